@@ -1,0 +1,14 @@
+"""The plugins that come with the trainer: a new one is added here."""
+
+PLUGINS = [
+    "//datasets/text:libcapstan_text.so",
+    "//plugins/model/llama:libcapstan_llama.so",
+    "//plugins/objective/causal_lm:libcapstan_causal_lm.so",
+    "//plugins/optimizer/adamw:libcapstan_adamw.so",
+    "//plugins/optimizer/sgd:libcapstan_sgd.so",
+    "//plugins/precision/bf16:libcapstan_bf16.so",
+    "//plugins/precision/fp16:libcapstan_fp16.so",
+    "//plugins/precision/fp32:libcapstan_fp32.so",
+    "//strategies/ddp:libcapstan_ddp.so",
+    "//strategies/single:libcapstan_single.so",
+]

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The key functions of the interfaces: one copy of each vtable and type_info
+// in the process, in the core.
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/objective.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/precision.h"
+#include "plugins/sdk/process_group.h"
+#include "plugins/sdk/strategy.h"
+
+namespace capstan {
+
+CommunicationError::~CommunicationError() = default;
+DatasetReader::~DatasetReader() = default;
+KvCache::~KvCache() = default;
+Model::~Model() = default;
+Objective::~Objective() = default;
+Optimizer::~Optimizer() = default;
+Precision::~Precision() = default;
+ProcessGroup::~ProcessGroup() = default;
+Strategy::~Strategy() = default;
+Tokenizer::~Tokenizer() = default;
+TokenModel::~TokenModel() = default;
+UnitRunner::~UnitRunner() = default;
+Work::~Work() = default;
+
+at::Tensor PlainRunner::Run(int, const at::Tensor& input, const Body& body) {
+  return body(input);
+}
+
+int64_t ParameterSpec::numel() const {
+  int64_t n = 1;
+  for (int64_t d : shape) n *= d;
+  return n;
+}
+
+}  // namespace capstan

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_PLUGINS_SDK_MODEL_H_
+#define CAPSTAN_PLUGINS_SDK_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace capstan {
+
+class TokenModel;
+
+// Runs one unit of a model. Strategies gather and free parameters around
+// units, so a model's forward does all its work inside Run.
+class UnitRunner {
+ public:
+  using Body = std::function<at::Tensor(const at::Tensor& input)>;
+  virtual ~UnitRunner();
+  // body(input), between the strategy's callbacks. `unit` indexes
+  // Model::units(). `body` may be called again in backward (activation
+  // checkpointing), so it must capture by value what it needs.
+  virtual at::Tensor Run(int unit, const at::Tensor& input,
+                         const Body& body) = 0;
+};
+
+// Runs units with no callbacks: for a model whose parameters are whole.
+class PlainRunner final : public UnitRunner {
+ public:
+  at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override;
+};
+
+struct ParameterSpec {
+  // As in the model's Hugging Face checkpoint; unique.
+  std::string name;
+  std::vector<int64_t> shape;
+  // The unit that owns it. A tied weight is one parameter of the unit that
+  // uses it first.
+  int unit = 0;
+  bool trainable = true;
+  int64_t numel() const;
+};
+
+// A model knows its parameters by name and shape, and computes with tensors
+// that a strategy owns. Creating one allocates nothing of the model's size:
+// config errors, `check` and `plan` cost milliseconds.
+class Model {
+ public:
+  virtual ~Model();
+
+  // In the order of first use in forward. Constant.
+  virtual const std::vector<ParameterSpec>& parameters() const = 0;
+  // Names of the units, in the order of forward ("embed", "layers.0", ..).
+  virtual const std::vector<std::string>& units() const = 0;
+
+  // Writes elements [begin, begin + count) of parameter `index`'s initial
+  // value (row-major) to `out`: from the checkpoint that the config names, or
+  // random by RandomKey(seed, name). Thread-safe.
+  virtual absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
+                                    int64_t count, float* out) const = 0;
+
+  // The tensors to compute with, one a parameter, in order, in spec.shape, of
+  // one dtype and device; requires_grad is set for the trainable ones. The
+  // strategy owns their memory and may free and refill it around units.
+  virtual void Bind(std::vector<at::Tensor> parameters) = 0;
+
+  // Writes config.json and what else the model's own format wants beside the
+  // weights, for weights of `dtype`, into an existing folder.
+  virtual absl::Status SaveConfig(const std::string& folder,
+                                  c10::ScalarType dtype) const = 0;
+
+  // This model as a model of token sequences, or null if it isn't one.
+  virtual TokenModel* token_model() { return nullptr; }
+};
+
+// Keys and values of past positions, for generation one token at a time.
+class KvCache {
+ public:
+  virtual ~KvCache();
+  // Positions that are filled.
+  virtual int64_t length() const = 0;
+};
+
+// What a TokenModel computes on.
+struct TokenInput {
+  at::Tensor tokens;  // [B, T] int64
+  // If set, tokens follow the cache's positions, and their keys and values are
+  // added to it. Without gradients only.
+  KvCache* cache = nullptr;
+};
+
+// A model that maps token sequences to logits over a vocabulary.
+class TokenModel {
+ public:
+  virtual ~TokenModel();
+
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t max_positions() const = 0;
+
+  // [B, T, V], in the compute dtype.
+  virtual at::Tensor Logits(const TokenInput& input, UnitRunner& runner) = 0;
+
+  // The sum of cross-entropy -log softmax(logits)[target] over the positions
+  // with target >= 0, as a float32 scalar with gradient. targets: [B, T] int64,
+  // already shifted. A model may fuse its head with the loss here, so that the
+  // logits of a whole batch never exist.
+  virtual at::Tensor CrossEntropySum(const TokenInput& input,
+                                     const at::Tensor& targets,
+                                     UnitRunner& runner) = 0;
+
+  // An empty cache for `batch` sequences of up to `max_length` positions.
+  virtual absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
+      int64_t batch, int64_t max_length) const = 0;
+
+  // The token that ends a text, or -1.
+  virtual int64_t eos_token() const { return -1; }
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_SDK_MODEL_H_

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_PLUGINS_SDK_PROCESS_GROUP_H_
+#define CAPSTAN_PLUGINS_SDK_PROCESS_GROUP_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "absl/types/span.h"
+
+namespace capstan {
+
+// A collective failed: a peer is gone or the network broke. Never the cause of
+// a failure by itself, so the launcher prints it after the errors that are.
+class CommunicationError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  ~CommunicationError() override;
+};
+
+// A collective under way. Tensors given to it must not be touched until Wait
+// returns. Destroying it without Wait is allowed only after an error.
+class Work {
+ public:
+  virtual ~Work();
+  // On CPU blocks the thread; on CUDA makes the current stream wait. Throws
+  // CommunicationError.
+  virtual void Wait() = 0;
+};
+
+// The ranks of a run. All ranks must call the same collectives in the same
+// order. One thread at a time (an autograd thread may be that one). Tensors
+// are contiguous, on device(), and of the same size on all ranks.
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup();
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual at::Device device() const = 0;
+  // "gloo", "nccl", or "none" for a group of one.
+  virtual std::string backend() const = 0;
+
+  // tensor = sum of tensor over the ranks, in place. Started at once.
+  virtual std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) = 0;
+  // output [n] = this rank's slice of the sum of input [n * size()].
+  virtual std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
+                                              const at::Tensor& input) = 0;
+  // output [n * size()] = input [n] of rank 0, of rank 1, ..
+  virtual std::unique_ptr<Work> AllGather(const at::Tensor& output,
+                                          const at::Tensor& input) = 0;
+  // tensor = tensor of rank `root`.
+  virtual std::unique_ptr<Work> Broadcast(const at::Tensor& tensor,
+                                          int root) = 0;
+
+  // Sums a few numbers in host memory over the ranks, in place, and waits. The
+  // result is bit-identical on all ranks.
+  virtual void AllReduceHost(absl::Span<double> values) = 0;
+
+  // Bytes that this rank has sent, by the ring algorithms' formulas.
+  virtual int64_t bytes_sent() const = 0;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_SDK_PROCESS_GROUP_H_

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_PLUGINS_SDK_STRATEGY_H_
+#define CAPSTAN_PLUGINS_SDK_STRATEGY_H_
+
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/precision.h"
+#include "plugins/sdk/process_group.h"
+
+namespace capstan {
+
+// What a strategy works with; all outlive it.
+struct StrategyContext {
+  Model* model = nullptr;
+  ProcessGroup* group = nullptr;  // never null; a group of one for one rank
+  PrecisionPolicy precision;
+  uint64_t seed = 0;
+};
+
+// A slice [begin, end) of OptimizerShards()[shard] that this rank saves.
+struct OwnedSlice {
+  int shard = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// How parameters, gradients and optimizer work are spread over the ranks, and
+// nothing else: the loss curve is the same under every strategy.
+//
+// A step of the core, on every rank alike:
+//   for i in 0 .. n-1:
+//     BeginMicroStep(i, n); forward through the unit runner; loss.backward()
+//   FinishBackward()
+//   GradientSquaredSum() -> summed over ranks with the step's verdict
+//   the optimizer updates OptimizerShards(), unless the verdict is to skip
+//   PublishParameters()
+// All calls come from the thread that called Setup, except the unit callbacks
+// in backward, which come from the autograd thread while that one waits.
+class Strategy {
+ public:
+  virtual ~Strategy();
+
+  // Whether it can run on that many ranks; called before anything is spawned.
+  virtual absl::Status CheckWorldSize(int world_size) const = 0;
+
+  // Allocates its buffers, fills the masters with the model's initial values
+  // and binds the working parameters to the model. Once, before all else.
+  virtual absl::Status Setup(const StrategyContext& context) = 0;
+
+  // What this rank's optimizer updates. Valid from Setup on; the tensors stay
+  // the same for the strategy's life.
+  virtual absl::Span<OptimizerShard> OptimizerShards() = 0;
+
+  // Micro-step `index` of `count` begins; at 0 the last step's gradients are
+  // dropped.
+  virtual void BeginMicroStep(int index, int count) = 0;
+
+  // Whether the callbacks below are wanted; if not, units cost nothing.
+  virtual bool wants_unit_callbacks() const { return false; }
+  virtual void PreForward(int unit) {}
+  virtual void PostForward(int unit) {}
+  virtual void PreBackward(int unit) {}
+
+  // All micro-steps are done: completes the collectives, also those of
+  // parameters that no micro-step used (their gradient is 0). Called after a
+  // micro-step that threw, too, so that no other rank is left waiting.
+  virtual void FinishBackward() = 0;
+
+  // This rank's share of the sum of squares of the summed gradient: the shares
+  // of all ranks add up to the square of its global norm. May be non-finite.
+  virtual double GradientSquaredSum() = 0;
+
+  // Makes the working parameters of all ranks equal to the masters that the
+  // optimizer or a checkpoint has just written.
+  virtual void PublishParameters() = 0;
+
+  // Which parts of its shards this rank writes into a checkpoint; over all
+  // ranks each element exactly once.
+  virtual std::vector<OwnedSlice> OwnedSlices() const = 0;
+
+  // Calls fn(index, tensor) on rank 0 for each parameter in order, with its
+  // whole value in the master dtype, on CPU, in spec.shape; the tensor is
+  // valid during the call. Collective: all ranks call it.
+  virtual absl::Status ForEachFullParameter(
+      const std::function<absl::Status(int index, const at::Tensor& value)>&
+          fn) = 0;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_SDK_STRATEGY_H_

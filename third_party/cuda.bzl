@@ -1,0 +1,51 @@
+"""The CUDA Toolkit and NCCL, where they are installed.
+
+CUDA_HOME, or /usr/local/cuda. Without one the repository is empty, HAS_CUDA
+is False, and the build is the complete CPU build.
+"""
+
+_LIBRARIES = ["cudart", "nccl"]
+
+_BUILD = """package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "toolkit",
+    hdrs = glob(["include/**"]),
+    includes = ["include"],
+    linkopts = {linkopts},
+)
+"""
+
+def _cuda_impl(ctx):
+    home = ctx.os.environ.get("CUDA_HOME", "") or "/usr/local/cuda"
+    include = ctx.path(home + "/include")
+    found = ctx.path(home + "/bin/nvcc").exists
+    nccl = found and ctx.path(home + "/include/nccl.h").exists
+    if not found:
+        # buildifier: disable=print
+        print("no CUDA Toolkit at %s (set CUDA_HOME): building for CPU only" % home)
+    elif not nccl:
+        # buildifier: disable=print
+        print("no NCCL beside the CUDA Toolkit at %s: building for CPU only" % home)
+    linkopts = []
+    if nccl:
+        ctx.symlink(include.realpath, "include")
+        for folder in ["lib64", "lib"]:
+            if ctx.path(home + "/" + folder).exists:
+                linkopts.append("-L%s/%s" % (ctx.path(home).realpath, folder))
+        linkopts += ["-l" + name for name in _LIBRARIES]
+    ctx.file("BUILD", _BUILD.format(linkopts = repr(linkopts)))
+    version = "none"
+    if nccl:
+        result = ctx.execute([home + "/bin/nvcc", "--version"])
+        for word in result.stdout.replace(",", " ").split(" "):
+            if word.startswith("V") and word.count(".") >= 1:
+                version = word[1:].split("\n")[0]
+    ctx.file("config.bzl", "HAS_CUDA = %s\nCUDA_VERSION = %s\n" % (nccl, repr(version)))
+
+cuda_repository = repository_rule(
+    implementation = _cuda_impl,
+    environ = ["CUDA_HOME"],
+    local = True,
+    doc = "Makes @cuda//:toolkit and @cuda//:config.bzl (HAS_CUDA, CUDA_VERSION).",
+)

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checkpoints know tensors, not ranks: each rank writes the slices it owns
+// into its own safetensors file, and the manifest says which elements of which
+// parameter lie where. Any number of ranks under any strategy reads them back.
+//
+//   OUTPUT/checkpoints/step-00000100/
+//     manifest.json                   written last
+//     state-00000-of-00002.safetensors
+#ifndef CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_
+#define CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/process_group.h"
+#include "plugins/sdk/strategy.h"
+
+namespace capstan {
+
+// The numbers of a run that are the same on all ranks.
+struct TrainState {
+  int64_t step = 0;             // steps done, skipped ones included
+  int64_t optimizer_steps = 0;  // updates done
+  int64_t samples = 0;          // samples consumed: the data position
+  int64_t tokens = 0;           // targets trained on
+  uint64_t seed = 0;
+  double loss_scale = 1.0;
+  int64_t loss_scale_good_steps = 0;
+  double last_loss = 0.0;
+};
+
+// What a checkpoint is made from and restored into.
+struct CheckpointParts {
+  const std::vector<ParameterSpec>* specs = nullptr;
+  absl::Span<OptimizerShard> shards;
+  // state[shard][k] belongs to state_names[k].
+  std::vector<std::vector<at::Tensor>>* state = nullptr;
+  std::vector<std::string> state_names;
+  std::vector<OwnedSlice> owned;  // what this rank writes
+  ProcessGroup* group = nullptr;
+  std::string config_text;  // the run's whole config, kept in the manifest
+};
+
+// Saves into OUTPUT_DIR/checkpoints/step-NNNNNNNN. Collective. Written beside
+// and renamed, manifest last: a kill at any moment leaves the previous
+// checkpoint whole. All ranks get the same verdict: if one can't write (its
+// error names rank and file), all return an error, and what was written for
+// this step is removed. Then removes all but the newest `keep` checkpoints.
+absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
+                            const TrainState& train_state,
+                            const CheckpointParts& parts);
+
+// Fills parts' masters, working copies and state from the checkpoint in
+// `folder` (one step-NNNNNNNN folder), whatever strategy, world size and shard
+// layout wrote it. Checks names, shapes and that every element is there before
+// it writes any; errors name file and tensor. Not collective.
+absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
+                                          const CheckpointParts& parts);
+
+// The newest complete checkpoint in OUTPUT_DIR/checkpoints, or "" if none.
+std::string NewestCheckpoint(const std::string& output_dir);
+
+// For `generate`: whether `folder` is a checkpoint, its config, and its master
+// weights as a function to fill a model with.
+bool IsCheckpoint(const std::string& folder);
+absl::StatusOr<std::string> CheckpointConfig(const std::string& folder);
+absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
+    const std::string& folder, const std::vector<ParameterSpec>& specs);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_

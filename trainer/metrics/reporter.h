@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a user sees of a run, and what scripts read afterwards.
+#ifndef CAPSTAN_TRAINER_METRICS_REPORTER_H_
+#define CAPSTAN_TRAINER_METRICS_REPORTER_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+
+namespace capstan {
+
+// One line of metrics.jsonl.
+struct StepMetrics {
+  int64_t step = 0;  // 1 for the first
+  double loss = 0.0;
+  double grad_norm = 0.0;  // before clipping
+  double lr = 0.0;
+  int64_t tokens = 0;  // targets so far
+  double step_seconds = 0.0;
+  double tokens_per_second = 0.0;  // input tokens of this step, all ranks
+  bool skipped = false;            // non-finite: no update
+  absl::optional<double> loss_scale;
+};
+
+struct RunFacts {
+  std::string name;
+  std::string output_dir;
+  int world_size = 1;
+  std::string device;  // "2 x CPU (1 thread each)", "8 x NVIDIA H200"
+  std::string strategy;
+  std::string precision;
+  int64_t parameters = 0;
+  int64_t micro_batch_size = 1;
+  int64_t global_batch_size = 1;
+  int64_t accumulation = 1;
+  int64_t first_step = 0;  // > 0 when resumed
+  int64_t max_steps = 0;
+  int64_t log_every = 10;
+};
+
+// summary.json, keys as the fields are named.
+struct RunSummary {
+  std::string status;  // "completed", "stopped"
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  int64_t parameters = 0;
+  int world_size = 1;
+  std::string strategy;
+  std::string precision;
+  double ready_seconds = 0.0;
+  double step_seconds_median = 0.0;
+  double tokens_per_second = 0.0;
+  std::vector<int64_t> peak_memory_bytes;  // per rank
+  absl::optional<double> final_loss;
+  absl::optional<double> eval_loss;
+};
+
+// Rank 0's reporter: banner, progress bar (plain lines every log_every steps
+// where standard output is no terminal), samples, OUTPUT/metrics.jsonl,
+// TensorBoard event files in OUTPUT/tensorboard, OUTPUT/summary.json and the
+// table at the end. One thread. Writing errors are kept and returned by Status
+// rather than stopping a step half done.
+class Reporter {
+ public:
+  // Appends to what a resumed run has written: lines of metrics.jsonl of steps
+  // beyond facts.first_step are dropped, so that no step is there twice.
+  static absl::StatusOr<std::unique_ptr<Reporter>> Create(
+      const RunFacts& facts);
+  virtual ~Reporter();
+
+  virtual void Banner() = 0;
+  virtual void Step(const StepMetrics& metrics) = 0;
+  virtual void Eval(int64_t step, double eval_loss) = 0;
+  // A text that the model wrote: title e.g. "before training".
+  virtual void Sample(int64_t step, const std::string& title,
+                      const std::string& prompt,
+                      const std::string& continuation) = 0;
+  // One line for the user, above the bar.
+  virtual void Note(const std::string& line) = 0;
+  // summary.json and the table.
+  virtual void Finish(const RunSummary& summary) = 0;
+  // The first error in writing anything, or OK.
+  virtual absl::Status status() const = 0;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_METRICS_REPORTER_H_
