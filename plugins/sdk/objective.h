@@ -17,7 +17,8 @@ namespace capstan {
 // and micro-batches of a step, never a mean of means.
 struct LossSum {
   at::Tensor sum;     // scalar float32, with gradient in training
-  int64_t count = 0;  // targets; 0 is legal and contributes nothing
+  int64_t count = 0;   // targets; 0 is legal and contributes nothing
+  int64_t tokens = 0;  // input tokens (or samples) seen, for throughput
 };
 
 // How to sample. Unset fields take the objective's own config.

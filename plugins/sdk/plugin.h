@@ -45,7 +45,8 @@ struct PluginDescriptor {
   const char* config_type;
   // One line for `trainer plugins`.
   const char* doc;
-  // "name=value" lines, see fingerprint.h.
+  // "name=value" lines, see fingerprint.h. Also in the ELF section
+  // "capstan_fp", where the core reads it before it loads the library.
   const char* fingerprint;
   // Makes a plugin from its serialized config. On success *instance is a
   // `Base*` of the category (Strategy*, Precision*, ..), owned by the caller.
@@ -78,6 +79,8 @@ absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
 //   CAPSTAN_PLUGIN(Strategy, Ddp, ::capstan::ddp::Config, "what it does");
 // where Ddp is a class of the enclosing namespace with a static Create.
 #define CAPSTAN_PLUGIN(Category, Impl, ConfigType, doc_line)                  \
+  static const char capstan_plugin_fingerprint[]                              \
+      __attribute__((section("capstan_fp"))) = CAPSTAN_FINGERPRINT;           \
   extern "C" __attribute__((                                                  \
       visibility("default"))) const ::capstan::PluginDescriptor               \
       capstan_plugin_v1 = {                                                   \
@@ -88,7 +91,7 @@ absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
           ::capstan::PluginCategory::k##Category,                             \
           #ConfigType,                                                        \
           doc_line,                                                           \
-          CAPSTAN_FINGERPRINT,                                                \
+          capstan_plugin_fingerprint,                                               \
           &::capstan::CreatePlugin<::capstan::Category, Impl, ConfigType>,    \
   }
 

@@ -30,6 +30,10 @@ struct RankInfo {
 // they are incomplete or make no sense.
 absl::StatusOr<absl::optional<RankInfo>> RankFromEnvironment();
 
+// Intra-op threads of each of `local_world_size` ranks of this machine:
+// OMP_NUM_THREADS where it is set, else an equal share of the cores.
+absl::StatusOr<int> ThreadsPerRank(int local_world_size);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_LAUNCHER_RANK_INFO_H_

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Causal attention with grouped queries: softmax(q k^T / sqrt(head_dim)) v,
+// where query head h reads key-value head h / (heads / kv_heads).
+#ifndef CAPSTAN_KERNELS_ATTENTION_H_
+#define CAPSTAN_KERNELS_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace capstan {
+namespace kernels {
+
+struct AttentionShape {
+  int64_t batch = 1;
+  int64_t heads = 1;
+  int64_t kv_heads = 1;
+  int64_t head_dim = 1;
+};
+
+// Within each sequence, with gradients. q: [batch * T, heads * head_dim];
+// k, v: [batch * T, kv_heads * head_dim]. Returns a tensor of q's shape.
+at::Tensor CausalAttention(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, const AttentionShape& shape);
+
+// The same without gradients, of T queries that are the last of L positions:
+// k, v: [batch, L, kv_heads * head_dim], the first two dimensions of any
+// stride.
+at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, const AttentionShape& shape);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_ATTENTION_H_

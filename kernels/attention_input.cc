@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/attention_input.h"
+
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "kernels/linear.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class AttentionInputFunction
+    : public torch::autograd::Function<AttentionInputFunction> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               const at::Tensor& norm, const at::Tensor& wq,
+                               const at::Tensor& wk, const at::Tensor& wv,
+                               double eps, const at::Tensor& rope_table) {
+    const RmsNormResult n = RmsNormForward(x, norm, eps);
+    at::Tensor q = LinearForward(n.y, wq);
+    at::Tensor k = LinearForward(n.y, wk);
+    at::Tensor v = LinearForward(n.y, wv);
+    ApplyRope(rope_table, RopeDirection::kForward, q);
+    ApplyRope(rope_table, RopeDirection::kForward, k);
+    ctx->save_for_backward({x, norm, wq, wk, wv, n.rstd, rope_table});
+    return {q, k, v};
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &norm = saved[1], &rstd = saved[5];
+    const at::Tensor& rope_table = saved[6];
+    const at::Tensor n = RmsNormAgain(x, norm, rstd);
+    at::Tensor dn;
+    variable_list out(7);
+    for (int i = 0; i < 3; ++i) {  // q, k, v
+      const at::Tensor& weight = saved[2 + i];
+      // Attention has just made it, for this alone.
+      at::Tensor dy = grads[i].contiguous();
+      if (i < 2) ApplyRope(rope_table, RopeDirection::kBackward, dy);
+      if (ctx->needs_input_grad(2 + i)) {
+        out[2 + i] = WeightGradient(weight, dy, n);
+      }
+      if (i == 0) {
+        dn = at::mm(dy, weight);
+      } else {
+        dn.addmm_(dy, weight);
+      }
+    }
+    RmsNormGradients gradients = RmsNormBackward(
+        dn, x, norm, rstd, at::Tensor(), ctx->needs_input_grad(1));
+    out[0] = gradients.x;
+    out[1] = gradients.weight;
+    return out;
+  }
+};
+
+}  // namespace
+
+QueryKeyValue AttentionInput(const at::Tensor& x,
+                             const AttentionWeights& weights, double eps,
+                             const at::Tensor& rope_table) {
+  const variable_list out = AttentionInputFunction::apply(
+      x, weights.norm, weights.q, weights.k, weights.v, eps, rope_table);
+  return {out[0], out[1], out[2]};
+}
+
+}  // namespace kernels
+}  // namespace capstan

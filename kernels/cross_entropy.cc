@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cross_entropy.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logsumexp.h>
+
+#include <cstring>
+#include <vector>
+
+#include "kernels/fast_path.h"
+#include "kernels/simd.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+at::Tensor OnCpu(at::Tensor& logits, const at::Tensor& targets, bool gradient) {
+  const int64_t rows = logits.size(0), vocab = logits.size(1);
+  float* x = logits.mutable_data_ptr<float>();
+  const int64_t* target = targets.const_data_ptr<int64_t>();
+  std::vector<float> losses(rows, 0.0f);
+  at::parallel_for(0, rows, RowGrain(vocab), [&](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      if (target[r] >= 0) {
+        TORCH_CHECK_INDEX(target[r] < vocab, "target ", target[r],
+                          " is out of range for a vocabulary of ", vocab);
+        losses[r] =
+            Simd().cross_entropy(x + r * vocab, vocab, target[r], gradient);
+      } else if (gradient) {
+        std::memset(x + r * vocab, 0, vocab * sizeof(float));
+      }
+    }
+  });
+  double sum = 0.0;
+  for (float loss : losses) sum += loss;
+  return at::full({}, sum, logits.options());
+}
+
+}  // namespace
+
+at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
+                           bool gradient) {
+  if (FastPath(logits)) return OnCpu(logits, targets, gradient);
+  at::Tensor x = logits.to(at::kFloat);
+  at::Tensor sum;
+  if (logits.device().is_cpu()) {
+    sum = OnCpu(x, targets, gradient);
+  } else {
+    const at::Tensor valid = targets.ge(0).unsqueeze(1);
+    const at::Tensor index = targets.clamp_min(0).unsqueeze(1);
+    const at::Tensor lse = at::logsumexp(x, {1}, /*keepdim=*/true);
+    sum = (lse - x.gather(1, index)).masked_fill(~valid, 0.0).sum();
+    if (gradient) {
+      x = x.sub_(lse).exp_();
+      x.scatter_add_(1, index,
+                     at::full({}, -1.0, x.options()).expand_as(index));
+      x.masked_fill_(~valid, 0.0);
+    }
+  }
+  if (gradient) logits.copy_(x);
+  return sum;
+}
+
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_KERNELS_GATED_MLP_H_
+#define CAPSTAN_KERNELS_GATED_MLP_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace capstan {
+namespace kernels {
+
+struct GatedMlpWeights {
+  at::Tensor norm;      // [hidden]
+  at::Tensor gate, up;  // [intermediate, hidden]
+  at::Tensor down;      // [hidden, intermediate]
+};
+
+// x + (silu(n Wgate^T) * (n Wup^T)) Wdown^T with n = RmsNorm(x), for x [rows,
+// hidden], with gradients to x and the weights. Keeps x and the two
+// projections for backward; makes the rest again.
+at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
+                    double eps);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_GATED_MLP_H_

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Root-mean-square normalisation (Zhang & Sennrich, 2019), as Llama has it:
+//   rstd = 1 / sqrt(mean(x^2) + eps),  y = weight * (x * rstd)
+// with rstd and x * rstd in float32, rounded to x's dtype before the weight.
+#ifndef CAPSTAN_KERNELS_RMS_NORM_H_
+#define CAPSTAN_KERNELS_RMS_NORM_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace capstan {
+namespace kernels {
+
+// With gradients to x [rows, n] and weight [n].
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+// The parts, without autograd, for operators that fuse the norm with more.
+struct RmsNormResult {
+  at::Tensor y;     // [rows, n], of x's dtype
+  at::Tensor rstd;  // [rows] float32
+};
+RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
+                             double eps);
+
+// y, made again from rstd.
+at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& rstd);
+
+struct RmsNormGradients {
+  at::Tensor x;       // residual (if defined) + the gradient to x
+  at::Tensor weight;  // undefined unless wanted
+};
+RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
+                                 const at::Tensor& weight,
+                                 const at::Tensor& rstd,
+                                 const at::Tensor& residual, bool want_weight);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_RMS_NORM_H_

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gradient of the head's logits is made in forward, where the logits are,
+// over the logits themselves; all but the last piece of rows goes on into the
+// gradients of hidden and weight at once, and the last one waits for backward
+// (when there is one piece, that keeps [rows, vocab] instead of [vocab,
+// hidden], and makes each gradient by one multiplication that scales it too).
+#include "kernels/token_loss.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cross_entropy.h"
+#include "kernels/linear.h"
+
+namespace capstan {
+namespace kernels {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kPieceBytes = int64_t{64} << 20;
+
+c10::IValue Capsule(const TiedGradient& gradient) {
+  return c10::IValue::make_capsule(gradient);
+}
+
+TiedGradient FromCapsule(const c10::IValue& capsule) {
+  return c10::static_intrusive_pointer_cast<HeadGradient>(capsule.toCapsule());
+}
+
+// a^T b * factor into `out`, over what it holds (add false) or in addition to
+// its own multiple by factor.
+void AddScaled(at::Tensor& out, bool add, const at::Tensor& a,
+               const at::Tensor& b, const at::Tensor& factor) {
+  if (factor.device().is_cpu()) {
+    const double f = factor.item<double>();
+    at::addmm_out(out, out, a, b, /*beta=*/add ? f : 0.0, /*alpha=*/f);
+    return;
+  }
+  // Without waiting for the GPU to tell the factor.
+  at::addmm_out(out, out, a, b, /*beta=*/add ? 1.0 : 0.0, /*alpha=*/1.0);
+  out.mul_(factor);
+}
+
+// The gradient, whole; forgets its parts.
+at::Tensor TakeGradient(HeadGradient& head) {
+  const bool add = head.so_far.defined();
+  at::Tensor out = add ? std::move(head.so_far)
+                       : at::empty({head.d_logits.size(1), head.hidden.size(1)},
+                                   head.hidden.options());
+  AddScaled(out, add, head.d_logits.t(), head.hidden, head.scale);
+  head.so_far.reset();
+  head.d_logits.reset();
+  head.hidden.reset();
+  head.scale.reset();
+  return out;
+}
+
+class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight,
+                            const at::Tensor& tokens,
+                            const TiedGradient& tied) {
+    ctx->save_for_backward({tokens});
+    ctx->saved_data["vocab"] = weight.size(0);
+    if (tied) ctx->saved_data["tied"] = Capsule(tied);
+    return at::embedding(weight, tokens);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor tokens = ctx->get_saved_variables()[0];
+    const at::Tensor dy = grads[0].contiguous();
+    at::Tensor dw;
+    const auto it = ctx->saved_data.find("tied");
+    if (it != ctx->saved_data.end()) {
+      const TiedGradient tied = FromCapsule(it->second);
+      if (tied->scale.defined()) dw = TakeGradient(*tied);
+    }
+    if (!dw.defined()) {
+      dw = at::zeros({ctx->saved_data["vocab"].toInt(), dy.size(1)},
+                     dy.options());
+    }
+    dw.index_add_(0, tokens, dy);
+    return {dw, at::Tensor(), at::Tensor()};
+  }
+};
+
+class HeadFunction : public torch::autograd::Function<HeadFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
+                            const at::Tensor& weight, const at::Tensor& targets,
+                            int64_t piece, bool want_weight,
+                            const TiedGradient& tied) {
+    TiedGradient head = tied ? tied : c10::make_intrusive<HeadGradient>();
+    const int64_t rows = hidden.size(0);
+    at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
+    at::Tensor d_hidden = at::empty(hidden.sizes(), hidden.options());
+    for (int64_t r = 0; r < rows; r += piece) {
+      const int64_t n = std::min(piece, rows - r);
+      const at::Tensor h = hidden.narrow(0, r, n);
+      at::Tensor logits = LinearForward(h, weight);
+      sum += CrossEntropySum(logits, targets.narrow(0, r, n), true);
+      if (r + n == rows) {
+        head->d_logits = logits;
+        head->hidden = h;
+        break;
+      }
+      at::Tensor dh = d_hidden.narrow(0, r, n);
+      at::mm_out(dh, logits, weight);
+      if (!want_weight) continue;
+      if (head->so_far.defined()) {
+        head->so_far.addmm_(logits.t(), h);
+      } else {
+        head->so_far = at::mm(logits.t(), h);
+      }
+    }
+    ctx->save_for_backward({weight, d_hidden});
+    ctx->saved_data["head"] = Capsule(head);
+    ctx->saved_data["tied"] = static_cast<bool>(tied);
+    return sum;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor& weight = saved[0];
+    const TiedGradient head = FromCapsule(ctx->saved_data["head"]);
+    TORCH_CHECK(head->d_logits.defined(),
+                "the loss's backward can run only once");
+    head->scale = grads[0];
+    at::Tensor d_hidden = saved[1];
+    const int64_t rows = d_hidden.size(0), last = head->d_logits.size(0);
+    if (last < rows) d_hidden.narrow(0, 0, rows - last).mul_(head->scale);
+    at::Tensor dh = d_hidden.narrow(0, rows - last, last);
+    AddScaled(dh, false, head->d_logits, weight, head->scale);
+    variable_list out(6);
+    out[0] = d_hidden;
+    if (ctx->needs_input_grad(1) && !ctx->saved_data["tied"].toBool()) {
+      out[1] = TakeGradient(*head);
+    }
+    return out;
+  }
+};
+
+}  // namespace
+
+at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
+                     const TiedGradient& tied) {
+  return EmbeddingFunction::apply(weight, tokens, tied);
+}
+
+at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
+                               const at::Tensor& weight,
+                               const at::Tensor& targets,
+                               const TiedGradient& tied) {
+  const int64_t rows = hidden.size(0);
+  const int64_t row_bytes = weight.size(0) * weight.element_size();
+  const int64_t most = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  const int64_t pieces = (rows + most - 1) / most;
+  const int64_t piece = (rows + pieces - 1) / pieces;
+  if (at::GradMode::is_enabled() &&
+      (hidden.requires_grad() || weight.requires_grad())) {
+    return HeadFunction::apply(hidden, weight, targets, piece,
+                               weight.requires_grad(), tied);
+  }
+  at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
+  for (int64_t r = 0; r < rows; r += piece) {
+    const int64_t n = std::min(piece, rows - r);
+    at::Tensor logits = LinearForward(hidden.narrow(0, r, n), weight);
+    sum += CrossEntropySum(logits, targets.narrow(0, r, n), false);
+  }
+  return sum;
+}
+
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two ends of a language model: the embedding of tokens, and the output
+// head with the cross-entropy of the next tokens, made for weights that both
+// may share.
+#ifndef CAPSTAN_KERNELS_TOKEN_LOSS_H_
+#define CAPSTAN_KERNELS_TOKEN_LOSS_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+namespace capstan {
+namespace kernels {
+
+// The gradient that the head gives its weight: scale * (so_far + d_logits^T
+// hidden), kept as these parts from forward on.
+struct HeadGradient : public torch::CustomClassHolder {
+  at::Tensor so_far;    // [vocab, hidden]; undefined: 0
+  at::Tensor d_logits;  // [rows, vocab] of the last piece of rows
+  at::Tensor hidden;    // [rows, hidden] of the same
+  at::Tensor scale;     // scalar; undefined before the head's backward
+};
+
+// Carries that gradient to the embedding's backward of the same forward, when
+// both use one weight: the weight then gets one gradient, made in one piece,
+// where autograd would make one for each use and add them.
+using TiedGradient = c10::intrusive_ptr<HeadGradient>;
+
+// Rows of weight [vocab, hidden] for tokens [rows] int64: [rows, hidden]. With
+// `tied` (may be null), its backward includes what the head left there.
+at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
+                     const TiedGradient& tied);
+
+// The sum over rows with target >= 0 of -log softmax(hidden W^T)[target], a
+// float32 scalar; in float32 whatever the dtype of the logits. hidden: [rows,
+// hidden], weight: [vocab, hidden], targets: [rows] int64. With gradients to
+// hidden and weight; with `tied`, an object for this
+// one forward, the weight's is left there instead, and
+// Embedding must be part of the same graph whenever weight wants one.
+//
+// Logits exist for a piece of the rows at a time (64 MiB).
+at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
+                               const at::Tensor& weight,
+                               const at::Tensor& targets,
+                               const TiedGradient& tied);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_TOKEN_LOSS_H_

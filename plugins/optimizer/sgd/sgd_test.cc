@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/optimizer/sgd/sgd.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace sgd {
+namespace {
+
+Config MakeConfig(double momentum, double decay, bool nesterov) {
+  Config config;
+  config.set_learning_rate(0.1);
+  config.set_momentum(momentum);
+  config.set_weight_decay(decay);
+  config.set_nesterov(nesterov);
+  return config;
+}
+
+// Three steps against the formula in double precision.
+void Check(double momentum, double decay, bool nesterov) {
+  const Config config = MakeConfig(momentum, decay, nesterov);
+  auto sgd = std::move(*Sgd::Create(config));
+  constexpr int kSize = 37;
+  OptimizerShard shard;
+  shard.master = at::arange(kSize, at::kFloat);
+  shard.gradient = at::zeros_like(shard.master);
+  shard.working = shard.master.to(at::kBFloat16);
+  std::vector<at::Tensor> state;
+  for (size_t i = 0; i < sgd->state_names().size(); ++i) {
+    state.push_back(at::zeros_like(shard.master));
+  }
+  std::vector<double> p(kSize), b(kSize, 0.0);
+  for (int i = 0; i < kSize; ++i) p[i] = i;
+  for (int t = 1; t <= 3; ++t) {
+    OptimizerStep step;
+    step.step = t;
+    step.learning_rate = 0.1 / t;
+    step.gradient_scale = 0.5;
+    for (int i = 0; i < kSize; ++i) {
+      const double raw = std::sin(i + t);
+      shard.gradient.data_ptr<float>()[i] = static_cast<float>(raw);
+      double g = 0.5 * raw + decay * p[i];
+      b[i] = momentum * b[i] + g;
+      if (momentum != 0) g = nesterov ? g + momentum * b[i] : b[i];
+      p[i] -= step.learning_rate * g;
+    }
+    sgd->Update(step, {}, shard, absl::MakeSpan(state));
+    for (int i = 0; i < kSize; ++i) {
+      EXPECT_NEAR(shard.master.data_ptr<float>()[i], p[i], 1e-5);
+    }
+    EXPECT_TRUE(at::equal(shard.working, shard.master.to(at::kBFloat16)));
+  }
+}
+
+TEST(SgdTest, Plain) { Check(0.0, 0.0, false); }
+TEST(SgdTest, MomentumAndDecay) { Check(0.9, 0.01, false); }
+TEST(SgdTest, Nesterov) { Check(0.9, 0.01, true); }
+
+TEST(SgdTest, BadSettingsNameTheirField) {
+  EXPECT_EQ(FieldOf(Sgd::Create(Config()).status()), "learning_rate");
+  EXPECT_EQ(FieldOf(Sgd::Create(MakeConfig(1.0, 0, false)).status()),
+            "momentum");
+  EXPECT_EQ(FieldOf(Sgd::Create(MakeConfig(0.9, -1, false)).status()),
+            "weight_decay");
+  EXPECT_EQ(FieldOf(Sgd::Create(MakeConfig(0, 0, true)).status()), "nesterov");
+}
+
+}  // namespace
+}  // namespace sgd
+}  // namespace capstan

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/precision/bf16/bf16.h"
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/plugin.h"
+
+namespace capstan {
+namespace bf16 {
+
+absl::StatusOr<std::unique_ptr<Bf16>> Bf16::Create(const Config& config) {
+  auto bf16 = std::make_unique<Bf16>();
+  bf16->policy_.compute = c10::ScalarType::BFloat16;
+  switch (config.reduce_dtype()) {
+    case Config::FLOAT32:
+      bf16->policy_.reduce = c10::ScalarType::Float;
+      break;
+    case Config::BFLOAT16:
+      bf16->policy_.reduce = c10::ScalarType::BFloat16;
+      break;
+    default:
+      return FieldError("reduce_dtype", absl::StrCat("no such value: ",
+                                                     config.reduce_dtype()));
+  }
+  return bf16;
+}
+
+CAPSTAN_PLUGIN(Precision, Bf16, capstan::bf16::Config,
+               "bfloat16 compute, float32 masters and optimizer state");
+
+}  // namespace bf16
+}  // namespace capstan

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/add.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sum.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "strategies/common/flat_layout.h"
+#include "strategies/common/gradient_buckets.h"
+#include "strategies/common/squared_sum.h"
+
+namespace capstan {
+namespace {
+
+std::vector<ParameterSpec> Specs() {
+  return {{"a", {3, 5}, 0, true},
+          {"frozen", {7}, 0, false},
+          {"b", {40}, 1, true},
+          {"c", {1}, 2, true}};
+}
+
+TEST(FlatLayoutTest, ParametersAreAlignedAndInBackwardOrder) {
+  const FlatLayout layout = LayOut(Specs(), BackwardOrder(Specs(), true));
+  ASSERT_EQ(layout.ranges.size(), 3);
+  EXPECT_EQ(layout.ranges[0].parameter, 3);
+  EXPECT_EQ(layout.ranges[1].parameter, 2);
+  EXPECT_EQ(layout.ranges[2].parameter, 0);
+  int64_t end = 0;
+  for (const ParameterRange& range : layout.ranges) {
+    EXPECT_EQ(range.offset % kFlatAlignment, 0);
+    EXPECT_GE(range.offset, end);
+    end = range.offset + range.length;
+  }
+  EXPECT_GE(layout.numel, end);
+  EXPECT_EQ(BackwardOrder(Specs(), false), std::vector<int>({1}));
+}
+
+TEST(FlatLayoutTest, BucketsCoverTheLayoutAndKeepTheirCaps) {
+  std::vector<ParameterSpec> specs;
+  for (int i = 0; i < 20; ++i) {
+    specs.push_back({"p", {kFlatAlignment * (1 + i % 3)}, 0, true});
+  }
+  const FlatLayout layout = LayOut(specs, BackwardOrder(specs, true));
+  const int64_t unit = kFlatAlignment * 4;
+  const std::vector<Bucket> buckets =
+      CutBuckets(layout, 4, 3 * unit, 6 * unit);
+  int64_t at = 0;
+  size_t parameters = 0;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    EXPECT_EQ(buckets[i].begin, at);
+    EXPECT_LE((buckets[i].end - buckets[i].begin) * 4,
+              i == 0 ? 3 * unit : 6 * unit);
+    at = buckets[i].end;
+    parameters += buckets[i].parameters.size();
+  }
+  EXPECT_EQ(at, layout.numel);
+  EXPECT_EQ(parameters, specs.size());
+  EXPECT_GT(buckets.size(), 4);
+}
+
+TEST(FlatLayoutTest, ALargeParameterGetsABucketOfItsOwn) {
+  const std::vector<ParameterSpec> specs = {{"small", {32}, 0, true},
+                                            {"large", {3200}, 0, true}};
+  const FlatLayout layout = LayOut(specs, {0, 1});
+  const std::vector<Bucket> buckets = CutBuckets(layout, 4, 256, 256);
+  ASSERT_EQ(buckets.size(), 2);
+  EXPECT_EQ(buckets[1].end - buckets[1].begin, 3200);
+}
+
+TEST(FlatLayoutTest, RankSlicesCoverEachElementOnce) {
+  for (int64_t numel : {0, 1, 31, 32, 33, 1000, 12345}) {
+    for (int size : {1, 2, 3, 4, 7}) {
+      int64_t at = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        const auto [begin, end] = RankSlice(numel, rank, size);
+        EXPECT_EQ(begin, at);
+        EXPECT_LE(begin, end);
+        at = end;
+      }
+      EXPECT_EQ(at, numel);
+    }
+  }
+}
+
+// Three parameters whose gradients are known: d(sum(w * x))/dw = x.
+class GradientBucketsTest : public ::testing::Test {
+ protected:
+  void Make(c10::ScalarType dtype) {
+    const std::vector<ParameterSpec> specs = Specs();
+    layout_ = LayOut(specs, BackwardOrder(specs, true));
+    flat_ = at::full({layout_.numel}, 99.0, at::kFloat);
+    for (const ParameterSpec& spec : specs) {
+      parameters_.push_back(at::ones(spec.shape, dtype));
+      parameters_.back().set_requires_grad(spec.trainable);
+    }
+    gradients_ = std::make_unique<GradientBuckets>(
+        layout_, CutBuckets(layout_, 4, 1, 1), parameters_, flat_,
+        [this](int bucket) { ready_.push_back(bucket); });
+  }
+
+  // One micro-step that uses parameters a, and b if asked, with factor x.
+  void MicroStep(int index, int count, double x, bool use_b) {
+    gradients_->Begin(index == 0, index + 1 == count);
+    at::Tensor loss = (parameters_[0] * x).sum();
+    if (use_b) loss = loss + (parameters_[2] * (2 * x)).sum();
+    torch::autograd::backward({loss}, {});
+  }
+
+  at::Tensor Gradient(int parameter) {
+    for (const ParameterRange& range : layout_.ranges) {
+      if (range.parameter == parameter) {
+        return flat_.narrow(0, range.offset, range.length);
+      }
+    }
+    return at::Tensor();
+  }
+
+  FlatLayout layout_;
+  at::Tensor flat_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<int> ready_;
+  std::unique_ptr<GradientBuckets> gradients_;
+};
+
+TEST_F(GradientBucketsTest, CollectsAccumulatesAndZeroesTheUnused) {
+  Make(at::kFloat);
+  for (int step = 0; step < 2; ++step) {  // the second starts afresh
+    ready_.clear();
+    MicroStep(0, 2, 3.0, /*use_b=*/true);
+    EXPECT_TRUE(ready_.empty());
+    MicroStep(1, 2, 4.0, /*use_b=*/true);
+    gradients_->Finish();
+    EXPECT_EQ(ready_, std::vector<int>({0, 1, 2}));
+    EXPECT_TRUE(at::equal(Gradient(0), at::full({15}, 7.0)));
+    EXPECT_TRUE(at::equal(Gradient(2), at::full({40}, 14.0)));
+    EXPECT_TRUE(at::equal(Gradient(3), at::zeros({1})));
+  }
+  // The gradients are views into the buffer.
+  EXPECT_EQ(parameters_[0].grad().data_ptr(), Gradient(0).data_ptr());
+}
+
+TEST_F(GradientBucketsTest, SumsInTheWiderTypeOfTheBuffer) {
+  Make(at::kBFloat16);
+  // 256 + 1 is not a bfloat16, but a float32.
+  MicroStep(0, 2, 256.0, /*use_b=*/false);
+  MicroStep(1, 2, 1.0, /*use_b=*/false);
+  gradients_->Finish();
+  EXPECT_TRUE(at::equal(Gradient(0), at::full({15}, 257.0)));
+  EXPECT_FALSE(parameters_[0].grad().defined());
+}
+
+TEST_F(GradientBucketsTest, BucketsAreReadyInOrderWhateverBackwardsOrder) {
+  Make(at::kFloat);
+  MicroStep(0, 1, 1.0, /*use_b=*/true);
+  // Bucket 0 holds c, which nothing has used: it holds back the others.
+  EXPECT_TRUE(ready_.empty());
+  gradients_->Finish();
+  EXPECT_EQ(ready_, std::vector<int>({0, 1, 2}));
+}
+
+TEST_F(GradientBucketsTest, FinishAfterAnAbandonedStepCallsForAllBuckets) {
+  Make(at::kFloat);
+  gradients_->Begin(/*first=*/true, /*last=*/false);
+  gradients_->Finish();
+  EXPECT_EQ(ready_.size(), 3);
+  EXPECT_TRUE(at::equal(Gradient(0), at::zeros({15})));
+}
+
+TEST(SquaredSumTest, MatchesDoublePrecision) {
+  const at::Tensor x = at::rand({200003}) - 0.5;
+  const double want = x.to(at::kDouble).square().sum().item<double>();
+  EXPECT_NEAR(SquaredSum(x, 0, x.numel()), want, 1e-9 * want);
+  const double parts = SquaredSum(x, 0, 77777) + SquaredSum(x, 77777, 200003);
+  EXPECT_NEAR(parts, want, 1e-9 * want);
+  EXPECT_EQ(SquaredSum(x, 5, 5), 0.0);
+}
+
+TEST(SquaredSumTest, LargeValuesDontOverflowAndNonFiniteOnesShow) {
+  at::Tensor x = at::full({100}, 1e30);
+  EXPECT_NEAR(SquaredSum(x, 0, 100) / 1e62, 1.0, 1e-5);
+  x[50] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(SquaredSum(x, 0, 100)));
+  x[50] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(std::isinf(SquaredSum(x, 0, 100)));
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_STRATEGIES_DDP_DDP_H_
+#define CAPSTAN_STRATEGIES_DDP_DDP_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/common/gradient_buckets.h"
+#include "strategies/common/replicated_state.h"
+#include "strategies/ddp/ddp.pb.h"
+
+namespace capstan {
+namespace ddp {
+
+// Data parallelism (Li et al., "PyTorch Distributed: Experiences on
+// Accelerating Data Parallel Training", VLDB 2020, section 3): buckets in
+// reverse order of use, all-reduced as soon as they are complete, on the last
+// micro-step only.
+class Ddp final : public Strategy {
+ public:
+  static absl::StatusOr<std::unique_ptr<Ddp>> Create(const Config& config);
+
+  absl::Status CheckWorldSize(int) const override { return absl::OkStatus(); }
+  absl::Status Setup(const StrategyContext& context) override;
+  absl::Span<OptimizerShard> OptimizerShards() override;
+  void BeginMicroStep(int index, int count) override;
+  void FinishBackward() override;
+  double GradientSquaredSum() override;
+  // All ranks make the same update of the same sums.
+  void PublishParameters() override {}
+  std::vector<OwnedSlice> OwnedSlices() const override;
+  absl::Status ForEachFullParameter(
+      const std::function<absl::Status(int, const at::Tensor&)>& fn) override;
+
+ private:
+  explicit Ddp(const Config& config) : config_(config) {}
+
+  const Config config_;
+  ProcessGroup* group_ = nullptr;
+  ReplicatedState state_;
+  std::unique_ptr<GradientBuckets> gradients_;
+  std::vector<std::unique_ptr<Work>> works_;
+};
+
+}  // namespace ddp
+}  // namespace capstan
+
+#endif  // CAPSTAN_STRATEGIES_DDP_DDP_H_

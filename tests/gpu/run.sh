@@ -1,0 +1,80 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# What needs a GPU: the tests tagged "gpu" (built by `bazel build //...`), and
+# short runs of configs/run_distributed.pbtxt, one rank a GPU, in fp32 and
+# bf16, whose losses must be those of the same runs on the CPU.
+# TRAINER is the trainer's path, by default bazel-bin/trainer/trainer.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+gpus=$(ls /proc/driver/nvidia/gpus 2>/dev/null | wc -l)
+if [ "$gpus" -eq 0 ]; then
+  echo "no GPU: skipped"
+  exit 0
+fi
+
+trainer=${TRAINER:-bazel-bin/trainer/trainer}
+if [ ! -x "$trainer" ]; then
+  echo "no trainer at $trainer: run ./bazelw build //... first" >&2
+  exit 1
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0
+failed=0
+
+# check NAME COMMAND..: runs the command and counts how it ended.
+check() {
+  local name=$1
+  shift
+  if "$@"; then
+    echo "PASSED $name"
+    passed=$((passed + 1))
+  else
+    echo "FAILED $name"
+    failed=$((failed + 1))
+  fi
+}
+
+# train PRECISION FOLDER: five steps; as many samples a step for any number of
+# ranks as there are GPUs.
+train() {
+  "$trainer" --config=configs/run_distributed.pbtxt \
+    --set precision="capstan.$1" --set output_dir="$2" \
+    --set train.max_steps=5 --set train.eval_batches=2 \
+    --set train.sample_prompt= --set schedule.warmup_steps=1 \
+    --set batch.micro_batch_size=2 --set batch.global_batch_size=$((2 * gpus))
+}
+
+# The losses in the order of the steps.
+losses() {
+  sed -n 's/.*"loss": *\([^,}]*\).*/\1/p' "$1/metrics.jsonl"
+}
+
+same_losses() {
+  paste <(losses "$1") <(losses "$2") | awk '
+    {
+      print "  GPU " $1 "  CPU " $2
+      difference = ($1 - $2) / $2
+      if (NF != 2 || !(difference < 1e-3 && difference > -1e-3)) bad = 1
+    }
+    END { exit (NR != 5 || bad) }'
+}
+
+compare() {
+  train "$1" "$work/gpu_$1" || return 1
+  # In one process, whatever the cores.
+  CUDA_VISIBLE_DEVICES='' RANK=0 WORLD_SIZE=1 train "$1" "$work/cpu_$1" ||
+    return 1
+  same_losses "$work/gpu_$1" "$work/cpu_$1"
+}
+
+for test in $(find bazel-bin/ -name '*_gpu_test' -type f -perm -u+x \
+  -not -path '*.runfiles/*'); do
+  check "$test" "$test"
+done
+for precision in fp32 bf16; do
+  check "run_distributed in $precision: GPU as CPU" compare "$precision"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

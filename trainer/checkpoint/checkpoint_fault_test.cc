@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checkpoints against damage, kills and full disks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/checkpoint_testing.h"
+#include "trainer/checkpoint/file_util.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kFlat = FakeRun::kFlat;
+constexpr char kStateFile[] = "/state-00001-of-00002.safetensors";
+
+class CheckpointFaultTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    out_ = NewFolder();
+    ASSERT_TRUE(FirstError(SaveWith({0, 9, kFlat}, out_, 5)).ok());
+    folder_ = NewestCheckpoint(out_);
+  }
+
+  // "" if it loads, else the error; a failed load must not write anything.
+  std::string LoadError() {
+    ThreadMeeting meeting(1);
+    ThreadGroup group(&meeting, 0);
+    FakeRun run(0, {0, kFlat});
+    const auto state = LoadCheckpoint(folder_, run.Parts(group));
+    const bool clean = run.tensor(0).equal(at::zeros({kFlat}, at::kFloat));
+    EXPECT_EQ(state.ok(), !clean);
+    return std::string(state.status().message());
+  }
+
+  void Edit(const std::string& from, const std::string& to) {
+    const std::string path = folder_ + "/manifest.json";
+    const std::string text = *ReadWholeFile(path);
+    ASSERT_THAT(text, HasSubstr(from));
+    ASSERT_TRUE(
+        WriteWholeFile(path, absl::StrReplaceAll(text, {{from, to}})).ok());
+  }
+
+  std::string out_;
+  std::string folder_;
+};
+
+TEST_F(CheckpointFaultTest, TruncatedStateFile) {
+  const std::string path = folder_ + kStateFile;
+  fs::resize_file(path, fs::file_size(path) - 4);
+  EXPECT_THAT(LoadError(), AllOf(HasSubstr(kStateFile), HasSubstr("damaged"),
+                                 HasSubstr("bytes")));
+}
+
+TEST_F(CheckpointFaultTest, OneChangedByte) {
+  const std::string path = folder_ + kStateFile;
+  std::string bytes = *ReadWholeFile(path);
+  bytes.back() ^= 1;
+  ASSERT_TRUE(WriteWholeFile(path, bytes).ok());
+  EXPECT_THAT(LoadError(), AllOf(HasSubstr(kStateFile), HasSubstr("CRC-32C")));
+  EXPECT_THAT(
+      std::string(
+          CheckpointWeights(folder_, FakeRun::Specs()).status().message()),
+      HasSubstr("CRC-32C"));
+}
+
+TEST_F(CheckpointFaultTest, MissingStateFile) {
+  fs::remove(folder_ + kStateFile);
+  EXPECT_THAT(LoadError(), HasSubstr(kStateFile));
+}
+
+TEST_F(CheckpointFaultTest, MissingManifest) {
+  fs::remove(folder_ + "/manifest.json");
+  EXPECT_THAT(LoadError(), AllOf(HasSubstr(folder_), HasSubstr("manifest")));
+  EXPECT_EQ(NewestCheckpoint(out_), "");
+  EXPECT_FALSE(CheckpointConfig(folder_).ok());
+}
+
+TEST_F(CheckpointFaultTest, DamagedManifest) {
+  const std::string path = folder_ + "/manifest.json";
+  const std::string text = *ReadWholeFile(path);
+  ASSERT_TRUE(WriteWholeFile(path, text.substr(0, text.size() / 2)).ok());
+  EXPECT_THAT(LoadError(), HasSubstr("manifest.json: is damaged"));
+  ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  Edit("\"samples\"", "\"simples\"");
+  EXPECT_THAT(LoadError(), HasSubstr("samples"));
+  ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  Edit("\"format_version\": 1", "\"format_version\": 2");
+  EXPECT_THAT(LoadError(), HasSubstr("format_version is 2"));
+}
+
+TEST_F(CheckpointFaultTest, RangesAndFilesOfTheManifestAreChecked) {
+  const std::string path = folder_ + "/manifest.json";
+  const std::string text = *ReadWholeFile(path);
+  // a.weight lies in [0, 9) and [9, 20).
+  Edit("\"length\": 11", "\"length\": 12");
+  EXPECT_THAT(LoadError(), HasSubstr("'a.weight'"));
+  ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  Edit("\"length\": 11", "\"length\": 10");
+  EXPECT_THAT(LoadError(),
+              HasSubstr("element 19 of master of 'a.weight' is missing"));
+  ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  Edit("\"begin\": 9", "\"begin\": 8");  // no such tensor
+  Edit("\"length\": 11", "\"length\": 12");
+  EXPECT_THAT(LoadError(), HasSubstr("'master/a.weight/8'"));
+  ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  Edit("\"state-00001", "\"../state-00001");
+  EXPECT_THAT(LoadError(), HasSubstr("plain file name"));
+}
+
+TEST_F(CheckpointFaultTest, WhatAKilledRunLeavesIsIgnoredAndSweptAway) {
+  const std::string root = out_ + "/checkpoints";
+  fs::copy(folder_, root + "/.step-00000009.tmp");    // killed before rename
+  fs::copy(folder_, root + "/.step-00000003.trash");  // while removing
+  fs::create_directory(root + "/.step-00000006.tmp");
+  ASSERT_TRUE(WriteWholeFile(root + "/.step-00000006.tmp/state-00000-of-00001."
+                                    "safetensors",
+                             "half")
+                  .ok());
+  fs::create_directory(root + "/step-00000007");  // without a manifest
+  fs::create_directory(root + "/step-abc");
+  EXPECT_EQ(NewestCheckpoint(out_), folder_);
+  // The killed step is reached and saved again.
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out_, 6, 2)).ok());
+  EXPECT_THAT(Names(root), ElementsAre("step-00000005", "step-00000006",
+                                       "step-00000007", "step-abc"));
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out_, 7, 2)).ok());
+  EXPECT_THAT(Names(root),
+              ElementsAre("step-00000006", "step-00000007", "step-abc"));
+  EXPECT_EQ(NewestCheckpoint(out_), root + "/step-00000007");
+}
+
+TEST_F(CheckpointFaultTest, ACheckpointSetAsideIsStillFound) {
+  const std::string aside = out_ + "/checkpoints/.step-00000005.old";
+  fs::rename(folder_, aside);
+  EXPECT_EQ(NewestCheckpoint(out_), aside);
+  folder_ = aside;
+  EXPECT_EQ(LoadError(), "");
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out_, 6, 2)).ok());
+  EXPECT_TRUE(fs::exists(aside)) << "one of the two to keep";
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out_, 7, 2)).ok());
+  EXPECT_THAT(Names(out_ + "/checkpoints"),
+              ElementsAre("step-00000006", "step-00000007"));
+}
+
+TEST_F(CheckpointFaultTest, OneRankThatCannotWriteFailsAll) {
+  // Room for the small file of rank 0, not for rank 1's.
+  struct rlimit old;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit low = old;
+  low.rlim_cur = 700;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  const auto statuses = SaveWith({0, 1, kFlat}, out_, 6, 1);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+  std::signal(SIGXFSZ, handler);
+  const std::string file =
+      ".step-00000006.tmp/state-00001-of-00002.safetensors";
+  EXPECT_THAT(std::string(statuses[1].message()),
+              AllOf(HasSubstr("rank 1: "), HasSubstr(file),
+                    HasSubstr("File too large")));
+  EXPECT_THAT(std::string(statuses[0].message()),
+              AllOf(HasSubstr("rank 1 could not write "), HasSubstr(file)));
+  EXPECT_EQ(statuses[0].code(), statuses[1].code());
+  EXPECT_THAT(Names(out_ + "/checkpoints"), ElementsAre("step-00000005"));
+  EXPECT_EQ(LoadError(), "");
+}
+
+TEST_F(CheckpointFaultTest, AnUnusableOutputFolderFailsAll) {
+  ASSERT_TRUE(WriteWholeFile(out_ + "/file", "").ok());
+  for (const absl::Status& status :
+       SaveWith({0, 9, kFlat}, out_ + "/file", 1)) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("rank 0"), HasSubstr("/file/checkpoints")));
+  }
+}
+
+TEST_F(CheckpointFaultTest, AStrategyThatForgetsElementsFailsAll) {
+  for (const std::vector<int64_t>& cuts :
+       {std::vector<int64_t>{0, 9, 10, kFlat}, {0, 11, 9, kFlat}}) {
+    const auto statuses = OnRanks(2, [&](ProcessGroup& group) {
+      FakeRun run(0, {0, kFlat});
+      const int r = group.rank();
+      run.owned_ = {{0, cuts[2 * r], cuts[2 * r + 1]}};
+      return SaveCheckpoint(out_, 1, StateAt(6), run.Parts(group));
+    });
+    EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("'a.weight'"));
+    EXPECT_FALSE(statuses[1].ok());
+    EXPECT_THAT(Names(out_ + "/checkpoints"), ElementsAre("step-00000005"));
+  }
+}
+
+}  // namespace
+}  // namespace capstan

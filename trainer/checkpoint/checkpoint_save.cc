@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "plugins/sdk/safetensors.h"
+#include "plugins/sdk/status.h"
+#include "trainer/checkpoint/agree.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/checkpoint_folder.h"
+#include "trainer/checkpoint/file_util.h"
+#include "trainer/checkpoint/manifest.h"
+
+namespace capstan {
+namespace {
+
+// A range and the elements of a shard's tensor that it stands for.
+struct Piece {
+  ManifestRange range;
+  at::Tensor elements;
+};
+
+std::string RankFileName(int rank, int world_size) {
+  return absl::StrFormat("state-%05d-of-%05d.safetensors", rank, world_size);
+}
+
+// Where a rank leaves its part of the manifest for rank 0.
+std::string RankNotePath(const std::string& folder, int rank) {
+  return absl::StrFormat("%s/rank-%05d.json", folder, rank);
+}
+
+std::vector<Piece> OwnedPieces(const CheckpointParts& parts) {
+  std::vector<Piece> pieces;
+  for (const OwnedSlice& slice : parts.owned) {
+    const OptimizerShard& shard = parts.shards[slice.shard];
+    for (const ParameterRange& range : shard.ranges) {
+      const int64_t low = std::max(slice.begin, range.offset);
+      const int64_t high = std::min(slice.end, range.offset + range.length);
+      if (low >= high) continue;
+      const auto add = [&](const std::string& kind, const at::Tensor& tensor) {
+        pieces.push_back({{kind, (*parts.specs)[range.parameter].name,
+                           range.begin + low - range.offset, high - low},
+                          tensor.narrow(0, low, high - low)});
+      };
+      add(kMasterKind, shard.master);
+      for (size_t k = 0; k < parts.state_names.size(); ++k) {
+        add(parts.state_names[k], (*parts.state)[slice.shard][k]);
+      }
+    }
+  }
+  return pieces;
+}
+
+// Writes what this rank owns, and the note of it for rank 0.
+absl::Status WriteRankFile(const std::string& folder,
+                           const CheckpointParts& parts) {
+  const int rank = parts.group->rank();
+  const std::vector<Piece> pieces = OwnedPieces(parts);
+  ManifestFile file;
+  file.name = RankFileName(rank, parts.group->size());
+  const std::string path = absl::StrCat(folder, "/", file.name);
+  CAPSTAN_ASSIGN_OR_RETURN(const auto writer, SafetensorsWriter::Create(path));
+  for (const Piece& piece : pieces) {
+    writer->Declare(piece.range.Key(), piece.elements.scalar_type(),
+                    {piece.range.length});
+    file.ranges.push_back(piece.range);
+  }
+  for (const Piece& piece : pieces) {
+    const at::Tensor on_cpu = piece.elements.to(at::kCPU).contiguous();
+    CAPSTAN_RETURN_IF_ERROR(
+        writer->Append(on_cpu.data_ptr(), on_cpu.numel() * on_cpu.itemsize()));
+  }
+  CAPSTAN_RETURN_IF_ERROR(writer->Close());
+  CAPSTAN_ASSIGN_OR_RETURN(const FileSum sum, SumFile(path));
+  file.bytes = sum.bytes;
+  file.crc32c = sum.crc32c;
+  return WriteWholeFile(RankNotePath(folder, rank), ManifestFileToJson(file));
+}
+
+// Makes the manifest of all ranks' notes.
+absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
+                                    const TrainState& train_state,
+                                    const CheckpointParts& parts) {
+  Manifest manifest;
+  manifest.train_state = train_state;
+  manifest.world_size = parts.group->size();
+  manifest.config_text = parts.config_text;
+  manifest.state_names = parts.state_names;
+  for (const ParameterSpec& spec : *parts.specs) {
+    manifest.parameters.push_back({spec.name, spec.shape});
+  }
+  for (int rank = 0; rank < manifest.world_size; ++rank) {
+    absl::StatusOr<ManifestFile> file =
+        ReadManifestFile(RankNotePath(folder, rank));
+    if (absl::IsNotFound(file.status())) {
+      return absl::NotFoundError(absl::StrCat(
+          "rank ", rank, "'s part isn't in ", folder,
+          ": output_dir must be on a file system that all ranks share"));
+    }
+    CAPSTAN_RETURN_IF_ERROR(file.status());
+    manifest.files.push_back(*std::move(file));
+  }
+  // A strategy that forgets elements must not pass for a checkpoint.
+  const RangeIndex index(manifest);
+  for (const ParameterSpec& spec : *parts.specs) {
+    if (!spec.trainable) continue;
+    CAPSTAN_RETURN_IF_ERROR(
+        index.CheckWhole(kMasterKind, spec.name, spec.numel()));
+    for (const std::string& name : parts.state_names) {
+      CAPSTAN_RETURN_IF_ERROR(index.CheckWhole(name, spec.name, spec.numel()));
+    }
+  }
+  return manifest;
+}
+
+// Rank 0, after all have written: the checkpoint comes into being.
+absl::Status Commit(const std::string& temporary, const std::string& folder,
+                    const TrainState& train_state,
+                    const CheckpointParts& parts) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest,
+                           MergeNotes(temporary, train_state, parts));
+  for (int rank = 0; rank < parts.group->size(); ++rank) {
+    CAPSTAN_RETURN_IF_ERROR(RemoveTree(RankNotePath(temporary, rank)));
+  }
+  // The files' names are on disk before the manifest that speaks of them.
+  CAPSTAN_RETURN_IF_ERROR(SyncFolder(temporary, /*files=*/false));
+  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
+      absl::StrCat(temporary, "/", kManifestFile), ManifestToJson(manifest)));
+  CAPSTAN_RETURN_IF_ERROR(SyncFolder(temporary, /*files=*/false));
+  return ReplaceFolder(temporary, folder);
+}
+
+absl::Status Save(const std::string& output_dir, int keep,
+                  const TrainState& train_state, const CheckpointParts& parts) {
+  ProcessGroup& group = *parts.group;
+  const bool first = group.rank() == 0;
+  const std::string folder = CheckpointFolder(output_dir, train_state.step);
+  const std::string temporary = HiddenSibling(folder, "tmp");
+
+  absl::Status status;
+  if (first) {
+    status = RemoveTree(temporary);  // a killed run's
+    status.Update(MakeFolder(temporary));
+  }
+  CAPSTAN_RETURN_IF_ERROR(Agree(
+      group, status, [&](int) { return absl::StrCat("make ", temporary); }));
+
+  status = CatchAll([&] { return WriteRankFile(temporary, parts); });
+  status = Agree(group, status, [&](int rank) {
+    return absl::StrCat("write ", temporary, "/",
+                        RankFileName(rank, group.size()));
+  });
+
+  if (status.ok()) {
+    if (first) {
+      status = CatchAll(
+          [&] { return Commit(temporary, folder, train_state, parts); });
+    }
+    status = Agree(group, status,
+                   [&](int) { return absl::StrCat("complete ", folder); });
+  }
+  if (first) {
+    if (status.ok()) {
+      RemoveOldCheckpoints(output_dir, keep, train_state.step);
+    } else {
+      RemoveTree(temporary).IgnoreError();
+    }
+  }
+  return status;
+}
+
+}  // namespace
+
+absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
+                            const TrainState& train_state,
+                            const CheckpointParts& parts) {
+  return CatchAll([&] { return Save(output_dir, keep, train_state, parts); });
+}
+
+}  // namespace capstan

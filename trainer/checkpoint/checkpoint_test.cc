@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "trainer/checkpoint/checkpoint_testing.h"
+#include "trainer/checkpoint/manifest.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+constexpr int64_t kFlat = FakeRun::kFlat;
+
+// Loads as a run of bounds.size() - 1 ranks; checks every element.
+void ExpectLoads(const std::string& folder, const std::vector<int64_t>& bounds,
+                 float shift = 0.0f) {
+  ThreadMeeting meeting(bounds.size() - 1);
+  for (int rank = 0; rank + 1 < bounds.size(); ++rank) {
+    ThreadGroup group(&meeting, rank);
+    FakeRun run(rank, bounds);
+    const auto state = LoadCheckpoint(folder, run.Parts(group));
+    ASSERT_TRUE(state.ok()) << state.status();
+    EXPECT_TRUE(run.HasValues(shift)) << "rank " << rank;
+  }
+}
+
+TEST(CheckpointTest, OneRankRoundTrip) {
+  const std::string out = NewFolder() + "/deep/run";
+  EXPECT_EQ(NewestCheckpoint(out), "");
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, 7)).ok());
+  const std::string folder = NewestCheckpoint(out);
+  EXPECT_EQ(folder, out + "/checkpoints/step-00000007");
+  EXPECT_THAT(Names(folder),
+              ElementsAre("manifest.json", "state-00000-of-00001.safetensors"));
+  ExpectLoads(folder, {0, kFlat});
+  EXPECT_TRUE(IsCheckpoint(folder));
+  EXPECT_FALSE(IsCheckpoint(out));
+  EXPECT_EQ(*CheckpointConfig(folder), "name: \"test\"\n");
+}
+
+TEST(CheckpointTest, TrainStateIsExact) {
+  const std::string out = NewFolder();
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, 123)).ok());
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, kFlat});
+  const auto got = LoadCheckpoint(NewestCheckpoint(out), run.Parts(group));
+  ASSERT_TRUE(got.ok()) << got.status();
+  const TrainState want = StateAt(123);
+  EXPECT_EQ(got->step, want.step);
+  EXPECT_EQ(got->optimizer_steps, want.optimizer_steps);
+  EXPECT_EQ(got->samples, want.samples);
+  EXPECT_EQ(got->tokens, want.tokens);
+  EXPECT_EQ(got->seed, want.seed);
+  EXPECT_EQ(got->loss_scale, want.loss_scale);
+  EXPECT_EQ(got->loss_scale_good_steps, want.loss_scale_good_steps);
+  EXPECT_EQ(got->last_loss, want.last_loss);
+}
+
+TEST(CheckpointTest, ANonFiniteLossIsKept) {
+  const std::string out = NewFolder();
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, kFlat});
+  TrainState state = StateAt(1);
+  state.last_loss = std::nan("");
+  state.loss_scale = std::numeric_limits<double>::infinity();
+  ASSERT_TRUE(SaveCheckpoint(out, 0, state, run.Parts(group)).ok());
+  const auto got = LoadCheckpoint(NewestCheckpoint(out), run.Parts(group));
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_TRUE(std::isnan(got->last_loss));
+  EXPECT_EQ(got->loss_scale, state.loss_scale);
+}
+
+TEST(CheckpointTest, AnyWorldSizeReadsAny) {
+  // Uneven; one rank without anything; cuts within parameters and padding.
+  const std::vector<std::vector<int64_t>> layouts = {
+      {0, kFlat}, {0, 3, 3, kFlat}, {0, 13, 21, kFlat}, {0, 17, kFlat}};
+  for (const auto& saved : layouts) {
+    const std::string out = NewFolder();
+    const absl::Status status = FirstError(SaveWith(saved, out, 1));
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(Names(NewestCheckpoint(out)).size(), saved.size());
+    for (const auto& loaded : layouts) {
+      ExpectLoads(NewestCheckpoint(out), loaded);
+    }
+  }
+}
+
+TEST(CheckpointTest, OwnedSlicesOfAWholeCopyAreEnough) {
+  // As under DDP: every rank holds all and writes a part.
+  const std::string out = NewFolder();
+  const auto statuses = OnRanks(3, [&](ProcessGroup& group) {
+    FakeRun run(0, {0, kFlat});
+    run.SetValues();
+    const int64_t cuts[] = {0, 9, 24, kFlat};
+    run.owned_ = {{0, cuts[group.rank()], cuts[group.rank() + 1]}};
+    return SaveCheckpoint(out, 0, StateAt(1), run.Parts(group));
+  });
+  ASSERT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  ExpectLoads(NewestCheckpoint(out), {0, kFlat});
+}
+
+TEST(CheckpointTest, WeightsForGeneration) {
+  const std::string out = NewFolder();
+  ASSERT_TRUE(FirstError(SaveWith({0, 13, kFlat}, out, 1)).ok());
+  const auto weights =
+      CheckpointWeights(NewestCheckpoint(out), FakeRun::Specs());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  ASSERT_EQ(weights->size(), 2);
+  EXPECT_EQ((*weights)[0].sizes(), at::IntArrayRef({4, 5}));
+  for (int p = 0; p < 2; ++p) {
+    for (int64_t i = 0; i < (*weights)[p].numel(); ++i) {
+      EXPECT_EQ((*weights)[p].data_ptr<float>()[i], ValueOf(0, p, i));
+    }
+  }
+}
+
+TEST(CheckpointTest, KeepsTheNewest) {
+  const std::string out = NewFolder();
+  for (int step : {2, 4, 6, 8}) {
+    ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, step, 2)).ok());
+  }
+  EXPECT_THAT(Names(out + "/checkpoints"),
+              ElementsAre("step-00000006", "step-00000008"));
+  // A run that went back: what it has just saved stays.
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, 3, 2)).ok());
+  EXPECT_THAT(Names(out + "/checkpoints"),
+              ElementsAre("step-00000003", "step-00000008"));
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, 9, 0)).ok());
+  EXPECT_EQ(Names(out + "/checkpoints").size(), 3);
+}
+
+TEST(CheckpointTest, SavingAStepAgainReplacesIt) {
+  const std::string out = NewFolder();
+  ASSERT_TRUE(FirstError(SaveWith({0, 9, kFlat}, out, 5)).ok());
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, 5, 0, 0.5f)).ok());
+  EXPECT_THAT(Names(out + "/checkpoints"), ElementsAre("step-00000005"));
+  ExpectLoads(NewestCheckpoint(out), {0, 17, kFlat}, 0.5f);
+}
+
+TEST(CheckpointTest, AnotherModelIsRefused) {
+  const std::string out = NewFolder();
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, 1)).ok());
+  const auto error = [&](const std::vector<ParameterSpec>& specs) {
+    ThreadMeeting meeting(1);
+    ThreadGroup group(&meeting, 0);
+    FakeRun run(0, {0, 13}, specs);
+    const absl::Status status =
+        LoadCheckpoint(NewestCheckpoint(out), run.Parts(group)).status();
+    EXPECT_TRUE(run.tensor(0).equal(at::zeros({13}, at::kFloat)));
+    EXPECT_EQ(CheckpointWeights(NewestCheckpoint(out), specs).status(), status);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(error({{"a.weight", {5, 4}, 0, true}, {"b", {7}, 0, true}}),
+              EndsWith("made by another model: its 'a.weight' has shape "
+                       "[4, 5], this run's has [5, 4]"));
+  EXPECT_THAT(error({{"a.weight", {4, 5}, 0, true}, {"c", {7}, 0, true}}),
+              EndsWith("it has no parameter 'c'"));
+  EXPECT_THAT(error({{"a.weight", {4, 5}, 0, true}}),
+              EndsWith("this run's has no parameter 'b'"));
+}
+
+TEST(CheckpointTest, AnotherOptimizerIsRefused) {
+  const std::string out = NewFolder();
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, 1)).ok());
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, kFlat});
+  CheckpointParts parts = run.Parts(group);
+  parts.state_names = {"momentum"};
+  run.state_[0].pop_back();
+  EXPECT_THAT(
+      std::string(
+          LoadCheckpoint(NewestCheckpoint(out), parts).status().message()),
+      HasSubstr("saved with optimizer state exp_avg, exp_avg_sq; this run's "
+                "optimizer has momentum"));
+}
+
+TEST(CheckpointTest, AFrozenParameterNeedsNoShard) {
+  std::vector<ParameterSpec> specs = FakeRun::Specs();
+  specs[1].trainable = false;
+  const std::string out = NewFolder();
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, 22}, specs);  // without b
+  run.SetValues();
+  ASSERT_TRUE(SaveCheckpoint(out, 0, StateAt(1), run.Parts(group)).ok());
+  FakeRun again(0, {0, 22}, specs);
+  ASSERT_TRUE(LoadCheckpoint(NewestCheckpoint(out), again.Parts(group)).ok());
+  EXPECT_TRUE(again.HasValues());
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For tests: a model of two parameters laid out over any number of ranks.
+#ifndef CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_TESTING_H_
+#define CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_TESTING_H_
+
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/thread_group.h"
+
+namespace capstan {
+
+inline std::string NewFolder() {
+  std::string path = ::testing::TempDir() + "/checkpoint_XXXXXX";
+  EXPECT_NE(mkdtemp(&path[0]), nullptr);
+  return path;
+}
+
+// Names in a folder, hidden ones too.
+inline std::set<std::string> Names(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.insert(entry.path().filename().string());
+  }
+  return names;
+}
+
+// The value of element `i` of a parameter's master (kind 0) or state (1, 2).
+inline float ValueOf(int kind, int parameter, int64_t i) {
+  return 0.1f + 1000.0f * kind + 100.0f * parameter + static_cast<float>(i);
+}
+
+// What one rank of a run holds: `bounds` cut the flat model [a, pad, b] into
+// one shard a rank, where there are 2 elements of padding after a.
+class FakeRun {
+ public:
+  FakeRun(int rank, std::vector<int64_t> bounds,
+          std::vector<ParameterSpec> specs = Specs())
+      : specs_(std::move(specs)) {
+    const int64_t low = bounds[rank];
+    const int64_t high = bounds[rank + 1];
+    OptimizerShard shard;
+    shard.master = at::zeros({high - low}, at::kFloat);
+    shard.gradient = at::zeros({high - low}, at::kFloat);
+    shard.working = at::zeros({high - low}, at::kBFloat16);
+    int64_t at = 0;  // in the flat model
+    for (int p = 0; p < specs_.size(); ++p) {
+      const int64_t begin = std::max(low, at);
+      const int64_t end = std::min(high, at + specs_[p].numel());
+      if (begin < end) {
+        shard.ranges.push_back({p, begin - at, end - begin, begin - low});
+      }
+      at += specs_[p].numel() + 2;
+    }
+    owned_ = {{0, 0, high - low}};
+    shards_.push_back(shard);
+    state_.push_back({at::zeros({high - low}, at::kFloat),
+                      at::zeros({high - low}, at::kFloat)});
+  }
+
+  static std::vector<ParameterSpec> Specs() {
+    return {{"a.weight", {4, 5}, 0, true}, {"b", {7}, 0, true}};
+  }
+  static constexpr int64_t kFlat = 31;  // 20 + 2 + 7 + 2
+
+  at::Tensor tensor(int kind) {
+    return kind == 0 ? shards_[0].master : state_[0][kind - 1];
+  }
+
+  void SetValues(float shift = 0.0f) {
+    for (int kind = 0; kind < 3; ++kind) {
+      float* values = tensor(kind).data_ptr<float>();
+      for (const ParameterRange& r : shards_[0].ranges) {
+        for (int64_t i = 0; i < r.length; ++i) {
+          values[r.offset + i] =
+              shift + ValueOf(kind, r.parameter, r.begin + i);
+        }
+      }
+    }
+  }
+
+  // Whether all is as SetValues makes it, and the padding zero.
+  bool HasValues(float shift = 0.0f) {
+    FakeRun want = *this;
+    const auto zeros = [&] {
+      return at::zeros({shards_[0].master.numel()}, at::kFloat);
+    };
+    want.shards_[0].master = zeros();
+    want.state_[0] = {zeros(), zeros()};
+    want.SetValues(shift);
+    for (int kind = 0; kind < 3; ++kind) {
+      if (!tensor(kind).equal(want.tensor(kind))) return false;
+    }
+    return shards_[0].working.equal(shards_[0].master.to(at::kBFloat16));
+  }
+
+  CheckpointParts Parts(ProcessGroup& group) {
+    CheckpointParts parts;
+    parts.specs = &specs_;
+    parts.shards = absl::MakeSpan(shards_);
+    parts.state = &state_;
+    parts.state_names = {"exp_avg", "exp_avg_sq"};
+    parts.owned = owned_;
+    parts.group = &group;
+    parts.config_text = "name: \"test\"\n";
+    return parts;
+  }
+
+  std::vector<ParameterSpec> specs_;
+  std::vector<OptimizerShard> shards_;
+  std::vector<std::vector<at::Tensor>> state_;
+  std::vector<OwnedSlice> owned_;
+};
+
+inline TrainState StateAt(int64_t step) {
+  TrainState state;
+  state.step = step;
+  state.optimizer_steps = step - 1;
+  state.samples = 8 * step;
+  state.tokens = 512 * step;
+  state.seed = 0xfedcba9876543210u;
+  state.loss_scale = 1.0 / 3.0;
+  state.loss_scale_good_steps = 17;
+  state.last_loss = 2.0000000000000004;
+  return state;
+}
+
+// Saves as a run of bounds.size() - 1 ranks.
+inline std::vector<absl::Status> SaveWith(const std::vector<int64_t>& bounds,
+                                          const std::string& output_dir,
+                                          int64_t step, int keep = 0,
+                                          float shift = 0.0f) {
+  return OnRanks(bounds.size() - 1, [&](ProcessGroup& group) {
+    FakeRun run(group.rank(), bounds);
+    run.SetValues(shift);
+    return SaveCheckpoint(output_dir, keep, StateAt(step), run.Parts(group));
+  });
+}
+
+inline absl::Status FirstError(const std::vector<absl::Status>& statuses) {
+  for (const absl::Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_TESTING_H_

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/hf_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/safetensors.h"
+#include "trainer/checkpoint/checkpoint_testing.h"
+#include "trainer/checkpoint/file_util.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+// 12, 20, 3 and 8 elements.
+std::vector<ParameterSpec> Specs() {
+  return {{"embed", {3, 4}, 0, true},
+          {"w", {4, 5}, 1, true},
+          {"b", {3}, 1, true},
+          {"head", {8}, 2, true}};
+}
+
+class FakeModel final : public Model {
+ public:
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
+                            float*) const override {
+    return absl::UnimplementedError("not for this test");
+  }
+  void Bind(std::vector<at::Tensor>) override {}
+  absl::Status SaveConfig(const std::string& folder,
+                          c10::ScalarType dtype) const override {
+    if (!config_status_.ok()) return config_status_;
+    return WriteWholeFile(folder + "/config.json", c10::toString(dtype));
+  }
+
+  absl::Status config_status_;
+
+ private:
+  const std::vector<ParameterSpec> specs_ = Specs();
+  const std::vector<std::string> units_ = {"0", "1", "2"};
+};
+
+// Gives element i of parameter p the value `base` + 100 p + i.
+class FakeStrategy final : public Strategy {
+ public:
+  FakeStrategy(ProcessGroup* group, float base) : group_(group), base_(base) {}
+
+  absl::Status CheckWorldSize(int) const override { return absl::OkStatus(); }
+  absl::Status Setup(const StrategyContext&) override {
+    return absl::OkStatus();
+  }
+  absl::Span<OptimizerShard> OptimizerShards() override { return {}; }
+  void BeginMicroStep(int, int) override {}
+  void FinishBackward() override {}
+  double GradientSquaredSum() override { return 0.0; }
+  void PublishParameters() override {}
+  std::vector<OwnedSlice> OwnedSlices() const override { return {}; }
+  absl::Status ForEachFullParameter(
+      const std::function<absl::Status(int, const at::Tensor&)>& fn) override {
+    const std::vector<ParameterSpec> specs = Specs();
+    for (int p = 0; p < specs.size(); ++p) {
+      double meet[1] = {1.0};
+      group_->AllReduceHost(absl::MakeSpan(meet));
+      if (group_->rank() != 0) continue;
+      const at::Tensor value = at::zeros(specs[p].shape, at::kFloat);
+      for (int64_t i = 0; i < value.numel(); ++i) {
+        value.data_ptr<float>()[i] = base_ + 100.0f * p + i;
+      }
+      const absl::Status status = fn(p, value);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  ProcessGroup* const group_;
+  const float base_;
+};
+
+class FakeTokenizer final : public Tokenizer {
+ public:
+  int64_t vocab_size() const override { return 1; }
+  std::vector<int64_t> Encode(absl::string_view) const override { return {}; }
+  std::string Decode(absl::Span<const int64_t>) const override { return ""; }
+  absl::Status Save(const std::string& folder) const override {
+    return WriteWholeFile(folder + "/tokenizer.json", "{}");
+  }
+};
+
+struct Wish {
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  int64_t max_shard_bytes = 1 << 20;
+  float base = 0.0f;
+  bool tokenizer = false;
+  absl::Status config_status;
+};
+
+std::vector<absl::Status> SaveTo(const std::string& folder, const Wish& wish,
+                                 int ranks = 2) {
+  return OnRanks(ranks, [&](ProcessGroup& group) {
+    FakeModel model;
+    model.config_status_ = wish.config_status;
+    FakeStrategy strategy(&group, wish.base);
+    const FakeTokenizer tokenizer;
+    return SaveHuggingFaceFolder(
+        folder, wish.dtype, wish.max_shard_bytes, model, strategy, group,
+        wish.tokenizer ? &tokenizer : nullptr, "name: \"test\"\n");
+  });
+}
+
+// Whether all values are there, in order and shape.
+void ExpectWeights(const std::string& folder, c10::ScalarType dtype,
+                   float base = 0.0f) {
+  const auto reader = SafetensorsReader::Open(folder);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const std::vector<ParameterSpec> specs = Specs();
+  ASSERT_EQ((*reader)->tensors().size(), specs.size());
+  for (int p = 0; p < specs.size(); ++p) {
+    const TensorEntry& entry = (*reader)->tensors().at(specs[p].name);
+    EXPECT_EQ(entry.shape, specs[p].shape);
+    EXPECT_EQ(entry.dtype, dtype);
+    std::vector<float> values(entry.numel);
+    ASSERT_TRUE((*reader)
+                    ->ReadFloats(specs[p].name, 0, entry.numel, values.data())
+                    .ok());
+    for (int64_t i = 0; i < entry.numel; ++i) {
+      EXPECT_EQ(values[i], base + 100.0f * p + i) << specs[p].name;
+    }
+  }
+}
+
+TEST(HfFolderTest, OneFile) {
+  const std::string out = NewFolder();
+  Wish wish;
+  wish.tokenizer = true;
+  const absl::Status status = FirstError(SaveTo(out + "/final/", wish));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(Names(out), ElementsAre("final"));
+  EXPECT_THAT(Names(out + "/final"),
+              ElementsAre("capstan.json", "config.json", "model.safetensors",
+                          "tokenizer.json"));
+  ExpectWeights(out + "/final", c10::ScalarType::Float);
+  const Json capstan = Json::parse(*ReadWholeFile(out + "/final/capstan.json"));
+  EXPECT_EQ(capstan, Json({{"format", 1}, {"config", "name: \"test\"\n"}}));
+  EXPECT_EQ((*SafetensorsReader::Open(out + "/final"))->metadata().at("format"),
+            "pt");
+}
+
+TEST(HfFolderTest, ShardsAndAnIndex) {
+  const std::string out = NewFolder() + "/final";
+  Wish wish;
+  wish.dtype = c10::ScalarType::BFloat16;
+  wish.max_shard_bytes = 30;  // 24 | 40, too large for any | 6 + 16
+  const absl::Status status = FirstError(SaveTo(out, wish, 1));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(Names(out), ElementsAre("capstan.json", "config.json",
+                                      "model-00001-of-00003.safetensors",
+                                      "model-00002-of-00003.safetensors",
+                                      "model-00003-of-00003.safetensors",
+                                      "model.safetensors.index.json"));
+  // bfloat16 has 8 bits: 0..255 are exact, 300.. too where even.
+  const auto reader = SafetensorsReader::Open(out);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  float value = 0;
+  ASSERT_TRUE((*reader)->ReadFloats("w", 19, 1, &value).ok());
+  EXPECT_EQ(value, 119.0f);
+  ASSERT_TRUE((*reader)->ReadFloats("head", 4, 1, &value).ok());
+  EXPECT_EQ(value, 304.0f);
+  const Json index =
+      Json::parse(*ReadWholeFile(out + "/model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], 86);
+  EXPECT_EQ(index["weight_map"],
+            Json({{"embed", "model-00001-of-00003.safetensors"},
+                  {"w", "model-00002-of-00003.safetensors"},
+                  {"b", "model-00003-of-00003.safetensors"},
+                  {"head", "model-00003-of-00003.safetensors"}}));
+}
+
+TEST(HfFolderTest, ANewFolderReplacesAnOlder) {
+  const std::string out = NewFolder();
+  Wish wish;
+  wish.max_shard_bytes = 30;
+  ASSERT_TRUE(FirstError(SaveTo(out + "/final", wish)).ok());
+  ASSERT_TRUE(MakeFolder(out + "/.final.tmp/a_killed_run").ok());
+  wish.max_shard_bytes = 1 << 20;
+  wish.base = 0.5f;
+  ASSERT_TRUE(FirstError(SaveTo(out + "/final", wish)).ok());
+  EXPECT_THAT(Names(out), ElementsAre("final"));
+  EXPECT_THAT(Names(out + "/final"),
+              ElementsAre("capstan.json", "config.json", "model.safetensors"));
+  ExpectWeights(out + "/final", c10::ScalarType::Float, 0.5f);
+}
+
+TEST(HfFolderTest, AFailureLeavesTheOlderFolder) {
+  const std::string out = NewFolder();
+  ASSERT_TRUE(FirstError(SaveTo(out + "/final", Wish())).ok());
+  Wish wish;
+  wish.base = 0.5f;
+  wish.config_status = absl::ResourceExhaustedError("config.json: disk full");
+  const auto statuses = SaveTo(out + "/final", wish, 3);
+  EXPECT_EQ(statuses[0].message(), "rank 0: config.json: disk full");
+  EXPECT_THAT(std::string(statuses[2].message()),
+              AllOf(HasSubstr("rank 0 could not write "), HasSubstr("/final")));
+  EXPECT_TRUE(absl::IsResourceExhausted(statuses[2]));
+  EXPECT_THAT(Names(out), ElementsAre("final"));
+  ExpectWeights(out + "/final", c10::ScalarType::Float);
+}
+
+}  // namespace
+}  // namespace capstan

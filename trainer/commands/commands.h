@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The trainer's command lines. Each command is a function from its options to
+// the process's exit code; errors are one sentence on standard error.
+#ifndef CAPSTAN_TRAINER_COMMANDS_COMMANDS_H_
+#define CAPSTAN_TRAINER_COMMANDS_COMMANDS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/optional.h"
+
+namespace capstan {
+
+// `trainer [COMMAND] ..`: parses the command line and runs the command.
+int Main(int argc, char** argv);
+
+// What train and check take.
+struct RunOptions {
+  std::vector<std::string> configs;
+  std::vector<std::string> overrides;
+  std::vector<std::string> plugin_path;
+  bool print_config = false;
+};
+
+struct GenerateOptions {
+  std::string model;
+  absl::optional<std::string> prompt;
+  std::vector<int64_t> prompt_ids;
+  int64_t max_new_tokens = 0;
+  bool greedy = false;
+  absl::optional<double> temperature;
+  absl::optional<int64_t> top_k;
+  absl::optional<double> top_p;
+  uint64_t seed = 0;
+  std::vector<std::string> plugin_path;
+};
+
+int TrainCommand(const RunOptions& options);
+int CheckCommand(const RunOptions& options);
+int GenerateCommand(const GenerateOptions& options);
+int PluginsCommand(const std::vector<std::string>& plugin_path);
+int EnvCommand();
+
+// Prints "ERROR: message" and returns the exit code for it.
+int Fail(const absl::Status& status);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_COMMANDS_COMMANDS_H_

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plugins and env: what is there.
+#include <dlfcn.h>
+#include <torch/csrc/api/include/torch/version.h>
+
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "trainer/commands/commands.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/plugin_host/plugin_host.h"
+
+namespace capstan {
+namespace {
+
+// The value of the first line "NAME : value" of a file, or "unknown".
+std::string FileField(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    if (!absl::StartsWith(line, name)) continue;
+    const size_t start = line.find_first_not_of(" \t:=\"", name.size());
+    const std::string value =
+        start == std::string::npos ? "" : line.substr(start);
+    return std::string(absl::StripSuffix(value, "\""));
+  }
+  return "unknown";
+}
+
+std::string FirstLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  return std::getline(file, line) ? line : "none";
+}
+
+// The version of a NCCL that can be loaded here: 22809 -> "2.28.9".
+std::string NcclVersion() {
+  void* library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+  if (library == nullptr) return "not found";
+  auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, "ncclGetVersion"));
+  int version = 0;
+  if (get == nullptr || get(&version) != 0) return "unknown";
+  return absl::StrCat(version / 10000, ".", version / 100 % 100, ".",
+                      version % 100);
+}
+
+void Row(const std::string& name, const std::string& value) {
+  std::cout << absl::StrFormat("%-14s %s\n", name, value);
+}
+
+}  // namespace
+
+int PluginsCommand(const std::vector<std::string>& plugin_path) {
+  PluginHost host(plugin_path);
+  std::cout << absl::StrFormat("%-16s %-28s %s\n", "category", "config",
+                               "what it does");
+  int refused = 0;
+  for (const std::string& package : host.Available()) {
+    const absl::StatusOr<const LoadedPlugin*> plugin =
+        host.Load(absl::StrCat(package, ".Config"));
+    if (!plugin.ok()) {
+      std::cout << absl::StrFormat("%-16s %-28s %s\n", "refused", package,
+                                   plugin.status().message());
+      ++refused;
+      continue;
+    }
+    const PluginDescriptor& descriptor = *(*plugin)->descriptor;
+    std::cout << absl::StrFormat("%-16s %-28s %s\n",
+                                 CategoryName(descriptor.category),
+                                 (*plugin)->config_type, descriptor.doc);
+  }
+  std::cout << "\nfingerprint of the trainer and of each plugin listed:\n";
+  for (absl::string_view line :
+       absl::StrSplit(CoreFingerprint(), '\n', absl::SkipEmpty())) {
+    std::cout << "  " << line << "\n";
+  }
+  return refused == 0 ? 0 : 1;
+}
+
+int EnvCommand() {
+  Row("system", FileField("/etc/os-release", "PRETTY_NAME"));
+  Row("kernel", FirstLine("/proc/sys/kernel/osrelease"));
+  Row("cpu", FileField("/proc/cpuinfo", "model name"));
+  Row("cores", absl::StrCat(AvailableCores()));
+  Row("memory", FileField("/proc/meminfo", "MemTotal"));
+  Row("gpus", absl::StrCat(CountGpus()));
+  Row("gpu driver", FirstLine("/proc/driver/nvidia/version"));
+  Row("libtorch", TORCH_VERSION);
+  Row("nccl", NcclVersion());
+  Row("trainer", ExecutableFolder());
+  for (absl::string_view line :
+       absl::StrSplit(CoreFingerprint(), '\n', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> field =
+        absl::StrSplit(line, absl::MaxSplits('=', 1));
+    if (field.first != "libtorch") Row(field.first, field.second);
+  }
+  for (const char* name :
+       {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE",
+        "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME"}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr) Row(name, value);
+  }
+  return 0;
+}
+
+}  // namespace capstan

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_CONFIG_LOAD_CONFIG_H_
+#define CAPSTAN_TRAINER_CONFIG_LOAD_CONFIG_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "trainer/plugin_host/plugin_host.h"
+#include "trainer/run_config.pb.h"
+
+namespace capstan {
+
+// A config and where each of its fields was set.
+struct LoadedConfig {
+  RunConfig config;
+  // "model.hidden_size" -> "run.pbtxt:3:27"; plugin fields go by their slot.
+  std::map<std::string, std::string> locations;
+
+  // `status` with the place of the field it is about, or of `slot`, before its
+  // message: "run.pbtxt:3:27: model.hidden_size: must be ..".
+  absl::Status Locate(const absl::Status& status,
+                      const std::string& slot) const;
+};
+
+// Where names and relative paths are looked up.
+struct ConfigContext {
+  PluginHost* host = nullptr;
+  std::string caller_folder;     // of --config and --set
+  std::string workspace_folder;  // has configs/; may be ""
+  std::string build_folder;      // "//a/b:c" is build_folder/a/b/c
+};
+
+// BUILD_WORKING_DIRECTORY (set by `bazel run`) or the current folder; the
+// workspace from BUILD_WORKSPACE_DIRECTORY, or the nearest folder above the
+// caller's that has a WORKSPACE file.
+ConfigContext DefaultConfigContext(PluginHost* host);
+
+// Reads `files` in order, each over the ones before (fields that it sets
+// replace theirs; a slot of the same plugin is merged field by field), then
+// applies `overrides`, each "path=value": "train.max_steps=10",
+// "model.hidden_size=64", "strategy=capstan.single". Plugins are loaded as
+// their types are met. Errors name file, line, column and field, and the
+// nearest valid name.
+absl::StatusOr<LoadedConfig> LoadConfig(
+    const std::vector<std::string>& files,
+    const std::vector<std::string>& overrides, const ConfigContext& context);
+
+// Parses a config that PrintConfig has printed.
+absl::StatusOr<LoadedConfig> ParseConfig(const std::string& text,
+                                         const std::string& name,
+                                         const ConfigContext& context);
+
+// The config as text that LoadConfig takes, plugin slots expanded.
+std::string PrintConfig(const RunConfig& config);
+
+// Whether `slot` is a plugin slot of RunConfig that is set.
+bool HasSlot(const RunConfig& config, const std::string& slot);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_CONFIG_LOAD_CONFIG_H_

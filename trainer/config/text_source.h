@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One text of a config: a file, or a --set.
+#ifndef CAPSTAN_TRAINER_CONFIG_TEXT_SOURCE_H_
+#define CAPSTAN_TRAINER_CONFIG_TEXT_SOURCE_H_
+
+#include <google/protobuf/text_format.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/config/load_config.h"
+
+namespace capstan {
+
+// A parsed text with the places of the fields that it sets.
+struct TextSource {
+  RunConfig config;
+  google::protobuf::TextFormat::ParseInfoTree tree;
+};
+
+// Parses `text`; `name` stands for it in errors ("run.pbtxt:2:5: ..", or
+// "--set x=1: .." where has_lines is false). Loads plugins as it meets them.
+absl::StatusOr<std::unique_ptr<TextSource>> ParseText(const std::string& text,
+                                                      const std::string& name,
+                                                      bool has_lines,
+                                                      PluginHost& host);
+
+// Merges `source` over `loaded`: the fields that the text sets, be it to their
+// default value, and their places; makes paths absolute against `folder`.
+absl::Status MergeSource(const TextSource& source, const std::string& name,
+                         bool has_lines, const std::string& folder,
+                         const ConfigContext& context, LoadedConfig* loaded);
+
+// The text that sets the field at `path` of a config like `base` to `value`.
+absl::StatusOr<std::string> OverrideText(const std::string& path,
+                                         const std::string& value,
+                                         const RunConfig& base);
+
+// The message that an Any of a loaded plugin's type holds.
+absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
+    const google::protobuf::Any& any);
+
+// "plugin/capstan.ddp.Config" -> "capstan.ddp.Config"
+std::string TypeOf(const google::protobuf::Any& any);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_CONFIG_TEXT_SOURCE_H_

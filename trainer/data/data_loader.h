@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_DATA_DATA_LOADER_H_
+#define CAPSTAN_TRAINER_DATA_DATA_LOADER_H_
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "plugins/sdk/dataset.h"
+
+namespace capstan {
+
+// Which samples a rank trains on. The run consumes one global sequence of
+// samples: position p is sample p mod size of epoch p / size, or, shuffled,
+// where that epoch's permutation (keyed by seed and epoch) sends it. Micro-step
+// a of the step that starts at position s takes, on rank r of w,
+// positions s + (a * w + r) * micro .. + micro - 1.
+struct DataOrder {
+  int64_t size = 0;
+  bool shuffle = false;
+  uint64_t seed = 0;
+
+  // The sample at a global position.
+  int64_t SampleAt(int64_t position) const;
+};
+
+struct DataLoaderOptions {
+  DataOrder order;
+  int64_t micro_batch_size = 1;
+  int64_t global_batch_size = 1;
+  int rank = 0;
+  int world_size = 1;
+  int64_t start_position = 0;  // the data position of a resumed run
+  c10::Device device{c10::DeviceType::CPU};
+};
+
+// Reads ahead of training on a thread of its own, so that reading shows in no
+// step: to pinned memory and on to the GPU on CUDA.
+class DataLoader {
+ public:
+  // `reader` outlives the loader.
+  static std::unique_ptr<DataLoader> Create(const DataLoaderOptions& options,
+                                            const DatasetReader& reader);
+  virtual ~DataLoader();
+
+  // The next micro-batch of this rank, on options.device. Blocks until it is
+  // there. An error is the reader's own; it is returned again by later calls.
+  virtual absl::StatusOr<Batch> Next() = 0;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_DATA_DATA_LOADER_H_

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/launcher/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+namespace capstan {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+struct Result {
+  int exit_code = -1;
+  std::string text;  // standard error
+  double seconds = 0;
+};
+
+// Runs `program` in a child of its own and takes its standard error; calls
+// `when_ready` with the child's pid each time "ready\n" has come `ranks` times.
+Result Capture(const std::function<int()>& program, int ranks = 0,
+               const std::function<void(pid_t)>& when_ready = nullptr) {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  const auto start = steady_clock::now();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    close(ends[0]);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[1]);
+    _exit(program());
+  }
+  close(ends[1]);
+  Result result;
+  char buffer[4096];
+  bool told = false;
+  while (true) {
+    const ssize_t got = read(ends[0], buffer, sizeof(buffer));
+    if (got <= 0) break;
+    result.text.append(buffer, got);
+    int ready = 0;
+    for (size_t at = 0;
+         (at = result.text.find("ready\n", at)) != std::string::npos; ++at) {
+      ++ready;
+    }
+    if (!told && when_ready && ready >= ranks) {
+      told = true;
+      when_ready(pid);
+    }
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  result.seconds =
+      std::chrono::duration<double>(steady_clock::now() - start).count();
+  return result;
+}
+
+Result Launch(int ranks, const RankMain& rank_main,
+              const std::function<void(pid_t)>& when_ready = nullptr) {
+  return Capture([&] { return LaunchRanks(ranks, rank_main); }, ranks,
+                 when_ready);
+}
+
+void Ready() { fputs("ready\n", stderr); }
+
+absl::Status UntilStopped() {
+  Ready();
+  while (StopRequested() == 0) usleep(1000);
+  return absl::CancelledError("stopped after step 3");
+}
+
+TEST(LaunchRanks, AllWell) {
+  const Result result = Launch(3, [](const RankInfo& info) {
+    const bool right =
+        info.world_size == 3 && info.local_world_size == 3 &&
+        info.local_rank == info.rank && info.threads >= 1 &&
+        info.master_port > 0 && (info.listen_fd >= 0) == (info.rank == 0) &&
+        getenv("RANK") == std::to_string(info.rank) &&
+        getenv("MASTER_PORT") == std::to_string(info.master_port) &&
+        getenv("WORLD_SIZE") == std::string("3");
+    return right ? absl::OkStatus() : absl::InternalError("wrong RankInfo");
+  });
+  EXPECT_EQ(result.text, "");
+  EXPECT_EQ(result.exit_code, 0);
+}
+
+TEST(LaunchRanks, PrefixesLines) {
+  const Result result = Launch(2, [](const RankInfo& info) {
+    if (info.rank == 0) return absl::OkStatus();
+    fputs("to standard error\n", stderr);
+    printf("to standard output");
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.text, HasSubstr("[rank 1] to standard error\n"));
+  EXPECT_THAT(result.text, HasSubstr("[rank 1] to standard output\n"));
+}
+
+TEST(LaunchRanks, TellsTheCauseOnly) {
+  const Result result = Launch(3, [](const RankInfo& info) {
+    if (info.rank != 1) return absl::UnavailableError("a peer vanished");
+    usleep(300000);  // its report comes last
+    return absl::InvalidArgumentError("sample 7 is broken");
+  });
+  EXPECT_EQ(result.text, "ERROR [rank 1] sample 7 is broken\n");
+  EXPECT_EQ(result.exit_code, 1);
+}
+
+TEST(LaunchRanks, EndsRanksThatHang) {
+  const Result result = Launch(2, [](const RankInfo& info) {
+    if (info.rank == 0) return absl::DataLossError("bad file");
+    while (true) pause();
+  });
+  EXPECT_EQ(result.text, "ERROR [rank 0] bad file\n");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_LT(result.seconds, 5);
+}
+
+TEST(LaunchRanks, TellsOnceWhatAllRanksSay) {
+  const Result result = Launch(3, [](const RankInfo& info) {
+    return absl::InvalidArgumentError("loss is not finite in step 4");
+  });
+  EXPECT_EQ(result.text, "ERROR loss is not finite in step 4\n");
+  EXPECT_EQ(result.exit_code, 1);
+}
+
+TEST(LaunchRanks, AnExceptionIsAnError) {
+  const Result result = Launch(1, [](const RankInfo& info) -> absl::Status {
+    throw std::runtime_error("thrown");
+  });
+  EXPECT_EQ(result.text, "ERROR thrown\n");
+  EXPECT_EQ(result.exit_code, 1);
+}
+
+TEST(LaunchRanks, AKilledRankIsTheCause) {
+  const Result result = Launch(2, [](const RankInfo& info) {
+    if (info.rank == 0) return absl::UnavailableError("a peer vanished");
+    usleep(100000);
+    raise(SIGKILL);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(result.text,
+            "ERROR [rank 1] killed by signal 9 (SIGKILL): the system may "
+            "be out of memory\n");
+  EXPECT_EQ(result.exit_code, 1);
+}
+
+TEST(LaunchRanks, ACrashIsTheCause) {
+  const Result result = Launch(2, [](const RankInfo& info) {
+    if (info.rank == 0) return UntilStopped();
+    signal(SIGSEGV, SIG_DFL);
+    raise(SIGSEGV);
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(result.text, HasSubstr("ERROR [rank 1] killed by signal 11 "
+                                     "(SIGSEGV)\n"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_LT(result.seconds, 5);
+}
+
+TEST(LaunchRanks, ARankThatJustExitsIsAnError) {
+  const Result result =
+      Launch(1, [](const RankInfo& info) -> absl::Status { _exit(0); });
+  EXPECT_THAT(result.text, StartsWith("ERROR ended with exit code 0"));
+  EXPECT_EQ(result.exit_code, 1);
+}
+
+TEST(LaunchRanks, PassesASignalOn) {
+  const Result result = Launch(
+      2, [](const RankInfo& info) { return UntilStopped(); },
+      [](pid_t pid) { kill(pid, SIGTERM); });
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.text, HasSubstr("SIGTERM: stopping"));
+  EXPECT_THAT(result.text, HasSubstr("\nstopped after step 3\n"));
+  EXPECT_THAT(result.text, Not(HasSubstr("ERROR")));
+}
+
+TEST(LaunchRanks, ASecondSignalEndsAtOnce) {
+  const Result result = Launch(
+      2,
+      [](const RankInfo& info) -> absl::Status {
+        Ready();
+        while (true) pause();
+      },
+      [](pid_t pid) {
+        kill(pid, SIGINT);
+        usleep(200000);
+        kill(pid, SIGINT);
+      });
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_LT(result.seconds, 2);
+}
+
+TEST(LaunchRanks, ARankStoppedFromOutsideStopsTheRun) {
+  const Result result = Launch(1, [](const RankInfo& info) {
+    raise(SIGINT);
+    return UntilStopped();
+  });
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+}
+
+TEST(LaunchRanks, RanksDieWithTheParent) {
+  // The pipe's end is seen only when all that hold it are gone.
+  const Result result = Launch(
+      2,
+      [](const RankInfo& info) -> absl::Status {
+        Ready();
+        // Holds the parent's own standard error too.
+        while (true) pause();
+      },
+      [](pid_t pid) { kill(pid, SIGKILL); });
+  EXPECT_LT(result.seconds, 2);
+}
+
+TEST(LaunchRanks, WorksWhereInterruptsAreIgnored) {
+  const Result result = Capture(
+      [] {
+        signal(SIGINT, SIG_IGN);
+        return LaunchRanks(1,
+                           [](const RankInfo& info) { return UntilStopped(); });
+      },
+      1, [](pid_t pid) { kill(pid, SIGINT); });
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+}
+
+TEST(RunSingleRank, Ends) {
+  RankInfo one;
+  RankInfo second;
+  second.rank = 1;
+  second.world_size = 2;
+  const RankMain ok = [](const RankInfo& info) { return absl::OkStatus(); };
+  const RankMain fails = [](const RankInfo& info) {
+    return absl::NotFoundError("no such file");
+  };
+  EXPECT_EQ(Capture([&] { return RunSingleRank(one, ok); }).exit_code, 0);
+  Result result = Capture([&] { return RunSingleRank(one, fails); });
+  EXPECT_EQ(result.text, "ERROR no such file\n");
+  EXPECT_EQ(result.exit_code, 1);
+  result = Capture([&] { return RunSingleRank(second, fails); });
+  EXPECT_EQ(result.text, "ERROR [rank 1] no such file\n");
+}
+
+TEST(RunSingleRank, FirstSignalAsksSecondEnds) {
+  Result result = Capture(
+      [] {
+        return RunSingleRank(
+            RankInfo(), [](const RankInfo& info) { return UntilStopped(); });
+      },
+      1, [](pid_t pid) { kill(pid, SIGTERM); });
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.text, HasSubstr("stopped after step 3\n"));
+  result = Capture(
+      [] {
+        return RunSingleRank(RankInfo(),
+                             [](const RankInfo& info) -> absl::Status {
+                               Ready();
+                               while (true) pause();
+                             });
+      },
+      1,
+      [](pid_t pid) {
+        kill(pid, SIGTERM);
+        usleep(100000);
+        kill(pid, SIGINT);
+      });
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+}
+
+}  // namespace
+}  // namespace capstan

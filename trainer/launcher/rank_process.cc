@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/launcher/rank_process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glog/logging.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/status.h"
+#include "trainer/launcher/signals.h"
+
+namespace capstan {
+namespace {
+
+// What a rank sends on its report pipe: this, then the message.
+struct ReportHeader {
+  int32_t code;
+  int32_t stop_signal;
+  uint64_t message_size;
+};
+
+struct Pipe {
+  int read_end = -1;
+  int write_end = -1;
+};
+
+absl::Status SystemError(absl::string_view call) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("can't start a rank: ", call, ": ", strerror(errno)));
+}
+
+absl::StatusOr<Pipe> OpenPipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return SystemError("pipe");
+  // Only the parent's end: a rank's writes to standard error may block.
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return Pipe{ends[0], ends[1]};
+}
+
+void ClosePipe(const Pipe& pipe) {
+  close(pipe.read_end);
+  close(pipe.write_end);
+}
+
+void SetEnvironment(const RankInfo& info) {
+  const auto set = [](const char* name, const std::string& value) {
+    setenv(name, value.c_str(), /*replace=*/1);
+  };
+  set("RANK", absl::StrCat(info.rank));
+  set("WORLD_SIZE", absl::StrCat(info.world_size));
+  set("LOCAL_RANK", absl::StrCat(info.local_rank));
+  set("LOCAL_WORLD_SIZE", absl::StrCat(info.local_world_size));
+  set("MASTER_ADDR", info.master_addr);
+  set("MASTER_PORT", absl::StrCat(info.master_port));
+}
+
+void BecomeRank(const RankInfo& info, pid_t parent, int output) {
+  // Ctrl-C at a terminal reaches the parent alone, which passes it on.
+  setpgid(0, 0);
+  // A terminal set to "tostop" must not stop rank 0's progress bar.
+  signal(SIGTTOU, SIG_IGN);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The parent may have died before prctl.
+  if (getppid() != parent) _exit(1);
+  dup2(output, STDERR_FILENO);
+  if (info.rank != 0) dup2(output, STDOUT_FILENO);
+  close(output);
+  SetEnvironment(info);
+}
+
+[[noreturn]] void Leave(const absl::Status& status, int report) {
+  // No static destructors: the parent's state is there twice, and threads may
+  // still be running.
+  fflush(nullptr);
+  std::cout.flush();
+  google::FlushLogFiles(google::INFO);
+  const ReportHeader header = {static_cast<int32_t>(status.code()),
+                               StopRequested(), status.message().size()};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  absl::StrAppend(&bytes, status.message());
+  WriteAll(report, bytes);
+  _exit(status.ok() ? 0 : 1);
+}
+
+std::string DescribeExit(int wait_status) {
+  if (!WIFSIGNALED(wait_status)) {
+    return absl::StrCat("ended with exit code ", WEXITSTATUS(wait_status),
+                        " in the midst of the run");
+  }
+  const int signal = WTERMSIG(wait_status);
+  std::string text =
+      absl::StrCat("killed by signal ", signal, " (", SignalName(signal), ")");
+  if (signal == SIGKILL) {
+    absl::StrAppend(&text, ": the system may be out of memory");
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::Status CallRankMain(const RankMain& rank_main, const RankInfo& info) {
+  try {
+    return rank_main(info);
+  } catch (...) {
+    return CurrentExceptionToStatus();
+  }
+}
+
+absl::StatusOr<std::unique_ptr<RankProcess>> RankProcess::Start(
+    const RankInfo& info, const std::function<void()>& before,
+    const RankMain& rank_main) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Pipe output, OpenPipe());
+  const absl::StatusOr<Pipe> report = OpenPipe();
+  if (!report.ok()) {
+    ClosePipe(output);
+    return report.status();
+  }
+  // What is buffered would be written by both processes.
+  fflush(nullptr);
+  std::cout.flush();
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) {
+    const absl::Status error = SystemError("fork");
+    ClosePipe(output);
+    ClosePipe(*report);
+    return error;
+  }
+  if (pid == 0) {
+    close(output.read_end);
+    close(report->read_end);
+    BecomeRank(info, parent, output.write_end);
+    InstallStopHandlers(SecondSignal::kIgnored);
+    before();
+    Leave(CallRankMain(rank_main, info), report->write_end);
+  }
+  close(output.write_end);
+  close(report->write_end);
+  return std::unique_ptr<RankProcess>(
+      new RankProcess(pid, output.read_end, report->read_end,
+                      absl::StrCat("[rank ", info.rank, "] ")));
+}
+
+RankProcess::~RankProcess() { CloseInChild(); }
+
+void RankProcess::CloseInChild() const {
+  if (output_fd_ >= 0) close(output_fd_);
+  if (report_fd_ >= 0) close(report_fd_);
+}
+
+std::string RankProcess::ReadOutput() {
+  if (output_fd_ < 0) return "";
+  std::string bytes;
+  const bool open = ReadAvailable(output_fd_, &bytes);
+  std::string lines = lines_.Add(bytes);
+  if (!open) {
+    absl::StrAppend(&lines, lines_.Finish());
+    close(output_fd_);
+    output_fd_ = -1;
+  }
+  return lines;
+}
+
+void RankProcess::ReadReport() {
+  if (report_fd_ >= 0 && !ReadAvailable(report_fd_, &report_)) {
+    close(report_fd_);
+    report_fd_ = -1;
+  }
+}
+
+void RankProcess::Reap() {
+  if (exited_ || waitpid(pid_, &wait_status_, WNOHANG) != pid_) return;
+  exited_ = true;
+  // It wrote its report before it left.
+  ReadReport();
+}
+
+void RankProcess::WaitForExit() {
+  while (!exited_ && waitpid(pid_, &wait_status_, 0) < 0 && errno == EINTR) {
+  }
+  exited_ = true;
+}
+
+std::string RankProcess::Drain() {
+  std::string all;
+  // A process that the rank has started may hold the pipe open for ever, so
+  // the end of the file is not waited for.
+  for (bool more = output_fd_ >= 0; more;) {
+    std::string bytes;
+    more = ReadAvailable(output_fd_, &bytes) && !bytes.empty();
+    absl::StrAppend(&all, lines_.Add(bytes));
+  }
+  absl::StrAppend(&all, lines_.Finish());
+  return all;
+}
+
+void RankProcess::Signal(int signal) const {
+  if (!exited_) kill(pid_, signal);
+}
+
+absl::optional<RankOutcome> RankProcess::ReportedOutcome() const {
+  ReportHeader header;
+  if (report_.size() < sizeof(header)) return absl::nullopt;
+  memcpy(&header, report_.data(), sizeof(header));
+  if (report_.size() < sizeof(header) + header.message_size) {
+    return absl::nullopt;
+  }
+  RankOutcome outcome;
+  outcome.message = report_.substr(sizeof(header), header.message_size);
+  switch (static_cast<absl::StatusCode>(header.code)) {
+    case absl::StatusCode::kOk:
+      outcome.kind = RankOutcome::kOk;
+      break;
+    case absl::StatusCode::kCancelled:
+      outcome.kind = RankOutcome::kStopped;
+      outcome.stop_signal = header.stop_signal;
+      break;
+    case absl::StatusCode::kUnavailable:
+      outcome.kind = RankOutcome::kLostPeer;
+      break;
+    default:
+      outcome.kind = RankOutcome::kFailed;
+  }
+  if (outcome.kind != RankOutcome::kOk && outcome.message.empty()) {
+    outcome.message =
+        absl::StatusCodeToString(static_cast<absl::StatusCode>(header.code));
+  }
+  return outcome;
+}
+
+absl::optional<RankOutcome> RankProcess::Outcome() const {
+  const absl::optional<RankOutcome> reported = ReportedOutcome();
+  if (reported.has_value()) return reported;
+  if (!exited_) return absl::nullopt;
+  return RankOutcome{RankOutcome::kFailed, DescribeExit(wait_status_), 0};
+}
+
+}  // namespace capstan

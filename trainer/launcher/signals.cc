@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/launcher/signals.h"
+
+#include <glog/logging.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/launcher/launcher.h"
+
+namespace capstan {
+namespace {
+
+std::atomic<int> stop_signal{0};
+std::atomic<bool> second_ends_process{false};
+static_assert(std::atomic<int>::is_always_lock_free,
+              "a signal handler may only use lock-free atomics");
+
+// Async-signal-safe.
+void OnStopSignal(int signal) {
+  int none = 0;
+  const bool first = stop_signal.compare_exchange_strong(none, signal);
+  if (!second_ends_process.load()) return;
+  if (!first) _exit(128 + signal);
+  constexpr char kNote[] =
+      "stopping after this step; a second signal stops at once\n";
+  const ssize_t written = write(STDERR_FILENO, kNote, sizeof(kNote) - 1);
+  (void)written;
+}
+
+sigset_t WatchedSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGCHLD);
+  return set;
+}
+
+}  // namespace
+
+int StopRequested() { return stop_signal.load(); }
+
+void InstallStopHandlers(SecondSignal second) {
+  second_ends_process = second == SecondSignal::kEndsProcess;
+  struct sigaction action = {};
+  action.sa_handler = OnStopSignal;
+  // Libraries need not expect system calls to be interrupted.
+  action.sa_flags = SA_RESTART;
+  PCHECK(sigaction(SIGINT, &action, nullptr) == 0);
+  PCHECK(sigaction(SIGTERM, &action, nullptr) == 0);
+}
+
+std::string SignalName(int signal) {
+  const char* name = sigabbrev_np(signal);
+  if (name == nullptr) return absl::StrCat("signal ", signal);
+  return absl::StrCat("SIG", name);
+}
+
+BlockedSignals::BlockedSignals() {
+  const sigset_t set = WatchedSignals();
+  PCHECK(sigprocmask(SIG_BLOCK, &set, &old_mask_) == 0);
+  // An ignored SIGCHLD would have the kernel reap our children.
+  struct sigaction standard = {};
+  standard.sa_handler = SIG_DFL;
+  PCHECK(sigaction(SIGINT, &standard, &old_int_) == 0);
+  PCHECK(sigaction(SIGTERM, &standard, &old_term_) == 0);
+  PCHECK(sigaction(SIGCHLD, &standard, &old_child_) == 0);
+  fd_ = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+  PCHECK(fd_ >= 0);
+}
+
+BlockedSignals::~BlockedSignals() {
+  // What came after the last Next must not end the process now.
+  while (Next() != 0) {
+  }
+  close(fd_);
+  sigaction(SIGINT, &old_int_, nullptr);
+  sigaction(SIGTERM, &old_term_, nullptr);
+  sigaction(SIGCHLD, &old_child_, nullptr);
+  sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+}
+
+int BlockedSignals::Next() const {
+  signalfd_siginfo info;
+  if (read(fd_, &info, sizeof(info)) != sizeof(info)) return 0;
+  return static_cast<int>(info.ssi_signo);
+}
+
+void BlockedSignals::RestoreInChild() const {
+  close(fd_);
+  sigaction(SIGCHLD, &old_child_, nullptr);
+  sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+}
+
+}  // namespace capstan

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/backend_group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <glog/logging.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace capstan {
+namespace {
+
+// Throws CommunicationError for `what`, an exception of c10d.
+[[noreturn]] void Fail(int rank, absl::string_view collective,
+                       absl::string_view what) {
+  what = what.substr(0, what.find('\n'));
+  // Gloo begins with the place in its source: "[..pair.cc:534] Connection".
+  if (absl::StartsWith(what, "[")) {
+    const size_t end = what.find("] ");
+    if (end != absl::string_view::npos) what.remove_prefix(end + 2);
+  }
+  const std::string lower = absl::AsciiStrToLower(what);
+  const bool timed_out = absl::StrContains(lower, "timed out") ||
+                         absl::StrContains(lower, "timeout");
+  throw CommunicationError(
+      absl::StrCat("rank ", rank,
+                   timed_out ? " waited too long for another rank during "
+                             : " lost the connection to another rank during ",
+                   collective, ": ", what));
+}
+
+// Calls `function`; what it throws because a peer or the network is gone
+// becomes CommunicationError, anything else is passed on.
+template <typename Function>
+auto Translate(int rank, absl::string_view collective, Function function) {
+  try {
+    return function();
+  } catch (const c10::DistError& e) {
+    Fail(rank, collective, e.what_without_backtrace());
+  } catch (const std::runtime_error& e) {
+    // gloo::IoException and its kin; c10::Error is none of these.
+    Fail(rank, collective, e.what());
+  }
+}
+
+class BackendWork : public Work {
+ public:
+  // Keeps the tensors alive.
+  BackendWork(c10::intrusive_ptr<c10d::Work> work,
+              std::vector<at::Tensor> tensors, int rank, const char* collective)
+      : work_(std::move(work)),
+        tensors_(std::move(tensors)),
+        rank_(rank),
+        collective_(collective) {}
+
+  void Wait() override {
+    Translate(rank_, collective_, [this] { return work_->wait(); });
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> work_;
+  const std::vector<at::Tensor> tensors_;
+  const int rank_;
+  const char* const collective_;
+};
+
+class NothingToDo : public Work {
+ public:
+  void Wait() override {}
+};
+
+template <typename Function>
+std::unique_ptr<Work> Begin(int rank, const char* collective,
+                            std::vector<at::Tensor> tensors, Function start) {
+  auto work = Translate(rank, collective, start);
+  return std::make_unique<BackendWork>(std::move(work), std::move(tensors),
+                                       rank, collective);
+}
+
+}  // namespace
+
+BackendGroup::BackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
+                           std::string name, at::Device device)
+    : backend_(std::move(backend)), name_(std::move(name)), device_(device) {}
+
+int64_t BackendGroup::RingBytes(const at::Tensor& tensor) const {
+  return static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size();
+}
+
+void BackendGroup::CheckTensor(const at::Tensor& tensor) const {
+  CHECK(tensor.device() == device_)
+      << "collectives need tensors on " << device_.str() << ", not "
+      << tensor.device().str();
+  CHECK(tensor.is_contiguous()) << "collectives need contiguous tensors";
+}
+
+std::unique_ptr<Work> BackendGroup::AllReduce(const at::Tensor& tensor) {
+  CheckTensor(tensor);
+  if (tensor.numel() == 0) return std::make_unique<NothingToDo>();
+  bytes_sent_ += 2 * RingBytes(tensor);
+  std::vector<at::Tensor> tensors = {tensor};
+  return Begin(rank(), "all-reduce", tensors,
+               [&] { return backend_->allreduce(tensors); });
+}
+
+std::unique_ptr<Work> BackendGroup::ReduceScatter(const at::Tensor& output,
+                                                  const at::Tensor& input) {
+  CheckTensor(output);
+  CheckTensor(input);
+  CHECK_EQ(input.numel(), output.numel() * size());
+  if (input.numel() == 0) return std::make_unique<NothingToDo>();
+  bytes_sent_ += RingBytes(input);
+  at::Tensor out = output;
+  at::Tensor in = input;
+  return Begin(rank(), "reduce-scatter", {output, input},
+               [&] { return backend_->_reduce_scatter_base(out, in); });
+}
+
+std::unique_ptr<Work> BackendGroup::AllGather(const at::Tensor& output,
+                                              const at::Tensor& input) {
+  CheckTensor(output);
+  CheckTensor(input);
+  CHECK_EQ(output.numel(), input.numel() * size());
+  if (output.numel() == 0) return std::make_unique<NothingToDo>();
+  bytes_sent_ += RingBytes(output);
+  at::Tensor out = output;
+  at::Tensor in = input;
+  return Begin(rank(), "all-gather", {output, input},
+               [&] { return backend_->_allgather_base(out, in); });
+}
+
+std::unique_ptr<Work> BackendGroup::Broadcast(const at::Tensor& tensor,
+                                              int root) {
+  CheckTensor(tensor);
+  CHECK_LT(root, size());
+  if (tensor.numel() == 0) return std::make_unique<NothingToDo>();
+  if (rank() == root) bytes_sent_ += tensor.nbytes();
+  std::vector<at::Tensor> tensors = {tensor};
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  return Begin(rank(), "broadcast", tensors,
+               [&] { return backend_->broadcast(tensors, options); });
+}
+
+void BackendGroup::AllReduceHost(absl::Span<double> values) {
+  if (values.empty()) return;
+  const at::Tensor host =
+      at::from_blob(values.data(), {static_cast<int64_t>(values.size())},
+                    at::TensorOptions().dtype(at::kDouble));
+  if (device_.is_cpu()) {
+    AllReduce(host)->Wait();
+    return;
+  }
+  const at::Tensor on_device =
+      at::empty({static_cast<int64_t>(values.size())},
+                at::TensorOptions().dtype(at::kDouble).device(device_));
+  on_device.copy_(host);
+  AllReduce(on_device)->Wait();
+  // To host memory that is not pinned: returns when the values are there.
+  host.copy_(on_device);
+}
+
+}  // namespace capstan

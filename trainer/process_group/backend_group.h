@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_GROUP_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_GROUP_H_
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "plugins/sdk/process_group.h"
+
+namespace capstan {
+
+// A process group on a backend of c10d, Gloo or NCCL.
+class BackendGroup : public ProcessGroup {
+ public:
+  BackendGroup(c10::intrusive_ptr<c10d::Backend> backend, std::string name,
+               at::Device device);
+
+  int rank() const override { return backend_->getRank(); }
+  int size() const override { return backend_->getSize(); }
+  at::Device device() const override { return device_; }
+  std::string backend() const override { return name_; }
+
+  std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override;
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
+                                      const at::Tensor& input) override;
+  std::unique_ptr<Work> AllGather(const at::Tensor& output,
+                                  const at::Tensor& input) override;
+  std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override;
+  void AllReduceHost(absl::Span<double> values) override;
+  int64_t bytes_sent() const override { return bytes_sent_; }
+
+ private:
+  // Bytes that one of `size()` ranks sends to pass on all others' parts of
+  // `tensor`: (n - 1) / n of it.
+  int64_t RingBytes(const at::Tensor& tensor) const;
+  void CheckTensor(const at::Tensor& tensor) const;
+
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  const std::string name_;
+  const at::Device device_;
+  int64_t bytes_sent_ = 0;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_GROUP_H_

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/create.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "plugins/sdk/sdk_hash.h"
+#include "plugins/sdk/status.h"
+#include "trainer/process_group/gloo_group.h"
+#include "trainer/process_group/nccl/nccl_entry.h"
+#include "trainer/process_group/single_group.h"
+
+namespace capstan {
+namespace {
+
+// The real folder of `path`, links resolved; "" where there is none.
+std::string RealFolder(const char* path) {
+  char real[PATH_MAX];
+  if (path == nullptr || realpath(path, real) == nullptr) return "";
+  const std::string text = real;
+  return text.substr(0, text.rfind('/'));
+}
+
+std::string CoreFolder() {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(&CreateProcessGroup), &info) == 0) {
+    return "";
+  }
+  return RealFolder(info.dli_fname);
+}
+
+std::string LibTorchFolder() {
+  void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  link_map* map = nullptr;
+  if (torch == nullptr || dlinfo(torch, RTLD_DI_LINKMAP, &map) != 0) return "";
+  return RealFolder(map->l_name);
+}
+
+absl::Status NoGpu(absl::string_view problem) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("can't use the GPU: ", problem,
+                   " (set CUDA_VISIBLE_DEVICES= to train on the CPU instead)"));
+}
+
+std::string LoadError() {
+  const char* error = dlerror();
+  return error == nullptr ? "unknown error of the dynamic loader" : error;
+}
+
+// LibTorch's CUDA part, by its real path: it finds NVIDIA's libraries relative
+// to that. libcapstan_nccl.so needs it, and finds it loaded.
+absl::Status LoadLibTorchCuda() {
+  constexpr char kName[] = "libtorch_cuda.so";
+  const std::string beside = absl::StrCat(LibTorchFolder(), "/", kName);
+  const bool there = access(beside.c_str(), R_OK) == 0;
+  if (dlopen(there ? beside.c_str() : kName, RTLD_NOW | RTLD_GLOBAL) ==
+      nullptr) {
+    return NoGpu(
+        absl::StrCat("LibTorch's CUDA library does not load: ", LoadError()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const NcclEntry*> LoadNccl() {
+  const std::string core = CoreFolder();
+  const std::string trainer = RealFolder("/proc/self/exe");
+  const std::vector<std::string> folders = {
+      // Where Bazel builds it, seen from the core.
+      core + "/process_group/nccl", core, trainer, trainer + "/plugins"};
+  for (const std::string& folder : folders) {
+    const std::string path = absl::StrCat(folder, "/", kNcclLibrary);
+    if (access(path.c_str(), R_OK) != 0) continue;
+    CAPSTAN_RETURN_IF_ERROR(LoadLibTorchCuda());
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == nullptr) {
+      return NoGpu(absl::StrCat(path, " does not load: ", LoadError()));
+    }
+    const auto* entry =
+        static_cast<const NcclEntry*>(dlsym(library, kNcclEntrySymbol));
+    if (entry == nullptr || entry->sdk_hash != std::string(CAPSTAN_SDK_HASH)) {
+      return NoGpu(absl::StrCat(path, " is of another build"));
+    }
+    return entry;
+  }
+  return NoGpu(absl::StrCat(
+      "there is no ", kNcclLibrary, " in ", absl::StrJoin(folders, ", "),
+      "; it is built where the CUDA Toolkit and NCCL are installed"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
+    const RankInfo& info, int gpus) {
+  if (gpus == 0) {
+    if (info.world_size == 1) return CreateSingleGroup(at::kCPU);
+    return CreateGlooGroup(info);
+  }
+  if (info.local_rank >= gpus) {
+    return NoGpu(absl::StrCat("rank ", info.rank, " is number ",
+                              info.local_rank + 1, " on this machine, which ",
+                              "has ", gpus,
+                              " GPUs: launch at most one rank a GPU"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const NcclEntry* entry, LoadNccl());
+  return entry->create(info);
+}
+
+}  // namespace capstan

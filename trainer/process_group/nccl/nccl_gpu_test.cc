@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The collectives on this machine's GPUs, one rank each. Without a GPU there
+// is nothing to test; tests/gpu/run.sh says so.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plugins/sdk/status.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/process_group/collectives_for_test.h"
+#include "trainer/process_group/create.h"
+
+namespace capstan {
+namespace {
+
+absl::Status UseGpus(const RankInfo& info) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
+                           CreateProcessGroup(info, CountGpus()));
+  Require(group->backend() == (info.world_size > 1 ? "nccl" : "none"),
+          "backend");
+  Require(group->device() == at::Device(at::kCUDA, info.local_rank), "device");
+  for (at::ScalarType dtype :
+       {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (int64_t size : {1, 5, 17}) CheckCollectives(group.get(), dtype, size);
+  }
+  CheckOverlap(group.get());
+  std::vector<double> values = {1.5, 1e300};
+  group->AllReduceHost(absl::MakeSpan(values));
+  Require(values[0] == 1.5 * info.world_size, "sum of host numbers");
+  return absl::OkStatus();
+}
+
+TEST(NcclGpu, OneRank) {
+  if (CountGpus() == 0) GTEST_SKIP() << "no GPU";
+  EXPECT_EQ(LaunchRanks(1, UseGpus), 0);
+}
+
+TEST(NcclGpu, OneRankPerGpu) {
+  if (CountGpus() < 2) GTEST_SKIP() << "fewer than two GPUs";
+  EXPECT_EQ(LaunchRanks(CountGpus(), UseGpus), 0);
+}
+
+}  // namespace
+}  // namespace capstan

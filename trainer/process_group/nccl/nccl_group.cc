@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/Context.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <nccl.h>
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/sdk_hash.h"
+#include "plugins/sdk/status.h"
+#include "trainer/process_group/backend_group.h"
+#include "trainer/process_group/nccl/nccl_entry.h"
+#include "trainer/process_group/rendezvous.h"
+#include "trainer/process_group/single_group.h"
+
+namespace capstan {
+namespace {
+
+using c10d::ProcessGroupNCCL;
+
+// ProcessGroupNCCL::Options holds NCCL's config struct, which grows with
+// NCCL's versions: built with other headers, LibTorch would write past it.
+static_assert(NCCL_MAJOR == 2 && NCCL_MINOR == 28,
+              "LibTorch 2.11.0 is built with NCCL 2.28: use its nccl.h");
+
+void TakeGpu(at::Device device) {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  c10::cuda::set_device(device.index());
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
+                                                        at::Device device) {
+  CAPSTAN_ASSIGN_OR_RETURN(auto store, JoinStore(info));
+  auto options = ProcessGroupNCCL::Options::create();
+  options->timeout = kCollectiveTimeout;
+  auto nccl = c10::make_intrusive<ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::PrefixStore>("nccl", std::move(store)),
+      info.rank, info.world_size, options);
+  // Connects now: an error shows here rather than in the first step.
+  nccl->setBoundDeviceId(device);
+  nccl->eagerConnectSingleDevice(device);
+  return std::make_unique<BackendGroup>(std::move(nccl), "nccl", device);
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
+  const at::Device device(at::kCUDA,
+                          static_cast<at::DeviceIndex>(info.local_rank));
+  try {
+    TakeGpu(device);
+  } catch (...) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", info.rank, " can't use GPU ", info.local_rank,
+                     ": ", CurrentExceptionToStatus().message()));
+  }
+  try {
+    if (info.world_size == 1) return CreateSingleGroup(device);
+    return JoinRanks(info, device);
+  } catch (...) {
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", info.rank, " could not connect to the other ranks with NCCL: ",
+        CurrentExceptionToStatus().message()));
+  }
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default")))
+const NcclEntry capstan_nccl_v1;
+const NcclEntry capstan_nccl_v1 = {CAPSTAN_SDK_HASH, Create};
+
+}  // namespace capstan

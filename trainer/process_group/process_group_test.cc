@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/status.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/process_group/collectives_for_test.h"
+#include "trainer/process_group/create.h"
+#include "trainer/process_group/rendezvous.h"
+
+namespace capstan {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+using Check = std::function<void(ProcessGroup* group)>;
+
+// Exit code of a run of `ranks` ranks that each join on CPU and call `check`.
+int RunRanks(int ranks, const Check& check) {
+  return LaunchRanks(ranks, [&](const RankInfo& info) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
+                             CreateProcessGroup(info, 0));
+    check(group.get());
+    return absl::OkStatus();
+  });
+}
+
+// The same, with the standard error in `text`.
+int RunRanks(int ranks, const Check& check, std::string* text) {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    _exit(RunRanks(ranks, check));
+  }
+  close(ends[1]);
+  char buffer[4096];
+  for (ssize_t got; (got = read(ends[0], buffer, sizeof(buffer))) > 0;) {
+    text->append(buffer, got);
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+class GlooTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, GlooTest, testing::Values(2, 3));
+
+TEST_P(GlooTest, Collectives) {
+  const int exit_code = RunRanks(GetParam(), [&](ProcessGroup* group) {
+    Require(group->size() == GetParam(), "size");
+    Require(group->backend() == "gloo", "backend");
+    Require(group->device().is_cpu(), "device");
+    for (at::ScalarType dtype :
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong}) {
+      for (int64_t size : {1, 5, 17}) CheckCollectives(group, dtype, size);
+    }
+    CheckCollectives(group, at::kFloat, 300001);
+    CheckOverlap(group);
+    CheckCollectives(group, at::kFloat, 0);
+  });
+  EXPECT_EQ(exit_code, 0);
+}
+
+TEST_P(GlooTest, AllReduceHostIsBitIdentical) {
+  const int exit_code = RunRanks(GetParam(), [](ProcessGroup* group) {
+    const int n = group->size();
+    // Sums of these depend on the order of the additions.
+    std::vector<double> values = {0.1 * (group->rank() + 1), 1e16, 1.0 / 3,
+                                  group->rank() == 1 ? NAN : 0.0};
+    values[1] *= group->rank() == 0 ? -1 : 1;
+    std::vector<double> expected_sum = {0.1 * n * (n + 1) / 2};
+    group->AllReduceHost(absl::MakeSpan(values));
+    Require(std::abs(values[0] - expected_sum[0]) < 1e-12, "sum");
+    Require(std::isnan(values[3]), "NaN");
+
+    const at::Tensor mine = at::empty({4}, at::kLong);
+    std::memcpy(mine.data_ptr(), values.data(), 4 * sizeof(double));
+    const at::Tensor all = at::empty({4 * n}, at::kLong);
+    group->AllGather(all, mine)->Wait();
+    for (int i = 0; i < n; ++i) {
+      Require(all.slice(0, 4 * i, 4 * i + 4).equal(mine), "bits");
+    }
+  });
+  EXPECT_EQ(exit_code, 0);
+}
+
+TEST_P(GlooTest, CountsBytes) {
+  const int exit_code = RunRanks(GetParam(), [](ProcessGroup* group) {
+    const int n = group->size();
+    const at::Tensor whole = at::full({60}, 1, at::kFloat);  // 240 bytes
+    const at::Tensor part = at::full({60 / n}, 1, at::kFloat);
+    Require(group->bytes_sent() == 0, "nothing sent yet");
+    group->AllReduce(whole)->Wait();
+    Require(group->bytes_sent() == 2 * 240 * (n - 1) / n, "all-reduce");
+    group->ReduceScatter(part, whole)->Wait();
+    group->AllGather(whole, part)->Wait();
+    Require(group->bytes_sent() == 4 * 240 * (n - 1) / n, "the same in two");
+    group->Broadcast(whole, 1)->Wait();
+    const int64_t more = group->rank() == 1 ? 240 : 0;
+    Require(group->bytes_sent() == 4 * 240 * (n - 1) / n + more, "broadcast");
+  });
+  EXPECT_EQ(exit_code, 0);
+}
+
+// Ends that follow a collective at once must not break it for the others.
+TEST(Gloo, LeavesInOrder) {
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(RunRanks(2,
+                       [](ProcessGroup* group) {
+                         std::vector<double> values = {1, 2, 3};
+                         group->AllReduceHost(absl::MakeSpan(values));
+                       }),
+              0);
+  }
+}
+
+TEST(Gloo, AKilledRankIsTheCauseAndTheOthersEnd) {
+  std::string text;
+  const int exit_code = RunRanks(
+      2,
+      [](ProcessGroup* group) {
+        std::vector<double> values = {1};
+        for (int step = 0;; ++step) {
+          if (group->rank() == 1 && step == 100) raise(SIGKILL);
+          group->AllReduceHost(absl::MakeSpan(values));
+        }
+      },
+      &text);
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_THAT(text, HasSubstr("ERROR [rank 1] killed by signal 9 (SIGKILL)"));
+  EXPECT_THAT(text, Not(HasSubstr("lost the connection")));
+}
+
+TEST(Gloo, AVanishedPeerIsACommunicationError) {
+  std::string text;
+  const int exit_code = RunRanks(
+      2,
+      [](ProcessGroup* group) {
+        if (group->rank() == 1) {
+          throw std::invalid_argument("sample 3 is broken");
+        }
+        try {
+          group->AllReduce(at::full({10}, 1, at::kFloat))->Wait();
+        } catch (const CommunicationError& e) {
+          fprintf(stderr, "%s\n", e.what());
+          throw;
+        }
+      },
+      &text);
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_THAT(text, HasSubstr("[rank 0] rank 0 lost the connection to another "
+                              "rank during all-reduce: "));
+  EXPECT_THAT(text, HasSubstr("ERROR [rank 1] sample 3 is broken\n"));
+  EXPECT_THAT(text, Not(HasSubstr("ERROR [rank 0]")));
+}
+
+// Sums 1 over the ranks of `info`'s run.
+absl::Status JoinAndSum(const RankInfo& info) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
+                           CreateProcessGroup(info, 0));
+  std::vector<double> values = {1};
+  group->AllReduceHost(absl::MakeSpan(values));
+  Require(values[0] == info.world_size, "sum");
+  return absl::OkStatus();
+}
+
+// As under a launcher that only sets the environment: rank 0 serves, and may
+// come last.
+TEST(Rendezvous, Rank0ServesWithoutASocketOfOurs) {
+  const int exit_code = LaunchRanks(2, [](RankInfo info) {
+    if (info.rank == 0) {
+      close(info.listen_fd);
+      info.listen_fd = -1;
+      usleep(200000);
+    }
+    return JoinAndSum(info);
+  });
+  EXPECT_EQ(exit_code, 0);
+}
+
+// As under torchrun, whose agent serves. Here the launcher's rank 0 plays the
+// agent.
+TEST(Rendezvous, TorchrunServes) {
+  int done[2];
+  ASSERT_EQ(pipe(done), 0);
+  const int exit_code = LaunchRanks(3, [&](RankInfo info) {
+    if (info.rank == 0) {
+      c10d::TCPStoreOptions options;
+      options.isServer = true;
+      options.port = info.master_port;
+      options.masterListenFd = info.listen_fd;
+      options.waitWorkers = false;
+      const c10d::TCPStore agent("127.0.0.1", options);
+      char byte;
+      for (int rank = 0; rank < 2; ++rank) {
+        Require(read(done[0], &byte, 1) == 1, "a rank is done");
+      }
+      return absl::OkStatus();
+    }
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
+    info.rank -= 1;
+    info.world_size = 2;
+    const absl::Status status = JoinAndSum(info);
+    Require(write(done[1], "d", 1) == 1, "write");
+    return status;
+  });
+  EXPECT_EQ(exit_code, 0);
+  close(done[0]);
+  close(done[1]);
+}
+
+TEST(Rendezvous, NamesTheMissingRanks) {
+  const int exit_code = LaunchRanks(1, [](RankInfo info) {
+    info.world_size = 3;
+    const absl::Status status =
+        JoinStore(info, std::chrono::milliseconds(1000)).status();
+    Require(absl::IsUnavailable(status), status.ToString());
+    const std::string message(status.message());
+    Require(message == absl::StrCat(
+                           "rank 0 waited 1 s at 127.0.0.1:", info.master_port,
+                           ": only 1 of 3 ranks came; missing: 1, 2"),
+            message);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(exit_code, 0);
+}
+
+TEST(SingleGroup, IsTheIdentity) {
+  RankInfo info;
+  const auto group = CreateProcessGroup(info, 0);
+  ASSERT_TRUE(group.ok());
+  EXPECT_EQ((*group)->backend(), "none");
+  EXPECT_EQ((*group)->size(), 1);
+  CheckCollectives(group->get(), at::kFloat, 7);
+  const at::Tensor same = at::full({4}, 3, at::kFloat);
+  (*group)->AllGather(same, same)->Wait();
+  EXPECT_EQ((*group)->bytes_sent(), 0);
+}
+
+TEST(CreateProcessGroup, SaysWhyThereIsNoGpu) {
+  RankInfo info;
+  info.local_rank = 2;
+  const absl::Status status = CreateProcessGroup(info, 2).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has 2 GPUs"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("CUDA_VISIBLE_DEVICES="));
+}
+
+}  // namespace
+}  // namespace capstan

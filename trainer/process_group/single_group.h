@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_SINGLE_GROUP_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_SINGLE_GROUP_H_
+
+#include <memory>
+
+#include "plugins/sdk/process_group.h"
+
+namespace capstan {
+
+// A group of one: sums are what they are, gathering and scattering copy.
+std::unique_ptr<ProcessGroup> CreateSingleGroup(at::Device device);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_SINGLE_GROUP_H_

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_TRAIN_OUTPUT_FOLDER_H_
+#define CAPSTAN_TRAINER_TRAIN_OUTPUT_FOLDER_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "trainer/run_config.pb.h"
+
+namespace capstan {
+
+// Makes the run's folder and returns it: config.output_dir, or
+// WORKSPACE/runs/NAME/TIME with runs/NAME/latest pointing to it. With
+// train.resume AUTO a folder with checkpoints is taken up again (of a run
+// without output_dir: the latest, unless it is finished). A folder that holds
+// a run is an error otherwise: nothing in it is touched.
+absl::StatusOr<std::string> PrepareOutputFolder(
+    const RunConfig& config, const std::string& workspace_folder);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_TRAIN_OUTPUT_FOLDER_H_

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_TRAIN_RUN_PARTS_H_
+#define CAPSTAN_TRAINER_TRAIN_RUN_PARTS_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/objective.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/precision.h"
+#include "plugins/sdk/strategy.h"
+#include "trainer/config/load_config.h"
+
+namespace capstan {
+
+// The plugins of a run. Making them starts no thread and allocates nothing of
+// the model's size, so it is done before ranks are forked.
+struct RunParts {
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Objective> objective;
+  std::unique_ptr<DatasetReader> train_data;
+  std::unique_ptr<DatasetReader> eval_data;  // null: no evaluation
+  std::unique_ptr<Strategy> strategy;
+  std::unique_ptr<Precision> precision;
+  std::unique_ptr<Optimizer> optimizer;
+  // Package names, for people: "capstan.ddp".
+  std::string strategy_name;
+  std::string precision_name;
+};
+
+// How a step's samples are spread.
+struct BatchPlan {
+  int64_t micro_batch_size = 1;
+  int64_t global_batch_size = 1;
+  int64_t accumulation = 1;
+};
+
+// Makes one plugin of the config; errors say where it was set.
+absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
+                                                   PluginHost& host);
+
+// Makes all plugins, and checks that they fit each other and `world_size`
+// ranks. Errors name the place in the config.
+absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
+                                        int world_size, PluginHost& host);
+
+// Micro-batch, global batch and accumulation for `world_size` ranks.
+absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_TRAIN_RUN_PARTS_H_

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_TRAIN_STRATEGY_RUNNER_H_
+#define CAPSTAN_TRAINER_TRAIN_STRATEGY_RUNNER_H_
+
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/strategy.h"
+
+namespace capstan {
+
+// Runs a model's units between a strategy's callbacks. A strategy that wants
+// none costs nothing.
+class StrategyRunner final : public UnitRunner {
+ public:
+  explicit StrategyRunner(Strategy* strategy) : strategy_(strategy) {}
+  at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override;
+
+ private:
+  Strategy* const strategy_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_TRAIN_STRATEGY_RUNNER_H_

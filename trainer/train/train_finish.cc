@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a run does between and after its steps: evaluation, samples,
+// checkpoints, the final folder and the summary.
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "trainer/checkpoint/hf_folder.h"
+#include "trainer/train/train_loop.h"
+
+namespace capstan {
+namespace {
+
+constexpr int64_t kDefaultKeepCheckpoints = 2;
+constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
+// Steps at the start that the median leaves out: buffers are still cold.
+constexpr size_t kWarmUpSteps = 2;
+
+// The most memory that this process has held, in bytes.
+int64_t PeakMemoryBytes() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (!absl::StartsWith(line, "VmHWM:")) continue;
+    const std::vector<std::string> words =
+        absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
+    int64_t kib = 0;
+    if (words.size() >= 2 && absl::SimpleAtoi(words[1], &kib)) {
+      return kib * 1024;
+    }
+  }
+  return 0;
+}
+
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1
+             ? values[middle]
+             : 0.5 * (values[middle - 1] + values[middle]);
+}
+
+}  // namespace
+
+absl::Status TrainLoop::Evaluate() {
+  if (parts_.eval_data == nullptr || evaluated_step_ == state_.step) {
+    return absl::OkStatus();
+  }
+  evaluated_step_ = state_.step;
+  at::NoGradGuard no_grad;
+  const int64_t size = parts_.eval_data->size();
+  const int64_t micro = job_->batch.micro_batch_size;
+  int64_t batches = (size + micro - 1) / micro;
+  if (config_.train().eval_batches() > 0) {
+    batches = std::min(batches, config_.train().eval_batches());
+  }
+  // All ranks run the model equally often, since it may hold collectives; what
+  // a rank computes beyond the last batch doesn't count.
+  const int64_t world = group_->size();
+  double sums[2] = {0.0, 0.0};
+  absl::Status status;
+  for (int64_t round = 0; round < (batches + world - 1) / world; ++round) {
+    const int64_t index = round * world + group_->rank();
+    const int64_t begin = std::min(index, batches - 1) * micro;
+    std::vector<int64_t> samples(std::min(micro, size - begin));
+    std::iota(samples.begin(), samples.end(), begin);
+    Batch batch;
+    try {
+      status.Update(parts_.eval_data->Read(samples, &batch));
+      if (!status.ok()) break;
+      for (auto& [name, tensor] : batch) tensor = tensor.to(group_->device());
+      const LossSum loss =
+          parts_.objective->Compute(*parts_.model, batch, runner_);
+      if (index >= batches) continue;
+      sums[0] += loss.sum.item<double>();
+      sums[1] += static_cast<double>(loss.count);
+    } catch (...) {
+      status.Update(CurrentExceptionToStatus());
+      break;
+    }
+  }
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "evaluation"));
+  group_->AllReduceHost(absl::MakeSpan(sums));
+  eval_loss_ = sums[1] > 0 ? sums[0] / sums[1] : 0.0;
+  if (reporter_ != nullptr) reporter_->Eval(state_.step, *eval_loss_);
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::SampleText(const std::string& title) {
+  const std::string& prompt = config_.train().sample_prompt();
+  const bool all_ranks = parts_.strategy->wants_unit_callbacks();
+  if (prompt.empty() || (reporter_ == nullptr && !all_ranks)) {
+    return absl::OkStatus();
+  }
+  const Tokenizer& tokenizer = *parts_.train_data->tokenizer();
+  const std::vector<int64_t> ids = tokenizer.Encode(prompt);
+  SampleOptions options;
+  options.seed = config_.train().seed();
+  absl::StatusOr<std::vector<int64_t>> text =
+      parts_.objective->Sample(*parts_.model, ids, options, runner_);
+  if (!text.ok()) return Annotate(text.status(), "train.sample_prompt");
+  if (reporter_ == nullptr) return absl::OkStatus();
+  reporter_->Sample(
+      state_.step, title, prompt,
+      tokenizer.Decode(absl::MakeConstSpan(*text).subspan(ids.size())));
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::Save() {
+  if (last_saved_step_ == state_.step) return absl::OkStatus();
+  state_.loss_scale = scaler_.scale();
+  state_.loss_scale_good_steps = scaler_.good_steps();
+  const int64_t keep = config_.train().keep_checkpoints() > 0
+                           ? config_.train().keep_checkpoints()
+                           : kDefaultKeepCheckpoints;
+  CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint(
+      output_dir_, static_cast<int>(keep), state_, Checkpointed()));
+  last_saved_step_ = state_.step;
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::Finish() {
+  loader_.reset();
+  if (!stopping_) {
+    CAPSTAN_RETURN_IF_ERROR(Evaluate());
+    CAPSTAN_RETURN_IF_ERROR(SampleText("after training"));
+    CAPSTAN_RETURN_IF_ERROR(Save());
+    CAPSTAN_RETURN_IF_ERROR(SaveHuggingFaceFolder(
+        output_dir_ + "/final", parts_.precision->policy().compute,
+        kMaxShardBytes, *parts_.model, *parts_.strategy, *group_,
+        parts_.train_data->tokenizer(), config_text_));
+  }
+  const RunSummary summary = Summary();
+  absl::Status status;
+  if (reporter_ != nullptr) {
+    reporter_->Finish(summary);
+    status = reporter_->status();
+  }
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "writing the summary"));
+  if (stopping_) {
+    return absl::CancelledError(absl::StrCat(
+        "stopped after step ", state_.step, "; saved in ", output_dir_));
+  }
+  return absl::OkStatus();
+}
+
+RunSummary TrainLoop::Summary() {
+  RunSummary summary;
+  summary.status = stopping_ ? "stopped" : "completed";
+  summary.steps = state_.step;
+  summary.tokens = state_.tokens;
+  for (const ParameterSpec& spec : parts_.model->parameters()) {
+    summary.parameters += spec.numel();
+  }
+  summary.world_size = group_->size();
+  summary.strategy = parts_.strategy_name;
+  summary.precision = parts_.precision_name;
+  summary.ready_seconds = ready_seconds_;
+  const size_t skip = std::min(
+      kWarmUpSteps, step_seconds_.empty() ? 0 : step_seconds_.size() - 1);
+  std::vector<double> rates;
+  for (size_t i = skip; i < step_seconds_.size(); ++i) {
+    rates.push_back(step_tokens_[i] / std::max(step_seconds_[i], 1e-9));
+  }
+  summary.step_seconds_median = Median(std::vector<double>(
+      step_seconds_.begin() + skip, step_seconds_.end()));
+  summary.tokens_per_second = Median(rates);
+  for (double bytes :
+       FromAllRanks(static_cast<double>(PeakMemoryBytes()))) {
+    summary.peak_memory_bytes.push_back(static_cast<int64_t>(bytes));
+  }
+  if (state_.step > 0) summary.final_loss = state_.last_loss;
+  summary.eval_loss = eval_loss_;
+  return summary;
+}
+
+}  // namespace capstan

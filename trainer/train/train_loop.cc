@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loop and its steps. Setting up, evaluation and finishing are in
+// train_setup.cc and train_finish.cc.
+#include "trainer/train/train_loop.h"
+
+#include <ATen/ops/full.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/train/schedule.h"
+
+namespace capstan {
+namespace {
+
+// After that many skipped steps in a row a run is broken, not unlucky.
+constexpr int64_t kMaxSkippedSteps = 20;
+
+double Now() { return absl::ToUnixMicros(absl::Now()) * 1e-6; }
+
+bool Due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+}  // namespace
+
+TrainLoop::TrainLoop(TrainJob* job, const RankInfo& rank)
+    : job_(job),
+      rank_(rank),
+      config_(job->loaded.config),
+      parts_(job->parts),
+      scaler_(job->parts.precision->policy().loss_scaling),
+      runner_(job->parts.strategy.get()) {}
+
+TrainLoop::~TrainLoop() = default;
+
+absl::Status TrainLoop::Run() {
+  CAPSTAN_RETURN_IF_ERROR(SetUp());
+  CAPSTAN_RETURN_IF_ERROR(SampleText("before training"));
+  const Train& train = config_.train();
+  while (state_.step < train.max_steps() && !stopping_) {
+    CAPSTAN_RETURN_IF_ERROR(Step());
+    if (Due(train.eval_every(), state_.step)) {
+      CAPSTAN_RETURN_IF_ERROR(Evaluate());
+      if (state_.step < train.max_steps()) {
+        CAPSTAN_RETURN_IF_ERROR(
+            SampleText(absl::StrCat("after step ", state_.step)));
+      }
+    }
+    if (Due(train.save_every(), state_.step) || stopping_) {
+      CAPSTAN_RETURN_IF_ERROR(Save());
+    }
+  }
+  return Finish();
+}
+
+absl::Status TrainLoop::Step() {
+  const double start = Now();
+  Verdict verdict;
+  const absl::Status mine = RunMicroSteps(&verdict);
+  // A broken connection can carry no verdict.
+  if (absl::IsUnavailable(mine)) return mine;
+  verdict.failed_ranks = mine.ok() ? 0.0 : 1.0;
+  verdict.stop_requests = StopRequested() != 0 ? 1.0 : 0.0;
+  try {
+    Agree(&verdict);
+  } catch (...) {
+    return mine.ok() ? CurrentExceptionToStatus() : mine;
+  }
+  if (!mine.ok()) {
+    return Annotate(mine, absl::StrCat("step ", state_.step + 1));
+  }
+  if (verdict.failed_ranks > 0) {
+    return absl::UnavailableError(
+        absl::StrCat("another rank failed in step ", state_.step + 1));
+  }
+  stopping_ = verdict.stop_requests > 0;
+
+  double grad_norm = 0.0;
+  bool skipped = false;
+  const double lr =
+      parts_.optimizer->learning_rate() *
+      LearningRateMultiplier(config_.schedule(), state_.optimizer_steps,
+                             config_.train().max_steps());
+  CAPSTAN_RETURN_IF_ERROR(Update(verdict, &grad_norm, &skipped));
+  ++state_.step;
+  state_.samples += job_->batch.global_batch_size;
+  state_.tokens += static_cast<int64_t>(verdict.tokens);
+  if (verdict.count > 0) state_.last_loss = verdict.loss_sum / verdict.count;
+  Report(verdict, grad_norm, lr, skipped, Now() - start);
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::RunMicroSteps(Verdict* mine) {
+  absl::Status status;
+  for (int i = 0; i < job_->batch.accumulation && status.ok(); ++i) {
+    try {
+      status = MicroStep(i, mine);
+    } catch (...) {
+      status = CurrentExceptionToStatus();
+    }
+  }
+  if (absl::IsUnavailable(status)) return status;
+  if (absl::IsResourceExhausted(status)) {
+    status = Annotate(status,
+                      absl::StrCat("out of memory; lower "
+                                   "batch.micro_batch_size (now ",
+                                   job_->batch.micro_batch_size, ")"));
+  }
+  // Also after an error: the other ranks wait in these collectives.
+  try {
+    parts_.strategy->FinishBackward();
+    mine->gradient_squared_sum = parts_.strategy->GradientSquaredSum();
+  } catch (...) {
+    if (status.ok()) status = CurrentExceptionToStatus();
+  }
+  return status;
+}
+
+absl::Status TrainLoop::MicroStep(int index, Verdict* mine) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, loader_->Next());
+  parts_.strategy->BeginMicroStep(index,
+                                  static_cast<int>(job_->batch.accumulation));
+  LossSum loss = parts_.objective->Compute(*parts_.model, batch, runner_);
+  const at::Tensor scale =
+      at::full({}, scaler_.scale() / nominal_targets_, loss.sum.options());
+  torch::autograd::backward({loss.sum}, {scale});
+  mine->loss_sum += loss.sum.item<double>();
+  mine->count += static_cast<double>(loss.count);
+  mine->tokens += static_cast<double>(loss.tokens);
+  return absl::OkStatus();
+}
+
+void TrainLoop::Agree(Verdict* verdict) {
+  double sums[] = {verdict->loss_sum,     verdict->count,
+                   verdict->tokens,       verdict->gradient_squared_sum,
+                   verdict->failed_ranks, verdict->stop_requests};
+  group_->AllReduceHost(absl::MakeSpan(sums));
+  *verdict = {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]};
+}
+
+absl::Status TrainLoop::Update(const Verdict& verdict, double* grad_norm,
+                               bool* skipped) {
+  // The gradients in the buffers are of loss_sum * scale / nominal_targets.
+  const double count = std::max(verdict.count, 1.0);
+  const double unscale = nominal_targets_ / count / scaler_.scale();
+  *grad_norm = std::sqrt(verdict.gradient_squared_sum) * unscale;
+  const bool finite =
+      std::isfinite(*grad_norm) && std::isfinite(verdict.loss_sum);
+  *skipped = !finite || verdict.count == 0;
+  if (finite && verdict.count == 0 && reporter_ != nullptr) {
+    reporter_->Note(absl::StrCat("step ", state_.step + 1,
+                                 ": the batch has no targets; no update"));
+  }
+  if (!*skipped) {
+    OptimizerStep step;
+    step.step = state_.optimizer_steps + 1;
+    step.learning_rate =
+        parts_.optimizer->learning_rate() *
+        LearningRateMultiplier(config_.schedule(), state_.optimizer_steps,
+                               config_.train().max_steps());
+    step.gradient_scale = unscale;
+    // Clipping as in torch.nn.utils.clip_grad_norm_.
+    const double max_norm = config_.train().max_grad_norm();
+    if (max_norm > 0) {
+      step.gradient_scale *= std::min(1.0, max_norm / (*grad_norm + 1e-6));
+    }
+    absl::Span<OptimizerShard> shards = parts_.strategy->OptimizerShards();
+    for (size_t i = 0; i < shards.size(); ++i) {
+      parts_.optimizer->Update(step, parts_.model->parameters(), shards[i],
+                               absl::MakeSpan(optimizer_state_[i]));
+    }
+    parts_.strategy->PublishParameters();
+    ++state_.optimizer_steps;
+  }
+  const bool was_at_minimum = scaler_.at_minimum();
+  scaler_.Update(finite);
+  skipped_in_a_row_ = finite ? 0 : skipped_in_a_row_ + 1;
+  if (!finite && was_at_minimum && skipped_in_a_row_ >= kMaxSkippedSteps) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "loss or gradients have not been finite for ", skipped_in_a_row_,
+        " steps in a row (since step ", state_.step + 2 - skipped_in_a_row_,
+        "): lower the learning rate, or train in a wider precision"));
+  }
+  return absl::OkStatus();
+}
+
+void TrainLoop::Report(const Verdict& verdict, double grad_norm, double lr,
+                       bool skipped, double seconds) {
+  step_seconds_.push_back(seconds);
+  step_tokens_.push_back(verdict.tokens);
+  if (reporter_ == nullptr) return;
+  StepMetrics metrics;
+  metrics.step = state_.step;
+  metrics.loss = verdict.count > 0 ? verdict.loss_sum / verdict.count : 0.0;
+  metrics.grad_norm = grad_norm;
+  metrics.lr = lr;
+  metrics.tokens = state_.tokens;
+  metrics.step_seconds = seconds;
+  metrics.tokens_per_second = verdict.tokens / std::max(seconds, 1e-9);
+  metrics.skipped = skipped;
+  if (scaler_.enabled()) metrics.loss_scale = scaler_.scale();
+  reporter_->Step(metrics);
+}
+
+}  // namespace capstan

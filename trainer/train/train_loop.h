@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_TRAIN_TRAIN_LOOP_H_
+#define CAPSTAN_TRAINER_TRAIN_TRAIN_LOOP_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "plugins/sdk/process_group.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/data/data_loader.h"
+#include "trainer/launcher/rank_info.h"
+#include "trainer/metrics/reporter.h"
+#include "trainer/train/loss_scaler.h"
+#include "trainer/train/run_parts.h"
+#include "trainer/train/strategy_runner.h"
+
+namespace capstan {
+
+// A run that is ready to start; the same in all ranks.
+struct TrainJob {
+  LoadedConfig loaded;
+  RunParts parts;
+  BatchPlan batch;
+  // Of the run; empty under torchrun, where rank 0 settles it.
+  std::string output_dir;
+  std::string workspace_folder;
+  int gpus = 0;  // of this machine; 0: CPU
+  // When the run's first process was started, on CLOCK_BOOTTIME.
+  double start_seconds = 0.0;
+};
+
+// One rank's training, from joining the others to the last file. Every rank
+// runs the same steps in the same order: what one rank learns alone (an error,
+// a signal, a non-finite gradient) travels in the verdict that ends each step,
+// and all act on the sum.
+class TrainLoop {
+ public:
+  TrainLoop(TrainJob* job, const RankInfo& rank);
+  ~TrainLoop();
+
+  // OK: all steps are done. CANCELLED: stopped by a signal, and saved.
+  // UNAVAILABLE: another rank failed; the error is that one's.
+  absl::Status Run();
+
+ private:
+  // What all ranks know of a step, as sums over ranks.
+  struct Verdict {
+    double loss_sum = 0.0;
+    double count = 0.0;   // targets
+    double tokens = 0.0;  // input tokens
+    double gradient_squared_sum = 0.0;
+    double failed_ranks = 0.0;
+    double stop_requests = 0.0;
+  };
+
+  absl::Status SetUp();
+  absl::Status SettleOutputDir();
+  void AllocateOptimizerState();
+  absl::Status ResumeIfAsked();
+  absl::Status StartReporter();
+  absl::Status NominalTargets();
+
+  absl::Status Step();
+  absl::Status RunMicroSteps(Verdict* mine);
+  absl::Status MicroStep(int index, Verdict* mine);
+  void Agree(Verdict* verdict);
+  absl::Status Update(const Verdict& verdict, double* grad_norm, bool* skipped);
+  void Report(const Verdict& verdict, double grad_norm, double lr, bool skipped,
+              double seconds);
+
+  absl::Status Evaluate();
+  absl::Status SampleText(const std::string& title);
+  absl::Status Save();
+  absl::Status Finish();
+  absl::Status AgreeOnError(const absl::Status& mine, const char* what);
+  RunSummary Summary();
+  std::vector<double> FromAllRanks(double mine);
+  CheckpointParts Checkpointed();
+
+  TrainJob* const job_;
+  const RankInfo rank_;
+  const RunConfig& config_;
+  RunParts& parts_;
+
+  std::unique_ptr<ProcessGroup> group_;
+  LossScaler scaler_;
+  StrategyRunner runner_;
+  std::unique_ptr<DataLoader> loader_;
+  std::unique_ptr<Reporter> reporter_;  // rank 0's
+  std::vector<std::vector<at::Tensor>> optimizer_state_;
+  std::string config_text_;
+  std::string output_dir_;
+
+  TrainState state_;
+  int64_t first_step_ = 0;
+  // What the loss sum is divided by in backward, on all ranks alike: about the
+  // targets of a step, so that gradients have their usual size. The exact
+  // count, known at the step's end, is made up for in the update.
+  double nominal_targets_ = 1.0;
+  int64_t skipped_in_a_row_ = 0;
+  bool stopping_ = false;
+  int64_t last_saved_step_ = -1;
+  double ready_seconds_ = 0.0;
+  absl::optional<double> eval_loss_;
+  int64_t evaluated_step_ = -1;
+  std::vector<double> step_seconds_;
+  std::vector<double> step_tokens_;
+};
+
+// The run's first start on CLOCK_BOOTTIME, when this process is its first.
+double ProcessStartSeconds();
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_TRAIN_TRAIN_LOOP_H_

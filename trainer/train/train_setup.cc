@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From joining the other ranks to the first step.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/process_group/create.h"
+#include "trainer/train/output_folder.h"
+#include "trainer/train/train_loop.h"
+
+namespace capstan {
+namespace {
+
+constexpr int64_t kDefaultLogEvery = 10;
+
+double BootSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+std::string DeviceText(const ProcessGroup& group, int threads) {
+  if (group.device().is_cuda()) {
+    return absl::StrCat(group.size(), " x GPU (", group.backend(), ")");
+  }
+  return absl::StrCat(group.size(), " x CPU (", threads,
+                      threads == 1 ? " thread" : " threads", " each)");
+}
+
+int64_t ParameterCount(const Model& model) {
+  int64_t count = 0;
+  for (const ParameterSpec& spec : model.parameters()) count += spec.numel();
+  return count;
+}
+
+}  // namespace
+
+double ProcessStartSeconds() {
+  std::ifstream stat("/proc/self/stat");
+  std::string line;
+  std::getline(stat, line);
+  // Field 22 is the start, in clock ticks since boot; names may hold spaces.
+  std::istringstream fields(line.substr(line.rfind(')') + 1));
+  std::string skipped;
+  for (int field = 3; field < 22; ++field) fields >> skipped;
+  double ticks = 0;
+  fields >> ticks;
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+absl::Status TrainLoop::SetUp() {
+  at::set_num_threads(rank_.threads);
+  if (config_.train().deterministic()) {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(group_, CreateProcessGroup(rank_, job_->gpus));
+  CAPSTAN_RETURN_IF_ERROR(SettleOutputDir());
+  config_text_ = PrintConfig(config_);
+
+  absl::Status status;
+  try {
+    StrategyContext context;
+    context.model = parts_.model.get();
+    context.group = group_.get();
+    context.precision = parts_.precision->policy();
+    context.seed = config_.train().seed();
+    status = parts_.strategy->Setup(context);
+    if (status.ok()) AllocateOptimizerState();
+    if (status.ok()) status = NominalTargets();
+    if (status.ok()) status = ResumeIfAsked();
+  } catch (...) {
+    status = CurrentExceptionToStatus();
+  }
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "setting up"));
+
+  DataLoaderOptions options;
+  options.order = {parts_.train_data->size(), parts_.train_data->shuffle(),
+                   config_.train().seed()};
+  options.micro_batch_size = job_->batch.micro_batch_size;
+  options.global_batch_size = job_->batch.global_batch_size;
+  options.rank = group_->rank();
+  options.world_size = group_->size();
+  options.start_position = state_.samples;
+  options.device = group_->device();
+  loader_ = DataLoader::Create(options, *parts_.train_data);
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(StartReporter(), "opening the output"));
+  const std::vector<double> ready =
+      FromAllRanks(BootSeconds() - job_->start_seconds);
+  ready_seconds_ = *std::max_element(ready.begin(), ready.end());
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::SettleOutputDir() {
+  output_dir_ = job_->output_dir;
+  if (!output_dir_.empty()) return absl::OkStatus();
+  // Under torchrun: rank 0 chooses, and tells the others.
+  absl::Status status;
+  if (group_->rank() == 0) {
+    absl::StatusOr<std::string> folder =
+        PrepareOutputFolder(config_, job_->workspace_folder);
+    status = folder.status();
+    if (folder.ok()) output_dir_ = *folder;
+  }
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "making the output folder"));
+  constexpr int64_t kMaxPath = 4096;
+  at::Tensor path = at::zeros({kMaxPath}, at::kByte);
+  std::strncpy(static_cast<char*>(path.data_ptr()), output_dir_.c_str(),
+               kMaxPath - 1);
+  try {
+    path = path.to(group_->device());
+    group_->Broadcast(path, 0)->Wait();
+    path = path.cpu();
+  } catch (...) {
+    return CurrentExceptionToStatus();
+  }
+  output_dir_ = static_cast<const char*>(path.data_ptr());
+  return absl::OkStatus();
+}
+
+void TrainLoop::AllocateOptimizerState() {
+  const size_t count = parts_.optimizer->state_names().size();
+  for (const OptimizerShard& shard : parts_.strategy->OptimizerShards()) {
+    std::vector<at::Tensor> state;
+    for (size_t i = 0; i < count; ++i) {
+      state.push_back(at::zeros_like(shard.master));
+    }
+    optimizer_state_.push_back(std::move(state));
+  }
+}
+
+absl::Status TrainLoop::NominalTargets() {
+  Batch first;
+  const int64_t index = 0;
+  CAPSTAN_RETURN_IF_ERROR(
+      parts_.train_data->Read(absl::MakeConstSpan(&index, 1), &first));
+  const int64_t targets = parts_.objective->CountTargets(first);
+  nominal_targets_ = static_cast<double>(
+      std::max<int64_t>(targets, 1) * job_->batch.global_batch_size);
+  return absl::OkStatus();
+}
+
+CheckpointParts TrainLoop::Checkpointed() {
+  CheckpointParts parts;
+  parts.specs = &parts_.model->parameters();
+  parts.shards = parts_.strategy->OptimizerShards();
+  parts.state = &optimizer_state_;
+  parts.state_names = parts_.optimizer->state_names();
+  parts.owned = parts_.strategy->OwnedSlices();
+  parts.group = group_.get();
+  parts.config_text = config_text_;
+  return parts;
+}
+
+absl::Status TrainLoop::ResumeIfAsked() {
+  state_.seed = config_.train().seed();
+  if (config_.train().resume() != Train::AUTO) return absl::OkStatus();
+  const std::string newest = NewestCheckpoint(output_dir_);
+  if (newest.empty()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(state_, LoadCheckpoint(newest, Checkpointed()));
+  if (state_.seed != config_.train().seed()) {
+    return job_->loaded.Locate(
+        FieldError("seed", absl::StrCat("is ", config_.train().seed(),
+                                        ", but the run in ", newest,
+                                        " was started with ", state_.seed)),
+        "train");
+  }
+  parts_.strategy->PublishParameters();
+  scaler_.Restore(state_.loss_scale, state_.loss_scale_good_steps);
+  first_step_ = last_saved_step_ = state_.step;
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::StartReporter() {
+  if (group_->rank() != 0) return absl::OkStatus();
+  {
+    std::ofstream config_file(absl::StrCat(output_dir_, "/config.pbtxt"));
+    config_file << config_text_;
+    config_file.flush();
+    if (!config_file) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(output_dir_, "/config.pbtxt can't be written: ",
+                       std::strerror(errno)));
+    }
+  }
+  RunFacts facts;
+  facts.name = config_.name();
+  facts.output_dir = output_dir_;
+  facts.world_size = group_->size();
+  facts.device = DeviceText(*group_, rank_.threads);
+  facts.strategy = parts_.strategy_name;
+  facts.precision = parts_.precision_name;
+  facts.parameters = ParameterCount(*parts_.model);
+  facts.micro_batch_size = job_->batch.micro_batch_size;
+  facts.global_batch_size = job_->batch.global_batch_size;
+  facts.accumulation = job_->batch.accumulation;
+  facts.first_step = first_step_;
+  facts.max_steps = config_.train().max_steps();
+  facts.log_every = config_.train().log_every() > 0
+                        ? config_.train().log_every()
+                        : kDefaultLogEvery;
+  CAPSTAN_ASSIGN_OR_RETURN(reporter_, Reporter::Create(facts));
+  reporter_->Banner();
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::AgreeOnError(const absl::Status& mine,
+                                     const char* what) {
+  if (absl::IsUnavailable(mine)) return mine;
+  double failed = mine.ok() ? 0.0 : 1.0;
+  try {
+    group_->AllReduceHost(absl::MakeSpan(&failed, 1));
+  } catch (...) {
+    return mine.ok() ? CurrentExceptionToStatus() : mine;
+  }
+  if (!mine.ok() || failed == 0) return mine;
+  return absl::UnavailableError(absl::StrCat("another rank failed in ", what));
+}
+
+std::vector<double> TrainLoop::FromAllRanks(double mine) {
+  std::vector<double> values(group_->size(), 0.0);
+  values[group_->rank()] = mine;
+  group_->AllReduceHost(absl::MakeSpan(values));
+  return values;
+}
+
+}  // namespace capstan
