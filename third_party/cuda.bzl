@@ -6,6 +6,10 @@ is False, and the build is the complete CPU build.
 
 _LIBRARIES = ["cudart", "nccl"]
 
+# What LibTorch 2.11.0 is built with: its interface holds NCCL's config struct,
+# whose size changes with NCCL's minor version.
+_NCCL_VERSION = "2.28"
+
 _BUILD = """package(default_visibility = ["//visibility:public"])
 
 cc_library(
@@ -15,6 +19,15 @@ cc_library(
     linkopts = {linkopts},
 )
 """
+
+def _nccl_version(header):
+    """MAJOR.MINOR, as nccl.h defines them."""
+    numbers = {}
+    for line in header.splitlines():
+        words = [word for word in line.split(" ") if word]
+        if len(words) == 3 and words[0] == "#define":
+            numbers[words[1]] = words[2]
+    return numbers.get("NCCL_MAJOR", "?") + "." + numbers.get("NCCL_MINOR", "?")
 
 def _cuda_impl(ctx):
     home = ctx.os.environ.get("CUDA_HOME", "") or "/usr/local/cuda"
@@ -27,6 +40,13 @@ def _cuda_impl(ctx):
     elif not nccl:
         # buildifier: disable=print
         print("no NCCL beside the CUDA Toolkit at %s: building for CPU only" % home)
+    else:
+        version = _nccl_version(ctx.read(home + "/include/nccl.h"))
+        if version != _NCCL_VERSION:
+            nccl = False
+
+            # buildifier: disable=print
+            print("NCCL %s at %s, but LibTorch needs NCCL %s: building for CPU only" % (version, home, _NCCL_VERSION))
     linkopts = []
     if nccl:
         ctx.symlink(include.realpath, "include")

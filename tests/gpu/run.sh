@@ -7,7 +7,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-gpus=$(ls /proc/driver/nvidia/gpus 2>/dev/null | wc -l)
+gpus=$({ ls /proc/driver/nvidia/gpus 2>/dev/null || true; } | wc -l)
+if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+  listed=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" |
+    grep -cv '^ *\(-.*\)\?$' || true)
+  if [ "$listed" -lt "$gpus" ]; then gpus=$listed; fi
+fi
 if [ "$gpus" -eq 0 ]; then
   echo "no GPU: skipped"
   exit 0

@@ -51,16 +51,20 @@ auto Translate(int rank, absl::string_view collective, Function function) {
 
 class BackendWork : public Work {
  public:
-  // Keeps the tensors alive.
+  // Keeps the tensors alive; counts itself out of `under_way` when done.
   BackendWork(c10::intrusive_ptr<c10d::Work> work,
-              std::vector<at::Tensor> tensors, int rank, const char* collective)
+              std::vector<at::Tensor> tensors, int rank, const char* collective,
+              std::shared_ptr<std::atomic<int>> under_way)
       : work_(std::move(work)),
         tensors_(std::move(tensors)),
         rank_(rank),
-        collective_(collective) {}
+        collective_(collective),
+        under_way_(std::move(under_way)) {}
 
   void Wait() override {
     Translate(rank_, collective_, [this] { return work_->wait(); });
+    if (!done_) --*under_way_;
+    done_ = true;
   }
 
  private:
@@ -68,6 +72,8 @@ class BackendWork : public Work {
   const std::vector<at::Tensor> tensors_;
   const int rank_;
   const char* const collective_;
+  const std::shared_ptr<std::atomic<int>> under_way_;
+  bool done_ = false;
 };
 
 class NothingToDo : public Work {
@@ -75,19 +81,28 @@ class NothingToDo : public Work {
   void Wait() override {}
 };
 
-template <typename Function>
-std::unique_ptr<Work> Begin(int rank, const char* collective,
-                            std::vector<at::Tensor> tensors, Function start) {
-  auto work = Translate(rank, collective, start);
-  return std::make_unique<BackendWork>(std::move(work), std::move(tensors),
-                                       rank, collective);
-}
-
 }  // namespace
 
 BackendGroup::BackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
                            std::string name, at::Device device)
     : backend_(std::move(backend)), name_(std::move(name)), device_(device) {}
+
+BackendGroup::~BackendGroup() {
+  // Gloo's destructor waits for collectives that a lost peer may never join;
+  // NCCL's asks the same of communicators. The launcher waits for this rank's
+  // own error meanwhile.
+  if (!device_.is_cpu() || *under_way_ > 0) backend_.release();
+}
+
+template <typename Function>
+std::unique_ptr<Work> BackendGroup::Begin(const char* collective,
+                                          std::vector<at::Tensor> tensors,
+                                          Function start) {
+  auto work = Translate(rank(), collective, start);
+  ++*under_way_;
+  return std::make_unique<BackendWork>(std::move(work), std::move(tensors),
+                                       rank(), collective, under_way_);
+}
 
 int64_t BackendGroup::RingBytes(const at::Tensor& tensor) const {
   return static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size();
@@ -105,7 +120,7 @@ std::unique_ptr<Work> BackendGroup::AllReduce(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return std::make_unique<NothingToDo>();
   bytes_sent_ += 2 * RingBytes(tensor);
   std::vector<at::Tensor> tensors = {tensor};
-  return Begin(rank(), "all-reduce", tensors,
+  return Begin("all-reduce", tensors,
                [&] { return backend_->allreduce(tensors); });
 }
 
@@ -118,7 +133,7 @@ std::unique_ptr<Work> BackendGroup::ReduceScatter(const at::Tensor& output,
   bytes_sent_ += RingBytes(input);
   at::Tensor out = output;
   at::Tensor in = input;
-  return Begin(rank(), "reduce-scatter", {output, input},
+  return Begin("reduce-scatter", {output, input},
                [&] { return backend_->_reduce_scatter_base(out, in); });
 }
 
@@ -131,7 +146,7 @@ std::unique_ptr<Work> BackendGroup::AllGather(const at::Tensor& output,
   bytes_sent_ += RingBytes(output);
   at::Tensor out = output;
   at::Tensor in = input;
-  return Begin(rank(), "all-gather", {output, input},
+  return Begin("all-gather", {output, input},
                [&] { return backend_->_allgather_base(out, in); });
 }
 
@@ -144,7 +159,7 @@ std::unique_ptr<Work> BackendGroup::Broadcast(const at::Tensor& tensor,
   std::vector<at::Tensor> tensors = {tensor};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  return Begin(rank(), "broadcast", tensors,
+  return Begin("broadcast", tensors,
                [&] { return backend_->broadcast(tensors, options); });
 }
 

@@ -2,9 +2,11 @@
 #ifndef CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_GROUP_H_
 #define CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_GROUP_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
 
 #include "plugins/sdk/process_group.h"
 
@@ -15,6 +17,9 @@ class BackendGroup : public ProcessGroup {
  public:
   BackendGroup(c10::intrusive_ptr<c10d::Backend> backend, std::string name,
                at::Device device);
+  // Leaves the backend to the end of the process where destroying it could
+  // block: with collectives under way (after an error), and with NCCL always.
+  ~BackendGroup() override;
 
   int rank() const override { return backend_->getRank(); }
   int size() const override { return backend_->getSize(); }
@@ -31,15 +36,22 @@ class BackendGroup : public ProcessGroup {
   int64_t bytes_sent() const override { return bytes_sent_; }
 
  private:
+  // Calls `start`, which begins `collective` on `tensors`.
+  template <typename Function>
+  std::unique_ptr<Work> Begin(const char* collective,
+                              std::vector<at::Tensor> tensors, Function start);
   // Bytes that one of `size()` ranks sends to pass on all others' parts of
   // `tensor`: (n - 1) / n of it.
   int64_t RingBytes(const at::Tensor& tensor) const;
   void CheckTensor(const at::Tensor& tensor) const;
 
-  const c10::intrusive_ptr<c10d::Backend> backend_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
   const std::string name_;
   const at::Device device_;
   int64_t bytes_sent_ = 0;
+  // Collectives that were started and not waited for with success.
+  const std::shared_ptr<std::atomic<int>> under_way_ =
+      std::make_shared<std::atomic<int>>(0);
 };
 
 }  // namespace capstan

@@ -27,10 +27,12 @@ inline void RequireEqual(const at::Tensor& got, const at::Tensor& want,
   Require(got.cpu().equal(want.cpu()), what);
 }
 
-// 0, 1, .. size - 1, plus `offset`: exact in every dtype for small sizes.
+// 0, 1, .. 7, 0, 1, .. [size], plus `offset`: sums over up to 16 ranks are
+// exact in every dtype.
 inline at::Tensor Ramp(int64_t size, double offset, at::ScalarType dtype,
                        at::Device device) {
   return at::arange(size, at::TensorOptions().dtype(at::kDouble))
+      .remainder(8)
       .add(offset)
       .to(device, dtype);
 }
@@ -55,9 +57,8 @@ inline void CheckCollectives(ProcessGroup* group, at::ScalarType dtype,
   const at::Tensor input = ramp(size * n, rank);
   const at::Tensor slice = ramp(size, 0);
   group->ReduceScatter(slice, input)->Wait();
-  want = Ramp(size, rank * size, at::kDouble, at::kCPU)
-             .mul(n)
-             .add(n * (n - 1) / 2);
+  want = Ramp(size * n, 0, at::kDouble, at::kCPU).mul(n).add(n * (n - 1) / 2);
+  want = want.slice(0, rank * size, (rank + 1) * size);
   RequireEqual(slice, want.to(dtype), name + "reduce-scatter");
 
   const at::Tensor gathered = ramp(size * n, -1);

@@ -173,6 +173,24 @@ TEST(Gloo, AVanishedPeerIsACommunicationError) {
   EXPECT_THAT(text, Not(HasSubstr("ERROR [rank 0]")));
 }
 
+// A rank that fails with a collective under way, which its peer never joins,
+// must still tell its error.
+TEST(Gloo, FailsAtOnceWithACollectiveUnderWay) {
+  std::string text;
+  const int exit_code = RunRanks(
+      2,
+      [](ProcessGroup* group) {
+        if (group->rank() == 1) {
+          const auto work = group->AllReduce(at::full({10}, 1, at::kFloat));
+          throw std::invalid_argument("sample 3 is broken");
+        }
+        while (true) pause();
+      },
+      &text);
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_EQ(text, "ERROR [rank 1] sample 3 is broken\n");
+}
+
 // Sums 1 over the ranks of `info`'s run.
 absl::Status JoinAndSum(const RankInfo& info) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,

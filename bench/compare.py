@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Capstan and PyTorch on the same work, in turn, in one run.
+
+    python3 bench/compare.py [--shapes tiny,mini,smollm2-135m] [--repeats 3]
+
+Two ranks of one thread each on this machine's CPUs. Prints a table of medians
+and of the ratios pair by pair (median, lowest, highest), and writes it to
+--output as JSON if asked. PyTorch and transformers come from a virtual
+environment that is made in bench/.venv the first time.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VENV = ROOT / "bench" / ".venv"
+TEXT = ROOT / "bazel-bin/datasets/samples/libtorch_headers.txt"
+TRAINER = ROOT / "bazel-bin/trainer/trainer"
+
+# hidden, intermediate, layers, heads, key/value heads, vocabulary; sequence
+# length, micro-batch; steps
+SHAPES = {
+    "tiny": ((64, 172, 2, 4, 2, 256), (64, 4), 200),
+    "mini": ((256, 688, 6, 8, 4, 512), (128, 4), 40),
+    "smollm2-135m": ((576, 1536, 30, 9, 3, 49152), (256, 1), 8),
+}
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers",
+         "num_attention_heads", "num_key_value_heads", "vocab_size")
+FIGURES = {
+    # name: (key, better is larger)
+    "tokens/s": ("tokens_per_second", True),
+    "ready s": ("ready_seconds", False),
+    "peak MB": ("peak_memory_bytes", False),
+}
+
+
+def ensure_built():
+    subprocess.run([str(ROOT / "bazelw"), "build", "//trainer"], check=True,
+                   cwd=ROOT)
+
+
+def ensure_peer():
+    python = VENV / "bin/python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q",
+                        "torch==2.11.0", "transformers==5.23.0"], check=True)
+    return python
+
+
+def environment():
+    env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
+               TOKENIZERS_PARALLELISM="false")
+    for name in ("RANK", "WORLD_SIZE"):
+        env.pop(name, None)
+    return env
+
+
+def run_capstan(shape):
+    sizes, (sequence, micro), steps = SHAPES[shape]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(TRAINER), "--config=bench/lm.pbtxt",
+                   "--set", "output_dir=" + folder + "/run",
+                   "--set", "train_data.sequence_length=%d" % sequence,
+                   "--set", "batch.micro_batch_size=%d" % micro,
+                   "--set", "train.max_steps=%d" % steps]
+        for name, size in zip(SIZES, sizes):
+            command += ["--set", "model.%s=%d" % (name, size)]
+        subprocess.run(command, check=True, cwd=ROOT, env=environment(),
+                       stdout=subprocess.DEVNULL, timeout=900)
+        summary = json.load(open(folder + "/run/summary.json"))
+    summary["peak_memory_bytes"] = max(summary["peak_memory_bytes"])
+    return summary
+
+
+def run_peer(shape, python):
+    sizes, (sequence, micro), steps = SHAPES[shape]
+    command = [str(python), "-m", "torch.distributed.run",
+               "--nproc_per_node=2", "--master_port=0", "--standalone",
+               str(ROOT / "bench/peers/torch_lm.py"),
+               "--text=" + str(TEXT), "--sequence_length=%d" % sequence,
+               "--micro_batch_size=%d" % micro, "--steps=%d" % steps]
+    for name, size in zip(SIZES, sizes):
+        command.append("--%s=%d" % (name, size))
+    # torchrun has been seen to hang at exit: a limit, and one more try.
+    for attempt in range(2):
+        try:
+            done = subprocess.run(command, check=True, cwd=ROOT,
+                                  env=environment(), text=True, timeout=600,
+                                  stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL)
+            return json.loads(done.stdout.strip().splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            if attempt:
+                raise
+
+
+def compare(shape, repeats, python):
+    pairs = [(run_capstan(shape), run_peer(shape, python))
+             for _ in range(repeats)]
+    rows = {}
+    for name, (key, _) in FIGURES.items():
+        ratios = [ours[key] / peer[key] for ours, peer in pairs]
+        rows[name] = {
+            "capstan": statistics.median(ours[key] for ours, _ in pairs),
+            "pytorch": statistics.median(peer[key] for _, peer in pairs),
+            "ratio": statistics.median(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+        }
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", help="a JSON file for the figures")
+    args = parser.parse_args()
+    ensure_built()
+    python = ensure_peer()
+    figures = {}
+    print("| shape | figure | capstan | pytorch | ratio (lowest..highest) |")
+    print("|---|---|---|---|---|", flush=True)
+    for shape in args.shapes.split(","):
+        figures[shape] = compare(shape, args.repeats, python)
+        for name, row in figures[shape].items():
+            scale = 1e-6 if name == "peak MB" else 1.0
+            print("| %s | %s | %.4g | %.4g | %.2fx (%.2f..%.2f) |" % (
+                shape, name, row["capstan"] * scale, row["pytorch"] * scale,
+                row["ratio"], row["lowest"], row["highest"]), flush=True)
+    if args.output:
+        with open(args.output, "w") as file:
+            json.dump(figures, file, indent=1)
+
+
+main()

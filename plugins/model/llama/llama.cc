@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/model/llama/llama.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/attention.h"
+#include "kernels/attention_input.h"
+#include "kernels/gated_mlp.h"
+#include "kernels/linear.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "plugins/model/llama/llama_weights.h"
+#include "plugins/sdk/random.h"
+#include "plugins/sdk/status.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan {
+namespace llama {
+namespace {
+
+using kernels::AttentionShape;
+
+// Keys and values of each layer, [batch, max_length, kv_heads * head_dim].
+class LlamaCache final : public KvCache {
+ public:
+  struct Layer {
+    at::Tensor k;
+    at::Tensor v;
+  };
+
+  LlamaCache(const LlamaConfig& config, int64_t batch, int64_t max_length,
+             const at::TensorOptions& options)
+      : batch_(batch), max_length_(max_length) {
+    const std::vector<int64_t> shape = {
+        batch, max_length, config.num_key_value_heads * config.head_dim};
+    for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+      layers_.push_back({at::empty(shape, options), at::empty(shape, options)});
+    }
+  }
+
+  int64_t length() const override { return length_; }
+  void Advance(int64_t positions) { length_ += positions; }
+  bool Holds(int64_t batch, int64_t more) const {
+    return batch == batch_ && length_ + more <= max_length_;
+  }
+
+  // Puts k and v [B * T, ..] of a layer behind what is there; returns all.
+  Layer Append(int layer, const at::Tensor& k, const at::Tensor& v) const {
+    const int64_t added = k.size(0) / batch_;
+    const auto put = [&](const at::Tensor& cache, const at::Tensor& x) {
+      cache.narrow(1, length_, added).copy_(x.view({batch_, added, -1}));
+      return cache.narrow(1, 0, length_ + added);
+    };
+    return {put(layers_[layer].k, k), put(layers_[layer].v, v)};
+  }
+
+ private:
+  const int64_t batch_;
+  const int64_t max_length_;
+  int64_t length_ = 0;
+  std::vector<Layer> layers_;
+};
+
+// One layer's weights, and what it needs to know of the forward it is in.
+struct LayerPass {
+  int layer = 0;
+  double eps = 0.0;
+  AttentionShape shape;
+  kernels::AttentionWeights attention;
+  at::Tensor output;
+  kernels::GatedMlpWeights mlp;
+  at::Tensor rope;
+  LlamaCache* cache = nullptr;
+};
+
+// x: [B * T, hidden].
+at::Tensor RunLayer(const LayerPass& pass, const at::Tensor& x) {
+  const kernels::QueryKeyValue qkv =
+      kernels::AttentionInput(x, pass.attention, pass.eps, pass.rope);
+  at::Tensor mixed;
+  if (pass.cache == nullptr) {
+    mixed = kernels::CausalAttention(qkv.q, qkv.k, qkv.v, pass.shape);
+  } else {
+    const LlamaCache::Layer past = pass.cache->Append(pass.layer, qkv.k, qkv.v);
+    mixed = kernels::CachedAttention(qkv.q, past.k, past.v, pass.shape);
+  }
+  const at::Tensor y = kernels::LinearAdd(mixed, pass.output, x);
+  return kernels::GatedMlp(y, pass.mlp, pass.eps);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Llama>> Llama::Create(const Config& config) {
+  if (config.pretrained().empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(LlamaConfig sizes, ConfigFromSizes(config));
+    return std::unique_ptr<Llama>(new Llama(std::move(sizes), nullptr));
+  }
+  Config alone;
+  alone.set_pretrained(config.pretrained());
+  if (alone.SerializeAsString() != config.SerializeAsString()) {
+    return FieldError("pretrained",
+                      "is set beside sizes, which the folder's config.json "
+                      "gives: set the one or the others");
+  }
+  const std::string& folder = config.pretrained();
+  absl::StatusOr<LlamaConfig> sizes = ConfigFromFolder(folder);
+  if (!sizes.ok()) return FieldError("pretrained", sizes.status().message());
+  auto weights = SafetensorsReader::Open(folder);
+  if (!weights.ok()) {
+    return FieldError("pretrained", weights.status().message());
+  }
+  const absl::Status fits =
+      CheckWeights(ParameterSpecs(*sizes), **weights, folder);
+  if (!fits.ok()) return FieldError("pretrained", fits.message());
+  return std::unique_ptr<Llama>(
+      new Llama(*std::move(sizes), *std::move(weights)));
+}
+
+Llama::Llama(LlamaConfig config, std::unique_ptr<SafetensorsReader> weights)
+    : config_(std::move(config)),
+      weights_(std::move(weights)),
+      specs_(ParameterSpecs(config_)),
+      units_(UnitNames(config_)) {}
+
+const std::vector<ParameterSpec>& Llama::parameters() const { return specs_; }
+
+const std::vector<std::string>& Llama::units() const { return units_; }
+
+absl::Status Llama::InitialValue(int index, uint64_t seed, int64_t begin,
+                                 int64_t count, float* out) const {
+  const ParameterSpec& spec = specs_[index];
+  if (weights_ != nullptr) {
+    return weights_->ReadFloats(spec.name, begin, count, out);
+  }
+  if (spec.shape.size() == 1) {  // a norm
+    std::fill(out, out + count, 1.0f);
+  } else {
+    FillNormal(RandomKey(seed, spec.name), begin, count, 0.0f,
+               static_cast<float>(config_.initializer_range), out);
+  }
+  return absl::OkStatus();
+}
+
+void Llama::Bind(std::vector<at::Tensor> parameters) {
+  CHECK_EQ(parameters.size(), specs_.size());
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    CHECK(parameters[i].sizes() == at::IntArrayRef(specs_[i].shape))
+        << specs_[i].name;
+  }
+  parameters_ = std::move(parameters);
+  rope_table_.reset();
+}
+
+absl::Status Llama::SaveConfig(const std::string& folder,
+                               c10::ScalarType dtype) const {
+  return WriteConfig(config_, folder, dtype);
+}
+
+at::Tensor Llama::RopeAt(int64_t begin, int64_t length) {
+  if (!rope_table_.defined() || rope_table_.size(0) < begin + length) {
+    int64_t positions = 64;
+    while (positions < begin + length) positions *= 2;
+    rope_table_ =
+        kernels::RopeTable(positions, config_.head_dim, config_.rope_theta)
+            .to(parameters_[kEmbedding].device());
+  }
+  return rope_table_.narrow(0, begin, length);
+}
+
+at::Tensor Llama::Hidden(const TokenInput& input, UnitRunner& runner,
+                         const kernels::TiedGradient& tied) {
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  auto* cache = static_cast<LlamaCache*>(input.cache);
+  if (cache != nullptr) {
+    CHECK(!at::GradMode::is_enabled())
+        << "a cache is for use without gradients";
+    CHECK(cache->Holds(batch, length)) << "the cache is too small";
+  }
+  const at::Tensor rope =
+      RopeAt(cache == nullptr ? 0 : cache->length(), length);
+  const at::Tensor& embedding = parameters_[kEmbedding];
+  at::Tensor x =
+      runner.Run(0, input.tokens, [embedding, tied](const at::Tensor& tokens) {
+        return kernels::Embedding(embedding, tokens.reshape({-1}), tied);
+      });
+  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    const auto weight = [&](LayerParameter parameter) {
+      return parameters_[LayerIndex(layer, parameter)];
+    };
+    LayerPass pass;
+    pass.layer = layer;
+    pass.eps = config_.rms_norm_eps;
+    pass.shape = {batch, config_.num_attention_heads,
+                  config_.num_key_value_heads, config_.head_dim};
+    pass.attention = {weight(kInputNorm), weight(kQuery), weight(kKey),
+                      weight(kValue)};
+    pass.output = weight(kOutput);
+    pass.mlp = {weight(kPostNorm), weight(kGate), weight(kUp), weight(kDown)};
+    pass.rope = rope;
+    pass.cache = cache;
+    x = runner.Run(1 + layer, x, [pass](const at::Tensor& input) {
+      return RunLayer(pass, input);
+    });
+  }
+  if (cache != nullptr) cache->Advance(length);
+  return x;
+}
+
+at::Tensor Llama::Logits(const TokenInput& input, UnitRunner& runner) {
+  const at::Tensor hidden = Hidden(input, runner, kernels::TiedGradient());
+  const at::Tensor& norm = parameters_[NormIndex(config_)];
+  const at::Tensor& head = parameters_[HeadIndex(config_)];
+  const double eps = config_.rms_norm_eps;
+  const at::Tensor logits =
+      runner.Run(head_unit(), hidden, [norm, head, eps](const at::Tensor& x) {
+        return at::linear(kernels::RmsNorm(x, norm, eps), head);
+      });
+  return logits.view(
+      {input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
+}
+
+at::Tensor Llama::CrossEntropySum(const TokenInput& input,
+                                  const at::Tensor& targets,
+                                  UnitRunner& runner) {
+  kernels::TiedGradient tied;
+  if (config_.tie_word_embeddings && at::GradMode::is_enabled() &&
+      parameters_[kEmbedding].requires_grad()) {
+    tied = c10::make_intrusive<kernels::HeadGradient>();
+  }
+  const at::Tensor hidden = Hidden(input, runner, tied);
+  const at::Tensor& norm = parameters_[NormIndex(config_)];
+  const at::Tensor& head = parameters_[HeadIndex(config_)];
+  const double eps = config_.rms_norm_eps;
+  const at::Tensor flat = targets.reshape({-1});
+  return runner.Run(head_unit(), hidden,
+                    [norm, head, eps, flat, tied](const at::Tensor& x) {
+                      return kernels::HeadCrossEntropySum(
+                          kernels::RmsNorm(x, norm, eps), head, flat, tied);
+                    });
+}
+
+absl::StatusOr<std::unique_ptr<KvCache>> Llama::NewCache(
+    int64_t batch, int64_t max_length) const {
+  CHECK(!parameters_.empty()) << "Bind comes first";
+  if (batch < 1 || max_length < 1 ||
+      max_length > config_.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a cache of ", max_length, " positions for ", batch,
+                     " sequences is asked for; max_position_embeddings is ",
+                     config_.max_position_embeddings));
+  }
+  return std::unique_ptr<KvCache>(new LlamaCache(
+      config_, batch, max_length, parameters_[kEmbedding].options()));
+}
+
+}  // namespace llama
+}  // namespace capstan

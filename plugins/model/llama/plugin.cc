@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Apart from the code, so that a test can link several plugins' code.
+#include "plugins/sdk/plugin.h"
+
+#include "plugins/model/llama/llama.h"
+
+namespace capstan {
+namespace llama {
+
+CAPSTAN_PLUGIN(Model, Llama, capstan::llama::Config,
+               "Llama: RMSNorm, rotary positions, grouped-query attention, "
+               "SwiGLU; of given sizes or from a Hugging Face folder");
+
+}  // namespace llama
+}  // namespace capstan

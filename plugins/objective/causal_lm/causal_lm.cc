@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/objective/causal_lm/causal_lm.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/random.h"
+#include "plugins/sdk/status.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan {
+namespace causal_lm {
+namespace {
+
+constexpr int64_t kDefaultMaxNewTokens = 200;
+constexpr int64_t kIgnored = -100;
+
+const at::Tensor& InputIds(const Batch& batch) {
+  const auto it = batch.find("input_ids");
+  CHECK(it != batch.end()) << "the batch has no input_ids";
+  return it->second;
+}
+
+// The labels that positions 0.. predict: all but the first of each row.
+at::Tensor NextLabels(const Batch& batch) {
+  const auto it = batch.find("labels");
+  const at::Tensor& labels = it == batch.end() ? InputIds(batch) : it->second;
+  return labels.narrow(1, 1, labels.size(1) - 1);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CausalLm>> CausalLm::Create(
+    const Config& config) {
+  SamplerOptions sampler;
+  if (config.has_temperature()) sampler.temperature = config.temperature();
+  sampler.top_k = config.top_k();
+  if (config.has_top_p()) sampler.top_p = config.top_p();
+  sampler.greedy = config.greedy();
+  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
+  if (config.max_new_tokens() < 0) {
+    return FieldError("max_new_tokens", absl::StrCat("must be greater than 0, "
+                                                     "is ",
+                                                     config.max_new_tokens()));
+  }
+  const int64_t max_new_tokens = config.max_new_tokens() > 0
+                                     ? config.max_new_tokens()
+                                     : kDefaultMaxNewTokens;
+  return std::unique_ptr<CausalLm>(new CausalLm(sampler, max_new_tokens));
+}
+
+absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
+  const TokenModel* tokens = model.token_model();
+  if (tokens == nullptr) {
+    return absl::InvalidArgumentError(
+        "causal_lm needs a model of token sequences, which this model isn't");
+  }
+  if (data.max_sequence_length() > tokens->max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the data has sequences of ", data.max_sequence_length(),
+                     " tokens, the model's max_position_embeddings is ",
+                     tokens->max_positions(),
+                     ": raise that, or shorten the data's sequence_length"));
+  }
+  const Tokenizer* tokenizer = data.tokenizer();
+  if (tokenizer != nullptr && tokenizer->vocab_size() > tokens->vocab_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the tokenizer makes ids up to ", tokenizer->vocab_size() - 1,
+        ", the model's vocab_size is ", tokens->vocab_size(),
+        ": it must be at least ", tokenizer->vocab_size()));
+  }
+  return absl::OkStatus();
+}
+
+int64_t CausalLm::CountTargets(const Batch& batch) const {
+  const at::Tensor labels = NextLabels(batch);
+  // Every token is a target: nothing to look at, so no waiting for a GPU.
+  if (batch.count("labels") == 0) return labels.numel();
+  return labels.ge(0).sum().item<int64_t>();
+}
+
+LossSum CausalLm::Compute(Model& model, const Batch& batch,
+                          UnitRunner& runner) {
+  TokenModel* tokens = model.token_model();
+  CHECK(tokens != nullptr) << "Check comes first";
+  const at::Tensor& ids = InputIds(batch);
+  const at::Tensor targets = at::full(ids.sizes(), kIgnored, ids.options());
+  targets.narrow(1, 0, ids.size(1) - 1).copy_(NextLabels(batch));
+  LossSum loss;
+  loss.sum = tokens->CrossEntropySum({ids}, targets, runner);
+  loss.count = CountTargets(batch);
+  return loss;
+}
+
+SamplerOptions CausalLm::Merged(const SampleOptions& options) const {
+  SamplerOptions merged = sampler_;
+  if (options.temperature.has_value()) {
+    merged.temperature = *options.temperature;
+    merged.greedy = false;
+  }
+  if (options.top_k.has_value()) merged.top_k = *options.top_k;
+  if (options.top_p.has_value()) merged.top_p = *options.top_p;
+  if (options.greedy) merged.greedy = true;
+  return merged;
+}
+
+absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
+    Model& model, const std::vector<int64_t>& prompt,
+    const SampleOptions& options, UnitRunner& runner) {
+  TokenModel* tokens = model.token_model();
+  CHECK(tokens != nullptr) << "Check comes first";
+  const SamplerOptions sampler = Merged(options);
+  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
+  const int64_t wanted =
+      options.max_new_tokens > 0 ? options.max_new_tokens : max_new_tokens_;
+  const int64_t given = static_cast<int64_t>(prompt.size());
+  if (given == 0 || given >= tokens->max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the prompt has ", given,
+                     " tokens, it must have at least 1 and fewer "
+                     "than the model's ",
+                     tokens->max_positions(), " positions"));
+  }
+  for (int64_t id : prompt) {
+    if (id < 0 || id >= tokens->vocab_size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the prompt's token ", id, " isn't one of the model's ",
+                       tokens->vocab_size()));
+    }
+  }
+  const int64_t end = std::min(given + wanted, tokens->max_positions());
+  at::AutoGradMode no_gradients(false);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<KvCache> cache,
+                           tokens->NewCache(1, end));
+  const uint64_t key = RandomKey(options.seed, "sample");
+  std::vector<int64_t> text = prompt;
+  while (static_cast<int64_t>(text.size()) < end) {
+    // All that the cache doesn't hold yet: the prompt, then one token a time.
+    const int64_t past = cache->length();
+    const int64_t fresh = static_cast<int64_t>(text.size()) - past;
+    const at::Tensor input =
+        at::from_blob(text.data() + past, {1, fresh}, at::kLong);
+    const at::Tensor logits = tokens->Logits({input, cache.get()}, runner)
+                                  .select(1, fresh - 1)
+                                  .to(at::kFloat)
+                                  .cpu()
+                                  .contiguous();
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const int64_t next,
+        SampleToken({logits.const_data_ptr<float>(),
+                     static_cast<size_t>(logits.numel())},
+                    sampler, RandomUniform(key, text.size())));
+    text.push_back(next);
+    if (options.on_token) options.on_token(next);
+    if (options.stop_at_eos && next == tokens->eos_token()) break;
+  }
+  return text;
+}
+
+}  // namespace causal_lm
+}  // namespace capstan

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Next-token prediction: -log p(token[t + 1] | tokens[0..t]), summed. Needs a
+// model that is a TokenModel.
+#ifndef CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
+#define CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plugins/objective/causal_lm/causal_lm.pb.h"
+#include "plugins/objective/causal_lm/sampler.h"
+#include "plugins/sdk/objective.h"
+
+namespace capstan {
+namespace causal_lm {
+
+class CausalLm final : public Objective {
+ public:
+  static absl::StatusOr<std::unique_ptr<CausalLm>> Create(const Config& config);
+
+  absl::Status Check(Model& model, const DatasetReader& data) const override;
+  int64_t CountTargets(const Batch& batch) const override;
+  LossSum Compute(Model& model, const Batch& batch,
+                  UnitRunner& runner) override;
+  absl::StatusOr<std::vector<int64_t>> Sample(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, UnitRunner& runner) override;
+
+ private:
+  CausalLm(const SamplerOptions& sampler, int64_t max_new_tokens)
+      : sampler_(sampler), max_new_tokens_(max_new_tokens) {}
+
+  // What `options` leaves open is taken from the config.
+  SamplerOptions Merged(const SampleOptions& options) const;
+
+  const SamplerOptions sampler_;
+  const int64_t max_new_tokens_;
+};
+
+}  // namespace causal_lm
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_

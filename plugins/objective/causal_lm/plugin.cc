@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Apart from the code, so that a test can link several plugins' code.
+#include "plugins/sdk/plugin.h"
+
+#include "plugins/objective/causal_lm/causal_lm.h"
+
+namespace capstan {
+namespace causal_lm {
+
+CAPSTAN_PLUGIN(Objective, CausalLm, capstan::causal_lm::Config,
+               "next-token prediction; samples with temperature, top-k, top-p");
+
+}  // namespace causal_lm
+}  // namespace capstan

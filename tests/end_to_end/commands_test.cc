@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The commands beside train.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int kPromptLength = 8;
+
+std::string GoldenFolder() { return Runfile("tests/golden/testdata/llama"); }
+
+// What transformers makes of the prompt, which comes first.
+std::vector<int> GoldenGreedy() {
+  return ReadJson(GoldenFolder() + "/golden.json")["greedy"];
+}
+
+std::string GreedyIds(const std::string& model) {
+  std::vector<int> ids = GoldenGreedy();
+  const int fresh = static_cast<int>(ids.size()) - kPromptLength;
+  ids.resize(kPromptLength);
+  const TrainerResult result = RunTrainer(
+      {"generate", "--model=" + model, "--prompt_ids=" + absl::StrJoin(ids, ","),
+       absl::StrCat("--max_new_tokens=", fresh), "--greedy"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  return result.out;
+}
+
+TEST(GenerateTest, GreedyFromAHuggingFaceFolderIsTransformers) {
+  EXPECT_EQ(GreedyIds(GoldenFolder()),
+            absl::StrJoin(GoldenGreedy(), ",") + "\n");
+}
+
+// A step of learning rate nearly zero: the weights are the golden ones.
+TEST(GenerateTest, FromFinalACheckpointAndTheRunsFolder) {
+  const std::string folder = MustTrain(
+      RunText::Golden()
+          .Ddp(2)
+          .Batch(4, 8)
+          .Set("optimizer",
+               "[plugin/capstan.sgd.Config] { learning_rate: 1e-12 }")
+          .Train("max_steps: 1"));
+  const std::string expected = absl::StrJoin(GoldenGreedy(), ",") + "\n";
+  for (const char* model : {"/final", "/checkpoints/step-00000001", ""}) {
+    EXPECT_EQ(GreedyIds(folder + model), expected) << model;
+  }
+  fs::remove_all(folder + "/final");
+  EXPECT_EQ(GreedyIds(folder), expected);
+}
+
+TEST(GenerateTest, TextFromFinalAndFromACheckpoint) {
+  const std::string folder = MustTrain(RunText().Train("max_steps: 30"));
+  std::string texts[2];
+  const char* models[2] = {"/final", "/checkpoints/step-00000030"};
+  for (int i = 0; i < 2; ++i) {
+    const TrainerResult result = RunTrainer(
+        {"generate", "--model=" + folder + models[i], "--prompt=THE CAPTAIN",
+         "--max_new_tokens=20", "--greedy"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    texts[i] = result.out;
+    EXPECT_THAT(texts[i], StartsWith("THE CAPTAIN"));
+    // Bytes that it has learnt, and the end of the line.
+    EXPECT_EQ(texts[i].size(), 11 + 20 + 1) << texts[i];
+  }
+  EXPECT_EQ(texts[0], texts[1]);
+}
+
+TEST(GenerateTest, TheSeedDecidesWhatIsSampled) {
+  const auto sample = [](const std::string& seed) {
+    const TrainerResult result =
+        RunTrainer({"generate", "--model=" + GoldenFolder(),
+                    "--prompt_ids=1,2,3", "--max_new_tokens=10",
+                    "--seed=" + seed, "--temperature=1.5", "--top_k=50"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  const std::string one = sample("1");
+  EXPECT_EQ(one, sample("1"));
+  EXPECT_NE(one, sample("2"));
+}
+
+TEST(GenerateTest, BadRequests) {
+  const std::string model = "--model=" + GoldenFolder();
+  ExpectOneError(RunTrainer({"generate", model, "--prompt=Hello"}),
+                 {GoldenFolder(), "no tokenizer", "--prompt_ids"});
+  ExpectOneError(RunTrainer({"generate", model}),
+                 {"--prompt=TEXT", "--prompt_ids"});
+  ExpectOneError(RunTrainer({"generate", model, "--prompt_ids=1,512"}),
+                 {"512"});
+  ExpectOneError(
+      RunTrainer({"generate", "--model=nowhere", "--prompt_ids=1"}),
+      {"--model=nowhere", "no such folder"});
+  const std::string empty = NewTestFolder("empty");
+  ExpectOneError(
+      RunTrainer({"generate", "--model=" + empty, "--prompt_ids=1"}),
+      {empty, "config.json"});
+}
+
+TEST(CheckTest, SaysWhatWouldRun) {
+  const RunText run =
+      RunText().Ddp(2).Batch(2, 8).Output(NewTestFolder("run") + "/out");
+  const TrainerResult result = RunTrainer({"check", "--config=" + run.File()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(result.out,
+              AllOf(StartsWith("OK: run"), HasSubstr("capstan.ddp"),
+                    HasSubstr("global batch 8 = micro 2 x 2 ranks x "
+                              "accumulation 2"),
+                    HasSubstr("6 steps")));
+  EXPECT_FALSE(fs::exists(run.output())) << "check must not make anything";
+}
+
+TEST(CheckTest, EveryConfigThatComesWithTheTrainer) {
+  int configs = 0;
+  for (const auto& entry : fs::directory_iterator(Runfile("configs"))) {
+    if (entry.path().extension() != ".pbtxt") continue;
+    ++configs;
+    const TrainerResult result =
+        RunTrainer({"check", "--config=" + entry.path().string()});
+    EXPECT_EQ(result.exit_code, 0) << entry.path() << ": " << result.err;
+    EXPECT_THAT(result.out, StartsWith("OK: "));
+  }
+  EXPECT_GE(configs, 1);
+}
+
+TEST(CheckTest, ConfigsAreFoundInTheWorkspace) {
+  TrainerOptions options;
+  const std::string workspace = NewTestFolder("workspace");
+  options.folder = workspace + "/deep/down";
+  fs::create_directories(options.folder);
+  fs::create_directories(workspace + "/configs");
+  WriteText(workspace + "/WORKSPACE", "");
+  WriteText(workspace + "/configs/mine.pbtxt", RunText().Text());
+  const TrainerResult result =
+      RunTrainer({"check", "--config=mine.pbtxt"}, options);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, StartsWith("OK: mine"));
+}
+
+TEST(PrintConfigTest, WhatIsPrintedIsAConfig) {
+  const RunText run =
+      RunText().Ddp(2, "bucket_cap_mib: 3").Output(NewTestFolder("o") + "/out");
+  const TrainerResult printed =
+      RunTrainer({"--config=" + run.File(), "--print_config", "--set",
+                  "train.max_steps=3", "--set", "model.hidden_size=48"});
+  EXPECT_EQ(printed.exit_code, 0) << printed.err;
+  EXPECT_THAT(printed.out,
+              AllOf(HasSubstr("max_steps: 3"), HasSubstr("hidden_size: 48"),
+                    HasSubstr("bucket_cap_mib: 3"),
+                    HasSubstr("[plugin/capstan.text.Config]")));
+  EXPECT_FALSE(fs::exists(run.output()));
+  const std::string copy =
+      WriteText(NewTestFolder("copy") + "/copy.pbtxt", printed.out);
+  const TrainerResult again =
+      RunTrainer({"--config=" + copy, "--print_config"});
+  EXPECT_EQ(again.out, printed.out);
+  const TrainerResult trained = RunTrainer({"--config=" + copy});
+  EXPECT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_EQ(ReadMetrics(run.output()).steps.size(), 3);
+}
+
+TEST(PrintConfigTest, SeveralConfigsAndOverridesMerge) {
+  const std::string other = WriteText(
+      NewTestFolder("other") + "/other.pbtxt",
+      "strategy { [plugin/capstan.ddp.Config] {} } train { max_steps: 9 }");
+  const TrainerResult result =
+      RunTrainer({"--config=" + RunText().File(), "--config=" + other,
+                  "--set", "precision=capstan.bf16", "--print_config"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("capstan.ddp"),
+                                HasSubstr("capstan.bf16"),
+                                HasSubstr("max_steps: 9"),
+                                HasSubstr("seed: 1")));
+}
+
+TEST(PluginsTest, ListsEachWithItsCategory) {
+  const TrainerResult result = RunTrainer({"plugins"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  for (const char* name :
+       {"strategy ", "capstan.single.Config", "capstan.ddp.Config",
+        "precision ", "capstan.fp32.Config", "capstan.bf16.Config",
+        "capstan.fp16.Config", "dataset reader ", "capstan.text.Config",
+        "model ", "capstan.llama.Config", "objective ",
+        "capstan.causal_lm.Config", "optimizer ", "capstan.adamw.Config",
+        "capstan.sgd.Config", "libtorch=2.11.0", "sdk="}) {
+    EXPECT_THAT(result.out, HasSubstr(name));
+  }
+}
+
+TEST(EnvTest, SaysWhatABugReportNeeds) {
+  const TrainerResult result = RunTrainer({"env"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  for (const char* name : {"system ", "kernel ", "cpu ", "cores ", "memory ",
+                           "gpus ", "libtorch ", "nccl ", "compiler ",
+                           "protobuf ", "OMP_NUM_THREADS"}) {
+    EXPECT_THAT(result.out, HasSubstr(name));
+  }
+  EXPECT_THAT(result.out, HasSubstr("2.11.0"));
+}
+
+TEST(HelpTest, OfEachCommand) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--help"}, "--config"},
+      {{"train", "--help"}, "--set"},
+      {{"check", "--help"}, "--config"},
+      {{"generate", "--help"}, "--max_new_tokens"},
+      {{"plugins", "--help"}, "--plugin_path"},
+      {{"env", "--help"}, "env"}};
+  for (const auto& [args, word] : cases) {
+    const TrainerResult result = RunTrainer(args);
+    EXPECT_EQ(result.exit_code, 0) << absl::StrJoin(args, " ") << result.err;
+    EXPECT_THAT(result.out, HasSubstr(word)) << absl::StrJoin(args, " ");
+    EXPECT_EQ(result.err, "");
+  }
+  EXPECT_THAT(RunTrainer({"--help"}).out,
+              AllOf(HasSubstr("train"), HasSubstr("check"),
+                    HasSubstr("generate"), HasSubstr("plugins"),
+                    HasSubstr("env")));
+}
+
+TEST(HelpTest, WrongCommandLines) {
+  for (const std::vector<std::string>& args :
+       std::vector<std::vector<std::string>>{
+           {"trian"}, {"--confg=x"}, {"generate"}, {"env", "--config=x"}}) {
+    const TrainerResult result = RunTrainer(args);
+    EXPECT_EQ(result.exit_code, 2) << absl::StrJoin(args, " ");
+    EXPECT_NE(result.err, "");
+  }
+  ExpectOneError(RunTrainer({}), {"--config"});
+}
+
+}  // namespace
+}  // namespace capstan

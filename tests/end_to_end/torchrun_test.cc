@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that somebody else starts, with torchrun's environment.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+// A port that was free a moment ago, as torchrun itself finds one.
+int FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
+TrainerOptions RankOptions(int rank, int world, int port) {
+  TrainerOptions options;
+  options.environment = {{"RANK", absl::StrCat(rank)},
+                         {"WORLD_SIZE", absl::StrCat(world)},
+                         {"LOCAL_RANK", absl::StrCat(rank)},
+                         {"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", absl::StrCat(port)}};
+  return options;
+}
+
+std::vector<TrainerResult> RunRanks(const std::string& config) {
+  const int port = FreePort();
+  std::vector<std::unique_ptr<TrainerProcess>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(std::make_unique<TrainerProcess>(
+        std::vector<std::string>{"--config=" + config},
+        RankOptions(rank, 2, port)));
+  }
+  std::vector<TrainerResult> results;
+  for (auto& rank : ranks) results.push_back(rank->Wait());
+  return results;
+}
+
+RunText Run() { return RunText().Ddp(2).Batch(2, 8); }
+
+TEST(TorchrunTest, TrainsAsTheLauncherDoes) {
+  const std::string launched = MustTrain(Run());
+  // Here the environment says how many ranks there are.
+  const RunText run = Run()
+                          .Set("launch", "processes: 5")
+                          .Output(NewTestFolder("run") + "/out");
+  for (const TrainerResult& result : RunRanks(run.File())) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(result.all_gone);
+  }
+  EXPECT_EQ(ReadMetrics(run.output()).losses(),
+            ReadMetrics(launched).losses());
+  const std::string weights = "/final/model.safetensors";
+  EXPECT_TRUE(ReadText(run.output() + weights) ==
+              ReadText(launched + weights));
+}
+
+TEST(TorchrunTest, ABadOutputFolderEndsAllRanks) {
+  const std::string folder = MustTrain(Run());
+  const auto before = Snapshot(folder);
+  const std::vector<TrainerResult> results =
+      RunRanks(Run().Output(folder).File());
+  ExpectOneError(results[0], {"output_dir", folder, "resume: AUTO"});
+  ExpectOneError(results[1], {"another rank failed"});
+  EXPECT_EQ(Snapshot(folder), before);
+}
+
+TEST(TorchrunTest, ARankThatIsKilledEndsTheOthers) {
+  const RunText run =
+      Run().Train("max_steps: 1000000").Output(NewTestFolder("run") + "/out");
+  const int port = FreePort();
+  const std::vector<std::string> args = {"--config=" + run.File()};
+  TrainerProcess first(args, RankOptions(0, 2, port));
+  TrainerProcess second(args, RankOptions(1, 2, port));
+  ASSERT_TRUE(first.WaitForFile(run.output() + "/metrics.jsonl"));
+  usleep(50000);
+  second.Signal(SIGKILL);
+  EXPECT_EQ(second.Wait().term_signal, SIGKILL);
+  const double before = first.Seconds();
+  const TrainerResult result = first.Wait();
+  EXPECT_LT(result.seconds - before, 5.0);
+  ExpectOneError(result, {"rank 0"});
+}
+
+TEST(TorchrunTest, IncompleteEnvironment) {
+  TrainerOptions options;
+  options.environment = {{"RANK", "0"}};
+  ExpectOneError(RunTrainer({"--config=" + Run().File()}, options),
+                 {"WORLD_SIZE", "is not set"});
+}
+
+}  // namespace
+}  // namespace capstan

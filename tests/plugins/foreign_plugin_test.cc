@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A plugin that the trainer knows nothing of, dropped into a folder.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kLibrary[] = "libacme_signsgd.so";
+
+// A folder that holds the plugin, and nothing else.
+std::string PluginFolder() {
+  const std::string folder = NewTestFolder("plugins");
+  WriteText(folder + "/" + kLibrary,
+            ReadText(Runfile(std::string("tests/plugins/acme/") + kLibrary)));
+  return folder;
+}
+
+RunText SignSgdRun() {
+  return RunText()
+      .Set("optimizer",
+           "[plugin/acme.signsgd.Config] { learning_rate: 1e-3 }")
+      .Train("max_steps: 12")
+      .Output(NewTestFolder("run") + "/out");
+}
+
+TEST(ForeignPluginTest, Trains) {
+  const RunText run = SignSgdRun().Ddp(2).Batch(4, 8);
+  const TrainerResult result =
+      RunTrainer({"--config=" + run.File(), "--plugin_path=" + PluginFolder()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<double> losses = ReadMetrics(run.output()).losses();
+  ASSERT_EQ(losses.size(), 12);
+  EXPECT_NEAR(losses.front(), 5.55, 0.1) << "log 256";
+  EXPECT_LT(losses.back(), losses.front() - 0.5);
+}
+
+TEST(ForeignPluginTest, WorksInEveryCommandThatReadsAConfig) {
+  const std::string path = "--plugin_path=" + PluginFolder();
+  const RunText run = SignSgdRun();
+  const TrainerResult check =
+      RunTrainer({"check", "--config=" + run.File(), path});
+  EXPECT_EQ(check.exit_code, 0) << check.err;
+  const TrainerResult print =
+      RunTrainer({"--config=" + run.File(), path, "--print_config"});
+  EXPECT_THAT(print.out, AllOf(HasSubstr("[plugin/acme.signsgd.Config]"),
+                               HasSubstr("learning_rate: 0.001")));
+  EXPECT_EQ(print.exit_code, 0) << print.err;
+}
+
+TEST(ForeignPluginTest, ItsOwnErrorsNameThePlaceInTheConfig) {
+  const RunText run =
+      SignSgdRun().Set("optimizer", "[plugin/acme.signsgd.Config] {}");
+  const TrainerResult result = RunTrainer(
+      {"check", "--config=" + run.File(), "--plugin_path=" + PluginFolder()});
+  ExpectOneError(result, {"run.pbtxt:", "optimizer.learning_rate",
+                          "must be greater than 0"});
+}
+
+TEST(ForeignPluginTest, WithoutItsPathTheErrorSaysWhatWasLookedFor) {
+  const RunText run = SignSgdRun();
+  const TrainerResult result = RunTrainer({"--config=" + run.File()});
+  ExpectOneError(result, {"run.pbtxt:", "\"acme.signsgd\"", kLibrary,
+                          "trainer/plugins"});
+  EXPECT_FALSE(std::filesystem::exists(run.output()));
+}
+
+TEST(ForeignPluginTest, IsListed) {
+  const TrainerResult with =
+      RunTrainer({"plugins", "--plugin_path=" + PluginFolder()});
+  EXPECT_EQ(with.exit_code, 0) << with.err;
+  EXPECT_THAT(with.out,
+              AllOf(HasSubstr("acme.signsgd.Config"),
+                    HasSubstr("steps of one size in every direction"),
+                    HasSubstr("capstan.llama.Config")));
+  const TrainerResult without = RunTrainer({"plugins"});
+  EXPECT_THAT(without.out, Not(HasSubstr("acme")));
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The trainer's program as a user runs it, for tests.
+#ifndef CAPSTAN_TESTS_TESTING_TRAINER_PROCESS_H_
+#define CAPSTAN_TESTS_TESTING_TRAINER_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace capstan {
+
+struct TrainerOptions {
+  // Beside PATH, HOME and OMP_NUM_THREADS=1; the test's own environment is not
+  // passed on.
+  std::map<std::string, std::string> environment;
+  // Where it runs; default: a folder of its own.
+  std::string folder;
+  // Killed after that many seconds.
+  double timeout = 60.0;
+  // RLIMIT_FSIZE, with SIGXFSZ ignored as a daemon's children often have it;
+  // 0: no limit.
+  int64_t max_file_bytes = 0;
+  std::string binary;  // default: the trainer among the test's runfiles
+};
+
+struct TrainerResult {
+  int exit_code = -1;   // -1 when a signal ended it
+  int term_signal = 0;  // which one
+  bool timed_out = false;
+  std::string out;
+  std::string err;
+  double seconds = 0.0;  // from start to exit
+  // Whether every process that it started was gone a second after its exit.
+  bool all_gone = false;
+};
+
+// A trainer that runs, with the processes that it has forked. The destructor
+// kills what is left.
+class TrainerProcess {
+ public:
+  explicit TrainerProcess(const std::vector<std::string>& args,
+                          const TrainerOptions& options = {});
+  ~TrainerProcess();
+  TrainerProcess(const TrainerProcess&) = delete;
+  TrainerProcess& operator=(const TrainerProcess&) = delete;
+
+  pid_t pid() const { return pid_; }
+  // Its direct children in the order of their start: the ranks, by number.
+  std::vector<pid_t> Children() const;
+  bool Running();
+  // Since its start.
+  double Seconds() const;
+  void Signal(int signal) const;
+  // Waits until `path` exists; false if the trainer ends before.
+  bool WaitForFile(const std::string& path);
+  // Waits for the end. Once.
+  TrainerResult Wait();
+
+ private:
+  [[noreturn]] void BecomeTrainer(const std::vector<std::string>& args) const;
+  bool TimedOut() const;
+  // Whether all processes that hold the pipe `alive_fd_` are gone.
+  bool AllGone(double seconds) const;
+
+  TrainerOptions options_;
+  std::string out_path_;
+  std::string err_path_;
+  double start_ = 0.0;
+  pid_t pid_ = -1;
+  int alive_fd_ = -1;
+  bool exited_ = false;
+  int wait_status_ = 0;
+  double end_ = 0.0;
+};
+
+// Runs the trainer to its end.
+TrainerResult RunTrainer(const std::vector<std::string>& args,
+                         const TrainerOptions& options = {});
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TESTS_TESTING_TRAINER_PROCESS_H_

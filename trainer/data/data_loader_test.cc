@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/data/data_loader.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+namespace capstan {
+namespace {
+
+// A sample is its own index; reading `broken` is an error.
+class Indices final : public DatasetReader {
+ public:
+  explicit Indices(int64_t size, int64_t broken = -1)
+      : size_(size), broken_(broken) {}
+  int64_t size() const override { return size_; }
+  bool shuffle() const override { return false; }
+  absl::Status Read(absl::Span<const int64_t> indices,
+                    Batch* batch) const override {
+    at::Tensor ids =
+        at::empty({static_cast<int64_t>(indices.size())}, at::kLong);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      if (indices[i] == broken_) {
+        return absl::DataLossError("file.txt: sample 5 is broken");
+      }
+      ids.data_ptr<int64_t>()[i] = indices[i];
+    }
+    (*batch)["ids"] = ids;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
+    return nullptr;
+  }
+
+ private:
+  const int64_t size_;
+  const int64_t broken_;
+};
+
+std::vector<int64_t> Take(DataLoader& loader, int batches) {
+  std::vector<int64_t> all;
+  for (int i = 0; i < batches; ++i) {
+    const absl::StatusOr<Batch> batch = loader.Next();
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    const at::Tensor& ids = batch->at("ids");
+    all.insert(all.end(), ids.data_ptr<int64_t>(),
+               ids.data_ptr<int64_t>() + ids.numel());
+  }
+  return all;
+}
+
+DataLoaderOptions Options(int64_t size, bool shuffle) {
+  DataLoaderOptions options;
+  options.order = {size, shuffle, /*seed=*/7};
+  options.micro_batch_size = 2;
+  options.global_batch_size = 12;
+  options.world_size = 3;
+  return options;
+}
+
+// Micro-step a, rank r takes s + (a * world + r) * micro: what PyTorch's peer
+// does, and what makes any world size see the same global batch.
+TEST(DataLoaderTest, SequentialOrderOfRanksAndMicroSteps) {
+  const Indices reader(100);
+  DataLoaderOptions options = Options(100, false);
+  options.rank = 1;
+  auto loader = DataLoader::Create(options, reader);
+  EXPECT_EQ(Take(*loader, 4),
+            std::vector<int64_t>({2, 3, 8, 9, 14, 15, 20, 21}));
+}
+
+TEST(DataLoaderTest, RanksCoverEachEpochOnceWithoutOverlap) {
+  for (bool shuffle : {false, true}) {
+    const Indices reader(24);
+    std::multiset<int64_t> seen;
+    for (int rank = 0; rank < 3; ++rank) {
+      DataLoaderOptions options = Options(24, shuffle);
+      options.rank = rank;
+      auto loader = DataLoader::Create(options, reader);
+      for (int64_t id : Take(*loader, 4)) seen.insert(id);
+    }
+    ASSERT_EQ(seen.size(), 24);
+    for (int64_t i = 0; i < 24; ++i) EXPECT_EQ(seen.count(i), 1);
+  }
+}
+
+TEST(DataLoaderTest, WorldSizeDoesNotChangeTheGlobalBatch) {
+  const Indices reader(50);
+  DataLoaderOptions one = Options(50, true);
+  one.world_size = 1;
+  auto alone = DataLoader::Create(one, reader);
+  const std::vector<int64_t> batch_of_one = Take(*alone, 6);
+  std::multiset<int64_t> want(batch_of_one.begin(), batch_of_one.end());
+  std::multiset<int64_t> got;
+  for (int rank = 0; rank < 3; ++rank) {
+    DataLoaderOptions options = Options(50, true);
+    options.rank = rank;
+    auto loader = DataLoader::Create(options, reader);
+    for (int64_t id : Take(*loader, 2)) got.insert(id);
+  }
+  EXPECT_EQ(got, want);
+}
+
+TEST(DataLoaderTest, EpochsDifferAndEachCoversAll) {
+  const DataOrder order = {1000, true, 3};
+  std::set<int64_t> first, second;
+  int same = 0;
+  for (int64_t i = 0; i < 1000; ++i) {
+    first.insert(order.SampleAt(i));
+    second.insert(order.SampleAt(1000 + i));
+    same += order.SampleAt(i) == order.SampleAt(1000 + i);
+  }
+  EXPECT_EQ(first.size(), 1000);
+  EXPECT_EQ(second.size(), 1000);
+  EXPECT_LT(same, 20);
+}
+
+TEST(DataLoaderTest, StartingLaterContinuesTheSequence) {
+  const Indices reader(37);
+  auto straight = DataLoader::Create(Options(37, true), reader);
+  const std::vector<int64_t> all = Take(*straight, 8);
+  DataLoaderOptions options = Options(37, true);
+  options.start_position = 24;  // two steps later
+  auto resumed = DataLoader::Create(options, reader);
+  EXPECT_EQ(Take(*resumed, 4),
+            std::vector<int64_t>(all.begin() + 8, all.end()));
+}
+
+TEST(DataLoaderTest, ReadersErrorComesInItsPlaceAndStays) {
+  const Indices reader(100, /*broken=*/7);
+  auto loader = DataLoader::Create(Options(100, false), reader);
+  Take(*loader, 1);  // samples 0, 1; then 6, 7
+  EXPECT_EQ(loader->Next().status().message(), "file.txt: sample 5 is broken");
+  EXPECT_FALSE(loader->Next().ok());
+}
+
+}  // namespace
+}  // namespace capstan

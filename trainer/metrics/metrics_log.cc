@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/metrics/metrics_log.h"
+
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "nlohmann/json.hpp"
+#include "plugins/sdk/status.h"
+#include "trainer/checkpoint/file_util.h"
+
+namespace capstan {
+namespace {
+
+// The shortest text that reads back as the same double.
+void AppendNumber(absl::string_view key, double value, std::string* line) {
+  if (!std::isfinite(value)) {
+    absl::StrAppend(line, key, "null");
+    return;
+  }
+  char digits[32];
+  const std::to_chars_result end =
+      std::to_chars(digits, digits + sizeof(digits), value);
+  absl::StrAppend(line, key, absl::string_view(digits, end.ptr - digits));
+}
+
+bool IsKept(absl::string_view line, int64_t first_step) {
+  const nlohmann::json object =
+      nlohmann::json::parse(line.begin(), line.end(), /*cb=*/nullptr,
+                            /*allow_exceptions=*/false);
+  if (!object.is_object()) return false;
+  const auto step = object.find("step");
+  return step != object.end() && step->is_number_integer() &&
+         step->get<int64_t>() <= first_step;
+}
+
+absl::Status DropLinesBeyond(const std::string& path, int64_t first_step) {
+  if (!PathExists(path)) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  std::string kept;
+  absl::string_view rest = text;
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    if (end == absl::string_view::npos) break;  // cut short
+    if (IsKept(rest.substr(0, end), first_step)) {
+      kept.append(rest.data(), end + 1);
+    }
+    rest.remove_prefix(end + 1);
+  }
+  if (kept.size() == text.size()) return absl::OkStatus();
+  return ReplaceFile(path, kept);
+}
+
+}  // namespace
+
+absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
+                                            int64_t first_step) {
+  if (first_step > 0) {
+    CAPSTAN_RETURN_IF_ERROR(DropLinesBeyond(path, first_step));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      OutputFile file,
+      OutputFile::Open(path, first_step > 0 ? OutputFile::Start::kAtEnd
+                                            : OutputFile::Start::kEmpty));
+  return MetricsLog(std::move(file));
+}
+
+MetricsLog::MetricsLog(OutputFile file) : file_(std::move(file)) {}
+
+absl::Status MetricsLog::Step(const StepMetrics& metrics) {
+  line_.clear();
+  absl::StrAppend(&line_, "{\"step\": ", metrics.step);
+  AppendNumber(", \"loss\": ", metrics.loss, &line_);
+  AppendNumber(", \"grad_norm\": ", metrics.grad_norm, &line_);
+  AppendNumber(", \"lr\": ", metrics.lr, &line_);
+  absl::StrAppend(&line_, ", \"tokens\": ", metrics.tokens);
+  AppendNumber(", \"step_seconds\": ", metrics.step_seconds, &line_);
+  AppendNumber(", \"tokens_per_second\": ", metrics.tokens_per_second, &line_);
+  if (metrics.skipped) absl::StrAppend(&line_, ", \"skipped\": true");
+  if (metrics.loss_scale.has_value()) {
+    AppendNumber(", \"loss_scale\": ", *metrics.loss_scale, &line_);
+  }
+  absl::StrAppend(&line_, "}\n");
+  return file_.Append(line_);
+}
+
+absl::Status MetricsLog::Eval(int64_t step, double eval_loss) {
+  line_.clear();
+  absl::StrAppend(&line_, "{\"step\": ", step);
+  AppendNumber(", \"eval_loss\": ", eval_loss, &line_);
+  absl::StrAppend(&line_, "}\n");
+  return file_.Append(line_);
+}
+
+}  // namespace capstan

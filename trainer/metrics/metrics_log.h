@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OUTPUT/metrics.jsonl: one JSON object a line. A step's keys: step loss
+// grad_norm lr tokens step_seconds tokens_per_second, and, only when set,
+// skipped and loss_scale. An evaluation's: step eval_loss. Doubles keep every
+// bit; those that aren't finite are null.
+#ifndef CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
+#define CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/metrics/output_file.h"
+#include "trainer/metrics/reporter.h"
+
+namespace capstan {
+
+// One thread.
+class MetricsLog {
+ public:
+  // Continues after step `first_step`: keeps the lines of earlier steps and
+  // its own, and drops those beyond, along with a last line cut short by a
+  // crash. With first_step 0 the file begins anew.
+  static absl::StatusOr<MetricsLog> Open(const std::string& path,
+                                         int64_t first_step);
+
+  absl::Status Step(const StepMetrics& metrics);
+  absl::Status Eval(int64_t step, double eval_loss);
+
+ private:
+  explicit MetricsLog(OutputFile file);
+
+  OutputFile file_;
+  std::string line_;  // kept for its memory
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Numbers as people read them.
+#ifndef CAPSTAN_TRAINER_METRICS_NUMBER_TEXT_H_
+#define CAPSTAN_TRAINER_METRICS_NUMBER_TEXT_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace capstan {
+
+// 1049088 -> "1,049,088".
+std::string WithCommas(int64_t value);
+// 1049088 -> "1.05 M"; below 1,000 the number itself.
+std::string ShortCount(double value);
+// 188743680 -> "180 MiB".
+std::string ShortBytes(int64_t bytes);
+// 0.0451 -> "45.1 ms", 2.5 -> "2.50 s", 75 -> "1:15", 4000 -> "1:06:40".
+std::string ShortDuration(double seconds);
+// 75.4 -> "1:15", 4000 -> "1:06:40", two days and a bit -> "2 d 3 h"; "?" if
+// it isn't known (negative or not finite).
+std::string ClockTime(double seconds);
+
+// Lines of name and value, in two columns.
+std::string TableText(
+    const std::vector<std::pair<std::string, std::string>>& rows);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_METRICS_NUMBER_TEXT_H_

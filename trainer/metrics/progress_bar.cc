@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/metrics/progress_bar.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "trainer/metrics/number_text.h"
+
+namespace capstan {
+namespace {
+
+constexpr std::chrono::milliseconds kRedrawEvery(100);
+// Seconds after which a step counts 1/e in the rates.
+constexpr double kRateSeconds = 15.0;
+constexpr int kMinBar = 10;
+constexpr int kMaxBar = 40;
+constexpr char kClearLine[] = "\r\x1b[K";
+
+std::string Bar(const Progress& progress, int width) {
+  const double done =
+      progress.max_steps > 0
+          ? static_cast<double>(progress.step) / progress.max_steps
+          : 1.0;
+  const int inside = width - 2;
+  const int filled = static_cast<int>(std::clamp(done, 0.0, 1.0) * inside);
+  std::string bar = absl::StrCat("[", std::string(filled, '='),
+                                 std::string(inside - filled, ' '), "]");
+  if (filled < inside) bar[1 + filled] = '>';
+  return bar;
+}
+
+std::string Fraction(const Progress& progress) {
+  const std::string total = absl::StrCat(progress.max_steps);
+  return absl::StrFormat("step %*d/%s", static_cast<int>(total.size()),
+                         progress.step, total);
+}
+
+}  // namespace
+
+std::string ProgressLine(const Progress& progress, int columns) {
+  // In the order shown; the number says which goes last.
+  struct Field {
+    int priority;
+    std::string text;
+  };
+  std::vector<Field> fields = {
+      {0, Fraction(progress)},
+      {1, absl::StrFormat("loss %.4f", progress.loss)},
+      {4, absl::StrFormat("lr %.2e", progress.lr)},
+      {3, absl::StrCat(ShortCount(progress.tokens_per_second), " tokens/s")},
+      {2, absl::StrCat("ETA ", ClockTime(progress.seconds_left))}};
+  if (progress.skipped > 0) {
+    fields.push_back({5, absl::StrCat("skipped ", progress.skipped)});
+  }
+  const auto join = [&fields](int priorities) {
+    std::vector<absl::string_view> shown;
+    for (const Field& field : fields) {
+      if (field.priority < priorities) shown.push_back(field.text);
+    }
+    return absl::StrJoin(shown, "  ");
+  };
+  int priorities = static_cast<int>(fields.size());
+  std::string line = join(priorities);
+  while (static_cast<int>(line.size()) > columns && priorities > 1) {
+    line = join(--priorities);
+  }
+  if (static_cast<int>(line.size()) > columns) {
+    line.resize(std::max(columns, 0));
+  }
+  const int room = columns - static_cast<int>(line.size()) - 1;
+  if (room < kMinBar) return line;
+  return absl::StrCat(Bar(progress, std::min(room, kMaxBar)), " ", line);
+}
+
+ProgressBar::ProgressBar(const Console* console, const RunFacts& facts)
+    : console_(console),
+      log_every_(std::max<int64_t>(facts.log_every, 1)),
+      last_shown_step_(facts.first_step),
+      last_update_(Clock::now()) {
+  progress_.step = facts.first_step;
+  progress_.max_steps = facts.max_steps;
+}
+
+ProgressBar::~ProgressBar() {
+  if (drawn_) console_->Write("\n");
+}
+
+void ProgressBar::Step(const StepMetrics& metrics) {
+  const Clock::time_point now = Clock::now();
+  if (steps_ == 0.0 && new_steps_ == 0) {
+    // What came before the first step (an evaluation, a text) is no measure
+    // of the steps to come.
+    last_update_ = now - std::chrono::duration_cast<Clock::duration>(
+                             std::chrono::duration<double>(
+                                 std::clamp(metrics.step_seconds, 0.0, 1e6)));
+  }
+  progress_.step = metrics.step;
+  progress_.loss = metrics.loss;
+  progress_.lr = metrics.lr;
+  progress_.skipped += metrics.skipped ? 1 : 0;
+  grad_norm_ = metrics.grad_norm;
+  ++new_steps_;
+  new_tokens_ += metrics.tokens_per_second * metrics.step_seconds;
+  new_step_seconds_ += metrics.step_seconds;
+
+  const bool last = metrics.step >= progress_.max_steps;
+  if (!console_->terminal()) {
+    if (last || metrics.step % log_every_ == 0) {
+      UpdateRates(now);
+      PrintPlainLine();
+    }
+  } else if (last || steps_ == 0.0 || now - last_update_ >= kRedrawEvery) {
+    UpdateRates(now);
+    Draw();
+  }
+}
+
+void ProgressBar::UpdateRates(Clock::time_point now) {
+  const double elapsed =
+      std::chrono::duration<double>(now - last_update_).count();
+  const double kept = std::exp(-elapsed / kRateSeconds);
+  steps_ = steps_ * kept + new_steps_;
+  seconds_ = seconds_ * kept + elapsed;
+  tokens_ = tokens_ * kept + new_tokens_;
+  step_seconds_ = step_seconds_ * kept + new_step_seconds_;
+  last_update_ = now;
+  new_steps_ = 0;
+  new_tokens_ = new_step_seconds_ = 0.0;
+  if (step_seconds_ > 0.0) {
+    progress_.tokens_per_second = tokens_ / step_seconds_;
+  }
+  if (steps_ > 0.0) {
+    progress_.seconds_left =
+        (progress_.max_steps - progress_.step) * seconds_ / steps_;
+  }
+}
+
+void ProgressBar::Draw() {
+  // One column is left free: a cursor beyond the last one may wrap.
+  const std::string line = ProgressLine(progress_, console_->Columns() - 1);
+  console_->Write(absl::StrCat(kClearLine, line));
+  drawn_ = true;
+  last_shown_step_ = progress_.step;
+}
+
+void ProgressBar::PrintPlainLine() {
+  std::string line = Fraction(progress_);
+  absl::StrAppendFormat(
+      &line, "  loss %.4f  lr %.2e  grad norm %.3f  %s tokens/s  ETA %s",
+      progress_.loss, progress_.lr, grad_norm_,
+      WithCommas(std::llround(progress_.tokens_per_second)),
+      ClockTime(progress_.seconds_left));
+  if (progress_.skipped > 0) {
+    absl::StrAppend(&line, "  skipped ", progress_.skipped);
+  }
+  console_->Write(absl::StrCat(line, "\n"));
+  last_shown_step_ = progress_.step;
+}
+
+void ProgressBar::PrintAbove(absl::string_view lines) {
+  if (!drawn_) {
+    console_->Write(lines);
+    return;
+  }
+  console_->Write(absl::StrCat(kClearLine, lines));
+  Draw();
+}
+
+void ProgressBar::End() {
+  if (progress_.step > last_shown_step_) {
+    UpdateRates(Clock::now());
+    if (console_->terminal()) {
+      Draw();
+    } else {
+      PrintPlainLine();
+    }
+  }
+  if (drawn_) console_->Write("\n");
+  drawn_ = false;
+}
+
+}  // namespace capstan

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How far a run is, on standard output.
+#ifndef CAPSTAN_TRAINER_METRICS_PROGRESS_BAR_H_
+#define CAPSTAN_TRAINER_METRICS_PROGRESS_BAR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "trainer/metrics/console.h"
+#include "trainer/metrics/reporter.h"
+
+namespace capstan {
+
+// What the bar shows.
+struct Progress {
+  int64_t step = 0;
+  int64_t max_steps = 0;
+  double loss = 0.0;
+  double lr = 0.0;
+  double tokens_per_second = 0.0;
+  double seconds_left = -1.0;  // negative: not known yet
+  int64_t skipped = 0;         // steps without an update so far
+};
+
+// One line of at most `columns` characters, ASCII, without a newline. Where
+// there isn't room for all, the bar goes first, then the skipped steps, lr,
+// tokens/s, ETA and loss.
+std::string ProgressLine(const Progress& progress, int columns);
+
+// On a terminal one line that is redrawn at most ten times a second; elsewhere
+// a plain line every log_every steps and at the last step. One thread.
+class ProgressBar {
+ public:
+  // `console` must outlive it.
+  ProgressBar(const Console* console, const RunFacts& facts);
+  // Ends the line if End has not been called, so that an error message begins
+  // on a line of its own.
+  ~ProgressBar();
+
+  void Step(const StepMetrics& metrics);
+  // Whole lines, each with its newline, where the bar was; the bar follows
+  // below.
+  void PrintAbove(absl::string_view lines);
+  // Shows the last step, and leaves it on the screen.
+  void End();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Takes what has gathered since the last call into the running rates.
+  void UpdateRates(Clock::time_point now);
+  void Draw();
+  void PrintPlainLine();
+
+  const Console* const console_;
+  const int64_t log_every_;
+  Progress progress_;
+  double grad_norm_ = 0.0;
+  int64_t last_shown_step_;
+  bool drawn_ = false;  // the cursor stands behind the bar
+
+  // Since the last update of the rates: a terminal's with each drawing, a
+  // plain line's with each line.
+  Clock::time_point last_update_;
+  int64_t new_steps_ = 0;
+  double new_tokens_ = 0.0;
+  double new_step_seconds_ = 0.0;
+  // Sums whose past fades away, so that the rates follow the run.
+  double steps_ = 0.0;
+  double seconds_ = 0.0;
+  double tokens_ = 0.0;
+  double step_seconds_ = 0.0;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_METRICS_PROGRESS_BAR_H_

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/metrics/reporter.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "plugins/sdk/status.h"
+#include "trainer/metrics/banner.h"
+#include "trainer/metrics/console.h"
+#include "trainer/metrics/metrics_log.h"
+#include "trainer/metrics/output_file.h"
+#include "trainer/metrics/progress_bar.h"
+#include "trainer/metrics/summary.h"
+#include "trainer/metrics/tensorboard_writer.h"
+
+namespace capstan {
+namespace {
+
+constexpr char kBold[] = "\x1b[1m";
+constexpr char kPlain[] = "\x1b[0m";
+
+class ReporterImpl : public Reporter {
+ public:
+  ReporterImpl(const RunFacts& facts, MetricsLog log,
+               std::unique_ptr<TensorBoardWriter> tensorboard)
+      : facts_(facts),
+        console_(STDOUT_FILENO),
+        bar_(&console_, facts),
+        log_(std::move(log)),
+        tensorboard_(std::move(tensorboard)) {}
+
+  void Banner() override {
+    bar_.PrintAbove(BannerText(facts_, console_.terminal()));
+  }
+
+  void Step(const StepMetrics& metrics) override {
+    status_.Update(log_.Step(metrics));
+    status_.Update(tensorboard_->Step(metrics));
+    bar_.Step(metrics);
+  }
+
+  void Eval(int64_t step, double eval_loss) override {
+    status_.Update(log_.Eval(step, eval_loss));
+    status_.Update(tensorboard_->Eval(step, eval_loss));
+    Note(absl::StrFormat("step %d  eval loss %.4f", step, eval_loss));
+  }
+
+  void Sample(int64_t step, const std::string& title, const std::string& prompt,
+              const std::string& continuation) override;
+
+  void Note(const std::string& line) override {
+    bar_.PrintAbove(absl::StrCat(PrintableText(line), "\n"));
+  }
+
+  void Finish(const RunSummary& summary) override {
+    bar_.End();
+    status_.Update(tensorboard_->Flush());
+    status_.Update(
+        ReplaceFile(facts_.output_dir + "/summary.json", SummaryJson(summary)));
+    console_.Write(SummaryTable(summary, facts_.output_dir));
+  }
+
+  absl::Status status() const override { return status_; }
+
+ private:
+  const RunFacts facts_;
+  const Console console_;
+  ProgressBar bar_;
+  MetricsLog log_;
+  const std::unique_ptr<TensorBoardWriter> tensorboard_;
+  absl::Status status_;
+};
+
+void ReporterImpl::Sample(int64_t step, const std::string& title,
+                          const std::string& prompt,
+                          const std::string& continuation) {
+  const bool terminal = console_.terminal();
+  const std::string heading = absl::StrCat("sample ", title);
+  const std::string shown_prompt = PrintableText(prompt);
+  const std::string shown = PrintableText(continuation);
+  bar_.PrintAbove(
+      absl::StrCat("--- ", PrintableText(heading), " (step ", step, ") ---\n",
+                   terminal ? kBold : "", shown_prompt, terminal ? kPlain : "",
+                   shown, absl::EndsWith(shown, "\n") ? "" : "\n", "---\n"));
+  // Indented, Markdown leaves a text as it is.
+  const std::string text = absl::StrReplaceAll(
+      absl::StrCat("    ", shown_prompt, shown), {{"\n", "\n    "}});
+  status_.Update(tensorboard_->Text(
+      step, absl::StrCat("**", PrintableText(title), "**\n\n", text)));
+}
+
+}  // namespace
+
+Reporter::~Reporter() = default;
+
+absl::StatusOr<std::unique_ptr<Reporter>> Reporter::Create(
+    const RunFacts& facts) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      MetricsLog log,
+      MetricsLog::Open(facts.output_dir + "/metrics.jsonl", facts.first_step));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::unique_ptr<TensorBoardWriter> tensorboard,
+      TensorBoardWriter::Open(facts.output_dir + "/tensorboard",
+                              facts.first_step));
+  return std::unique_ptr<Reporter>(std::make_unique<ReporterImpl>(
+      facts, std::move(log), std::move(tensorboard)));
+}
+
+}  // namespace capstan

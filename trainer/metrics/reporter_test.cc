@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/metrics/reporter.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace capstan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing::HasSubstr;
+using testing::Not;
+
+class ReporterTest : public testing::Test {
+ protected:
+  ReporterTest() {
+    facts_.name = "a_run";
+    facts_.output_dir =
+        testing::TempDir() + "/" +
+        testing::UnitTest::GetInstance()->current_test_info()->name();
+    facts_.world_size = 2;
+    facts_.device = "2 x CPU (1 thread each)";
+    facts_.strategy = "ddp";
+    facts_.precision = "fp32";
+    facts_.parameters = 1049088;
+    facts_.micro_batch_size = 8;
+    facts_.global_batch_size = 64;
+    facts_.accumulation = 4;
+    facts_.max_steps = 25;
+    std::filesystem::remove_all(facts_.output_dir);
+    std::filesystem::create_directories(facts_.output_dir);
+  }
+
+  std::string Read(const std::string& name) const {
+    std::ostringstream text;
+    text << std::ifstream(facts_.output_dir + "/" + name).rdbuf();
+    return text.str();
+  }
+
+  // What `use(reporter)` prints on standard output.
+  template <typename Use>
+  std::string Printed(const Use& use) {
+    absl::StatusOr<std::unique_ptr<Reporter>> reporter =
+        Reporter::Create(facts_);
+    EXPECT_TRUE(reporter.ok()) << reporter.status();
+    if (!reporter.ok()) return "";
+    testing::internal::CaptureStdout();
+    use(reporter->get());
+    const std::string printed = testing::internal::GetCapturedStdout();
+    status_ = (*reporter)->status();
+    return printed;
+  }
+
+  static StepMetrics AtStep(int64_t step) {
+    StepMetrics metrics;
+    metrics.step = step;
+    metrics.loss = 4.0 / step;
+    metrics.lr = 1e-3;
+    metrics.grad_norm = 1.5;
+    metrics.step_seconds = 0.25;
+    metrics.tokens_per_second = 12345.0;
+    return metrics;
+  }
+
+  RunFacts facts_;
+  absl::Status status_;
+};
+
+TEST_F(ReporterTest, Banner) {
+  const std::string printed =
+      Printed([](Reporter* reporter) { reporter->Banner(); });
+  EXPECT_THAT(printed, HasSubstr("a_run\n"));
+  EXPECT_THAT(printed, HasSubstr("2 x CPU (1 thread each)"));
+  EXPECT_THAT(printed, HasSubstr("1.05 M (1,049,088)"));
+  EXPECT_THAT(printed, HasSubstr("64 = micro 8 x 2 ranks x accumulation 4\n"));
+  EXPECT_THAT(printed, HasSubstr("steps         25\n"));
+  EXPECT_THAT(printed, HasSubstr(facts_.output_dir));
+  EXPECT_THAT(printed, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(ReporterTest, BannerOfAResumedRun) {
+  facts_.first_step = 10;
+  EXPECT_THAT(Printed([](Reporter* reporter) { reporter->Banner(); }),
+              HasSubstr("25, resumed at step 10\n"));
+}
+
+TEST_F(ReporterTest, PlainLinesWhereThereIsNoTerminal) {
+  const std::string printed = Printed([](Reporter* reporter) {
+    for (int step = 1; step <= 25; ++step) reporter->Step(AtStep(step));
+    reporter->Finish(RunSummary());
+  });
+  std::vector<std::string> lines;
+  std::istringstream text(printed);
+  for (std::string line; std::getline(text, line) && !line.empty();) {
+    lines.push_back(line);
+  }
+  ASSERT_EQ(lines.size(), 3) << printed;
+  EXPECT_THAT(lines[0], HasSubstr("step 10/25  loss 0.4000  lr 1.00e-03"));
+  EXPECT_THAT(lines[0], HasSubstr("  12,345 tokens/s  ETA "));
+  EXPECT_THAT(lines[1], HasSubstr("step 20/25"));
+  EXPECT_THAT(lines[2], HasSubstr("step 25/25"));
+  EXPECT_THAT(printed, Not(HasSubstr("\r")));
+}
+
+TEST_F(ReporterTest, AStoppedRunShowsItsLastStep) {
+  const std::string printed = Printed([](Reporter* reporter) {
+    for (int step = 1; step <= 13; ++step) reporter->Step(AtStep(step));
+    reporter->Finish(RunSummary());
+  });
+  EXPECT_THAT(printed, HasSubstr("step 13/25"));
+}
+
+TEST_F(ReporterTest, NotesEvaluationsAndSamples) {
+  const std::string printed = Printed([](Reporter* reporter) {
+    reporter->Note("a note");
+    reporter->Eval(20, 1.23456);
+    reporter->Sample(20, "after training", "int ", "x\x1b[2J;\n\xff");
+  });
+  EXPECT_EQ(printed,
+            "a note\n"
+            "step 20  eval loss 1.2346\n"
+            "--- sample after training (step 20) ---\n"
+            "int x\xef\xbf\xbd[2J;\n\xef\xbf\xbd\n"
+            "---\n");
+}
+
+TEST_F(ReporterTest, SummaryOfACompletedRun) {
+  RunSummary summary;
+  summary.status = "completed";
+  summary.steps = 25;
+  summary.tokens = 102400;
+  summary.parameters = 1049088;
+  summary.world_size = 2;
+  summary.strategy = "ddp";
+  summary.precision = "fp32";
+  summary.ready_seconds = 0.61;
+  summary.step_seconds_median = 0.0451;
+  summary.tokens_per_second = 12345.5;
+  summary.peak_memory_bytes = {100 << 20, 180 << 20};
+  summary.final_loss = 1.5;
+  summary.eval_loss = 1.75;
+  const std::string printed =
+      Printed([&](Reporter* reporter) { reporter->Finish(summary); });
+  EXPECT_TRUE(status_.ok()) << status_;
+  const Json json = Json::parse(Read("summary.json"));
+  std::vector<std::string> keys;
+  for (const auto& item : json.items()) keys.push_back(item.key());
+  EXPECT_EQ(keys, (std::vector<std::string>{
+                      "status", "steps", "tokens", "parameters", "world_size",
+                      "strategy", "precision", "ready_seconds",
+                      "step_seconds_median", "tokens_per_second",
+                      "peak_memory_bytes", "final_loss", "eval_loss"}));
+  EXPECT_EQ(json["status"], "completed");
+  EXPECT_EQ(json["peak_memory_bytes"],
+            (std::vector<int64_t>{100 << 20, 180 << 20}));
+  EXPECT_EQ(json["tokens_per_second"], 12345.5);
+  EXPECT_EQ(json["eval_loss"], 1.75);
+  EXPECT_FALSE(
+      std::filesystem::exists(facts_.output_dir + "/summary.json.tmp"));
+
+  EXPECT_THAT(printed, HasSubstr("completed\n"));
+  EXPECT_THAT(printed, HasSubstr("eval loss    1.7500\n"));
+  EXPECT_THAT(printed, HasSubstr("12,345 tokens/s, 45.1 ms a step\n"));
+  EXPECT_THAT(printed, HasSubstr("180 MiB (largest rank)\n"));
+}
+
+TEST_F(ReporterTest, SummaryWithoutLosses) {
+  RunSummary summary;
+  summary.status = "stopped";
+  summary.ready_seconds = NAN;
+  Printed([&](Reporter* reporter) { reporter->Finish(summary); });
+  const Json json = Json::parse(Read("summary.json"));
+  EXPECT_TRUE(json.at("final_loss").is_null());
+  EXPECT_TRUE(json.at("eval_loss").is_null());
+  EXPECT_TRUE(json.at("ready_seconds").is_null());
+  EXPECT_TRUE(json.at("peak_memory_bytes").is_array());
+}
+
+TEST_F(ReporterTest, WritesEveryStepAndEvaluation) {
+  Printed([](Reporter* reporter) {
+    reporter->Step(AtStep(1));
+    reporter->Eval(1, 3.0);
+    reporter->Step(AtStep(2));
+  });
+  const std::string text = Read("metrics.jsonl");
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
+  EXPECT_FALSE(std::filesystem::is_empty(facts_.output_dir + "/tensorboard"));
+}
+
+TEST_F(ReporterTest, AnOutputThatCannotBeOpened) {
+  const std::string path = facts_.output_dir + "/metrics.jsonl";
+  std::filesystem::create_directory(path);
+  EXPECT_EQ(Reporter::Create(facts_).status().message(),
+            path + " can't be written: Is a directory");
+}
+
+TEST_F(ReporterTest, KeepsTheFirstWritingError) {
+  const std::string path = facts_.output_dir + "/metrics.jsonl";
+  std::filesystem::create_symlink("/dev/full", path);
+  std::filesystem::create_directory(facts_.output_dir + "/summary.json");
+  Printed([this](Reporter* reporter) {
+    EXPECT_TRUE(reporter->status().ok());
+    reporter->Step(AtStep(1));
+    reporter->Finish(RunSummary());
+  });
+  EXPECT_EQ(status_.message(),
+            path + " can't be written: No space left on device");
+}
+
+TEST_F(ReporterTest, ASummaryThatCannotBeWritten) {
+  std::filesystem::create_directory(facts_.output_dir + "/summary.json");
+  Printed([](Reporter* reporter) { reporter->Finish(RunSummary()); });
+  EXPECT_EQ(status_.message(), facts_.output_dir +
+                                   "/summary.json can't be written: Is a "
+                                   "directory");
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a run went: OUTPUT/summary.json, and the table at the end.
+#ifndef CAPSTAN_TRAINER_METRICS_SUMMARY_H_
+#define CAPSTAN_TRAINER_METRICS_SUMMARY_H_
+
+#include <string>
+
+#include "trainer/metrics/reporter.h"
+
+namespace capstan {
+
+// Keys as RunSummary's fields and in their order; losses that aren't set, and
+// numbers that aren't finite, are null.
+std::string SummaryJson(const RunSummary& summary);
+
+std::string SummaryTable(const RunSummary& summary,
+                         const std::string& output_dir);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_METRICS_SUMMARY_H_

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/metrics/tensorboard_writer.h"
+
+#include <unistd.h>
+
+#include <limits>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "plugins/sdk/status.h"
+#include "trainer/checkpoint/file_util.h"
+#include "trainer/metrics/tensorboard_event.pb.h"
+
+namespace capstan {
+namespace {
+
+constexpr std::chrono::seconds kFlushEvery(1);
+constexpr size_t kMaxWaitingBytes = 1 << 20;
+constexpr int kDtString = 7;
+
+void AppendLittleEndian(uint64_t value, int bytes, std::string* out) {
+  for (int i = 0; i < bytes; ++i) {
+    out->push_back(static_cast<char>(value >> (8 * i) & 0xff));
+  }
+}
+
+// tensorflow's core/lib/hash/crc32c.h: a CRC of data that holds CRCs is weak,
+// hence the mask.
+uint32_t MaskedCrc(absl::string_view bytes) {
+  const uint32_t crc = Crc32c(bytes);
+  return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  if (gethostname(name, sizeof(name) - 1) != 0 || name[0] == '\0') {
+    return "localhost";
+  }
+  return name;
+}
+
+void AddScalar(const char* tag, double value, tensorboard::Summary* summary) {
+  tensorboard::Summary::Value* const scalar = summary->add_value();
+  scalar->set_tag(tag);
+  scalar->set_simple_value(static_cast<float>(value));
+}
+
+}  // namespace
+
+void AppendTfRecord(const std::string& data, std::string* records) {
+  std::string length;
+  AppendLittleEndian(data.size(), 8, &length);
+  records->append(length);
+  AppendLittleEndian(MaskedCrc(length), 4, records);
+  records->append(data);
+  AppendLittleEndian(MaskedCrc(data), 4, records);
+}
+
+absl::StatusOr<std::unique_ptr<TensorBoardWriter>> TensorBoardWriter::Open(
+    const std::string& folder, int64_t first_step) {
+  CAPSTAN_RETURN_IF_ERROR(Annotate(MakeFolder(folder), "TensorBoard's folder"));
+  const std::string path = absl::StrCat(
+      folder, "/events.out.tfevents.", absl::ToUnixSeconds(absl::Now()), ".",
+      HostName(), ".", static_cast<int64_t>(getpid()));
+  CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
+                           OutputFile::Open(path, OutputFile::Start::kAtEnd));
+  auto writer = absl::WrapUnique(new TensorBoardWriter(std::move(file)));
+  writer->NewEvent(/*step=*/0)->set_file_version("brain.Event:2");
+  CAPSTAN_RETURN_IF_ERROR(writer->Add());
+  if (first_step > 0) {
+    writer->NewEvent(first_step + 1)
+        ->mutable_session_log()
+        ->set_status(tensorboard::SessionLog::START);
+    CAPSTAN_RETURN_IF_ERROR(writer->Add());
+  }
+  CAPSTAN_RETURN_IF_ERROR(writer->Flush());
+  return writer;
+}
+
+TensorBoardWriter::TensorBoardWriter(OutputFile file)
+    : file_(std::move(file)),
+      event_(std::make_unique<tensorboard::Event>()),
+      last_flush_(std::chrono::steady_clock::now()) {}
+
+TensorBoardWriter::~TensorBoardWriter() { Flush().IgnoreError(); }
+
+absl::Status TensorBoardWriter::Step(const StepMetrics& metrics) {
+  tensorboard::Summary* const summary =
+      NewEvent(metrics.step)->mutable_summary();
+  AddScalar("train/loss", metrics.loss, summary);
+  AddScalar("train/lr", metrics.lr, summary);
+  AddScalar("train/grad_norm", metrics.grad_norm, summary);
+  AddScalar("train/tokens_per_second", metrics.tokens_per_second, summary);
+  return Add();
+}
+
+absl::Status TensorBoardWriter::Eval(int64_t step, double eval_loss) {
+  AddScalar("eval/loss", eval_loss, NewEvent(step)->mutable_summary());
+  return Add();
+}
+
+absl::Status TensorBoardWriter::Text(int64_t step,
+                                     const std::string& markdown) {
+  tensorboard::Summary::Value* const value =
+      NewEvent(step)->mutable_summary()->add_value();
+  value->set_tag("samples");
+  value->mutable_metadata()->mutable_plugin_data()->set_plugin_name("text");
+  value->mutable_tensor()->set_dtype(kDtString);
+  value->mutable_tensor()->mutable_tensor_shape();
+  value->mutable_tensor()->add_string_val(markdown);
+  return Add();
+}
+
+tensorboard::Event* TensorBoardWriter::NewEvent(int64_t step) {
+  event_->Clear();
+  event_->set_wall_time(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  event_->set_step(step);
+  return event_.get();
+}
+
+absl::Status TensorBoardWriter::Add() {
+  event_->SerializeToString(&event_bytes_);
+  AppendTfRecord(event_bytes_, &waiting_);
+  if (waiting_.size() < kMaxWaitingBytes &&
+      std::chrono::steady_clock::now() - last_flush_ < kFlushEvery) {
+    return absl::OkStatus();
+  }
+  return Flush();
+}
+
+absl::Status TensorBoardWriter::Flush() {
+  last_flush_ = std::chrono::steady_clock::now();
+  const absl::Status written = file_.Append(waiting_);
+  waiting_.clear();
+  return written;
+}
+
+}  // namespace capstan
