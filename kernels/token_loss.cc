@@ -29,8 +29,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kPieceBytes = int64_t{64} << 20;
-
 c10::IValue Capsule(const TiedGradient& gradient) {
   return c10::IValue::make_capsule(gradient);
 }
@@ -162,10 +160,10 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets,
-                               const TiedGradient& tied) {
+                               const TiedGradient& tied, int64_t logits_bytes) {
   const int64_t rows = hidden.size(0);
   const int64_t row_bytes = weight.size(0) * weight.element_size();
-  const int64_t most = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  const int64_t most = std::max<int64_t>(1, logits_bytes / row_bytes);
   const int64_t pieces = (rows + most - 1) / most;
   const int64_t piece = (rows + pieces - 1) / pieces;
   if (at::GradMode::is_enabled() &&

@@ -34,15 +34,15 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 // The sum over rows with target >= 0 of -log softmax(hidden W^T)[target], a
 // float32 scalar; in float32 whatever the dtype of the logits. hidden: [rows,
 // hidden], weight: [vocab, hidden], targets: [rows] int64. With gradients to
-// hidden and weight; with `tied`, an object for this
-// one forward, the weight's is left there instead, and
-// Embedding must be part of the same graph whenever weight wants one.
-//
-// Logits exist for a piece of the rows at a time (64 MiB).
+// hidden and weight; with `tied`, an object for this one forward, the weight's
+// is left there instead, and Embedding must be part of the same graph whenever
+// weight wants one. Logits exist for a piece of the rows at a time.
+constexpr int64_t kLogitsBytes = int64_t{64} << 20;
 at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets,
-                               const TiedGradient& tied);
+                               const TiedGradient& tied,
+                               int64_t logits_bytes = kLogitsBytes);
 
 }  // namespace kernels
 }  // namespace capstan

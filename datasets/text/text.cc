@@ -16,8 +16,8 @@ namespace {
 
 // Where the part that is trained on ends.
 size_t TrainBytes(const Config& config, size_t bytes) {
-  return bytes - static_cast<size_t>(static_cast<double>(bytes) *
-                                     config.validation_fraction());
+  return static_cast<size_t>(static_cast<double>(bytes) *
+                             (1.0 - config.validation_fraction()));
 }
 
 absl::Status CheckLength(const Config& config, const std::string& path,

@@ -88,7 +88,7 @@ TEST(TextTest, BadInputNamesFieldAndFile) {
               "validation_fraction", "[0, 1)");
   ExpectError(MakeConfig(File("b", "abcdefgh"), 4, 0.9), "sequence_length",
               "without its validation part");
-  const auto text = Text::Create(MakeConfig(File("b", "abcdefgh"), 4, 0.3));
+  const auto text = Text::Create(MakeConfig(File("b", "abcdefgh"), 4, 0.25));
   ASSERT_TRUE(text.ok());
   EXPECT_THAT(std::string((*text)->Validation().status().message()),
               HasSubstr("validation part has only 2 bytes"));

@@ -34,9 +34,10 @@ std::string GreedyIds(const std::string& model) {
   std::vector<int> ids = GoldenGreedy();
   const int fresh = static_cast<int>(ids.size()) - kPromptLength;
   ids.resize(kPromptLength);
-  const TrainerResult result = RunTrainer(
-      {"generate", "--model=" + model, "--prompt_ids=" + absl::StrJoin(ids, ","),
-       absl::StrCat("--max_new_tokens=", fresh), "--greedy"});
+  const TrainerResult result =
+      RunTrainer({"generate", "--model=" + model,
+                  "--prompt_ids=" + absl::StrJoin(ids, ","),
+                  absl::StrCat("--max_new_tokens=", fresh), "--greedy"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.err, "");
   return result.out;
@@ -49,13 +50,13 @@ TEST(GenerateTest, GreedyFromAHuggingFaceFolderIsTransformers) {
 
 // A step of learning rate nearly zero: the weights are the golden ones.
 TEST(GenerateTest, FromFinalACheckpointAndTheRunsFolder) {
-  const std::string folder = MustTrain(
-      RunText::Golden()
-          .Ddp(2)
-          .Batch(4, 8)
-          .Set("optimizer",
-               "[plugin/capstan.sgd.Config] { learning_rate: 1e-12 }")
-          .Train("max_steps: 1"));
+  const std::string folder =
+      MustTrain(RunText::Golden()
+                    .Ddp(2)
+                    .Batch(4, 8)
+                    .Set("optimizer",
+                         "[plugin/capstan.sgd.Config] { learning_rate: 1e-12 }")
+                    .Train("max_steps: 1"));
   const std::string expected = absl::StrJoin(GoldenGreedy(), ",") + "\n";
   for (const char* model : {"/final", "/checkpoints/step-00000001", ""}) {
     EXPECT_EQ(GreedyIds(folder + model), expected) << model;
@@ -69,9 +70,9 @@ TEST(GenerateTest, TextFromFinalAndFromACheckpoint) {
   std::string texts[2];
   const char* models[2] = {"/final", "/checkpoints/step-00000030"};
   for (int i = 0; i < 2; ++i) {
-    const TrainerResult result = RunTrainer(
-        {"generate", "--model=" + folder + models[i], "--prompt=THE CAPTAIN",
-         "--max_new_tokens=20", "--greedy"});
+    const TrainerResult result =
+        RunTrainer({"generate", "--model=" + folder + models[i],
+                    "--prompt=THE CAPTAIN", "--max_new_tokens=20", "--greedy"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     texts[i] = result.out;
     EXPECT_THAT(texts[i], StartsWith("THE CAPTAIN"));
@@ -103,13 +104,11 @@ TEST(GenerateTest, BadRequests) {
                  {"--prompt=TEXT", "--prompt_ids"});
   ExpectOneError(RunTrainer({"generate", model, "--prompt_ids=1,512"}),
                  {"512"});
-  ExpectOneError(
-      RunTrainer({"generate", "--model=nowhere", "--prompt_ids=1"}),
-      {"--model=nowhere", "no such folder"});
+  ExpectOneError(RunTrainer({"generate", "--model=nowhere", "--prompt_ids=1"}),
+                 {"--model=nowhere", "no such folder"});
   const std::string empty = NewTestFolder("empty");
-  ExpectOneError(
-      RunTrainer({"generate", "--model=" + empty, "--prompt_ids=1"}),
-      {empty, "config.json"});
+  ExpectOneError(RunTrainer({"generate", "--model=" + empty, "--prompt_ids=1"}),
+                 {empty, "config.json"});
 }
 
 TEST(CheckTest, SaysWhatWouldRun) {
@@ -180,13 +179,12 @@ TEST(PrintConfigTest, SeveralConfigsAndOverridesMerge) {
       NewTestFolder("other") + "/other.pbtxt",
       "strategy { [plugin/capstan.ddp.Config] {} } train { max_steps: 9 }");
   const TrainerResult result =
-      RunTrainer({"--config=" + RunText().File(), "--config=" + other,
-                  "--set", "precision=capstan.bf16", "--print_config"});
+      RunTrainer({"--config=" + RunText().File(), "--config=" + other, "--set",
+                  "precision=capstan.bf16", "--print_config"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("capstan.ddp"),
-                                HasSubstr("capstan.bf16"),
-                                HasSubstr("max_steps: 9"),
-                                HasSubstr("seed: 1")));
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("capstan.ddp"), HasSubstr("capstan.bf16"),
+                    HasSubstr("max_steps: 9"), HasSubstr("seed: 1")));
 }
 
 TEST(PluginsTest, ListsEachWithItsCategory) {
@@ -208,9 +206,9 @@ TEST(EnvTest, SaysWhatABugReportNeeds) {
   const TrainerResult result = RunTrainer({"env"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.err, "");
-  for (const char* name : {"system ", "kernel ", "cpu ", "cores ", "memory ",
-                           "gpus ", "libtorch ", "nccl ", "compiler ",
-                           "protobuf ", "OMP_NUM_THREADS"}) {
+  for (const char* name :
+       {"system ", "kernel ", "cpu ", "cores ", "memory ", "gpus ", "libtorch ",
+        "nccl ", "compiler ", "protobuf ", "OMP_NUM_THREADS"}) {
     EXPECT_THAT(result.out, HasSubstr(name));
   }
   EXPECT_THAT(result.out, HasSubstr("2.11.0"));
@@ -230,10 +228,10 @@ TEST(HelpTest, OfEachCommand) {
     EXPECT_THAT(result.out, HasSubstr(word)) << absl::StrJoin(args, " ");
     EXPECT_EQ(result.err, "");
   }
-  EXPECT_THAT(RunTrainer({"--help"}).out,
-              AllOf(HasSubstr("train"), HasSubstr("check"),
-                    HasSubstr("generate"), HasSubstr("plugins"),
-                    HasSubstr("env")));
+  EXPECT_THAT(
+      RunTrainer({"--help"}).out,
+      AllOf(HasSubstr("train"), HasSubstr("check"), HasSubstr("generate"),
+            HasSubstr("plugins"), HasSubstr("env")));
 }
 
 TEST(HelpTest, WrongCommandLines) {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kWeights[] = "/final/model.safetensors";
 
-RunText Run() {
+RunText SmallRun() {
   return RunText()
       .Set("train_data", TextData(CorpusPiece(40 * 32), 32, "shuffle: true"))
       .Ddp(2)
@@ -30,7 +30,7 @@ RunText Run() {
 // One run is killed again and again, at moments that differ by fractions of a
 // step, while it saves after every step; each time it goes on from there.
 TEST(KillTest, TheNewestCheckpointIsWhole) {
-  const RunText run = Run().Output(NewTestFolder("run") + "/out");
+  const RunText run = SmallRun().Output(NewTestFolder("run") + "/out");
   const std::string& folder = run.output();
   int64_t newest = 0;
   for (const int delay_ms : {0, 1, 3, 6, 10, 17}) {
@@ -60,7 +60,7 @@ TEST(KillTest, TheNewestCheckpointIsWhole) {
   const std::string last = absl::StrCat("max_steps: ", newest + 2);
   MustTrain(RunText(run).Train(last));
   const std::string straight =
-      MustTrain(Run().Train(last + " save_every: 0"));
+      MustTrain(SmallRun().Train(last + " save_every: 0"));
   EXPECT_EQ(ReadMetrics(folder).losses(), ReadMetrics(straight).losses());
   EXPECT_TRUE(ReadText(folder + kWeights) == ReadText(straight + kWeights));
 }
@@ -68,7 +68,7 @@ TEST(KillTest, TheNewestCheckpointIsWhole) {
 // The others learn of it and leave; the message names rank and signal.
 TEST(KillTest, ARankThatDiesEndsTheRun) {
   for (const int victim : {0, 1, 2}) {
-    const RunText run = Run()
+    const RunText run = SmallRun()
                             .Ddp(3)
                             .Batch(2, 6)
                             .Train("save_every: 0")

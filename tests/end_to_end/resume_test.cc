@@ -27,7 +27,7 @@ constexpr char kWeights[] = "/final/model.safetensors";
 
 // Shuffled, with a schedule, and with an epoch (40 sequences, 5 steps) that
 // ends after the step that is saved and once more before the last.
-RunText Run() {
+RunText SmallRun() {
   return RunText()
       .Set("train_data", TextData(CorpusPiece(40 * 32), 32, "shuffle: true"))
       .Set("schedule", absl::StrCat("kind: COSINE warmup_steps: 3 "
@@ -63,8 +63,8 @@ void ExpectSameRun(const std::string& folder, const std::string& straight) {
 class ResumeTest : public ::testing::TestWithParam<int> {
  protected:
   RunText RunHere() const {
-    return GetParam() == 1 ? Run().Batch(4, 8)
-                           : Run().Ddp(GetParam()).Batch(2, 8);
+    return GetParam() == 1 ? SmallRun().Batch(4, 8)
+                           : SmallRun().Ddp(GetParam()).Batch(2, 8);
   }
 };
 
@@ -81,13 +81,12 @@ TEST_P(ResumeTest, BitForBitInFloat32) {
 TEST_P(ResumeTest, LossScaleOfFloat16) {
   // Too large a scale at first: steps are skipped, and the scale that has been
   // found is part of what is resumed. It also grows every three steps.
-  const RunText run = RunHere().Set(
-      "precision",
-      "[plugin/capstan.fp16.Config] { initial_scale: 4294967296 "
-      "growth_interval: 3 }");
+  const RunText run =
+      RunHere().Set("precision",
+                    "[plugin/capstan.fp16.Config] { initial_scale: 4294967296 "
+                    "growth_interval: 3 }");
   const std::string straight = MustTrain(run);
-  const std::vector<double> scales =
-      ReadMetrics(straight).Values("loss_scale");
+  const std::vector<double> scales = ReadMetrics(straight).Values("loss_scale");
   EXPECT_LT(scales[kSavedStep - 1], 4294967296.0);
   EXPECT_TRUE(ReadMetrics(straight).steps[0].value("skipped", false));
   const std::string folder = FirstPart(run);
@@ -101,11 +100,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ResumeTest, ::testing::Values(1, 2));
 
 // Only the order of sums over ranks differs.
 TEST(ResumeElsewhereTest, SavedOnTwoRanksResumedOnOneAndOnThree) {
-  const RunText run = Run().Ddp(2).Batch(1, 6);
+  const RunText run = SmallRun().Ddp(2).Batch(1, 6);
   const std::vector<double> straight = ReadMetrics(MustTrain(run)).losses();
   const std::string saved = FirstPart(run);
-  for (const RunText& other : {Run().Single().Batch(3, 6),
-                               Run().Ddp(3).Batch(1, 6)}) {
+  for (const RunText& other :
+       {SmallRun().Single().Batch(3, 6), SmallRun().Ddp(3).Batch(1, 6)}) {
     const std::string folder = NewTestFolder("elsewhere") + "/out";
     std::filesystem::copy(saved, folder,
                           std::filesystem::copy_options::recursive);
@@ -119,18 +118,18 @@ TEST(ResumeElsewhereTest, SavedOnTwoRanksResumedOnOneAndOnThree) {
 }
 
 TEST(ResumeElsewhereTest, AnotherSeedIsRefused) {
-  const std::string folder = FirstPart(Run());
+  const std::string folder = FirstPart(SmallRun());
   const auto before = Snapshot(folder);
-  const RunText run = Resumed(Run().Train("seed: 2"), folder);
+  const RunText run = Resumed(SmallRun().Train("seed: 2"), folder);
   ExpectOneError(RunTrainer({"--config=" + run.File()}),
                  {"run.pbtxt:", "train.seed", "is 2", "started with 1"});
   EXPECT_EQ(Snapshot(folder), before);
 }
 
 TEST(ResumeElsewhereTest, AnotherModelIsRefused) {
-  const std::string folder = FirstPart(Run());
+  const std::string folder = FirstPart(SmallRun());
   const auto before = Snapshot(folder);
-  const RunText run = Resumed(Run(), folder);
+  const RunText run = Resumed(SmallRun(), folder);
   const TrainerResult result = RunTrainer(
       {"--config=" + run.File(), "--set", "model.intermediate_size=96"});
   ExpectOneError(result, {"step-00000004", "mlp.", "96", "88"});
@@ -138,10 +137,10 @@ TEST(ResumeElsewhereTest, AnotherModelIsRefused) {
 }
 
 TEST(ResumeElsewhereTest, NothingLeftToDoChangesNoWeight) {
-  const std::string folder = MustTrain(Run());
+  const std::string folder = MustTrain(SmallRun());
   const std::string weights = ReadText(folder + kWeights);
   const std::vector<double> losses = ReadMetrics(folder).losses();
-  MustTrain(Resumed(Run(), folder));
+  MustTrain(Resumed(SmallRun(), folder));
   EXPECT_TRUE(ReadText(folder + kWeights) == weights);
   EXPECT_EQ(ReadMetrics(folder).losses(), losses);
 }
@@ -150,7 +149,7 @@ class SignalTest : public ::testing::TestWithParam<int> {};
 
 // The signal saves and stops; what is resumed equals the run without it.
 TEST_P(SignalTest, SavesStopsAndResumes) {
-  const RunText endless = Run()
+  const RunText endless = SmallRun()
                               .Ddp(2)
                               .Batch(2, 8)
                               .Set("schedule", "")
@@ -158,8 +157,8 @@ TEST_P(SignalTest, SavesStopsAndResumes) {
                               .Output(NewTestFolder("run") + "/out");
   TrainerProcess process({"--config=" + endless.File()});
   const std::string folder = endless.output();
-  ASSERT_TRUE(process.WaitForFile(
-      folder + "/checkpoints/step-00000003/manifest.json"))
+  ASSERT_TRUE(
+      process.WaitForFile(folder + "/checkpoints/step-00000003/manifest.json"))
       << process.Wait().err;
   process.Signal(GetParam());
   const TrainerResult result = process.Wait();
@@ -171,19 +170,18 @@ TEST_P(SignalTest, SavesStopsAndResumes) {
   const int steps = ReadMetrics(folder).steps.size();
   ASSERT_EQ(CheckpointSteps(folder).back(), steps);
 
-  const RunText straight = RunText(endless)
-                               .Train(absl::StrCat("save_every: 0 max_steps: ",
-                                                   steps + 3))
-                               .Output("");
+  const RunText straight =
+      RunText(endless)
+          .Train(absl::StrCat("save_every: 0 max_steps: ", steps + 3))
+          .Output("");
   MustTrain(Resumed(endless, folder, steps + 3));
   ExpectSameRun(folder, MustTrain(straight));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SignalTest,
-                         ::testing::Values(SIGTERM, SIGINT));
+INSTANTIATE_TEST_SUITE_P(All, SignalTest, ::testing::Values(SIGTERM, SIGINT));
 
 TEST(SignalsTest, TheSecondStopsAtOnce) {
-  const RunText endless = Run()
+  const RunText endless = SmallRun()
                               .Ddp(2)
                               .Batch(2, 8)
                               .Train("max_steps: 1000000 save_every: 1")

@@ -27,8 +27,7 @@ int FreePort() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(address);
   EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
   close(fd);
   return ntohs(address.sin_port);
 }
@@ -56,38 +55,37 @@ std::vector<TrainerResult> RunRanks(const std::string& config) {
   return results;
 }
 
-RunText Run() { return RunText().Ddp(2).Batch(2, 8); }
+RunText SmallRun() { return RunText().Ddp(2).Batch(2, 8); }
 
 TEST(TorchrunTest, TrainsAsTheLauncherDoes) {
-  const std::string launched = MustTrain(Run());
+  const std::string launched = MustTrain(SmallRun());
   // Here the environment says how many ranks there are.
-  const RunText run = Run()
+  const RunText run = SmallRun()
                           .Set("launch", "processes: 5")
                           .Output(NewTestFolder("run") + "/out");
   for (const TrainerResult& result : RunRanks(run.File())) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_TRUE(result.all_gone);
   }
-  EXPECT_EQ(ReadMetrics(run.output()).losses(),
-            ReadMetrics(launched).losses());
+  EXPECT_EQ(ReadMetrics(run.output()).losses(), ReadMetrics(launched).losses());
   const std::string weights = "/final/model.safetensors";
-  EXPECT_TRUE(ReadText(run.output() + weights) ==
-              ReadText(launched + weights));
+  EXPECT_TRUE(ReadText(run.output() + weights) == ReadText(launched + weights));
 }
 
 TEST(TorchrunTest, ABadOutputFolderEndsAllRanks) {
-  const std::string folder = MustTrain(Run());
+  const std::string folder = MustTrain(SmallRun());
   const auto before = Snapshot(folder);
   const std::vector<TrainerResult> results =
-      RunRanks(Run().Output(folder).File());
+      RunRanks(SmallRun().Output(folder).File());
   ExpectOneError(results[0], {"output_dir", folder, "resume: AUTO"});
   ExpectOneError(results[1], {"another rank failed"});
   EXPECT_EQ(Snapshot(folder), before);
 }
 
 TEST(TorchrunTest, ARankThatIsKilledEndsTheOthers) {
-  const RunText run =
-      Run().Train("max_steps: 1000000").Output(NewTestFolder("run") + "/out");
+  const RunText run = SmallRun()
+                          .Train("max_steps: 1000000")
+                          .Output(NewTestFolder("run") + "/out");
   const int port = FreePort();
   const std::vector<std::string> args = {"--config=" + run.File()};
   TrainerProcess first(args, RankOptions(0, 2, port));
@@ -105,7 +103,7 @@ TEST(TorchrunTest, ARankThatIsKilledEndsTheOthers) {
 TEST(TorchrunTest, IncompleteEnvironment) {
   TrainerOptions options;
   options.environment = {{"RANK", "0"}};
-  ExpectOneError(RunTrainer({"--config=" + Run().File()}, options),
+  ExpectOneError(RunTrainer({"--config=" + SmallRun().File()}, options),
                  {"WORLD_SIZE", "is not set"});
 }
 

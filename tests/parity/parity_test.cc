@@ -31,7 +31,7 @@ double MaxDifference(const std::vector<double>& a,
   return worst;
 }
 
-Metrics Run(const RunText& run) { return ReadMetrics(MustTrain(run)); }
+Metrics Curves(const RunText& run) { return ReadMetrics(MustTrain(run)); }
 
 std::vector<nlohmann::json> GoldenCurves() {
   std::istringstream lines(
@@ -46,7 +46,7 @@ std::vector<nlohmann::json> GoldenCurves() {
 }
 
 void ExpectGolden(const RunText& run) {
-  const Metrics metrics = Run(run);
+  const Metrics metrics = Curves(run);
   for (const nlohmann::json& curve : GoldenCurves()) {
     SCOPED_TRACE(curve["strategy"].get<std::string>());
     EXPECT_LE(MaxDifference(metrics.losses(), curve["losses"]),
@@ -82,17 +82,16 @@ TEST(GoldenCurveTest, OneRankOfDdp) {
 
 // 10 KiB: a bucket for nearly every parameter.
 TEST(GoldenCurveTest, ManyBuckets) {
-  ExpectGolden(
-      RunText::Golden()
-          .Ddp(2, "bucket_cap_mib: 0.01 first_bucket_mib: 0.01")
-          .Batch(2, 8));
+  ExpectGolden(RunText::Golden()
+                   .Ddp(2, "bucket_cap_mib: 0.01 first_bucket_mib: 0.01")
+                   .Batch(2, 8));
 }
 
 // Stricter than against the golden files: only the order of sums differs.
 TEST(AccumulationTest, IsOneBigBatch) {
-  const Metrics whole = Run(RunText::Golden().Single().Batch(8, 8));
+  const Metrics whole = Curves(RunText::Golden().Single().Batch(8, 8));
   for (int micro : {4, 1}) {
-    const Metrics parts = Run(RunText::Golden().Single().Batch(micro, 8));
+    const Metrics parts = Curves(RunText::Golden().Single().Batch(micro, 8));
     EXPECT_LE(MaxDifference(parts.losses(), whole.losses()), 1e-5);
     EXPECT_LE(MaxDifference(parts.grad_norms(), whole.grad_norms()), 1e-5);
     EXPECT_EQ(parts.Values("tokens"), whole.Values("tokens"));
@@ -104,26 +103,27 @@ class MixedPrecisionTest : public ::testing::TestWithParam<const char*> {};
 // Micro-batches of the same sequences are computed in 16 bits alike wherever
 // they run; gradients are then summed in float32, over micro-steps or over
 // ranks. So two ranks differ from one that accumulates only by the order of
-// float32 sums: the bound is fp32's.
+// float32 sums, which for two addends is no difference at all; 1e-6 leaves room
+// for the norm's.
 TEST_P(MixedPrecisionTest, TwoRanksAreOneThatAccumulates) {
   const Metrics one =
-      Run(RunText::Golden().Single().Batch(4, 8).Precision(GetParam()));
+      Curves(RunText::Golden().Single().Batch(4, 8).Precision(GetParam()));
   const Metrics two =
-      Run(RunText::Golden().Ddp(2).Batch(4, 8).Precision(GetParam()));
-  EXPECT_LE(MaxDifference(two.losses(), one.losses()), 1e-5);
-  EXPECT_LE(MaxDifference(two.grad_norms(), one.grad_norms()), 1e-5);
+      Curves(RunText::Golden().Ddp(2).Batch(4, 8).Precision(GetParam()));
+  EXPECT_LE(MaxDifference(two.losses(), one.losses()), 1e-6);
+  EXPECT_LE(MaxDifference(two.grad_norms(), one.grad_norms()), 1e-6);
 }
 
-// A micro-batch of another size makes gradients that are rounded to 16 bits at
-// other places: relative 2^-9 (bf16), averaged over 32,000 parameters and
-// weakened by AdamW's normalisation. 2e-2 is five times what was measured, and
-// a tenth of one step's progress; a lost or doubled gradient is beyond it.
+// Against float32 the rounding of each activation and gradient shows: relative
+// 2^-9 in bf16, averaged over many. The bounds are four times what was measured
+// in bf16 (loss 1.3e-3, norm 4.1e-3; fp16 a quarter of that), and far below
+// one step's progress, which a lost or doubled gradient would show as.
 TEST_P(MixedPrecisionTest, StaysNearFloat32) {
-  const Metrics wide = Run(RunText::Golden().Single().Batch(8, 8));
+  const Metrics wide = Curves(RunText::Golden().Single().Batch(8, 8));
   const Metrics narrow =
-      Run(RunText::Golden().Ddp(2).Batch(2, 8).Precision(GetParam()));
-  EXPECT_LE(MaxDifference(narrow.losses(), wide.losses()), 2e-2);
-  EXPECT_LE(MaxDifference(narrow.grad_norms(), wide.grad_norms()), 5e-2);
+      Curves(RunText::Golden().Ddp(2).Batch(2, 8).Precision(GetParam()));
+  EXPECT_LE(MaxDifference(narrow.losses(), wide.losses()), 5e-3);
+  EXPECT_LE(MaxDifference(narrow.grad_norms(), wide.grad_norms()), 2e-2);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MixedPrecisionTest,

@@ -30,8 +30,7 @@ std::string PluginFolder() {
 
 RunText SignSgdRun() {
   return RunText()
-      .Set("optimizer",
-           "[plugin/acme.signsgd.Config] { learning_rate: 1e-3 }")
+      .Set("optimizer", "[plugin/acme.signsgd.Config] { learning_rate: 1e-3 }")
       .Train("max_steps: 12")
       .Output(NewTestFolder("run") + "/out");
 }
@@ -72,8 +71,8 @@ TEST(ForeignPluginTest, ItsOwnErrorsNameThePlaceInTheConfig) {
 TEST(ForeignPluginTest, WithoutItsPathTheErrorSaysWhatWasLookedFor) {
   const RunText run = SignSgdRun();
   const TrainerResult result = RunTrainer({"--config=" + run.File()});
-  ExpectOneError(result, {"run.pbtxt:", "\"acme.signsgd\"", kLibrary,
-                          "trainer/plugins"});
+  ExpectOneError(
+      result, {"run.pbtxt:", "\"acme.signsgd\"", kLibrary, "trainer/plugins"});
   EXPECT_FALSE(std::filesystem::exists(run.output()));
 }
 
@@ -81,10 +80,9 @@ TEST(ForeignPluginTest, IsListed) {
   const TrainerResult with =
       RunTrainer({"plugins", "--plugin_path=" + PluginFolder()});
   EXPECT_EQ(with.exit_code, 0) << with.err;
-  EXPECT_THAT(with.out,
-              AllOf(HasSubstr("acme.signsgd.Config"),
-                    HasSubstr("steps of one size in every direction"),
-                    HasSubstr("capstan.llama.Config")));
+  EXPECT_THAT(with.out, AllOf(HasSubstr("acme.signsgd.Config"),
+                              HasSubstr("steps of one size in every direction"),
+                              HasSubstr("capstan.llama.Config")));
   const TrainerResult without = RunTrainer({"plugins"});
   EXPECT_THAT(without.out, Not(HasSubstr("acme")));
 }

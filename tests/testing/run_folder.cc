@@ -75,9 +75,8 @@ std::string WriteText(const std::string& path, const std::string& text) {
 }
 
 nlohmann::json ReadJson(const std::string& path) {
-  nlohmann::json json =
-      nlohmann::json::parse(ReadText(path), nullptr,
-                            /*allow_exceptions=*/false);
+  nlohmann::json json = nlohmann::json::parse(ReadText(path), nullptr,
+                                              /*allow_exceptions=*/false);
   EXPECT_FALSE(json.is_discarded()) << path << " is not JSON";
   return json;
 }
@@ -85,8 +84,7 @@ nlohmann::json ReadJson(const std::string& path) {
 std::map<std::string, std::string> Snapshot(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    const std::string path =
-        entry.path().lexically_relative(folder).string();
+    const std::string path = entry.path().lexically_relative(folder).string();
     if (entry.is_symlink()) {
       files[path] = fs::read_symlink(entry.path()).string();
     } else if (entry.is_directory()) {

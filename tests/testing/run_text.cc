@@ -14,21 +14,18 @@ namespace {
 constexpr char kCorpus[] = "tests/testdata/corpus.txt";
 
 std::string Plugin(const std::string& package, const std::string& fields = "") {
-  return absl::StrCat("[plugin/capstan.", package, ".Config] { ", fields,
-                      " }");
+  return absl::StrCat("[plugin/capstan.", package, ".Config] { ", fields, " }");
 }
 
 }  // namespace
 
 RunText::RunText() {
-  Set("model",
-      Plugin("llama",
-             "vocab_size: 256 hidden_size: 32 intermediate_size: 88 "
-             "num_hidden_layers: 2 num_attention_heads: 4 "
-             "num_key_value_heads: 2 max_position_embeddings: 128"));
+  Set("model", Plugin("llama",
+                      "vocab_size: 256 hidden_size: 32 intermediate_size: 88 "
+                      "num_hidden_layers: 2 num_attention_heads: 4 "
+                      "num_key_value_heads: 2 max_position_embeddings: 128"));
   Set("objective", Plugin("causal_lm"));
-  Set("optimizer",
-      Plugin("adamw", "learning_rate: 3e-3 weight_decay: 0.01"));
+  Set("optimizer", Plugin("adamw", "learning_rate: 3e-3 weight_decay: 0.01"));
   Set("train_data", TextData(Runfile(kCorpus), 32));
   Set("precision", Plugin("fp32"));
   Batch(4, 8);
@@ -38,9 +35,10 @@ RunText::RunText() {
 
 RunText RunText::Golden() {
   RunText run;
-  run.Set("model", Plugin("llama", absl::StrCat("pretrained: \"",
-                                                Runfile("tests/golden/testdata/llama"),
-                                                "\"")));
+  run.Set("model",
+          Plugin("llama",
+                 absl::StrCat("pretrained: \"",
+                              Runfile("tests/golden/testdata/llama"), "\"")));
   run.Set("optimizer",
           Plugin("adamw", "learning_rate: 1e-3 weight_decay: 0.01"));
   run.Set("train_data", TextData(Runfile(kCorpus), 64));
@@ -131,8 +129,7 @@ std::string CorpusPiece(size_t bytes) {
 
 std::string MustTrain(RunText run, const TrainerOptions& options) {
   if (run.output().empty()) run.Output(NewTestFolder("run") + "/out");
-  const TrainerResult result =
-      RunTrainer({"--config=" + run.File()}, options);
+  const TrainerResult result = RunTrainer({"--config=" + run.File()}, options);
   EXPECT_EQ(result.exit_code, 0) << result.err << result.out;
   EXPECT_FALSE(result.timed_out);
   EXPECT_TRUE(result.all_gone);

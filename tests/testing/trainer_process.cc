@@ -66,8 +66,7 @@ TrainerProcess::TrainerProcess(const std::vector<std::string>& args,
   close(ends[1]);
 }
 
-void TrainerProcess::BecomeTrainer(
-    const std::vector<std::string>& args) const {
+void TrainerProcess::BecomeTrainer(const std::vector<std::string>& args) const {
   // The test's kill of its own group must not be needed, nor reach others.
   setpgid(0, 0);
   const int out = open(out_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -84,10 +83,9 @@ void TrainerProcess::BecomeTrainer(
     setrlimit(RLIMIT_FSIZE, &both);
     signal(SIGXFSZ, SIG_IGN);
   }
-  std::map<std::string, std::string> environment = {
-      {"PATH", "/usr/bin:/bin"},
-      {"HOME", options_.folder},
-      {"OMP_NUM_THREADS", "1"}};
+  std::map<std::string, std::string> environment = {{"PATH", "/usr/bin:/bin"},
+                                                    {"HOME", options_.folder},
+                                                    {"OMP_NUM_THREADS", "1"}};
   for (const auto& [name, value] : options_.environment) {
     environment[name] = value;
   }
@@ -138,9 +136,7 @@ void TrainerProcess::Signal(int signal) const { kill(pid_, signal); }
 
 double TrainerProcess::Seconds() const { return Now() - start_; }
 
-bool TrainerProcess::TimedOut() const {
-  return Seconds() > options_.timeout;
-}
+bool TrainerProcess::TimedOut() const { return Seconds() > options_.timeout; }
 
 bool TrainerProcess::WaitForFile(const std::string& path) {
   while (!std::filesystem::exists(path)) {

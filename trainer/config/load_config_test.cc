@@ -23,8 +23,11 @@ class LoadConfigTest : public ::testing::Test {
   LoadConfigTest()
       : host_({absl::StrCat(std::getenv("TEST_SRCDIR"),
                             "/capstan/trainer/plugins")}) {
-    folder_ = ::testing::TempDir() + "/" +
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ =
+        (std::filesystem::path(::testing::TempDir()) /
+         ::testing::UnitTest::GetInstance()->current_test_info()->name())
+            .lexically_normal()
+            .string();
     std::filesystem::create_directories(folder_);
     context_.host = &host_;
     context_.caller_folder = folder_;
@@ -61,7 +64,7 @@ TEST_F(LoadConfigTest, LoadsThePluginsThatItNames) {
   EXPECT_EQ(static_cast<int>(loaded->config.launch().processes()), 3);
   EXPECT_EQ(loaded->config.name(), "run");
   EXPECT_EQ(loaded->locations.at("strategy.bucket_cap_mib"),
-            "run.pbtxt:1:41");
+            "run.pbtxt:1:42");
   const std::string printed = PrintConfig(loaded->config);
   EXPECT_THAT(printed, HasSubstr("[plugin/capstan.ddp.Config]"));
   EXPECT_THAT(printed, HasSubstr("bucket_cap_mib: 5"));
@@ -120,7 +123,7 @@ TEST_F(LoadConfigTest, LaterFilesMergeOverEarlierOnes) {
   EXPECT_THAT(printed, HasSubstr("bucket_cap_mib: 6"));
   EXPECT_THAT(printed, HasSubstr("first_bucket_mib: 2"));
   EXPECT_EQ(loaded->locations.at("strategy.first_bucket_mib"),
-            "a.pbtxt:1:59");
+            "a.pbtxt:1:60");
 }
 
 TEST_F(LoadConfigTest, AnotherPluginReplacesTheSlot) {
@@ -191,7 +194,7 @@ TEST_F(LoadConfigTest, LocateNamesTheFieldOrTheNearestAround) {
   ASSERT_TRUE(loaded.ok());
   EXPECT_EQ(loaded->Locate(FieldError("bucket_cap_mib", "bad"), "strategy")
                 .message(),
-            "run.pbtxt:1:41: strategy.bucket_cap_mib: bad");
+            "run.pbtxt:1:42: strategy.bucket_cap_mib: bad");
   EXPECT_EQ(
       loaded->Locate(FieldError("first_bucket_mib", "bad"), "strategy")
           .message(),

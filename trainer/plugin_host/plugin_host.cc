@@ -74,7 +74,12 @@ std::string NearestName(absl::string_view name,
   std::string nearest;
   int best = static_cast<int>(std::max<size_t>(2, name.size() / 3)) + 1;
   for (const std::string& candidate : names) {
-    const int distance = EditDistance(name, candidate);
+    int distance = EditDistance(name, candidate);
+    // A name cut short is as near as a typo.
+    constexpr size_t kMinPrefix = 4;
+    if (name.size() >= kMinPrefix && absl::StartsWith(candidate, name)) {
+      distance = 1;
+    }
     if (distance < best) {
       best = distance;
       nearest = candidate;
@@ -164,7 +169,8 @@ std::vector<std::string> PluginHost::Available() const {
   for (const std::string& folder : folders_) {
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(folder, error)) {
-      absl::string_view name = entry.path().filename().native();
+      const std::string file = entry.path().filename().string();
+      absl::string_view name = file;
       if (!absl::ConsumePrefix(&name, "lib") ||
           !absl::ConsumeSuffix(&name, ".so") ||
           !ReadFingerprint(entry.path().string()).ok()) {

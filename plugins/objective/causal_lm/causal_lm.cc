@@ -95,6 +95,7 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   LossSum loss;
   loss.sum = tokens->CrossEntropySum({ids}, targets, runner);
   loss.count = CountTargets(batch);
+  loss.tokens = batch.at("input_ids").numel();
   return loss;
 }
 

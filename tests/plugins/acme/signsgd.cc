@@ -21,8 +21,7 @@ namespace signsgd {
 // non-convex problems", 2018).
 class SignSgd final : public capstan::Optimizer {
  public:
-  static absl::StatusOr<std::unique_ptr<SignSgd>> Create(
-      const Config& config) {
+  static absl::StatusOr<std::unique_ptr<SignSgd>> Create(const Config& config) {
     if (!(config.learning_rate() > 0)) {
       return capstan::FieldError("learning_rate", "must be greater than 0");
     }

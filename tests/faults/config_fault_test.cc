@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Configs and data that can't be trained with.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What is wrong is found before a rank or a folder is made.
+constexpr double kSeconds = 5.0;
+
+struct Fault {
+  std::string name;
+  std::string slot;  // replaced by text; "": text is a config of its own
+  std::string text;
+  std::vector<std::string> words;  // of the error
+};
+
+std::string Llama(const std::string& fields) {
+  return absl::StrCat(
+      "[plugin/capstan.llama.Config] { vocab_size: 256 intermediate_size: 88 "
+      "num_hidden_layers: 2 num_attention_heads: 4 ",
+      fields, " }");
+}
+
+std::vector<Fault> Faults() {
+  return {
+      {"UnknownField",
+       "batch",
+       "micro_batch_sise: 4",
+       {"run.pbtxt:", "\"micro_batch_sise\"",
+        "did you mean \"micro_batch_size\"?"}},
+      {"UnknownFieldOfAPlugin",
+       "model",
+       Llama("hidden_size: 32 max_positions: 9"),
+       {"run.pbtxt:", "\"max_positions\"", "capstan.llama.Config"}},
+      {"UnknownSlot",
+       "optimiser",
+       "[plugin/capstan.sgd.Config] {}",
+       {"run.pbtxt:", "\"optimiser\"", "did you mean \"optimizer\"?"}},
+      {"WrongType",
+       "schedule",
+       "warmup_steps: \"ten\"",
+       {"run.pbtxt:", "integer", "ten"}},
+      {"WrongTypeOfAPluginsField",
+       "optimizer",
+       "[plugin/capstan.adamw.Config] { learning_rate: fast }",
+       {"run.pbtxt:", "fast"}},
+      {"UnknownEnumValue", "schedule", "kind: COSIN", {"run.pbtxt:", "COSIN"}},
+      {"BrokenText", "batch", "micro_batch_size: 4 }}", {"run.pbtxt:"}},
+      {"MisspeltPlugin",
+       "strategy",
+       "[plugin/capstan.dpd.Config] {}",
+       {"run.pbtxt:", "\"capstan.dpd\"", "libcapstan_dpd.so",
+        "did you mean \"capstan.ddp\"?"}},
+      {"WrongSlot",
+       "strategy",
+       "[plugin/capstan.fp16.Config] {}",
+       {"run.pbtxt:", "strategy", "capstan.fp16 is a precision",
+        "a strategy is wanted"}},
+      {"EmptySlot", "optimizer", "", {"optimizer", "trainer plugins"}},
+      {"MissingFile",
+       "train_data",
+       TextData("no/such/file.txt", 32),
+       {"run.pbtxt:", "train_data.path", "no/such/file.txt"}},
+      {"FolderForAFile",
+       "train_data",
+       TextData("/", 32),
+       {"run.pbtxt:", "train_data.path"}},
+      {"SequenceLongerThanTheModelAllows",
+       "train_data",
+       TextData(Runfile("tests/testdata/corpus.txt"), 129),
+       {"129", "max_position_embeddings", "128"}},
+      {"HiddenSizeNotDivisibleByHeads",
+       "model",
+       Llama("hidden_size: 30"),
+       {"run.pbtxt:", "model.hidden_size", "num_attention_heads", "4", "30"}},
+      {"VocabularyTooSmall",
+       "model",
+       absl::StrReplaceAll(Llama("hidden_size: 32"),
+                           {{"vocab_size: 256", "vocab_size: 200"}}),
+       {"run.pbtxt:", "vocab_size is 200", "255", "256"}},
+      {"MissingSize",
+       "model",
+       "[plugin/capstan.llama.Config] { vocab_size: 256 }",
+       {"run.pbtxt:", "model.", "must be"}},
+      {"GlobalBatchNotDivisible",
+       "batch",
+       "micro_batch_size: 3 global_batch_size: 8",
+       {"run.pbtxt:", "batch.global_batch_size", "8", "3 x 1"}},
+      {"NegativeBatch",
+       "batch",
+       "micro_batch_size: -1",
+       {"run.pbtxt:", "batch.micro_batch_size", "greater than 0"}},
+      {"SingleOnTwoRanks",
+       "launch",
+       "processes: 2",
+       {"run.pbtxt:", "strategy", "2"}},
+      {"NegativeRanks",
+       "launch",
+       "processes: -2",
+       {"run.pbtxt:", "launch.processes", "-2"}},
+      {"NegativeLearningRate",
+       "optimizer",
+       "[plugin/capstan.adamw.Config] { learning_rate: -1 }",
+       {"run.pbtxt:", "optimizer.learning_rate", "-1"}},
+      {"WarmUpLongerThanTheRun",
+       "schedule",
+       "kind: LINEAR warmup_steps: 99",
+       {"run.pbtxt:", "schedule.warmup_steps", "99"}},
+      {"EvalDataMissing",
+       "eval_data",
+       TextData("gone.txt", 32),
+       {"run.pbtxt:", "eval_data.path", "gone.txt"}},
+      {"ValidationPartTooShort",
+       "train_data",
+       TextData(Runfile("tests/testdata/corpus.txt"), 64,
+                "validation_fraction: 0.0001"),
+       {"run.pbtxt:", "train_data.", "validation"}},
+  };
+}
+
+class ConfigFaultTest : public ::testing::TestWithParam<Fault> {};
+
+TEST_P(ConfigFaultTest, OneClearError) {
+  const RunText run = RunText()
+                          .Set(GetParam().slot, GetParam().text)
+                          .Output(NewTestFolder("run") + "/out");
+  const std::string config = run.File();
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"--config=" + config},
+        {"check", "--config=" + config}}) {
+    const TrainerResult result = RunTrainer(args);
+    ExpectOneError(result, GetParam().words);
+    EXPECT_EQ(result.out, "");
+    EXPECT_LT(result.seconds, kSeconds);
+    EXPECT_FALSE(fs::exists(run.output()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ConfigFaultTest, ::testing::ValuesIn(Faults()),
+                         [](const auto& param_info) {
+                           return param_info.param.name;
+                         });
+
+TEST(DataFaultTest, EmptyFile) {
+  const std::string empty = WriteText(NewTestFolder("data") + "/empty.txt", "");
+  const RunText run = RunText().Set("train_data", TextData(empty, 32));
+  ExpectOneError(RunTrainer({"--config=" + run.File()}),
+                 {"run.pbtxt:", "train_data", empty});
+}
+
+TEST(DataFaultTest, FileShorterThanOneSequence) {
+  const std::string file = CorpusPiece(31);
+  const RunText run = RunText().Set("train_data", TextData(file, 32));
+  ExpectOneError(
+      RunTrainer({"--config=" + run.File()}),
+      {"run.pbtxt:", "train_data.sequence_length", file, "31", "32"});
+}
+
+TEST(ConfigFileTest, MissingOnes) {
+  ExpectOneError(RunTrainer({"--config=nowhere.pbtxt"}),
+                 {"--config=nowhere.pbtxt", "no such file"});
+  ExpectOneError(RunTrainer({"--config=" + NewTestFolder("folder")}),
+                 {"no such file"});
+}
+
+TEST(OverrideFaultTest, NamesTheOverride) {
+  const std::string config = "--config=" + RunText().File();
+  ExpectOneError(RunTrainer({config, "--set", "train.max_step=3"}),
+                 {"--set train.max_step=3", "did you mean \"max_steps\"?"});
+  ExpectOneError(RunTrainer({config, "--set", "train.max_steps=many"}),
+                 {"--set train.max_steps=many", "many"});
+  ExpectOneError(RunTrainer({config, "--set", "train.max_steps"}),
+                 {"--set train.max_steps", "path=value"});
+  ExpectOneError(RunTrainer({config, "--set", "eval_data.path=x"}),
+                 {"eval_data"});
+  ExpectOneError(RunTrainer({config, "--set", "model.hidden_size=31"}),
+                 {"--set model.hidden_size=31", "num_attention_heads"});
+}
+
+// A copy of a plugin whose fingerprint says another LibTorch. It is refused
+// before any of its code runs, and the trainer's own isn't taken instead.
+TEST(PluginFaultTest, OfAnotherBuild) {
+  const std::string folder = NewTestFolder("plugins");
+  std::string bytes = ReadText(Runfile("trainer/plugins/libcapstan_fp32.so"));
+  const int replaced =
+      absl::StrReplaceAll({{"libtorch=2.", "libtorch=1."}}, &bytes);
+  ASSERT_GT(replaced, 0);
+  const std::string library = WriteText(folder + "/libcapstan_fp32.so", bytes);
+  const TrainerResult result =
+      RunTrainer({"--config=" + RunText().File(), "--plugin_path=" + folder});
+  ExpectOneError(result,
+                 {"run.pbtxt:", library, "is refused", "libtorch: trainer 2.",
+                  "plugin 1.", "build it again"});
+  const TrainerResult list = RunTrainer({"plugins", "--plugin_path=" + folder});
+  EXPECT_EQ(list.exit_code, 1);
+  EXPECT_THAT(list.out, ::testing::HasSubstr("refused"));
+}
+
+TEST(PluginFaultTest, NotALibrary) {
+  const std::string folder = NewTestFolder("plugins");
+  WriteText(folder + "/libcapstan_fp32.so", "#!/bin/sh\n");
+  ExpectOneError(
+      RunTrainer({"--config=" + RunText().File(), "--plugin_path=" + folder}),
+      {"libcapstan_fp32.so", "is refused"});
+}
+
+}  // namespace
+}  // namespace capstan
