@@ -34,7 +34,7 @@ std::set<std::string> TensorNames(const std::string& path) {
 TEST(OutputTest, MetricsAndSummary) {
   const std::string folder = MustTrain(RunText().Ddp(2).Batch(2, 8));
   const Metrics metrics = ReadMetrics(folder);
-  EXPECT_THAT(metrics.Values("step"), ElementsAre(1, 2, 3, 4, 5, 6));
+  ASSERT_THAT(metrics.Values("step"), ElementsAre(1, 2, 3, 4, 5, 6));
   for (size_t i = 0; i < metrics.steps.size(); ++i) {
     const nlohmann::json& line = metrics.steps[i];
     // 8 sequences of 32 tokens.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct Fault {
   std::string text;
   std::vector<std::string> words;  // of the error
 };
+
+void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name; }
 
 std::string Llama(const std::string& fields) {
   return absl::StrCat(

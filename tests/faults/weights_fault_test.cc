@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ struct Fault {
   std::function<void(const std::string& folder)> damage;
   std::vector<std::string> words;
 };
+
+void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name; }
 
 std::string Weights(const std::string& folder) {
   return folder + "/model.safetensors";

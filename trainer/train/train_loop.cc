@@ -62,9 +62,11 @@ absl::Status TrainLoop::Run() {
 absl::Status TrainLoop::Step() {
   const double start = Now();
   Verdict verdict;
-  const absl::Status mine = RunMicroSteps(&verdict);
+  absl::Status mine = RunMicroSteps(&verdict);
   // A broken connection can carry no verdict.
   if (absl::IsUnavailable(mine)) return mine;
+  // A disk that is full is told now, not after the last step.
+  if (reporter_ != nullptr) mine.Update(reporter_->status());
   verdict.failed_ranks = mine.ok() ? 0.0 : 1.0;
   verdict.stop_requests = StopRequested() != 0 ? 1.0 : 0.0;
   try {

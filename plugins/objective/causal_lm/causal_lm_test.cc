@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// With a stand-in for a model; on real ones in tests/golden.
+#include "plugins/objective/causal_lm/causal_lm.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace causal_lm {
+namespace {
+
+constexpr int64_t kVocab = 10;
+
+class CountingCache final : public KvCache {
+ public:
+  int64_t length() const override { return length_; }
+  int64_t length_ = 0;
+};
+
+// Its likeliest next token is the last one plus one; it remembers what it saw.
+class CountingModel final : public Model, public TokenModel {
+ public:
+  const std::vector<ParameterSpec>& parameters() const override {
+    return parameters_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
+                            float*) const override {
+    return absl::OkStatus();
+  }
+  void Bind(std::vector<at::Tensor>) override {}
+  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
+    return absl::OkStatus();
+  }
+  TokenModel* token_model() override { return is_token_model ? this : nullptr; }
+
+  int64_t vocab_size() const override { return kVocab; }
+  int64_t max_positions() const override { return 16; }
+  at::Tensor Logits(const TokenInput& input, UnitRunner&) override {
+    const int64_t length = input.tokens.size(1);
+    lengths.push_back(length);
+    static_cast<CountingCache*>(input.cache)->length_ += length;
+    at::Tensor logits = at::zeros({1, length, kVocab});
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t token = input.tokens[0][t].item<int64_t>();
+      logits[0][t][(token + 1) % kVocab] = sharpness;
+    }
+    return logits;
+  }
+  at::Tensor CrossEntropySum(const TokenInput& input, const at::Tensor& targets,
+                             UnitRunner&) override {
+    seen_tokens = input.tokens;
+    seen_targets = targets;
+    return at::full({}, 7.0);
+  }
+  absl::StatusOr<std::unique_ptr<KvCache>> NewCache(int64_t,
+                                                    int64_t) const override {
+    return std::unique_ptr<KvCache>(new CountingCache);
+  }
+  int64_t eos_token() const override { return 9; }
+
+  bool is_token_model = true;
+  float sharpness = 3.0f;
+  std::vector<int64_t> lengths;
+  at::Tensor seen_tokens;
+  at::Tensor seen_targets;
+
+ private:
+  const std::vector<ParameterSpec> parameters_;
+  const std::vector<std::string> units_;
+};
+
+class FakeTokenizer final : public Tokenizer {
+ public:
+  explicit FakeTokenizer(int64_t size) : size_(size) {}
+  int64_t vocab_size() const override { return size_; }
+  std::vector<int64_t> Encode(absl::string_view) const override { return {}; }
+  std::string Decode(absl::Span<const int64_t>) const override { return ""; }
+  absl::Status Save(const std::string&) const override {
+    return absl::OkStatus();
+  }
+
+ private:
+  const int64_t size_;
+};
+
+class FakeData final : public DatasetReader {
+ public:
+  FakeData(int64_t length, const Tokenizer* tokenizer)
+      : length_(length), tokenizer_(tokenizer) {}
+  int64_t size() const override { return 1; }
+  bool shuffle() const override { return false; }
+  absl::Status Read(absl::Span<const int64_t>, Batch*) const override {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
+    return nullptr;
+  }
+  int64_t max_sequence_length() const override { return length_; }
+  const Tokenizer* tokenizer() const override { return tokenizer_; }
+
+ private:
+  const int64_t length_;
+  const Tokenizer* const tokenizer_;
+};
+
+class CausalLmTest : public testing::Test {
+ protected:
+  void SetUp() override { SetConfig(Config()); }
+  void SetConfig(const Config& config) {
+    auto made = CausalLm::Create(config);
+    ASSERT_TRUE(made.ok()) << made.status();
+    objective_ = *std::move(made);
+  }
+  std::vector<int64_t> Sample(const SampleOptions& options) {
+    const auto text = objective_->Sample(model_, {2, 3}, options, runner_);
+    EXPECT_TRUE(text.ok()) << text.status();
+    return text.value_or(std::vector<int64_t>());
+  }
+
+  CountingModel model_;
+  PlainRunner runner_;
+  std::unique_ptr<CausalLm> objective_;
+};
+
+TEST_F(CausalLmTest, TargetsAreTheNextTokens) {
+  const at::Tensor ids = at::tensor({1, 2, 3, 4, 5, 6}, at::kLong).view({2, 3});
+  const Batch batch = {{"input_ids", ids}};
+  const LossSum loss = objective_->Compute(model_, batch, runner_);
+  EXPECT_EQ(loss.sum.item<double>(), 7.0);
+  EXPECT_EQ(loss.count, 4);
+  EXPECT_EQ(objective_->CountTargets(batch), 4);
+  EXPECT_TRUE(model_.seen_tokens.equal(ids));
+  EXPECT_TRUE(model_.seen_targets.equal(
+      at::tensor({2, 3, -100, 5, 6, -100}, at::kLong).view({2, 3})));
+}
+
+TEST_F(CausalLmTest, LabelsSayWhatIsTrainedOn) {
+  const Batch batch = {
+      {"input_ids", at::tensor({1, 2, 3, 4}, at::kLong).view({1, 4})},
+      // The first label predicts nothing: no token comes before it.
+      {"labels", at::tensor({1, -100, 3, 4}, at::kLong).view({1, 4})}};
+  EXPECT_EQ(objective_->Compute(model_, batch, runner_).count, 2);
+  EXPECT_EQ(objective_->CountTargets(batch), 2);
+  EXPECT_TRUE(model_.seen_targets.equal(
+      at::tensor({-100, 3, 4, -100}, at::kLong).view({1, 4})));
+}
+
+TEST_F(CausalLmTest, NoLabelAtAllIsLegal) {
+  const Batch batch = {
+      {"input_ids", at::tensor({1, 2}, at::kLong).view({1, 2})},
+      {"labels", at::tensor({-100, -100}, at::kLong).view({1, 2})}};
+  EXPECT_EQ(objective_->Compute(model_, batch, runner_).count, 0);
+}
+
+TEST_F(CausalLmTest, CheckNamesWhatDoesNotFit) {
+  const FakeTokenizer fits(kVocab), large(256);
+  EXPECT_TRUE(objective_->Check(model_, FakeData(16, &fits)).ok());
+  EXPECT_TRUE(objective_->Check(model_, FakeData(16, nullptr)).ok());
+  const absl::Status vocab = objective_->Check(model_, FakeData(16, &large));
+  EXPECT_NE(vocab.message().find("ids up to 255, the model's vocab_size is 10"),
+            absl::string_view::npos)
+      << vocab;
+  const absl::Status longer = objective_->Check(model_, FakeData(17, &fits));
+  EXPECT_NE(longer.message().find("17 tokens"), absl::string_view::npos)
+      << longer;
+  model_.is_token_model = false;
+  EXPECT_FALSE(objective_->Check(model_, FakeData(16, &fits)).ok());
+}
+
+TEST_F(CausalLmTest, GreedyFeedsThePromptOnceAndThenEachToken) {
+  SampleOptions options;
+  options.greedy = true;
+  options.max_new_tokens = 4;
+  std::vector<int64_t> told;
+  options.on_token = [&told](int64_t token) { told.push_back(token); };
+  EXPECT_EQ(Sample(options), (std::vector<int64_t>{2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(told, (std::vector<int64_t>{4, 5, 6, 7}));
+  EXPECT_EQ(model_.lengths, (std::vector<int64_t>{2, 1, 1, 1}));
+}
+
+TEST_F(CausalLmTest, StopsAtTheEndOfTextUnlessToldNotTo) {
+  SampleOptions options;
+  options.greedy = true;
+  options.max_new_tokens = 8;
+  EXPECT_EQ(Sample(options).back(), 9);
+  EXPECT_EQ(Sample(options).size(), 8u);
+  options.stop_at_eos = false;
+  EXPECT_EQ(Sample(options).size(), 10u);
+}
+
+TEST_F(CausalLmTest, StopsWhereTheModelsPositionsEnd) {
+  SampleOptions options;
+  options.stop_at_eos = false;
+  EXPECT_EQ(Sample(options).size(), 16u);  // 200 by default
+}
+
+TEST_F(CausalLmTest, TheSeedAloneDecides) {
+  model_.sharpness = 0.0f;
+  SampleOptions options;
+  options.stop_at_eos = false;
+  const std::vector<int64_t> first = Sample(options);
+  EXPECT_EQ(Sample(options), first);
+  options.seed = 1;
+  EXPECT_NE(Sample(options), first);
+}
+
+TEST_F(CausalLmTest, OptionsGoBeforeTheConfig) {
+  Config config;
+  config.set_greedy(true);
+  config.set_max_new_tokens(3);
+  SetConfig(config);
+  EXPECT_EQ(Sample({}), (std::vector<int64_t>{2, 3, 4, 5, 6}));
+  model_.sharpness = 0.0f;
+  SampleOptions options;
+  options.max_new_tokens = 12;
+  options.stop_at_eos = false;
+  options.temperature = 5.0;
+  const std::vector<int64_t> text = Sample(options);
+  EXPECT_EQ(text.size(), 14u);
+  // Greedy would have taken token 0 each time.
+  EXPECT_LT(std::count(text.begin(), text.end(), 0), 6);
+}
+
+TEST_F(CausalLmTest, BadPromptsAreErrors) {
+  for (const std::vector<int64_t>& prompt :
+       {std::vector<int64_t>{}, {10}, {-1}, std::vector<int64_t>(16, 1)}) {
+    EXPECT_FALSE(objective_->Sample(model_, prompt, {}, runner_).ok());
+  }
+}
+
+TEST_F(CausalLmTest, BadConfigNamesItsField) {
+  Config config;
+  config.set_temperature(-1.0);
+  EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "temperature");
+  config = Config();
+  config.set_top_p(0.0);
+  EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "top_p");
+  config = Config();
+  config.set_max_new_tokens(-1);
+  EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "max_new_tokens");
+}
+
+}  // namespace
+}  // namespace causal_lm
+}  // namespace capstan
