@@ -146,10 +146,33 @@ TEST(CheckTest, ConfigsAreFoundInTheWorkspace) {
   fs::create_directories(workspace + "/configs");
   WriteText(workspace + "/WORKSPACE", "");
   WriteText(workspace + "/configs/mine.pbtxt", RunText().Text());
-  const TrainerResult result =
-      RunTrainer({"check", "--config=mine.pbtxt"}, options);
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, StartsWith("OK: mine"));
+  TrainerOptions under_bazel;
+  under_bazel.environment = {{"BUILD_WORKING_DIRECTORY", options.folder},
+                             {"BUILD_WORKSPACE_DIRECTORY", workspace}};
+  for (const TrainerOptions& each : {options, under_bazel}) {
+    const TrainerResult result =
+        RunTrainer({"check", "--config=mine.pbtxt"}, each);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, StartsWith("OK: mine"));
+  }
+}
+
+TEST(CheckTest, PathsAreRelativeToTheConfigOrTheCaller) {
+  const std::string folder = NewTestFolder("config");
+  WriteText(folder + "/text.txt", std::string(1000, 'a'));
+  WriteText(folder + "/run.pbtxt",
+            RunText().Set("train_data", TextData("text.txt", 32)).Text());
+  TrainerOptions options;
+  options.folder = NewTestFolder("caller");
+  WriteText(options.folder + "/other.txt", std::string(500, 'a'));
+  const std::string config = "--config=" + folder + "/run.pbtxt";
+  EXPECT_THAT(RunTrainer({"check", config}, options).out,
+              HasSubstr("31 training samples"));
+  EXPECT_THAT(
+      RunTrainer({"check", config, "--set", "train_data.path=other.txt"},
+                 options)
+          .out,
+      HasSubstr("15 training samples"));
 }
 
 TEST(PrintConfigTest, WhatIsPrintedIsAConfig) {

@@ -65,6 +65,18 @@ TEST(KillTest, TheNewestCheckpointIsWhole) {
   EXPECT_TRUE(ReadText(folder + kWeights) == ReadText(straight + kWeights));
 }
 
+TEST(KillTest, BeforeTheFirstCheckpoint) {
+  const RunText run =
+      SmallRun().Train("save_every: 0").Output(NewTestFolder("run") + "/out");
+  TrainerProcess process({"--config=" + run.File()});
+  ASSERT_TRUE(process.WaitForFile(run.output() + "/metrics.jsonl"));
+  usleep(50000);
+  process.Signal(SIGKILL);
+  EXPECT_TRUE(process.Wait().all_gone);
+  const std::string folder = MustTrain(RunText(run).Train("max_steps: 3"));
+  EXPECT_EQ(ReadMetrics(folder).steps.size(), 3);
+}
+
 // The others learn of it and leave; the message names rank and signal.
 TEST(KillTest, ARankThatDiesEndsTheRun) {
   for (const int victim : {0, 1, 2}) {

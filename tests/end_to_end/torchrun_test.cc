@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,13 +43,15 @@ TrainerOptions RankOptions(int rank, int world, int port) {
   return options;
 }
 
-std::vector<TrainerResult> RunRanks(const std::string& config) {
+std::vector<TrainerResult> RunRanks(const std::string& config,
+                                    const std::string& folder = "") {
   const int port = FreePort();
   std::vector<std::unique_ptr<TrainerProcess>> ranks;
   for (int rank = 0; rank < 2; ++rank) {
+    TrainerOptions options = RankOptions(rank, 2, port);
+    options.folder = folder;
     ranks.push_back(std::make_unique<TrainerProcess>(
-        std::vector<std::string>{"--config=" + config},
-        RankOptions(rank, 2, port)));
+        std::vector<std::string>{"--config=" + config}, options));
   }
   std::vector<TrainerResult> results;
   for (auto& rank : ranks) results.push_back(rank->Wait());
@@ -70,6 +73,23 @@ TEST(TorchrunTest, TrainsAsTheLauncherDoes) {
   EXPECT_EQ(ReadMetrics(run.output()).losses(), ReadMetrics(launched).losses());
   const std::string weights = "/final/model.safetensors";
   EXPECT_TRUE(ReadText(run.output() + weights) == ReadText(launched + weights));
+}
+
+// Rank 0 settles the folder for all.
+TEST(TorchrunTest, WithoutOutputDir) {
+  const std::string folder = NewTestFolder("workspace");
+  WriteText(folder + "/WORKSPACE", "");
+  for (const TrainerResult& result :
+       RunRanks(SmallRun().Train("max_steps: 1").File(), folder)) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+  EXPECT_EQ(CheckpointSteps(folder + "/runs/run/latest").size(), 1);
+  int runs = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(folder + "/runs/run")) {
+    runs += entry.is_symlink() ? 0 : 1;
+  }
+  EXPECT_EQ(runs, 1);
 }
 
 TEST(TorchrunTest, ABadOutputFolderEndsAllRanks) {

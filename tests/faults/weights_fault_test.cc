@@ -215,9 +215,6 @@ TEST_P(WeightsFaultTest, OneClearError) {
   EXPECT_THAT(result.err, ::testing::HasSubstr("run.pbtxt:"));
   EXPECT_LT(result.seconds, kSeconds);
   EXPECT_FALSE(fs::exists(run.output()));
-  const TrainerResult generate =
-      RunTrainer({"generate", "--model=" + folder, "--prompt_ids=1"});
-  ExpectOneError(generate, {folder});
   EXPECT_EQ(Snapshot(folder), before);
 }
 
@@ -236,7 +233,16 @@ TEST(PretrainedFaultTest, SizesBesideIt) {
                             Runfile("tests/golden/testdata/llama"),
                             "\" hidden_size: 64 }"));
   ExpectOneError(RunTrainer({"--config=" + run.File()}),
-                 {"run.pbtxt:", "hidden_size", "pretrained"});
+                 {"run.pbtxt:", "model.pretrained", "beside sizes"});
+}
+
+TEST(GenerateFaultTest, TruncatedWeights) {
+  const std::string folder =
+      CopyFolder(Runfile("tests/golden/testdata/llama"), "model");
+  fs::resize_file(Weights(folder), fs::file_size(Weights(folder)) - 100);
+  ExpectOneError(
+      RunTrainer({"generate", "--model=" + folder, "--prompt_ids=1"}),
+      {Weights(folder), "tensor '", "truncated"});
 }
 
 }  // namespace
