@@ -143,7 +143,9 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     AddScaled(dh, false, head->d_logits, weight, head->scale);
     variable_list out(6);
     out[0] = d_hidden;
-    if (ctx->needs_input_grad(1) && !ctx->saved_data["tied"].toBool()) {
+    if (!ctx->needs_input_grad(1)) {
+      head->d_logits.reset();
+    } else if (!ctx->saved_data["tied"].toBool()) {
       out[1] = TakeGradient(*head);
     }
     return out;

@@ -25,10 +25,9 @@ absl::Status CheckLength(const Config& config, const std::string& path,
   if (static_cast<int64_t>(bytes) >= config.sequence_length()) {
     return absl::OkStatus();
   }
-  return FieldError(
-      "sequence_length",
-      absl::StrCat("is ", config.sequence_length(), ", but ", path, part,
-                   " has only ", bytes, " bytes"));
+  return FieldError("sequence_length",
+                    absl::StrCat("is ", config.sequence_length(), ", but ",
+                                 path, part, " has only ", bytes, " bytes"));
 }
 
 }  // namespace
@@ -45,15 +44,15 @@ absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
     return FieldError("path", "is not set: name a text file");
   }
   if (config.sequence_length() < 2) {
-    return FieldError("sequence_length",
-                      absl::StrCat("must be at least 2, is ",
-                                   config.sequence_length()));
+    return FieldError(
+        "sequence_length",
+        absl::StrCat("must be at least 2, is ", config.sequence_length()));
   }
   if (!(config.validation_fraction() >= 0 &&
         config.validation_fraction() < 1)) {
-    return FieldError("validation_fraction",
-                      absl::StrCat("must be in [0, 1), is ",
-                                   config.validation_fraction()));
+    return FieldError(
+        "validation_fraction",
+        absl::StrCat("must be in [0, 1), is ", config.validation_fraction()));
   }
   absl::StatusOr<std::shared_ptr<MappedFile>> file =
       MappedFile::Open(config.path());
@@ -66,8 +65,7 @@ absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
   return std::unique_ptr<Text>(new Text(config, *std::move(file), part));
 }
 
-absl::Status Text::Read(absl::Span<const int64_t> indices,
-                        Batch* batch) const {
+absl::Status Text::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   const int64_t length = config_.sequence_length();
   at::Tensor ids =
       at::empty({static_cast<int64_t>(indices.size()), length}, at::kLong);
@@ -86,8 +84,8 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> Text::Validation() const {
   if (config_.validation_fraction() == 0) return nullptr;
   const absl::string_view part =
       file_->bytes().substr(TrainBytes(config_, file_->bytes().size()));
-  CAPSTAN_RETURN_IF_ERROR(CheckLength(
-      config_, config_.path(), "'s validation part", part.size()));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckLength(config_, config_.path(), "'s validation part", part.size()));
   Config config = config_;
   config.set_validation_fraction(0);
   config.set_shuffle(false);

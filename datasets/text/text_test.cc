@@ -84,8 +84,8 @@ TEST(TextTest, BadInputNamesFieldAndFile) {
               "only 3 bytes");
   ExpectError(MakeConfig(File("b", "abcdefgh"), 1), "sequence_length",
               "at least 2");
-  ExpectError(MakeConfig(File("b", "abcdefgh"), 4, 1.0),
-              "validation_fraction", "[0, 1)");
+  ExpectError(MakeConfig(File("b", "abcdefgh"), 4, 1.0), "validation_fraction",
+              "[0, 1)");
   ExpectError(MakeConfig(File("b", "abcdefgh"), 4, 0.9), "sequence_length",
               "without its validation part");
   const auto text = Text::Create(MakeConfig(File("b", "abcdefgh"), 4, 0.25));

@@ -28,7 +28,7 @@
 #define CAPSTAN_SANITIZER "none"
 #endif
 
-#define CAPSTAN_FINGERPRINT                                        \
+#define CAPSTAN_FINGERPRINT \
   "libtorch=" TORCH_VERSION                                        \
   "\n"                                                             \
   "compiler=" __VERSION__                                          \

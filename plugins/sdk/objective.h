@@ -16,7 +16,7 @@ namespace capstan {
 // A loss as a sum and a count: the core divides by the count over all ranks
 // and micro-batches of a step, never a mean of means.
 struct LossSum {
-  at::Tensor sum;     // scalar float32, with gradient in training
+  at::Tensor sum;      // scalar float32, with gradient in training
   int64_t count = 0;   // targets; 0 is legal and contributes nothing
   int64_t tokens = 0;  // input tokens (or samples) seen, for throughput
 };

@@ -27,9 +27,9 @@ absl::Status CurrentExceptionToStatus();
 
 }  // namespace capstan
 
-#define CAPSTAN_RETURN_IF_ERROR(expr)            \
-  do {                                           \
-    const absl::Status capstan_status = (expr);  \
+#define CAPSTAN_RETURN_IF_ERROR(expr)                \
+  do {                                               \
+    const absl::Status capstan_status = (expr);      \
     if (!capstan_status.ok()) return capstan_status; \
   } while (false)
 
@@ -37,8 +37,9 @@ absl::Status CurrentExceptionToStatus();
 #define CAPSTAN_CONCAT(a, b) CAPSTAN_CONCAT_INNER(a, b)
 
 // CAPSTAN_ASSIGN_OR_RETURN(auto x, StatusOrReturningCall());
-#define CAPSTAN_ASSIGN_OR_RETURN(lhs, expr) \
-  CAPSTAN_ASSIGN_OR_RETURN_INNER(CAPSTAN_CONCAT(capstan_or_, __LINE__), lhs, expr)
+#define CAPSTAN_ASSIGN_OR_RETURN(lhs, expr)                                  \
+  CAPSTAN_ASSIGN_OR_RETURN_INNER(CAPSTAN_CONCAT(capstan_or_, __LINE__), lhs, \
+                                 expr)
 #define CAPSTAN_ASSIGN_OR_RETURN_INNER(tmp, lhs, expr) \
   auto tmp = (expr);                                   \
   if (!tmp.ok()) return tmp.status();                  \

@@ -3,13 +3,13 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/mul.h>
 #include <ATen/ops/square.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -54,8 +54,7 @@ TEST(FlatLayoutTest, BucketsCoverTheLayoutAndKeepTheirCaps) {
   }
   const FlatLayout layout = LayOut(specs, BackwardOrder(specs, true));
   const int64_t unit = kFlatAlignment * 4;
-  const std::vector<Bucket> buckets =
-      CutBuckets(layout, 4, 3 * unit, 6 * unit);
+  const std::vector<Bucket> buckets = CutBuckets(layout, 4, 3 * unit, 6 * unit);
   int64_t at = 0;
   size_t parameters = 0;
   for (size_t i = 0; i < buckets.size(); ++i) {

@@ -35,8 +35,7 @@ std::vector<Bucket> CutBuckets(const FlatLayout& layout, int64_t element_bytes,
                             ? layout.ranges[i + 1].offset
                             : layout.numel;
     const int64_t cap = buckets.size() <= 1 ? first_bytes : cap_bytes;
-    if (buckets.empty() ||
-        (end - buckets.back().begin) * element_bytes > cap) {
+    if (buckets.empty() || (end - buckets.back().begin) * element_bytes > cap) {
       buckets.push_back({range.offset, range.offset, {}});
     }
     buckets.back().end = end;

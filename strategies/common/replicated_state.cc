@@ -23,8 +23,7 @@ absl::Status ReplicatedState::Setup(const StrategyContext& context) {
   frozen_layout_ = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
 
   shard_.ranges = layout_.ranges;
-  shard_.master =
-      at::zeros({layout_.numel}, on_device.dtype(precision.master));
+  shard_.master = at::zeros({layout_.numel}, on_device.dtype(precision.master));
   shard_.gradient =
       at::zeros({layout_.numel}, on_device.dtype(precision.reduce));
   CAPSTAN_RETURN_IF_ERROR(Initialize(context, layout_, shard_.master));
@@ -33,8 +32,8 @@ absl::Status ReplicatedState::Setup(const StrategyContext& context) {
     shard_.working = shard_.master.to(precision.compute);
     working = shard_.working;
   }
-  frozen_ = at::zeros({frozen_layout_.numel},
-                      on_device.dtype(precision.master));
+  frozen_ =
+      at::zeros({frozen_layout_.numel}, on_device.dtype(precision.master));
   CAPSTAN_RETURN_IF_ERROR(Initialize(context, frozen_layout_, frozen_));
   frozen_ = frozen_.to(precision.compute);
 
@@ -58,14 +57,13 @@ absl::Status ReplicatedState::Initialize(const StrategyContext& context,
     constexpr int64_t kPiece = 1 << 16;
     absl::Status status;
     std::mutex mutex;
-    at::parallel_for(
-        0, range.length, kPiece, [&](int64_t begin, int64_t end) {
-          absl::Status piece = context.model->InitialValue(
-              range.parameter, context.seed, begin, end - begin, out + begin);
-          if (piece.ok()) return;
-          std::lock_guard<std::mutex> lock(mutex);
-          status = std::move(piece);
-        });
+    at::parallel_for(0, range.length, kPiece, [&](int64_t begin, int64_t end) {
+      absl::Status piece = context.model->InitialValue(
+          range.parameter, context.seed, begin, end - begin, out + begin);
+      if (piece.ok()) return;
+      std::lock_guard<std::mutex> lock(mutex);
+      status = std::move(piece);
+    });
     CAPSTAN_RETURN_IF_ERROR(status);
     if (!host.is_same(slice)) slice.copy_(host);
   }

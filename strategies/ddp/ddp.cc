@@ -26,8 +26,7 @@ int64_t Bytes(double mib, double default_mib) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Ddp>> Ddp::Create(const Config& config) {
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckSize("bucket_cap_mib", config.bucket_cap_mib()));
+  CAPSTAN_RETURN_IF_ERROR(CheckSize("bucket_cap_mib", config.bucket_cap_mib()));
   CAPSTAN_RETURN_IF_ERROR(
       CheckSize("first_bucket_mib", config.first_bucket_mib()));
   return std::unique_ptr<Ddp>(new Ddp(config));

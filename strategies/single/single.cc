@@ -15,8 +15,7 @@ absl::StatusOr<std::unique_ptr<Single>> Single::Create(const Config&) {
 absl::Status Single::CheckWorldSize(int world_size) const {
   if (world_size == 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("capstan.single runs on one rank, this run has ",
-                   world_size,
+      absl::StrCat("capstan.single runs on one rank, this run has ", world_size,
                    ": set launch { processes: 1 } or another strategy, e.g. "
                    "capstan.ddp"));
 }

@@ -64,7 +64,8 @@ void PatchLength(const std::string& folder, uint64_t length) {
   WriteText(Weights(folder), bytes);
 }
 
-std::vector<Fault> WeightFaults() {
+// Bytes that are no safetensors file.
+std::vector<Fault> FileFaults() {
   const std::string file = "model.safetensors";
   return {
       {"Truncated",
@@ -94,6 +95,13 @@ std::vector<Fault> WeightFaults() {
          ReplaceSafetensorsHeader(Weights(f), std::string(1 << 20, '['));
        },
        {file, "header"}},
+  };
+}
+
+// The JSON is fine, what it says is not.
+std::vector<Fault> HeaderFaults() {
+  const std::string file = "model.safetensors";
+  return {
       {"OffsetsBeyondTheFile",
        Header([](Json* h) { (*h)[kTensor]["data_offsets"][1] = 1 << 30; }),
        {file, kTensor}},
@@ -149,6 +157,7 @@ std::vector<Fault> WeightFaults() {
   };
 }
 
+// config.json is wrong, or the weights are of another model.
 std::vector<Fault> ConfigFaults() {
   const std::string file = "config.json";
   return {
@@ -222,8 +231,10 @@ std::string NameOf(const ::testing::TestParamInfo<Fault>& info) {
   return info.param.name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Safetensors, WeightsFaultTest,
-                         ::testing::ValuesIn(WeightFaults()), NameOf);
+INSTANTIATE_TEST_SUITE_P(File, WeightsFaultTest,
+                         ::testing::ValuesIn(FileFaults()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Header, WeightsFaultTest,
+                         ::testing::ValuesIn(HeaderFaults()), NameOf);
 INSTANTIATE_TEST_SUITE_P(ConfigJson, WeightsFaultTest,
                          ::testing::ValuesIn(ConfigFaults()), NameOf);
 

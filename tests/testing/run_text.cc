@@ -145,7 +145,7 @@ void ExpectOneError(const TrainerResult& result,
   const std::vector<std::string> lines =
       absl::StrSplit(result.err, '\n', absl::SkipEmpty());
   EXPECT_EQ(lines.size(), 1) << result.err;
-  EXPECT_TRUE(absl::StartsWith(result.err, "ERROR")) << result.err;
+  EXPECT_TRUE(absl::StartsWith(result.err, "ERROR: ")) << result.err;
   for (const std::string& word : words) {
     EXPECT_THAT(result.err, ::testing::HasSubstr(word));
   }

@@ -10,17 +10,13 @@ namespace capstan {
 
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const std::function<std::string(int rank)>& what) {
-  std::vector<double> codes(group.size(), 0.0);
-  codes[group.rank()] = static_cast<double>(mine.raw_code());
-  group.AllReduceHost(absl::MakeSpan(codes));
-  if (!mine.ok()) {
-    if (group.size() == 1) return mine;
-    return Annotate(mine, absl::StrCat("rank ", group.rank()));
-  }
+  std::vector<double> failed(group.size(), 0.0);
+  failed[group.rank()] = mine.ok() ? 0.0 : 1.0;
+  group.AllReduceHost(absl::MakeSpan(failed));
+  if (!mine.ok()) return mine;
   for (int rank = 0; rank < group.size(); ++rank) {
-    if (codes[rank] == 0.0) continue;
-    return absl::Status(
-        static_cast<absl::StatusCode>(static_cast<int>(codes[rank])),
+    if (failed[rank] == 0.0) continue;
+    return absl::UnavailableError(
         absl::StrCat("rank ", rank, " could not ", what(rank)));
   }
   return absl::OkStatus();

@@ -11,9 +11,9 @@
 namespace capstan {
 
 // OK if `mine` is OK on all ranks. Else an error on all: a rank that failed
-// gets its own, with "rank R" before it; the others one with the first failed
-// rank's code, "rank R could not WHAT", where what(R) says what that rank was
-// about ("write out/state-00001"). Collective; also a barrier. Throws
+// gets its own; the others UNAVAILABLE, since theirs isn't the cause, "rank R
+// could not WHAT", where what(R) says what the first failed rank was about
+// ("write out/state-00001"). Collective; also a barrier. Throws
 // CommunicationError.
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const std::function<std::string(int rank)>& what);

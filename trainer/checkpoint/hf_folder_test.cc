@@ -210,7 +210,7 @@ TEST(HfFolderTest, AFailureLeavesTheOlderFolder) {
   wish.base = 0.5f;
   wish.config_status = absl::ResourceExhaustedError("config.json: disk full");
   const auto statuses = SaveTo(out + "/final", wish, 3);
-  EXPECT_EQ(statuses[0].message(), "rank 0: config.json: disk full");
+  EXPECT_EQ(statuses[0].message(), "config.json: disk full");
   EXPECT_THAT(std::string(statuses[2].message()),
               AllOf(HasSubstr("rank 0 could not write "), HasSubstr("/final")));
   EXPECT_TRUE(absl::IsResourceExhausted(statuses[2]));

@@ -53,7 +53,8 @@ std::string SnakeCase(const std::string& name) {
     const bool after_lower =
         i > 0 && std::islower(static_cast<unsigned char>(name[i - 1])) != 0;
     if (upper && after_lower) snake += '_';
-    snake += static_cast<char>(std::tolower(static_cast<unsigned char>(name[i])));
+    snake +=
+        static_cast<char>(std::tolower(static_cast<unsigned char>(name[i])));
   }
   return snake;
 }
@@ -68,8 +69,9 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder) {
       nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
     return absl::NotFoundError(absl::StrCat(
-        folder, " is neither a checkpoint nor a Hugging Face folder: it has "
-                "no readable config.json"));
+        folder,
+        " is neither a checkpoint nor a Hugging Face folder: it has "
+        "no readable config.json"));
   }
   std::string architecture;
   if (json.contains("architectures") && json["architectures"].is_array() &&
@@ -93,9 +95,8 @@ template <typename Base>
 absl::StatusOr<std::unique_ptr<Base>> Create(const google::protobuf::Any& any,
                                              PluginCategory category,
                                              PluginHost& host) {
-  return host.Create<Base>(
-      any.type_url().substr(any.type_url().rfind('/') + 1), category,
-      any.value());
+  return host.Create<Base>(any.type_url().substr(any.type_url().rfind('/') + 1),
+                           category, any.value());
 }
 
 // Binds float32 tensors with the model's own initial values (a folder's
@@ -110,8 +111,8 @@ absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
     for (size_t i = 0; i < specs.size(); ++i) {
       at::Tensor weight = at::empty(specs[i].shape, at::kFloat);
       CAPSTAN_RETURN_IF_ERROR(
-          model.InitialValue(static_cast<int>(i), /*seed=*/0, 0,
-                             weight.numel(), weight.mutable_data_ptr<float>()));
+          model.InitialValue(static_cast<int>(i), /*seed=*/0, 0, weight.numel(),
+                             weight.mutable_data_ptr<float>()));
       weights.push_back(std::move(weight));
     }
   }
@@ -123,8 +124,8 @@ absl::StatusOr<Generator> LoadGenerator(const GenerateOptions& options) {
   Generator generator;
   generator.host = std::make_unique<PluginHost>(options.plugin_path);
   const ConfigContext context = DefaultConfigContext(generator.host.get());
-  const std::string folder = ModelFolder(
-      (fs::path(context.caller_folder) / options.model).string());
+  const std::string folder =
+      ModelFolder((fs::path(context.caller_folder) / options.model).string());
   if (!fs::is_directory(folder)) {
     return absl::NotFoundError(
         absl::StrCat("--model=", options.model, ": no such folder"));
@@ -144,8 +145,7 @@ absl::StatusOr<Generator> LoadGenerator(const GenerateOptions& options) {
       generator.objective,
       Create<Objective>(loaded.config.objective(), PluginCategory::kObjective,
                         *generator.host));
-  CAPSTAN_RETURN_IF_ERROR(
-      BindWeights(folder, is_checkpoint, *generator.model));
+  CAPSTAN_RETURN_IF_ERROR(BindWeights(folder, is_checkpoint, *generator.model));
   if (is_checkpoint) {
     absl::StatusOr<std::unique_ptr<DatasetReader>> data =
         Create<DatasetReader>(loaded.config.train_data(),

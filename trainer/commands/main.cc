@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
-
 #include <iostream>
 #include <string>
 
@@ -89,11 +88,11 @@ int Main(int argc, char** argv) {
       app.add_subcommand("generate", "Let a model continue a text");
   AddGenerateOptions(generate_app, &generate);
   std::vector<std::string> plugin_path;
-  CLI::App* plugins_app = app.add_subcommand(
-      "plugins", "List the plugins that a config can name");
+  CLI::App* plugins_app =
+      app.add_subcommand("plugins", "List the plugins that a config can name");
   AddPluginPath(plugins_app, &plugin_path);
-  CLI::App* env_app = app.add_subcommand(
-      "env", "Versions and hardware, for a bug report");
+  CLI::App* env_app =
+      app.add_subcommand("env", "Versions and hardware, for a bug report");
   app.require_subcommand(0, 1);
 
   try {

@@ -42,9 +42,8 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
 absl::Status AddText(const std::string& text, const std::string& name,
                      bool has_lines, const std::string& folder,
                      const ConfigContext& context, LoadedConfig* loaded) {
-  CAPSTAN_ASSIGN_OR_RETURN(
-      std::unique_ptr<TextSource> source,
-      ParseText(text, name, has_lines, *context.host));
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<TextSource> source,
+                           ParseText(text, name, has_lines, *context.host));
   return MergeSource(*source, name, has_lines, folder, context, loaded);
 }
 
@@ -78,8 +77,8 @@ absl::Status AddOverride(const std::string& text, const ConfigContext& context,
   const absl::StatusOr<std::string> proto_text = OverrideText(
       text.substr(0, equals), text.substr(equals + 1), loaded->config);
   if (!proto_text.ok()) return Annotate(proto_text.status(), name);
-  return AddText(*proto_text, name, /*has_lines=*/false,
-                 context.caller_folder, context, loaded);
+  return AddText(*proto_text, name, /*has_lines=*/false, context.caller_folder,
+                 context, loaded);
 }
 
 }  // namespace
@@ -100,9 +99,9 @@ absl::Status LoadedConfig::Locate(const absl::Status& status,
   }
   const std::string where =
       at.empty() ? "" : absl::StrCat(locations.at(at), ": ");
-  return absl::Status(status.code(),
-                      absl::StrCat(where, path, path.empty() ? "" : ": ",
-                                   status.message()));
+  return absl::Status(
+      status.code(),
+      absl::StrCat(where, path, path.empty() ? "" : ": ", status.message()));
 }
 
 ConfigContext DefaultConfigContext(PluginHost* host) {

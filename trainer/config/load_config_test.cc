@@ -23,11 +23,10 @@ class LoadConfigTest : public ::testing::Test {
   LoadConfigTest()
       : host_({absl::StrCat(std::getenv("TEST_SRCDIR"),
                             "/capstan/trainer/plugins")}) {
-    folder_ =
-        (std::filesystem::path(::testing::TempDir()) /
-         ::testing::UnitTest::GetInstance()->current_test_info()->name())
-            .lexically_normal()
-            .string();
+    folder_ = (std::filesystem::path(::testing::TempDir()) /
+               ::testing::UnitTest::GetInstance()->current_test_info()->name())
+                  .lexically_normal()
+                  .string();
     std::filesystem::create_directories(folder_);
     context_.host = &host_;
     context_.caller_folder = folder_;
@@ -63,8 +62,7 @@ TEST_F(LoadConfigTest, LoadsThePluginsThatItNames) {
   EXPECT_EQ(loaded->config.train().max_steps(), 7);
   EXPECT_EQ(static_cast<int>(loaded->config.launch().processes()), 3);
   EXPECT_EQ(loaded->config.name(), "run");
-  EXPECT_EQ(loaded->locations.at("strategy.bucket_cap_mib"),
-            "run.pbtxt:1:42");
+  EXPECT_EQ(loaded->locations.at("strategy.bucket_cap_mib"), "run.pbtxt:1:42");
   const std::string printed = PrintConfig(loaded->config);
   EXPECT_THAT(printed, HasSubstr("[plugin/capstan.ddp.Config]"));
   EXPECT_THAT(printed, HasSubstr("bucket_cap_mib: 5"));
@@ -122,8 +120,7 @@ TEST_F(LoadConfigTest, LaterFilesMergeOverEarlierOnes) {
   const std::string printed = PrintConfig(loaded->config);
   EXPECT_THAT(printed, HasSubstr("bucket_cap_mib: 6"));
   EXPECT_THAT(printed, HasSubstr("first_bucket_mib: 2"));
-  EXPECT_EQ(loaded->locations.at("strategy.first_bucket_mib"),
-            "a.pbtxt:1:60");
+  EXPECT_EQ(loaded->locations.at("strategy.first_bucket_mib"), "a.pbtxt:1:60");
 }
 
 TEST_F(LoadConfigTest, AnotherPluginReplacesTheSlot) {
@@ -168,9 +165,9 @@ TEST_F(LoadConfigTest, PathsAreRelativeToTheirFile) {
   EXPECT_EQ(loaded->config.output_dir(), folder_ + "/sub/out");
   EXPECT_THAT(PrintConfig(loaded->config),
               HasSubstr(absl::StrCat("\"", folder_, "/a.txt\"")));
-  loaded = LoadConfig({"sub/run.pbtxt"},
-                      {"output_dir=x", "train_data.path=//a/b:c.txt"},
-                      context_);
+  loaded =
+      LoadConfig({"sub/run.pbtxt"},
+                 {"output_dir=x", "train_data.path=//a/b:c.txt"}, context_);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->config.output_dir(), folder_ + "/x");
   EXPECT_THAT(PrintConfig(loaded->config), HasSubstr("\"/build/a/b/c.txt\""));
@@ -189,16 +186,15 @@ TEST_F(LoadConfigTest, ConfigsAreFoundInTheWorkspaceToo) {
 }
 
 TEST_F(LoadConfigTest, LocateNamesTheFieldOrTheNearestAround) {
-  const auto loaded = Load(
-      "strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }");
+  const auto loaded =
+      Load("strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }");
   ASSERT_TRUE(loaded.ok());
-  EXPECT_EQ(loaded->Locate(FieldError("bucket_cap_mib", "bad"), "strategy")
-                .message(),
-            "run.pbtxt:1:42: strategy.bucket_cap_mib: bad");
   EXPECT_EQ(
-      loaded->Locate(FieldError("first_bucket_mib", "bad"), "strategy")
-          .message(),
-      "run.pbtxt:1:1: strategy.first_bucket_mib: bad");
+      loaded->Locate(FieldError("bucket_cap_mib", "bad"), "strategy").message(),
+      "run.pbtxt:1:42: strategy.bucket_cap_mib: bad");
+  EXPECT_EQ(loaded->Locate(FieldError("first_bucket_mib", "bad"), "strategy")
+                .message(),
+            "run.pbtxt:1:1: strategy.first_bucket_mib: bad");
 }
 
 }  // namespace

@@ -49,9 +49,9 @@ class Merger {
       const google::protobuf::TextFormat::ParseLocation place =
           tree.GetLocation(field, index);
       if (place.line < 0) continue;  // the text doesn't set it
-      const std::string path =
-          prefix.empty() ? field->name()
-                         : absl::StrCat(prefix, ".", field->name());
+      const std::string path = prefix.empty()
+                                   ? field->name()
+                                   : absl::StrCat(prefix, ".", field->name());
       loaded_->locations[path] =
           has_lines_
               ? absl::StrCat(name_, ":", place.line + 1, ":", place.column + 1)
@@ -158,22 +158,21 @@ std::string FieldProblem(const Descriptor* type, const std::string& name) {
     names.push_back(type->field(i)->name());
   }
   const std::string nearest = NearestName(name, names);
-  return absl::StrCat("unknown field \"", name, "\" in ", type->full_name(),
-                      nearest.empty()
-                          ? absl::StrCat("; it has: ",
-                                         absl::StrJoin(names, ", "))
-                          : absl::StrCat("; did you mean \"", nearest, "\"?"));
+  return absl::StrCat(
+      "unknown field \"", name, "\" in ", type->full_name(),
+      nearest.empty() ? absl::StrCat("; it has: ", absl::StrJoin(names, ", "))
+                      : absl::StrCat("; did you mean \"", nearest, "\"?"));
 }
 
 // `value` as text format wants it for `field`.
 std::string ValueText(const FieldDescriptor* field, const std::string& value) {
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING &&
       !absl::StartsWith(value, "\"") && !absl::StartsWith(value, "'")) {
-    return absl::StrCat(": \"",
-                        absl::StrReplaceAll(value, {{"\\", "\\\\"},
-                                                    {"\"", "\\\""},
-                                                    {"\n", "\\n"}}),
-                        "\"");
+    return absl::StrCat(
+        ": \"",
+        absl::StrReplaceAll(value,
+                            {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}}),
+        "\"");
   }
   if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
     return absl::StrCat(": ", value);
@@ -196,8 +195,7 @@ absl::StatusOr<std::unique_ptr<Message>> Unpack(const Any& any) {
       google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(
           TypeOf(any));
   if (type == nullptr) {
-    return absl::InternalError(
-        absl::StrCat(any.type_url(), " is not loaded"));
+    return absl::InternalError(absl::StrCat(any.type_url(), " is not loaded"));
   }
   std::unique_ptr<Message> message(
       google::protobuf::MessageFactory::generated_factory()

@@ -64,8 +64,8 @@ std::string WithSuggestion(const std::string& message) {
     names.push_back(type->field(i)->name());
   }
   const std::string nearest = NearestName(words[3], names);
-  std::string text = absl::StrCat("unknown field \"", words[3], "\" in ",
-                                  words[1]);
+  std::string text =
+      absl::StrCat("unknown field \"", words[3], "\" in ", words[1]);
   if (!nearest.empty()) {
     absl::StrAppend(&text, "; did you mean \"", nearest, "\"?");
   } else {
@@ -86,10 +86,9 @@ class FirstError : public google::protobuf::io::ErrorCollector {
     if (!text_.empty()) return;
     const std::string what =
         plugin_error.empty() ? WithSuggestion(message) : plugin_error;
-    text_ = has_lines_ && line >= 0
-                ? absl::StrCat(name_, ":", line + 1, ":", column + 1, ": ",
-                               what)
-                : absl::StrCat(name_, ": ", what);
+    text_ = has_lines_ && line >= 0 ? absl::StrCat(name_, ":", line + 1, ":",
+                                                   column + 1, ": ", what)
+                                    : absl::StrCat(name_, ": ", what);
   }
   void AddWarning(int, google::protobuf::io::ColumnNumber,
                   const std::string&) override {}

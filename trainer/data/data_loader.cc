@@ -84,8 +84,7 @@ class PrefetchingLoader final : public DataLoader {
   // Waits for room; false when the loader is going away.
   bool Put(absl::StatusOr<Batch> batch) {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock,
-                  [this] { return stopping_ || ready_.size() < kDepth; });
+    changed_.wait(lock, [this] { return stopping_ || ready_.size() < kDepth; });
     if (stopping_) return false;
     ready_.push_back(std::move(batch));
     lock.unlock();

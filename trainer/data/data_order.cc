@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "absl/strings/str_cat.h"
 #include "plugins/sdk/random.h"
 #include "trainer/data/data_loader.h"
-
-#include "absl/strings/str_cat.h"
 
 namespace capstan {
 

@@ -22,8 +22,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFolderTokenizer(
     return NewByteTokenizer();
   }
   return absl::UnimplementedError(absl::StrCat(
-      path, " describes a tokenizer other than bytes, which this version "
-            "can't run"));
+      path,
+      " describes a tokenizer other than bytes, which this version "
+      "can't run"));
 }
 
 }  // namespace capstan

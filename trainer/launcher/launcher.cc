@@ -213,8 +213,8 @@ void Supervisor::PrintCause() {
     all_say_so &= outcome.has_value() && outcome->message == message;
   }
   PrintToStderr(all_say_so
-                    ? absl::StrCat("ERROR ", message, "\n")
-                    : absl::StrCat("ERROR [rank ", cause, "] ", message, "\n"));
+                    ? absl::StrCat("ERROR: ", message, "\n")
+                    : absl::StrCat("ERROR: [rank ", cause, "] ", message, "\n"));
 }
 
 void Supervisor::PrintOutputLeft() {
@@ -252,7 +252,7 @@ int Supervisor::Run(const RankMain& rank_main) {
   if (!started.ok()) {
     SignalAll(SIGKILL);
     for (const auto& rank : ranks_) rank->WaitForExit();
-    PrintToStderr(absl::StrCat("ERROR ", started.message(), "\n"));
+    PrintToStderr(absl::StrCat("ERROR: ", started.message(), "\n"));
     return 1;
   }
   while (!AllExited()) {
@@ -287,7 +287,7 @@ int RunSingleRank(const RankInfo& info, const RankMain& rank_main) {
   }
   const std::string who =
       info.world_size > 1 ? absl::StrCat("[rank ", info.rank, "] ") : "";
-  PrintToStderr(absl::StrCat("ERROR ", who, status.message(), "\n"));
+  PrintToStderr(absl::StrCat("ERROR: ", who, status.message(), "\n"));
   return 1;
 }
 

@@ -116,7 +116,7 @@ TEST(LaunchRanks, TellsTheCauseOnly) {
     usleep(300000);  // its report comes last
     return absl::InvalidArgumentError("sample 7 is broken");
   });
-  EXPECT_EQ(result.text, "ERROR [rank 1] sample 7 is broken\n");
+  EXPECT_EQ(result.text, "ERROR: [rank 1] sample 7 is broken\n");
   EXPECT_EQ(result.exit_code, 1);
 }
 
@@ -125,7 +125,7 @@ TEST(LaunchRanks, EndsRanksThatHang) {
     if (info.rank == 0) return absl::DataLossError("bad file");
     while (true) pause();
   });
-  EXPECT_EQ(result.text, "ERROR [rank 0] bad file\n");
+  EXPECT_EQ(result.text, "ERROR: [rank 0] bad file\n");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_LT(result.seconds, 5);
 }
@@ -134,7 +134,7 @@ TEST(LaunchRanks, TellsOnceWhatAllRanksSay) {
   const Result result = Launch(3, [](const RankInfo& info) {
     return absl::InvalidArgumentError("loss is not finite in step 4");
   });
-  EXPECT_EQ(result.text, "ERROR loss is not finite in step 4\n");
+  EXPECT_EQ(result.text, "ERROR: loss is not finite in step 4\n");
   EXPECT_EQ(result.exit_code, 1);
 }
 
@@ -142,7 +142,7 @@ TEST(LaunchRanks, AnExceptionIsAnError) {
   const Result result = Launch(1, [](const RankInfo& info) -> absl::Status {
     throw std::runtime_error("thrown");
   });
-  EXPECT_EQ(result.text, "ERROR thrown\n");
+  EXPECT_EQ(result.text, "ERROR: thrown\n");
   EXPECT_EQ(result.exit_code, 1);
 }
 
@@ -154,7 +154,7 @@ TEST(LaunchRanks, AKilledRankIsTheCause) {
     return absl::OkStatus();
   });
   EXPECT_EQ(result.text,
-            "ERROR [rank 1] killed by signal 9 (SIGKILL): the system may "
+            "ERROR: [rank 1] killed by signal 9 (SIGKILL): the system may "
             "be out of memory\n");
   EXPECT_EQ(result.exit_code, 1);
 }
@@ -166,7 +166,7 @@ TEST(LaunchRanks, ACrashIsTheCause) {
     raise(SIGSEGV);
     return absl::OkStatus();
   });
-  EXPECT_THAT(result.text, HasSubstr("ERROR [rank 1] killed by signal 11 "
+  EXPECT_THAT(result.text, HasSubstr("ERROR: [rank 1] killed by signal 11 "
                                      "(SIGSEGV)\n"));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_LT(result.seconds, 5);
@@ -175,7 +175,7 @@ TEST(LaunchRanks, ACrashIsTheCause) {
 TEST(LaunchRanks, ARankThatJustExitsIsAnError) {
   const Result result =
       Launch(1, [](const RankInfo& info) -> absl::Status { _exit(0); });
-  EXPECT_THAT(result.text, StartsWith("ERROR ended with exit code 0"));
+  EXPECT_THAT(result.text, StartsWith("ERROR: ended with exit code 0"));
   EXPECT_EQ(result.exit_code, 1);
 }
 
@@ -248,10 +248,10 @@ TEST(RunSingleRank, Ends) {
   };
   EXPECT_EQ(Capture([&] { return RunSingleRank(one, ok); }).exit_code, 0);
   Result result = Capture([&] { return RunSingleRank(one, fails); });
-  EXPECT_EQ(result.text, "ERROR no such file\n");
+  EXPECT_EQ(result.text, "ERROR: no such file\n");
   EXPECT_EQ(result.exit_code, 1);
   result = Capture([&] { return RunSingleRank(second, fails); });
-  EXPECT_EQ(result.text, "ERROR [rank 1] no such file\n");
+  EXPECT_EQ(result.text, "ERROR: [rank 1] no such file\n");
 }
 
 TEST(RunSingleRank, FirstSignalAsksSecondEnds) {

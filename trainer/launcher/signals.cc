@@ -45,6 +45,11 @@ sigset_t WatchedSignals() {
 
 int StopRequested() { return stop_signal.load(); }
 
+void AdoptStop(int signal) {
+  int none = 0;
+  stop_signal.compare_exchange_strong(none, signal);
+}
+
 void InstallStopHandlers(SecondSignal second) {
   second_ends_process = second == SecondSignal::kEndsProcess;
   struct sigaction action = {};

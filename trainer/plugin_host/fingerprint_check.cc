@@ -52,9 +52,9 @@ absl::Status CompareFingerprints(absl::string_view core,
     }
   }
   if (differences.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "it was built for another trainer (", differences,
-      "): build it again with this trainer's SDK and compiler"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("it was built for another trainer (", differences,
+                   "): build it again with this trainer's SDK and compiler"));
 }
 
 absl::StatusOr<std::string> ReadFingerprint(const std::string& path) {

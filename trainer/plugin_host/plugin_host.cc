@@ -118,8 +118,8 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
   const std::string package = PackageOf(config_type);
   const std::vector<std::string> available = Available();
   std::string message =
-      absl::StrCat("there is no plugin \"", package, "\": no ", library,
-                   " in ", absl::StrJoin(folders_, ", "));
+      absl::StrCat("there is no plugin \"", package, "\": no ", library, " in ",
+                   absl::StrJoin(folders_, ", "));
   const std::string nearest = NearestName(package, available);
   if (!nearest.empty()) {
     absl::StrAppend(&message, "; did you mean \"", nearest, "\"?");
@@ -134,11 +134,10 @@ absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
   CAPSTAN_ASSIGN_OR_RETURN(const std::string fingerprint,
                            ReadFingerprint(path));
   CAPSTAN_RETURN_IF_ERROR(CompareFingerprints(CoreFingerprint(), fingerprint));
-  void* handle =
-      dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) return absl::FailedPreconditionError(dlerror());
-  const auto* descriptor = static_cast<const PluginDescriptor*>(
-      dlsym(handle, "capstan_plugin_v1"));
+  const auto* descriptor =
+      static_cast<const PluginDescriptor*>(dlsym(handle, "capstan_plugin_v1"));
   if (descriptor == nullptr || descriptor->magic != kPluginMagic) {
     return absl::FailedPreconditionError(
         "it exports no capstan_plugin_v1 (is CAPSTAN_PLUGIN missing?)");
@@ -146,10 +145,10 @@ absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
   if (descriptor->api_major != kPluginApiMajor ||
       descriptor->api_minor > kPluginApiMinor ||
       descriptor->struct_size < sizeof(PluginDescriptor)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "it speaks plugin API ", descriptor->api_major, ".",
-        descriptor->api_minor, ", this trainer ", kPluginApiMajor, ".",
-        kPluginApiMinor));
+    return absl::FailedPreconditionError(
+        absl::StrCat("it speaks plugin API ", descriptor->api_major, ".",
+                     descriptor->api_minor, ", this trainer ", kPluginApiMajor,
+                     ".", kPluginApiMinor));
   }
   LoadedPlugin plugin;
   plugin.descriptor = descriptor;
@@ -157,9 +156,8 @@ absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
   plugin.config_type = std::string(absl::StripPrefix(
       absl::StrReplaceAll(descriptor->config_type, {{"::", "."}}), "."));
   if (plugin.config_type != config_type) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("its config is ", plugin.config_type, ", not ",
-                     config_type));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "its config is ", plugin.config_type, ", not ", config_type));
   }
   return plugin;
 }
@@ -192,10 +190,10 @@ absl::Status PluginHost::CreateInstance(const std::string& config_type,
                                         void** instance) {
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* plugin, Load(config_type));
   if (plugin->descriptor->category != category) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        PackageOf(config_type), " is a ",
-        CategoryName(plugin->descriptor->category), ", a ",
-        CategoryName(category), " is wanted here"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(PackageOf(config_type), " is a ",
+                     CategoryName(plugin->descriptor->category), ", a ",
+                     CategoryName(category), " is wanted here"));
   }
   const absl::Status status = plugin->descriptor->create(config, instance);
   if (status.ok() || FieldOf(status).has_value()) return status;

@@ -44,16 +44,16 @@ class PluginHost {
                                                PluginCategory category,
                                                absl::string_view config) {
     void* instance = nullptr;
-    absl::Status status = CreateInstance(config_type, category, config,
-                                         &instance);
+    absl::Status status =
+        CreateInstance(config_type, category, config, &instance);
     if (!status.ok()) return status;
     return std::unique_ptr<Base>(static_cast<Base*>(instance));
   }
 
  private:
   absl::Status CreateInstance(const std::string& config_type,
-                              PluginCategory category,
-                              absl::string_view config, void** instance);
+                              PluginCategory category, absl::string_view config,
+                              void** instance);
   absl::StatusOr<LoadedPlugin> Open(const std::string& config_type,
                                     const std::string& path);
 

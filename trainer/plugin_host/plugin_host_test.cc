@@ -38,16 +38,16 @@ TEST(PluginHostTest, AllPluginsLoadTogether) {
 
 TEST(PluginHostTest, CreatesAPlugin) {
   PluginHost host({PluginFolder()});
-  const auto precision = host.Create<Precision>(
-      "capstan.bf16.Config", PluginCategory::kPrecision, "");
+  const auto precision = host.Create<Precision>("capstan.bf16.Config",
+                                                PluginCategory::kPrecision, "");
   ASSERT_TRUE(precision.ok()) << precision.status();
   EXPECT_EQ((*precision)->policy().compute, c10::ScalarType::BFloat16);
 }
 
 TEST(PluginHostTest, WrongSlotNamesBothCategories) {
   PluginHost host({PluginFolder()});
-  const auto strategy = host.Create<Strategy>(
-      "capstan.fp16.Config", PluginCategory::kStrategy, "");
+  const auto strategy = host.Create<Strategy>("capstan.fp16.Config",
+                                              PluginCategory::kStrategy, "");
   EXPECT_THAT(std::string(strategy.status().message()),
               HasSubstr("capstan.fp16 is a precision, a strategy is wanted"));
 }
@@ -78,9 +78,8 @@ TEST(PluginHostTest, RefusesWhatIsNoPlugin) {
   const std::string folder = ::testing::TempDir() + "/no_plugin";
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/libacme_text.so") << "not a library";
-  std::filesystem::copy_file(
-      "/proc/self/exe", folder + "/libacme_program.so",
-      std::filesystem::copy_options::overwrite_existing);
+  std::filesystem::copy_file("/proc/self/exe", folder + "/libacme_program.so",
+                             std::filesystem::copy_options::overwrite_existing);
   PluginHost host({folder});
   EXPECT_THAT(std::string(host.Load("acme.text.Config").status().message()),
               HasSubstr("not a 64-bit shared library"));
@@ -90,10 +89,9 @@ TEST(PluginHostTest, RefusesWhatIsNoPlugin) {
 
 TEST(PluginHostTest, MissingPluginListsTheFoldersTried) {
   PluginHost host({PluginFolder()});
-  EXPECT_THAT(
-      std::string(host.Load("capstan.lama.Config").status().message()),
-      AllOf(HasSubstr(PluginFolder()), HasSubstr("libcapstan_lama.so"),
-            HasSubstr("did you mean \"capstan.llama\"?")));
+  EXPECT_THAT(std::string(host.Load("capstan.lama.Config").status().message()),
+              AllOf(HasSubstr(PluginFolder()), HasSubstr("libcapstan_lama.so"),
+                    HasSubstr("did you mean \"capstan.llama\"?")));
 }
 
 TEST(FingerprintTest, EachDifferenceIsListedWithBothSides) {

@@ -146,7 +146,7 @@ TEST(Gloo, AKilledRankIsTheCauseAndTheOthersEnd) {
       },
       &text);
   EXPECT_EQ(exit_code, 1);
-  EXPECT_THAT(text, HasSubstr("ERROR [rank 1] killed by signal 9 (SIGKILL)"));
+  EXPECT_THAT(text, HasSubstr("ERROR: [rank 1] killed by signal 9 (SIGKILL)"));
   EXPECT_THAT(text, Not(HasSubstr("lost the connection")));
 }
 
@@ -169,8 +169,8 @@ TEST(Gloo, AVanishedPeerIsACommunicationError) {
   EXPECT_EQ(exit_code, 1);
   EXPECT_THAT(text, HasSubstr("[rank 0] rank 0 lost the connection to another "
                               "rank during all-reduce: "));
-  EXPECT_THAT(text, HasSubstr("ERROR [rank 1] sample 3 is broken\n"));
-  EXPECT_THAT(text, Not(HasSubstr("ERROR [rank 0]")));
+  EXPECT_THAT(text, HasSubstr("ERROR: [rank 1] sample 3 is broken\n"));
+  EXPECT_THAT(text, Not(HasSubstr("ERROR: [rank 0]")));
 }
 
 // A rank that fails with a collective under way, which its peer never joins,
@@ -188,7 +188,7 @@ TEST(Gloo, FailsAtOnceWithACollectiveUnderWay) {
       },
       &text);
   EXPECT_EQ(exit_code, 1);
-  EXPECT_EQ(text, "ERROR [rank 1] sample 3 is broken\n");
+  EXPECT_EQ(text, "ERROR: [rank 1] sample 3 is broken\n");
 }
 
 // Sums 1 over the ranks of `info`'s run.

@@ -20,9 +20,8 @@ absl::Status MakeFolder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (!error) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("output_dir: ", folder.string(), " can't be made: ",
-                   error.message()));
+  return absl::PermissionDeniedError(absl::StrCat(
+      "output_dir: ", folder.string(), " can't be made: ", error.message()));
 }
 
 // Whether a run has written there.
@@ -37,23 +36,23 @@ bool HoldsRun(const fs::path& folder) {
 // runs/NAME/TIME, with a number behind it when two runs start in a second.
 absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(runs));
-  const std::string time = absl::FormatTime("%Y-%m-%d_%H-%M-%S", absl::Now(),
-                                            absl::LocalTimeZone());
+  const std::string time =
+      absl::FormatTime("%Y-%m-%d_%H-%M-%S", absl::Now(), absl::LocalTimeZone());
   for (int i = 1;; ++i) {
-    const fs::path folder =
-        runs / (i == 1 ? time : absl::StrCat(time, "_", i));
+    const fs::path folder = runs / (i == 1 ? time : absl::StrCat(time, "_", i));
     std::error_code error;
     // false without an error: another run has it.
     if (fs::create_directory(folder, error)) {
       const fs::path link = runs / "latest";
-      const fs::path fresh = runs / absl::StrCat(".latest.", folder.filename().string());
+      const fs::path fresh =
+          runs / absl::StrCat(".latest.", folder.filename().string());
       fs::create_directory_symlink(folder.filename(), fresh, error);
       fs::rename(fresh, link, error);
       return folder.string();
     }
     if (error) {
-      return absl::PermissionDeniedError(absl::StrCat(
-          folder.string(), " can't be made: ", error.message()));
+      return absl::PermissionDeniedError(
+          absl::StrCat(folder.string(), " can't be made: ", error.message()));
     }
   }
 }
@@ -64,9 +63,8 @@ absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder) {
   const bool resume = config.train().resume() == Train::AUTO;
   if (config.output_dir().empty()) {
-    const fs::path base = workspace_folder.empty()
-                              ? fs::current_path()
-                              : fs::path(workspace_folder);
+    const fs::path base = workspace_folder.empty() ? fs::current_path()
+                                                   : fs::path(workspace_folder);
     const fs::path runs = base / "runs" / config.name();
     const fs::path latest = runs / "latest";
     if (resume && !NewestCheckpoint(latest.string()).empty() &&

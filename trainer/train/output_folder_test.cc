@@ -72,9 +72,8 @@ TEST(OutputFolderTest, AFileInTheWayIsAnError) {
   std::ofstream(folder + "/file") << "x";
   RunConfig config;
   config.set_output_dir(folder + "/file");
-  EXPECT_THAT(
-      std::string(PrepareOutputFolder(config, "").status().message()),
-      HasSubstr("is not a folder"));
+  EXPECT_THAT(std::string(PrepareOutputFolder(config, "").status().message()),
+              HasSubstr("is not a folder"));
   config.set_output_dir(folder + "/file/below");
   EXPECT_FALSE(PrepareOutputFolder(config, "").ok());
 }

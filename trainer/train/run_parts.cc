@@ -19,8 +19,7 @@ absl::StatusOr<std::unique_ptr<Base>> CreateSlot(
         " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` lists the ",
         "packages)"));
   }
-  const std::string type =
-      any.type_url().substr(any.type_url().rfind('/') + 1);
+  const std::string type = any.type_url().substr(any.type_url().rfind('/') + 1);
   absl::StatusOr<std::unique_ptr<Base>> made =
       host.Create<Base>(type, category, any.value());
   if (!made.ok()) return loaded.Locate(made.status(), slot);
@@ -61,11 +60,10 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
 absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
                         const RunParts& parts) {
   CAPSTAN_RETURN_IF_ERROR(CheckTrain(loaded));
-  absl::StatusOr<BatchPlan> plan =
-      PlanBatch(loaded.config.batch(), world_size);
+  absl::StatusOr<BatchPlan> plan = PlanBatch(loaded.config.batch(), world_size);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
-      parts.strategy->CheckWorldSize(world_size), "strategy"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(parts.strategy->CheckWorldSize(world_size), "strategy"));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
       parts.objective->Check(*parts.model, *parts.train_data), "objective"));
   if (parts.eval_data != nullptr) {
@@ -102,8 +100,7 @@ absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
         "global_batch_size",
         absl::StrCat(plan.global_batch_size,
                      " is not a multiple of micro_batch_size x ranks = ",
-                     plan.micro_batch_size, " x ", world_size, " = ",
-                     at_once));
+                     plan.micro_batch_size, " x ", world_size, " = ", at_once));
   }
   plan.accumulation = plan.global_batch_size / at_once;
   return plan;

@@ -37,8 +37,7 @@ double LearningRateMultiplier(const Schedule& schedule, int64_t step,
 
 absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps) {
   if (!Schedule::Kind_IsValid(schedule.kind())) {
-    return FieldError("kind", absl::StrCat("no such value: ",
-                                           schedule.kind()));
+    return FieldError("kind", absl::StrCat("no such value: ", schedule.kind()));
   }
   if (schedule.warmup_steps() < 0) {
     return FieldError("warmup_steps", "must not be negative");
@@ -53,10 +52,10 @@ absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps) {
   const int64_t total =
       schedule.total_steps() > 0 ? schedule.total_steps() : max_steps;
   if (schedule.warmup_steps() > total) {
-    return FieldError("warmup_steps",
-                      absl::StrCat(schedule.warmup_steps(),
-                                   " is more than the schedule's ", total,
-                                   " steps"));
+    return FieldError(
+        "warmup_steps",
+        absl::StrCat(schedule.warmup_steps(), " is more than the schedule's ",
+                     total, " steps"));
   }
   return absl::OkStatus();
 }

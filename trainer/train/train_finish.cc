@@ -45,9 +45,8 @@ double Median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1
-             ? values[middle]
-             : 0.5 * (values[middle - 1] + values[middle]);
+  return values.size() % 2 == 1 ? values[middle]
+                                : 0.5 * (values[middle - 1] + values[middle]);
 }
 
 }  // namespace
@@ -123,8 +122,8 @@ absl::Status TrainLoop::Save() {
   const int64_t keep = config_.train().keep_checkpoints() > 0
                            ? config_.train().keep_checkpoints()
                            : kDefaultKeepCheckpoints;
-  CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint(
-      output_dir_, static_cast<int>(keep), state_, Checkpointed()));
+  CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint(output_dir_, static_cast<int>(keep),
+                                         state_, Checkpointed()));
   last_saved_step_ = state_.step;
   return absl::OkStatus();
 }
@@ -148,8 +147,8 @@ absl::Status TrainLoop::Finish() {
   }
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "writing the summary"));
   if (stopping_) {
-    return absl::CancelledError(absl::StrCat(
-        "stopped after step ", state_.step, "; saved in ", output_dir_));
+    return absl::CancelledError(absl::StrCat("stopped after step ", state_.step,
+                                             "; saved in ", output_dir_));
   }
   return absl::OkStatus();
 }
@@ -172,11 +171,10 @@ RunSummary TrainLoop::Summary() {
   for (size_t i = skip; i < step_seconds_.size(); ++i) {
     rates.push_back(step_tokens_[i] / std::max(step_seconds_[i], 1e-9));
   }
-  summary.step_seconds_median = Median(std::vector<double>(
-      step_seconds_.begin() + skip, step_seconds_.end()));
+  summary.step_seconds_median = Median(
+      std::vector<double>(step_seconds_.begin() + skip, step_seconds_.end()));
   summary.tokens_per_second = Median(rates);
-  for (double bytes :
-       FromAllRanks(static_cast<double>(PeakMemoryBytes()))) {
+  for (double bytes : FromAllRanks(static_cast<double>(PeakMemoryBytes()))) {
     summary.peak_memory_bytes.push_back(static_cast<int64_t>(bytes));
   }
   if (state_.step > 0) summary.final_loss = state_.last_loss;

@@ -5,6 +5,7 @@
 #include "trainer/train/train_loop.h"
 
 #include <ATen/ops/full.h>
+#include <signal.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -82,6 +83,7 @@ absl::Status TrainLoop::Step() {
         absl::StrCat("another rank failed in step ", state_.step + 1));
   }
   stopping_ = verdict.stop_requests > 0;
+  if (stopping_) AdoptStop(SIGTERM);
 
   double grad_norm = 0.0;
   bool skipped = false;
@@ -109,10 +111,9 @@ absl::Status TrainLoop::RunMicroSteps(Verdict* mine) {
   }
   if (absl::IsUnavailable(status)) return status;
   if (absl::IsResourceExhausted(status)) {
-    status = Annotate(status,
-                      absl::StrCat("out of memory; lower "
-                                   "batch.micro_batch_size (now ",
-                                   job_->batch.micro_batch_size, ")"));
+    status = Annotate(status, absl::StrCat("out of memory; lower "
+                                           "batch.micro_batch_size (now ",
+                                           job_->batch.micro_batch_size, ")"));
   }
   // Also after an error: the other ranks wait in these collectives.
   try {

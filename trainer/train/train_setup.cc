@@ -28,7 +28,8 @@ constexpr int64_t kDefaultLogEvery = 10;
 double BootSeconds() {
   timespec now;
   clock_gettime(CLOCK_BOOTTIME, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  return static_cast<double>(now.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 std::string DeviceText(const ProcessGroup& group, int threads) {
@@ -146,8 +147,8 @@ absl::Status TrainLoop::NominalTargets() {
   CAPSTAN_RETURN_IF_ERROR(
       parts_.train_data->Read(absl::MakeConstSpan(&index, 1), &first));
   const int64_t targets = parts_.objective->CountTargets(first);
-  nominal_targets_ = static_cast<double>(
-      std::max<int64_t>(targets, 1) * job_->batch.global_batch_size);
+  nominal_targets_ = static_cast<double>(std::max<int64_t>(targets, 1) *
+                                         job_->batch.global_batch_size);
   return absl::OkStatus();
 }
 
@@ -189,9 +190,9 @@ absl::Status TrainLoop::StartReporter() {
     config_file << config_text_;
     config_file.flush();
     if (!config_file) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(output_dir_, "/config.pbtxt can't be written: ",
-                       std::strerror(errno)));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          output_dir_,
+          "/config.pbtxt can't be written: ", std::strerror(errno)));
     }
   }
   RunFacts facts;

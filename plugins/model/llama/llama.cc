@@ -186,10 +186,11 @@ at::Tensor Llama::Hidden(const TokenInput& input, UnitRunner& runner,
   const at::Tensor rope =
       RopeAt(cache == nullptr ? 0 : cache->length(), length);
   const at::Tensor& embedding = parameters_[kEmbedding];
-  at::Tensor x =
-      runner.Run(0, input.tokens, [embedding, tied](const at::Tensor& tokens) {
-        return kernels::Embedding(embedding, tokens.reshape({-1}), tied);
-      });
+  at::Tensor x = runner.Run(0, input.tokens.to(embedding.device()),
+                            [embedding, tied](const at::Tensor& tokens) {
+                              return kernels::Embedding(
+                                  embedding, tokens.reshape({-1}), tied);
+                            });
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const auto weight = [&](LayerParameter parameter) {
       return parameters_[LayerIndex(layer, parameter)];

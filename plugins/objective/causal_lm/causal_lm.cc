@@ -34,6 +34,40 @@ at::Tensor NextLabels(const Batch& batch) {
   return labels.narrow(1, 1, labels.size(1) - 1);
 }
 
+// The end of a text that a model sees, with its keys and values cached. When
+// the model's positions are used up, the later half of them starts anew.
+class Context {
+ public:
+  // `longest` is how long the text will get.
+  Context(TokenModel* model, int64_t longest)
+      : model_(model), capacity_(std::min(longest, model->max_positions())) {}
+
+  // float32 logits [V] on CPU for the token behind `text`.
+  absl::StatusOr<at::Tensor> NextLogits(std::vector<int64_t>& text,
+                                        UnitRunner& runner) {
+    const int64_t length = static_cast<int64_t>(text.size());
+    if (cache_ == nullptr || length - begin_ > capacity_) {
+      if (cache_ != nullptr) begin_ = length - (capacity_ + 1) / 2;
+      CAPSTAN_ASSIGN_OR_RETURN(cache_, model_->NewCache(1, capacity_));
+    }
+    // All that the cache doesn't hold yet: the prompt, then one token a time.
+    const int64_t past = begin_ + cache_->length();
+    const at::Tensor input =
+        at::from_blob(text.data() + past, {1, length - past}, at::kLong);
+    return model_->Logits({input, cache_.get()}, runner)
+        .select(1, length - past - 1)
+        .to(at::kFloat)
+        .cpu()
+        .contiguous();
+  }
+
+ private:
+  TokenModel* const model_;
+  const int64_t capacity_;
+  std::unique_ptr<KvCache> cache_;
+  int64_t begin_ = 0;  // of the text, where the cache begins
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CausalLm>> CausalLm::Create(
@@ -135,23 +169,13 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
                        tokens->vocab_size()));
     }
   }
-  const int64_t end = std::min(given + wanted, tokens->max_positions());
   at::AutoGradMode no_gradients(false);
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<KvCache> cache,
-                           tokens->NewCache(1, end));
-  const uint64_t key = RandomKey(options.seed, "sample");
   std::vector<int64_t> text = prompt;
-  while (static_cast<int64_t>(text.size()) < end) {
-    // All that the cache doesn't hold yet: the prompt, then one token a time.
-    const int64_t past = cache->length();
-    const int64_t fresh = static_cast<int64_t>(text.size()) - past;
-    const at::Tensor input =
-        at::from_blob(text.data() + past, {1, fresh}, at::kLong);
-    const at::Tensor logits = tokens->Logits({input, cache.get()}, runner)
-                                  .select(1, fresh - 1)
-                                  .to(at::kFloat)
-                                  .cpu()
-                                  .contiguous();
+  Context context(tokens, static_cast<int64_t>(text.size()) + wanted);
+  const uint64_t key = RandomKey(options.seed, "sample");
+  for (int64_t i = 0; i < wanted; ++i) {
+    CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor logits,
+                             context.NextLogits(text, runner));
     CAPSTAN_ASSIGN_OR_RETURN(
         const int64_t next,
         SampleToken({logits.const_data_ptr<float>(),

@@ -196,10 +196,20 @@ TEST_F(CausalLmTest, StopsAtTheEndOfTextUnlessToldNotTo) {
   EXPECT_EQ(Sample(options).size(), 10u);
 }
 
-TEST_F(CausalLmTest, StopsWhereTheModelsPositionsEnd) {
+TEST_F(CausalLmTest, GoesOnWithTheLaterHalfWhenTheModelsPositionsEnd) {
   SampleOptions options;
   options.stop_at_eos = false;
-  EXPECT_EQ(Sample(options).size(), 16u);  // 200 by default
+  options.max_new_tokens = 20;
+  EXPECT_EQ(Sample(options).size(), 22u);  // the model has 16 positions
+  // Once 16 are in the cache, the last 8 begin a new one.
+  std::vector<int64_t> want(20, 1);
+  want[0] = 2;
+  want[15] = 8;
+  EXPECT_EQ(model_.lengths, want);
+  EXPECT_EQ(objective_->Sample(model_, {1, 2}, SampleOptions(), runner_)
+                .value()
+                .back(),
+            9);
 }
 
 TEST_F(CausalLmTest, TheSeedAloneDecides) {

@@ -15,18 +15,17 @@ namespace sgd {
 
 absl::StatusOr<std::unique_ptr<Sgd>> Sgd::Create(const Config& config) {
   if (!std::isfinite(config.learning_rate()) || config.learning_rate() <= 0) {
-    return FieldError("learning_rate",
-                      absl::StrCat("must be greater than 0, is ",
-                                   config.learning_rate()));
+    return FieldError(
+        "learning_rate",
+        absl::StrCat("must be greater than 0, is ", config.learning_rate()));
   }
   if (!(config.momentum() >= 0 && config.momentum() < 1)) {
-    return FieldError("momentum", absl::StrCat("must be in [0, 1), is ",
-                                               config.momentum()));
+    return FieldError(
+        "momentum", absl::StrCat("must be in [0, 1), is ", config.momentum()));
   }
   if (!(config.weight_decay() >= 0)) {
-    return FieldError("weight_decay",
-                      absl::StrCat("must not be negative, is ",
-                                   config.weight_decay()));
+    return FieldError("weight_decay", absl::StrCat("must not be negative, is ",
+                                                   config.weight_decay()));
   }
   if (config.nesterov() && config.momentum() == 0) {
     return FieldError("nesterov", "needs a momentum greater than 0");

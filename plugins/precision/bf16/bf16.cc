@@ -18,8 +18,8 @@ absl::StatusOr<std::unique_ptr<Bf16>> Bf16::Create(const Config& config) {
       bf16->policy_.reduce = c10::ScalarType::BFloat16;
       break;
     default:
-      return FieldError("reduce_dtype", absl::StrCat("no such value: ",
-                                                     config.reduce_dtype()));
+      return FieldError("reduce_dtype",
+                        absl::StrCat("no such value: ", config.reduce_dtype()));
   }
   return bf16;
 }

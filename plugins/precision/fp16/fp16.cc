@@ -16,8 +16,7 @@ absl::Status CheckScale(const char* field, double scale) {
       std::frexp(scale, &exponent) == 0.5) {
     return absl::OkStatus();
   }
-  return FieldError(field,
-                    absl::StrCat("must be a power of two, is ", scale));
+  return FieldError(field, absl::StrCat("must be a power of two, is ", scale));
 }
 
 }  // namespace
@@ -34,14 +33,12 @@ absl::StatusOr<std::unique_ptr<Fp16>> Fp16::Create(const Config& config) {
   CAPSTAN_RETURN_IF_ERROR(CheckScale("initial_scale", scaling.initial_scale));
   CAPSTAN_RETURN_IF_ERROR(CheckScale("min_scale", scaling.min_scale));
   if (scaling.growth_interval < 1) {
-    return FieldError("growth_interval",
-                      absl::StrCat("must be at least 1, is ",
-                                   scaling.growth_interval));
+    return FieldError("growth_interval", absl::StrCat("must be at least 1, is ",
+                                                      scaling.growth_interval));
   }
   if (scaling.min_scale > scaling.initial_scale) {
-    return FieldError("min_scale",
-                      absl::StrCat("is above initial_scale, ",
-                                   scaling.initial_scale));
+    return FieldError("min_scale", absl::StrCat("is above initial_scale, ",
+                                                scaling.initial_scale));
   }
   auto fp16 = std::make_unique<Fp16>();
   fp16->policy_.compute = c10::ScalarType::Half;

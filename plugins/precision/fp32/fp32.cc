@@ -10,8 +10,7 @@ absl::StatusOr<std::unique_ptr<Fp32>> Fp32::Create(const Config&) {
   return std::make_unique<Fp32>();
 }
 
-CAPSTAN_PLUGIN(Precision, Fp32, capstan::fp32::Config,
-               "float32 throughout");
+CAPSTAN_PLUGIN(Precision, Fp32, capstan::fp32::Config, "float32 throughout");
 
 }  // namespace fp32
 }  // namespace capstan
