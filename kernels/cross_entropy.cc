@@ -41,9 +41,8 @@ at::Tensor OnCpu(at::Tensor& logits, const at::Tensor& targets, bool gradient) {
 }  // namespace
 
 at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
-                           bool gradient) {
-  if (FastPath(logits)) return OnCpu(logits, targets, gradient);
-  at::Tensor x = logits.to(at::kFloat);
+                           bool gradient, double factor) {
+  at::Tensor x = logits.to(at::kFloat);  // itself, if float32
   at::Tensor sum;
   if (logits.device().is_cpu()) {
     sum = OnCpu(x, targets, gradient);
@@ -59,7 +58,8 @@ at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
       x.masked_fill_(~valid, 0.0);
     }
   }
-  if (gradient) logits.copy_(x);
+  if (gradient && factor != 1.0) x.mul_(factor);
+  if (gradient && !x.is_same(logits)) logits.copy_(x);
   return sum;
 }
 

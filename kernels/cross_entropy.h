@@ -11,9 +11,10 @@ namespace kernels {
 // float32 scalar on the logits' device, in float32 arithmetic and without
 // autograd. logits: [rows, vocab], targets: [rows] int64. If `gradient`, the
 // logits are replaced by the sum's gradient to them: softmax(logits) less 1 at
-// the target, 0 in rows without one. Otherwise they may be overwritten.
+// the target, 0 in rows without one; times `factor`, before it's rounded to
+// the logits' dtype. Otherwise they may be overwritten.
 at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
-                           bool gradient);
+                           bool gradient, double factor = 1.0);
 
 }  // namespace kernels
 }  // namespace capstan

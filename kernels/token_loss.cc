@@ -5,8 +5,13 @@
 // gradients of hidden and weight at once, and the last one waits for backward
 // (when there is one piece, that keeps [rows, vocab] instead of [vocab,
 // hidden], and makes each gradient by one multiplication that scales it too).
+//
+// In 16-bit types only the logits and their gradient have 16 bits: products of
+// it are float32 until they are summed and scaled, for the incoming gradient
+// (the loss scale) is what lifts them into float16's range.
 #include "kernels/token_loss.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/embedding.h>
@@ -37,7 +42,32 @@ TiedGradient FromCapsule(const c10::IValue& capsule) {
   return c10::static_intrusive_pointer_cast<HeadGradient>(capsule.toCapsule());
 }
 
-// a^T b * factor into `out`, over what it holds (add false) or in addition to
+bool IsHalf(const at::Tensor& t) {
+  return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
+}
+
+// What the gradient of the logits, between -1 and 1, is multiplied by before
+// it's rounded: float16 would lose most of what is below 2^-14.
+double Lift(const at::Tensor& logits) {
+  return logits.scalar_type() == at::kHalf ? 32768.0 : 1.0;
+}
+
+// a b in float32, for 16-bit a and b.
+at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_cuda()) return at::mm(a, b, at::kFloat);
+  return at::mm(a.to(at::kFloat), b.to(at::kFloat));
+}
+
+// sum += product, where an undefined sum is 0.
+void Accumulate(at::Tensor& sum, const at::Tensor& product) {
+  if (sum.defined()) {
+    sum.add_(product);
+  } else {
+    sum = product;
+  }
+}
+
+// a b * factor into `out`, over what it holds (add false) or in addition to
 // its own multiple by factor.
 void AddScaled(at::Tensor& out, bool add, const at::Tensor& a,
                const at::Tensor& b, const at::Tensor& factor) {
@@ -51,13 +81,20 @@ void AddScaled(at::Tensor& out, bool add, const at::Tensor& a,
   out.mul_(factor);
 }
 
-// The gradient, whole; forgets its parts.
+// The gradient, whole, float32 for 16-bit types; forgets its parts.
 at::Tensor TakeGradient(HeadGradient& head) {
-  const bool add = head.so_far.defined();
-  at::Tensor out = add ? std::move(head.so_far)
-                       : at::empty({head.d_logits.size(1), head.hidden.size(1)},
-                                   head.hidden.options());
-  AddScaled(out, add, head.d_logits.t(), head.hidden, head.scale);
+  at::Tensor out = std::move(head.so_far);
+  if (IsHalf(head.d_logits)) {
+    Accumulate(out, WideProduct(head.d_logits.t(), head.hidden));
+    out.mul_(head.scale);
+  } else {
+    const bool add = out.defined();
+    if (!add) {
+      out = at::empty({head.d_logits.size(1), head.hidden.size(1)},
+                      head.hidden.options());
+    }
+    AddScaled(out, add, head.d_logits.t(), head.hidden, head.scale);
+  }
   head.so_far.reset();
   head.d_logits.reset();
   head.hidden.reset();
@@ -78,7 +115,10 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const at::Tensor tokens = ctx->get_saved_variables()[0];
-    const at::Tensor dy = grads[0].contiguous();
+    const at::ScalarType dtype = grads[0].scalar_type();
+    at::Tensor dy = grads[0].contiguous();
+    // A common token's row is a long sum.
+    if (IsHalf(dy)) dy = dy.to(at::kFloat);
     at::Tensor dw;
     const auto it = ctx->saved_data.find("tied");
     if (it != ctx->saved_data.end()) {
@@ -90,7 +130,7 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
                      dy.options());
     }
     dw.index_add_(0, tokens, dy);
-    return {dw, at::Tensor(), at::Tensor()};
+    return {dw.to(dtype), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -103,18 +143,27 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     TiedGradient head = tied ? tied : c10::make_intrusive<HeadGradient>();
     const int64_t rows = hidden.size(0);
     at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
-    at::Tensor d_hidden = at::empty(hidden.sizes(), hidden.options());
+    const bool half = IsHalf(hidden);
+    at::Tensor d_hidden =
+        at::empty(hidden.sizes(),
+                  half ? hidden.options().dtype(at::kFloat) : hidden.options());
     for (int64_t r = 0; r < rows; r += piece) {
       const int64_t n = std::min(piece, rows - r);
       const at::Tensor h = hidden.narrow(0, r, n);
       at::Tensor logits = LinearForward(h, weight);
-      sum += CrossEntropySum(logits, targets.narrow(0, r, n), true);
+      sum +=
+          CrossEntropySum(logits, targets.narrow(0, r, n), true, Lift(logits));
       if (r + n == rows) {
         head->d_logits = logits;
         head->hidden = h;
         break;
       }
       at::Tensor dh = d_hidden.narrow(0, r, n);
+      if (half) {
+        dh.copy_(WideProduct(logits, weight));
+        if (want_weight) Accumulate(head->so_far, WideProduct(logits.t(), h));
+        continue;
+      }
       at::mm_out(dh, logits, weight);
       if (!want_weight) continue;
       if (head->so_far.defined()) {
@@ -135,18 +184,24 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     const TiedGradient head = FromCapsule(ctx->saved_data["head"]);
     TORCH_CHECK(head->d_logits.defined(),
                 "the loss's backward can run only once");
-    head->scale = grads[0];
+    const bool half = IsHalf(weight);
+    head->scale = half ? grads[0] / Lift(weight) : grads[0];
     at::Tensor d_hidden = saved[1];
     const int64_t rows = d_hidden.size(0), last = head->d_logits.size(0);
-    if (last < rows) d_hidden.narrow(0, 0, rows - last).mul_(head->scale);
     at::Tensor dh = d_hidden.narrow(0, rows - last, last);
-    AddScaled(dh, false, head->d_logits, weight, head->scale);
+    if (half) {
+      dh.copy_(WideProduct(head->d_logits, weight));
+      d_hidden = d_hidden.mul_(head->scale).to(weight.scalar_type());
+    } else {
+      if (last < rows) d_hidden.narrow(0, 0, rows - last).mul_(head->scale);
+      AddScaled(dh, false, head->d_logits, weight, head->scale);
+    }
     variable_list out(6);
     out[0] = d_hidden;
     if (!ctx->needs_input_grad(1)) {
       head->d_logits.reset();
     } else if (!ctx->saved_data["tied"].toBool()) {
-      out[1] = TakeGradient(*head);
+      out[1] = TakeGradient(*head).to(weight.scalar_type());
     }
     return out;
   }

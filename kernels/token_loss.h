@@ -13,7 +13,8 @@ namespace capstan {
 namespace kernels {
 
 // The gradient that the head gives its weight: scale * (so_far + d_logits^T
-// hidden), kept as these parts from forward on.
+// hidden), kept as these parts from forward on. In 16-bit types so_far is
+// float32, and d_logits may be a multiple, which scale then undoes.
 struct HeadGradient : public torch::CustomClassHolder {
   at::Tensor so_far;    // [vocab, hidden]; undefined: 0
   at::Tensor d_logits;  // [rows, vocab] of the last piece of rows
@@ -34,9 +35,11 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 // The sum over rows with target >= 0 of -log softmax(hidden W^T)[target], a
 // float32 scalar; in float32 whatever the dtype of the logits. hidden: [rows,
 // hidden], weight: [vocab, hidden], targets: [rows] int64. With gradients to
-// hidden and weight; with `tied`, an object for this one forward, the weight's
-// is left there instead, and Embedding must be part of the same graph whenever
-// weight wants one. Logits exist for a piece of the rows at a time.
+// hidden and weight, which 16-bit types round once, after the incoming
+// gradient (the loss scale) has multiplied them; with `tied`, an object for
+// this one forward, the weight's is left there instead, and Embedding must be
+// part of the same graph whenever weight wants one. Logits exist for a piece of
+// the rows at a time.
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;
 at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,

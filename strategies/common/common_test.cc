@@ -177,6 +177,18 @@ TEST_F(GradientBucketsTest, FinishAfterAnAbandonedStepCallsForAllBuckets) {
   EXPECT_TRUE(at::equal(Gradient(0), at::zeros({15})));
 }
 
+// A rank whose data fails in a later step still owes the others its
+// collectives.
+TEST_F(GradientBucketsTest, AStepThatOnlyBeganCallsForAllBucketsAgain) {
+  Make(at::kFloat);
+  MicroStep(0, 1, 1.0, /*use_b=*/true);
+  gradients_->Finish();
+  ready_.clear();
+  gradients_->Begin(/*first=*/true, /*last=*/true);
+  gradients_->Finish();
+  EXPECT_EQ(ready_, std::vector<int>({0, 1, 2}));
+}
+
 TEST(SquaredSumTest, MatchesDoublePrecision) {
   const at::Tensor x = at::rand({200003}) - 0.5;
   const double want = x.to(at::kDouble).square().sum().item<double>();

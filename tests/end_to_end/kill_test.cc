@@ -17,6 +17,9 @@
 namespace capstan {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::Not;
+
 constexpr char kWeights[] = "/final/model.safetensors";
 
 RunText SmallRun() {
@@ -75,6 +78,23 @@ TEST(KillTest, BeforeTheFirstCheckpoint) {
   EXPECT_TRUE(process.Wait().all_gone);
   const std::string folder = MustTrain(RunText(run).Train("max_steps: 3"));
   EXPECT_EQ(ReadMetrics(folder).steps.size(), 3);
+}
+
+// One rank alone is asked to stop: all save and stop together.
+TEST(KillTest, SigtermToOneRankStopsTheRun) {
+  const RunText run =
+      SmallRun().Train("save_every: 0").Output(NewTestFolder("run") + "/out");
+  TrainerProcess process({"--config=" + run.File()});
+  ASSERT_TRUE(process.WaitForFile(run.output() + "/metrics.jsonl"));
+  usleep(200000);
+  const std::vector<pid_t> ranks = process.Children();
+  ASSERT_EQ(ranks.size(), 2);
+  kill(ranks[1], SIGTERM);
+  const TrainerResult result = process.Wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.err, HasSubstr("stopped after step"));
+  EXPECT_THAT(result.err, Not(HasSubstr("ERROR")));
+  EXPECT_EQ(CheckpointSteps(run.output()).size(), 1);
 }
 
 // The others learn of it and leave; the message names rank and signal.

@@ -98,7 +98,7 @@ TEST(TorchrunTest, ABadOutputFolderEndsAllRanks) {
   const std::vector<TrainerResult> results =
       RunRanks(SmallRun().Output(folder).File());
   ExpectOneError(results[0], {"output_dir", folder, "resume: AUTO"});
-  ExpectOneError(results[1], {"another rank failed"});
+  ExpectOneError(results[1], {"rank 0 could not"});
   EXPECT_EQ(Snapshot(folder), before);
 }
 

@@ -113,7 +113,7 @@ std::vector<Fault> ValueFaults() {
       {"NegativeBatch",
        "batch",
        "micro_batch_size: -1",
-       {"run.pbtxt:", "batch.micro_batch_size", "greater than 0"}},
+       {"run.pbtxt:", "batch.micro_batch_size", "between 1 and"}},
       {"SingleOnTwoRanks",
        "launch",
        "processes: 2",

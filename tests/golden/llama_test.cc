@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "plugins/objective/causal_lm/causal_lm.h"
+#include "plugins/optimizer/adamw/adamw.h"
 
 namespace capstan {
 namespace {
@@ -135,30 +136,38 @@ TEST_P(LlamaGoldenTest, GradientNormOfEachTensor) {
 
 TEST_P(LlamaGoldenTest, FiveAdamWSteps) {
   const Json& wanted = golden_["adamw"];
-  const double lr = wanted["lr"], decay = wanted["weight_decay"];
-  const double beta1 = wanted["betas"][0], beta2 = wanted["betas"][1];
-  std::vector<at::Tensor> m, v;
-  for (const at::Tensor& p : parameters_) {
-    m.push_back(at::zeros_like(p));
-    v.push_back(at::zeros_like(p));
+  adamw::Config config;
+  config.set_learning_rate(wanted["lr"]);
+  config.set_beta1(wanted["betas"][0]);
+  config.set_beta2(wanted["betas"][1]);
+  config.set_weight_decay(wanted["weight_decay"]);
+  auto optimizer = adamw::AdamW::Create(config);
+  ASSERT_TRUE(optimizer.ok()) << optimizer.status();
+  std::vector<OptimizerShard> shards(parameters_.size());
+  std::vector<std::vector<at::Tensor>> states(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    shards[i].master = parameters_[i].detach().view({-1});  // the same memory
+    for (size_t s = 0; s < (*optimizer)->state_names().size(); ++s) {
+      states[i].push_back(at::zeros_like(shards[i].master));
+    }
   }
-  for (size_t step = 0; step < wanted["losses"].size(); ++step) {
-    EXPECT_NEAR(Backward(), wanted["losses"][step].get<double>(), 1e-5) << step;
+  OptimizerStep step;
+  step.learning_rate = (*optimizer)->learning_rate();
+  const Json& losses = wanted["losses"];
+  ASSERT_EQ(losses.size(), 5);
+  for (step.step = 1; step.step <= 5; ++step.step) {
+    EXPECT_NEAR(Backward(), losses[step.step - 1].get<double>(), 1e-5)
+        << step.step;
     const double norm = GradNorm();
-    EXPECT_NEAR(norm / wanted["grad_norms"][step].get<double>(), 1.0, 1e-5)
-        << step;
-    at::AutoGradMode no_gradients(false);
-    const double clip =
+    const double wanted_norm = wanted["grad_norms"][step.step - 1];
+    EXPECT_NEAR(norm / wanted_norm, 1.0, 1e-5) << step.step;
+    step.gradient_scale =
         std::min(1.0, wanted["clip"].get<double>() / (norm + 1e-6));
-    const double correction1 = 1.0 - std::pow(beta1, step + 1);
-    const double correction2 = 1.0 - std::pow(beta2, step + 1);
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor g = parameters_[i].grad() * clip;
-      m[i].mul_(beta1).add_(g, 1.0 - beta1);
-      v[i].mul_(beta2).addcmul_(g, g, 1.0 - beta2);
-      const at::Tensor scale = (v[i] / correction2).sqrt_().add_(1e-8);
-      parameters_[i].mul_(1.0 - lr * decay);
-      parameters_[i].addcdiv_(m[i], scale, -lr / correction1);
+      shards[i].gradient = parameters_[i].grad().reshape({-1});
+      (*optimizer)
+          ->Update(step, model_->parameters(), shards[i],
+                   absl::MakeSpan(states[i]));
     }
   }
 }

@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # What needs a GPU: the tests tagged "gpu" (built by `bazel build //...`), and
-# short runs of configs/run_distributed.pbtxt, one rank a GPU, in fp32 and
-# bf16, whose losses must be those of the same runs on the CPU.
+# short runs of configs/run_distributed.pbtxt, one rank a GPU, in every
+# precision, whose losses must be those of the same runs on the CPU, and those
+# of a run that was saved and resumed.
 # TRAINER is the trainer's path, by default bazel-bin/trainer/trainer.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -41,13 +42,15 @@ check() {
   fi
 }
 
-# train PRECISION FOLDER: five steps; as many samples a step for any number of
-# ranks as there are GPUs.
+# train PRECISION FOLDER STEPS: up to that one of five steps, from the folder's
+# checkpoint if there is one; as many samples a step for any number of ranks as
+# there are GPUs.
 train() {
   "$trainer" --config=configs/run_distributed.pbtxt \
     --set precision="capstan.$1" --set output_dir="$2" \
-    --set train.max_steps=5 --set train.eval_batches=2 \
-    --set train.sample_prompt= --set schedule.warmup_steps=1 \
+    --set train.max_steps="$3" --set train.eval_batches=2 \
+    --set train.resume=AUTO --set train.deterministic=true \
+    --set schedule.warmup_steps=1 --set schedule.total_steps=5 \
     --set batch.micro_batch_size=2 --set batch.global_batch_size=$((2 * gpus))
 }
 
@@ -56,30 +59,40 @@ losses() {
   sed -n 's/.*"loss": *\([^,}]*\).*/\1/p' "$1/metrics.jsonl"
 }
 
+# same_losses FOLDER FOLDER LIMIT: within that fraction of each other.
 same_losses() {
-  paste <(losses "$1") <(losses "$2") | awk '
+  paste <(losses "$1") <(losses "$2") | awk -v limit="$3" '
     {
-      print "  GPU " $1 "  CPU " $2
+      print "  " $1 "  " $2
       difference = ($1 - $2) / $2
-      if (NF != 2 || !(difference < 1e-3 && difference > -1e-3)) bad = 1
+      if (NF != 2 || !(difference < limit && difference > -limit)) bad = 1
     }
     END { exit (NR != 5 || bad) }'
 }
 
+# compare PRECISION: GPU and CPU.
 compare() {
-  train "$1" "$work/gpu_$1" || return 1
+  train "$1" "$work/gpu_$1" 5 || return 1
   # In one process, whatever the cores.
-  CUDA_VISIBLE_DEVICES='' RANK=0 WORLD_SIZE=1 train "$1" "$work/cpu_$1" ||
+  CUDA_VISIBLE_DEVICES='' RANK=0 WORLD_SIZE=1 train "$1" "$work/cpu_$1" 5 ||
     return 1
-  same_losses "$work/gpu_$1" "$work/cpu_$1"
+  same_losses "$work/gpu_$1" "$work/cpu_$1" 1e-3
+}
+
+# resume PRECISION: two steps and three more, and the five of compare.
+resume() {
+  train "$1" "$work/resumed_$1" 2 || return 1
+  train "$1" "$work/resumed_$1" 5 || return 1
+  same_losses "$work/resumed_$1" "$work/gpu_$1" 1e-6
 }
 
 for test in $(find bazel-bin/ -name '*_gpu_test' -type f -perm -u+x \
   -not -path '*.runfiles/*'); do
   check "$test" "$test"
 done
-for precision in fp32 bf16; do
+for precision in fp32 bf16 fp16; do
   check "run_distributed in $precision: GPU as CPU" compare "$precision"
+  check "run_distributed in $precision: resumed as straight" resume "$precision"
 done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -21,10 +21,10 @@ using ::testing::Not;
 constexpr char kLibrary[] = "libacme_signsgd.so";
 
 // A folder that holds the plugin, and nothing else.
-std::string PluginFolder() {
+std::string PluginFolder(const std::string& library = kLibrary) {
   const std::string folder = NewTestFolder("plugins");
-  WriteText(folder + "/" + kLibrary,
-            ReadText(Runfile(std::string("tests/plugins/acme/") + kLibrary)));
+  WriteText(folder + "/" + library,
+            ReadText(Runfile("tests/plugins/acme/" + library)));
   return folder;
 }
 
@@ -74,6 +74,31 @@ TEST(ForeignPluginTest, WithoutItsPathTheErrorSaysWhatWasLookedFor) {
   ExpectOneError(
       result, {"run.pbtxt:", "\"acme.signsgd\"", kLibrary, "trainer/plugins"});
   EXPECT_FALSE(std::filesystem::exists(run.output()));
+}
+
+// Sample 21 is rank 1's in the third step, of 8 samples: the other rank is in
+// the step's collectives when this one fails.
+TEST(ForeignPluginTest, AReaderThatFailsOnOneRankEndsAllWithItsOwnError) {
+  for (const bool out_of_memory : {false, true}) {
+    const RunText run =
+        RunText()
+            .Set("train_data",
+                 std::string("[plugin/acme.faulty.Config] { broken_sample: 21 "
+                             "out_of_memory: ") +
+                     (out_of_memory ? "true }" : "false }"))
+            .Ddp(2)
+            .Batch(4, 8)
+            .Train("max_steps: 12 save_every: 1")
+            .Output(NewTestFolder("run") + "/out");
+    const TrainerResult result =
+        RunTrainer({"--config=" + run.File(),
+                    "--plugin_path=" + PluginFolder("libacme_faulty.so")});
+    ExpectOneError(
+        result, {"[rank 1]", "step 3",
+                 out_of_memory ? "micro_batch_size" : "sample 21 is damaged"});
+    EXPECT_LT(result.seconds, 30.0);
+    EXPECT_EQ(CheckpointSteps(run.output()).back(), 2);
+  }
 }
 
 TEST(ForeignPluginTest, IsListed) {

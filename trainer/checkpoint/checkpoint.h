@@ -28,8 +28,11 @@ struct TrainState {
   int64_t step = 0;             // steps done, skipped ones included
   int64_t optimizer_steps = 0;  // updates done
   int64_t samples = 0;          // samples consumed: the data position
-  int64_t tokens = 0;           // targets trained on
+  int64_t tokens = 0;           // input tokens trained on
+  // What makes the data position mean the same samples again.
   uint64_t seed = 0;
+  int64_t data_size = 0;  // samples in the training data
+  bool data_shuffle = false;
   double loss_scale = 1.0;
   int64_t loss_scale_good_steps = 0;
   double last_loss = 0.0;

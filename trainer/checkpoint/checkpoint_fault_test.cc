@@ -169,8 +169,7 @@ TEST_F(CheckpointFaultTest, OneRankThatCannotWriteFailsAll) {
   const std::string file =
       ".step-00000006.tmp/state-00001-of-00002.safetensors";
   EXPECT_THAT(std::string(statuses[1].message()),
-              AllOf(HasSubstr(file),
-                    HasSubstr("File too large")));
+              AllOf(HasSubstr(file), HasSubstr("File too large")));
   EXPECT_THAT(std::string(statuses[0].message()),
               AllOf(HasSubstr("rank 1 could not write "), HasSubstr(file)));
   EXPECT_TRUE(absl::IsUnavailable(statuses[0]));
@@ -182,8 +181,7 @@ TEST_F(CheckpointFaultTest, AnUnusableOutputFolderFailsAll) {
   ASSERT_TRUE(WriteWholeFile(out_ + "/file", "").ok());
   for (const absl::Status& status :
        SaveWith({0, 9, kFlat}, out_ + "/file", 1)) {
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("/file/checkpoints"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("/file/checkpoints"));
   }
 }
 

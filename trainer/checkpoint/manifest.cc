@@ -45,6 +45,8 @@ Json TrainStateToJson(const TrainState& state) {
           {"samples", state.samples},
           {"tokens", state.tokens},
           {"seed", state.seed},
+          {"data_size", state.data_size},
+          {"data_shuffle", state.data_shuffle},
           {"loss_scale", DoubleToJson(state.loss_scale)},
           {"loss_scale_good_steps", state.loss_scale_good_steps},
           {"last_loss", DoubleToJson(state.last_loss)}};
@@ -57,6 +59,8 @@ TrainState TrainStateFromJson(const Json& json) {
   state.samples = json.at("samples").get<int64_t>();
   state.tokens = json.at("tokens").get<int64_t>();
   state.seed = json.at("seed").get<uint64_t>();
+  state.data_size = json.at("data_size").get<int64_t>();
+  state.data_shuffle = json.at("data_shuffle").get<bool>();
   state.loss_scale = DoubleFromJson(json.at("loss_scale"));
   state.loss_scale_good_steps = json.at("loss_scale_good_steps").get<int64_t>();
   state.last_loss = DoubleFromJson(json.at("last_loss"));

@@ -29,7 +29,7 @@ struct GenerateOptions {
   std::string model;
   absl::optional<std::string> prompt;
   std::vector<int64_t> prompt_ids;
-  int64_t max_new_tokens = 0;
+  absl::optional<int64_t> max_new_tokens;
   bool greedy = false;
   absl::optional<double> temperature;
   absl::optional<int64_t> top_k;
@@ -44,8 +44,13 @@ int GenerateCommand(const GenerateOptions& options);
 int PluginsCommand(const std::vector<std::string>& plugin_path);
 int EnvCommand();
 
-// Prints "ERROR: message" and returns the exit code for it.
+// Prints "ERROR: message", with the field that it is about, and returns the
+// exit code for it.
 int Fail(const absl::Status& status);
+
+// Relative folders made absolute against the caller's (under `bazel run` the
+// process runs elsewhere).
+std::vector<std::string> FromCaller(const std::vector<std::string>& folders);
 
 }  // namespace capstan
 

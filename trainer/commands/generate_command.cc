@@ -95,8 +95,7 @@ template <typename Base>
 absl::StatusOr<std::unique_ptr<Base>> Create(const google::protobuf::Any& any,
                                              PluginCategory category,
                                              PluginHost& host) {
-  return host.Create<Base>(any.type_url().substr(any.type_url().rfind('/') + 1),
-                           category, any.value());
+  return host.Create<Base>(TypeOf(any), category, any.value());
 }
 
 // Binds float32 tensors with the model's own initial values (a folder's
@@ -122,7 +121,8 @@ absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
 
 absl::StatusOr<Generator> LoadGenerator(const GenerateOptions& options) {
   Generator generator;
-  generator.host = std::make_unique<PluginHost>(options.plugin_path);
+  generator.host =
+      std::make_unique<PluginHost>(FromCaller(options.plugin_path));
   const ConfigContext context = DefaultConfigContext(generator.host.get());
   const std::string folder =
       ModelFolder((fs::path(context.caller_folder) / options.model).string());
@@ -183,13 +183,18 @@ absl::StatusOr<std::vector<int64_t>> PromptIds(const GenerateOptions& options,
 }
 
 absl::Status Generate(const GenerateOptions& options) {
+  if (options.max_new_tokens.has_value() && *options.max_new_tokens < 1) {
+    return FieldError(
+        "--max_new_tokens",
+        absl::StrCat("must be greater than 0, is ", *options.max_new_tokens));
+  }
   at::set_num_threads(AvailableCores());
   at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(Generator generator, LoadGenerator(options));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt,
                            PromptIds(options, generator));
   SampleOptions sample;
-  sample.max_new_tokens = options.max_new_tokens;
+  sample.max_new_tokens = options.max_new_tokens.value_or(0);
   sample.greedy = options.greedy;
   sample.temperature = options.temperature;
   sample.top_k = options.top_k;

@@ -59,7 +59,7 @@ void Row(const std::string& name, const std::string& value) {
 }  // namespace
 
 int PluginsCommand(const std::vector<std::string>& plugin_path) {
-  PluginHost host(plugin_path);
+  PluginHost host(FromCaller(plugin_path));
   std::cout << absl::StrFormat("%-16s %-28s %s\n", "category", "config",
                                "what it does");
   int refused = 0;

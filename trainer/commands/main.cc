@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <iostream>
 #include <string>
 
+#include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
+#include "trainer/config/load_config.h"
 
 // Last: LibTorch has logging macros of its own.
 #include <glog/logging.h>
@@ -61,8 +64,19 @@ void AddGenerateOptions(CLI::App* app, GenerateOptions* options) {
 
 int Fail(const absl::Status& status) {
   std::cout.flush();
-  std::cerr << "ERROR: " << status.message() << std::endl;
+  const absl::optional<std::string> field = FieldOf(status);
+  std::cerr << "ERROR: " << (field.has_value() ? *field + ": " : "")
+            << status.message() << std::endl;
   return 1;
+}
+
+std::vector<std::string> FromCaller(const std::vector<std::string>& folders) {
+  const std::string caller = DefaultConfigContext(nullptr).caller_folder;
+  std::vector<std::string> absolute;
+  for (const std::string& folder : folders) {
+    absolute.push_back((std::filesystem::path(caller) / folder).string());
+  }
+  return absolute;
 }
 
 int Main(int argc, char** argv) {

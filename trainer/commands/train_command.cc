@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // train and check: both read a config and make all its plugins; train goes on.
-#include <algorithm>
+#include <unistd.h>
+
 #include <iostream>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include "trainer/commands/commands.h"
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/process_group/create.h"
 #include "trainer/train/output_folder.h"
 #include "trainer/train/train_loop.h"
 
@@ -20,11 +22,18 @@ constexpr int kCpuProcesses = 2;
 
 absl::StatusOr<int> ProcessCount(const LoadedConfig& loaded, int gpus) {
   const int processes = loaded.config.launch().processes();
-  if (processes < 0 || (gpus > 0 && processes > gpus)) {
+  if (processes < 0) {
+    return loaded.Locate(
+        FieldError(
+            "processes",
+            absl::StrCat("must be AUTO or greater than 0, is ", processes)),
+        "launch");
+  }
+  if (gpus > 0 && processes > gpus) {
     return loaded.Locate(
         FieldError("processes",
-                   absl::StrCat("is ", processes, ", this machine has ", gpus,
-                                gpus == 1 ? " GPU" : " GPUs")),
+                   absl::StrCat("is ", processes, ", but this machine has ",
+                                gpus, ": at most one rank a GPU")),
         "launch");
   }
   if (processes > 0) return processes;
@@ -42,7 +51,8 @@ struct Prepared {
 
 absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   auto prepared = std::make_unique<Prepared>();
-  prepared->host = std::make_unique<PluginHost>(options.plugin_path);
+  prepared->host =
+      std::make_unique<PluginHost>(FromCaller(options.plugin_path));
   prepared->context = DefaultConfigContext(prepared->host.get());
   if (options.configs.empty()) {
     return absl::InvalidArgumentError(
@@ -56,6 +66,11 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   job.start_seconds = ProcessStartSeconds();
   job.workspace_folder = prepared->context.workspace_folder;
   job.gpus = CountGpus();
+  if (job.gpus > 0 && !HasGpuParts()) {
+    std::cerr << "this build has no GPU parts (it found no CUDA Toolkit with "
+                 "NCCL): training on CPU\n";
+    job.gpus = 0;
+  }
   CAPSTAN_ASSIGN_OR_RETURN(prepared->environment, RankFromEnvironment());
   if (prepared->environment.has_value()) {
     prepared->processes = prepared->environment->world_size;
@@ -92,7 +107,11 @@ int TrainCommand(const RunOptions& options) {
     return loop.Run();
   };
   if ((*prepared)->environment.has_value()) {
-    return RunSingleRank(*(*prepared)->environment, train);
+    const int code = RunSingleRank(*(*prepared)->environment, train);
+    // NCCL's and the store's threads still run: no static destructors.
+    std::cout.flush();
+    std::cerr.flush();
+    _exit(code);
   }
   absl::StatusOr<std::string> folder =
       PrepareOutputFolder(job.loaded.config, job.workspace_folder);

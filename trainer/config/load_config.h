@@ -57,6 +57,10 @@ absl::StatusOr<LoadedConfig> ParseConfig(const std::string& text,
 // The config as text that LoadConfig takes, plugin slots expanded.
 std::string PrintConfig(const RunConfig& config);
 
+// The config message that a slot holds: "plugin/capstan.ddp.Config" is
+// "capstan.ddp.Config".
+std::string TypeOf(const google::protobuf::Any& any);
+
 // Whether `slot` is a plugin slot of RunConfig that is set.
 bool HasSlot(const RunConfig& config, const std::string& slot);
 

@@ -166,8 +166,9 @@ std::string FieldProblem(const Descriptor* type, const std::string& name) {
 
 // `value` as text format wants it for `field`.
 std::string ValueText(const FieldDescriptor* field, const std::string& value) {
-  if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING &&
-      !absl::StartsWith(value, "\"") && !absl::StartsWith(value, "'")) {
+  const bool quoted = value.size() >= 2 && value.front() == value.back() &&
+                      (value.front() == '"' || value.front() == '\'');
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING && !quoted) {
     return absl::StrCat(
         ": \"",
         absl::StrReplaceAll(value,

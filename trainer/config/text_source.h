@@ -43,9 +43,6 @@ absl::StatusOr<std::string> OverrideText(const std::string& path,
 absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
     const google::protobuf::Any& any);
 
-// "plugin/capstan.ddp.Config" -> "capstan.ddp.Config"
-std::string TypeOf(const google::protobuf::Any& any);
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_CONFIG_TEXT_SOURCE_H_

@@ -212,9 +212,9 @@ void Supervisor::PrintCause() {
     const absl::optional<RankOutcome> outcome = rank->Outcome();
     all_say_so &= outcome.has_value() && outcome->message == message;
   }
-  PrintToStderr(all_say_so
-                    ? absl::StrCat("ERROR: ", message, "\n")
-                    : absl::StrCat("ERROR: [rank ", cause, "] ", message, "\n"));
+  PrintToStderr(
+      all_say_so ? absl::StrCat("ERROR: ", message, "\n")
+                 : absl::StrCat("ERROR: [rank ", cause, "] ", message, "\n"));
 }
 
 void Supervisor::PrintOutputLeft() {

@@ -21,7 +21,7 @@ struct StepMetrics {
   double loss = 0.0;
   double grad_norm = 0.0;  // before clipping
   double lr = 0.0;
-  int64_t tokens = 0;  // targets so far
+  int64_t tokens = 0;  // input tokens so far
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;  // input tokens of this step, all ranks
   bool skipped = false;            // non-finite: no update

@@ -70,12 +70,15 @@ absl::Status LoadLibTorchCuda() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<const NcclEntry*> LoadNccl() {
+std::vector<std::string> NcclFolders() {
   const std::string core = CoreFolder();
   const std::string trainer = RealFolder("/proc/self/exe");
-  const std::vector<std::string> folders = {
-      // Where Bazel builds it, seen from the core.
-      core + "/process_group/nccl", core, trainer, trainer + "/plugins"};
+  // The first is where Bazel builds it, seen from the core.
+  return {core + "/process_group/nccl", core, trainer, trainer + "/plugins"};
+}
+
+absl::StatusOr<const NcclEntry*> LoadNccl() {
+  const std::vector<std::string> folders = NcclFolders();
   for (const std::string& folder : folders) {
     const std::string path = absl::StrCat(folder, "/", kNcclLibrary);
     if (access(path.c_str(), R_OK) != 0) continue;
@@ -97,6 +100,14 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
 }
 
 }  // namespace
+
+bool HasGpuParts() {
+  for (const std::string& folder : NcclFolders()) {
+    const std::string path = absl::StrCat(folder, "/", kNcclLibrary);
+    if (access(path.c_str(), R_OK) == 0) return true;
+  }
+  return false;
+}
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
     const RankInfo& info, int gpus) {

@@ -18,6 +18,9 @@ namespace capstan {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
     const RankInfo& info, int gpus);
 
+// Whether this build has the GPU parts: libcapstan_nccl.so is there.
+bool HasGpuParts();
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_PROCESS_GROUP_CREATE_H_

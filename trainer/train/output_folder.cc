@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/train/output_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -31,6 +37,28 @@ bool HoldsRun(const fs::path& folder) {
     if (fs::exists(folder / name)) return true;
   }
   return false;
+}
+
+// Takes the folder for this process and its forks: two runs in one folder
+// would overwrite each other's files. The lock goes with the last of them.
+absl::Status Lock(const fs::path& folder) {
+  const std::string path = (folder / ".lock").string();
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "output_dir: ", path, " can't be written: ", std::strerror(errno)));
+  }
+  // A run that was killed a moment ago may still be going away.
+  constexpr int kTries = 20;
+  for (int i = 0; i < kTries; ++i) {
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  close(fd);
+  return absl::FailedPreconditionError(absl::StrCat(
+      "output_dir: ", folder.string(),
+      " is in use by a run that is still going; wait for it, or name another "
+      "folder"));
 }
 
 // runs/NAME/TIME, with a number behind it when two runs start in a second.
@@ -69,9 +97,13 @@ absl::StatusOr<std::string> PrepareOutputFolder(
     const fs::path latest = runs / "latest";
     if (resume && !NewestCheckpoint(latest.string()).empty() &&
         !fs::exists(latest / "final")) {
-      return fs::canonical(latest).string();
+      const fs::path folder = fs::canonical(latest);
+      CAPSTAN_RETURN_IF_ERROR(Lock(folder));
+      return folder.string();
     }
-    return NewRunFolder(runs);
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, NewRunFolder(runs));
+    CAPSTAN_RETURN_IF_ERROR(Lock(folder));
+    return folder;
   }
   const fs::path folder = config.output_dir();
   if (fs::exists(folder) && !fs::is_directory(folder)) {
@@ -85,6 +117,7 @@ absl::StatusOr<std::string> PrepareOutputFolder(
         "name another folder"));
   }
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
+  CAPSTAN_RETURN_IF_ERROR(Lock(folder));
   return folder.string();
 }
 

@@ -13,7 +13,8 @@ namespace capstan {
 // WORKSPACE/runs/NAME/TIME with runs/NAME/latest pointing to it. With
 // train.resume AUTO a folder with checkpoints is taken up again (of a run
 // without output_dir: the latest, unless it is finished). A folder that holds
-// a run is an error otherwise: nothing in it is touched.
+// a run, or that a run is using now, is an error otherwise: nothing in it is
+// touched. The folder is in use until the process ends (and its forks).
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder);
 

@@ -61,10 +61,20 @@ TEST(OutputFolderTest, ResumeWithoutOutputDirTakesUpTheLatestRun) {
   EXPECT_NE(first, second);
   fs::create_directories(second + "/checkpoints/step-00000005");
   std::ofstream(second + "/checkpoints/step-00000005/manifest.json") << "{}";
+  fs::remove(second + "/.lock");  // that run has ended
   EXPECT_EQ(fs::canonical(PrepareOutputFolder(config, workspace).value()),
             fs::canonical(second));
   fs::create_directories(second + "/final");
   EXPECT_NE(PrepareOutputFolder(config, workspace).value(), second);
+}
+
+// As another process would see it: flock is by open file.
+TEST(OutputFolderTest, AFolderInUseIsRefused) {
+  RunConfig config;
+  config.set_output_dir(Folder() + "/run");
+  ASSERT_TRUE(PrepareOutputFolder(config, "").ok());
+  EXPECT_THAT(std::string(PrepareOutputFolder(config, "").status().message()),
+              HasSubstr("is in use by a run"));
 }
 
 TEST(OutputFolderTest, AFileInTheWayIsAnError) {

@@ -19,15 +19,14 @@ absl::StatusOr<std::unique_ptr<Base>> CreateSlot(
         " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` lists the ",
         "packages)"));
   }
-  const std::string type = any.type_url().substr(any.type_url().rfind('/') + 1);
   absl::StatusOr<std::unique_ptr<Base>> made =
-      host.Create<Base>(type, category, any.value());
+      host.Create<Base>(TypeOf(any), category, any.value());
   if (!made.ok()) return loaded.Locate(made.status(), slot);
   return made;
 }
 
 std::string PackageIn(const google::protobuf::Any& any) {
-  return PackageOf(any.type_url().substr(any.type_url().rfind('/') + 1));
+  return PackageOf(TypeOf(any));
 }
 
 absl::Status NonNegative(const LoadedConfig& loaded, const std::string& slot,
@@ -36,6 +35,13 @@ absl::Status NonNegative(const LoadedConfig& loaded, const std::string& slot,
   return loaded.Locate(
       FieldError(field, absl::StrCat("must not be negative, is ", value)),
       slot);
+}
+
+absl::Status CheckBatchSize(const char* field, int64_t size) {
+  constexpr int64_t kMax = int64_t{1} << 31;
+  if (size >= 0 && size <= kMax) return absl::OkStatus();
+  return FieldError(
+      field, absl::StrCat("must be between 1 and ", kMax, ", is ", size));
 }
 
 absl::Status CheckTrain(const LoadedConfig& loaded) {
@@ -57,6 +63,27 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
       CheckSchedule(loaded.config.schedule(), train.max_steps()), "schedule");
 }
 
+absl::Status CheckSamplePrompt(const LoadedConfig& loaded,
+                               const RunParts& parts) {
+  const std::string& prompt = loaded.config.train().sample_prompt();
+  if (prompt.empty()) return absl::OkStatus();
+  const Tokenizer* tokenizer = parts.train_data->tokenizer();
+  absl::Status status;
+  if (tokenizer == nullptr) {
+    status = FieldError("sample_prompt", "the training data has no tokenizer");
+  } else if (const TokenModel* model = parts.model->token_model()) {
+    const int64_t length =
+        static_cast<int64_t>(tokenizer->Encode(prompt).size());
+    if (length >= model->max_positions()) {
+      status =
+          FieldError("sample_prompt",
+                     absl::StrCat("has ", length, " tokens, the model only ",
+                                  model->max_positions(), " positions"));
+    }
+  }
+  return loaded.Locate(status, "train");
+}
+
 absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
                         const RunParts& parts) {
   CAPSTAN_RETURN_IF_ERROR(CheckTrain(loaded));
@@ -70,25 +97,24 @@ absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
         parts.objective->Check(*parts.model, *parts.eval_data), "eval_data"));
   }
-  if (!loaded.config.train().sample_prompt().empty() &&
-      parts.train_data->tokenizer() == nullptr) {
+  if (loaded.config.train().eval_every() > 0 && parts.eval_data == nullptr) {
     return loaded.Locate(
-        FieldError("sample_prompt", "the training data has no tokenizer"),
+        FieldError("eval_every",
+                   "there is nothing to evaluate on: set eval_data, or have "
+                   "train_data hold something back"),
         "train");
   }
-  return absl::OkStatus();
+  return CheckSamplePrompt(loaded, parts);
 }
 
 }  // namespace
 
 absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
   BatchPlan plan;
-  if (batch.micro_batch_size() < 0) {
-    return FieldError("micro_batch_size", "must be greater than 0");
-  }
-  if (batch.global_batch_size() < 0) {
-    return FieldError("global_batch_size", "must be greater than 0");
-  }
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckBatchSize("micro_batch_size", batch.micro_batch_size()));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckBatchSize("global_batch_size", batch.global_batch_size()));
   if (batch.micro_batch_size() > 0) {
     plan.micro_batch_size = batch.micro_batch_size();
   }

@@ -88,7 +88,7 @@ absl::Status TrainLoop::Evaluate() {
       break;
     }
   }
-  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "evaluation"));
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "evaluate"));
   group_->AllReduceHost(absl::MakeSpan(sums));
   eval_loss_ = sums[1] > 0 ? sums[0] / sums[1] : 0.0;
   if (reporter_ != nullptr) reporter_->Eval(state_.step, *eval_loss_);
@@ -107,8 +107,13 @@ absl::Status TrainLoop::SampleText(const std::string& title) {
   options.seed = config_.train().seed();
   absl::StatusOr<std::vector<int64_t>> text =
       parts_.objective->Sample(*parts_.model, ids, options, runner_);
-  if (!text.ok()) return Annotate(text.status(), "train.sample_prompt");
   if (reporter_ == nullptr) return absl::OkStatus();
+  if (!text.ok()) {
+    // A sample is for looking at: it stops no run.
+    reporter_->Note(
+        absl::StrCat("no sample ", title, ": ", text.status().message()));
+    return absl::OkStatus();
+  }
   reporter_->Sample(
       state_.step, title, prompt,
       tokenizer.Decode(absl::MakeConstSpan(*text).subspan(ids.size())));
@@ -145,7 +150,7 @@ absl::Status TrainLoop::Finish() {
     reporter_->Finish(summary);
     status = reporter_->status();
   }
-  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "writing the summary"));
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "write its output"));
   if (stopping_) {
     return absl::CancelledError(absl::StrCat("stopped after step ", state_.step,
                                              "; saved in ", output_dir_));

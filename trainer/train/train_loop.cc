@@ -4,17 +4,18 @@
 // train_setup.cc and train_finish.cc.
 #include "trainer/train/train_loop.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/full.h>
 #include <signal.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/train/schedule.h"
 
@@ -24,7 +25,11 @@ namespace {
 // After that many skipped steps in a row a run is broken, not unlucky.
 constexpr int64_t kMaxSkippedSteps = 20;
 
-double Now() { return absl::ToUnixMicros(absl::Now()) * 1e-6; }
+double Now() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 bool Due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
@@ -91,7 +96,7 @@ absl::Status TrainLoop::Step() {
       parts_.optimizer->learning_rate() *
       LearningRateMultiplier(config_.schedule(), state_.optimizer_steps,
                              config_.train().max_steps());
-  CAPSTAN_RETURN_IF_ERROR(Update(verdict, &grad_norm, &skipped));
+  CAPSTAN_RETURN_IF_ERROR(Update(verdict, lr, &grad_norm, &skipped));
   ++state_.step;
   state_.samples += job_->batch.global_batch_size;
   state_.tokens += static_cast<int64_t>(verdict.tokens);
@@ -119,6 +124,7 @@ absl::Status TrainLoop::RunMicroSteps(Verdict* mine) {
   try {
     parts_.strategy->FinishBackward();
     mine->gradient_squared_sum = parts_.strategy->GradientSquaredSum();
+    if (status.ok()) mine->loss_sum = loss_sum_.item<double>();
   } catch (...) {
     if (status.ok()) status = CurrentExceptionToStatus();
   }
@@ -126,14 +132,17 @@ absl::Status TrainLoop::RunMicroSteps(Verdict* mine) {
 }
 
 absl::Status TrainLoop::MicroStep(int index, Verdict* mine) {
-  CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, loader_->Next());
+  // First: if anything below fails, FinishBackward still knows the step.
   parts_.strategy->BeginMicroStep(index,
                                   static_cast<int>(job_->batch.accumulation));
+  CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, loader_->Next());
   LossSum loss = parts_.objective->Compute(*parts_.model, batch, runner_);
   const at::Tensor scale =
       at::full({}, scaler_.scale() / nominal_targets_, loss.sum.options());
   torch::autograd::backward({loss.sum}, {scale});
-  mine->loss_sum += loss.sum.item<double>();
+  // Kept on the device: reading it here would wait for the GPU.
+  const at::Tensor sum = loss.sum.detach().to(at::kDouble);
+  loss_sum_ = index == 0 ? sum : loss_sum_ + sum;
   mine->count += static_cast<double>(loss.count);
   mine->tokens += static_cast<double>(loss.tokens);
   return absl::OkStatus();
@@ -147,8 +156,8 @@ void TrainLoop::Agree(Verdict* verdict) {
   *verdict = {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]};
 }
 
-absl::Status TrainLoop::Update(const Verdict& verdict, double* grad_norm,
-                               bool* skipped) {
+absl::Status TrainLoop::Update(const Verdict& verdict, double lr,
+                               double* grad_norm, bool* skipped) {
   // The gradients in the buffers are of loss_sum * scale / nominal_targets.
   const double count = std::max(verdict.count, 1.0);
   const double unscale = nominal_targets_ / count / scaler_.scale();
@@ -163,10 +172,7 @@ absl::Status TrainLoop::Update(const Verdict& verdict, double* grad_norm,
   if (!*skipped) {
     OptimizerStep step;
     step.step = state_.optimizer_steps + 1;
-    step.learning_rate =
-        parts_.optimizer->learning_rate() *
-        LearningRateMultiplier(config_.schedule(), state_.optimizer_steps,
-                               config_.train().max_steps());
+    step.learning_rate = lr;
     step.gradient_scale = unscale;
     // Clipping as in torch.nn.utils.clip_grad_norm_.
     const double max_norm = config_.train().max_grad_norm();

@@ -66,7 +66,8 @@ class TrainLoop {
   absl::Status RunMicroSteps(Verdict* mine);
   absl::Status MicroStep(int index, Verdict* mine);
   void Agree(Verdict* verdict);
-  absl::Status Update(const Verdict& verdict, double* grad_norm, bool* skipped);
+  absl::Status Update(const Verdict& verdict, double lr, double* grad_norm,
+                      bool* skipped);
   void Report(const Verdict& verdict, double grad_norm, double lr, bool skipped,
               double seconds);
 
@@ -93,6 +94,7 @@ class TrainLoop {
   std::string config_text_;
   std::string output_dir_;
 
+  at::Tensor loss_sum_;  // of this step's micro-steps, on the device
   TrainState state_;
   int64_t first_step_ = 0;
   // What the loss sum is divided by in backward, on all ranks alike: about the

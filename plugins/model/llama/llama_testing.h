@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_TESTING_H_
+#define CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_TESTING_H_
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "plugins/model/llama/llama.h"
+
+namespace capstan {
+namespace llama {
+
+// A Llama small enough to look at.
+inline Config SmallSizes() {
+  Config config;
+  config.set_hidden_size(12);
+  config.set_intermediate_size(10);
+  config.set_num_hidden_layers(2);
+  config.set_num_attention_heads(3);
+  config.set_num_key_value_heads(1);
+  config.set_vocab_size(7);
+  return config;
+}
+
+inline std::unique_ptr<Llama> Make(const Config& config) {
+  auto model = Llama::Create(config);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return model.ok() ? *std::move(model) : nullptr;
+}
+
+inline std::vector<float> Value(const Model& model, int index,
+                                uint64_t seed = 0) {
+  std::vector<float> value(model.parameters()[index].numel());
+  EXPECT_TRUE(
+      model.InitialValue(index, seed, 0, value.size(), value.data()).ok());
+  return value;
+}
+
+}  // namespace llama
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_TESTING_H_
