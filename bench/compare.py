@@ -14,6 +14,8 @@ import argparse
 import json
 import os
 import pathlib
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -63,6 +65,12 @@ def environment():
     return env
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 def run_capstan(shape):
     sizes, (sequence, micro), steps = SHAPES[shape]
     with tempfile.TemporaryDirectory() as folder:
@@ -83,23 +91,27 @@ def run_capstan(shape):
 def run_peer(shape, python):
     sizes, (sequence, micro), steps = SHAPES[shape]
     command = [str(python), "-m", "torch.distributed.run",
-               "--nproc_per_node=2", "--master_port=0", "--standalone",
+               "--nproc_per_node=2", "--master_addr=127.0.0.1",
+               "--master_port=%d" % free_port(),
                str(ROOT / "bench/peers/torch_lm.py"),
                "--text=" + str(TEXT), "--sequence_length=%d" % sequence,
                "--micro_batch_size=%d" % micro, "--steps=%d" % steps]
     for name, size in zip(SIZES, sizes):
         command.append("--%s=%d" % (name, size))
-    # torchrun has been seen to hang at exit: a limit, and one more try.
-    for attempt in range(2):
+    # torchrun has been seen to hang: a limit, its whole session ended, and one
+    # more try.
+    for _ in range(2):
+        peer = subprocess.Popen(command, cwd=ROOT, env=environment(),
+                                text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL,
+                                start_new_session=True)
         try:
-            done = subprocess.run(command, check=True, cwd=ROOT,
-                                  env=environment(), text=True, timeout=600,
-                                  stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL)
-            return json.loads(done.stdout.strip().splitlines()[-1])
+            output, _ = peer.communicate(timeout=180)
+            return json.loads(output.strip().splitlines()[-1])
         except subprocess.TimeoutExpired:
-            if attempt:
-                raise
+            os.killpg(peer.pid, signal.SIGKILL)
+            peer.wait()
+    sys.exit("the peer did not end: " + " ".join(command))
 
 
 def compare(shape, repeats, python):
