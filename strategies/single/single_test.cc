@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What it computes is compared with PyTorch in tests/parity.
+#include "strategies/single/single.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace capstan {
+namespace single {
+namespace {
+
+TEST(SingleTest, RunsOnOneRankOnly) {
+  const auto single = Single::Create(Config());
+  ASSERT_TRUE(single.ok()) << single.status();
+  EXPECT_TRUE((*single)->CheckWorldSize(1).ok());
+  EXPECT_THAT(std::string((*single)->CheckWorldSize(2).message()),
+              testing::HasSubstr("this run has 2"));
+}
+
+}  // namespace
+}  // namespace single
+}  // namespace capstan
