@@ -15,7 +15,8 @@
 namespace capstan {
 
 // `trainer [COMMAND] ..`: parses the command line and runs the command.
-int Main(int argc, char** argv);
+// start_seconds: when the process was executed, on CLOCK_BOOTTIME.
+int Main(int argc, char** argv, double start_seconds);
 
 // What train and check take.
 struct RunOptions {
@@ -23,6 +24,7 @@ struct RunOptions {
   std::vector<std::string> overrides;
   std::vector<std::string> plugin_path;
   bool print_config = false;
+  double start_seconds = 0.0;  // as given to Main
 };
 
 struct GenerateOptions {

@@ -79,7 +79,7 @@ std::vector<std::string> FromCaller(const std::vector<std::string>& folders) {
   return absolute;
 }
 
-int Main(int argc, char** argv) {
+int Main(int argc, char** argv, double start_seconds) {
   FLAGS_logtostderr = true;
   FLAGS_minloglevel = google::GLOG_WARNING;
   google::InitGoogleLogging(argv[0]);
@@ -118,7 +118,13 @@ int Main(int argc, char** argv) {
   if (*generate_app) return GenerateCommand(generate);
   if (*plugins_app) return PluginsCommand(plugin_path);
   if (*env_app) return EnvCommand();
+  train.start_seconds = start_seconds;
   return TrainCommand(train);
 }
 
 }  // namespace capstan
+
+// What main.cc looks up.
+extern "C" int capstan_main(int argc, char** argv, double start_seconds) {
+  return capstan::Main(argc, argv, start_seconds);
+}

@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
       job.loaded,
       LoadConfig(options.configs, options.overrides, prepared->context));
   if (options.print_config) return prepared;
-  job.start_seconds = ProcessStartSeconds();
+  job.start_seconds = options.start_seconds;
   job.workspace_folder = prepared->context.workspace_folder;
   job.gpus = CountGpus();
   if (job.gpus > 0 && !HasGpuParts()) {

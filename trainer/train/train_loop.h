@@ -27,7 +27,7 @@ struct TrainJob {
   std::string output_dir;
   std::string workspace_folder;
   int gpus = 0;  // of this machine; 0: CPU
-  // When the run's first process was started, on CLOCK_BOOTTIME.
+  // When the run's first process was executed, on CLOCK_BOOTTIME.
   double start_seconds = 0.0;
 };
 
@@ -110,9 +110,6 @@ class TrainLoop {
   std::vector<double> step_seconds_;
   std::vector<double> step_tokens_;
 };
-
-// The run's first start on CLOCK_BOOTTIME, when this process is its first.
-double ProcessStartSeconds();
 
 }  // namespace capstan
 

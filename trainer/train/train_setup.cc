@@ -8,12 +8,10 @@
 #include <ATen/ops/zeros_like.h>
 #include <malloc.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,19 +47,6 @@ int64_t ParameterCount(const Model& model) {
 }
 
 }  // namespace
-
-double ProcessStartSeconds() {
-  std::ifstream stat("/proc/self/stat");
-  std::string line;
-  std::getline(stat, line);
-  // Field 22 is the start, in clock ticks since boot; names may hold spaces.
-  std::istringstream fields(line.substr(line.rfind(')') + 1));
-  std::string skipped;
-  for (int field = 3; field < 22; ++field) fields >> skipped;
-  double ticks = 0;
-  fields >> ticks;
-  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
-}
 
 absl::Status TrainLoop::SetUp() {
   at::set_num_threads(rank_.threads);
