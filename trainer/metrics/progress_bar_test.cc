@@ -71,6 +71,9 @@ class ProgressBarTest : public testing::Test {
     SetColumns(80);
     facts_.max_steps = 1000;
   }
+  void SetUp() override {
+    if (terminal_ < 0) GTEST_SKIP() << "no pseudo-terminal here (/dev/pts)";
+  }
   ~ProgressBarTest() override {
     close(screen_);
     close(terminal_);
