@@ -10,5 +10,7 @@ PLUGINS = [
     "//plugins/precision/fp16:libcapstan_fp16.so",
     "//plugins/precision/fp32:libcapstan_fp32.so",
     "//strategies/ddp:libcapstan_ddp.so",
+    "//strategies/fsdp:libcapstan_fsdp.so",
     "//strategies/single:libcapstan_single.so",
+    "//strategies/zero2:libcapstan_zero2.so",
 ]

@@ -43,7 +43,30 @@ struct ParameterSpec {
   // uses it first.
   int unit = 0;
   bool trainable = true;
+  // The other units whose forward uses it, ascending, all behind `unit`.
+  std::vector<int> other_units;
+  // Whether backward reads its value in its own unit (an embedding's doesn't).
+  bool read_in_backward = true;
   int64_t numel() const;
+};
+
+// What one unit allocates for a micro-batch, in bytes.
+struct UnitMemory {
+  // From its forward to its backward: what autograd saves, and its output; not
+  // its input, which is the output of the unit before.
+  int64_t kept = 0;
+  // Its output's part of `kept`: all that is left of it under activation
+  // checkpointing.
+  int64_t output = 0;
+  // At most at one time beyond `kept`, while its forward runs.
+  int64_t forward_workspace = 0;
+  // At most at one time beyond `kept`, while its backward runs: gradients of
+  // activations and temporaries, without gradients of parameters.
+  int64_t backward_workspace = 0;
+  // Logits and their gradients, beyond the above: from the unit's forward to
+  // the end of backward (kept), or only while it runs.
+  int64_t logits_kept = 0;
+  int64_t logits_passing = 0;
 };
 
 // A model knows its parameters by name and shape, and computes with tensors
@@ -73,6 +96,14 @@ class Model {
   // weights, for weights of `dtype`, into an existing folder.
   virtual absl::Status SaveConfig(const std::string& folder,
                                   c10::ScalarType dtype) const = 0;
+
+  // One a unit, for a training micro-batch of `samples` samples of `length`
+  // tokens in `compute`; empty if the model can't tell, and `plan` then says
+  // that it doesn't know.
+  virtual std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
+                                            c10::ScalarType compute) const {
+    return {};
+  }
 
   // This model as a model of token sequences, or null if it isn't one.
   virtual TokenModel* token_model() { return nullptr; }

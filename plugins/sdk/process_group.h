@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 namespace capstan {
@@ -18,6 +19,18 @@ class CommunicationError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
   ~CommunicationError() override;
+};
+
+// What a rank's collectives have cost so far.
+struct CommunicationStats {
+  // Bytes that this rank has sent, by the ring algorithms' formulas.
+  int64_t bytes_sent = 0;
+  // Seconds in which a collective of this rank was under way, counted once
+  // where several were, and seconds that a thread has stood in Wait: the rest
+  // was hidden behind computation. Zero where the backend can't tell (CUDA,
+  // where Wait doesn't block).
+  double busy_seconds = 0.0;
+  double exposed_seconds = 0.0;
 };
 
 // A collective under way. Tensors given to it must not be touched until Wait
@@ -59,8 +72,13 @@ class ProcessGroup {
   // result is bit-identical on all ranks.
   virtual void AllReduceHost(absl::Span<double> values) = 0;
 
-  // Bytes that this rank has sent, by the ring algorithms' formulas.
-  virtual int64_t bytes_sent() const = 0;
+  // The ranks that give the same color (0 or more) form a group of their own,
+  // in their order here; this rank's is returned. Collective over all ranks.
+  // What it sends counts in this group's stats too. This group must outlive
+  // it.
+  virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) = 0;
+
+  virtual CommunicationStats stats() const = 0;
 };
 
 }  // namespace capstan

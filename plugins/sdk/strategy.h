@@ -9,12 +9,14 @@
 #include "absl/types/span.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/plan.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/process_group.h"
 
 namespace capstan {
 
-// What a strategy works with; all outlive it.
+// What a strategy works with; all outlive it. What it allocates it allocates
+// in the MemoryScope that says what for.
 struct StrategyContext {
   Model* model = nullptr;
   ProcessGroup* group = nullptr;  // never null; a group of one for one rank
@@ -37,16 +39,23 @@ struct OwnedSlice {
 //     BeginMicroStep(i, n); forward through the unit runner; loss.backward()
 //   FinishBackward()
 //   GradientSquaredSum() -> summed over ranks with the step's verdict
-//   the optimizer updates OptimizerShards(), unless the verdict is to skip
-//   PublishParameters()
+//   unless the verdict is to skip:
+//     for each of OptimizerShards(): the optimizer updates it; PublishShard(i)
+//     PublishParameters()
+// and without gradients, for evaluation and samples:
+//   forward through the unit runner; FinishForward()
 // All calls come from the thread that called Setup, except the unit callbacks
 // in backward, which come from the autograd thread while that one waits.
 class Strategy {
  public:
   virtual ~Strategy();
 
-  // Whether it can run on that many ranks; called before anything is spawned.
-  virtual absl::Status CheckWorldSize(int world_size) const = 0;
+  // Whether it can do that: number of ranks, dtypes. Called before anything is
+  // spawned.
+  virtual absl::Status Check(const StrategyRequest& request) const = 0;
+
+  // What it will hold and send. Called after Check, allocates nothing.
+  virtual StrategyPlan Plan(const StrategyRequest& request) const = 0;
 
   // Allocates its buffers, fills the masters with the model's initial values
   // and binds the working parameters to the model. Once, before all else.
@@ -65,6 +74,13 @@ class Strategy {
   virtual void PreForward(int unit) {}
   virtual void PostForward(int unit) {}
   virtual void PreBackward(int unit) {}
+  // Whether a forward through them holds collectives, so that all ranks must
+  // run as many.
+  virtual bool collective_forward() const { return false; }
+  // A forward without backward is over, or broke off: completes its
+  // collectives. A rank that can't run a forward which the others run calls
+  // this alone.
+  virtual void FinishForward() {}
 
   // All micro-steps are done: completes the collectives, also those of
   // parameters that no micro-step used (their gradient is 0). Called after a
@@ -75,8 +91,13 @@ class Strategy {
   // of all ranks add up to the square of its global norm. May be non-finite.
   virtual double GradientSquaredSum() = 0;
 
-  // Makes the working parameters of all ranks equal to the masters that the
-  // optimizer or a checkpoint has just written.
+  // Shard `shard` has just been written, master and working copy, by the
+  // optimizer or from a checkpoint; a strategy may start to send it while the
+  // next ones are written. In the order of OptimizerShards(), each once.
+  virtual void PublishShard(int shard) {}
+
+  // All shards have been written: from now on the model computes with the
+  // masters' values on all ranks.
   virtual void PublishParameters() = 0;
 
   // Which parts of its shards this rank writes into a checkpoint; over all

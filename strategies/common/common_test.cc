@@ -54,7 +54,8 @@ TEST(FlatLayoutTest, BucketsCoverTheLayoutAndKeepTheirCaps) {
   }
   const FlatLayout layout = LayOut(specs, BackwardOrder(specs, true));
   const int64_t unit = kFlatAlignment * 4;
-  const std::vector<Bucket> buckets = CutBuckets(layout, 4, 3 * unit, 6 * unit);
+  const std::vector<Bucket> buckets =
+      CutBuckets(layout, 3 * unit / 4, 6 * unit / 4);
   int64_t at = 0;
   size_t parameters = 0;
   for (size_t i = 0; i < buckets.size(); ++i) {
@@ -73,7 +74,7 @@ TEST(FlatLayoutTest, ALargeParameterGetsABucketOfItsOwn) {
   const std::vector<ParameterSpec> specs = {{"small", {32}, 0, true},
                                             {"large", {3200}, 0, true}};
   const FlatLayout layout = LayOut(specs, {0, 1});
-  const std::vector<Bucket> buckets = CutBuckets(layout, 4, 256, 256);
+  const std::vector<Bucket> buckets = CutBuckets(layout, 64, 64);
   ASSERT_EQ(buckets.size(), 2);
   EXPECT_EQ(buckets[1].end - buckets[1].begin, 3200);
 }
@@ -105,8 +106,11 @@ class GradientBucketsTest : public ::testing::Test {
       parameters_.back().set_requires_grad(spec.trainable);
     }
     gradients_ = std::make_unique<GradientBuckets>(
-        layout_, CutBuckets(layout_, 4, 1, 1), parameters_, flat_,
-        [this](int bucket) { ready_.push_back(bucket); });
+        specs, layout_, CutBuckets(layout_, 1, 1), parameters_,
+        GradientBuckets::Options{at::kFloat, flat_, [this](int bucket) {
+                                   ready_.push_back(bucket);
+                                   gradients_->Take(bucket);
+                                 }});
   }
 
   // One micro-step that uses parameters a, and b if asked, with factor x.

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_STRATEGIES_COMMON_FLAT_LAYOUT_H_
 #define CAPSTAN_STRATEGIES_COMMON_FLAT_LAYOUT_H_
 
+#include <utility>
 #include <vector>
 
 #include "plugins/sdk/model.h"
@@ -34,13 +35,23 @@ struct Bucket {
   int64_t begin = 0;
   int64_t end = 0;
   std::vector<int> parameters;
+  int64_t numel() const { return end - begin; }
 };
 
-// Cuts a layout into buckets of at most `cap_bytes` each (a larger parameter
-// gets one of its own), the first at most `first_bytes`: it is ready soonest,
-// so communication starts early.
-std::vector<Bucket> CutBuckets(const FlatLayout& layout, int64_t element_bytes,
-                               int64_t first_bytes, int64_t cap_bytes);
+// Cuts a layout into buckets of at most `cap` elements each (a larger
+// parameter gets one of its own), the first at most `first`: it is ready
+// soonest, so communication starts early.
+std::vector<Bucket> CutBuckets(const FlatLayout& layout, int64_t first,
+                               int64_t cap);
+
+// Widens buckets that are in the order of the layout so that each can be cut
+// into `shards` equal parts that begin at multiples of kFlatAlignment: moves
+// the ranges of `layout` apart.
+void PadBuckets(int shards, FlatLayout* layout, std::vector<Bucket>* buckets);
+
+// What lies in [begin, end) of a layout, with offsets from `begin` on.
+std::vector<ParameterRange> CutRanges(const FlatLayout& layout, int64_t begin,
+                                      int64_t end);
 
 // Rank `rank`'s part of [0, numel) cut into `size` nearly equal parts.
 std::pair<int64_t, int64_t> RankSlice(int64_t numel, int rank, int size);

@@ -28,12 +28,10 @@ class ReplicatedState {
   absl::Status ForEachFullParameter(
       const std::function<absl::Status(int, const at::Tensor&)>& fn) const;
 
- private:
-  absl::Status Initialize(const StrategyContext& context,
-                          const FlatLayout& layout, at::Tensor master);
-  void Bind(const FlatLayout& layout, const at::Tensor& working,
-            const std::vector<ParameterSpec>& specs);
+  // What it holds and, with all-reduces over the ranks, what it sends.
+  static StrategyPlan Plan(const StrategyRequest& request);
 
+ private:
   StrategyContext context_;
   FlatLayout layout_;         // trainable parameters
   FlatLayout frozen_layout_;  // the others

@@ -2,9 +2,11 @@
 #include "strategies/ddp/ddp.h"
 
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/plugin.h"
+#include "strategies/common/flat_state.h"
 #include "strategies/common/squared_sum.h"
 
 namespace capstan {
@@ -32,18 +34,31 @@ absl::StatusOr<std::unique_ptr<Ddp>> Ddp::Create(const Config& config) {
   return std::unique_ptr<Ddp>(new Ddp(config));
 }
 
+absl::Status Ddp::Check(const StrategyRequest& request) const {
+  return CheckPrecision(request.precision);
+}
+
+StrategyPlan Ddp::Plan(const StrategyRequest& request) const {
+  return ReplicatedState::Plan(request);
+}
+
 absl::Status Ddp::Setup(const StrategyContext& context) {
   group_ = context.group;
   CAPSTAN_RETURN_IF_ERROR(state_.Setup(context));
-  const at::Tensor& flat = state_.shard().gradient;
+  GradientBuckets::Options options;
+  options.dtype = context.precision.reduce;
+  options.flat = state_.shard().gradient;
+  options.on_ready = [this](int bucket) {
+    works_.push_back(group_->AllReduce(gradients_->Take(bucket)));
+  };
+  const int64_t bytes = options.flat.element_size();
+  std::vector<Bucket> buckets =
+      CutBuckets(state_.layout(),
+                 Bytes(config_.first_bucket_mib(), kDefaultFirstMib) / bytes,
+                 Bytes(config_.bucket_cap_mib(), kDefaultCapMib) / bytes);
   gradients_ = std::make_unique<GradientBuckets>(
-      state_.layout(),
-      CutBuckets(state_.layout(), flat.element_size(),
-                 Bytes(config_.first_bucket_mib(), kDefaultFirstMib),
-                 Bytes(config_.bucket_cap_mib(), kDefaultCapMib)),
-      state_.parameters(), flat, [this](int bucket) {
-        works_.push_back(group_->AllReduce(gradients_->BucketView(bucket)));
-      });
+      context.model->parameters(), state_.layout(), std::move(buckets),
+      state_.parameters(), std::move(options));
   return absl::OkStatus();
 }
 

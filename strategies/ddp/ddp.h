@@ -22,7 +22,8 @@ class Ddp final : public Strategy {
  public:
   static absl::StatusOr<std::unique_ptr<Ddp>> Create(const Config& config);
 
-  absl::Status CheckWorldSize(int) const override { return absl::OkStatus(); }
+  absl::Status Check(const StrategyRequest& request) const override;
+  StrategyPlan Plan(const StrategyRequest& request) const override;
   absl::Status Setup(const StrategyContext& context) override;
   absl::Span<OptimizerShard> OptimizerShards() override;
   void BeginMicroStep(int index, int count) override;

@@ -15,8 +15,10 @@ namespace {
 TEST(DdpTest, DefaultsAreValid) {
   const auto ddp = Ddp::Create(Config());
   ASSERT_TRUE(ddp.ok()) << ddp.status();
-  EXPECT_TRUE((*ddp)->CheckWorldSize(1).ok());
-  EXPECT_TRUE((*ddp)->CheckWorldSize(7).ok());
+  StrategyRequest request;
+  EXPECT_TRUE((*ddp)->Check(request).ok());
+  request.world_size = 7;
+  EXPECT_TRUE((*ddp)->Check(request).ok());
 }
 
 TEST(DdpTest, NegativeSizesNameTheirField) {

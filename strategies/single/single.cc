@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "strategies/single/single.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/plugin.h"
+#include "strategies/common/flat_state.h"
 #include "strategies/common/squared_sum.h"
 
 namespace capstan {
@@ -12,20 +15,28 @@ absl::StatusOr<std::unique_ptr<Single>> Single::Create(const Config&) {
   return std::make_unique<Single>();
 }
 
-absl::Status Single::CheckWorldSize(int world_size) const {
-  if (world_size == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("capstan.single runs on one rank, this run has ", world_size,
-                   ": set launch { processes: 1 } or another strategy, e.g. "
-                   "capstan.ddp"));
+absl::Status Single::Check(const StrategyRequest& request) const {
+  if (request.world_size == 1) return CheckPrecision(request.precision);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "capstan.single runs on one rank, this run has ", request.world_size,
+      ": set launch { processes: 1 } or another strategy, e.g. "
+      "capstan.ddp"));
+}
+
+StrategyPlan Single::Plan(const StrategyRequest& request) const {
+  return ReplicatedState::Plan(request);
 }
 
 absl::Status Single::Setup(const StrategyContext& context) {
   CAPSTAN_RETURN_IF_ERROR(state_.Setup(context));
   const FlatLayout& layout = state_.layout();
+  GradientBuckets::Options options;
+  options.dtype = context.precision.reduce;
+  options.flat = state_.shard().gradient;
   gradients_ = std::make_unique<GradientBuckets>(
-      layout, CutBuckets(layout, 1, layout.numel, layout.numel),
-      state_.parameters(), state_.shard().gradient, [](int) {});
+      context.model->parameters(), layout,
+      CutBuckets(layout, layout.numel, layout.numel), state_.parameters(),
+      std::move(options));
   return absl::OkStatus();
 }
 
@@ -37,7 +48,9 @@ void Single::BeginMicroStep(int index, int count) {
   gradients_->Begin(/*first=*/index == 0, /*last=*/index + 1 == count);
 }
 
-void Single::FinishBackward() { gradients_->Finish(); }
+void Single::FinishBackward() {
+  if (!gradients_->buckets().empty()) gradients_->Take(0);
+}
 
 double Single::GradientSquaredSum() {
   return SquaredSum(state_.shard().gradient, 0, state_.layout().numel);

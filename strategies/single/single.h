@@ -19,7 +19,8 @@ class Single final : public Strategy {
  public:
   static absl::StatusOr<std::unique_ptr<Single>> Create(const Config& config);
 
-  absl::Status CheckWorldSize(int world_size) const override;
+  absl::Status Check(const StrategyRequest& request) const override;
+  StrategyPlan Plan(const StrategyRequest& request) const override;
   absl::Status Setup(const StrategyContext& context) override;
   absl::Span<OptimizerShard> OptimizerShards() override;
   void BeginMicroStep(int index, int count) override;

@@ -15,8 +15,10 @@ namespace {
 TEST(SingleTest, RunsOnOneRankOnly) {
   const auto single = Single::Create(Config());
   ASSERT_TRUE(single.ok()) << single.status();
-  EXPECT_TRUE((*single)->CheckWorldSize(1).ok());
-  EXPECT_THAT(std::string((*single)->CheckWorldSize(2).message()),
+  StrategyRequest request;
+  EXPECT_TRUE((*single)->Check(request).ok());
+  request.world_size = 2;
+  EXPECT_THAT(std::string((*single)->Check(request).message()),
               testing::HasSubstr("this run has 2"));
 }
 

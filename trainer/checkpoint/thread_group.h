@@ -74,7 +74,10 @@ class ThreadGroup final : public ProcessGroup {
   void AllReduceHost(absl::Span<double> values) override {
     meeting_->Sum(values);
   }
-  int64_t bytes_sent() const override { return 0; }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
+    return absl::UnimplementedError("a ThreadGroup can't be split");
+  }
+  CommunicationStats stats() const override { return {}; }
 
  private:
   ThreadMeeting* const meeting_;

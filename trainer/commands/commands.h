@@ -18,13 +18,20 @@ namespace capstan {
 // start_seconds: when the process was executed, on CLOCK_BOOTTIME.
 int Main(int argc, char** argv, double start_seconds);
 
-// What train and check take.
+// What train, check and plan take.
 struct RunOptions {
   std::vector<std::string> configs;
   std::vector<std::string> overrides;
   std::vector<std::string> plugin_path;
   bool print_config = false;
   double start_seconds = 0.0;  // as given to Main
+};
+
+struct CompareOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string output_dir;  // empty: as the config says
+  std::vector<std::string> plugin_path;
 };
 
 struct GenerateOptions {
@@ -42,6 +49,8 @@ struct GenerateOptions {
 
 int TrainCommand(const RunOptions& options);
 int CheckCommand(const RunOptions& options);
+int PlanCommand(const RunOptions& options);
+int CompareCommand(const CompareOptions& options);
 int GenerateCommand(const GenerateOptions& options);
 int PluginsCommand(const std::vector<std::string>& plugin_path);
 int EnvCommand();

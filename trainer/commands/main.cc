@@ -37,6 +37,22 @@ void AddRunOptions(CLI::App* app, RunOptions* options) {
   AddPluginPath(app, &options->plugin_path);
 }
 
+void AddCompareOptions(CLI::App* app, CompareOptions* options) {
+  app->add_option("--config", options->config,
+                  "What to compare (protobuf text, "
+                  "trainer/compare/compare_config.proto)")
+      ->type_name("FILE")
+      ->required();
+  app->add_option("--set", options->overrides,
+                  "Overrides one field of every run: train.max_steps=10")
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false);
+  app->add_option("--output_dir", options->output_dir,
+                  "Where the report and the runs go")
+      ->type_name("FOLDER");
+  AddPluginPath(app, &options->plugin_path);
+}
+
 void AddGenerateOptions(CLI::App* app, GenerateOptions* options) {
   app->add_option("--model", options->model,
                   "A Hugging Face folder, a run's folder, or one of its "
@@ -97,6 +113,15 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* check_app = app.add_subcommand(
       "check", "Parse a config, make its plugins and see that they fit");
   AddRunOptions(check_app, &check);
+  RunOptions plan;
+  CLI::App* plan_app = app.add_subcommand(
+      "plan", "The memory and traffic that a run will need, by strategy");
+  AddRunOptions(plan_app, &plan);
+  CompareOptions compare;
+  CLI::App* compare_app = app.add_subcommand(
+      "compare",
+      "Run strategies from one seed on the same data; report what differs");
+  AddCompareOptions(compare_app, &compare);
   GenerateOptions generate;
   CLI::App* generate_app =
       app.add_subcommand("generate", "Let a model continue a text");
@@ -115,6 +140,8 @@ int Main(int argc, char** argv, double start_seconds) {
     return app.exit(e) == 0 ? 0 : 2;
   }
   if (*check_app) return CheckCommand(check);
+  if (*plan_app) return PlanCommand(plan);
+  if (*compare_app) return CompareCommand(compare);
   if (*generate_app) return GenerateCommand(generate);
   if (*plugins_app) return PluginsCommand(plugin_path);
   if (*env_app) return EnvCommand();

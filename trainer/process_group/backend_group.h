@@ -3,20 +3,28 @@
 #define CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_GROUP_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "plugins/sdk/process_group.h"
+#include "trainer/process_group/communication_meter.h"
 
 namespace capstan {
 
 // A process group on a backend of c10d, Gloo or NCCL.
 class BackendGroup : public ProcessGroup {
  public:
-  BackendGroup(c10::intrusive_ptr<c10d::Backend> backend, std::string name,
-               at::Device device);
+  // Joins rank `rank` of `size`, which meet under `prefix` in the run's store.
+  // Blocks until all are there; throws.
+  using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const std::string& prefix, int rank, int size)>;
+
+  // Throws what `connect` throws. `name` is the backend's, and the prefix.
+  BackendGroup(Connect connect, std::string name, at::Device device, int rank,
+               int size);
   // Leaves the backend to the end of the process where destroying it could
   // block: with collectives under way (after an error), and with NCCL always.
   ~BackendGroup() override;
@@ -33,9 +41,14 @@ class BackendGroup : public ProcessGroup {
                                   const at::Tensor& input) override;
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override;
   void AllReduceHost(absl::Span<double> values) override;
-  int64_t bytes_sent() const override { return bytes_sent_; }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
+  CommunicationStats stats() const override { return meter_->stats(); }
 
  private:
+  BackendGroup(Connect connect, std::string name, std::string prefix,
+               at::Device device, int rank, int size,
+               std::shared_ptr<CommunicationMeter> meter);
+
   // Calls `start`, which begins `collective` on `tensors`.
   template <typename Function>
   std::unique_ptr<Work> Begin(const char* collective,
@@ -45,10 +58,13 @@ class BackendGroup : public ProcessGroup {
   int64_t RingBytes(const at::Tensor& tensor) const;
   void CheckTensor(const at::Tensor& tensor) const;
 
-  c10::intrusive_ptr<c10d::Backend> backend_;
+  const Connect connect_;
   const std::string name_;
+  const std::string prefix_;
   const at::Device device_;
-  int64_t bytes_sent_ = 0;
+  const std::shared_ptr<CommunicationMeter> meter_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  int splits_ = 0;
   // Collectives that were started and not waited for with success.
   const std::shared_ptr<std::atomic<int>> under_way_ =
       std::make_shared<std::atomic<int>>(0);

@@ -36,10 +36,14 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
   try {
     auto options = ProcessGroupGloo::Options::create(kCollectiveTimeout);
     options->devices.push_back(CreateDevice(info));
-    auto gloo = c10::make_intrusive<ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("gloo", std::move(store)),
-        info.rank, info.world_size, options);
-    return std::make_unique<BackendGroup>(std::move(gloo), "gloo", at::kCPU);
+    const auto connect = [store, options](const std::string& prefix, int rank,
+                                          int size) {
+      return c10::make_intrusive<ProcessGroupGloo>(
+          c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
+          options);
+    };
+    return std::make_unique<BackendGroup>(connect, "gloo", at::kCPU, info.rank,
+                                          info.world_size);
   } catch (...) {
     return absl::UnavailableError(
         absl::StrCat("rank ", info.rank, " could not connect to the other ",

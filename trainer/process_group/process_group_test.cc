@@ -108,15 +108,17 @@ TEST_P(GlooTest, CountsBytes) {
     const int n = group->size();
     const at::Tensor whole = at::full({60}, 1, at::kFloat);  // 240 bytes
     const at::Tensor part = at::full({60 / n}, 1, at::kFloat);
-    Require(group->bytes_sent() == 0, "nothing sent yet");
+    Require(group->stats().bytes_sent == 0, "nothing sent yet");
     group->AllReduce(whole)->Wait();
-    Require(group->bytes_sent() == 2 * 240 * (n - 1) / n, "all-reduce");
+    Require(group->stats().bytes_sent == 2 * 240 * (n - 1) / n, "all-reduce");
     group->ReduceScatter(part, whole)->Wait();
     group->AllGather(whole, part)->Wait();
-    Require(group->bytes_sent() == 4 * 240 * (n - 1) / n, "the same in two");
+    Require(group->stats().bytes_sent == 4 * 240 * (n - 1) / n,
+            "the same in two");
     group->Broadcast(whole, 1)->Wait();
     const int64_t more = group->rank() == 1 ? 240 : 0;
-    Require(group->bytes_sent() == 4 * 240 * (n - 1) / n + more, "broadcast");
+    Require(group->stats().bytes_sent == 4 * 240 * (n - 1) / n + more,
+            "broadcast");
   });
   EXPECT_EQ(exit_code, 0);
 }
@@ -272,7 +274,7 @@ TEST(SingleGroup, IsTheIdentity) {
   CheckCollectives(group->get(), at::kFloat, 7);
   const at::Tensor same = at::full({4}, 3, at::kFloat);
   (*group)->AllGather(same, same)->Wait();
-  EXPECT_EQ((*group)->bytes_sent(), 0);
+  EXPECT_EQ((*group)->stats().bytes_sent, 0);
 }
 
 TEST(CreateProcessGroup, SaysWhyThereIsNoGpu) {

@@ -39,7 +39,11 @@ class SingleGroup : public ProcessGroup {
     return std::make_unique<Done>();
   }
   void AllReduceHost(absl::Span<double> values) override {}
-  int64_t bytes_sent() const override { return 0; }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override {
+    CHECK_GE(color, 0);
+    return CreateSingleGroup(device_);
+  }
+  CommunicationStats stats() const override { return {}; }
 
  private:
   static std::unique_ptr<Work> Copy(const at::Tensor& output,

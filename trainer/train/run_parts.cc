@@ -59,6 +59,14 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
         {"max_grad_norm", train.max_grad_norm()}}) {
     CAPSTAN_RETURN_IF_ERROR(NonNegative(loaded, "train", field, value));
   }
+  const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
+  if (every_n != (train.activation_checkpointing_n() > 0)) {
+    return loaded.Locate(
+        FieldError("activation_checkpointing_n",
+                   every_n ? "must be greater than 0 with EVERY_N"
+                           : "is for activation_checkpointing: EVERY_N only"),
+        "train");
+  }
   return loaded.Locate(
       CheckSchedule(loaded.config.schedule(), train.max_steps()), "schedule");
 }
@@ -89,8 +97,13 @@ absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
   CAPSTAN_RETURN_IF_ERROR(CheckTrain(loaded));
   absl::StatusOr<BatchPlan> plan = PlanBatch(loaded.config.batch(), world_size);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
+  StrategyRequest request;
+  request.model = parts.model.get();
+  request.precision = parts.precision->policy();
+  request.world_size = world_size;
+  request.accumulation = plan->accumulation;
   CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(parts.strategy->CheckWorldSize(world_size), "strategy"));
+      loaded.Locate(parts.strategy->Check(request), "strategy"));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
       parts.objective->Check(*parts.model, *parts.train_data), "objective"));
   if (parts.eval_data != nullptr) {
@@ -108,6 +121,18 @@ absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
 }
 
 }  // namespace
+
+ActivationCheckpointing CheckpointingOf(const Train& train,
+                                        const Model& model) {
+  ActivationCheckpointing checkpointing;
+  checkpointing.units = static_cast<int>(model.units().size());
+  if (train.activation_checkpointing() == Train::EVERY_UNIT) {
+    checkpointing.every = 1;
+  } else if (train.activation_checkpointing() == Train::EVERY_N) {
+    checkpointing.every = train.activation_checkpointing_n();
+  }
+  return checkpointing;
+}
 
 absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
   BatchPlan plan;

@@ -14,6 +14,7 @@
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/config/load_config.h"
+#include "trainer/train/strategy_runner.h"
 
 namespace capstan {
 
@@ -47,6 +48,9 @@ absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
 // ranks. Errors name the place in the config.
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
                                         int world_size, PluginHost& host);
+
+// Which units of the model are recomputed in backward.
+ActivationCheckpointing CheckpointingOf(const Train& train, const Model& model);
 
 // Micro-batch, global batch and accumulation for `world_size` ranks.
 absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size);

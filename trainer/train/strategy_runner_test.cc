@@ -2,6 +2,7 @@
 #include "trainer/train/strategy_runner.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sum.h>
@@ -21,7 +22,10 @@ class Recorder final : public Strategy {
  public:
   explicit Recorder(bool wants) : wants_(wants) {}
 
-  absl::Status CheckWorldSize(int) const override { return absl::OkStatus(); }
+  absl::Status Check(const StrategyRequest&) const override {
+    return absl::OkStatus();
+  }
+  StrategyPlan Plan(const StrategyRequest&) const override { return {}; }
   absl::Status Setup(const StrategyContext&) override {
     return absl::OkStatus();
   }
@@ -88,6 +92,61 @@ TEST(StrategyRunnerTest, AStrategyThatWantsNoneGetsNone) {
   Recorder strategy(/*wants=*/false);
   RunTwoUnits(strategy, /*with_gradient=*/true);
   EXPECT_EQ(strategy.calls, std::vector<std::string>({"body 0", "body 1"}));
+}
+
+// Four units y = (x * w)^2 with a weight each, the first one's input a
+// constant.
+struct Squares {
+  Squares() {
+    for (int unit = 0; unit < 4; ++unit) {
+      weights.push_back(at::ones({3}) * (0.5 + unit));
+      weights.back().set_requires_grad(true);
+    }
+  }
+  at::Tensor Loss(UnitRunner& runner) {
+    at::Tensor y = at::ones({3}) * 0.7;
+    for (int unit = 0; unit < 4; ++unit) {
+      const at::Tensor weight = weights[unit];
+      y = runner.Run(unit, y, [this, weight, unit](const at::Tensor& input) {
+        bodies.push_back(unit);
+        const at::Tensor z = input * weight;
+        return z * z;
+      });
+    }
+    return y.sum();
+  }
+  std::vector<at::Tensor> weights;
+  std::vector<int> bodies;
+};
+
+TEST(StrategyRunnerTest, RecomputedUnitsGiveTheSameGradients) {
+  Recorder strategy(/*wants=*/true);
+  Squares plain, recomputed;
+  StrategyRunner plain_runner(&strategy);
+  torch::autograd::backward({plain.Loss(plain_runner)}, {});
+  strategy.calls.clear();
+  StrategyRunner runner(&strategy, {/*every=*/1, /*units=*/4});
+  const at::Tensor loss = recomputed.Loss(runner);
+  EXPECT_EQ(recomputed.bodies, std::vector<int>({0, 1, 2, 3}));
+  torch::autograd::backward({loss}, {});
+  // The last is never run twice.
+  EXPECT_EQ(recomputed.bodies, std::vector<int>({0, 1, 2, 3, 2, 1, 0}));
+  for (int unit = 0; unit < 4; ++unit) {
+    EXPECT_TRUE(
+        recomputed.weights[unit].grad().equal(plain.weights[unit].grad()));
+  }
+  EXPECT_EQ(
+      std::vector<std::string>(strategy.calls.end() - 4, strategy.calls.end()),
+      std::vector<std::string>({"pre backward 3", "pre backward 2",
+                                "pre backward 1", "pre backward 0"}));
+}
+
+TEST(StrategyRunnerTest, EverySecondUnitIsRecomputed) {
+  Recorder strategy(/*wants=*/false);
+  Squares squares;
+  StrategyRunner runner(&strategy, {/*every=*/2, /*units=*/4});
+  torch::autograd::backward({squares.Loss(runner)}, {});
+  EXPECT_EQ(squares.bodies, std::vector<int>({0, 1, 2, 3, 2, 0}));
 }
 
 }  // namespace

@@ -63,8 +63,8 @@ absl::Status TrainLoop::Evaluate() {
   if (config_.train().eval_batches() > 0) {
     batches = std::min(batches, config_.train().eval_batches());
   }
-  // All ranks run the model equally often, since it may hold collectives; what
-  // a rank computes beyond the last batch doesn't count.
+  // All ranks take part in as many forwards, since they may hold collectives;
+  // what a rank computes beyond the last batch doesn't count.
   const int64_t world = group_->size();
   double sums[2] = {0.0, 0.0};
   absl::Status status;
@@ -75,17 +75,28 @@ absl::Status TrainLoop::Evaluate() {
     std::iota(samples.begin(), samples.end(), begin);
     Batch batch;
     try {
-      status.Update(parts_.eval_data->Read(samples, &batch));
-      if (!status.ok()) break;
-      for (auto& [name, tensor] : batch) tensor = tensor.to(group_->device());
-      const LossSum loss =
-          parts_.objective->Compute(*parts_.model, batch, runner_);
-      if (index >= batches) continue;
-      sums[0] += loss.sum.item<double>();
-      sums[1] += static_cast<double>(loss.count);
+      // After an error, too, this rank owes the others its collectives.
+      if (status.ok()) {
+        status = parts_.eval_data->Read(samples, &batch);
+      }
+      if (status.ok()) {
+        for (auto& [name, tensor] : batch) tensor = tensor.to(group_->device());
+        const LossSum loss =
+            parts_.objective->Compute(*parts_.model, batch, runner_);
+        if (index < batches) {
+          sums[0] += loss.sum.item<double>();
+          sums[1] += static_cast<double>(loss.count);
+        }
+      }
     } catch (...) {
       status.Update(CurrentExceptionToStatus());
-      break;
+    }
+    // A broken connection ends it.
+    if (absl::IsUnavailable(status)) return status;
+    try {
+      parts_.strategy->FinishForward();
+    } catch (...) {
+      return status.ok() ? CurrentExceptionToStatus() : status;
     }
   }
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "evaluate"));
@@ -97,7 +108,7 @@ absl::Status TrainLoop::Evaluate() {
 
 absl::Status TrainLoop::SampleText(const std::string& title) {
   const std::string& prompt = config_.train().sample_prompt();
-  const bool all_ranks = parts_.strategy->wants_unit_callbacks();
+  const bool all_ranks = parts_.strategy->collective_forward();
   if (prompt.empty() || (reporter_ == nullptr && !all_ranks)) {
     return absl::OkStatus();
   }

@@ -41,7 +41,8 @@ TrainLoop::TrainLoop(TrainJob* job, const RankInfo& rank)
       config_(job->loaded.config),
       parts_(job->parts),
       scaler_(job->parts.precision->policy().loss_scaling),
-      runner_(job->parts.strategy.get()) {}
+      runner_(job->parts.strategy.get(),
+              CheckpointingOf(job->loaded.config.train(), *job->parts.model)) {}
 
 TrainLoop::~TrainLoop() = default;
 
@@ -136,16 +137,26 @@ absl::Status TrainLoop::MicroStep(int index, Verdict* mine) {
   parts_.strategy->BeginMicroStep(index,
                                   static_cast<int>(job_->batch.accumulation));
   CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, loader_->Next());
-  LossSum loss = parts_.objective->Compute(*parts_.model, batch, runner_);
-  const at::Tensor scale =
-      at::full({}, scaler_.scale() / nominal_targets_, loss.sum.options());
-  torch::autograd::backward({loss.sum}, {scale});
+  const LossSum loss = Forward(batch);
+  Backward(loss.sum);
   // Kept on the device: reading it here would wait for the GPU.
   const at::Tensor sum = loss.sum.detach().to(at::kDouble);
   loss_sum_ = index == 0 ? sum : loss_sum_ + sum;
   mine->count += static_cast<double>(loss.count);
   mine->tokens += static_cast<double>(loss.tokens);
   return absl::OkStatus();
+}
+
+LossSum TrainLoop::Forward(const Batch& batch) {
+  const MemoryScope scope(MemoryCategory::kActivations);
+  return parts_.objective->Compute(*parts_.model, batch, runner_);
+}
+
+void TrainLoop::Backward(const at::Tensor& loss_sum) {
+  const MemoryScope scope(MemoryCategory::kWorkspace);
+  const at::Tensor scale =
+      at::full({}, scaler_.scale() / nominal_targets_, loss_sum.options());
+  torch::autograd::backward({loss_sum}, {scale});
 }
 
 void TrainLoop::Agree(Verdict* verdict) {
@@ -183,6 +194,7 @@ absl::Status TrainLoop::Update(const Verdict& verdict, double lr,
     for (size_t i = 0; i < shards.size(); ++i) {
       parts_.optimizer->Update(step, parts_.model->parameters(), shards[i],
                                absl::MakeSpan(optimizer_state_[i]));
+      parts_.strategy->PublishShard(static_cast<int>(i));
     }
     parts_.strategy->PublishParameters();
     ++state_.optimizer_steps;

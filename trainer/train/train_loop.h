@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "plugins/sdk/memory.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/data/data_loader.h"
@@ -65,6 +66,8 @@ class TrainLoop {
   absl::Status Step();
   absl::Status RunMicroSteps(Verdict* mine);
   absl::Status MicroStep(int index, Verdict* mine);
+  LossSum Forward(const Batch& batch);
+  void Backward(const at::Tensor& loss_sum);
   void Agree(Verdict* verdict);
   absl::Status Update(const Verdict& verdict, double lr, double* grad_norm,
                       bool* skipped);

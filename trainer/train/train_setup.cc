@@ -128,6 +128,7 @@ absl::Status TrainLoop::SettleOutputDir() {
 void TrainLoop::AllocateOptimizerState() {
   const size_t count = parts_.optimizer->state_names().size();
   for (const OptimizerShard& shard : parts_.strategy->OptimizerShards()) {
+    const MemoryScope scope(MemoryCategory::kOptimizerState);
     std::vector<at::Tensor> state;
     for (size_t i = 0; i < count; ++i) {
       state.push_back(at::zeros_like(shard.master));
@@ -188,6 +189,9 @@ absl::Status TrainLoop::ResumeIfAsked() {
                                    ": its data position would mean other "
                                    "samples")),
                                "train_data");
+  }
+  for (size_t i = 0; i < parts_.strategy->OptimizerShards().size(); ++i) {
+    parts_.strategy->PublishShard(static_cast<int>(i));
   }
   parts_.strategy->PublishParameters();
   scaler_.Restore(state_.loss_scale, state_.loss_scale_good_steps);

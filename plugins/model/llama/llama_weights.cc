@@ -36,6 +36,11 @@ std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& c) {
     specs.push_back({name + ".weight", std::move(shape), unit});
   };
   add("model.embed_tokens", {c.vocab_size, hidden});
+  // The gradient of rows is put where they came from.
+  specs[0].read_in_backward = false;
+  if (c.tie_word_embeddings) {
+    specs[0].other_units = {static_cast<int>(c.num_hidden_layers) + 1};
+  }
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     ++unit;
     const std::string layer = absl::StrCat("model.layers.", i, ".");

@@ -34,15 +34,20 @@ void TakeGpu(at::Device device) {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
                                                         at::Device device) {
   CAPSTAN_ASSIGN_OR_RETURN(auto store, JoinStore(info));
-  auto options = ProcessGroupNCCL::Options::create();
-  options->timeout = kCollectiveTimeout;
-  auto nccl = c10::make_intrusive<ProcessGroupNCCL>(
-      c10::make_intrusive<c10d::PrefixStore>("nccl", std::move(store)),
-      info.rank, info.world_size, options);
-  // Connects now: an error shows here rather than in the first step.
-  nccl->setBoundDeviceId(device);
-  nccl->eagerConnectSingleDevice(device);
-  return std::make_unique<BackendGroup>(std::move(nccl), "nccl", device);
+  const auto connect = [store, device](const std::string& prefix, int rank,
+                                       int size) {
+    auto options = ProcessGroupNCCL::Options::create();
+    options->timeout = kCollectiveTimeout;
+    auto nccl = c10::make_intrusive<ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
+        options);
+    // Connects now: an error shows here rather than in the first step.
+    nccl->setBoundDeviceId(device);
+    nccl->eagerConnectSingleDevice(device);
+    return nccl;
+  };
+  return std::make_unique<BackendGroup>(connect, "nccl", device, info.rank,
+                                        info.world_size);
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {

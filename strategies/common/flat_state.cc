@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "strategies/common/flat_state.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+
+absl::Status FillInitialValues(const StrategyContext& context,
+                               const std::vector<ParameterRange>& ranges,
+                               const at::Tensor& flat) {
+  at::NoGradGuard no_grad;
+  for (const ParameterRange& range : ranges) {
+    const at::Tensor slice = flat.narrow(0, range.offset, range.length);
+    const at::Tensor host = slice.is_cpu() && slice.scalar_type() == at::kFloat
+                                ? slice
+                                : at::empty({range.length}, at::kFloat);
+    float* out = host.mutable_data_ptr<float>();
+    // Pieces in parallel: a value depends on its position alone.
+    constexpr int64_t kPiece = 1 << 16;
+    absl::Status status;
+    std::mutex mutex;
+    at::parallel_for(0, range.length, kPiece, [&](int64_t begin, int64_t end) {
+      absl::Status piece = context.model->InitialValue(
+          range.parameter, context.seed, range.begin + begin, end - begin,
+          out + begin);
+      if (piece.ok()) return;
+      std::lock_guard<std::mutex> lock(mutex);
+      status = std::move(piece);
+    });
+    CAPSTAN_RETURN_IF_ERROR(status);
+    if (!host.is_same(slice)) slice.copy_(host);
+  }
+  return absl::OkStatus();
+}
+
+void MakeParameters(const std::vector<ParameterSpec>& specs,
+                    const FlatLayout& layout, const at::Tensor& flat,
+                    std::vector<at::Tensor>* parameters) {
+  for (const ParameterRange& range : layout.ranges) {
+    const ParameterSpec& spec = specs[range.parameter];
+    at::Tensor parameter = flat.narrow(0, range.offset, range.length)
+                               .view(spec.shape)
+                               .variable_data();
+    parameter.set_requires_grad(spec.trainable);
+    (*parameters)[range.parameter] = std::move(parameter);
+  }
+}
+
+absl::Status ForEachPlacedParameter(
+    const std::vector<ParameterSpec>& specs,
+    const std::vector<ParameterPlace>& places, int rank,
+    const std::function<at::Tensor(int)>& flat,
+    const std::function<absl::Status(int, const at::Tensor&)>& fn) {
+  at::NoGradGuard no_grad;
+  absl::Status status;
+  int buffer = -1;
+  at::Tensor values;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (places[i].buffer != buffer) {
+      buffer = places[i].buffer;
+      values.reset();  // before the next one is made
+      values = flat(buffer);
+    }
+    // After an error of fn, too, all ranks go through all buffers.
+    if (rank != 0 || !status.ok()) continue;
+    status = fn(static_cast<int>(i),
+                values.narrow(0, places[i].offset, specs[i].numel())
+                    .view(specs[i].shape)
+                    .cpu());
+  }
+  return status;
+}
+
+absl::Status CheckPrecision(const PrecisionPolicy& precision) {
+  const auto refuse = [](const char* what, c10::ScalarType type,
+                         const char* wanted) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the precision asks for ", what, " in ", c10::toString(type),
+        ", this strategy works with ", wanted, ": choose another precision"));
+  };
+  const auto is_sum = [](c10::ScalarType type) {
+    return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  };
+  if (!is_sum(precision.compute)) {
+    return refuse("computing", precision.compute, "Float, BFloat16 and Half");
+  }
+  if (!is_sum(precision.reduce)) {
+    return refuse("summing gradients", precision.reduce,
+                  "Float, BFloat16 and Half");
+  }
+  if (precision.master != at::kFloat) {
+    return refuse("masters", precision.master, "Float");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace capstan

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_STRATEGIES_COMMON_FLAT_STATE_H_
+#define CAPSTAN_STRATEGIES_COMMON_FLAT_STATE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/common/flat_layout.h"
+
+namespace capstan {
+
+// Writes the model's initial values of `ranges` to their offsets in `flat`
+// (1-D, of any floating dtype and device). Reads nothing else of the model.
+absl::Status FillInitialValues(const StrategyContext& context,
+                               const std::vector<ParameterRange>& ranges,
+                               const at::Tensor& flat);
+
+// What the model computes with: tensors in the shapes of the specs over the
+// memory of `flat`, one a range of `layout` (whole parameters), put into
+// (*parameters)[range.parameter]. Each has a version counter of its own, so
+// that updates of `flat` are no in-place changes to autograd.
+void MakeParameters(const std::vector<ParameterSpec>& specs,
+                    const FlatLayout& layout, const at::Tensor& flat,
+                    std::vector<at::Tensor>* parameters);
+
+// Where a whole parameter lies: in which flat buffer, and where there.
+struct ParameterPlace {
+  int buffer = 0;
+  int64_t offset = 0;
+};
+
+// Strategy::ForEachFullParameter for parameters at `places` (one a spec).
+// flat(i) returns buffer i's values in the master dtype; it may hold
+// collectives: it is called on all ranks for the same buffers in the same
+// order, again only when another one was asked for in between.
+absl::Status ForEachPlacedParameter(
+    const std::vector<ParameterSpec>& specs,
+    const std::vector<ParameterPlace>& places, int rank,
+    const std::function<at::Tensor(int buffer)>& flat,
+    const std::function<absl::Status(int index, const at::Tensor& value)>& fn);
+
+// Whether a strategy that computes, sums and updates on flat buffers can do
+// what a precision asks: floating-point dtypes, masters in float32.
+absl::Status CheckPrecision(const PrecisionPolicy& precision);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_STRATEGIES_COMMON_FLAT_STATE_H_

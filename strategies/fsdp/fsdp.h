@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_STRATEGIES_FSDP_FSDP_H_
+#define CAPSTAN_STRATEGIES_FSDP_FSDP_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/common/gradient_buckets.h"
+#include "strategies/common/reduce_queue.h"
+#include "strategies/fsdp/fsdp.pb.h"
+#include "strategies/fsdp/parameter_group.h"
+#include "strategies/fsdp/schedule.h"
+
+namespace capstan {
+namespace fsdp {
+
+// Fully sharded data parallelism (Zhao et al., "PyTorch FSDP: Experiences on
+// Scaling Fully Sharded Data Parallel", VLDB 2023): each rank keeps its shard
+// of parameters, gradients, masters and optimizer state. Around a unit's
+// forward and backward the unit's parameters are gathered ahead of need, and
+// freed; its gradients are reduce-scattered when its backward is over.
+//
+// When what happens is a list made once (schedule.h); the callbacks say how
+// far the pass has come, and everything due by then is issued.
+class Fsdp final : public Strategy {
+ public:
+  static absl::StatusOr<std::unique_ptr<Fsdp>> Create(const Config& config);
+
+  absl::Status Check(const StrategyRequest& request) const override;
+  StrategyPlan Plan(const StrategyRequest& request) const override;
+  absl::Status Setup(const StrategyContext& context) override;
+  absl::Span<OptimizerShard> OptimizerShards() override;
+  void BeginMicroStep(int index, int count) override;
+  bool wants_unit_callbacks() const override { return true; }
+  bool collective_forward() const override { return true; }
+  void PreForward(int unit) override;
+  void PreBackward(int unit) override;
+  void FinishForward() override;
+  void FinishBackward() override;
+  double GradientSquaredSum() override;
+  void PublishParameters() override;
+  std::vector<OwnedSlice> OwnedSlices() const override;
+  absl::Status ForEachFullParameter(
+      const std::function<absl::Status(int, const at::Tensor&)>& fn) override;
+
+ private:
+  enum class Pass { kNone, kTraining, kForwardOnly };
+
+  explicit Fsdp(const Config& config);
+
+  int shards(int world_size) const;
+  ScheduleOptions TrainingPass() const;
+  absl::Status SplitRanks();
+  absl::Status MakeShards();
+  absl::Status MakeFrozenShards();
+  void MakeGroupsAndBuckets();
+  // This rank's part of a group's layout.
+  std::pair<int64_t, int64_t> MySlice(const FlatLayout& layout) const;
+
+  void StartPass(Pass pass);
+  void AdvanceTo(int position);
+  void WaitForNeeds(int position);
+  void FinishPass();
+  void Reduce(int group);
+  bool last_micro_step() const { return micro_step_ + 1 == micro_steps_; }
+
+  const Config config_;
+  const bool reshard_;
+  const int prefetch_;
+  const bool reduce_once_;
+
+  StrategyContext context_;
+  ProcessGroup* shard_group_ = nullptr;    // that shares one copy
+  ProcessGroup* replica_group_ = nullptr;  // with the same shard, or null
+  std::unique_ptr<ProcessGroup> own_shard_group_;
+  std::unique_ptr<ProcessGroup> own_replica_group_;
+
+  std::vector<GroupSpec> specs_;
+  std::vector<FlatLayout> layouts_;  // one a group
+  // The trainable groups' shards, one behind the other.
+  OptimizerShard shard_;
+  std::vector<int64_t> offsets_;    // of each group's part there; -1: frozen
+  std::vector<at::Tensor> frozen_;  // one a group; undefined: trainable
+  std::vector<std::unique_ptr<ParameterGroup>> groups_;
+  std::vector<at::Tensor> parameters_;
+
+  Schedule training_schedule_;
+  Schedule forward_schedule_;
+  Pass pass_ = Pass::kNone;
+  const Schedule* schedule_ = nullptr;  // of the pass
+  int position_ = -1;
+  size_t next_operation_ = 0;
+
+  std::vector<int> bucket_of_group_;  // -1: frozen
+  std::unique_ptr<GradientBuckets> buckets_;
+  std::unique_ptr<ReduceQueue> queue_;
+  int micro_step_ = 0;
+  int micro_steps_ = 1;
+};
+
+}  // namespace fsdp
+}  // namespace capstan
+
+#endif  // CAPSTAN_STRATEGIES_FSDP_FSDP_H_

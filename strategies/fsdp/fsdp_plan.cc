@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a run will hold and send: the schedule gone through without a model.
+#include <algorithm>
+#include <deque>
+
+#include "strategies/fsdp/fsdp.h"
+
+namespace capstan {
+namespace fsdp {
+namespace {
+
+struct PlannedGroup {
+  int64_t whole = 0;     // bytes of the gathered parameters
+  int64_t sums = 0;      // bytes of the gradients' bucket
+  int64_t slice = 0;     // bytes of this rank's part, where it lands apart
+  bool adopted = false;  // autograd's own gradient is the bucket
+  bool gathered = false;
+};
+
+// Goes through a training pass, and notes what is held at each position.
+class Walk {
+ public:
+  Walk(const Schedule& schedule, std::vector<PlannedGroup> groups,
+       const std::vector<GroupSpec>& specs, int64_t shards, int64_t replicas)
+      : schedule_(schedule),
+        groups_(std::move(groups)),
+        specs_(specs),
+        shards_(shards),
+        replicas_(replicas) {}
+
+  void Run() {
+    size_t next = 0;
+    for (int position = 0; position <= schedule_.end(); ++position) {
+      for (; next < schedule_.operations.size() &&
+             schedule_.operations[next].position <= position;
+           ++next) {
+        Issue(schedule_.operations[next]);
+      }
+      held_.push_back(Held(position));
+    }
+  }
+
+  // Bytes in buckets at a position; what is left at the end counts for the last
+  // backward.
+  int64_t held(int position) const {
+    return position + 1 == schedule_.end()
+               ? std::max(held_[position], held_[position + 1])
+               : held_[position];
+  }
+  int64_t sent_for_parameters() const { return sent_for_parameters_; }
+  int64_t sent_for_gradients() const { return sent_for_gradients_; }
+
+ private:
+  void Issue(const Operation& operation) {
+    PlannedGroup& group = groups_[operation.group];
+    switch (operation.kind) {
+      case Operation::kFree:
+        group.gathered = false;
+        break;
+      case Operation::kGather:
+        group.gathered = true;
+        sent_for_parameters_ += group.whole / shards_ * (shards_ - 1);
+        break;
+      case Operation::kReduce:
+        reducing_.push_back(group.sums + group.slice);
+        if (reducing_.size() > 2) reducing_.pop_front();
+        sent_for_gradients_ +=
+            group.sums / shards_ * (shards_ - 1) +
+            2 * group.sums / shards_ * (replicas_ - 1) / replicas_;
+        break;
+    }
+  }
+
+  int64_t Held(int position) const {
+    int64_t held = 0;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].gathered) held += groups_[g].whole;
+      const bool filling =
+          specs_[g].trainable && position == schedule_.Backward(specs_[g].unit);
+      if (filling && !groups_[g].adopted) held += groups_[g].sums;
+    }
+    for (int64_t bytes : reducing_) held += bytes;
+    return held;
+  }
+
+  const Schedule& schedule_;
+  std::vector<PlannedGroup> groups_;
+  const std::vector<GroupSpec>& specs_;
+  const int64_t shards_;
+  const int64_t replicas_;
+  std::deque<int64_t> reducing_;
+  std::vector<int64_t> held_;
+  int64_t sent_for_parameters_ = 0;
+  int64_t sent_for_gradients_ = 0;
+};
+
+}  // namespace
+
+StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
+  const Model& model = *request.model;
+  const std::vector<ParameterSpec>& specs = model.parameters();
+  const int64_t compute = c10::elementSize(request.precision.compute);
+  const int64_t reduce = c10::elementSize(request.precision.reduce);
+  const bool mixed = request.precision.compute != request.precision.master;
+  const int64_t shard_count = shards(request.world_size);
+  const bool many = request.accumulation > 1;
+  const std::vector<GroupSpec> group_specs = MakeGroups(model);
+
+  StrategyPlan plan;
+  std::vector<PlannedGroup> groups;
+  int64_t kept_sums = 0;
+  for (const GroupSpec& group : group_specs) {
+    const FlatLayout layout =
+        LayOutGroup(specs, group, static_cast<int>(shard_count));
+    const int64_t mine = layout.numel / shard_count;
+    PlannedGroup planned;
+    planned.whole = layout.numel * compute;
+    plan.parameters += mine * compute;
+    if (group.trainable) {
+      plan.optimizer_elements += mine;
+      planned.sums = layout.numel * reduce;
+      planned.adopted = compute == reduce && group.parameters.size() == 1 &&
+                        specs[group.parameters[0]].numel() == layout.numel;
+      const bool apart = (many && !reduce_once_) || config_.cpu_offload();
+      if (apart) planned.slice = mine * reduce;
+      kept_sums += planned.sums;
+    }
+    groups.push_back(planned);
+  }
+  plan.gradients = plan.optimizer_elements * reduce;
+  if (mixed) {
+    plan.masters =
+        plan.optimizer_elements * c10::elementSize(request.precision.master);
+  }
+  plan.optimizer_on_host = plan.parameters_on_host = config_.cpu_offload();
+
+  const int units = static_cast<int>(model.units().size());
+  const Schedule schedule = MakeSchedule(group_specs, units, TrainingPass());
+  Walk walk(schedule, groups, group_specs, shard_count,
+            request.world_size / shard_count);
+  walk.Run();
+  const bool keep = reduce_once_ && many;
+  for (int unit = 0; unit < units; ++unit) {
+    plan.forward_buckets.push_back(walk.held(schedule.Forward(unit)) +
+                                   (keep ? kept_sums : 0));
+    plan.backward_buckets.push_back(walk.held(schedule.Backward(unit)) +
+                                    (keep ? kept_sums : 0));
+  }
+  plan.backward_workspace = LargestGradients(model, request.precision.compute);
+  const int64_t passes = reshard_ ? request.accumulation : 1;
+  plan.sent_for_parameters = walk.sent_for_parameters() * passes;
+  plan.sent_for_gradients =
+      walk.sent_for_gradients() * (reduce_once_ ? 1 : request.accumulation);
+  return plan;
+}
+
+}  // namespace fsdp
+}  // namespace capstan

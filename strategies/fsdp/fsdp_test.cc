@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Settings only: what fsdp computes is compared with `single` and with PyTorch
+// in tests/parity and tests/conformance, on real processes.
+#include "strategies/fsdp/fsdp.h"
+
+#include <gtest/gtest.h>
+
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace fsdp {
+namespace {
+
+TEST(FsdpTest, NegativeSettingsNameTheirField) {
+  Config config;
+  config.set_prefetch(-1);
+  EXPECT_EQ(FieldOf(Fsdp::Create(config).status()), "prefetch");
+  config.set_prefetch(0);
+  config.set_shard_group_size(-2);
+  EXPECT_EQ(FieldOf(Fsdp::Create(config).status()), "shard_group_size");
+}
+
+TEST(FsdpTest, HybridGroupsMustDivideTheRanks) {
+  Config config;
+  config.set_shard_group_size(2);
+  const auto fsdp = Fsdp::Create(config);
+  ASSERT_TRUE(fsdp.ok());
+  StrategyRequest request;
+  request.world_size = 4;
+  EXPECT_TRUE((*fsdp)->Check(request).ok());
+  request.world_size = 3;
+  const absl::Status status = (*fsdp)->Check(request);
+  EXPECT_EQ(FieldOf(status), "shard_group_size");
+  EXPECT_EQ(status.message(),
+            "is 2, which doesn't divide this run's 3 ranks into equal groups");
+}
+
+}  // namespace
+}  // namespace fsdp
+}  // namespace capstan

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "strategies/fsdp/schedule.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <utility>
+
+namespace capstan {
+namespace fsdp {
+namespace {
+
+// From the position that first needs a group to the last that does before it
+// is freed.
+struct Interval {
+  int first = 0;
+  int last = 0;
+};
+
+std::vector<int> Positions(const GroupSpec& group, const Schedule& schedule,
+                           bool backward, int lowest_trainable) {
+  std::vector<int> positions;
+  for (int unit : group.forward_units) {
+    positions.push_back(schedule.Forward(unit));
+  }
+  if (!backward) return positions;
+  // From the last unit down; what lies before the first trainable parameter
+  // has no backward.
+  for (auto unit = group.backward_units.rbegin();
+       unit != group.backward_units.rend(); ++unit) {
+    if (*unit >= lowest_trainable) {
+      positions.push_back(schedule.Backward(*unit));
+    }
+  }
+  return positions;
+}
+
+std::vector<Interval> Intervals(const std::vector<int>& positions,
+                                const Schedule& schedule,
+                                const ScheduleOptions& options) {
+  std::vector<Interval> intervals;
+  for (int p : positions) {
+    if (!intervals.empty()) {
+      Interval& current = intervals.back();
+      // A group that several units use stays between them. One that would be
+      // gathered again as soon as it is freed stays, too.
+      const bool same_direction =
+          (current.last < schedule.units) == (p < schedule.units);
+      const bool soon = p - options.prefetch <= current.last + 1;
+      if (same_direction || soon || !options.reshard_after_forward) {
+        current.last = p;
+        continue;
+      }
+    }
+    intervals.push_back({p, p});
+  }
+  return intervals;
+}
+
+}  // namespace
+
+std::vector<GroupSpec> MakeGroups(const Model& model) {
+  const std::vector<ParameterSpec>& specs = model.parameters();
+  std::vector<GroupSpec> groups;
+  for (int unit = 0; unit < static_cast<int>(model.units().size()); ++unit) {
+    for (const bool trainable : {true, false}) {
+      GroupSpec group;
+      group.unit = unit;
+      group.trainable = trainable;
+      std::set<int> forward, backward;
+      for (size_t i = 0; i < specs.size(); ++i) {
+        if (specs[i].unit != unit || specs[i].trainable != trainable) continue;
+        group.parameters.push_back(static_cast<int>(i));
+        forward.insert(unit);
+        if (specs[i].read_in_backward) backward.insert(unit);
+        for (int other : specs[i].other_units) {
+          forward.insert(other);
+          backward.insert(other);
+        }
+      }
+      if (group.parameters.empty()) continue;
+      group.forward_units.assign(forward.begin(), forward.end());
+      group.backward_units.assign(backward.begin(), backward.end());
+      groups.push_back(std::move(group));
+    }
+  }
+  return groups;
+}
+
+Schedule MakeSchedule(const std::vector<GroupSpec>& groups, int units,
+                      const ScheduleOptions& options) {
+  Schedule schedule;
+  schedule.units = units;
+  schedule.needs.resize(schedule.end() + 1);
+  int lowest_trainable = units;
+  for (const GroupSpec& group : groups) {
+    if (group.trainable) {
+      lowest_trainable = std::min(lowest_trainable, group.unit);
+    }
+  }
+  for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
+    const std::vector<int> positions =
+        Positions(groups[g], schedule, options.backward, lowest_trainable);
+    for (int p : positions) schedule.needs[p].push_back(g);
+    for (const Interval& interval : Intervals(positions, schedule, options)) {
+      schedule.operations.push_back(
+          {std::max(0, interval.first - options.prefetch), Operation::kGather,
+           g});
+      schedule.operations.push_back({interval.last + 1, Operation::kFree, g});
+    }
+    if (options.backward && groups[g].trainable) {
+      schedule.operations.push_back(
+          {schedule.Backward(groups[g].unit) + 1, Operation::kReduce, g});
+    }
+  }
+  // At one position memory is freed before more is taken; what is needed
+  // soonest is gathered first.
+  const auto key = [&](const Operation& operation) {
+    const bool descending = operation.position >= units;
+    return std::make_tuple(operation.position, operation.kind,
+                           descending ? -operation.group : operation.group);
+  };
+  std::stable_sort(
+      schedule.operations.begin(), schedule.operations.end(),
+      [&](const Operation& a, const Operation& b) { return key(a) < key(b); });
+  return schedule;
+}
+
+}  // namespace fsdp
+}  // namespace capstan

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// When each group of parameters is gathered, freed and reduced in a pass over
+// the model, computed once. All ranks issue the same collectives in the same
+// order whatever happens on one of them: a rank whose forward breaks off goes
+// through the rest of the list.
+#ifndef CAPSTAN_STRATEGIES_FSDP_SCHEDULE_H_
+#define CAPSTAN_STRATEGIES_FSDP_SCHEDULE_H_
+
+#include <vector>
+
+#include "plugins/sdk/model.h"
+
+namespace capstan {
+namespace fsdp {
+
+// Parameters that are sharded, gathered and freed together: the trainable or
+// the frozen ones of one unit.
+struct GroupSpec {
+  int unit = 0;
+  bool trainable = true;
+  std::vector<int> parameters;  // indices into the model's
+  // Units whose forward reads it, ascending, and those whose backward does.
+  std::vector<int> forward_units;
+  std::vector<int> backward_units;
+};
+
+// In the order of units.
+std::vector<GroupSpec> MakeGroups(const Model& model);
+
+// A pass goes through positions: unit u's forward is position u, its backward
+// 2 * units - 1 - u.
+struct Operation {
+  enum Kind { kFree, kReduce, kGather };
+  int position = 0;  // issued when the pass comes here
+  Kind kind = kFree;
+  int group = 0;
+};
+
+struct Schedule {
+  int units = 0;
+  std::vector<Operation> operations;  // in the order of issue
+  // Groups that must be there at a position.
+  std::vector<std::vector<int>> needs;
+
+  int Forward(int unit) const { return unit; }
+  int Backward(int unit) const { return 2 * units - 1 - unit; }
+  int end() const { return 2 * units; }
+};
+
+struct ScheduleOptions {
+  bool backward = true;  // a training pass; else forward only
+  bool reshard_after_forward = true;
+  int prefetch = 1;
+};
+
+Schedule MakeSchedule(const std::vector<GroupSpec>& groups, int units,
+                      const ScheduleOptions& options);
+
+}  // namespace fsdp
+}  // namespace capstan
+
+#endif  // CAPSTAN_STRATEGIES_FSDP_SCHEDULE_H_

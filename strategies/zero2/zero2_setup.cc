@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/memory.h"
+#include "plugins/sdk/status.h"
+#include "strategies/common/flat_state.h"
+#include "strategies/zero2/zero2.h"
+
+namespace capstan {
+namespace zero2 {
+namespace {
+
+// 32 MB of float32: large enough for a network's full speed, small beside the
+// model from a few hundred million parameters on.
+constexpr int64_t kDefaultReduceBucket = 8'000'000;
+constexpr int64_t kDefaultAllgatherBucket = 32'000'000;
+// The first bucket is ready soonest; DDP's first one has 1 MiB, too.
+constexpr int64_t kFirstBucket = 1 << 18;
+// One bucket is reduced while the next one fills.
+constexpr int kReducesUnderWay = 2;
+
+absl::Status CheckElements(const char* field, int64_t elements) {
+  if (elements >= 0) return absl::OkStatus();
+  return FieldError(
+      field, absl::StrCat("must be greater than 0 elements, is ", elements));
+}
+
+int64_t OrDefault(int64_t value, int64_t otherwise) {
+  return value > 0 ? value : otherwise;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Zero2>> Zero2::Create(const Config& config) {
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckElements("reduce_bucket_size", config.reduce_bucket_size()));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckElements("allgather_bucket_size", config.allgather_bucket_size()));
+  return std::unique_ptr<Zero2>(new Zero2(config));
+}
+
+Zero2::Zero2(const Config& config)
+    : config_(config),
+      reduce_bucket_size_(
+          OrDefault(config.reduce_bucket_size(), kDefaultReduceBucket)),
+      allgather_bucket_size_(
+          OrDefault(config.allgather_bucket_size(), kDefaultAllgatherBucket)),
+      overlap_(!config.has_overlap_comm() || config.overlap_comm()),
+      offload_(config.offload_optimizer().device() ==
+               Config::OffloadOptimizer::CPU),
+      reduce_once_(config.accumulation() == Config::REDUCE_ONCE) {}
+
+bool Zero2::separate_masters(const PrecisionPolicy& precision) const {
+  return offload_ || precision.compute != precision.master;
+}
+
+absl::Status Zero2::Check(const StrategyRequest& request) const {
+  return CheckPrecision(request.precision);
+}
+
+std::vector<Bucket> Zero2::LayOutBuckets(
+    const std::vector<ParameterSpec>& specs, int world_size,
+    FlatLayout* layout) const {
+  *layout = LayOut(specs, BackwardOrder(specs, /*trainable=*/true));
+  std::vector<Bucket> buckets =
+      CutBuckets(*layout, std::min(kFirstBucket, reduce_bucket_size_),
+                 reduce_bucket_size_);
+  PadBuckets(world_size, layout, &buckets);
+  return buckets;
+}
+
+StrategyPlan Zero2::Plan(const StrategyRequest& request) const {
+  const Model& model = *request.model;
+  const std::vector<ParameterSpec>& specs = model.parameters();
+  const int64_t compute = c10::elementSize(request.precision.compute);
+  const int64_t reduce = c10::elementSize(request.precision.reduce);
+  const int64_t master = c10::elementSize(request.precision.master);
+  const int64_t ranks = request.world_size;
+  FlatLayout layout;
+  const std::vector<Bucket> buckets =
+      LayOutBuckets(specs, request.world_size, &layout);
+  const int64_t frozen = LayOut(specs, BackwardOrder(specs, false)).numel;
+
+  StrategyPlan plan;
+  plan.parameters = (layout.numel + frozen) * compute;
+  plan.gradients = layout.numel / ranks * reduce;
+  if (separate_masters(request.precision)) {
+    plan.masters = layout.numel / ranks * master;
+    // The rank's slice in the compute dtype, before it goes to the device.
+    if (offload_ && compute != master) {
+      plan.masters += layout.numel / ranks * compute;
+    }
+  }
+  plan.optimizer_elements = layout.numel / ranks;
+  plan.optimizer_on_host = offload_;
+
+  // While a bucket fills, up to kReducesUnderWay before it are being reduced.
+  // One that autograd's own gradient fills is workspace, not a bucket.
+  const int reducing = overlap_ ? kReducesUnderWay : 0;
+  const bool keep = reduce_once_ && request.accumulation > 1;
+  const bool add = !reduce_once_ && request.accumulation > 1;
+  const size_t units = model.units().size();
+  plan.forward_buckets.assign(units, keep ? layout.numel * reduce : 0);
+  plan.backward_buckets.assign(units, 0);
+  plan.backward_workspace = LargestGradients(model, request.precision.compute);
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    int64_t held = 0;
+    for (size_t k = b - std::min<size_t>(b, reducing); k <= b; ++k) {
+      const Bucket& bucket = buckets[k];
+      const bool adopted =
+          compute == reduce && bucket.parameters.size() == 1 &&
+          specs[bucket.parameters[0]].numel() == bucket.numel();
+      // The gradient itself, or (k == b) its copy in the bucket.
+      if (k < b || !adopted) held += bucket.numel() * reduce;
+      if (add || offload_) held += bucket.numel() / ranks * reduce;
+    }
+    for (int parameter : buckets[b].parameters) {
+      int64_t& unit = plan.backward_buckets[specs[parameter].unit];
+      unit = std::max(unit, held);
+    }
+  }
+  if (keep) {
+    for (int64_t& held : plan.backward_buckets) held = layout.numel * reduce;
+  }
+  const int64_t reductions = reduce_once_ ? 1 : request.accumulation;
+  plan.sent_for_gradients =
+      layout.numel / ranks * (ranks - 1) * reduce * reductions;
+  plan.sent_for_parameters = layout.numel / ranks * (ranks - 1) * compute;
+  return plan;
+}
+
+absl::Status Zero2::Setup(const StrategyContext& context) {
+  at::NoGradGuard no_grad;
+  context_ = context;
+  const std::vector<ParameterSpec>& specs = context.model->parameters();
+  buckets_ = LayOutBuckets(specs, context.group->size(), &layout_);
+  parameters_.resize(specs.size());
+  CAPSTAN_RETURN_IF_ERROR(MakeShards());
+  CAPSTAN_RETURN_IF_ERROR(MakeFrozen());
+  MakeParameters(specs, layout_, working_, &parameters_);
+  context.model->Bind(parameters_);
+  MakeBuckets();
+  return absl::OkStatus();
+}
+
+absl::Status Zero2::MakeShards() {
+  const PrecisionPolicy& precision = context_.precision;
+  const int ranks = context_.group->size(), rank = context_.group->rank();
+  const auto device = at::TensorOptions().device(context_.group->device());
+  const bool pin = offload_ && context_.group->device().is_cuda() &&
+                   (!config_.offload_optimizer().has_pin_memory() ||
+                    config_.offload_optimizer().pin_memory());
+  const auto home =
+      offload_ ? at::TensorOptions().device(at::kCPU).pinned_memory(pin)
+               : device;
+  const auto zeros = [](MemoryCategory category, int64_t numel,
+                        at::TensorOptions options, at::ScalarType dtype) {
+    const MemoryScope scope(category);
+    return at::zeros({numel}, options.dtype(dtype));
+  };
+  const int64_t share = layout_.numel / ranks;
+  working_ = zeros(MemoryCategory::kParameters, layout_.numel, device,
+                   precision.compute);
+  gradients_ = zeros(MemoryCategory::kGradients, share, home, precision.reduce);
+  const bool separate = separate_masters(precision);
+  const bool mixed = precision.compute != precision.master;
+  at::Tensor masters, staging;
+  if (separate) {
+    masters = zeros(MemoryCategory::kMasters, share, home, precision.master);
+  }
+  if (offload_ && mixed) {
+    staging = zeros(MemoryCategory::kMasters, share, home, precision.compute);
+  }
+  int64_t offset = 0;
+  for (int b = static_cast<int>(buckets_.size()) - 1; b >= 0; --b) {
+    const int64_t length = buckets_[b].numel() / ranks;
+    const int64_t begin = buckets_[b].begin + rank * length;
+    Slice slice;
+    slice.bucket = b;
+    slice.whole = working_.narrow(0, buckets_[b].begin, buckets_[b].numel());
+    slice.mine = working_.narrow(0, begin, length);
+    slice.gradient = gradients_.narrow(0, offset, length);
+    OptimizerShard shard;
+    shard.ranges = CutRanges(layout_, begin, begin + length);
+    shard.master = separate ? masters.narrow(0, offset, length) : slice.mine;
+    shard.gradient = slice.gradient;
+    if (mixed) {
+      shard.working = offload_ ? staging.narrow(0, offset, length) : slice.mine;
+    }
+    CAPSTAN_RETURN_IF_ERROR(
+        FillInitialValues(context_, shard.ranges, shard.master));
+    if (mixed) shard.working.copy_(shard.master);
+    slices_.push_back(std::move(slice));
+    shards_.push_back(std::move(shard));
+    offset += length;
+  }
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    PublishShard(static_cast<int>(i));
+  }
+  WaitForGathers();
+  return absl::OkStatus();
+}
+
+absl::Status Zero2::MakeFrozen() {
+  const std::vector<ParameterSpec>& specs = context_.model->parameters();
+  frozen_layout_ = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
+  {
+    const MemoryScope scope(MemoryCategory::kParameters);
+    frozen_ = at::zeros({frozen_layout_.numel},
+                        working_.options().dtype(context_.precision.compute));
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      FillInitialValues(context_, frozen_layout_.ranges, frozen_));
+  MakeParameters(specs, frozen_layout_, frozen_, &parameters_);
+  return absl::OkStatus();
+}
+
+void Zero2::MakeBuckets() {
+  const std::vector<ParameterSpec>& specs = context_.model->parameters();
+  slices_of_unit_.resize(context_.model->units().size());
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    for (int parameter : buckets_[slices_[i].bucket].parameters) {
+      std::vector<int> users = specs[parameter].other_units;
+      users.push_back(specs[parameter].unit);
+      for (int unit : users) {
+        std::vector<int>& slices = slices_of_unit_[unit];
+        if (std::find(slices.begin(), slices.end(), i) == slices.end()) {
+          slices.push_back(static_cast<int>(i));
+        }
+      }
+    }
+  }
+  queue_ =
+      std::make_unique<ReduceQueue>(context_.group, nullptr, kReducesUnderWay);
+  GradientBuckets::Options options;
+  options.dtype = context_.precision.reduce;
+  options.on_ready = [this](int bucket) { Reduce(bucket); };
+  gradient_buckets_ = std::make_unique<GradientBuckets>(
+      specs, layout_, buckets_, parameters_, std::move(options));
+}
+
+}  // namespace zero2
+}  // namespace capstan

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// compare: runs each combination of the axes in a child process, one after the
+// other, and writes what differs.
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "trainer/checkpoint/file_util.h"
+#include "trainer/commands/commands.h"
+#include "trainer/compare/combinations.h"
+#include "trainer/compare/compare_config.h"
+#include "trainer/compare/compare_progress.h"
+#include "trainer/compare/comparison.h"
+#include "trainer/compare/report.h"
+#include "trainer/compare/run_files.h"
+#include "trainer/compare/trainer_child.h"
+#include "trainer/config/load_config.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/launcher/signals.h"
+#include "trainer/metrics/console.h"
+#include "trainer/metrics/number_text.h"
+#include "trainer/process_group/create.h"
+#include "trainer/train/output_folder.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Everything that is known before the first run.
+struct PreparedCompare {
+  Comparison comparison;
+  std::vector<Combination> combinations;
+  std::vector<std::string> plugin_path;
+  std::string folder;
+};
+
+// The report's folder, where no report may be yet.
+absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
+                                          const LoadedCompare& loaded,
+                                          const ConfigContext& context) {
+  RunConfig where;
+  where.set_name(loaded.config.name());
+  where.set_output_dir(options.output_dir.empty()
+                           ? loaded.config.output_dir()
+                           : FromCaller({options.output_dir})[0]);
+  const fs::path folder = where.output_dir();
+  for (const char* name : {"report.json", "runs"}) {
+    if (!where.output_dir().empty() && fs::exists(folder / name)) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("output_dir: ", folder.string(),
+                       " already holds a comparison; name another folder"));
+    }
+  }
+  return PrepareOutputFolder(where, context.workspace_folder);
+}
+
+absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
+  PreparedCompare prepared;
+  prepared.plugin_path = FromCaller(options.plugin_path);
+  PluginHost host(prepared.plugin_path);
+  const ConfigContext context = DefaultConfigContext(&host);
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<RankInfo> environment,
+                           RankFromEnvironment());
+  if (environment.has_value()) {
+    return absl::FailedPreconditionError(
+        "compare starts its own ranks: unset RANK and WORLD_SIZE");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const LoadedCompare loaded,
+      LoadCompareConfig(options.config, options.overrides, context));
+  const int gpus = HasGpuParts() ? CountGpus() : 0;
+  CAPSTAN_ASSIGN_OR_RETURN(prepared.combinations,
+                           CrossAxes(loaded, gpus, host));
+  Comparison& comparison = prepared.comparison;
+  CAPSTAN_ASSIGN_OR_RETURN(comparison.precisions, ListPrecisions(loaded, host));
+  comparison.name = loaded.config.name();
+  comparison.time =
+      absl::FormatTime("%Y-%m-%d %H:%M", absl::Now(), absl::LocalTimeZone());
+  comparison.config_text = PrintConfig(loaded.config);
+  comparison.shared_config_text = PrintConfig(loaded.shared.config);
+  comparison.max_steps = loaded.shared.config.train().max_steps();
+  comparison.global_batch_size =
+      loaded.shared.config.batch().global_batch_size();
+  const int devices = gpus > 0 ? gpus : AvailableCores();
+  comparison.device = absl::StrCat(devices, gpus > 0 ? " GPU" : " CPU core",
+                                   devices == 1 ? "" : "s");
+  CAPSTAN_ASSIGN_OR_RETURN(prepared.folder,
+                           PrepareFolder(options, loaded, context));
+  return prepared;
+}
+
+// Runs one combination; what it comes to is in its `run`. Returns the signal
+// that stopped it, or 0.
+absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
+                           Combination* combination,
+                           CompareProgress* progress) {
+  ComparedRun& run = combination->run;
+  const std::string folder = absl::StrCat(prepared.folder, "/runs/", run.id);
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
+  combination->config.set_output_dir(folder);
+  const std::string config_path = folder + "/run.pbtxt";
+  const std::string log_path = folder + "/output.txt";
+  CAPSTAN_RETURN_IF_ERROR(
+      WriteWholeFile(config_path, PrintConfig(combination->config)));
+  std::vector<std::string> args = {"train", "--config=" + config_path};
+  for (const std::string& path : prepared.plugin_path) {
+    args.push_back("--plugin_path=" + path);
+  }
+  progress->BeginRun(run);
+  MetricsFollower metrics(folder + "/metrics.jsonl");
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const TrainerChildResult ended,
+      RunTrainerChild(args, log_path, [&] { progress->Step(metrics.Poll()); }));
+  if (ended.stop_signal != 0) return ended.stop_signal;
+  if (ended.wait_status == 0) {
+    absl::StatusOr<RunMeasurements> measured =
+        ReadMeasurements(folder, prepared.comparison.max_steps);
+    if (measured.ok()) {
+      run.measured = *std::move(measured);
+      run.status = ComparedRun::Status::kCompleted;
+    } else {
+      run.status = ComparedRun::Status::kFailed;
+      run.reason = std::string(measured.status().message());
+    }
+  } else {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string output, ReadWholeFile(log_path));
+    run.status = ComparedRun::Status::kFailed;
+    run.reason = WhyItFailed(ended.wait_status, output);
+  }
+  progress->EndRun(run);
+  return 0;
+}
+
+void PrintPlan(const PreparedCompare& prepared, int runs) {
+  const Comparison& comparison = prepared.comparison;
+  std::cout << "Capstan compares: " << comparison.name << "\n"
+            << TableText(
+                   {{"runs", absl::StrCat(runs)},
+                    {"steps",
+                     absl::StrCat(comparison.max_steps, " each, of ",
+                                  comparison.global_batch_size, " samples")},
+                    {"device", comparison.device},
+                    {"output", prepared.folder}});
+  for (const Combination& combination : prepared.combinations) {
+    if (combination.run.status != ComparedRun::Status::kSkipped) continue;
+    std::cout << "  left out: " << combination.run.Label() << ": "
+              << combination.run.reason << "\n";
+  }
+  std::cout << std::endl;
+}
+
+std::string DeltaText(const CurveDelta& delta, double bound) {
+  return absl::StrFormat("%.1e of %.0e", delta.max, bound);
+}
+
+void PrintResult(const Comparison& comparison, const std::string& folder) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const ComparedPrecision& precision : comparison.precisions) {
+    for (const ComparedRun& run : comparison.runs) {
+      if (run.precision != precision.name || run.reference.empty()) continue;
+      rows.emplace_back(
+          run.Label(),
+          run.id == run.reference
+              ? "reference"
+              : absl::StrCat("loss ",
+                             DeltaText(run.loss_delta, precision.bounds.loss),
+                             ", gradient norm ",
+                             DeltaText(run.grad_norm_delta,
+                                       precision.bounds.grad_norm)));
+    }
+  }
+  std::cout << "\n"
+            << (comparison.passed() ? "PASSED" : "FAILED")
+            << ": greatest relative distances from the reference, and the "
+               "bounds\n"
+            << TableText(rows) << "\n"
+            << TableText({{"report", folder + "/report.html"}});
+  std::cout.flush();
+  for (const std::string& problem : comparison.problems) {
+    std::cerr << "ERROR: " << problem << "\n";
+  }
+}
+
+int Interrupted(const PreparedCompare& prepared, const std::string& label,
+                int signal) {
+  std::cout.flush();
+  std::cerr << SignalName(signal) << ": stopped during " << label
+            << "; there is no report, the runs so far are in "
+            << prepared.folder << "/runs" << std::endl;
+  return 128 + signal;
+}
+
+}  // namespace
+
+int CompareCommand(const CompareOptions& options) {
+  absl::StatusOr<PreparedCompare> prepared = Prepare(options);
+  if (!prepared.ok()) return Fail(prepared.status());
+  int runs = 0;
+  for (const Combination& combination : prepared->combinations) {
+    if (combination.run.status == ComparedRun::Status::kPending) ++runs;
+  }
+  PrintPlan(*prepared, runs);
+  Comparison& comparison = prepared->comparison;
+  {
+    const Console console(STDOUT_FILENO);
+    CompareProgress progress(&console, runs, comparison.max_steps);
+    for (Combination& combination : prepared->combinations) {
+      if (combination.run.status == ComparedRun::Status::kPending) {
+        const absl::StatusOr<int> stopped =
+            RunOne(*prepared, &combination, &progress);
+        if (!stopped.ok()) return Fail(stopped.status());
+        if (*stopped != 0) {
+          progress.End();
+          return Interrupted(*prepared, combination.run.Label(), *stopped);
+        }
+      }
+      comparison.runs.push_back(std::move(combination.run));
+    }
+  }
+  Compare(&comparison);
+  const absl::Status written = WriteReports(comparison, prepared->folder);
+  if (!written.ok()) return Fail(written);
+  PrintResult(comparison, prepared->folder);
+  return comparison.passed() ? 0 : 1;
+}
+
+}  // namespace capstan

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_COMMUNICATION_METER_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_COMMUNICATION_METER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "plugins/sdk/process_group.h"
+
+namespace capstan {
+
+// Counts what a group's collectives cost, and passes it on to the meter of the
+// group that it was split from. Any thread may call it.
+class CommunicationMeter {
+ public:
+  explicit CommunicationMeter(std::shared_ptr<CommunicationMeter> parent = {})
+      : parent_(std::move(parent)) {}
+
+  void Sent(int64_t bytes);
+  // A collective begins, and really ends: call each once for each collective.
+  void Started();
+  void Finished();
+  // A thread has stood in Wait for so long.
+  void Waited(std::chrono::steady_clock::duration time);
+
+  CommunicationStats stats() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const std::shared_ptr<CommunicationMeter> parent_;
+  mutable std::mutex mutex_;
+  int64_t bytes_sent_ = 0;
+  int under_way_ = 0;
+  // When the first of those under way began.
+  Clock::time_point busy_since_;
+  Clock::duration busy_{0};
+  Clock::duration exposed_{0};
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_COMMUNICATION_METER_H_
