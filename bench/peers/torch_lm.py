@@ -2,8 +2,10 @@
 """The same training in PyTorch and Hugging Face transformers, to time against.
 
 A Llama-shaped causal language model on the bytes of a file: AdamW (fused),
-clipping at 1.0, gradients averaged by DistributedDataParallel. Run alone or
-under torchrun; prints one JSON line. Its data order is Capstan's sequential
+clipping at 1.0; gradients averaged by DistributedDataParallel (ddp), with
+ZeroRedundancyOptimizer on top (zero1), or parameters sharded by FSDP2's
+fully_shard, a layer at a time (fsdp2). Run alone or under torchrun; prints one
+JSON line. Its data order is Capstan's sequential
 one: step s, rank r takes the micro-batch of sequences that starts at
 s * global_batch + r * micro_batch.
 """
@@ -30,6 +32,8 @@ def parse():
                  "sequence_length", "micro_batch_size", "steps"):
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--text", required=True)
+    parser.add_argument("--strategy", default="ddp",
+                        choices=("ddp", "zero1", "fsdp2"))
     return parser.parse_args()
 
 
@@ -48,6 +52,30 @@ def build(args):
         tie_word_embeddings=True))
 
 
+def distribute(model, strategy, world):
+    """The model as that strategy trains it."""
+    if strategy == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (world,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    return torch.nn.parallel.DistributedDataParallel(
+        model, gradient_as_bucket_view=True)
+
+
+def make_optimizer(model, strategy):
+    options = dict(lr=1e-3, weight_decay=0.01)
+    if strategy == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        return ZeroRedundancyOptimizer(
+            model.parameters(), optimizer_class=torch.optim.AdamW,
+            parameters_as_bucket_view=True, **options)
+    return torch.optim.AdamW(model.parameters(), fused=True, **options)
+
+
 def main():
     args = parse()
     rank = int(os.environ.get("RANK", "0"))
@@ -55,10 +83,8 @@ def main():
     model = build(args)
     if world > 1:
         dist.init_process_group("gloo")
-        model = torch.nn.parallel.DistributedDataParallel(
-            model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3,
-                                  weight_decay=0.01, fused=True)
+        model = distribute(model, args.strategy, world)
+    optimizer = make_optimizer(model, args.strategy)
     with open(args.text, "rb") as file:
         data = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
     windows = data.numel() // args.sequence_length

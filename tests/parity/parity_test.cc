@@ -2,7 +2,7 @@
 //
 // Loss curves against PyTorch's (golden/train_llama_corpus.jsonl: single
 // process, DDP, ZeRO and FSDP2, with and without accumulation, all the same to
-// 2e-6), and against each other.
+// 2e-6). Against each other: one_curve_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -85,6 +85,22 @@ TEST(GoldenCurveTest, ManyBuckets) {
   ExpectGolden(RunText::Golden()
                    .Ddp(2, "bucket_cap_mib: 0.01 first_bucket_mib: 0.01")
                    .Batch(2, 8));
+}
+
+TEST(GoldenCurveTest, Zero2) {
+  ExpectGolden(RunText::Golden().Zero2(2).Batch(4, 8));
+}
+
+TEST(GoldenCurveTest, Zero2WithAccumulation) {
+  ExpectGolden(RunText::Golden().Zero2(4).Batch(1, 8));
+}
+
+TEST(GoldenCurveTest, Fsdp) {
+  ExpectGolden(RunText::Golden().Fsdp(2).Batch(4, 8));
+}
+
+TEST(GoldenCurveTest, FsdpWithAccumulation) {
+  ExpectGolden(RunText::Golden().Fsdp(4).Batch(1, 8));
 }
 
 // Stricter than against the golden files: only the order of sums differs.

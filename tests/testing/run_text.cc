@@ -79,14 +79,23 @@ RunText& RunText::Batch(int micro, int global) {
                                    " global_batch_size: ", global));
 }
 
-RunText& RunText::Single() {
-  Set("launch", "processes: 1");
-  return Set("strategy", Plugin("single"));
+RunText& RunText::Strategy(const std::string& text, int ranks) {
+  Set("launch", absl::StrCat("processes: ", ranks));
+  return Set("strategy", absl::StartsWith(text, "[") ? text : Plugin(text));
 }
 
+RunText& RunText::Single() { return Strategy("single", 1); }
+
 RunText& RunText::Ddp(int ranks, const std::string& fields) {
-  Set("launch", absl::StrCat("processes: ", ranks));
-  return Set("strategy", Plugin("ddp", fields));
+  return Strategy(Plugin("ddp", fields), ranks);
+}
+
+RunText& RunText::Zero2(int ranks, const std::string& fields) {
+  return Strategy(Plugin("zero2", fields), ranks);
+}
+
+RunText& RunText::Fsdp(int ranks, const std::string& fields) {
+  return Strategy(Plugin("fsdp", fields), ranks);
 }
 
 RunText& RunText::Precision(const std::string& plugin) {

@@ -28,9 +28,13 @@ class RunText {
   // Adds to what a slot holds: later values of a field win.
   RunText& Train(const std::string& more);
   RunText& Batch(int micro, int global);
-  // "single" and "ddp" with that many ranks.
+  // A strategy with that many ranks: by its plugin's name ("zero2"), or the
+  // text of the slot ("[plugin/capstan.zero2.Config] { .. }").
+  RunText& Strategy(const std::string& text, int ranks);
   RunText& Single();
   RunText& Ddp(int ranks, const std::string& fields = "");
+  RunText& Zero2(int ranks, const std::string& fields = "");
+  RunText& Fsdp(int ranks, const std::string& fields = "");
   RunText& Precision(const std::string& plugin);
   RunText& Output(const std::string& folder);
 

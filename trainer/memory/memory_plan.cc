@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/memory/memory_plan.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/metrics/number_text.h"
+
+namespace capstan {
+namespace {
+
+int64_t& In(MemoryByCategory& bytes, MemoryCategory category) {
+  return bytes[static_cast<int>(category)];
+}
+
+int64_t At(const std::vector<int64_t>& bytes, size_t unit) {
+  return unit < bytes.size() ? bytes[unit] : 0;
+}
+
+// The step's moments, one after another; keeps the one that holds most.
+class TimeLine {
+ public:
+  // `always` is there from set-up to the end.
+  explicit TimeLine(const MemoryByCategory& always)
+      : always_(always), at_peak_(always) {}
+
+  struct Moment {
+    int64_t buckets = 0;
+    int64_t activations = 0;
+    int64_t logits = 0;
+    int64_t workspace = 0;
+  };
+  void Add(const Moment& moment) {
+    MemoryByCategory bytes = always_;
+    In(bytes, MemoryCategory::kBuckets) += moment.buckets;
+    In(bytes, MemoryCategory::kActivations) += moment.activations;
+    In(bytes, MemoryCategory::kLogits) += moment.logits;
+    In(bytes, MemoryCategory::kWorkspace) += moment.workspace;
+    if (Total(bytes) > Total(at_peak_)) at_peak_ = bytes;
+  }
+  const MemoryByCategory& at_peak() const { return at_peak_; }
+
+ private:
+  const MemoryByCategory always_;
+  MemoryByCategory at_peak_;
+};
+
+// A micro-step: forward unit by unit, backward in reverse.
+void AddMicroStep(const StrategyPlan& strategy,
+                  const std::vector<UnitMemory>& units,
+                  const ActivationCheckpointing& checkpointing,
+                  TimeLine* line) {
+  // The first unit reads the data, which has no gradient.
+  const auto checkpointed = [&](size_t i) {
+    return i > 0 && checkpointing.Covers(static_cast<int>(i));
+  };
+  TimeLine::Moment kept;  // by the units that have run
+  for (size_t i = 0; i < units.size(); ++i) {
+    const UnitMemory& unit = units[i];
+    kept.logits += unit.logits_kept;
+    TimeLine::Moment now = kept;
+    now.buckets = At(strategy.forward_buckets, i);
+    now.activations += unit.kept + unit.forward_workspace;
+    now.logits += unit.logits_passing;
+    line->Add(now);
+    kept.activations += checkpointed(i) ? unit.output : unit.kept;
+  }
+  for (size_t i = units.size(); i-- > 0;) {
+    const UnitMemory& unit = units[i];
+    kept.activations -= checkpointed(i) ? unit.output : unit.kept;
+    TimeLine::Moment now = kept;
+    now.buckets = At(strategy.backward_buckets, i);
+    now.activations += unit.kept;
+    now.logits += unit.logits_passing;
+    now.workspace = unit.output;  // the gradient of its output
+    if (checkpointed(i)) {
+      TimeLine::Moment again = now;
+      again.activations += unit.forward_workspace;
+      line->Add(again);
+    } else {
+      // The unit behind it was the last that needed its output.
+      now.activations -= unit.output;
+    }
+    now.workspace += unit.backward_workspace;
+    now.workspace += At(strategy.backward_workspace, i);
+    line->Add(now);
+  }
+}
+
+int64_t OptimizerState(const StrategyPlan& plan, const MemoryRequest& request) {
+  return plan.optimizer_elements *
+         static_cast<int64_t>(
+             request.optimizer->state_names().size() *
+             c10::elementSize(request.strategy.precision.master));
+}
+
+// What a strategy keeps in host memory, if it offloads anything.
+int64_t OffloadedBytes(const StrategyPlan& plan, int64_t optimizer_state) {
+  int64_t bytes = 0;
+  if (plan.optimizer_on_host) {
+    bytes += plan.masters + plan.gradients + optimizer_state;
+  }
+  if (plan.parameters_on_host) bytes += plan.parameters;
+  return bytes;
+}
+
+}  // namespace
+
+bool MemoryPlan::Knows(MemoryCategory category) const {
+  return activations_known || (category != MemoryCategory::kActivations &&
+                               category != MemoryCategory::kLogits &&
+                               category != MemoryCategory::kWorkspace);
+}
+
+MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
+                      const std::vector<UnitMemory>& units,
+                      const ActivationCheckpointing& checkpointing,
+                      bool on_gpu) {
+  MemoryByCategory always{};
+  if (!on_gpu || !strategy.parameters_on_host) {
+    In(always, MemoryCategory::kParameters) = strategy.parameters;
+  }
+  if (!on_gpu || !strategy.optimizer_on_host) {
+    In(always, MemoryCategory::kGradients) = strategy.gradients;
+    In(always, MemoryCategory::kMasters) = strategy.masters;
+    In(always, MemoryCategory::kOptimizerState) = optimizer_state;
+  }
+  TimeLine line(always);
+  line.Add({/*buckets=*/strategy.publish_buckets});
+  if (units.empty()) {
+    for (const auto* buckets :
+         {&strategy.forward_buckets, &strategy.backward_buckets}) {
+      for (const int64_t bytes : *buckets) line.Add({bytes});
+    }
+  }
+  AddMicroStep(strategy, units, checkpointing, &line);
+
+  MemoryPlan plan;
+  plan.at_peak = line.at_peak();
+  plan.activations_known = !units.empty();
+  plan.sent = strategy.sent_for_gradients + strategy.sent_for_parameters;
+  if (on_gpu) plan.host = OffloadedBytes(strategy, optimizer_state);
+  return plan;
+}
+
+MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
+  const StrategyPlan plan = strategy.Plan(request.strategy);
+  std::vector<UnitMemory> units;
+  if (request.length > 0) {
+    units = request.strategy.model->PlanUnits(
+        request.samples, request.length, request.strategy.precision.compute);
+  }
+  return PlanMemory(plan, OptimizerState(plan, request), units,
+                    request.checkpointing, request.on_gpu);
+}
+
+absl::Status CheckHostMemory(const Strategy& strategy,
+                             const MemoryRequest& request, int ranks,
+                             int64_t available) {
+  const StrategyPlan plan = strategy.Plan(request.strategy);
+  return CheckHostMemory(plan, OptimizerState(plan, request), ranks, available);
+}
+
+absl::Status CheckHostMemory(const StrategyPlan& strategy,
+                             int64_t optimizer_state, int ranks,
+                             int64_t available) {
+  const int64_t needed = ranks * OffloadedBytes(strategy, optimizer_state);
+  if (needed <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "offload needs ", ShortBytes(needed), " of host memory for ", ranks,
+      ranks == 1 ? " rank" : " ranks", ", this machine has ",
+      ShortBytes(available),
+      " available: run fewer ranks on it, shard over more machines, or turn "
+      "offload off"));
+}
+
+int64_t AvailableHostMemory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  int64_t kib = 0;
+  while (file >> name >> kib) {
+    if (name == "MemAvailable:") return kib * 1024;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return std::numeric_limits<int64_t>::max();  // not known: no reason to refuse
+}
+
+}  // namespace capstan

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/memory/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/string_view.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+
+int64_t In(const MemoryPlan& plan, MemoryCategory category) {
+  return plan.at_peak[static_cast<int>(category)];
+}
+
+// Three units: one that reads the data, a layer, and a head.
+std::vector<UnitMemory> Units() {
+  std::vector<UnitMemory> units(3);
+  units[0].kept = units[0].output = 10;
+  units[1].kept = 100;
+  units[1].output = 10;
+  units[1].forward_workspace = 5;
+  units[1].backward_workspace = 60;
+  units[2].kept = units[2].output = 1;
+  units[2].logits_kept = 20;
+  units[2].logits_passing = 30;
+  return units;
+}
+
+StrategyPlan Holding() {
+  StrategyPlan plan;
+  plan.parameters = 1000;
+  plan.gradients = 2000;
+  plan.masters = 3000;
+  plan.optimizer_elements = 3000;
+  return plan;
+}
+
+ActivationCheckpointing EveryUnit() {
+  ActivationCheckpointing checkpointing;
+  checkpointing.every = 1;
+  checkpointing.units = 3;
+  return checkpointing;
+}
+
+// What units add at the peak of a step.
+int64_t OfUnits(const StrategyPlan& strategy,
+                const std::vector<UnitMemory>& units,
+                const ActivationCheckpointing& checkpointing = {}) {
+  return Total(PlanMemory(strategy, 0, units, checkpointing, false).at_peak) -
+         strategy.parameters - strategy.gradients - strategy.masters;
+}
+
+TEST(MemoryPlanTest, HoldsWhatTheStrategyHolds) {
+  StrategyPlan strategy = Holding();
+  strategy.sent_for_gradients = 7;
+  strategy.sent_for_parameters = 70;
+  const MemoryPlan plan = PlanMemory(strategy, 5000, Units(), {}, false);
+  EXPECT_EQ(In(plan, MemoryCategory::kParameters), 1000);
+  EXPECT_EQ(In(plan, MemoryCategory::kGradients), 2000);
+  EXPECT_EQ(In(plan, MemoryCategory::kMasters), 3000);
+  EXPECT_EQ(In(plan, MemoryCategory::kOptimizerState), 5000);
+  EXPECT_EQ(plan.host, 0);
+  EXPECT_EQ(plan.sent, 77);
+  EXPECT_TRUE(plan.activations_known);
+}
+
+TEST(MemoryPlanTest, PeaksInTheLayersBackward) {
+  // 10 of the embedding; the layer's 100, whose output's place is taken by its
+  // gradient, and 60; 20 of logits that wait for the embedding.
+  const MemoryPlan plan = PlanMemory({}, 0, Units(), {}, false);
+  EXPECT_EQ(In(plan, MemoryCategory::kActivations), 10 + 90);
+  EXPECT_EQ(In(plan, MemoryCategory::kWorkspace), 10 + 60);
+  EXPECT_EQ(In(plan, MemoryCategory::kLogits), 20);
+  EXPECT_EQ(In(plan, MemoryCategory::kBuckets), 0);
+}
+
+TEST(MemoryPlanTest, PeaksInTheHeadWhereLogitsAreLarge) {
+  std::vector<UnitMemory> units = Units();
+  units[2].logits_passing = 3000;
+  const MemoryPlan plan = PlanMemory({}, 0, units, {}, false);
+  EXPECT_EQ(In(plan, MemoryCategory::kLogits), 3020);
+  EXPECT_EQ(In(plan, MemoryCategory::kActivations) +
+                In(plan, MemoryCategory::kWorkspace),
+            10 + 100 + 1);
+}
+
+TEST(MemoryPlanTest, BucketsCountWhileTheirUnitRuns) {
+  StrategyPlan strategy;
+  const int64_t before = OfUnits(strategy, Units());
+  strategy.forward_buckets = {0, 40, 0};
+  EXPECT_EQ(OfUnits(strategy, Units()), before) << "forward holds less";
+  strategy.backward_buckets = {0, 40, 0};
+  strategy.backward_workspace = {0, 3, 0};
+  EXPECT_EQ(OfUnits(strategy, Units()), before + 43);
+  strategy.publish_buckets = 1000;
+  EXPECT_EQ(OfUnits(strategy, Units()), 1000) << "no activations by then";
+}
+
+TEST(MemoryPlanTest, CheckpointedUnitsKeepTheirOutput) {
+  std::vector<UnitMemory> units = Units();
+  units.insert(units.begin() + 1, 9, units[1]);
+  ActivationCheckpointing all = EveryUnit();
+  all.units = static_cast<int>(units.size());
+  // Of ten layers, nine outputs; the last one's 100 made again, beside the
+  // gradient of its output.
+  EXPECT_EQ(OfUnits({}, units, all), 10 + 9 * 10 + 100 + 10 + 60 + 20);
+  ActivationCheckpointing half = all;
+  half.every = 2;
+  EXPECT_EQ(OfUnits({}, units, half),
+            10 + 5 * 100 + 4 * 10 + 100 + 10 + 60 + 20);
+  EXPECT_EQ(OfUnits({}, units), 10 + 10 * 100 + 60 + 20);
+}
+
+TEST(MemoryPlanTest, TheLastUnitAndTheOneThatReadsTheDataAreNotCheckpointed) {
+  std::vector<UnitMemory> units = Units();
+  units[0].kept = 500;
+  units[2].kept = 700;
+  EXPECT_EQ(OfUnits({}, units, EveryUnit()), 500 + 10 + 700 + 20 + 30);
+}
+
+TEST(MemoryPlanTest, UnknownUnitsAreSaidToBeUnknown) {
+  StrategyPlan strategy;
+  strategy.forward_buckets = {10, 30};
+  strategy.backward_buckets = {10, 50};
+  const MemoryPlan plan = PlanMemory(strategy, 0, {}, {}, false);
+  EXPECT_FALSE(plan.activations_known);
+  EXPECT_EQ(In(plan, MemoryCategory::kBuckets), 50);
+  EXPECT_EQ(Total(plan.at_peak), 50);
+}
+
+TEST(MemoryPlanTest, OffloadedMemoryIsTheHostsOnGpusOnly) {
+  StrategyPlan strategy = Holding();
+  strategy.optimizer_on_host = true;
+  MemoryPlan plan = PlanMemory(strategy, 5000, Units(), {}, /*on_gpu=*/true);
+  EXPECT_EQ(plan.host, 2000 + 3000 + 5000);
+  EXPECT_EQ(In(plan, MemoryCategory::kMasters), 0);
+  EXPECT_EQ(In(plan, MemoryCategory::kGradients), 0);
+  EXPECT_EQ(In(plan, MemoryCategory::kOptimizerState), 0);
+  EXPECT_EQ(In(plan, MemoryCategory::kParameters), 1000);
+  strategy.parameters_on_host = true;
+  plan = PlanMemory(strategy, 5000, Units(), {}, /*on_gpu=*/true);
+  EXPECT_EQ(plan.host, 1000 + 2000 + 3000 + 5000);
+  EXPECT_EQ(In(plan, MemoryCategory::kParameters), 0);
+  plan = PlanMemory(strategy, 5000, Units(), {}, /*on_gpu=*/false);
+  EXPECT_EQ(plan.host, 0);
+  EXPECT_EQ(In(plan, MemoryCategory::kOptimizerState), 5000);
+}
+
+TEST(MemoryPlanTest, OffloadThatDoesNotFitIsRefused) {
+  StrategyPlan strategy = Holding();
+  EXPECT_TRUE(CheckHostMemory(strategy, 5000, 2, 1).ok()) << "nothing is there";
+  strategy.optimizer_on_host = true;
+  EXPECT_TRUE(CheckHostMemory(strategy, 5000, 2, 20000).ok());
+  const absl::Status status = CheckHostMemory(strategy, 5000, 2, 19999);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  for (const char* words : {"offload needs 19.5 KiB of host memory for 2 ranks",
+                            "this machine has 19.5 KiB available"}) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  }
+  strategy.parameters_on_host = true;
+  EXPECT_FALSE(CheckHostMemory(strategy, 5000, 2, 20000).ok());
+}
+
+TEST(MemoryPlanTest, AvailableMemoryIsSane) {
+  EXPECT_GT(AvailableHostMemory(), int64_t{1} << 20);
+  EXPECT_LT(AvailableHostMemory(), int64_t{1} << 50);
+}
+
+}  // namespace
+}  // namespace capstan

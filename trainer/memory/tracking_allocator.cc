@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/memory/tracking_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <numeric>
+
+#include "trainer/memory/block_cache.h"
+
+namespace capstan {
+namespace {
+
+// Before the data; of the alignment that LibTorch gives (64 bytes), so that
+// the data keeps it.
+struct alignas(64) Header {
+  uint64_t magic;
+  int64_t bytes;
+  MemoryCategory category;
+};
+static_assert(sizeof(Header) == 64);
+
+// From this size on blocks are worth a cache of their own.
+constexpr int64_t kLargeBlock = 256 << 10;
+
+BlockCache& large_blocks() {
+  static BlockCache* const cache = new BlockCache;  // outlives every tensor
+  return *cache;
+}
+
+void* Acquire(size_t bytes) {
+  if (static_cast<int64_t>(bytes) < kLargeBlock) return c10::alloc_cpu(bytes);
+  void* const block = large_blocks().Allocate(bytes);
+  // LibTorch's own words, for those who look for them.
+  TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr,
+                   "DefaultCPUAllocator: can't allocate memory: you tried to "
+                   "allocate ",
+                   bytes, " bytes.");
+  return block;
+}
+
+void Release(void* block, size_t bytes) {
+  if (static_cast<int64_t>(bytes) < kLargeBlock) return c10::free_cpu(block);
+  large_blocks().Free(block, bytes);
+}
+
+// LibTorch frees memory of an earlier allocator through this one where it uses
+// raw_deallocate: such memory has no header.
+constexpr uint64_t kMagic = 0x79726f6d656d7063;
+
+// One lock for all: an uncontended one costs less than the malloc it stands
+// beside, and makes the peak exact.
+struct Counters {
+  std::mutex mutex;
+  MemoryReport report;
+  int64_t live = 0;
+  int64_t peak = 0;
+};
+
+Counters& counters() {
+  static Counters* const counters = new Counters;  // outlives every tensor
+  return *counters;
+}
+
+void Count(MemoryCategory category, int64_t bytes) {
+  Counters& all = counters();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.report.live[static_cast<int>(category)] += bytes;
+  all.live += bytes;
+  if (all.live > all.peak) {
+    all.peak = all.live;
+    all.report.at_peak = all.report.live;
+  }
+}
+
+void Free(void* data) {
+  if (data == nullptr) return;
+  Header* const header = static_cast<Header*>(data) - 1;
+  if (header->magic != kMagic) return c10::free_cpu(data);
+  header->magic = 0;
+  Count(header->category, -header->bytes);
+  Release(header, sizeof(Header) + header->bytes);
+}
+
+class TrackingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = nullptr;
+    if (bytes > 0) {
+      auto* const header =
+          static_cast<Header*>(Acquire(sizeof(Header) + bytes));
+      *header = {kMagic, static_cast<int64_t>(bytes), CurrentMemoryCategory()};
+      Count(header->category, header->bytes);
+      data = header + 1;
+    }
+    return {data, data, &Free, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &Free; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+}  // namespace
+
+int64_t Total(const MemoryByCategory& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+void InstallTrackingAllocator() {
+  static TrackingAllocator* const allocator = [] {
+    auto* made = new TrackingAllocator;  // outlives every tensor
+    c10::SetCPUAllocator(made, /*priority=*/1);
+    return made;
+  }();
+  (void)allocator;
+}
+
+MemoryReport TrackedMemory() {
+  Counters& all = counters();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  return all.report;
+}
+
+void ResetTrackedPeak() {
+  Counters& all = counters();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.peak = all.live;
+  all.report.at_peak = all.report.live;
+}
+
+}  // namespace capstan
