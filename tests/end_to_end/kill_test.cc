@@ -6,9 +6,13 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <ostream>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/testing/run_folder.h"
@@ -17,6 +21,7 @@
 namespace capstan {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -30,43 +35,81 @@ RunText SmallRun() {
       .Train("max_steps: 1000000 save_every: 1 resume: AUTO");
 }
 
+// Whether a checkpoint is being written, or was when the run was killed.
+bool Saving(const std::string& folder) {
+  std::error_code error;  // it may vanish
+  for (fs::directory_iterator it(folder + "/checkpoints", error), end;
+       !error && it != end; it.increment(error)) {
+    if (absl::EndsWith(it->path().string(), ".tmp")) return true;
+  }
+  return false;
+}
+
+struct Way {
+  std::string strategy;
+  int ranks;
+};
+
+void PrintTo(const Way& way, std::ostream* out) { *out << way.strategy; }
+
+class KillInASaveTest : public ::testing::TestWithParam<Way> {};
+
 // One run is killed again and again, at moments that differ by fractions of a
-// step, while it saves after every step; each time it goes on from there.
-TEST(KillTest, TheNewestCheckpointIsWhole) {
-  const RunText run = SmallRun().Output(NewTestFolder("run") + "/out");
+// save, which follows each step; each time it goes on from the newest whole
+// checkpoint.
+TEST_P(KillInASaveTest, TheNewestCheckpointIsWhole) {
+  const Way& way = GetParam();
+  const RunText base =
+      SmallRun().Strategy(way.strategy, way.ranks).Batch(2, 12);
+  const RunText run = RunText(base).Output(NewTestFolder("run") + "/out");
   const std::string& folder = run.output();
   int64_t newest = 0;
-  for (const int delay_ms : {0, 1, 3, 6, 10, 17}) {
-    SCOPED_TRACE(absl::StrCat(delay_ms, " ms"));
+  int in_a_save = 0;
+  int victim = -1;  // all, or a rank
+  for (const int delay_us : {0, 300, 700, 1500, 3000}) {
+    SCOPED_TRACE(absl::StrCat(delay_us, " us"));
     TrainerProcess process({"--config=" + run.File()});
     ASSERT_TRUE(process.WaitForFile(absl::StrFormat(
         "%s/checkpoints/step-%08d/manifest.json", folder, newest + 2)))
         << process.Wait().err;
-    usleep(delay_ms * 1000);
-    // The launcher, or one of the ranks.
     const std::vector<pid_t> ranks = process.Children();
-    const int who = delay_ms % 3;
-    ASSERT_EQ(ranks.size(), 2);
-    kill(who == 0 ? process.pid() : ranks[who - 1], SIGKILL);
+    ASSERT_EQ(ranks.size(), way.ranks);
+    while (!Saving(folder)) ASSERT_TRUE(process.Running());
+    usleep(delay_us);
+    if (victim >= 0) {
+      kill(ranks[victim], SIGKILL);
+    } else {
+      process.Signal(SIGKILL);
+      for (const pid_t rank : ranks) kill(rank, SIGKILL);
+    }
     const TrainerResult result = process.Wait();
     EXPECT_TRUE(result.all_gone);
-    if (who == 0) {
-      EXPECT_EQ(result.term_signal, SIGKILL);
-    } else {
+    if (victim >= 0) {
       EXPECT_EQ(result.exit_code, 1);
+    } else {
+      EXPECT_EQ(result.term_signal, SIGKILL);
+      in_a_save += Saving(folder);
     }
+    victim = victim + 1 < way.ranks ? victim + 1 : -1;
     const std::vector<int64_t> steps = CheckpointSteps(folder);
     ASSERT_FALSE(steps.empty());
     EXPECT_GE(steps.back(), newest + 2) << "steps are lost";
     newest = steps.back();
   }
+  EXPECT_GT(in_a_save, 0) << "no kill has hit a save";
   const std::string last = absl::StrCat("max_steps: ", newest + 2);
   MustTrain(RunText(run).Train(last));
+  EXPECT_FALSE(Saving(folder)) << "what was half-written stays";
   const std::string straight =
-      MustTrain(SmallRun().Train(last + " save_every: 0"));
+      MustTrain(RunText(base).Train(last + " save_every: 0"));
   EXPECT_EQ(ReadMetrics(folder).losses(), ReadMetrics(straight).losses());
   EXPECT_TRUE(ReadText(folder + kWeights) == ReadText(straight + kWeights));
 }
+
+INSTANTIATE_TEST_SUITE_P(All, KillInASaveTest,
+                         ::testing::Values(Way{"ddp", 2}, Way{"zero2", 3},
+                                           Way{"fsdp", 2}),
+                         [](const auto& info) { return info.param.strategy; });
 
 TEST(KillTest, BeforeTheFirstCheckpoint) {
   const RunText run =

@@ -48,20 +48,6 @@ TEST(UsedFolderTest, AFileInItsPlace) {
   EXPECT_EQ(ReadText(file), "a file");
 }
 
-TEST(DamagedCheckpointTest, IsAnErrorAndStays) {
-  const std::string folder = MustTrain(RunText());
-  const std::string state =
-      folder + "/checkpoints/step-00000006/state-00000-of-00001.safetensors";
-  std::string bytes = ReadText(state);
-  bytes.back() ^= 1;
-  WriteText(state, bytes);
-  const auto before = Snapshot(folder);
-  const RunText run =
-      RunText().Train("resume: AUTO max_steps: 9").Output(folder);
-  ExpectOneError(RunTrainer({"--config=" + run.File()}), {state, "CRC"});
-  EXPECT_EQ(Snapshot(folder), before);
-}
-
 // 171,456 parameters: a checkpoint takes 2.06 MB, final 0.69 MB.
 RunText BigRun() {
   return RunText::Golden().Ddp(2).Batch(4, 8).Train(

@@ -7,10 +7,14 @@
 //   OUTPUT/checkpoints/step-00000100/
 //     manifest.json                   written last
 //     state-00000-of-00002.safetensors
+//
+// A rank writes and reads its own ranges only, from and to its own tensors:
+// nothing is gathered, and beside them it takes a few MiB. Frozen parameters
+// aren't saved: they have the model's initial values.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_
 
-#include <map>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -61,8 +65,14 @@ absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
 
 // Fills parts' masters, working copies and state from the checkpoint in
 // `folder` (one step-NNNNNNNN folder), whatever strategy, world size and shard
-// layout wrote it. Checks names, shapes and that every element is there before
-// it writes any; errors name file and tensor. Not collective.
+// layout wrote it. Collective: if one rank can't, all return an error; its own
+// names file and tensor and says what to do, the others' are UNAVAILABLE.
+//
+// Model, optimizer, the manifest, and the files' lengths and headers are
+// checked before anything is written. The values' checksums are checked as
+// they are read, so that the files are read once: no wrong value is written,
+// but if a checksum is wrong the tensors hold a part of the checkpoint and
+// mustn't be used.
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
                                           const CheckpointParts& parts);
 
@@ -70,11 +80,16 @@ absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
 std::string NewestCheckpoint(const std::string& output_dir);
 
 // For `generate`: whether `folder` is a checkpoint, its config, and its master
-// weights as a function to fill a model with.
+// weights as a function to fill a model with. `initial` writes the whole value
+// of a frozen parameter, as the run's seed has it; without it they are an
+// error.
 bool IsCheckpoint(const std::string& folder);
 absl::StatusOr<std::string> CheckpointConfig(const std::string& folder);
+using InitialValues =
+    std::function<absl::Status(int index, uint64_t seed, float* out)>;
 absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
-    const std::string& folder, const std::vector<ParameterSpec>& specs);
+    const std::string& folder, const std::vector<ParameterSpec>& specs,
+    const InitialValues& initial = nullptr);
 
 }  // namespace capstan
 

@@ -7,8 +7,10 @@
 
 #include <csignal>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
@@ -34,23 +36,49 @@ class CheckpointFaultTest : public ::testing::Test {
     folder_ = NewestCheckpoint(out_);
   }
 
-  // "" if it loads, else the error; a failed load must not write anything.
-  std::string LoadError() {
+  // "" if it loads, else the error. A failed load must not write anything,
+  // unless values turn out to be wrong (`may_write`).
+  std::string LoadError(bool may_write = false) {
     ThreadMeeting meeting(1);
     ThreadGroup group(&meeting, 0);
     FakeRun run(0, {0, kFlat});
     const auto state = LoadCheckpoint(folder_, run.Parts(group));
     const bool clean = run.tensor(0).equal(at::zeros({kFlat}, at::kFloat));
-    EXPECT_EQ(state.ok(), !clean);
+    if (!may_write) {
+      EXPECT_EQ(state.ok(), !clean);
+    }
     return std::string(state.status().message());
   }
 
-  void Edit(const std::string& from, const std::string& to) {
+  // What rank `rank` of a run with such bounds gets, as if it were alone.
+  absl::Status LoadAs(int rank, const std::vector<int64_t>& bounds) {
+    ThreadMeeting meeting(1);
+    ThreadGroup group(&meeting, 0);
+    FakeRun run(rank, bounds);
+    const auto state = LoadCheckpoint(folder_, run.Parts(group));
+    EXPECT_EQ(state.ok(), run.HasValues());
+    return state.status();
+  }
+
+  // Changes the manifest's text, and its checksum to match if `sign`.
+  void Edit(const std::string& from, const std::string& to, bool sign = true) {
     const std::string path = folder_ + "/manifest.json";
-    const std::string text = *ReadWholeFile(path);
+    std::string text = *ReadWholeFile(path);
     ASSERT_THAT(text, HasSubstr(from));
-    ASSERT_TRUE(
-        WriteWholeFile(path, absl::StrReplaceAll(text, {{from, to}})).ok());
+    text = absl::StrReplaceAll(text, {{from, to}});
+    if (sign) {
+      auto json = nlohmann::ordered_json::parse(text);
+      json.erase("crc32c");
+      json["crc32c"] = absl::StrFormat("%08x", Crc32c(json.dump()));
+      text = json.dump(1);
+    }
+    ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  }
+
+  void FlipLastByte(const std::string& path) {
+    std::string bytes = *ReadWholeFile(path);
+    bytes.back() ^= 1;
+    ASSERT_TRUE(WriteWholeFile(path, bytes).ok());
   }
 
   std::string out_;
@@ -65,20 +93,78 @@ TEST_F(CheckpointFaultTest, TruncatedStateFile) {
 }
 
 TEST_F(CheckpointFaultTest, OneChangedByte) {
-  const std::string path = folder_ + kStateFile;
-  std::string bytes = *ReadWholeFile(path);
-  bytes.back() ^= 1;
-  ASSERT_TRUE(WriteWholeFile(path, bytes).ok());
-  EXPECT_THAT(LoadError(), AllOf(HasSubstr(kStateFile), HasSubstr("CRC-32C")));
+  FlipLastByte(folder_ + kStateFile);
   EXPECT_THAT(
-      std::string(
-          CheckpointWeights(folder_, FakeRun::Specs()).status().message()),
-      HasSubstr("CRC-32C"));
+      LoadError(/*may_write=*/true),
+      AllOf(HasSubstr(folder_ + kStateFile), HasSubstr("CRC-32C"),
+            HasSubstr("'exp_avg_sq/b/0'"), HasSubstr("remove " + folder_)));
+  FlipLastByte(folder_ + kStateFile);
+  EXPECT_EQ(LoadError(), "");
+  // Weights alone don't need the optimizer's state.
+  FlipLastByte(folder_ + kStateFile);
+  EXPECT_TRUE(CheckpointWeights(folder_, FakeRun::Specs()).ok());
 }
 
 TEST_F(CheckpointFaultTest, MissingStateFile) {
   fs::remove(folder_ + kStateFile);
-  EXPECT_THAT(LoadError(), HasSubstr(kStateFile));
+  EXPECT_THAT(LoadError(), AllOf(HasSubstr(folder_ + kStateFile),
+                                 HasSubstr("it isn't there"),
+                                 HasSubstr("remove " + folder_)));
+  EXPECT_THAT(
+      std::string(
+          CheckpointWeights(folder_, FakeRun::Specs()).status().message()),
+      HasSubstr(folder_ + kStateFile));
+}
+
+TEST_F(CheckpointFaultTest, ARankReadsOnlyItsRanges) {
+  const std::vector<int64_t> bounds = {0, 9, kFlat};
+  FlipLastByte(folder_ + kStateFile);
+  EXPECT_EQ(LoadAs(0, bounds), absl::OkStatus());
+  EXPECT_TRUE(absl::IsDataLoss(LoadAs(1, bounds)));
+  // The last byte is of b's state: a rank that reads a.weight from the same
+  // file doesn't meet it.
+  EXPECT_EQ(LoadAs(0, {0, 20, kFlat}), absl::OkStatus());
+  fs::remove(folder_ + kStateFile);
+  EXPECT_EQ(LoadAs(0, bounds), absl::OkStatus());
+}
+
+TEST_F(CheckpointFaultTest, OneRankThatCannotReadFailsAll) {
+  FlipLastByte(folder_ + kStateFile);
+  const auto statuses = OnRanks(3, [&](ProcessGroup& group) {
+    FakeRun run(group.rank(), {0, 9, 22, kFlat});
+    return LoadCheckpoint(folder_, run.Parts(group)).status();
+  });
+  EXPECT_THAT(std::string(statuses[2].message()), HasSubstr("CRC-32C"));
+  for (const int rank : {0, 1}) {
+    EXPECT_TRUE(absl::IsUnavailable(statuses[rank]));
+    EXPECT_THAT(std::string(statuses[rank].message()),
+                HasSubstr("rank 2 could not read " + folder_));
+  }
+}
+
+// Of the same layout, from another run: no length and no name tells.
+TEST_F(CheckpointFaultTest, AStateFileOfAnotherCheckpoint) {
+  const std::string other = NewFolder();
+  ASSERT_TRUE(FirstError(SaveWith({0, 9, kFlat}, other, 5, 0, 0.5f)).ok());
+  fs::copy_file(NewestCheckpoint(other) + kStateFile, folder_ + kStateFile,
+                fs::copy_options::overwrite_existing);
+  EXPECT_THAT(LoadError(/*may_write=*/true),
+              AllOf(HasSubstr(folder_ + kStateFile),
+                    HasSubstr("its tensor 'master/a.weight/9'")));
+}
+
+// As long as the right one, with a tensor of another shape in it.
+TEST_F(CheckpointFaultTest, AStateFileWithAnotherTensor) {
+  const std::string path = folder_ + kStateFile;
+  const std::string bytes = *ReadWholeFile(path);
+  ASSERT_TRUE(WriteWholeFile(path, absl::StrReplaceAll(
+                                       bytes, {{"master/b/0", "master/c/0"}}))
+                  .ok());
+  EXPECT_THAT(LoadError(),
+              AllOf(HasSubstr(path), HasSubstr("has no tensor 'master/b/0'")));
+  ASSERT_TRUE(
+      WriteWholeFile(path, absl::StrReplaceAll(bytes, {{"[7]", "[8]"}})).ok());
+  EXPECT_THAT(LoadError(), AllOf(HasSubstr(path), HasSubstr("/b/0'")));
 }
 
 TEST_F(CheckpointFaultTest, MissingManifest) {
@@ -94,28 +180,54 @@ TEST_F(CheckpointFaultTest, DamagedManifest) {
   ASSERT_TRUE(WriteWholeFile(path, text.substr(0, text.size() / 2)).ok());
   EXPECT_THAT(LoadError(), HasSubstr("manifest.json: is damaged"));
   ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  Edit("\"samples\": 40", "\"samples\": 41", /*sign=*/false);
+  EXPECT_THAT(LoadError(),
+              AllOf(HasSubstr("manifest.json: is damaged"),
+                    HasSubstr("CRC-32C"), HasSubstr("remove " + folder_)));
+  ASSERT_TRUE(WriteWholeFile(path, text).ok());
   Edit("\"samples\"", "\"simples\"");
   EXPECT_THAT(LoadError(), HasSubstr("samples"));
-  ASSERT_TRUE(WriteWholeFile(path, text).ok());
-  Edit("\"format_version\": 1", "\"format_version\": 2");
-  EXPECT_THAT(LoadError(), HasSubstr("format_version is 2"));
+}
+
+TEST_F(CheckpointFaultTest, OfAnotherTrainer) {
+  Edit("\"format_version\": 2", "\"format_version\": 1");
+  EXPECT_THAT(LoadError(), AllOf(HasSubstr("manifest.json: was saved by an "
+                                           "older trainer"),
+                                 HasSubstr("format_version is 1"),
+                                 HasSubstr("another output_dir")));
+  Edit("\"format_version\": 1", "\"format_version\": 3");
+  EXPECT_THAT(LoadError(), HasSubstr("saved by a newer trainer"));
 }
 
 TEST_F(CheckpointFaultTest, RangesAndFilesOfTheManifestAreChecked) {
   const std::string path = folder_ + "/manifest.json";
   const std::string text = *ReadWholeFile(path);
+  const auto restore = [&] { ASSERT_TRUE(WriteWholeFile(path, text).ok()); };
   // a.weight lies in [0, 9) and [9, 20).
   Edit("\"length\": 11", "\"length\": 12");
   EXPECT_THAT(LoadError(), HasSubstr("'a.weight'"));
-  ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  restore();
   Edit("\"length\": 11", "\"length\": 10");
   EXPECT_THAT(LoadError(),
               HasSubstr("element 19 of master of 'a.weight' is missing"));
-  ASSERT_TRUE(WriteWholeFile(path, text).ok());
-  Edit("\"begin\": 9", "\"begin\": 8");  // no such tensor
+  restore();
+  Edit("\"length\": 9", "\"length\": 8");
+  EXPECT_THAT(LoadError(),
+              HasSubstr("element 8 of master of 'a.weight' is missing"));
+  restore();
+  Edit("\"begin\": 9", "\"begin\": 8");
   Edit("\"length\": 11", "\"length\": 12");
-  EXPECT_THAT(LoadError(), HasSubstr("'master/a.weight/8'"));
-  ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  EXPECT_THAT(LoadError(),
+              HasSubstr("element 8 of master of 'a.weight' is stored twice, in "
+                        "state-00000-of-00002.safetensors and "
+                        "state-00001-of-00002.safetensors"));
+  Edit("\"length\": 9", "\"length\": 8");  // whole, but no such tensors
+  EXPECT_THAT(LoadError(), HasSubstr("'master/a.weight/0' has 9 elements"));
+  restore();
+  Edit("\"exp_avg\",\n     \"parameter\": \"b\"",
+       "\"exp_avg\",\n     \"parameter\": \"c\"");
+  EXPECT_THAT(LoadError(), HasSubstr("'c'"));
+  restore();
   Edit("\"state-00001", "\"../state-00001");
   EXPECT_THAT(LoadError(), HasSubstr("plain file name"));
 }

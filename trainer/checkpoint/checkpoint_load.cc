@@ -3,20 +3,18 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/agree.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/checkpoint/file_util.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/range_index.h"
+#include "trainer/checkpoint/state_file.h"
 
 namespace capstan {
 namespace {
@@ -47,7 +45,8 @@ absl::Status CheckParameters(const std::string& folder,
                              const std::vector<ParameterSpec>& specs) {
   const auto differs = [&](const std::string& how) {
     return absl::FailedPreconditionError(absl::StrCat(
-        folder, ": the checkpoint was made by another model: ", how));
+        folder, ": the checkpoint was made by another model: ", how,
+        "; resume with the model that it was saved with"));
   };
   std::map<std::string, const ManifestParameter*> stored;
   for (const ManifestParameter& p : manifest.parameters) stored[p.name] = &p;
@@ -60,6 +59,12 @@ absl::Status CheckParameters(const std::string& folder,
       return differs(absl::StrCat("its '", spec.name, "' has shape ",
                                   ShapeText(found->second->shape),
                                   ", this run's has ", ShapeText(spec.shape)));
+    }
+    if (found->second->trainable != spec.trainable) {
+      const char* const how[] = {"frozen", "trained"};
+      return differs(absl::StrCat("its '", spec.name, "' is ",
+                                  how[found->second->trainable],
+                                  ", this run's is ", how[spec.trainable]));
     }
     stored.erase(found);
   }
@@ -90,70 +95,47 @@ absl::Status CheckStateNames(const std::string& folder,
                    ": resume with the optimizer that it was saved with"));
 }
 
-// Opens a file of the checkpoint, whose every byte must be as written.
-absl::StatusOr<std::unique_ptr<SafetensorsReader>> OpenStateFile(
-    const std::string& folder, const ManifestFile& file) {
-  const std::string path = absl::StrCat(folder, "/", file.name);
-  CAPSTAN_ASSIGN_OR_RETURN(const FileSum sum, SumFile(path));
-  if (sum.bytes != file.bytes) {
-    return absl::DataLossError(
-        absl::StrFormat("%s: is damaged: it has %d bytes, %s says %d", path,
-                        sum.bytes, kManifestFile, file.bytes));
-  }
-  if (sum.crc32c != file.crc32c) {
-    return absl::DataLossError(
-        absl::StrFormat("%s: is damaged: its CRC-32C is %08x, %s says %08x",
-                        path, sum.crc32c, kManifestFile, file.crc32c));
-  }
-  return SafetensorsReader::Open(path);
-}
-
-void CopyIn(const TensorEntry& entry, const Copy& copy) {
-  const int64_t size = static_cast<int64_t>(c10::elementSize(entry.dtype));
-  const int64_t skip = copy.piece.begin - copy.piece.range->begin;
-  // Mapped bytes may be unaligned.
-  const at::Tensor values = at::empty({copy.piece.length}, entry.dtype);
-  std::memcpy(values.data_ptr(), entry.data + skip * size,
-              copy.piece.length * size);
-  copy.target->tensor
-      .narrow(0, copy.target->offset + copy.piece.begin - copy.target->begin,
-              copy.piece.length)
-      .copy_(values);
-}
-
-// Checks all, then copies.
-absl::Status Fill(const std::string& folder, const Manifest& manifest,
-                  const std::vector<Target>& targets) {
+// Finds the piece that each target is made of, by the file they lie in.
+absl::StatusOr<std::map<const ManifestFile*, std::vector<Copy>>> FindCopies(
+    const std::string& folder, const Manifest& manifest,
+    const std::vector<Target>& targets) {
   const RangeIndex index(manifest);
   std::map<const ManifestFile*, std::vector<Copy>> copies;
   for (const Target& target : targets) {
     const auto cover =
         index.Cover(target.kind, target.parameter, target.begin, target.length);
     if (!cover.ok()) {
-      return Annotate(cover.status(), absl::StrCat(folder, "/", kManifestFile));
+      return DamagedError(absl::StrCat(folder, "/", kManifestFile),
+                          cover.status().message());
     }
     for (const RangeIndex::Piece& piece : *cover) {
       copies[piece.file].push_back({&target, piece});
     }
   }
-  std::vector<std::pair<const TensorEntry*, const Copy*>> work;
-  std::vector<std::unique_ptr<SafetensorsReader>> readers;
+  return copies;
+}
+
+// Checks that all is there, then reads.
+absl::Status Fill(const std::string& folder, const Manifest& manifest,
+                  const std::vector<Target>& targets) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto copies,
+                           FindCopies(folder, manifest, targets));
+  std::map<const ManifestFile*, std::unique_ptr<StateFile>> opened;
   for (const auto& [file, file_copies] : copies) {
-    CAPSTAN_ASSIGN_OR_RETURN(auto reader, OpenStateFile(folder, *file));
+    CAPSTAN_ASSIGN_OR_RETURN(opened[file], StateFile::Open(folder, *file));
     for (const Copy& copy : file_copies) {
-      const std::string key = copy.piece.range->Key();
-      const auto found = reader->tensors().find(key);
-      if (found == reader->tensors().end() ||
-          found->second.numel != copy.piece.range->length) {
-        return absl::DataLossError(
-            absl::StrFormat("%s/%s: wants a tensor '%s' of %d elements", folder,
-                            file->name, key, copy.piece.range->length));
-      }
-      work.emplace_back(&found->second, &copy);
+      CAPSTAN_RETURN_IF_ERROR(opened[file]->Check(*copy.piece.range));
     }
-    readers.push_back(std::move(reader));
   }
-  for (const auto& [entry, copy] : work) CopyIn(*entry, *copy);
+  for (const auto& [file, file_copies] : copies) {
+    for (const auto& [target, piece] : file_copies) {
+      const at::Tensor out = target->tensor.narrow(
+          0, target->offset + piece.begin - target->begin, piece.length);
+      CAPSTAN_RETURN_IF_ERROR(
+          opened[file]->Read(*piece.range, piece.begin, out));
+    }
+    opened[file]->Close();
+  }
   return absl::OkStatus();
 }
 
@@ -173,8 +155,8 @@ std::vector<Target> ShardTargets(const CheckpointParts& parts) {
   return targets;
 }
 
-absl::StatusOr<TrainState> Load(const std::string& folder,
-                                const CheckpointParts& parts) {
+absl::Status Load(const std::string& folder, const CheckpointParts& parts,
+                  TrainState* state) {
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
   CAPSTAN_RETURN_IF_ERROR(CheckParameters(folder, manifest, *parts.specs));
@@ -184,31 +166,45 @@ absl::StatusOr<TrainState> Load(const std::string& folder,
   for (OptimizerShard& shard : parts.shards) {
     if (shard.working.defined()) shard.working.copy_(shard.master);
   }
-  return manifest.train_state;
+  *state = manifest.train_state;
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
                                           const CheckpointParts& parts) {
-  try {
-    return Load(folder, parts);
-  } catch (...) {
-    return CurrentExceptionToStatus();
-  }
+  TrainState state;
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    return Agree(*parts.group,
+                 CatchAll([&] { return Load(folder, parts, &state); }),
+                 [&](int) { return absl::StrCat("read ", folder); });
+  }));
+  return state;
 }
 
 absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
-    const std::string& folder, const std::vector<ParameterSpec>& specs) {
+    const std::string& folder, const std::vector<ParameterSpec>& specs,
+    const InitialValues& initial) {
   CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
   CAPSTAN_RETURN_IF_ERROR(CheckParameters(folder, manifest, specs));
   std::vector<at::Tensor> weights;
   std::vector<Target> targets;
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    for (const ParameterSpec& spec : specs) {
-      weights.push_back(at::empty(spec.shape, at::kFloat));
-      targets.push_back({kMasterKind, spec.name, 0, spec.numel(),
-                         weights.back().view({-1}), 0});
+    for (size_t i = 0; i < specs.size(); ++i) {
+      weights.push_back(at::empty(specs[i].shape, at::kFloat));
+      if (specs[i].trainable) {
+        targets.push_back({kMasterKind, specs[i].name, 0, specs[i].numel(),
+                           weights.back().view({-1}), 0});
+      } else if (initial == nullptr) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(folder, ": '", specs[i].name,
+                         "' is frozen, and so isn't in the checkpoint"));
+      } else {
+        CAPSTAN_RETURN_IF_ERROR(
+            initial(static_cast<int>(i), manifest.train_state.seed,
+                    weights.back().mutable_data_ptr<float>()));
+      }
     }
     return Fill(folder, manifest, targets);
   }));

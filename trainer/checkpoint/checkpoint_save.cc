@@ -1,25 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/agree.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folder.h"
 #include "trainer/checkpoint/file_util.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/state_file.h"
 
 namespace capstan {
 namespace {
-
-// A range and the elements of a shard's tensor that it stands for.
-struct Piece {
-  ManifestRange range;
-  at::Tensor elements;
-};
 
 std::string RankFileName(int rank, int world_size) {
   return absl::StrFormat("state-%05d-of-%05d.safetensors", rank, world_size);
@@ -30,8 +23,8 @@ std::string RankNotePath(const std::string& folder, int rank) {
   return absl::StrFormat("%s/rank-%05d.json", folder, rank);
 }
 
-std::vector<Piece> OwnedPieces(const CheckpointParts& parts) {
-  std::vector<Piece> pieces;
+std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
+  std::vector<StatePiece> pieces;
   for (const OwnedSlice& slice : parts.owned) {
     const OptimizerShard& shard = parts.shards[slice.shard];
     for (const ParameterRange& range : shard.ranges) {
@@ -39,8 +32,11 @@ std::vector<Piece> OwnedPieces(const CheckpointParts& parts) {
       const int64_t high = std::min(slice.end, range.offset + range.length);
       if (low >= high) continue;
       const auto add = [&](const std::string& kind, const at::Tensor& tensor) {
-        pieces.push_back({{kind, (*parts.specs)[range.parameter].name,
-                           range.begin + low - range.offset, high - low},
+        pieces.push_back({{kind,
+                           (*parts.specs)[range.parameter].name,
+                           range.begin + low - range.offset,
+                           high - low,
+                           {}},
                           tensor.narrow(0, low, high - low)});
       };
       add(kMasterKind, shard.master);
@@ -56,25 +52,10 @@ std::vector<Piece> OwnedPieces(const CheckpointParts& parts) {
 absl::Status WriteRankFile(const std::string& folder,
                            const CheckpointParts& parts) {
   const int rank = parts.group->rank();
-  const std::vector<Piece> pieces = OwnedPieces(parts);
-  ManifestFile file;
-  file.name = RankFileName(rank, parts.group->size());
-  const std::string path = absl::StrCat(folder, "/", file.name);
-  CAPSTAN_ASSIGN_OR_RETURN(const auto writer, SafetensorsWriter::Create(path));
-  for (const Piece& piece : pieces) {
-    writer->Declare(piece.range.Key(), piece.elements.scalar_type(),
-                    {piece.range.length});
-    file.ranges.push_back(piece.range);
-  }
-  for (const Piece& piece : pieces) {
-    const at::Tensor on_cpu = piece.elements.to(at::kCPU).contiguous();
-    CAPSTAN_RETURN_IF_ERROR(
-        writer->Append(on_cpu.data_ptr(), on_cpu.numel() * on_cpu.itemsize()));
-  }
-  CAPSTAN_RETURN_IF_ERROR(writer->Close());
-  CAPSTAN_ASSIGN_OR_RETURN(const FileSum sum, SumFile(path));
-  file.bytes = sum.bytes;
-  file.crc32c = sum.crc32c;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const ManifestFile file,
+      WriteStateFile(folder, RankFileName(rank, parts.group->size()),
+                     OwnedPieces(parts)));
   return WriteWholeFile(RankNotePath(folder, rank), ManifestFileToJson(file));
 }
 
@@ -88,7 +69,7 @@ absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
   manifest.config_text = parts.config_text;
   manifest.state_names = parts.state_names;
   for (const ParameterSpec& spec : *parts.specs) {
-    manifest.parameters.push_back({spec.name, spec.shape});
+    manifest.parameters.push_back({spec.name, spec.shape, spec.trainable});
   }
   for (int rank = 0; rank < manifest.world_size; ++rank) {
     absl::StatusOr<ManifestFile> file =
@@ -102,14 +83,12 @@ absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
     manifest.files.push_back(*std::move(file));
   }
   // A strategy that forgets elements must not pass for a checkpoint.
-  const RangeIndex index(manifest);
-  for (const ParameterSpec& spec : *parts.specs) {
-    if (!spec.trainable) continue;
-    CAPSTAN_RETURN_IF_ERROR(
-        index.CheckWhole(kMasterKind, spec.name, spec.numel()));
-    for (const std::string& name : parts.state_names) {
-      CAPSTAN_RETURN_IF_ERROR(index.CheckWhole(name, spec.name, spec.numel()));
-    }
+  const absl::Status status = CheckManifest(manifest);
+  if (!status.ok()) {
+    return absl::InternalError(
+        absl::StrCat("the strategy doesn't give each element to one rank to "
+                     "save: ",
+                     status.message()));
   }
   return manifest;
 }

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <limits>
 
 #include "trainer/checkpoint/checkpoint_testing.h"
@@ -14,7 +16,6 @@ namespace capstan {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 constexpr int64_t kFlat = FakeRun::kFlat;
@@ -22,14 +23,14 @@ constexpr int64_t kFlat = FakeRun::kFlat;
 // Loads as a run of bounds.size() - 1 ranks; checks every element.
 void ExpectLoads(const std::string& folder, const std::vector<int64_t>& bounds,
                  float shift = 0.0f) {
-  ThreadMeeting meeting(bounds.size() - 1);
-  for (int rank = 0; rank + 1 < bounds.size(); ++rank) {
-    ThreadGroup group(&meeting, rank);
-    FakeRun run(rank, bounds);
-    const auto state = LoadCheckpoint(folder, run.Parts(group));
-    ASSERT_TRUE(state.ok()) << state.status();
-    EXPECT_TRUE(run.HasValues(shift)) << "rank " << rank;
-  }
+  const absl::Status status =
+      FirstError(OnRanks(bounds.size() - 1, [&](ProcessGroup& group) {
+        FakeRun run(group.rank(), bounds);
+        const auto state = LoadCheckpoint(folder, run.Parts(group));
+        EXPECT_TRUE(run.HasValues(shift)) << "rank " << group.rank();
+        return state.status();
+      }));
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(CheckpointTest, OneRankRoundTrip) {
@@ -161,12 +162,14 @@ TEST(CheckpointTest, AnotherModelIsRefused) {
     return std::string(status.message());
   };
   EXPECT_THAT(error({{"a.weight", {5, 4}, 0, true}, {"b", {7}, 0, true}}),
-              EndsWith("made by another model: its 'a.weight' has shape "
-                       "[4, 5], this run's has [5, 4]"));
+              HasSubstr("made by another model: its 'a.weight' has shape "
+                        "[4, 5], this run's has [5, 4]; resume with "));
   EXPECT_THAT(error({{"a.weight", {4, 5}, 0, true}, {"c", {7}, 0, true}}),
-              EndsWith("it has no parameter 'c'"));
+              HasSubstr("it has no parameter 'c'"));
   EXPECT_THAT(error({{"a.weight", {4, 5}, 0, true}}),
-              EndsWith("this run's has no parameter 'b'"));
+              HasSubstr("this run's has no parameter 'b'"));
+  EXPECT_THAT(error({{"a.weight", {4, 5}, 0, true}, {"b", {7}, 0, false}}),
+              HasSubstr("its 'b' is trained, this run's is frozen"));
 }
 
 TEST(CheckpointTest, AnotherOptimizerIsRefused) {
@@ -194,9 +197,66 @@ TEST(CheckpointTest, AFrozenParameterNeedsNoShard) {
   FakeRun run(0, {0, 22}, specs);  // without b
   run.SetValues();
   ASSERT_TRUE(SaveCheckpoint(out, 0, StateAt(1), run.Parts(group)).ok());
+  const std::string folder = NewestCheckpoint(out);
   FakeRun again(0, {0, 22}, specs);
-  ASSERT_TRUE(LoadCheckpoint(NewestCheckpoint(out), again.Parts(group)).ok());
+  ASSERT_TRUE(LoadCheckpoint(folder, again.Parts(group)).ok());
   EXPECT_TRUE(again.HasValues());
+  // For generation it comes from the model, as the run's seed has it.
+  EXPECT_THAT(std::string(CheckpointWeights(folder, specs).status().message()),
+              HasSubstr("'b' is frozen"));
+  const auto weights = CheckpointWeights(
+      folder, specs, [](int index, uint64_t seed, float* out) {
+        EXPECT_EQ(seed, StateAt(1).seed);
+        std::fill_n(out, 7, static_cast<float>(index));
+        return absl::OkStatus();
+      });
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ((*weights)[0].data_ptr<float>()[19], ValueOf(0, 0, 19));
+  EXPECT_EQ((*weights)[1].data_ptr<float>()[6], 1.0f);
+  // A run that trains it can't go on from here.
+  specs[1].trainable = true;
+  FakeRun trained(0, {0, kFlat}, specs);
+  EXPECT_THAT(
+      std::string(
+          LoadCheckpoint(folder, trained.Parts(group)).status().message()),
+      HasSubstr("its 'b' is frozen, this run's is trained"));
+}
+
+// The most memory that this process has held since the last call, in bytes.
+int64_t PeakSinceLastCall() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int64_t kib = 0;
+  while (status >> word && word != "VmHWM:") {
+  }
+  status >> kib;
+  std::ofstream("/proc/self/clear_refs") << "5";  // proc(5): resets it
+  return kib * 1024;
+}
+
+TEST(CheckpointTest, SavingAndLoadingTakeLittleMemory) {
+  constexpr int64_t kElements = 6 << 20;  // 24 MiB of each kind
+  const std::string out = NewFolder();
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, kElements + 2}, {{"w", {kElements}, 0, true}});
+  run.SetValues();
+  FakeRun again(0, {0, kElements + 2}, {{"w", {kElements}, 0, true}});
+  again.SetValues(1.0f);  // touches its memory
+  again.shards_[0].working.fill_(1.0f);
+  PeakSinceLastCall();
+  const int64_t before = PeakSinceLastCall();
+  ASSERT_TRUE(SaveCheckpoint(out, 0, StateAt(1), run.Parts(group)).ok());
+  EXPECT_LT(PeakSinceLastCall() - before, 8 << 20);
+  ASSERT_TRUE(LoadCheckpoint(NewestCheckpoint(out), again.Parts(group)).ok());
+  EXPECT_LT(PeakSinceLastCall() - before, 12 << 20);
+  for (int kind = 0; kind < 3; ++kind) {
+    EXPECT_TRUE(again.tensor(kind).equal(run.tensor(kind)));
+  }
+  // A copy of one tensor would have shown.
+  PeakSinceLastCall();
+  const at::Tensor copy = run.tensor(0).clone();
+  EXPECT_GT(PeakSinceLastCall() - before, 20 << 20);
 }
 
 }  // namespace

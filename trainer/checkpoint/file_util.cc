@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -179,15 +180,38 @@ uint32_t Crc32c(absl::string_view bytes) {
   return ~ExtendCrc(~uint32_t{0}, bytes);
 }
 
-absl::StatusOr<FileSum> SumFile(const std::string& path) {
-  FileSum sum;
-  uint32_t state = ~uint32_t{0};
-  CAPSTAN_RETURN_IF_ERROR(ReadPieces(path, [&](absl::string_view piece) {
-    sum.bytes += piece.size();
-    state = ExtendCrc(state, piece);
-  }));
-  sum.crc32c = ~state;
-  return sum;
+InputFile::InputFile(std::string path, int fd)
+    : path_(std::move(path)), fd_(fd) {}
+
+InputFile::~InputFile() { close(fd_); }
+
+absl::StatusOr<std::unique_ptr<InputFile>> InputFile::Open(
+    const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return PathError(path, errno);
+  return std::unique_ptr<InputFile>(new InputFile(path, fd));
+}
+
+absl::StatusOr<int64_t> InputFile::Bytes() const {
+  struct stat info;
+  if (fstat(fd_, &info) != 0) return PathError(path_, errno);
+  return info.st_size;
+}
+
+absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
+  while (bytes > 0) {
+    const ssize_t n = pread(fd_, out, bytes, offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return PathError(path_, errno);
+    if (n == 0) {
+      return absl::DataLossError(
+          absl::StrCat(path_, ": ends at byte ", offset));
+    }
+    offset += n;
+    bytes -= n;
+    out += n;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace capstan

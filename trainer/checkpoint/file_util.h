@@ -6,6 +6,7 @@
 #define CAPSTAN_TRAINER_CHECKPOINT_FILE_UTIL_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -40,11 +41,26 @@ absl::Status ReplaceFolder(const std::string& from, const std::string& to);
 
 // CRC-32C (Castagnoli, as in RFC 3720 appendix B.4).
 uint32_t Crc32c(absl::string_view bytes);
-struct FileSum {
-  int64_t bytes = 0;
-  uint32_t crc32c = 0;
+
+// A file that is read in places. Thread-safe.
+class InputFile {
+ public:
+  static absl::StatusOr<std::unique_ptr<InputFile>> Open(
+      const std::string& path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  // Its length now, in bytes.
+  absl::StatusOr<int64_t> Bytes() const;
+  // Exactly `bytes` bytes from byte `offset`; DATA_LOSS if it ends before.
+  absl::Status ReadAt(int64_t offset, int64_t bytes, char* out) const;
+
+ private:
+  InputFile(std::string path, int fd);
+  const std::string path_;
+  const int fd_;
 };
-absl::StatusOr<FileSum> SumFile(const std::string& path);
 
 }  // namespace capstan
 

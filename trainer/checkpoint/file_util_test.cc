@@ -23,23 +23,28 @@ TEST(FileUtilTest, CrcIsTheStandardOne) {
   EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8a9136aau);
 }
 
-TEST(FileUtilTest, SumOfALargeFileIsThatOfItsBytes) {
-  std::string bytes((4 << 20) + 12345, 'a');  // more than one read
+TEST(FileUtilTest, ReadsInPlaces) {
+  std::string bytes((4 << 20) + 12345, 'a');  // more than one piece
   bytes[4 << 20] = 'b';
   const std::string path = NewFolder() + "/large";
   ASSERT_TRUE(WriteWholeFile(path, bytes).ok());
-  const auto sum = SumFile(path);
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_EQ(sum->bytes, bytes.size());
-  EXPECT_EQ(sum->crc32c, Crc32c(bytes));
   EXPECT_EQ(*ReadWholeFile(path), bytes);
+  const auto file = InputFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->Bytes().value(), bytes.size());
+  std::string read(100, '.');
+  ASSERT_TRUE((*file)->ReadAt((4 << 20) - 50, 100, &read[0]).ok());
+  EXPECT_EQ(read, bytes.substr((4 << 20) - 50, 100));
+  const absl::Status status = (*file)->ReadAt(bytes.size() - 99, 100, &read[0]);
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path + ": ends at"));
 }
 
 TEST(FileUtilTest, ErrorsNameThePath) {
   const std::string path = NewFolder() + "/none/x";
   EXPECT_THAT(std::string(ReadWholeFile(path).status().message()),
               HasSubstr(path));
-  EXPECT_TRUE(absl::IsNotFound(SumFile(path).status()));
+  EXPECT_TRUE(absl::IsNotFound(InputFile::Open(path).status()));
   EXPECT_THAT(std::string(WriteWholeFile(path, "x").message()),
               HasSubstr(path));
   EXPECT_TRUE(RemoveTree(path).ok());

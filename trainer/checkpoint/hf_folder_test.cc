@@ -57,7 +57,10 @@ class FakeStrategy final : public Strategy {
  public:
   FakeStrategy(ProcessGroup* group, float base) : group_(group), base_(base) {}
 
-  absl::Status CheckWorldSize(int) const override { return absl::OkStatus(); }
+  absl::Status Check(const StrategyRequest&) const override {
+    return absl::OkStatus();
+  }
+  StrategyPlan Plan(const StrategyRequest&) const override { return {}; }
   absl::Status Setup(const StrategyContext&) override {
     return absl::OkStatus();
   }

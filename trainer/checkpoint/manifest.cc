@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/manifest.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/file_util.h"
+#include "trainer/checkpoint/range_index.h"
 
 namespace capstan {
 
@@ -21,7 +25,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
+constexpr char kCrcKey[] = "crc32c";
 
 // JSON has no NaN or infinity, and a last loss may be one. Finite numbers are
 // written with the digits that give them back exactly.
@@ -67,17 +72,33 @@ TrainState TrainStateFromJson(const Json& json) {
   return state;
 }
 
+std::string CrcsToText(const std::vector<uint32_t>& crcs) {
+  return absl::StrJoin(crcs, " ", [](std::string* out, uint32_t crc) {
+    absl::StrAppendFormat(out, "%08x", crc);
+  });
+}
+
+// What doesn't parse is left out, and the number of them then tells.
+std::vector<uint32_t> CrcsFromText(const std::string& text) {
+  std::vector<uint32_t> crcs;
+  for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    uint32_t crc = 0;
+    if (absl::SimpleHexAtoi(word, &crc)) crcs.push_back(crc);
+  }
+  return crcs;
+}
+
 Json FileToJson(const ManifestFile& file) {
   Json ranges = Json::array();
   for (const ManifestRange& range : file.ranges) {
     ranges.push_back({{"kind", range.kind},
                       {"parameter", range.parameter},
                       {"begin", range.begin},
-                      {"length", range.length}});
+                      {"length", range.length},
+                      {kCrcKey, CrcsToText(range.crc32c)}});
   }
   return {{"file", file.name},
           {"bytes", file.bytes},
-          {"crc32c", absl::StrFormat("%08x", file.crc32c)},
           {"ranges", std::move(ranges)}};
 }
 
@@ -85,13 +106,12 @@ ManifestFile FileFromJson(const Json& json) {
   ManifestFile file;
   file.name = json.at("file").get<std::string>();
   file.bytes = json.at("bytes").get<int64_t>();
-  // What doesn't parse stays 0, and the file's bytes then tell.
-  (void)absl::SimpleHexAtoi(json.at("crc32c").get<std::string>(), &file.crc32c);
   for (const Json& range : json.at("ranges")) {
     file.ranges.push_back({range.at("kind").get<std::string>(),
                            range.at("parameter").get<std::string>(),
                            range.at("begin").get<int64_t>(),
-                           range.at("length").get<int64_t>()});
+                           range.at("length").get<int64_t>(),
+                           CrcsFromText(range.at(kCrcKey).get<std::string>())});
   }
   return file;
 }
@@ -106,7 +126,8 @@ Manifest FromJson(const Json& json) {
   for (const Json& parameter : json.at("parameters")) {
     manifest.parameters.push_back(
         {parameter.at("name").get<std::string>(),
-         parameter.at("shape").get<std::vector<int64_t>>()});
+         parameter.at("shape").get<std::vector<int64_t>>(),
+         parameter.at("trainable").get<bool>()});
   }
   for (const Json& file : json.at("files")) {
     manifest.files.push_back(FileFromJson(file));
@@ -114,7 +135,9 @@ Manifest FromJson(const Json& json) {
   return manifest;
 }
 
-absl::Status CheckRanges(const Manifest& manifest) {
+// Elements of each parameter by name.
+absl::StatusOr<std::map<std::string, int64_t>> Numels(
+    const Manifest& manifest) {
   std::map<std::string, int64_t> numels;
   for (const ManifestParameter& parameter : manifest.parameters) {
     int64_t numel = 1;
@@ -126,6 +149,79 @@ absl::Status CheckRanges(const Manifest& manifest) {
     }
     numels[parameter.name] = numel;
   }
+  return numels;
+}
+
+// The JSON's own checksum: of all but the checksum.
+std::string Crc(const Json& json) {
+  Json rest = json;
+  rest.erase(kCrcKey);
+  return absl::StrFormat("%08x", Crc32c(rest.dump()));
+}
+
+absl::Status CheckVersion(const std::string& path, int version) {
+  if (version == kFormatVersion) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "%s: was saved by %s trainer: format_version is %d, this one reads %d; "
+      "resume with that trainer, or start anew in another output_dir",
+      path, version < kFormatVersion ? "an older" : "a newer", version,
+      kFormatVersion));
+}
+
+}  // namespace
+
+std::string ManifestRange::Key() const {
+  return absl::StrCat(kind, "/", parameter, "/", begin);
+}
+
+std::string ManifestToJson(const Manifest& manifest) {
+  Json parameters = Json::array();
+  for (const ManifestParameter& parameter : manifest.parameters) {
+    parameters.push_back({{"name", parameter.name},
+                          {"shape", parameter.shape},
+                          {"trainable", parameter.trainable}});
+  }
+  Json files = Json::array();
+  for (const ManifestFile& file : manifest.files) {
+    files.push_back(FileToJson(file));
+  }
+  Json json = {{"format_version", kFormatVersion},
+               {"train_state", TrainStateToJson(manifest.train_state)},
+               {"world_size", manifest.world_size},
+               {"config", manifest.config_text},
+               {"state_names", manifest.state_names},
+               {"parameters", std::move(parameters)},
+               {"files", std::move(files)}};
+  json[kCrcKey] = Crc(json);
+  return json.dump(1) + "\n";
+}
+
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/", kManifestFile);
+  if (!PathExists(path)) {
+    return absl::NotFoundError(absl::StrCat(
+        folder, " isn't a whole checkpoint: it has no ", kManifestFile));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  Manifest manifest;
+  try {
+    const Json json = Json::parse(text);
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckVersion(path, json.at("format_version").get<int>()));
+    if (json.at(kCrcKey) != Crc(json)) {
+      return DamagedError(path, "its CRC-32C isn't what it says");
+    }
+    manifest = FromJson(json);
+  } catch (const Json::exception& e) {
+    return DamagedError(path, e.what());
+  }
+  const absl::Status status = CheckManifest(manifest);
+  if (!status.ok()) return DamagedError(path, status.message());
+  return manifest;
+}
+
+absl::Status CheckManifest(const Manifest& manifest) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto numels, Numels(manifest));
   for (const ManifestFile& file : manifest.files) {
     if (file.name.empty() || file.name.find('/') != std::string::npos) {
       return absl::InvalidArgumentError(
@@ -142,58 +238,17 @@ absl::Status CheckRanges(const Manifest& manifest) {
       }
     }
   }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-std::string ManifestRange::Key() const {
-  return absl::StrCat(kind, "/", parameter, "/", begin);
-}
-
-std::string ManifestToJson(const Manifest& manifest) {
-  Json parameters = Json::array();
+  const RangeIndex index(manifest);
   for (const ManifestParameter& parameter : manifest.parameters) {
-    parameters.push_back(
-        {{"name", parameter.name}, {"shape", parameter.shape}});
-  }
-  Json files = Json::array();
-  for (const ManifestFile& file : manifest.files) {
-    files.push_back(FileToJson(file));
-  }
-  const Json json = {{"format_version", kFormatVersion},
-                     {"train_state", TrainStateToJson(manifest.train_state)},
-                     {"world_size", manifest.world_size},
-                     {"config", manifest.config_text},
-                     {"state_names", manifest.state_names},
-                     {"parameters", std::move(parameters)},
-                     {"files", std::move(files)}};
-  return json.dump(1) + "\n";
-}
-
-absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
-  const std::string path = absl::StrCat(folder, "/", kManifestFile);
-  if (!PathExists(path)) {
-    return absl::NotFoundError(absl::StrCat(
-        folder, " isn't a whole checkpoint: it has no ", kManifestFile));
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-  Manifest manifest;
-  try {
-    const Json json = Json::parse(text);
-    const int version = json.at("format_version").get<int>();
-    if (version != kFormatVersion) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%s: format_version is %d; this trainer reads %d",
-                          path, version, kFormatVersion));
+    if (!parameter.trainable) continue;
+    const int64_t numel = numels.at(parameter.name);
+    CAPSTAN_RETURN_IF_ERROR(
+        index.CheckWhole(kMasterKind, parameter.name, numel));
+    for (const std::string& kind : manifest.state_names) {
+      CAPSTAN_RETURN_IF_ERROR(index.CheckWhole(kind, parameter.name, numel));
     }
-    manifest = FromJson(json);
-  } catch (const Json::exception& e) {
-    return absl::DataLossError(absl::StrCat(path, ": is damaged: ", e.what()));
   }
-  const absl::Status status = CheckRanges(manifest);
-  if (!status.ok()) return Annotate(status, path);
-  return manifest;
+  return absl::OkStatus();
 }
 
 std::string ManifestFileToJson(const ManifestFile& file) {
@@ -209,59 +264,12 @@ absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
   }
 }
 
-RangeIndex::RangeIndex(const Manifest& manifest) {
-  for (const ManifestFile& file : manifest.files) {
-    for (const ManifestRange& range : file.ranges) {
-      pieces_[{range.kind, range.parameter}].push_back(
-          {&file, &range, range.begin, range.length});
-    }
-  }
-  for (auto& [key, pieces] : pieces_) {
-    std::sort(pieces.begin(), pieces.end(),
-              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-  }
-}
-
-absl::StatusOr<std::vector<RangeIndex::Piece>> RangeIndex::Cover(
-    const std::string& kind, const std::string& parameter, int64_t begin,
-    int64_t length) const {
-  std::vector<Piece> cover;
-  const int64_t end = begin + length;
-  const auto found = pieces_.find({kind, parameter});
-  while (begin < end) {
-    const Piece* piece = nullptr;
-    if (found != pieces_.end()) {
-      const auto after = std::upper_bound(
-          found->second.begin(), found->second.end(), begin,
-          [](int64_t value, const Piece& p) { return value < p.begin; });
-      if (after != found->second.begin()) piece = &*(after - 1);
-    }
-    if (piece == nullptr || piece->begin + piece->length <= begin) {
-      return absl::DataLossError(absl::StrFormat(
-          "element %d of %s of '%s' is missing", begin, kind, parameter));
-    }
-    const int64_t stop = std::min(end, piece->begin + piece->length);
-    cover.push_back({piece->file, piece->range, begin, stop - begin});
-    begin = stop;
-  }
-  return cover;
-}
-
-absl::Status RangeIndex::CheckWhole(const std::string& kind,
-                                    const std::string& parameter,
-                                    int64_t numel) const {
-  CAPSTAN_RETURN_IF_ERROR(Cover(kind, parameter, 0, numel).status());
-  int64_t stored = 0;
-  const auto found = pieces_.find({kind, parameter});
-  if (found != pieces_.end()) {
-    for (const Piece& piece : found->second) stored += piece.length;
-  }
-  if (stored != numel) {
-    return absl::InternalError(absl::StrFormat(
-        "%d elements of %s of '%s' are owned by more than one rank",
-        stored - numel, kind, parameter));
-  }
-  return absl::OkStatus();
+absl::Status DamagedError(const std::string& path, absl::string_view how) {
+  return absl::DataLossError(
+      absl::StrCat(path, ": is damaged: ", how,
+                   "; put an intact copy in its place, or remove ",
+                   path.substr(0, path.rfind('/')),
+                   " to resume from the checkpoint before"));
 }
 
 }  // namespace capstan
