@@ -103,15 +103,18 @@ absl::StatusOr<std::unique_ptr<Base>> Create(const google::protobuf::Any& any,
 absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
                          Model& model) {
   const std::vector<ParameterSpec>& specs = model.parameters();
+  const auto initial = [&](int index, uint64_t seed, float* out) {
+    return model.InitialValue(index, seed, 0, specs[index].numel(), out);
+  };
   std::vector<at::Tensor> weights;
   if (is_checkpoint) {
-    CAPSTAN_ASSIGN_OR_RETURN(weights, CheckpointWeights(folder, specs));
+    CAPSTAN_ASSIGN_OR_RETURN(weights,
+                             CheckpointWeights(folder, specs, initial));
   } else {
     for (size_t i = 0; i < specs.size(); ++i) {
       at::Tensor weight = at::empty(specs[i].shape, at::kFloat);
-      CAPSTAN_RETURN_IF_ERROR(
-          model.InitialValue(static_cast<int>(i), /*seed=*/0, 0, weight.numel(),
-                             weight.mutable_data_ptr<float>()));
+      CAPSTAN_RETURN_IF_ERROR(initial(static_cast<int>(i), /*seed=*/0,
+                                      weight.mutable_data_ptr<float>()));
       weights.push_back(std::move(weight));
     }
   }
