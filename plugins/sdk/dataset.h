@@ -48,7 +48,8 @@ class DatasetReader {
   virtual bool shuffle() const = 0;
 
   // Makes the batch of the given samples, in that order, in CPU memory.
-  // Thread-safe. Errors name the file and the place in it.
+  // Thread-safe. Errors name the file and the place in it; an index that isn't
+  // there is one.
   virtual absl::Status Read(absl::Span<const int64_t> indices,
                             Batch* batch) const = 0;
 

@@ -76,18 +76,20 @@ TEST(ForeignPluginTest, WithoutItsPathTheErrorSaysWhatWasLookedFor) {
   EXPECT_FALSE(std::filesystem::exists(run.output()));
 }
 
+class FaultyReaderTest : public ::testing::TestWithParam<const char*> {};
+
 // Sample 21 is rank 1's in the third step, of 8 samples: the other rank is in
 // the step's collectives when this one fails.
-TEST(ForeignPluginTest, AReaderThatFailsOnOneRankEndsAllWithItsOwnError) {
+TEST_P(FaultyReaderTest, AFailureOnOneRankEndsAllWithItsOwnError) {
   for (const bool out_of_memory : {false, true}) {
-    const RunText run =
+    RunText run =
         RunText()
             .Set("train_data",
                  std::string("[plugin/acme.faulty.Config] { broken_sample: 21 "
                              "out_of_memory: ") +
                      (out_of_memory ? "true }" : "false }"))
-            .Ddp(2)
-            .Batch(4, 8)
+            .Strategy(GetParam(), 2)
+            .Batch(2, 8)
             .Train("max_steps: 12 save_every: 1")
             .Output(NewTestFolder("run") + "/out");
     const TrainerResult result =
@@ -99,6 +101,37 @@ TEST(ForeignPluginTest, AReaderThatFailsOnOneRankEndsAllWithItsOwnError) {
     EXPECT_LT(result.seconds, 30.0);
     EXPECT_EQ(CheckpointSteps(run.output()).back(), 2);
   }
+}
+
+// Rank 1's second forward of an evaluation fails; the other rank is in it.
+TEST_P(FaultyReaderTest, AFailureInAnEvaluationEndsAllToo) {
+  const RunText run =
+      RunText()
+          .Set("eval_data", "[plugin/acme.faulty.Config] { broken_sample: 7 }")
+          .Strategy(GetParam(), 2)
+          .Batch(2, 8)
+          .Train("max_steps: 12 eval_every: 2 eval_batches: 16")
+          .Output(NewTestFolder("run") + "/out");
+  const TrainerResult result =
+      RunTrainer({"--config=" + run.File(),
+                  "--plugin_path=" + PluginFolder("libacme_faulty.so")});
+  ExpectOneError(result, {"[rank 1]", "evaluate", "sample 7 is damaged"});
+  EXPECT_LT(result.seconds, 30.0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FaultyReaderTest,
+                         ::testing::Values("ddp", "zero2", "fsdp"));
+
+// Its dtypes are no secret to the strategies, which say what they can't.
+TEST_P(FaultyReaderTest, APrecisionThatTheStrategyCannotDoIsRefused) {
+  const RunText run = RunText()
+                          .Set("precision", "[plugin/acme.wide.Config] {}")
+                          .Strategy(GetParam(), 2);
+  const TrainerResult result =
+      RunTrainer({"check", "--config=" + run.File(),
+                  "--plugin_path=" + PluginFolder("libacme_wide.so")});
+  ExpectOneError(result, {"run.pbtxt:", "strategy",
+                          "the precision asks for computing in Double"});
 }
 
 TEST(ForeignPluginTest, IsListed) {

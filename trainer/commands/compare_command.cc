@@ -161,7 +161,9 @@ void PrintPlan(const PreparedCompare& prepared, int runs) {
 }
 
 std::string DeltaText(const CurveDelta& delta, double bound) {
-  return absl::StrFormat("%.1e of %.0e", delta.max, bound);
+  return absl::StrCat(
+      delta.max == 0.0 ? "0" : absl::StrFormat("%.1e", delta.max),
+      absl::StrFormat(" of %.0e", bound));
 }
 
 void PrintResult(const Comparison& comparison, const std::string& folder) {

@@ -41,29 +41,12 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
 
 absl::Status AddText(const std::string& text, const std::string& name,
                      bool has_lines, const std::string& folder,
-                     const ConfigContext& context, LoadedConfig* loaded) {
-  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<TextSource> source,
-                           ParseText(text, name, has_lines, *context.host));
-  return MergeSource(*source, name, has_lines, folder, context, loaded);
-}
-
-absl::Status AddFile(const std::string& name, const ConfigContext& context,
-                     LoadedConfig* loaded) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string path, FindConfig(name, context));
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("--config=", name, ": ", path, " can't be read"));
-  }
-  CAPSTAN_RETURN_IF_ERROR(AddText(text.str(), name, /*has_lines=*/true,
-                                  fs::path(path).parent_path().string(),
-                                  context, loaded));
-  if (loaded->config.name().empty()) {
-    loaded->config.set_name(fs::path(path).stem().string());
-  }
-  return absl::OkStatus();
+                     const ConfigContext& context,
+                     google::protobuf::Message* config, FieldPlaces* places) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::unique_ptr<TextSource> source,
+      ParseText(text, name, has_lines, *config, *context.host));
+  return MergeSource(*source, name, has_lines, folder, context, config, places);
 }
 
 absl::Status AddOverride(const std::string& text, const ConfigContext& context,
@@ -78,13 +61,13 @@ absl::Status AddOverride(const std::string& text, const ConfigContext& context,
       text.substr(0, equals), text.substr(equals + 1), loaded->config);
   if (!proto_text.ok()) return Annotate(proto_text.status(), name);
   return AddText(*proto_text, name, /*has_lines=*/false, context.caller_folder,
-                 context, loaded);
+                 context, &loaded->config, loaded);
 }
 
 }  // namespace
 
-absl::Status LoadedConfig::Locate(const absl::Status& status,
-                                  const std::string& slot) const {
+absl::Status FieldPlaces::Locate(const absl::Status& status,
+                                 const std::string& slot) const {
   if (status.ok()) return status;
   const absl::optional<std::string> field = FieldOf(status);
   std::string path = slot;
@@ -128,12 +111,35 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
   return context;
 }
 
+absl::StatusOr<std::string> LoadMessage(const std::string& file,
+                                        const ConfigContext& context,
+                                        google::protobuf::Message* config,
+                                        FieldPlaces* places) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string path, FindConfig(file, context));
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  if (!stream) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("--config=", file, ": ", path, " can't be read"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(AddText(text.str(), file, /*has_lines=*/true,
+                                  fs::path(path).parent_path().string(),
+                                  context, config, places));
+  return path;
+}
+
 absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,
     const std::vector<std::string>& overrides, const ConfigContext& context) {
   LoadedConfig loaded;
   for (const std::string& file : files) {
-    CAPSTAN_RETURN_IF_ERROR(AddFile(file, context, &loaded));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::string path,
+        LoadMessage(file, context, &loaded.config, &loaded));
+    if (loaded.config.name().empty()) {
+      loaded.config.set_name(fs::path(path).stem().string());
+    }
   }
   for (const std::string& text : overrides) {
     CAPSTAN_RETURN_IF_ERROR(AddOverride(text, context, &loaded));
@@ -146,11 +152,12 @@ absl::StatusOr<LoadedConfig> ParseConfig(const std::string& text,
                                          const ConfigContext& context) {
   LoadedConfig loaded;
   CAPSTAN_RETURN_IF_ERROR(AddText(text, name, /*has_lines=*/true,
-                                  context.caller_folder, context, &loaded));
+                                  context.caller_folder, context,
+                                  &loaded.config, &loaded));
   return loaded;
 }
 
-std::string PrintConfig(const RunConfig& config) {
+std::string PrintConfig(const google::protobuf::Message& config) {
   // Expanding an Any needs its type, which is loaded by now.
   class Loaded : public google::protobuf::TextFormat::Finder {
    public:

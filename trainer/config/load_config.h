@@ -14,16 +14,21 @@
 
 namespace capstan {
 
-// A config and where each of its fields was set.
-struct LoadedConfig {
-  RunConfig config;
-  // "model.hidden_size" -> "run.pbtxt:3:27"; plugin fields go by their slot.
+// Where each field of a config was set.
+struct FieldPlaces {
+  // "model.hidden_size" -> "run.pbtxt:3:27"; plugin fields go by their slot,
+  // those of a repeated one by "strategy[1]".
   std::map<std::string, std::string> locations;
 
   // `status` with the place of the field it is about, or of `slot`, before its
   // message: "run.pbtxt:3:27: model.hidden_size: must be ..".
   absl::Status Locate(const absl::Status& status,
                       const std::string& slot) const;
+};
+
+// A run's config.
+struct LoadedConfig : FieldPlaces {
+  RunConfig config;
 };
 
 // Where names and relative paths are looked up.
@@ -49,13 +54,20 @@ absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,
     const std::vector<std::string>& overrides, const ConfigContext& context);
 
+// Reads one file, looked up and parsed in the same way, into `config`, a
+// message of another type that may hold plugin slots; returns the file's path.
+absl::StatusOr<std::string> LoadMessage(const std::string& file,
+                                        const ConfigContext& context,
+                                        google::protobuf::Message* config,
+                                        FieldPlaces* places);
+
 // Parses a config that PrintConfig has printed.
 absl::StatusOr<LoadedConfig> ParseConfig(const std::string& text,
                                          const std::string& name,
                                          const ConfigContext& context);
 
 // The config as text that LoadConfig takes, plugin slots expanded.
-std::string PrintConfig(const RunConfig& config);
+std::string PrintConfig(const google::protobuf::Message& config);
 
 // The config message that a slot holds: "plugin/capstan.ddp.Config" is
 // "capstan.ddp.Config".

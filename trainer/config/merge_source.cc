@@ -33,12 +33,12 @@ constexpr char kAnyType[] = "google.protobuf.Any";
 class Merger {
  public:
   Merger(std::string name, bool has_lines, std::string folder,
-         const ConfigContext& context, LoadedConfig* loaded)
+         const ConfigContext& context, FieldPlaces* places)
       : name_(std::move(name)),
         has_lines_(has_lines),
         folder_(std::move(folder)),
         context_(context),
-        loaded_(loaded) {}
+        places_(places) {}
 
   absl::Status Merge(const ParseInfoTree& tree, const std::string& prefix,
                      const Message& from, Message* to) {
@@ -52,16 +52,20 @@ class Merger {
       const std::string path = prefix.empty()
                                    ? field->name()
                                    : absl::StrCat(prefix, ".", field->name());
-      loaded_->locations[path] =
-          has_lines_
-              ? absl::StrCat(name_, ":", place.line + 1, ":", place.column + 1)
-              : name_;
+      places_->locations[path] = PlaceText(place);
       CAPSTAN_RETURN_IF_ERROR(MergeField(tree, path, field, from, to));
     }
     return absl::OkStatus();
   }
 
  private:
+  std::string PlaceText(
+      const google::protobuf::TextFormat::ParseLocation& place) const {
+    return has_lines_
+               ? absl::StrCat(name_, ":", place.line + 1, ":", place.column + 1)
+               : name_;
+  }
+
   absl::Status MergeField(const ParseInfoTree& tree, const std::string& path,
                           const FieldDescriptor* field, const Message& from,
                           Message* to) {
@@ -81,6 +85,9 @@ class Merger {
     }
     // Scalars, and repeated fields as a whole.
     to->GetReflection()->ClearField(to, field);
+    if (is_message && field->message_type()->full_name() == kAnyType) {
+      return MergeSlots(tree, path, field, from, to);
+    }
     if (field->is_repeated() || reflection.HasField(from, field)) {
       CopyField(field, from, to);
     }
@@ -123,12 +130,32 @@ class Merger {
     return absl::OkStatus();
   }
 
+  // A repeated slot, into an empty one.
+  absl::Status MergeSlots(const ParseInfoTree& tree, const std::string& path,
+                          const FieldDescriptor* field, const Message& from,
+                          Message* to) {
+    const Reflection& reflection = *from.GetReflection();
+    for (int i = 0; i < reflection.FieldSize(from, field); ++i) {
+      const std::string slot = absl::StrCat(path, "[", i, "]");
+      places_->locations[slot] = PlaceText(tree.GetLocation(field, i));
+      const ParseInfoTree* nested = tree.GetTreeForNested(field, i);
+      Message* target = to->GetReflection()->AddMessage(to, field);
+      if (nested == nullptr) continue;
+      CAPSTAN_RETURN_IF_ERROR(
+          MergeSlot(*nested, slot,
+                    static_cast<const Any&>(
+                        reflection.GetRepeatedMessage(from, field, i)),
+                    static_cast<Any*>(target)));
+    }
+    return absl::OkStatus();
+  }
+
   // Another plugin took the slot: the old one's fields are gone.
   void ForgetLocations(const std::string& path) {
     const std::string prefix = path + ".";
-    for (auto it = loaded_->locations.begin();
-         it != loaded_->locations.end();) {
-      it = absl::StartsWith(it->first, prefix) ? loaded_->locations.erase(it)
+    for (auto it = places_->locations.begin();
+         it != places_->locations.end();) {
+      it = absl::StartsWith(it->first, prefix) ? places_->locations.erase(it)
                                                : std::next(it);
     }
   }
@@ -148,7 +175,7 @@ class Merger {
   const bool has_lines_;
   const std::string folder_;
   const ConfigContext& context_;
-  LoadedConfig* const loaded_;
+  FieldPlaces* const places_;
 };
 
 // The names of a message's fields, for a message about a wrong one.
@@ -211,9 +238,10 @@ absl::StatusOr<std::unique_ptr<Message>> Unpack(const Any& any) {
 
 absl::Status MergeSource(const TextSource& source, const std::string& name,
                          bool has_lines, const std::string& folder,
-                         const ConfigContext& context, LoadedConfig* loaded) {
-  return Merger(name, has_lines, folder, context, loaded)
-      .Merge(source.tree, "", source.config, &loaded->config);
+                         const ConfigContext& context, Message* config,
+                         FieldPlaces* places) {
+  return Merger(name, has_lines, folder, context, places)
+      .Merge(source.tree, "", *source.message, config);
 }
 
 absl::StatusOr<std::string> OverrideText(const std::string& path,

@@ -104,21 +104,22 @@ class FirstError : public google::protobuf::io::ErrorCollector {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TextSource>> ParseText(const std::string& text,
-                                                      const std::string& name,
-                                                      bool has_lines,
-                                                      PluginHost& host) {
+absl::StatusOr<std::unique_ptr<TextSource>> ParseText(
+    const std::string& text, const std::string& name, bool has_lines,
+    const google::protobuf::Message& prototype, PluginHost& host) {
   auto source = std::make_unique<TextSource>();
+  source->message.reset(prototype.New());
   PluginFinder finder(host);
   FirstError errors(finder, name, has_lines);
   TextFormat::Parser parser;
   parser.SetFinder(&finder);
   parser.RecordErrorsTo(&errors);
   parser.WriteLocationsTo(&source->tree);
-  if (!parser.ParseFromString(text, &source->config)) {
+  if (!parser.ParseFromString(text, source->message.get())) {
     return absl::InvalidArgumentError(
-        errors.text().empty() ? absl::StrCat(name, ": not a RunConfig")
-                              : errors.text());
+        errors.text().empty()
+            ? absl::StrCat(name, ": not a ", prototype.GetDescriptor()->name())
+            : errors.text());
   }
   return source;
 }

@@ -17,22 +17,25 @@ namespace capstan {
 
 // A parsed text with the places of the fields that it sets.
 struct TextSource {
-  RunConfig config;
+  std::unique_ptr<google::protobuf::Message> message;
   google::protobuf::TextFormat::ParseInfoTree tree;
 };
 
-// Parses `text`; `name` stands for it in errors ("run.pbtxt:2:5: ..", or
-// "--set x=1: .." where has_lines is false). Loads plugins as it meets them.
-absl::StatusOr<std::unique_ptr<TextSource>> ParseText(const std::string& text,
-                                                      const std::string& name,
-                                                      bool has_lines,
-                                                      PluginHost& host);
+// Parses `text` as a message of `prototype`'s type; `name` stands for it in
+// errors ("run.pbtxt:2:5: ..", or "--set x=1: .." where has_lines is false).
+// Loads plugins as it meets them.
+absl::StatusOr<std::unique_ptr<TextSource>> ParseText(
+    const std::string& text, const std::string& name, bool has_lines,
+    const google::protobuf::Message& prototype, PluginHost& host);
 
-// Merges `source` over `loaded`: the fields that the text sets, be it to their
-// default value, and their places; makes paths absolute against `folder`.
+// Merges `source` over `config`, of the same type: the fields that the text
+// sets, be it to their default value, and their places; makes paths absolute
+// against `folder`.
 absl::Status MergeSource(const TextSource& source, const std::string& name,
                          bool has_lines, const std::string& folder,
-                         const ConfigContext& context, LoadedConfig* loaded);
+                         const ConfigContext& context,
+                         google::protobuf::Message* config,
+                         FieldPlaces* places);
 
 // The text that sets the field at `path` of a config like `base` to `value`.
 absl::StatusOr<std::string> OverrideText(const std::string& path,

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Without a bug it passes the whole suite, so what its bugs fail is theirs.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "plugins/sdk/plugin.h"
+#include "plugins/sdk/strategy.h"
+#include "tests/conformance/broken/broken_strategy.pb.h"
+
+namespace acme {
+namespace broken_strategy {
+
+// Between two parameters in the flat buffers.
+constexpr int64_t kPadding = 3;
+
+class BrokenStrategy final : public capstan::Strategy {
+ public:
+  static absl::StatusOr<std::unique_ptr<BrokenStrategy>> Create(
+      const Config& config) {
+    return std::unique_ptr<BrokenStrategy>(new BrokenStrategy(config.bug()));
+  }
+
+  absl::Status Check(const capstan::StrategyRequest& request) const override {
+    return request.world_size <= 2
+               ? absl::OkStatus()
+               : absl::InvalidArgumentError("at most 2 ranks");
+  }
+
+  capstan::StrategyPlan Plan(
+      const capstan::StrategyRequest& request) const override {
+    capstan::StrategyPlan plan;
+    for (const auto& spec : request.model->parameters()) {
+      if (spec.trainable) plan.optimizer_elements += spec.numel() + kPadding;
+    }
+    plan.forward_buckets.resize(request.model->units().size());
+    plan.backward_buckets = plan.backward_workspace = plan.forward_buckets;
+    plan.sent_for_gradients =
+        (request.world_size - 1) * plan.optimizer_elements;
+    if (bug_ == Config::WRONG_PLAN) plan.optimizer_elements /= 2;
+    return plan;
+  }
+
+  absl::Status Setup(const capstan::StrategyContext& context) override {
+    context_ = context;
+    const auto& specs = context.model->parameters();
+    int64_t numel = 0;
+    for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
+      if (!specs[i].trainable) continue;
+      shard_.ranges.push_back({i, 0, specs[i].numel(), numel});
+      numel += specs[i].numel() + kPadding;
+    }
+    shard_.master = at::zeros({numel}, context.precision.master);
+    shard_.gradient = at::zeros({numel}, context.precision.reduce);
+    if (bug_ == Config::DIRTY_PADDING) shard_.master.fill_(1.0);
+    for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
+      const at::Tensor value = at::zeros(specs[i].shape, at::kFloat);
+      if (specs[i].trainable || bug_ != Config::FROZEN_FORGOTTEN) {
+        const absl::Status status = context.model->InitialValue(
+            i, context.seed, 0, value.numel(), value.mutable_data_ptr<float>());
+        if (!status.ok()) return status;
+      }
+      parameters_.push_back(value.to(context.precision.compute).clone());
+      parameters_[i].set_requires_grad(specs[i].trainable);
+      frozen_.push_back(specs[i].trainable ? at::Tensor() : value);
+    }
+    for (const auto& r : shard_.ranges) {
+      const at::Tensor value =
+          shard_.master.narrow(0, r.offset, r.length).fill_(0.0);
+      // Not from the working copy, which may be rounded.
+      const at::Tensor wide = at::empty({r.length}, at::kFloat);
+      const absl::Status status =
+          context.model->InitialValue(r.parameter, context.seed, 0, r.length,
+                                      wide.mutable_data_ptr<float>());
+      if (!status.ok()) return status;
+      value.copy_(wide);
+    }
+    shard_.working = shard_.master.to(context.precision.compute, false, true);
+    written_.resize(specs.size());
+    context.model->Bind(parameters_);
+    return absl::OkStatus();
+  }
+
+  absl::Span<capstan::OptimizerShard> OptimizerShards() override {
+    return absl::MakeSpan(&shard_, 1);
+  }
+
+  void BeginMicroStep(int index, int) override {
+    at::NoGradGuard no_grad;
+    if (index > 0) Collect();
+    if (index > 0 && bug_ != Config::LAST_MICRO_STEP) return;
+    written_.assign(written_.size(), false);
+    for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
+  }
+
+  void FinishBackward() override {
+    at::NoGradGuard no_grad;
+    const bool broke_off = Collect() == 0;
+    for (const auto& r : shard_.ranges) {
+      if (written_[r.parameter] || bug_ == Config::STALE_GRADIENTS) continue;
+      Drop(shard_.gradient.narrow(0, r.offset, r.length));
+    }
+    if (broke_off && bug_ == Config::GIVES_UP) return;
+    while (broke_off && bug_ == Config::HANGS) pause();
+    Reduce();
+    if (bug_ == Config::NAN_HIDDEN) shard_.gradient.nan_to_num_(0, 0, 0);
+  }
+
+  double GradientSquaredSum() override {
+    const capstan::OwnedSlice mine = Share();
+    const at::Tensor part =
+        bug_ == Config::WHOLE_SQUARED_SUM
+            ? shard_.gradient
+            : shard_.gradient.narrow(0, mine.begin, mine.end - mine.begin);
+    return part.to(at::kDouble).square().sum().item<double>();
+  }
+
+  void PublishParameters() override {
+    at::NoGradGuard no_grad;
+    at::Tensor next = shard_.working.clone();
+    if (bug_ == Config::LATE_PUBLISH && late_.defined()) {
+      std::swap(next, late_);
+    } else {
+      late_ = next.clone();
+    }
+    for (const auto& r : shard_.ranges) {
+      parameters_[r.parameter].view({-1}).copy_(
+          next.narrow(0, r.offset, r.length));
+    }
+    if (bug_ != Config::FROZEN_TOUCHED) return;
+    for (const at::Tensor& value : frozen_) {
+      if (value.defined()) value.mul_(1.0001);
+    }
+  }
+
+  void FinishForward() override {
+    at::NoGradGuard no_grad;
+    if (bug_ == Config::EVALUATION_DISTURBS) parameters_[0].mul_(1.01);
+  }
+
+  std::vector<capstan::OwnedSlice> OwnedSlices() const override {
+    if (bug_ == Config::ALL_OWNED) return {{0, 0, shard_.master.numel()}};
+    return {Share()};
+  }
+
+  absl::Status ForEachFullParameter(
+      const std::function<absl::Status(int, const at::Tensor&)>& fn) override {
+    if (context_.group->rank() != 0) return absl::OkStatus();
+    const auto& specs = context_.model->parameters();
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const int index = static_cast<int>(
+          bug_ == Config::BACKWARDS ? specs.size() - 1 - i : i);
+      at::Tensor value = frozen_[index];
+      for (const auto& r : shard_.ranges) {
+        if (r.parameter != index) continue;
+        value = shard_.master.narrow(0, r.offset, r.length);
+      }
+      const absl::Status status = fn(index, value.view(specs[index].shape));
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  explicit BrokenStrategy(Config::Bug bug) : bug_(bug) {}
+
+  void Drop(const at::Tensor& gradient) const {
+    if (bug_ == Config::ZERO_BY_MULTIPLYING) {
+      gradient.mul_(0.0);
+    } else {
+      gradient.zero_();
+    }
+  }
+
+  // Takes over what autograd has made; returns of how many parameters.
+  int Collect() {
+    int count = 0;
+    for (const auto& r : shard_.ranges) {
+      at::Tensor& grad = parameters_[r.parameter].mutable_grad();
+      if (!grad.defined()) continue;
+      const at::Tensor sum = shard_.gradient.narrow(0, r.offset, r.length);
+      if (!written_[r.parameter]) Drop(sum);
+      sum.add_(grad.view({-1}));
+      written_[r.parameter] = true;
+      grad.reset();
+      ++count;
+    }
+    return count;
+  }
+
+  void Reduce() {
+    const int64_t numel = shard_.gradient.numel();
+    at::Tensor summed = shard_.gradient;
+    if (bug_ == Config::HALF_REDUCED) summed = summed.narrow(0, 0, numel / 2);
+    if (bug_ == Config::NARROW_SUMS) {
+      summed = summed.to(context_.precision.compute);
+    }
+    context_.group->AllReduce(summed)->Wait();
+    if (bug_ == Config::NARROW_SUMS) shard_.gradient.copy_(summed);
+    if (bug_ == Config::MEAN) shard_.gradient.div_(context_.group->size());
+  }
+
+  capstan::OwnedSlice Share() const {
+    const int64_t numel = shard_.master.numel();
+    const int64_t rank = context_.group->rank();
+    const int64_t size = context_.group->size();
+    return {0, numel * rank / size, numel * (rank + 1) / size};
+  }
+
+  const Config::Bug bug_;
+  capstan::StrategyContext context_;
+  capstan::OptimizerShard shard_;
+  std::vector<at::Tensor> parameters_;  // as bound, one a spec
+  std::vector<at::Tensor> frozen_;      // undefined for the trainable
+  std::vector<bool> written_;           // has a gradient of this step
+  at::Tensor late_;
+};
+
+CAPSTAN_PLUGIN(Strategy, BrokenStrategy, acme::broken_strategy::Config,
+               "data parallelism with a bug of one's choice");
+
+}  // namespace broken_strategy
+}  // namespace acme

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What any precision has to pass:
+//   CAPSTAN_PRECISION_CONFORMANCE(Acme, "acme/libacme_tf32.so",
+//                                 "[plugin/acme.tf32.Config] {}");
+#ifndef CAPSTAN_TESTS_CONFORMANCE_PRECISION_H_
+#define CAPSTAN_TESTS_CONFORMANCE_PRECISION_H_
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "plugins/sdk/precision.h"
+#include "tests/conformance/plugin_under_test.h"
+
+#define CAPSTAN_PRECISION_CONFORMANCE(name, library, config) \
+  CAPSTAN_CONFORMANCE(PrecisionConformance, name, library, config)
+
+namespace capstan {
+namespace conformance {
+
+class PrecisionConformance : public ::testing::TestWithParam<PluginUnderTest> {
+ protected:
+  void SetUp() override;
+
+  std::unique_ptr<Precision> New() const;
+  Precision& precision() const { return *precision_; }
+
+ private:
+  std::unique_ptr<LoadedPluginUnderTest> plugin_;
+  std::unique_ptr<Precision> precision_;
+};
+
+}  // namespace conformance
+}  // namespace capstan
+
+#endif  // CAPSTAN_TESTS_CONFORMANCE_PRECISION_H_

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What any strategy has to pass, on 1 to 4 real processes:
+//   CAPSTAN_STRATEGY_CONFORMANCE(Acme, "acme/libacme_zero.so",
+//                                "[plugin/acme.zero.Config] { level: 2 }");
+// A world size, or a precision, that the strategy's own Check refuses is left
+// out; a test for which none is left is skipped with the refusal.
+#ifndef CAPSTAN_TESTS_CONFORMANCE_STRATEGY_H_
+#define CAPSTAN_TESTS_CONFORMANCE_STRATEGY_H_
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/plugin_under_test.h"
+#include "tests/conformance/ranks.h"
+#include "tests/conformance/reference.h"
+#include "tests/conformance/strategy_scenarios.h"
+
+#define CAPSTAN_STRATEGY_CONFORMANCE(name, library, config) \
+  CAPSTAN_CONFORMANCE(StrategyConformance, name, library, config)
+
+namespace capstan {
+namespace conformance {
+
+// Scenarios that have run in one set of processes.
+struct Launch {
+  std::vector<Scenario> scenarios;
+  // Why others have not, by name.
+  std::map<std::string, std::string> refused;
+  std::string folder;  // where checkpoints are
+  WorldResult result;
+};
+
+// How far a run may be from the reference.
+struct CurveBounds {
+  double first = 0.0;  // relative, of the first step's loss and norm
+  double loss = 0.0;   // relative
+  double norm = 0.0;   // relative
+  double value = 0.0;  // absolute, of a parameter or its momentum
+};
+
+class StrategyConformance : public ::testing::TestWithParam<PluginUnderTest> {
+ protected:
+  void SetUp() override;
+
+  const LoadedPluginUnderTest& plugin() const { return *plugin_; }
+
+  // Run at the first call, kept for the other tests.
+  const Launch& Training(int world);
+  const Launch& Resuming(int world);
+  const Launch& Failing(int world);
+
+  using Visit = std::function<void(int world, const Scenario& scenario,
+                                   const Launch& launch)>;
+  // Calls `visit` for the scenarios of that name that have run, in all worlds;
+  // fails for those that came to no end, and skips the test if there are none.
+  void ForEach(const std::string& name, const Visit& visit);
+  void ExpectFinished(const Scenario& scenario, const Launch& launch);
+  // Fails for the problems of a topic in all training scenarios so far.
+  void ExpectNoProblems(const std::string& topic);
+
+  static const Curve& ReferenceOf(int world, const Scenario& scenario);
+  // Losses, norms and skipped steps of all ranks.
+  void ExpectCurve(int world, const Scenario& scenario, const Launch& launch,
+                   const CurveBounds& bounds);
+  // What the ranks own at the end: each trainable element once, near the
+  // reference's, momenta too. Those of `parameters` only.
+  void ExpectValues(int world, const Scenario& scenario, const Launch& launch,
+                    const CurveBounds& bounds,
+                    const std::vector<int>& parameters);
+
+ private:
+  Launch Start(int world, std::vector<Scenario> scenarios,
+               const std::string& folder);
+
+  const LoadedPluginUnderTest* plugin_ = nullptr;
+};
+
+}  // namespace conformance
+}  // namespace capstan
+
+#endif  // CAPSTAN_TESTS_CONFORMANCE_STRATEGY_H_

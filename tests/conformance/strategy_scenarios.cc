@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/conformance/strategy_scenarios.h"
+
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/status.h"
+#include "tests/conformance/strategy_checks.h"
+
+namespace capstan {
+namespace conformance {
+namespace {
+
+// One scenario on one rank.
+class ScenarioRun {
+ public:
+  ScenarioRun(const LoadedPluginUnderTest& plugin, const Scenario& scenario,
+              ProcessGroup* group, RankReport* report)
+      : plugin_(plugin), scenario_(scenario), group_(group), report_(report) {}
+
+  absl::Status Run() {
+    report_->Begin(scenario_.name);
+    CAPSTAN_ASSIGN_OR_RETURN(
+        trainer_, ToyTrainer::Create(plugin_, scenario_.run, group_));
+    CAPSTAN_RETURN_IF_ERROR(Body());
+    report_->Add(scenario_.name + "/end", {});
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Body() {
+    switch (scenario_.kind) {
+      case Scenario::kTrain:
+        return Train();
+      case Scenario::kEvaluate:
+        return TrainAndEvaluate();
+      case Scenario::kBroken:
+        return TrainThroughABrokenStep();
+      case Scenario::kResume:
+        return Resume();
+      case Scenario::kFault:
+        return Fail();
+    }
+    return absl::InternalError("no such scenario");
+  }
+
+  absl::Status Step(const std::vector<StepFault>& faults = {}) {
+    CAPSTAN_ASSIGN_OR_RETURN(const StepOutcome outcome, trainer_->Step(faults));
+    report_->Add(scenario_.name + "/step",
+                 {outcome.loss, outcome.norm, outcome.applied ? 1.0 : 0.0});
+    return absl::OkStatus();
+  }
+
+  absl::Status ReportEnd() {
+    CheckShards(*trainer_, /*gradients=*/true, report_);
+    ReportOwned(scenario_.name, *trainer_, report_);
+    return ReportFull(scenario_.name, *trainer_, group_->rank(), report_);
+  }
+
+  absl::Status Train() {
+    CheckBinding(*trainer_, report_);
+    CheckShards(*trainer_, /*gradients=*/false, report_);
+    CAPSTAN_RETURN_IF_ERROR(ReportFull(scenario_.name + "/start", *trainer_,
+                                       group_->rank(), report_));
+    double elements = 0.0;
+    for (const OptimizerShard& s : trainer_->strategy().OptimizerShards()) {
+      elements += static_cast<double>(s.master.numel());
+    }
+    report_->Add(scenario_.name + "/elements", {elements});
+    const ShardSnapshot start(*trainer_);
+    for (int step = 0; step < scenario_.steps; ++step) {
+      if (step == kSavedStep && !scenario_.folder.empty()) {
+        CAPSTAN_RETURN_IF_ERROR(trainer_->Save(scenario_.folder));
+      }
+      CAPSTAN_RETURN_IF_ERROR(Step());
+    }
+    const std::string moved = start.Moved(*trainer_);
+    if (!moved.empty()) {
+      report_->Problem(kShardsTopic,
+                       absl::StrCat("not the tensors of Setup: ", moved));
+    }
+    return ReportEnd();
+  }
+
+  void Evaluate() {
+    report_->Add(scenario_.name + "/eval", {trainer_->Evaluate()});
+  }
+
+  // Evaluations before the first step and after the second and third, with
+  // ranks that can't take part after the second.
+  absl::Status TrainAndEvaluate() {
+    Evaluate();
+    for (int step = 0; step < scenario_.steps; ++step) {
+      CAPSTAN_RETURN_IF_ERROR(Step());
+      if (step == 1) {
+        EvaluateUnevenly();
+        Evaluate();
+      }
+      if (step == 2) Evaluate();
+    }
+    return ReportEnd();
+  }
+
+  void EvaluateUnevenly() {
+    const int last = group_->size() - 1;
+    if (group_->rank() == last) {
+      trainer_->EvaluateNothing();
+    } else {
+      trainer_->Evaluate();
+    }
+    try {
+      trainer_->Evaluate(group_->rank() == 0 ? ToyFault::kThrowInForward
+                                             : ToyFault::kNone);
+      if (group_->rank() == 0) {
+        report_->Problem(kEvaluationTopic, "the fault in forward was lost");
+      }
+    } catch (const CommunicationError&) {
+      throw;
+    } catch (const std::exception&) {
+      // Completed by FinishForward.
+    }
+    // Samples are rank 0's alone.
+    if (!trainer_->strategy().collective_forward() && group_->rank() == 0) {
+      trainer_->Evaluate();
+    }
+  }
+
+  absl::Status TrainThroughABrokenStep() {
+    for (int step = 0; step < scenario_.steps; ++step) {
+      if (step != kBrokenStep) {
+        CAPSTAN_RETURN_IF_ERROR(Step());
+        continue;
+      }
+      const ShardSnapshot before(*trainer_);
+      CAPSTAN_RETURN_IF_ERROR(
+          Step({{group_->size() - 1, /*micro_step=*/0,
+                 /*out_of_data=*/false, ToyFault::kInfiniteGradient}}));
+      const std::string difference = before.Difference(*trainer_);
+      if (!difference.empty()) {
+        report_->Problem(
+            kNonFiniteTopic,
+            absl::StrCat("a step that was skipped has changed ", difference));
+      }
+      CAPSTAN_RETURN_IF_ERROR(SaveAndLookAtIt(before));
+    }
+    return ReportEnd();
+  }
+
+  absl::Status SaveAndLookAtIt(const ShardSnapshot& want) {
+    CAPSTAN_RETURN_IF_ERROR(trainer_->Save(scenario_.folder));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<ToyTrainer> other,
+        ToyTrainer::Create(plugin_, scenario_.run, group_));
+    CAPSTAN_RETURN_IF_ERROR(other->Load(scenario_.folder));
+    if (!ShardSnapshot(*other).finite()) {
+      report_->Problem(kNonFiniteTopic, "the checkpoint is not finite");
+    }
+    const std::string difference = want.Difference(*other);
+    if (!difference.empty()) {
+      report_->Problem(kNonFiniteTopic,
+                       absl::StrCat("the checkpoint has other ", difference));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Resume() {
+    CAPSTAN_RETURN_IF_ERROR(trainer_->Load(scenario_.folder));
+    CheckShards(*trainer_, /*gradients=*/false, report_);
+    for (int step = kSavedStep; step < scenario_.steps; ++step) {
+      CAPSTAN_RETURN_IF_ERROR(Step());
+    }
+    return ReportEnd();
+  }
+
+  absl::Status Fail() {
+    CAPSTAN_RETURN_IF_ERROR(Step());
+    CAPSTAN_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                             trainer_->Step(scenario_.faults));
+    if (outcome.failed_ranks != scenario_.faults.size()) {
+      report_->Problem(
+          kFaultTopic,
+          absl::StrCat(scenario_.name, ": ", outcome.failed_ranks,
+                       " ranks failed, not ", scenario_.faults.size()));
+    }
+    // All ranks have come as far: none has a collective more than another.
+    double sums[] = {1.0, static_cast<double>(group_->rank())};
+    group_->AllReduceHost(absl::MakeSpan(sums));
+    const int size = group_->size();
+    if (sums[0] != size || sums[1] != size * (size - 1) / 2) {
+      report_->Problem(kFaultTopic, absl::StrCat(scenario_.name,
+                                                 ": the ranks are in "
+                                                 "different collectives"));
+    }
+    return absl::OkStatus();
+  }
+
+  const LoadedPluginUnderTest& plugin_;
+  const Scenario& scenario_;
+  ProcessGroup* const group_;
+  RankReport* const report_;
+  std::unique_ptr<ToyTrainer> trainer_;
+};
+
+Scenario Make(const std::string& name, Scenario::Kind kind, int accumulation) {
+  Scenario scenario;
+  scenario.name = name;
+  scenario.kind = kind;
+  scenario.run.accumulation = accumulation;
+  return scenario;
+}
+
+}  // namespace
+
+int AccumulationOf(int world) {
+  constexpr int kAccumulation[] = {4, 2, 2, 3};
+  return kAccumulation[world - 1];
+}
+
+std::vector<Scenario> TrainingScenarios(int world, const std::string& folder) {
+  const int accumulation = AccumulationOf(world);
+  std::vector<Scenario> all;
+  const auto add = [&](const std::string& name, Scenario::Kind kind,
+                       int micro_steps) -> Scenario& {
+    all.push_back(Make(name, kind, micro_steps));
+    return all.back();
+  };
+  add("whole", Scenario::kTrain, 1).steps = world <= 2 ? kLongRun : kSavedRun;
+  Scenario& accumulated = add("accumulated", Scenario::kTrain, accumulation);
+  accumulated.steps = kSavedRun;
+  accumulated.folder = folder;
+  if (world == 4) return all;
+  add("evaluated", Scenario::kEvaluate, accumulation);
+  add("bf16", Scenario::kTrain, accumulation).run.precision = ToyBf16();
+  add("broken_fp32", Scenario::kBroken, accumulation).folder =
+      folder + "/broken_fp32";
+  if (world == 3) return all;
+  Scenario& fp16 = add("broken_fp16", Scenario::kBroken, accumulation);
+  fp16.run.precision = ToyFp16();
+  fp16.folder = folder + "/broken_fp16";
+  add("recomputed", Scenario::kEvaluate, accumulation).run.recompute_every = 1;
+  Scenario& bf16 = add("bf16_recomputed", Scenario::kTrain, accumulation);
+  bf16.run.precision = ToyBf16();
+  bf16.run.recompute_every = 2;
+  return all;
+}
+
+std::vector<Scenario> ResumeScenarios(const std::vector<std::string>& folders) {
+  std::vector<Scenario> all;
+  for (size_t from = 1; from < folders.size(); ++from) {
+    if (folders[from].empty()) continue;
+    all.push_back(Make(absl::StrCat("from_", from), Scenario::kResume,
+                       /*micro_steps=*/1));
+    all.back().folder = folders[from];
+    all.back().steps = kSavedRun;
+  }
+  return all;
+}
+
+std::vector<Scenario> FaultScenarios(int world) {
+  std::vector<Scenario> all;
+  const auto add = [&](const std::string& name, std::vector<StepFault> faults) {
+    all.push_back(Make(name, Scenario::kFault, 2));
+    all.back().faults = std::move(faults);
+  };
+  if (world > 2) {  // One between others.
+    add("end_of_data", {{1, 0, true, ToyFault::kNone}});
+    add("forward", {{1, 1, false, ToyFault::kThrowInForward}});
+    add("backward", {{1, 0, false, ToyFault::kThrowInBackward}});
+    return all;
+  }
+  for (int rank : {0, 1}) {
+    for (int micro : {0, 1}) {
+      const std::string where =
+          absl::StrCat("_of_rank_", rank, "_in_micro_step_", micro);
+      add("end_of_data" + where, {{rank, micro, true, ToyFault::kNone}});
+      add("forward" + where, {{rank, micro, false, ToyFault::kThrowInForward}});
+      add("backward" + where,
+          {{rank, micro, false, ToyFault::kThrowInBackward}});
+    }
+  }
+  add("recomputed_forward", {{0, 0, false, ToyFault::kThrowInForward}});
+  all.back().run.recompute_every = 1;
+  add("recomputed_backward", {{0, 1, false, ToyFault::kThrowInBackward}});
+  all.back().run.recompute_every = 1;
+  add("forward_and_backward_of_two_ranks",
+      {{0, 1, false, ToyFault::kThrowInBackward},
+       {world - 1, 0, false, ToyFault::kThrowInForward}});
+  return all;
+}
+
+absl::Status RunScenarios(const LoadedPluginUnderTest& plugin,
+                          const std::vector<Scenario>& scenarios,
+                          ProcessGroup* group, RankReport* report) {
+  for (const Scenario& scenario : scenarios) {
+    CAPSTAN_RETURN_IF_ERROR(ScenarioRun(plugin, scenario, group, report).Run());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace conformance
+}  // namespace capstan

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/conformance/toy_model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
+
+#include <limits>
+#include <stdexcept>
+
+#include "plugins/sdk/random.h"
+
+namespace capstan {
+namespace conformance {
+namespace {
+
+constexpr int64_t kWidth = 13;
+constexpr int64_t kInner = 29;
+constexpr int64_t kNoTarget = -100;
+
+// One micro-batch has one of these in steps 0, 1, 3, 4, 6, ..; none else.
+bool IsRare(int64_t sample) {
+  return sample % kToyGlobalBatch == 7 && sample / kToyGlobalBatch % 3 != 2;
+}
+
+at::Tensor Embed(const at::Tensor& weight, const at::Tensor& ids) {
+  return at::embedding(weight, ids);
+}
+
+at::Tensor Infinite(const at::Tensor& gradient) {
+  return at::full_like(gradient, std::numeric_limits<double>::infinity());
+}
+
+at::Tensor Throwing(const at::Tensor&) {
+  throw std::runtime_error("the test's fault in backward");
+}
+
+// A copy with a hook on its gradient.
+at::Tensor WithHook(const at::Tensor& x,
+                    at::Tensor (*hook)(const at::Tensor&)) {
+  if (!x.requires_grad()) return x;
+  const at::Tensor copy = x.clone();
+  copy.register_hook(
+      [hook](const at::Tensor& gradient) { return hook(gradient); });
+  return copy;
+}
+
+}  // namespace
+
+ToyBatch ToySamples(int64_t begin, int64_t count) {
+  const uint64_t token_key = RandomKey(7, "toy.tokens");
+  const uint64_t mask_key = RandomKey(7, "toy.mask");
+  ToyBatch batch;
+  batch.ids = at::empty({count, kToyLength}, at::kLong);
+  batch.targets = at::empty({count, kToyLength}, at::kLong);
+  batch.rare = at::empty({count, 1, 1}, at::kFloat);
+  int64_t* ids = batch.ids.mutable_data_ptr<int64_t>();
+  int64_t* targets = batch.targets.mutable_data_ptr<int64_t>();
+  float* rare = batch.rare.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < count * kToyLength; ++i) {
+    const uint64_t position = begin * kToyLength + i;
+    ids[i] =
+        static_cast<int64_t>(RandomBelow(token_key, position, kToyVocabulary));
+    const bool masked = RandomBelow(mask_key, position, 4) == 0;
+    targets[i] = masked ? kNoTarget : (3 * ids[i] + 1) % kToyVocabulary;
+    batch.count += masked ? 0 : 1;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    rare[i] = IsRare(begin + i) ? 1.0f : 0.0f;
+    batch.any_rare |= IsRare(begin + i);
+  }
+  return batch;
+}
+
+ToyModel::ToyModel()
+    : specs_(kToyParameters),
+      units_({"embed", "mix", "frozen", "rare", "plain", "extra", "head"}) {
+  const auto set = [this](ToyParameter index, const char* name,
+                          std::vector<int64_t> shape, ToyUnit unit,
+                          bool trainable = true) {
+    specs_[index].name = name;
+    specs_[index].shape = std::move(shape);
+    specs_[index].unit = unit;
+    specs_[index].trainable = trainable;
+  };
+  set(kToyEmbed, "embed.weight", {kToyVocabulary, kWidth}, kToyEmbedUnit);
+  specs_[kToyEmbed].other_units = {kToyHeadUnit};
+  specs_[kToyEmbed].read_in_backward = false;
+  set(kToyUp, "mix.up.weight", {kInner, kWidth}, kToyMixUnit);
+  set(kToyBias, "mix.up.bias", {kInner}, kToyMixUnit);
+  set(kToyDown, "mix.down.weight", {kWidth, kInner}, kToyMixUnit);
+  set(kToyScale, "mix.scale", {kWidth}, kToyMixUnit, /*trainable=*/false);
+  set(kToyFrozen, "frozen.weight", {kWidth, kWidth}, kToyFrozenUnit,
+      /*trainable=*/false);
+  set(kToyRare, "rare.weight", {kWidth, kWidth}, kToyRareUnit);
+  set(kToyUnused, "extra.unused", {5, 7}, kToyExtraUnit);
+  set(kToyGain, "extra.gain", {1}, kToyExtraUnit);
+  set(kToyNorm, "norm.weight", {kWidth}, kToyHeadUnit);
+}
+
+absl::Status ToyModel::InitialValue(int index, uint64_t seed, int64_t begin,
+                                    int64_t count, float* out) const {
+  const bool factor =
+      index == kToyScale || index == kToyGain || index == kToyNorm;
+  FillNormal(RandomKey(seed, specs_[index].name), begin, count,
+             factor ? 1.0f : 0.0f, factor ? 0.1f : 0.3f, out);
+  return absl::OkStatus();
+}
+
+at::Tensor ToyModel::LossSum(const ToyBatch& batch, UnitRunner& runner,
+                             ToyFault fault) const {
+  // Handles by value: a body may run again in backward.
+  const std::vector<at::Tensor>& p = bound_;
+  at::Tensor x = runner.Run(kToyEmbedUnit, batch.ids,
+                            [embed = p[kToyEmbed]](const at::Tensor& ids) {
+                              return Embed(embed, ids);
+                            });
+  x = runner.Run(kToyMixUnit, x,
+                 [up = p[kToyUp], bias = p[kToyBias], down = p[kToyDown],
+                  scale = p[kToyScale], fault](const at::Tensor& in) {
+                   const at::Tensor b = fault == ToyFault::kInfiniteGradient
+                                            ? WithHook(bias, Infinite)
+                                            : bias;
+                   const at::Tensor h = at::tanh(at::matmul(in, up.t()) + b);
+                   return in + at::matmul(h, down.t()) * scale;
+                 });
+  x = runner.Run(kToyFrozenUnit, x, [w = p[kToyFrozen]](const at::Tensor& in) {
+    return in + at::tanh(at::matmul(in, w.t()));
+  });
+  x = runner.Run(kToyRareUnit, x,
+                 [w = p[kToyRare], rare = batch.rare, any = batch.any_rare,
+                  fault](const at::Tensor& in) {
+                   if (fault == ToyFault::kThrowInForward) {
+                     throw std::runtime_error("the test's fault in forward");
+                   }
+                   const at::Tensor y = fault == ToyFault::kThrowInBackward
+                                            ? WithHook(in, Throwing)
+                                            : in;
+                   if (!any) return y.clone();
+                   return y + at::matmul(y, w) * rare.to(y.scalar_type());
+                 });
+  x = runner.Run(kToyPlainUnit, x,
+                 [](const at::Tensor& in) { return at::silu(in); });
+  x = runner.Run(kToyExtraUnit, x, [gain = p[kToyGain]](const at::Tensor& in) {
+    return in * gain;
+  });
+  return runner.Run(kToyHeadUnit, x,
+                    [norm = p[kToyNorm], embed = p[kToyEmbed],
+                     targets = batch.targets](const at::Tensor& in) {
+                      at::Tensor logits = at::matmul(in * norm, embed.t());
+                      if (logits.scalar_type() != at::kDouble) {
+                        logits = logits.to(at::kFloat);
+                      }
+                      return at::cross_entropy_loss(
+                          logits.view({-1, kToyVocabulary}), targets.view({-1}),
+                          {}, at::Reduction::Sum, kNoTarget);
+                    });
+}
+
+}  // namespace conformance
+}  // namespace capstan

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model that strategies are tested on: small, and awkward in every way
+// that a real one may be. No size divides by 2, 3 or 4.
+#ifndef CAPSTAN_TESTS_CONFORMANCE_TOY_MODEL_H_
+#define CAPSTAN_TESTS_CONFORMANCE_TOY_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "plugins/sdk/model.h"
+
+namespace capstan {
+namespace conformance {
+
+constexpr int64_t kToyVocabulary = 37;
+constexpr int64_t kToyLength = 5;  // tokens of a sample
+// Samples of a step: as many micro-batches as anyone likes of 1 to 4 ranks.
+constexpr int64_t kToyGlobalBatch = 12;
+
+// Parameters of ToyModel.
+enum ToyParameter : int {
+  kToyEmbed = 0,  // tied: units 0 and 6
+  kToyUp,
+  kToyBias,
+  kToyDown,
+  kToyScale,   // frozen, in a unit with trainable ones
+  kToyFrozen,  // frozen, all that its unit has
+  kToyRare,    // used by one micro-batch of two steps in three, if any
+  kToyUnused,  // no forward uses it
+  kToyGain,    // one element
+  kToyNorm,
+  kToyParameters,
+};
+
+// Units of ToyModel.
+enum ToyUnit : int {
+  kToyEmbedUnit = 0,
+  kToyMixUnit,
+  kToyFrozenUnit,
+  kToyRareUnit,
+  kToyPlainUnit,  // no parameters
+  kToyExtraUnit,
+  kToyHeadUnit,
+  kToyUnits,
+};
+
+struct ToyBatch {
+  at::Tensor ids;      // [B, T] int64
+  at::Tensor targets;  // [B, T] int64, -100: none
+  at::Tensor rare;     // [B, 1, 1] float: 1 where the rare weight is used
+  bool any_rare = false;
+  int64_t count = 0;  // targets
+};
+
+// Samples [begin, begin + count), on CPU: a function of their numbers.
+ToyBatch ToySamples(int64_t begin, int64_t count);
+
+// What goes wrong in a forward or its backward.
+enum class ToyFault {
+  kNone,
+  kThrowInForward,    // std::runtime_error in kToyRareUnit
+  kThrowInBackward,   // there too
+  kInfiniteGradient,  // of kToyBias alone
+};
+
+class ToyModel final : public Model {
+ public:
+  ToyModel();
+
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+  absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
+                            int64_t count, float* out) const override;
+  void Bind(std::vector<at::Tensor> parameters) override {
+    bound_ = std::move(parameters);
+  }
+  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
+    return absl::OkStatus();
+  }
+
+  // As Bind got them.
+  const std::vector<at::Tensor>& bound() const { return bound_; }
+
+  // The sum of cross-entropies over the batch's targets, a scalar: float32, or
+  // float64 where the parameters are.
+  at::Tensor LossSum(const ToyBatch& batch, UnitRunner& runner,
+                     ToyFault fault = ToyFault::kNone) const;
+
+ private:
+  std::vector<ParameterSpec> specs_;
+  std::vector<std::string> units_;
+  std::vector<at::Tensor> bound_;
+};
+
+}  // namespace conformance
+}  // namespace capstan
+
+#endif  // CAPSTAN_TESTS_CONFORMANCE_TOY_MODEL_H_

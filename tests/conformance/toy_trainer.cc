@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/conformance/toy_trainer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <stdexcept>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace conformance {
+namespace {
+
+StrategyRequest RequestFor(const ToyModel& model, const ToyRun& run,
+                           int world) {
+  StrategyRequest request;
+  request.model = &model;
+  request.precision = run.precision;
+  request.world_size = world;
+  request.accumulation = run.accumulation;
+  return request;
+}
+
+const StepFault* FaultOf(const std::vector<StepFault>& faults, int rank,
+                         int micro_step) {
+  for (const StepFault& fault : faults) {
+    if (fault.rank == rank && fault.micro_step == micro_step) return &fault;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+absl::Status ToyTrainer::Check(const LoadedPluginUnderTest& plugin,
+                               const ToyRun& run, int world) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Strategy> strategy,
+                           plugin.Create<Strategy>());
+  const ToyModel model;
+  return strategy->Check(RequestFor(model, run, world));
+}
+
+absl::StatusOr<StrategyPlan> ToyTrainer::Plan(
+    const LoadedPluginUnderTest& plugin, const ToyRun& run, int world) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Strategy> strategy,
+                           plugin.Create<Strategy>());
+  const ToyModel model;
+  return strategy->Plan(RequestFor(model, run, world));
+}
+
+absl::StatusOr<std::unique_ptr<ToyTrainer>> ToyTrainer::Create(
+    const LoadedPluginUnderTest& plugin, const ToyRun& run,
+    ProcessGroup* group) {
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Strategy> strategy,
+                           plugin.Create<Strategy>());
+  std::unique_ptr<ToyTrainer> trainer(
+      new ToyTrainer(run, group, std::move(strategy)));
+  CAPSTAN_RETURN_IF_ERROR(trainer->SetUp());
+  return trainer;
+}
+
+ToyTrainer::ToyTrainer(const ToyRun& run, ProcessGroup* group,
+                       std::unique_ptr<Strategy> strategy)
+    : run_(run),
+      group_(group),
+      strategy_(std::move(strategy)),
+      runner_(strategy_.get(), {run.recompute_every, kToyUnits}),
+      scaler_(run.precision.loss_scaling) {}
+
+absl::Status ToyTrainer::SetUp() {
+  CAPSTAN_RETURN_IF_ERROR(
+      strategy_->Check(RequestFor(model_, run_, group_->size())));
+  StrategyContext context;
+  context.model = &model_;
+  context.group = group_;
+  context.precision = run_.precision;
+  context.seed = kToySeed;
+  CAPSTAN_RETURN_IF_ERROR(strategy_->Setup(context));
+  for (const OptimizerShard& shard : strategy_->OptimizerShards()) {
+    optimizer_state_.push_back({at::zeros_like(shard.master)});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepOutcome> ToyTrainer::Step(
+    const std::vector<StepFault>& faults) {
+  Verdict verdict;
+  absl::Status status;
+  try {
+    for (int i = 0; i < run_.accumulation; ++i) {
+      MicroStep(i, faults, &verdict);
+    }
+  } catch (...) {
+    status = CurrentExceptionToStatus();
+  }
+  if (absl::IsUnavailable(status)) return status;
+  try {
+    strategy_->FinishBackward();
+    verdict.squared_sum = strategy_->GradientSquaredSum();
+  } catch (...) {
+    status.Update(CurrentExceptionToStatus());
+  }
+  verdict.failed_ranks = status.ok() ? 0.0 : 1.0;
+  // A fault that the test has not asked for.
+  if (!status.ok() && faults.empty()) return status;
+  try {
+    double sums[] = {verdict.loss_sum, verdict.count, verdict.squared_sum,
+                     verdict.failed_ranks};
+    group_->AllReduceHost(absl::MakeSpan(sums));
+    return Act({sums[0], sums[1], sums[2], sums[3]});
+  } catch (...) {
+    return CurrentExceptionToStatus();
+  }
+}
+
+void ToyTrainer::MicroStep(int index, const std::vector<StepFault>& faults,
+                           Verdict* mine) {
+  strategy_->BeginMicroStep(index, run_.accumulation);
+  const StepFault* fault = FaultOf(faults, group_->rank(), index);
+  if (fault != nullptr && fault->out_of_data) {
+    throw std::runtime_error("the test's end of data");
+  }
+  const int64_t micro = kToyGlobalBatch / run_.accumulation / group_->size();
+  const ToyBatch batch =
+      ToySamples(state_.step * kToyGlobalBatch +
+                     (index * group_->size() + group_->rank()) * micro,
+                 micro);
+  const at::Tensor loss = model_.LossSum(
+      batch, runner_, fault == nullptr ? ToyFault::kNone : fault->fault);
+  torch::autograd::backward(
+      {loss},
+      {at::full({}, scaler_.scale() / kToyNominalTargets, loss.options())});
+  mine->loss_sum += loss.item<double>();
+  mine->count += static_cast<double>(batch.count);
+}
+
+StepOutcome ToyTrainer::Act(const Verdict& verdict) {
+  StepOutcome outcome;
+  outcome.failed_ranks = verdict.failed_ranks;
+  if (verdict.failed_ranks > 0) return outcome;
+  const double unscale =
+      kToyNominalTargets / std::max(verdict.count, 1.0) / scaler_.scale();
+  outcome.loss = verdict.loss_sum / std::max(verdict.count, 1.0);
+  outcome.norm = std::sqrt(verdict.squared_sum) * unscale;
+  outcome.applied = std::isfinite(outcome.norm);
+  if (outcome.applied) {
+    OptimizerStep step;
+    step.step = state_.optimizer_steps + 1;
+    step.learning_rate = optimizer_.learning_rate();
+    step.gradient_scale = unscale * ToyClip(outcome.norm);
+    absl::Span<OptimizerShard> shards = strategy_->OptimizerShards();
+    for (size_t i = 0; i < shards.size(); ++i) {
+      optimizer_.Update(step, model_.parameters(), shards[i],
+                        absl::MakeSpan(optimizer_state_[i]));
+      strategy_->PublishShard(static_cast<int>(i));
+    }
+    strategy_->PublishParameters();
+    ++state_.optimizer_steps;
+  }
+  scaler_.Update(outcome.applied);
+  ++state_.step;
+  return outcome;
+}
+
+double ToyTrainer::Evaluate(ToyFault fault) {
+  at::NoGradGuard no_grad;
+  const ToyBatch batch =
+      ToySamples(kToyEvalBegin + group_->rank() * kToyEvalBatch, kToyEvalBatch);
+  try {
+    const double loss = model_.LossSum(batch, runner_, fault).item<double>();
+    strategy_->FinishForward();
+    return loss;
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (const std::exception&) {
+    strategy_->FinishForward();
+    throw;
+  }
+}
+
+CheckpointParts ToyTrainer::Checkpointed() {
+  CheckpointParts parts;
+  parts.specs = &model_.parameters();
+  parts.shards = strategy_->OptimizerShards();
+  parts.state = &optimizer_state_;
+  parts.state_names = optimizer_.state_names();
+  parts.owned = strategy_->OwnedSlices();
+  parts.group = group_;
+  parts.config_text = "name: \"conformance\"\n";
+  return parts;
+}
+
+absl::Status ToyTrainer::Save(const std::string& output_dir) {
+  state_.seed = kToySeed;
+  state_.loss_scale = scaler_.scale();
+  state_.loss_scale_good_steps = scaler_.good_steps();
+  return SaveCheckpoint(output_dir, /*keep=*/1, state_, Checkpointed());
+}
+
+absl::Status ToyTrainer::Load(const std::string& output_dir) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      state_, LoadCheckpoint(NewestCheckpoint(output_dir), Checkpointed()));
+  scaler_.Restore(state_.loss_scale, state_.loss_scale_good_steps);
+  const int shards = static_cast<int>(strategy_->OptimizerShards().size());
+  for (int i = 0; i < shards; ++i) strategy_->PublishShard(i);
+  strategy_->PublishParameters();
+  return absl::OkStatus();
+}
+
+std::vector<at::Tensor> ToyTrainer::momenta() const {
+  std::vector<at::Tensor> momenta;
+  for (const std::vector<at::Tensor>& state : optimizer_state_) {
+    momenta.push_back(state[0]);
+  }
+  return momenta;
+}
+
+}  // namespace conformance
+}  // namespace capstan

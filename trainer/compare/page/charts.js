@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Draws report.json with Chart.js, and puts the page together. Follows text.js
+// in the same script.
+
+function addChart(grid, config, {size = '', note = ''} = {}) {
+  const canvas = element('canvas');
+  const box = element(
+      'div', {class: `chart ${size}`}, element('div', {}, canvas));
+  if (note) box.append(element('p', {}, note));
+  grid.append(box);
+  new Chart(canvas, config);
+}
+
+function scaleTitle(text) {
+  return {display: true, text, font: {size: 12}};
+}
+
+function lineStyle(run, index) {
+  const color = at(COLORS, strategies.indexOf(run.strategy));
+  return {
+    borderColor: color,
+    backgroundColor: color,
+    borderDash: at(DASHES, worldSizes.indexOf(run.processes)),
+    borderWidth: 1.8,
+    pointStyle: 'line',
+    pointRadius: 0,
+    pointHitRadius: 6,
+    // Later ones lie on top.
+    order: 100 - index,
+  };
+}
+
+// Legend entries that look like their lines, dashes included.
+function lineLabels(chart) {
+  const items = Chart.defaults.plugins.legend.labels.generateLabels(chart);
+  return items.map((item) => {
+    const dataset = chart.data.datasets[item.datasetIndex];
+    return {
+      ...item,
+      lineDash: dataset.borderDash,
+      lineWidth: dataset.borderWidth,
+      strokeStyle: dataset.borderColor,
+    };
+  });
+}
+
+// Step by step; null is a gap.
+function points(values) {
+  return values.map((y, i) => ({x: i + 1, y: y === null ? NaN : y}));
+}
+
+function lineChart(title, yTitle, datasets, yScale = {}) {
+  return {
+    type: 'line',
+    data: {datasets},
+    options: {
+      parsing: false,
+      interaction: {mode: 'nearest', axis: 'x', intersect: false},
+      plugins: {
+        title: {display: true, text: title},
+        // Chart.js lists what lies on top first.
+        legend: {
+          position: 'bottom',
+          reverse: true,
+          labels: {
+            usePointStyle: true,
+            pointStyleWidth: 34,
+            generateLabels: lineLabels,
+          },
+        },
+        decimation: {enabled: true, algorithm: 'min-max'},
+      },
+      scales: {
+        x: {
+          type: 'linear',
+          min: 0,
+          max: Math.max(report.max_steps, 2),
+          title: scaleTitle('optimizer step'),
+          ticks: {precision: 0},
+        },
+        y: {title: scaleTitle(yTitle), ...yScale},
+      },
+    },
+  };
+}
+
+// All curves of one kind; the references are wide and pale below the others.
+function addCurves(grid, title, yTitle, key) {
+  const datasets = completed.map((run, index) => {
+    const style = lineStyle(run, index);
+    const precision = precisions.indexOf(run.precision);
+    if (run.id === run.reference) {
+      style.borderWidth = at([9, 6, 4], precision);
+      style.borderColor = style.backgroundColor =
+          at(['#b9d3ea', '#e3d9b8', '#d3d9df'], precision);
+      style.order = 200 - precision;
+    }
+    const reference = run.id === run.reference ? ' (reference)' : '';
+    return {
+      label: (precisions.length > 1 ? fullLabel(run) : shortLabel(run)) +
+          reference,
+      data: points(run[key]),
+      ...style,
+    };
+  });
+  addChart(grid, lineChart(title, yTitle, datasets), {size: 'tall'});
+}
+
+// The powers of ten where a logarithmic axis begins and ends: one below all
+// that isn't 0, and one above everything.
+function logarithmicRange(series, bound) {
+  let least = bound ?? 1;
+  let greatest = bound ?? 1e-18;
+  for (const {delta} of series) {
+    for (const value of delta.values) {
+      if (value === null || value === 0) continue;
+      least = Math.min(least, value);
+      greatest = Math.max(greatest, value);
+    }
+  }
+  return [
+    Math.max(10 ** (Math.floor(Math.log10(least)) - 1), 1e-18),
+    10 ** Math.ceil(Math.log10(greatest * 1.5)),
+  ];
+}
+
+// Relative distances on a logarithmic axis, at whose lower end the zeros lie.
+function deltaChart(title, series, bound) {
+  const [floor, ceiling] = logarithmicRange(series, bound);
+  const datasets = series.map((one) => ({
+                                ...one.style,
+                                label: one.label,
+                                data: points(one.delta.values.map(
+                                    (v) => v === 0 ? floor : v)),
+                              }));
+  if (bound !== null) {
+    datasets.push({
+      label: `bound ${bound.toExponential(0)}`,
+      data: [{x: 0, y: bound}, {x: Math.max(report.max_steps, 2), y: bound}],
+      borderColor: BOUND_COLOR,
+      backgroundColor: BOUND_COLOR,
+      borderWidth: 2,
+      pointStyle: 'line',
+      pointRadius: 0,
+      order: 0,
+    });
+  }
+  // About eight labels, however far it reaches.
+  const every = Math.ceil(Math.log10(ceiling / floor) / 8);
+  const powerOfTen = (value) => {
+    if (value <= floor * 1.001) return '0';
+    const power = Math.log10(value);
+    const whole = Math.abs(power - Math.round(power)) < 1e-6;
+    return whole && Math.round(power) % every === 0 ? value.toExponential(0) :
+                                                      null;
+  };
+  const chart = lineChart(title, 'relative distance', datasets, {
+    type: 'logarithmic',
+    min: floor,
+    max: ceiling,
+    ticks: {callback: powerOfTen, autoSkip: false},
+  });
+  chart.options.plugins.tooltip = {
+    callbacks: {
+      label: (item) => `${item.dataset.label}: ` +
+          (item.parsed.y <= floor ? '0' : item.parsed.y.toExponential(2)),
+    },
+  };
+  return chart;
+}
+
+function addDeltas(grid, precision, title, key, bound) {
+  const series =
+      completed
+          .map((run, index) => ({run, style: lineStyle(run, index)}))
+          .filter(
+              ({run}) => run.precision === precision.name &&
+                  run.id !== run.reference && run[key] !== null)
+          .map(
+              ({run, style}) =>
+                  ({label: shortLabel(run), delta: run[key], style}));
+  if (series.length === 0) return;
+  const reference = report.runs.find((run) => run.id === precision.reference);
+  addChart(
+      grid,
+      deltaChart(
+          `${precision.name}: ${title}, distance from ${fullLabel(reference)}`,
+          series, bound));
+}
+
+function addBetweenPrecisions(grid) {
+  for (const [key, title] of [['loss', 'loss'],
+                              ['grad_norm', 'gradient norm']]) {
+    const series = [];
+    for (const [index, precision] of report.precisions.entries()) {
+      if (precision.from_first === null) continue;
+      const color = at(COLORS, index);
+      series.push({
+        label: precision.name,
+        delta: precision.from_first[key],
+        style: {
+          borderColor: color,
+          backgroundColor: color,
+          borderWidth: 1.8,
+          pointStyle: 'line',
+          pointRadius: 0,
+          pointHitRadius: 6,
+        },
+      });
+    }
+    if (series.length === 0) return;
+    addChart(
+        grid,
+        deltaChart(
+            `Between precisions: ${title}, distance from ${precisions[0]}`,
+            series, null),
+        {note: 'For information: no bound.'});
+  }
+}
+
+function barOptions(title, yTitle, stacked, format) {
+  return {
+    interaction: {mode: 'index', intersect: false},
+    plugins: {
+      title: {display: true, text: title},
+      legend: {position: 'bottom'},
+      tooltip: {
+        callbacks: {
+          label: (item) => `${item.dataset.label}: ${format(item.parsed.y)}`,
+        },
+      },
+    },
+    scales: {
+      x: {
+        stacked,
+        grid: {display: false},
+        ticks: {autoSkip: false, maxRotation: 60},
+      },
+      y: {stacked, beginAtZero: true, grace: '5%', title: scaleTitle(yTitle)},
+    },
+  };
+}
+
+// One bar a run, coloured by precision.
+function addBars(grid, title, yTitle, runs, value, format) {
+  const known = runs.filter((run) => value(run) !== null);
+  if (known.length === 0) {
+    addUnknown(grid, title);
+    return;
+  }
+  const labels = [...new Set(known.map(shortLabel))];
+  const datasets = precisions.map(
+      (name, index) => ({
+        label: name,
+        data: labels.map((label) => {
+          const run = known.find(
+              (one) => one.precision === name && shortLabel(one) === label);
+          return run === undefined ? null : value(run);
+        }),
+        backgroundColor: at(COLORS, index),
+        maxBarThickness: 46,
+      }));
+  addChart(grid, {
+    type: 'bar',
+    data: {labels, datasets},
+    options: barOptions(title, yTitle, false, format),
+  });
+}
+
+function addUnknown(grid, title) {
+  grid.append(element(
+      'div', {class: 'chart'}, element('strong', {}, title),
+      element('p', {}, 'These runs did not measure it.')));
+}
+
+function addCommunication(grid) {
+  const title = 'Communication in a step: hidden behind work, and exposed';
+  const runs = completed.filter(
+      (run) => run.processes > 1 && hiddenSeconds(run) !== null);
+  if (runs.length === 0) {
+    addUnknown(grid, title);
+    return;
+  }
+  const dataset = (label, color, value) => ({
+    label,
+    data: runs.map((run) => 1e3 * value(run)),
+    backgroundColor: color,
+    maxBarThickness: 46,
+  });
+  addChart(
+      grid, {
+        type: 'bar',
+        data: {
+          labels: runs.map(axisLabel),
+          datasets: [
+            dataset(
+                'exposed: the step waits', '#d55e00',
+                (run) => run.exposed_communication_seconds),
+            dataset('hidden', '#56b4e9', hiddenSeconds),
+          ],
+        },
+        options: barOptions(
+            title, 'milliseconds', true, (ms) => secondsText(ms / 1e3)),
+      });
+}
+
+function addMemory(grid) {
+  const title = 'Memory of the fullest rank by category: predicted (left, ' +
+      'pale) and measured (right)';
+  const runs = completed.filter((run) => Object.keys(run.memory).length > 0);
+  if (runs.length === 0) {
+    addUnknown(grid, title);
+    return;
+  }
+  const names = new Set(runs.flatMap((run) => Object.keys(run.memory)));
+  names.delete('total');
+  if (names.delete('other')) names.add('other');  // comes last
+  const categories = [...names];
+  const MIB = 1024 * 1024;
+  const datasets = [];
+  for (const stack of ['predicted', 'measured']) {
+    for (const [index, category] of categories.entries()) {
+      const color = at(MEMORY_COLORS, index);
+      datasets.push({
+        label: category.replaceAll('_', ' ') +
+            (stack === 'predicted' ? ', predicted' : ''),
+        stack,
+        data: runs.map((run) => {
+          const use = run.memory[category];
+          const bytes = use === undefined ? null : use[stack];
+          return bytes === null ? null : bytes / MIB;
+        }),
+        backgroundColor: stack === 'predicted' ? color + '66' : color,
+        maxBarThickness: 34,
+      });
+    }
+  }
+  const options =
+      barOptions(title, 'MiB', true, (mib) => bytesText(mib * MIB));
+  options.plugins.legend.labels = {
+    filter: (item) => !item.text.endsWith(', predicted'),
+  };
+  // The legend shows each category once, and switches both of its bars.
+  options.plugins.legend.onClick = (event, item, legend) => {
+    const half = datasets.length / 2;
+    const visible = legend.chart.isDatasetVisible(item.datasetIndex);
+    legend.chart.setDatasetVisibility(item.datasetIndex, !visible);
+    legend.chart.setDatasetVisibility(item.datasetIndex - half, !visible);
+    legend.chart.update();
+  };
+  options.plugins.tooltip.filter = (item) => item.parsed.y > 0;
+  addChart(
+      grid,
+      {type: 'bar', data: {labels: runs.map(axisLabel), datasets}, options},
+      {size: 'wide'});
+}
+
+function addCharts() {
+  Object.assign(Chart.defaults, {animation: false, maintainAspectRatio: false});
+  Chart.defaults.color = '#1d2733';
+  Chart.defaults.font.family = 'system-ui, "DejaVu Sans", sans-serif';
+  Chart.defaults.borderColor = '#e3e8ee';
+  Chart.defaults.plugins.legend.labels.boxHeight = 12;
+  Chart.defaults.plugins.legend.labels.boxWidth = 18;
+  Chart.defaults.plugins.title.font = {size: 14, weight: 'bold'};
+
+  page.append(
+      element('h2', {}, 'One curve'),
+      element(
+          'p', {class: 'soft'},
+          'A pale wide line is a reference; all lines of its precision should ' +
+              'lie on it. The distances from it are relative, per step.'));
+  const curves = element('div', {class: 'grid'});
+  page.append(curves);
+  addCurves(curves, 'Loss', 'loss', 'loss');
+  addCurves(
+      curves, 'Gradient norm, before clipping', 'global norm', 'grad_norm');
+  for (const precision of report.precisions) {
+    addDeltas(
+        curves, precision, 'loss', 'loss_delta', precision.bounds.loss);
+    addDeltas(
+        curves, precision, 'gradient norm', 'grad_norm_delta',
+        precision.bounds.grad_norm);
+  }
+  addBetweenPrecisions(curves);
+
+  page.append(
+      element('h2', {}, 'What each costs'),
+      element('p', {class: 'soft'}, 'Medians over the steps.'));
+  const costs = element('div', {class: 'grid'});
+  page.append(costs);
+  const several = completed.filter((run) => run.processes > 1);
+  addBars(
+      costs, 'Speed', 'tokens a second, all ranks', completed,
+      (run) => run.tokens_per_second,
+      (value) => `${Math.round(value).toLocaleString('en')} tokens/s`);
+  addBars(
+      costs, 'Time of a step', 'milliseconds', completed,
+      (run) => 1e3 * run.step_seconds, (ms) => secondsText(ms / 1e3));
+  addBars(
+      costs, 'Bytes sent by a rank in a step', 'MiB', several,
+      (run) => run.bytes_sent_per_step === null ?
+          null :
+          run.bytes_sent_per_step / (1024 * 1024),
+      (value) => bytesText(value * 1024 * 1024));
+  addCommunication(costs);
+  addMemory(costs);
+}
+
+addHeader();
+addTable();
+addCharts();
+addLeftOut();
+addConfig();

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What report.json, which the page holds, says in words and tables. charts.js,
+// which follows in the same script, draws it.
+'use strict';
+
+const report = JSON.parse(document.getElementById('report').textContent);
+const page = document.getElementById('page');
+const completed = report.runs.filter((run) => run.status === 'completed');
+const strategies = [...new Set(report.runs.map((run) => run.strategy))];
+const worldSizes = [...new Set(report.runs.map((run) => run.processes))];
+const precisions = report.precisions.map((precision) => precision.name);
+
+// Okabe and Ito's colours, which most people with colour blindness tell apart,
+// without the yellow that white drowns.
+const COLORS = [
+  '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8a6d00', '#56b4e9', '#3d3d3d',
+];
+// Of the categories of memory.
+const MEMORY_COLORS = [...COLORS.slice(0, 6), '#a0522d', '#9aa5b1', '#3d3d3d'];
+const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4], [4, 2]];
+const BOUND_COLOR = '#b3261e';
+
+// ------------------------------------------------------------------ helpers
+
+function at(list, index) {
+  return list[index % list.length];
+}
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+function plural(count, what) {
+  return `${count.toLocaleString('en')} ${what}${count === 1 ? '' : 's'}`;
+}
+
+function shortLabel(run) {
+  return `${run.strategy} ×${run.processes}`;
+}
+
+function fullLabel(run) {
+  return `${run.strategy} ${run.precision} ×${run.processes}`;
+}
+
+// Two lines where there are several precisions.
+function axisLabel(run) {
+  return precisions.length > 1 ? [shortLabel(run), run.precision] :
+                                 shortLabel(run);
+}
+
+function bytesText(bytes) {
+  if (bytes === null || bytes === undefined) return '?';
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+  let unit = 0;
+  while (bytes >= 999.5 && unit + 1 < units.length) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return `${Number(bytes.toPrecision(3))} ${units[unit]}`;
+}
+
+function secondsText(seconds) {
+  if (seconds === null || seconds === undefined) return '?';
+  return seconds < 1 ? `${Number((seconds * 1e3).toPrecision(3))} ms` :
+                       `${Number(seconds.toPrecision(3))} s`;
+}
+
+function hiddenSeconds(run) {
+  if (run.communication_seconds === null ||
+      run.exposed_communication_seconds === null) {
+    return null;
+  }
+  return Math.max(
+      0, run.communication_seconds - run.exposed_communication_seconds);
+}
+
+// ----------------------------------------------------------- text and tables
+
+function addHeader() {
+  document.title = report.name;
+  page.append(
+      element('h1', {}, report.name),
+      element(
+          'p', {class: 'soft'},
+          `${report.time} · ${report.device} · ` +
+              `${plural(completed.length, 'run')} of ` +
+              `${plural(report.max_steps, 'step')} of ` +
+              `${plural(report.global_batch_size, 'sample')} · one seed, the ` +
+              'same data'));
+  const verdict =
+      element('div', {class: `verdict ${report.passed ? 'passed' : 'failed'}`});
+  verdict.append(
+      element('strong', {}, report.passed ? 'PASSED' : 'FAILED'),
+      report.passed ?
+          'Every run follows the reference of its precision within the bounds.' :
+          plural(report.problems.length, 'problem') + ':');
+  if (!report.passed) {
+    verdict.append(element(
+        'ul', {}, ...report.problems.map((text) => element('li', {}, text))));
+  }
+  page.append(verdict);
+}
+
+function deltaCell(run, key, bound) {
+  if (run.id === run.reference) return element('td', {}, 'reference');
+  const delta = run[key];
+  if (delta === null) return element('td', {}, '?');
+  const text = delta.max === null ? 'not finite' :
+      delta.max === 0             ? '0' :
+                                    delta.max.toExponential(1);
+  const far = delta.max === null || delta.max > bound;
+  const cell = element('td', {class: far ? 'far' : ''}, text);
+  cell.title = `step ${delta.max_step}; bound ${bound.toExponential(0)}`;
+  return cell;
+}
+
+function runRow(run) {
+  const precision = report.precisions.find((p) => p.name === run.precision);
+  const total = run.memory.total || {predicted: null, measured: null};
+  const row =
+      element('tr', {class: run.id === run.reference ? 'reference' : ''});
+  row.append(
+      element('td', {class: 'name'}, run.strategy),
+      element('td', {class: 'name'}, run.precision),
+      element('td', {}, String(run.processes)),
+      element('td', {}, String(run.accumulation)),
+      element('td', {}, (run.loss[run.loss.length - 1] ?? NaN).toFixed(6)),
+      deltaCell(run, 'loss_delta', precision.bounds.loss),
+      deltaCell(run, 'grad_norm_delta', precision.bounds.grad_norm),
+      element(
+          'td', {}, Math.round(run.tokens_per_second).toLocaleString('en')),
+      element('td', {}, bytesText(total.predicted)),
+      element('td', {}, bytesText(total.measured)),
+      element('td', {}, bytesText(run.bytes_sent_per_step)),
+      element('td', {}, secondsText(hiddenSeconds(run))),
+      element('td', {}, secondsText(run.exposed_communication_seconds)));
+  return row;
+}
+
+function addTable() {
+  const head = element('tr');
+  for (const [index, text] of
+           ['strategy', 'precision', 'ranks', 'accu-\nmulation', 'final loss',
+            'loss:\nmax delta', 'grad norm:\nmax delta', 'tokens/s',
+            'memory\npredicted', 'memory\nmeasured', 'sent\na step',
+            'hidden\ncomm.', 'exposed\ncomm.']
+               .entries()) {
+    const cell = element('th', {class: index < 2 ? 'name' : ''}, text);
+    cell.style.whiteSpace = 'pre';
+    head.append(cell);
+  }
+  page.append(element(
+      'div', {class: 'scroll'},
+      element(
+          'table', {}, element('thead', {}, head),
+          element('tbody', {}, ...completed.map(runRow)))));
+}
+
+function addLeftOut() {
+  const skipped = report.runs.filter((run) => run.status === 'skipped');
+  if (skipped.length === 0) return;
+  page.append(
+      element('h2', {}, 'Left out'),
+      element(
+          'ul', {},
+          ...skipped.map(
+              (run) => element('li', {}, `${fullLabel(run)}: ${run.reason}`))));
+}
+
+function addConfig() {
+  page.append(element(
+      'details', {}, element('summary', {}, 'The configs'),
+      element('pre', {}, report.config),
+      element('pre', {}, report.shared_config)));
+}

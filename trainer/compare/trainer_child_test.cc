@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The executable that is run again is this test: what it does then, its filter
+// says.
+#include "trainer/compare/trainer_child.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <sstream>
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::string> Only(const std::string& test) {
+  return {"--gtest_also_run_disabled_tests",
+          "--gtest_filter=ChildTest.DISABLED_" + test};
+}
+
+std::string LogPath() { return ::testing::TempDir() + "child_output.txt"; }
+
+std::string ReadLog() {
+  std::ifstream file(LogPath());
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TEST(ChildTest, DISABLED_Sleeps) { sleep(60); }
+
+TEST(ChildTest, DISABLED_IgnoresSignals) {
+  signal(SIGINT, SIG_IGN);
+  signal(SIGTERM, SIG_IGN);
+  for (int i = 0; i < 60; ++i) sleep(1);
+}
+
+TEST(ChildTest, DISABLED_Fails) {
+  fprintf(stderr, "ERROR: it is broken\n");
+  _exit(3);
+}
+
+TEST(TrainerChildTest, KeepsWhatItPrints) {
+  int ticks = 0;
+  const auto result =
+      RunTrainerChild({"--gtest_list_tests"}, LogPath(), [&] { ++ticks; });
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->wait_status, 0);
+  EXPECT_EQ(result->stop_signal, 0);
+  EXPECT_THAT(ReadLog(), HasSubstr("KeepsWhatItPrints"));
+  EXPECT_GE(ticks, 1);
+}
+
+TEST(TrainerChildTest, SaysHowItFailed) {
+  const auto result = RunTrainerChild(Only("Fails"), LogPath(), [] {});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(WEXITSTATUS(result->wait_status), 3);
+  EXPECT_EQ(WhyItFailed(result->wait_status, ReadLog()), "it is broken");
+}
+
+// The second child does not stop when told to, and is killed.
+TEST(TrainerChildTest, ASignalToUsEndsIt) {
+  for (const char* child : {"Sleeps", "IgnoresSignals"}) {
+    const auto start = std::chrono::steady_clock::now();
+    int ticks = 0;
+    const auto result = RunTrainerChild(Only(child), LogPath(), [&] {
+      // It has had the time to start.
+      if (++ticks == 4) kill(getpid(), SIGINT);
+    });
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->stop_signal, SIGINT);
+    EXPECT_TRUE(WIFSIGNALED(result->wait_status)) << child;
+    EXPECT_LT(std::chrono::steady_clock::now() - start,
+              std::chrono::seconds(20));
+  }
+}
+
+TEST(TrainerChildTest, AnOutputThatCantBeWritten) {
+  const auto result =
+      RunTrainerChild({"--gtest_list_tests"}, "/nowhere/log.txt", [] {});
+  EXPECT_THAT(std::string(result.status().message()),
+              HasSubstr("/nowhere/log.txt can't be written"));
+}
+
+TEST(WhyItFailedTest, ItsLastErrorElseHowItEnded) {
+  EXPECT_EQ(WhyItFailed(1 << 8, "step 1\nERROR: [rank 1] no memory\n"),
+            "[rank 1] no memory");
+  EXPECT_EQ(WhyItFailed(7 << 8, ""), "it ended with exit code 7");
+  EXPECT_EQ(WhyItFailed(SIGKILL, "step 1\nstep 2\n"),
+            "it was ended by SIGKILL after: step 2");
+}
+
+}  // namespace
+}  // namespace capstan
