@@ -85,6 +85,8 @@ void Fsdp::PreForward(int unit) {
     AdvanceTo(schedule_->Forward(unit));
   }
   WaitForNeeds(schedule_->Forward(unit));
+  // Done long ago: the memory of the last micro-step's buckets is wanted now.
+  if (unit + 1 == schedule_->units) queue_->Drain();
 }
 
 void Fsdp::PreBackward(int unit) {

@@ -48,6 +48,8 @@ class Walk {
                ? std::max(held_[position], held_[position + 1])
                : held_[position];
   }
+  // What is still being reduced when the next micro-step begins.
+  int64_t left() const { return held_.back(); }
   int64_t sent_for_parameters() const { return sent_for_parameters_; }
   int64_t sent_for_gradients() const { return sent_for_gradients_; }
 
@@ -140,12 +142,12 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
   Walk walk(schedule, groups, group_specs, shard_count,
             request.world_size / shard_count);
   walk.Run();
-  const bool keep = reduce_once_ && many;
+  const int64_t kept = reduce_once_ && many ? kept_sums : 0;
+  const int64_t left = !reduce_once_ && many ? walk.left() : 0;
   for (int unit = 0; unit < units; ++unit) {
-    plan.forward_buckets.push_back(walk.held(schedule.Forward(unit)) +
-                                   (keep ? kept_sums : 0));
-    plan.backward_buckets.push_back(walk.held(schedule.Backward(unit)) +
-                                    (keep ? kept_sums : 0));
+    plan.forward_buckets.push_back(walk.held(schedule.Forward(unit)) + kept +
+                                   (unit + 1 < units ? left : 0));
+    plan.backward_buckets.push_back(walk.held(schedule.Backward(unit)) + kept);
   }
   plan.backward_workspace = LargestGradients(model, request.precision.compute);
   const int64_t passes = reshard_ ? request.accumulation : 1;

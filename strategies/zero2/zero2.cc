@@ -69,6 +69,8 @@ void Zero2::PublishShard(int shard) {
 void Zero2::PublishParameters() {}
 
 void Zero2::PreForward(int unit) {
+  // Done long ago: the memory of the last micro-step's buckets is wanted now.
+  if (unit + 1 == static_cast<int>(slices_of_unit_.size())) queue_->Drain();
   if (gathering_ == 0) return;
   for (int slice : slices_of_unit_[unit]) WaitForGather(slices_[slice]);
 }

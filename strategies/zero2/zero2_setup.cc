@@ -108,8 +108,9 @@ StrategyPlan Zero2::Plan(const StrategyRequest& request) const {
   plan.forward_buckets.assign(units, keep ? layout.numel * reduce : 0);
   plan.backward_buckets.assign(units, 0);
   plan.backward_workspace = LargestGradients(model, request.precision.compute);
+  int64_t held = 0;
   for (size_t b = 0; b < buckets.size(); ++b) {
-    int64_t held = 0;
+    held = 0;
     for (size_t k = b - std::min<size_t>(b, reducing); k <= b; ++k) {
       const Bucket& bucket = buckets[k];
       const bool adopted =
@@ -123,6 +124,11 @@ StrategyPlan Zero2::Plan(const StrategyRequest& request) const {
       int64_t& unit = plan.backward_buckets[specs[parameter].unit];
       unit = std::max(unit, held);
     }
+  }
+  // The last ones are reduced while the next micro-step's forward runs.
+  if (add && reducing > 0) {
+    plan.forward_buckets.assign(units, held);
+    plan.forward_buckets.back() = 0;
   }
   if (keep) {
     for (int64_t& held : plan.backward_buckets) held = layout.numel * reduce;

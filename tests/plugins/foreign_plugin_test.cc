@@ -78,14 +78,14 @@ TEST(ForeignPluginTest, WithoutItsPathTheErrorSaysWhatWasLookedFor) {
 
 class FaultyReaderTest : public ::testing::TestWithParam<const char*> {};
 
-// Sample 21 is rank 1's in the third step, of 8 samples: the other rank is in
-// the step's collectives when this one fails.
+// Sample 19 is rank 1's in the first of the third step's two micro-steps: the
+// other rank is in the step's collectives when this one fails.
 TEST_P(FaultyReaderTest, AFailureOnOneRankEndsAllWithItsOwnError) {
   for (const bool out_of_memory : {false, true}) {
     RunText run =
         RunText()
             .Set("train_data",
-                 std::string("[plugin/acme.faulty.Config] { broken_sample: 21 "
+                 std::string("[plugin/acme.faulty.Config] { broken_sample: 19 "
                              "out_of_memory: ") +
                      (out_of_memory ? "true }" : "false }"))
             .Strategy(GetParam(), 2)
@@ -97,7 +97,7 @@ TEST_P(FaultyReaderTest, AFailureOnOneRankEndsAllWithItsOwnError) {
                     "--plugin_path=" + PluginFolder("libacme_faulty.so")});
     ExpectOneError(
         result, {"[rank 1]", "step 3",
-                 out_of_memory ? "micro_batch_size" : "sample 21 is damaged"});
+                 out_of_memory ? "micro_batch_size" : "sample 19 is damaged"});
     EXPECT_LT(result.seconds, 30.0);
     EXPECT_EQ(CheckpointSteps(run.output()).back(), 2);
   }
@@ -115,7 +115,7 @@ TEST_P(FaultyReaderTest, AFailureInAnEvaluationEndsAllToo) {
   const TrainerResult result =
       RunTrainer({"--config=" + run.File(),
                   "--plugin_path=" + PluginFolder("libacme_faulty.so")});
-  ExpectOneError(result, {"[rank 1]", "evaluate", "sample 7 is damaged"});
+  ExpectOneError(result, {"[rank 1]", "evaluation", "sample 7 is damaged"});
   EXPECT_LT(result.seconds, 30.0);
 }
 
