@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What needs a GPU: the tests tagged "gpu" (built by `bazel build //...`), and
 # short runs of configs/run_distributed.pbtxt, one rank a GPU, in every
-# precision, whose losses must be those of the same runs on the CPU, and those
-# of a run that was saved and resumed.
+# precision, whose losses must be those of the same runs on the CPU, those of a
+# run that was saved and resumed, and those under the other strategies.
 # TRAINER is the trainer's path, by default bazel-bin/trainer/trainer.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -42,6 +42,9 @@ check() {
   fi
 }
 
+# More arguments of train.
+extra=()
+
 # train PRECISION FOLDER STEPS: up to that one of five steps, from the folder's
 # checkpoint if there is one; as many samples a step for any number of ranks as
 # there are GPUs.
@@ -51,7 +54,8 @@ train() {
     --set train.max_steps="$3" --set train.eval_batches=2 \
     --set train.resume=AUTO --set train.deterministic=true \
     --set schedule.warmup_steps=1 --set schedule.total_steps=5 \
-    --set batch.micro_batch_size=2 --set batch.global_batch_size=$((2 * gpus))
+    --set batch.micro_batch_size=2 --set batch.global_batch_size=$((2 * gpus)) \
+    "${extra[@]}"
 }
 
 # The losses in the order of the steps.
@@ -86,6 +90,17 @@ resume() {
   same_losses "$work/resumed_$1" "$work/gpu_$1" 1e-6
 }
 
+# strategy NAME ARGUMENT..: another strategy on the GPUs, and ddp there.
+strategy() {
+  local folder="$work/$1"
+  shift
+  extra=("$@")
+  train fp32 "$folder" 5
+  local status=$?
+  extra=()
+  [ "$status" -eq 0 ] && same_losses "$folder" "$work/gpu_fp32" 1e-5
+}
+
 for test in $(find bazel-bin/ -name '*_gpu_test' -type f -perm -u+x \
   -not -path '*.runfiles/*'); do
   check "$test" "$test"
@@ -94,5 +109,13 @@ for precision in fp32 bf16 fp16; do
   check "run_distributed in $precision: GPU as CPU" compare "$precision"
   check "run_distributed in $precision: resumed as straight" resume "$precision"
 done
+check "zero2 as ddp" strategy zero2 --set strategy=capstan.zero2
+check "zero2, offloaded, as ddp" strategy zero2_offload \
+  --set strategy=capstan.zero2 --set strategy.offload_optimizer.device=CPU
+check "fsdp as ddp" strategy fsdp --set strategy=capstan.fsdp
+check "fsdp, offloaded, as ddp" strategy fsdp_offload \
+  --set strategy=capstan.fsdp --set strategy.cpu_offload=true
+check "activation checkpointing as ddp" strategy recomputed \
+  --set train.activation_checkpointing=EVERY_UNIT
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
