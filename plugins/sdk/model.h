@@ -61,7 +61,9 @@ struct UnitMemory {
   // At most at one time beyond `kept`, while its forward runs.
   int64_t forward_workspace = 0;
   // At most at one time beyond `kept`, while its backward runs: gradients of
-  // activations and temporaries, without gradients of parameters.
+  // activations, temporaries, and gradients of parameters as far as several
+  // are there at a time: without the largest, which strategies count. Negative
+  // where what the head has kept becomes that one.
   int64_t backward_workspace = 0;
   // Logits and their gradients, beyond the above: from the unit's forward to
   // the end of backward (kept), or only while it runs.

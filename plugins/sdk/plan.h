@@ -42,6 +42,9 @@ struct StrategyPlan {
   std::vector<int64_t> forward_buckets;   // one a unit
   std::vector<int64_t> backward_buckets;  // one a unit
   int64_t publish_buckets = 0;
+  // More of them, once the kernels of unit i's backward are done, while its
+  // gradients are put into buckets. One a unit.
+  std::vector<int64_t> collect_buckets;
   // Gradients of unit i that autograd has made, while the buckets take them
   // over: MemoryCategory::kWorkspace. One a unit.
   std::vector<int64_t> backward_workspace;

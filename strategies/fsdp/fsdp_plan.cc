@@ -22,10 +22,9 @@ struct PlannedGroup {
 class Walk {
  public:
   Walk(const Schedule& schedule, std::vector<PlannedGroup> groups,
-       const std::vector<GroupSpec>& specs, int64_t shards, int64_t replicas)
+       int64_t shards, int64_t replicas)
       : schedule_(schedule),
         groups_(std::move(groups)),
-        specs_(specs),
         shards_(shards),
         replicas_(replicas) {}
 
@@ -37,17 +36,12 @@ class Walk {
            ++next) {
         Issue(schedule_.operations[next]);
       }
-      held_.push_back(Held(position));
+      held_.push_back(Held());
     }
   }
 
-  // Bytes in buckets at a position; what is left at the end counts for the last
-  // backward.
-  int64_t held(int position) const {
-    return position + 1 == schedule_.end()
-               ? std::max(held_[position], held_[position + 1])
-               : held_[position];
-  }
+  // Bytes in buckets at a position, but for those that its gradients fill.
+  int64_t held(int position) const { return held_[position]; }
   // What is still being reduced when the next micro-step begins.
   int64_t left() const { return held_.back(); }
   int64_t sent_for_parameters() const { return sent_for_parameters_; }
@@ -74,13 +68,10 @@ class Walk {
     }
   }
 
-  int64_t Held(int position) const {
+  int64_t Held() const {
     int64_t held = 0;
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      if (groups_[g].gathered) held += groups_[g].whole;
-      const bool filling =
-          specs_[g].trainable && position == schedule_.Backward(specs_[g].unit);
-      if (filling && !groups_[g].adopted) held += groups_[g].sums;
+    for (const PlannedGroup& group : groups_) {
+      if (group.gathered) held += group.whole;
     }
     for (int64_t bytes : reducing_) held += bytes;
     return held;
@@ -88,7 +79,6 @@ class Walk {
 
   const Schedule& schedule_;
   std::vector<PlannedGroup> groups_;
-  const std::vector<GroupSpec>& specs_;
   const int64_t shards_;
   const int64_t replicas_;
   std::deque<int64_t> reducing_;
@@ -139,8 +129,7 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
 
   const int units = static_cast<int>(model.units().size());
   const Schedule schedule = MakeSchedule(group_specs, units, TrainingPass());
-  Walk walk(schedule, groups, group_specs, shard_count,
-            request.world_size / shard_count);
+  Walk walk(schedule, groups, shard_count, request.world_size / shard_count);
   walk.Run();
   const int64_t kept = reduce_once_ && many ? kept_sums : 0;
   const int64_t left = !reduce_once_ && many ? walk.left() : 0;
@@ -148,6 +137,13 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
     plan.forward_buckets.push_back(walk.held(schedule.Forward(unit)) + kept +
                                    (unit + 1 < units ? left : 0));
     plan.backward_buckets.push_back(walk.held(schedule.Backward(unit)) + kept);
+  }
+  // Backward is over, and the last reductions are not.
+  plan.publish_buckets = walk.left() + kept;
+  plan.collect_buckets.assign(units, 0);
+  for (size_t g = 0; kept == 0 && g < groups.size(); ++g) {
+    if (groups[g].adopted) continue;
+    plan.collect_buckets[group_specs[g].unit] += groups[g].sums;
   }
   plan.backward_workspace = LargestGradients(model, request.precision.compute);
   const int64_t passes = reshard_ ? request.accumulation : 1;

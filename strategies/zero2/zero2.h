@@ -58,6 +58,9 @@ class Zero2 final : public Strategy {
 
   explicit Zero2(const Config& config);
 
+  void PlanBuckets(const StrategyRequest& request,
+                   const std::vector<Bucket>& buckets,
+                   StrategyPlan* plan) const;
   std::vector<Bucket> LayOutBuckets(const std::vector<ParameterSpec>& specs,
                                     int world_size, FlatLayout* layout) const;
   bool separate_masters(const PrecisionPolicy& precision) const;

@@ -74,6 +74,63 @@ std::vector<Bucket> Zero2::LayOutBuckets(
   return buckets;
 }
 
+// The buckets that are there unit by unit, where each micro-step reduces them.
+void Zero2::PlanBuckets(const StrategyRequest& request,
+                        const std::vector<Bucket>& buckets,
+                        StrategyPlan* plan) const {
+  const std::vector<ParameterSpec>& specs = request.model->parameters();
+  const int64_t element = c10::elementSize(request.precision.reduce);
+  const int reducing = overlap_ ? kReducesUnderWay : 0;
+  // Whether a sum's slice has a place of its own until it is added.
+  bool apart = offload_ || request.accumulation > 1;
+  const auto reduced = [&](int b) {
+    const int64_t bytes = buckets[b].numel() * element;
+    return bytes + (apart ? bytes / request.world_size : 0);
+  };
+  // Those that are being reduced when `b` begins to fill.
+  const auto under_way = [&](int b) {
+    int64_t bytes = 0;
+    for (int k = std::max(0, b - reducing); k < b; ++k) bytes += reduced(k);
+    return bytes;
+  };
+  const auto fills = [&](int b) {
+    // One that autograd's own gradient fills is workspace, not a bucket.
+    const Bucket& bucket = buckets[b];
+    const bool adopted =
+        request.precision.compute == request.precision.reduce &&
+        bucket.parameters.size() == 1 &&
+        specs[bucket.parameters[0]].numel() == bucket.numel();
+    const int64_t bytes = adopted ? 0 : bucket.numel() * element;
+    return reducing == 0 ? std::max(bytes, reduced(b)) : bytes;
+  };
+  // Buckets are in the order of backward.
+  const int count = static_cast<int>(buckets.size());
+  int next = 0;  // the first that hasn't begun to fill
+  bool filling = false;
+  for (int unit = static_cast<int>(plan->backward_buckets.size()) - 1;
+       unit >= 0; --unit) {
+    const int64_t before =
+        filling ? under_way(next - 1) + fills(next - 1) : under_way(next);
+    int64_t most = before;
+    for (; next < count && specs[buckets[next].parameters[0]].unit == unit;
+         ++next) {
+      most = std::max(most, under_way(next) + fills(next));
+    }
+    plan->backward_buckets[unit] = before;
+    plan->collect_buckets[unit] = most - before;
+    filling =
+        next > 0 && specs[buckets[next - 1].parameters.back()].unit < unit;
+  }
+  // Backward is over, and the last reductions are not.
+  plan->publish_buckets = under_way(count);
+  if (request.accumulation == 1) return;
+  // The last ones are reduced while the next micro-step's forward runs; those
+  // of the first micro-step have nothing to be added to.
+  apart = offload_ || request.accumulation > 2;
+  plan->forward_buckets.assign(plan->forward_buckets.size(), under_way(count));
+  plan->forward_buckets.back() = 0;
+}
+
 StrategyPlan Zero2::Plan(const StrategyRequest& request) const {
   const Model& model = *request.model;
   const std::vector<ParameterSpec>& specs = model.parameters();
@@ -99,39 +156,16 @@ StrategyPlan Zero2::Plan(const StrategyRequest& request) const {
   plan.optimizer_elements = layout.numel / ranks;
   plan.optimizer_on_host = offload_;
 
-  // While a bucket fills, up to kReducesUnderWay before it are being reduced.
-  // One that autograd's own gradient fills is workspace, not a bucket.
-  const int reducing = overlap_ ? kReducesUnderWay : 0;
-  const bool keep = reduce_once_ && request.accumulation > 1;
-  const bool add = !reduce_once_ && request.accumulation > 1;
   const size_t units = model.units().size();
-  plan.forward_buckets.assign(units, keep ? layout.numel * reduce : 0);
+  plan.forward_buckets.assign(units, 0);
   plan.backward_buckets.assign(units, 0);
+  plan.collect_buckets.assign(units, 0);
   plan.backward_workspace = LargestGradients(model, request.precision.compute);
-  int64_t held = 0;
-  for (size_t b = 0; b < buckets.size(); ++b) {
-    held = 0;
-    for (size_t k = b - std::min<size_t>(b, reducing); k <= b; ++k) {
-      const Bucket& bucket = buckets[k];
-      const bool adopted =
-          compute == reduce && bucket.parameters.size() == 1 &&
-          specs[bucket.parameters[0]].numel() == bucket.numel();
-      // The gradient itself, or (k == b) its copy in the bucket.
-      if (k < b || !adopted) held += bucket.numel() * reduce;
-      if (add || offload_) held += bucket.numel() / ranks * reduce;
-    }
-    for (int parameter : buckets[b].parameters) {
-      int64_t& unit = plan.backward_buckets[specs[parameter].unit];
-      unit = std::max(unit, held);
-    }
-  }
-  // The last ones are reduced while the next micro-step's forward runs.
-  if (add && reducing > 0) {
-    plan.forward_buckets.assign(units, held);
-    plan.forward_buckets.back() = 0;
-  }
-  if (keep) {
-    for (int64_t& held : plan.backward_buckets) held = layout.numel * reduce;
+  if (reduce_once_ && request.accumulation > 1) {
+    plan.forward_buckets.assign(units, layout.numel * reduce);
+    plan.backward_buckets = plan.forward_buckets;
+  } else {
+    PlanBuckets(request, buckets, &plan);
   }
   const int64_t reductions = reduce_once_ ? 1 : request.accumulation;
   plan.sent_for_gradients =

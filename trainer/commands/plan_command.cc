@@ -1,5 +1,99 @@
-// Placeholder by the lead so that the tree links; the plan helper overwrites it.
+// SPDX-License-Identifier: Apache-2.0
+//
+// plan: what a run will hold and send, under its strategy and under each other
+// one that is there.
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
+#include "trainer/commands/prepare.h"
+#include "trainer/memory/memory_plan.h"
+#include "trainer/memory/plan_table.h"
+#include "trainer/metrics/number_text.h"
+
 namespace capstan {
-int PlanCommand(const RunOptions&) { return 1; }
+namespace {
+
+// The run's strategy first, then the others by name.
+struct Plans {
+  std::vector<PlannedStrategy> planned;
+  std::vector<RefusedStrategy> refused;
+};
+
+// Plans for another strategy with its defaults.
+absl::StatusOr<MemoryPlan> PlanDefault(const std::string& config_type,
+                                       const MemoryRequest& request,
+                                       PluginHost& host) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Strategy> strategy,
+      host.Create<Strategy>(config_type, PluginCategory::kStrategy, ""));
+  CAPSTAN_RETURN_IF_ERROR(strategy->Check(request.strategy));
+  return PlanMemory(*strategy, request);
+}
+
+Plans PlanAll(const Prepared& prepared) {
+  const TrainJob& job = prepared.job;
+  const std::string own_type = TypeOf(job.loaded.config.strategy());
+  const MemoryRequest request = MemoryRequestOf(prepared);
+  Plans plans;
+  plans.planned.push_back({job.parts.strategy_name, "this run", job.memory});
+  for (const std::string& package : prepared.host->Available()) {
+    const absl::StatusOr<const LoadedPlugin*> plugin =
+        prepared.host->Load(absl::StrCat(package, ".Config"));
+    // `trainer plugins` is the place to learn of broken ones.
+    if (!plugin.ok() ||
+        (*plugin)->descriptor->category != PluginCategory::kStrategy ||
+        (*plugin)->config_type == own_type) {
+      continue;
+    }
+    absl::StatusOr<MemoryPlan> plan =
+        PlanDefault((*plugin)->config_type, request, *prepared.host);
+    if (plan.ok()) {
+      plans.planned.push_back({package, "defaults", *plan});
+    } else {
+      plans.refused.push_back({package, std::string(plan.status().message())});
+    }
+  }
+  return plans;
+}
+
+std::string Heading(const Prepared& prepared) {
+  const TrainJob& job = prepared.job;
+  int64_t parameters = 0;
+  for (const ParameterSpec& spec : job.parts.model->parameters()) {
+    parameters += spec.numel();
+  }
+  const int64_t length = job.parts.train_data->max_sequence_length();
+  return absl::StrCat(
+      "Capstan plan: ", job.loaded.config.name(), "\n",
+      TableText({
+          {"ranks", absl::StrCat(prepared.processes,
+                                 job.gpus > 0 ? " x GPU" : " x CPU")},
+          {"precision", job.parts.precision_name},
+          {"parameters", ShortCount(static_cast<double>(parameters))},
+          {"micro-batch",
+           absl::StrCat(job.batch.micro_batch_size,
+                        length > 0 ? absl::StrCat(" x ", length, " tokens")
+                                   : std::string())},
+          {"accumulation", absl::StrCat(job.batch.accumulation)},
+      }),
+      "\n");
+}
+
+}  // namespace
+
+int PlanCommand(const RunOptions& options) {
+  const absl::StatusOr<std::unique_ptr<Prepared>> prepared = Prepare(options);
+  const absl::optional<int> done = Done(options, prepared);
+  if (done.has_value()) return *done;
+  const Plans plans = PlanAll(**prepared);
+  std::cout << Heading(**prepared) << PlanTable(plans.planned, plans.refused);
+  return 0;
+}
+
 }  // namespace capstan

@@ -86,9 +86,15 @@ void AddMicroStep(const StrategyPlan& strategy,
       // The unit behind it was the last that needed its output.
       now.activations -= unit.output;
     }
+    TimeLine::Moment collecting = now;
     now.workspace += unit.backward_workspace;
     now.workspace += At(strategy.backward_workspace, i);
     line->Add(now);
+    // Gradients of parameters are there, and go into their buckets.
+    collecting.buckets += At(strategy.collect_buckets, i);
+    collecting.logits -= unit.logits_passing;
+    collecting.workspace += At(strategy.backward_workspace, i);
+    line->Add(collecting);
   }
 }
 

@@ -99,6 +99,17 @@ TEST(MemoryPlanTest, BucketsCountWhileTheirUnitRuns) {
   EXPECT_EQ(OfUnits(strategy, Units()), 1000) << "no activations by then";
 }
 
+TEST(MemoryPlanTest, BucketsFillWhenTheKernelsAreDone) {
+  std::vector<UnitMemory> units = Units();
+  StrategyPlan strategy;
+  strategy.backward_workspace = {0, 40, 0};
+  const int64_t before = OfUnits(strategy, units);
+  strategy.collect_buckets = {0, 50, 0};
+  EXPECT_EQ(OfUnits(strategy, units), before) << "60 of workspace are gone";
+  strategy.collect_buckets = {0, 65, 0};
+  EXPECT_EQ(OfUnits(strategy, units), before + 5);
+}
+
 TEST(MemoryPlanTest, CheckpointedUnitsKeepTheirOutput) {
   std::vector<UnitMemory> units = Units();
   units.insert(units.begin() + 1, 9, units[1]);

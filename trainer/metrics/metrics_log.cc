@@ -78,6 +78,11 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   absl::StrAppend(&line_, ", \"tokens\": ", metrics.tokens);
   AppendNumber(", \"step_seconds\": ", metrics.step_seconds, &line_);
   AppendNumber(", \"tokens_per_second\": ", metrics.tokens_per_second, &line_);
+  absl::StrAppend(&line_, ", \"bytes_sent\": ", metrics.bytes_sent);
+  AppendNumber(", \"communication_seconds\": ",
+               metrics.communication_seconds.value_or(NAN), &line_);
+  AppendNumber(", \"exposed_seconds\": ", metrics.exposed_seconds.value_or(NAN),
+               &line_);
   if (metrics.skipped) absl::StrAppend(&line_, ", \"skipped\": true");
   if (metrics.loss_scale.has_value()) {
     AppendNumber(", \"loss_scale\": ", *metrics.loss_scale, &line_);

@@ -53,6 +53,9 @@ StepMetrics SomeStep() {
   metrics.tokens = 123456789012;
   metrics.step_seconds = 5e-324;
   metrics.tokens_per_second = 1.7976931348623157e308;
+  metrics.bytes_sent = 98765432109;
+  metrics.communication_seconds = 0.7;
+  metrics.exposed_seconds = 1.0 / 7.0;
   return metrics;
 }
 
@@ -64,9 +67,11 @@ TEST(MetricsLog, KeysInOrderAndDoublesKeepEveryBit) {
   // Read while it is open: every line is there at once.
   const std::vector<Json> lines = ReadLines();
   ASSERT_EQ(lines.size(), 1);
-  EXPECT_EQ(Keys(lines[0]), (std::vector<std::string>{
-                                "step", "loss", "grad_norm", "lr", "tokens",
-                                "step_seconds", "tokens_per_second"}));
+  EXPECT_EQ(Keys(lines[0]),
+            (std::vector<std::string>{
+                "step", "loss", "grad_norm", "lr", "tokens", "step_seconds",
+                "tokens_per_second", "bytes_sent", "communication_seconds",
+                "exposed_seconds"}));
   EXPECT_EQ(lines[0]["step"], 7);
   EXPECT_EQ(lines[0]["loss"].get<double>(), metrics.loss);
   EXPECT_EQ(lines[0]["grad_norm"].get<double>(), metrics.grad_norm);
@@ -75,6 +80,9 @@ TEST(MetricsLog, KeysInOrderAndDoublesKeepEveryBit) {
   EXPECT_EQ(lines[0]["step_seconds"].get<double>(), metrics.step_seconds);
   EXPECT_EQ(lines[0]["tokens_per_second"].get<double>(),
             metrics.tokens_per_second);
+  EXPECT_EQ(lines[0]["bytes_sent"].get<int64_t>(), metrics.bytes_sent);
+  EXPECT_EQ(lines[0]["communication_seconds"].get<double>(), 0.7);
+  EXPECT_EQ(lines[0]["exposed_seconds"].get<double>(), 1.0 / 7.0);
 }
 
 TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
@@ -83,12 +91,14 @@ TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
   metrics.grad_norm = INFINITY;
   metrics.skipped = true;
   metrics.loss_scale = 65536.0;
+  metrics.exposed_seconds.reset();
   absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 0);
   ASSERT_TRUE(log.ok()) << log.status();
   ASSERT_TRUE(log->Step(metrics).ok());
   const std::vector<Json> lines = ReadLines();
   ASSERT_EQ(lines.size(), 1);
-  EXPECT_EQ(lines[0].size(), 9);
+  EXPECT_EQ(lines[0].size(), 12);
+  EXPECT_TRUE(lines[0]["exposed_seconds"].is_null());
   EXPECT_TRUE(lines[0]["loss"].is_null());
   EXPECT_TRUE(lines[0]["grad_norm"].is_null());
   EXPECT_EQ(lines[0]["skipped"], true);

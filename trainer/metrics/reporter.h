@@ -24,7 +24,13 @@ struct StepMetrics {
   int64_t tokens = 0;  // input tokens so far
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;  // input tokens of this step, all ranks
-  bool skipped = false;            // non-finite: no update
+  // Of rank 0's collectives in this step: what they sent; the seconds in which
+  // one was under way, and those in which training waited for one. The seconds
+  // are unset where the backend can't tell.
+  int64_t bytes_sent = 0;
+  absl::optional<double> communication_seconds;
+  absl::optional<double> exposed_seconds;
+  bool skipped = false;  // non-finite: no update
   absl::optional<double> loss_scale;
 };
 
@@ -44,6 +50,13 @@ struct RunFacts {
   int64_t log_every = 10;
 };
 
+// Bytes of one category of memory; unset: not known.
+struct CategoryBytes {
+  std::string category;  // "optimizer_state"; "total"
+  absl::optional<int64_t> predicted;
+  absl::optional<int64_t> measured;
+};
+
 // summary.json, keys as the fields are named.
 struct RunSummary {
   std::string status;  // "completed", "stopped"
@@ -56,7 +69,19 @@ struct RunSummary {
   double ready_seconds = 0.0;
   double step_seconds_median = 0.0;
   double tokens_per_second = 0.0;
-  std::vector<int64_t> peak_memory_bytes;  // per rank
+  // Medians of a step, as in StepMetrics.
+  int64_t bytes_sent_per_step = 0;
+  absl::optional<double> communication_seconds;
+  absl::optional<double> exposed_communication_seconds;
+  // Per rank: the most that the process has held, on a GPU the most that its
+  // tensors have held there.
+  std::vector<int64_t> peak_memory_bytes;
+  // Per rank: the most that the process has held in host memory beyond what it
+  // held when it began to set up.
+  std::vector<int64_t> memory_growth_bytes;
+  // Of tensors on the device, when they held most, on the rank that held most;
+  // ends with "total". An object by category in summary.json.
+  std::vector<CategoryBytes> memory;
   absl::optional<double> final_loss;
   absl::optional<double> eval_loss;
 };

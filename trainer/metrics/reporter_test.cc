@@ -17,6 +17,7 @@ namespace capstan {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -145,7 +146,15 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   summary.ready_seconds = 0.61;
   summary.step_seconds_median = 0.0451;
   summary.tokens_per_second = 12345.5;
+  summary.bytes_sent_per_step = 5 << 20;
+  summary.communication_seconds = 0.04;
+  summary.exposed_communication_seconds = 0.0125;
   summary.peak_memory_bytes = {100 << 20, 180 << 20};
+  summary.memory_growth_bytes = {60 << 20, 140 << 20};
+  summary.memory = {{"parameters", 512, 1024},
+                    {"optimizer_state", 0, 0},
+                    {"activations", absl::nullopt, 2048},
+                    {"total", absl::nullopt, 3072}};
   summary.final_loss = 1.5;
   summary.eval_loss = 1.75;
   const std::string printed =
@@ -154,21 +163,37 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   const Json json = Json::parse(Read("summary.json"));
   std::vector<std::string> keys;
   for (const auto& item : json.items()) keys.push_back(item.key());
-  EXPECT_EQ(keys, (std::vector<std::string>{
-                      "status", "steps", "tokens", "parameters", "world_size",
-                      "strategy", "precision", "ready_seconds",
-                      "step_seconds_median", "tokens_per_second",
-                      "peak_memory_bytes", "final_loss", "eval_loss"}));
+  EXPECT_EQ(
+      keys,
+      (std::vector<std::string>{
+          "status", "steps", "tokens", "parameters", "world_size", "strategy",
+          "precision", "ready_seconds", "step_seconds_median",
+          "tokens_per_second", "bytes_sent_per_step", "communication_seconds",
+          "exposed_communication_seconds", "peak_memory_bytes",
+          "memory_growth_bytes", "memory", "final_loss", "eval_loss"}));
   EXPECT_EQ(json["status"], "completed");
   EXPECT_EQ(json["peak_memory_bytes"],
             (std::vector<int64_t>{100 << 20, 180 << 20}));
   EXPECT_EQ(json["tokens_per_second"], 12345.5);
   EXPECT_EQ(json["eval_loss"], 1.75);
+  EXPECT_EQ(json["exposed_communication_seconds"], 0.0125);
+  EXPECT_EQ(json["memory"]["parameters"]["predicted"], 512);
+  EXPECT_EQ(json["memory"]["parameters"]["measured"], 1024);
+  EXPECT_TRUE(json["memory"]["activations"]["predicted"].is_null());
+  EXPECT_EQ(json["memory"]["total"]["measured"], 3072);
   EXPECT_FALSE(
       std::filesystem::exists(facts_.output_dir + "/summary.json.tmp"));
 
   EXPECT_THAT(printed, HasSubstr("completed\n"));
-  EXPECT_THAT(printed, HasSubstr("eval loss    1.7500\n"));
+  EXPECT_THAT(printed, ContainsRegex("eval loss +1.7500\n"));
+  EXPECT_THAT(
+      printed,
+      HasSubstr("5.00 MiB sent a step, 40 ms, of which 12.5 ms not hidden\n"));
+  EXPECT_THAT(printed, ContainsRegex("  parameters +planned +512 B  "
+                                     "measured +1.00 KiB\n"));
+  EXPECT_THAT(printed, ContainsRegex("all tensors +planned +\\?  "
+                                     "measured +3.00 KiB\n"));
+  EXPECT_THAT(printed, Not(HasSubstr("optimizer state"))) << "there is none";
   EXPECT_THAT(printed, HasSubstr("12,345 tokens/s, 45.1 ms a step\n"));
   EXPECT_THAT(printed, HasSubstr("180 MiB (largest rank)\n"));
 }
@@ -183,6 +208,8 @@ TEST_F(ReporterTest, SummaryWithoutLosses) {
   EXPECT_TRUE(json.at("eval_loss").is_null());
   EXPECT_TRUE(json.at("ready_seconds").is_null());
   EXPECT_TRUE(json.at("peak_memory_bytes").is_array());
+  EXPECT_TRUE(json.at("communication_seconds").is_null());
+  EXPECT_TRUE(json.at("memory").is_object());
 }
 
 TEST_F(ReporterTest, WritesEveryStepAndEvaluation) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/number_text.h"
 
@@ -15,8 +16,53 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json OrNull(const absl::optional<double>& value) {
+template <typename T>
+Json OrNull(const absl::optional<T>& value) {
   return value.has_value() ? Json(*value) : Json(nullptr);
+}
+
+Json MemoryJson(const std::vector<CategoryBytes>& memory) {
+  Json json = Json::object();
+  for (const CategoryBytes& bytes : memory) {
+    json[bytes.category] = {{"predicted", OrNull(bytes.predicted)},
+                            {"measured", OrNull(bytes.measured)}};
+  }
+  return json;
+}
+
+std::string BytesOrUnknown(const absl::optional<int64_t>& bytes) {
+  return bytes.has_value() ? ShortBytes(*bytes) : "?";
+}
+
+// "planned 1.20 GiB, measured 1.19 GiB", one a category.
+void AddMemory(const std::vector<CategoryBytes>& memory,
+               std::vector<std::pair<std::string, std::string>>* rows) {
+  for (const CategoryBytes& bytes : memory) {
+    const bool total = bytes.category == "total";
+    if (bytes.predicted == 0 && bytes.measured.value_or(0) == 0 && !total) {
+      continue;
+    }
+    rows->emplace_back(
+        total ? "all tensors"
+              : absl::StrCat("  ",
+                             absl::StrReplaceAll(bytes.category, {{"_", " "}})),
+        absl::StrFormat("planned %9s  measured %9s",
+                        BytesOrUnknown(bytes.predicted),
+                        BytesOrUnknown(bytes.measured)));
+  }
+}
+
+std::string Communication(const RunSummary& summary) {
+  std::string text =
+      absl::StrCat(ShortBytes(summary.bytes_sent_per_step), " sent a step");
+  if (summary.communication_seconds.has_value() &&
+      summary.exposed_communication_seconds.has_value()) {
+    absl::StrAppend(&text, ", ", ShortDuration(*summary.communication_seconds),
+                    ", of which ",
+                    ShortDuration(*summary.exposed_communication_seconds),
+                    " not hidden");
+  }
+  return text;
 }
 
 }  // namespace
@@ -33,7 +79,13 @@ std::string SummaryJson(const RunSummary& summary) {
   json["ready_seconds"] = summary.ready_seconds;
   json["step_seconds_median"] = summary.step_seconds_median;
   json["tokens_per_second"] = summary.tokens_per_second;
+  json["bytes_sent_per_step"] = summary.bytes_sent_per_step;
+  json["communication_seconds"] = OrNull(summary.communication_seconds);
+  json["exposed_communication_seconds"] =
+      OrNull(summary.exposed_communication_seconds);
   json["peak_memory_bytes"] = summary.peak_memory_bytes;
+  json["memory_growth_bytes"] = summary.memory_growth_bytes;
+  json["memory"] = MemoryJson(summary.memory);
   json["final_loss"] = OrNull(summary.final_loss);
   json["eval_loss"] = OrNull(summary.eval_loss);
   return json.dump(2, ' ', /*ensure_ascii=*/false,
@@ -59,6 +111,9 @@ std::string SummaryTable(const RunSummary& summary,
       absl::StrCat(WithCommas(static_cast<int64_t>(summary.tokens_per_second)),
                    " tokens/s, ", ShortDuration(summary.step_seconds_median),
                    " a step"));
+  if (summary.world_size > 1) {
+    rows.emplace_back("communication", Communication(summary));
+  }
   rows.emplace_back("ready after", ShortDuration(summary.ready_seconds));
   if (!summary.peak_memory_bytes.empty()) {
     rows.emplace_back(
@@ -68,6 +123,7 @@ std::string SummaryTable(const RunSummary& summary,
                                          summary.peak_memory_bytes.end())),
             summary.world_size > 1 ? " (largest rank)" : ""));
   }
+  AddMemory(summary.memory, &rows);
   rows.emplace_back("output", output_dir);
   return absl::StrCat("\n", TableText(rows));
 }

@@ -11,6 +11,8 @@
 
 #include <utility>
 
+#include "plugins/sdk/memory.h"
+
 namespace capstan {
 namespace {
 
@@ -50,6 +52,7 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
     at::Tensor output;
     {
       const at::AutoGradMode with_gradients(true);
+      const MemoryScope scope(MemoryCategory::kActivations);
       output = kept->body(input);
     }
     if (output.requires_grad()) {

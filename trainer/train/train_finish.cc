@@ -5,16 +5,14 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <fstream>
 #include <numeric>
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "trainer/checkpoint/hf_folder.h"
+#include "trainer/memory/process_memory.h"
+#include "trainer/memory/tracking_allocator.h"
 #include "trainer/train/train_loop.h"
 
 namespace capstan {
@@ -24,22 +22,6 @@ constexpr int64_t kDefaultKeepCheckpoints = 2;
 constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
 // Steps at the start that the median leaves out: buffers are still cold.
 constexpr size_t kWarmUpSteps = 2;
-
-// The most memory that this process has held, in bytes.
-int64_t PeakMemoryBytes() {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (!absl::StartsWith(line, "VmHWM:")) continue;
-    const std::vector<std::string> words =
-        absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
-    int64_t kib = 0;
-    if (words.size() >= 2 && absl::SimpleAtoi(words[1], &kib)) {
-      return kib * 1024;
-    }
-  }
-  return 0;
-}
 
 double Median(std::vector<double> values) {
   if (values.empty()) return 0.0;
@@ -99,6 +81,7 @@ absl::Status TrainLoop::Evaluate() {
       return status.ok() ? CurrentExceptionToStatus() : status;
     }
   }
+  if (!status.ok()) status = Annotate(status, "evaluation");
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "evaluate"));
   group_->AllReduceHost(absl::MakeSpan(sums));
   eval_loss_ = sums[1] > 0 ? sums[0] / sums[1] : 0.0;
@@ -181,21 +164,63 @@ RunSummary TrainLoop::Summary() {
   summary.strategy = parts_.strategy_name;
   summary.precision = parts_.precision_name;
   summary.ready_seconds = ready_seconds_;
-  const size_t skip = std::min(
-      kWarmUpSteps, step_seconds_.empty() ? 0 : step_seconds_.size() - 1);
-  std::vector<double> rates;
-  for (size_t i = skip; i < step_seconds_.size(); ++i) {
-    rates.push_back(step_tokens_[i] / std::max(step_seconds_[i], 1e-9));
-  }
-  summary.step_seconds_median = Median(
-      std::vector<double>(step_seconds_.begin() + skip, step_seconds_.end()));
-  summary.tokens_per_second = Median(rates);
-  for (double bytes : FromAllRanks(static_cast<double>(PeakMemoryBytes()))) {
-    summary.peak_memory_bytes.push_back(static_cast<int64_t>(bytes));
-  }
+  AddSpeed(&summary);
+  AddMemory(&summary);
   if (state_.step > 0) summary.final_loss = state_.last_loss;
   summary.eval_loss = eval_loss_;
   return summary;
+}
+
+void TrainLoop::AddSpeed(RunSummary* summary) const {
+  const size_t skip = std::min(
+      kWarmUpSteps, step_seconds_.empty() ? 0 : step_seconds_.size() - 1);
+  std::vector<double> rates, sent, busy, exposed;
+  for (size_t i = skip; i < step_seconds_.size(); ++i) {
+    rates.push_back(step_tokens_[i] / std::max(step_seconds_[i], 1e-9));
+    sent.push_back(static_cast<double>(step_communication_[i].bytes_sent));
+    busy.push_back(step_communication_[i].busy_seconds);
+    exposed.push_back(step_communication_[i].exposed_seconds);
+  }
+  summary->step_seconds_median = Median(
+      std::vector<double>(step_seconds_.begin() + skip, step_seconds_.end()));
+  summary->tokens_per_second = Median(rates);
+  summary->bytes_sent_per_step = static_cast<int64_t>(Median(sent));
+  if (group_->device().is_cuda()) return;
+  summary->communication_seconds = Median(busy);
+  summary->exposed_communication_seconds = Median(exposed);
+}
+
+void TrainLoop::AddMemory(RunSummary* summary) {
+  const bool gpu = group_->device().is_cuda();
+  const int64_t host = ReadProcessMemory().peak;
+  const MemoryByCategory mine = TrackedMemory().at_peak;
+  const int64_t held = gpu ? PeakGpuMemory(group_->device()) : Total(mine);
+  const auto gather = [this](int64_t bytes) {
+    const std::vector<double> all = FromAllRanks(static_cast<double>(bytes));
+    return std::vector<int64_t>(all.begin(), all.end());
+  };
+  summary->peak_memory_bytes = gather(gpu ? held : host);
+  summary->memory_growth_bytes = gather(host - memory_before_);
+
+  const std::vector<int64_t> totals = gather(held);
+  const size_t most =
+      std::max_element(totals.begin(), totals.end()) - totals.begin();
+  const MemoryPlan& plan = job_->memory;
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    CategoryBytes bytes;
+    bytes.category = MemoryCategoryName(category);
+    if (plan.Knows(category)) bytes.predicted = plan.at_peak[i];
+    // Categories are counted in host memory alone.
+    const int64_t measured = gather(mine[i])[most];
+    if (!gpu) bytes.measured = measured;
+    summary->memory.push_back(std::move(bytes));
+  }
+  CategoryBytes total;
+  total.category = "total";
+  if (plan.activations_known) total.predicted = Total(plan.at_peak);
+  total.measured = totals[most];
+  summary->memory.push_back(std::move(total));
 }
 
 }  // namespace capstan

@@ -68,6 +68,7 @@ absl::Status TrainLoop::Run() {
 
 absl::Status TrainLoop::Step() {
   const double start = Now();
+  communication_ = group_->stats();
   Verdict verdict;
   absl::Status mine = RunMicroSteps(&verdict);
   // A broken connection can carry no verdict.
@@ -211,10 +212,19 @@ absl::Status TrainLoop::Update(const Verdict& verdict, double lr,
   return absl::OkStatus();
 }
 
+CommunicationStats TrainLoop::CommunicationOfStep() const {
+  CommunicationStats step = group_->stats();
+  step.bytes_sent -= communication_.bytes_sent;
+  step.busy_seconds -= communication_.busy_seconds;
+  step.exposed_seconds -= communication_.exposed_seconds;
+  return step;
+}
+
 void TrainLoop::Report(const Verdict& verdict, double grad_norm, double lr,
                        bool skipped, double seconds) {
   step_seconds_.push_back(seconds);
   step_tokens_.push_back(verdict.tokens);
+  step_communication_.push_back(CommunicationOfStep());
   if (reporter_ == nullptr) return;
   StepMetrics metrics;
   metrics.step = state_.step;
@@ -224,6 +234,12 @@ void TrainLoop::Report(const Verdict& verdict, double grad_norm, double lr,
   metrics.tokens = state_.tokens;
   metrics.step_seconds = seconds;
   metrics.tokens_per_second = verdict.tokens / std::max(seconds, 1e-9);
+  const CommunicationStats& communication = step_communication_.back();
+  metrics.bytes_sent = communication.bytes_sent;
+  if (!group_->device().is_cuda()) {
+    metrics.communication_seconds = communication.busy_seconds;
+    metrics.exposed_seconds = communication.exposed_seconds;
+  }
   metrics.skipped = skipped;
   if (scaler_.enabled()) metrics.loss_scale = scaler_.scale();
   reporter_->Step(metrics);

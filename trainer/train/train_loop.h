@@ -12,6 +12,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/rank_info.h"
+#include "trainer/memory/memory_plan.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/train/loss_scaler.h"
 #include "trainer/train/run_parts.h"
@@ -24,6 +25,7 @@ struct TrainJob {
   LoadedConfig loaded;
   RunParts parts;
   BatchPlan batch;
+  MemoryPlan memory;
   // Of the run; empty under torchrun, where rank 0 settles it.
   std::string output_dir;
   std::string workspace_folder;
@@ -73,6 +75,7 @@ class TrainLoop {
                       bool* skipped);
   void Report(const Verdict& verdict, double grad_norm, double lr, bool skipped,
               double seconds);
+  CommunicationStats CommunicationOfStep() const;
 
   absl::Status Evaluate();
   absl::Status SampleText(const std::string& title);
@@ -80,6 +83,8 @@ class TrainLoop {
   absl::Status Finish();
   absl::Status AgreeOnError(const absl::Status& mine, const char* what);
   RunSummary Summary();
+  void AddSpeed(RunSummary* summary) const;
+  void AddMemory(RunSummary* summary);
   std::vector<double> FromAllRanks(double mine);
   CheckpointParts Checkpointed();
 
@@ -110,6 +115,9 @@ class TrainLoop {
   double ready_seconds_ = 0.0;
   absl::optional<double> eval_loss_;
   int64_t evaluated_step_ = -1;
+  int64_t memory_before_ = 0;  // of this process, when it began to set up
+  CommunicationStats communication_;  // when the step began
+  std::vector<CommunicationStats> step_communication_;
   std::vector<double> step_seconds_;
   std::vector<double> step_tokens_;
 };

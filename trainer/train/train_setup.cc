@@ -16,6 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/agree.h"
+#include "trainer/memory/process_memory.h"
+#include "trainer/memory/tracking_allocator.h"
 #include "trainer/process_group/create.h"
 #include "trainer/train/output_folder.h"
 #include "trainer/train/train_loop.h"
@@ -49,6 +51,8 @@ int64_t ParameterCount(const Model& model) {
 }  // namespace
 
 absl::Status TrainLoop::SetUp() {
+  memory_before_ = ReadProcessMemory().resident;
+  InstallTrackingAllocator();
   at::set_num_threads(rank_.threads);
   // A step frees and takes the same large buffers again and again: keep them,
   // rather than have the kernel map and clear them anew (4 % of a step of

@@ -16,6 +16,7 @@
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
 #include "plugins/model/llama/llama_weights.h"
+#include "plugins/sdk/memory.h"
 #include "plugins/sdk/random.h"
 #include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
@@ -242,6 +243,7 @@ at::Tensor Llama::CrossEntropySum(const TokenInput& input,
   const at::Tensor flat = targets.reshape({-1});
   return runner.Run(head_unit(), hidden,
                     [norm, head, eps, flat, tied](const at::Tensor& x) {
+                      const MemoryScope scope(MemoryCategory::kLogits);
                       return kernels::HeadCrossEntropySum(
                           kernels::RmsNorm(x, norm, eps), head, flat, tied);
                     });

@@ -33,6 +33,8 @@ class Llama final : public Model, public TokenModel {
   void Bind(std::vector<at::Tensor> parameters) override;
   absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override;
+  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
+                                    c10::ScalarType compute) const override;
   TokenModel* token_model() override { return this; }
 
   int64_t vocab_size() const override { return config_.vocab_size; }

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/prepare.h"
+
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/process_group/create.h"
+
+namespace capstan {
+namespace {
+
+constexpr int kCpuProcesses = 2;
+
+absl::StatusOr<int> ProcessCount(const LoadedConfig& loaded, int gpus) {
+  const int processes = loaded.config.launch().processes();
+  if (processes < 0) {
+    return loaded.Locate(
+        FieldError(
+            "processes",
+            absl::StrCat("must be AUTO or greater than 0, is ", processes)),
+        "launch");
+  }
+  if (gpus > 0 && processes > gpus) {
+    return loaded.Locate(
+        FieldError("processes",
+                   absl::StrCat("is ", processes, ", but this machine has ",
+                                gpus, ": at most one rank a GPU")),
+        "launch");
+  }
+  if (processes > 0) return processes;
+  return gpus > 0 ? gpus : kCpuProcesses;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
+  auto prepared = std::make_unique<Prepared>();
+  prepared->host =
+      std::make_unique<PluginHost>(FromCaller(options.plugin_path));
+  prepared->context = DefaultConfigContext(prepared->host.get());
+  if (options.configs.empty()) {
+    return absl::InvalidArgumentError(
+        "no --config is given; try --config=run_distributed.pbtxt, or --help");
+  }
+  TrainJob& job = prepared->job;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      job.loaded,
+      LoadConfig(options.configs, options.overrides, prepared->context));
+  if (options.print_config) return prepared;
+  job.start_seconds = options.start_seconds;
+  job.workspace_folder = prepared->context.workspace_folder;
+  job.gpus = CountGpus();
+  if (job.gpus > 0 && !HasGpuParts()) {
+    std::cerr << "this build has no GPU parts (it found no CUDA Toolkit with "
+                 "NCCL): training on CPU\n";
+    job.gpus = 0;
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(prepared->environment, RankFromEnvironment());
+  if (prepared->environment.has_value()) {
+    prepared->processes = prepared->environment->world_size;
+  } else {
+    CAPSTAN_ASSIGN_OR_RETURN(prepared->processes,
+                             ProcessCount(job.loaded, job.gpus));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      job.parts,
+      CreateRunParts(job.loaded, prepared->processes, *prepared->host));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      job.batch, PlanBatch(job.loaded.config.batch(), prepared->processes));
+  const MemoryRequest memory = MemoryRequestOf(*prepared);
+  const int ranks_here = prepared->environment.has_value()
+                             ? prepared->environment->local_world_size
+                             : prepared->processes;
+  CAPSTAN_RETURN_IF_ERROR(
+      job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory, ranks_here,
+                                        AvailableHostMemory()),
+                        "strategy"));
+  job.memory = PlanMemory(*job.parts.strategy, memory);
+  return prepared;
+}
+
+MemoryRequest MemoryRequestOf(const Prepared& prepared) {
+  const TrainJob& job = prepared.job;
+  MemoryRequest request;
+  request.strategy.model = job.parts.model.get();
+  request.strategy.precision = job.parts.precision->policy();
+  request.strategy.world_size = prepared.processes;
+  request.strategy.accumulation = job.batch.accumulation;
+  request.optimizer = job.parts.optimizer.get();
+  request.samples = job.batch.micro_batch_size;
+  request.length = job.parts.train_data->max_sequence_length();
+  request.checkpointing =
+      CheckpointingOf(job.loaded.config.train(), *job.parts.model);
+  request.on_gpu = job.gpus > 0;
+  return request;
+}
+
+absl::optional<int> Done(const RunOptions& options,
+                         const absl::StatusOr<std::unique_ptr<Prepared>>& p) {
+  if (!p.ok()) return Fail(p.status());
+  if (!options.print_config) return absl::nullopt;
+  std::cout << PrintConfig((*p)->job.loaded.config);
+  return 0;
+}
+
+}  // namespace capstan
