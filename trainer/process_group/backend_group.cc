@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/backend_group.h"
 
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <glog/logging.h>
@@ -57,25 +58,30 @@ auto Translate(int rank, absl::string_view collective, Function function) {
 class BackendWork : public Work {
  public:
   // Keeps the tensors alive; counts itself out of `under_way` when done.
-  // `meter` is null where Wait doesn't block.
+  // `meter` is null where Wait doesn't block. Wait calls `finish`, if there is
+  // one, in the end.
   BackendWork(c10::intrusive_ptr<c10d::Work> work,
               std::vector<at::Tensor> tensors, int rank, const char* collective,
               std::shared_ptr<std::atomic<int>> under_way,
-              std::shared_ptr<CommunicationMeter> meter)
+              std::shared_ptr<CommunicationMeter> meter,
+              std::function<void()> finish)
       : work_(std::move(work)),
         tensors_(std::move(tensors)),
         rank_(rank),
         collective_(collective),
         under_way_(std::move(under_way)),
-        meter_(std::move(meter)) {}
+        meter_(std::move(meter)),
+        finish_(std::move(finish)) {}
 
   void Wait() override {
+    if (done_) return;
     const auto begin = std::chrono::steady_clock::now();
     Translate(rank_, collective_, [this] { return work_->wait(); });
+    if (finish_ != nullptr) finish_();
     if (meter_ != nullptr) {
       meter_->Waited(std::chrono::steady_clock::now() - begin);
     }
-    if (!done_) --*under_way_;
+    --*under_way_;
     done_ = true;
   }
 
@@ -86,6 +92,7 @@ class BackendWork : public Work {
   const char* const collective_;
   const std::shared_ptr<std::atomic<int>> under_way_;
   const std::shared_ptr<CommunicationMeter> meter_;
+  const std::function<void()> finish_;
   bool done_ = false;
 };
 
@@ -98,16 +105,18 @@ class NothingToDo : public Work {
 
 BackendGroup::BackendGroup(Connect connect, std::string name, at::Device device,
                            int rank, int size)
-    : BackendGroup(std::move(connect), name, name, device, rank, size,
+    : BackendGroup(std::move(connect), name, name, device, rank, size, rank,
                    std::make_shared<CommunicationMeter>()) {}
 
 BackendGroup::BackendGroup(Connect connect, std::string name,
                            std::string prefix, at::Device device, int rank,
-                           int size, std::shared_ptr<CommunicationMeter> meter)
+                           int size, int named_rank,
+                           std::shared_ptr<CommunicationMeter> meter)
     : connect_(std::move(connect)),
       name_(std::move(name)),
       prefix_(std::move(prefix)),
       device_(device),
+      named_rank_(named_rank),
       meter_(std::move(meter)),
       backend_(connect_(prefix_, rank, size)) {}
 
@@ -121,24 +130,21 @@ BackendGroup::~BackendGroup() {
 template <typename Function>
 std::unique_ptr<Work> BackendGroup::Begin(const char* collective,
                                           std::vector<at::Tensor> tensors,
-                                          Function start) {
+                                          Function start,
+                                          std::function<void()> finish) {
   // On CUDA neither the end nor the wait can be seen from the host.
   const std::shared_ptr<CommunicationMeter> meter =
       device_.is_cpu() ? meter_ : nullptr;
   if (meter != nullptr) meter->Started();
-  auto work = Translate(rank(), collective, start);
+  auto work = Translate(named_rank_, collective, start);
   ++*under_way_;
   if (meter != nullptr) {
-    try {
-      work->getFuture()->addCallback(
-          [meter](c10::ivalue::Future&) { meter->Finished(); });
-    } catch (const c10::Error&) {
-      // LEAD: Gloo's reduce-scatter has no future; helper to solve properly.
-      meter->Finished();
-    }
+    work->getFuture()->addCallback(
+        [meter](c10::ivalue::Future&) { meter->Finished(); });
   }
   return std::make_unique<BackendWork>(std::move(work), std::move(tensors),
-                                       rank(), collective, under_way_, meter);
+                                       named_rank_, collective, under_way_,
+                                       meter, std::move(finish));
 }
 
 int64_t BackendGroup::RingBytes(const at::Tensor& tensor) const {
@@ -168,6 +174,18 @@ std::unique_ptr<Work> BackendGroup::ReduceScatter(const at::Tensor& output,
   CHECK_EQ(input.numel(), output.numel() * size());
   if (input.numel() == 0) return std::make_unique<NothingToDo>();
   meter_->Sent(RingBytes(input));
+  if (device_.is_cpu()) {
+    // What Gloo's own does, which doesn't tell when it has ended.
+    const at::Tensor sum = input.clone();
+    const int64_t begin = rank() * output.numel();
+    std::vector<at::Tensor> tensors = {sum};
+    return Begin(
+        "reduce-scatter", tensors, [&] { return backend_->allreduce(tensors); },
+        [output, sum, begin] {
+          output.view({-1}).copy_(
+              sum.view({-1}).narrow(0, begin, output.numel()));
+        });
+  }
   at::Tensor out = output;
   at::Tensor in = input;
   return Begin("reduce-scatter", {output, input},
@@ -229,14 +247,15 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> BackendGroup::Split(int color) {
     if (members == 1) return CreateSingleGroup(device_);
     const auto before =
         std::count(colors.begin(), colors.begin() + rank(), color);
-    return absl::WrapUnique(
-        new BackendGroup(connect_, name_, prefix, device_,
-                         static_cast<int>(before), static_cast<int>(members),
-                         std::make_shared<CommunicationMeter>(meter_)));
+    return absl::WrapUnique(new BackendGroup(
+        connect_, name_, prefix, device_, static_cast<int>(before),
+        static_cast<int>(members), named_rank_,
+        std::make_shared<CommunicationMeter>(meter_)));
   } catch (...) {
-    return absl::UnavailableError(absl::StrCat(
-        "rank ", rank(), " could not connect to the other ranks of its group ",
-        color, ": ", CurrentExceptionToStatus().message()));
+    return absl::UnavailableError(
+        absl::StrCat("rank ", named_rank_,
+                     " could not connect to the other ranks of its group ",
+                     color, ": ", CurrentExceptionToStatus().message()));
   }
 }
 

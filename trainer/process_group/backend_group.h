@@ -46,13 +46,15 @@ class BackendGroup : public ProcessGroup {
 
  private:
   BackendGroup(Connect connect, std::string name, std::string prefix,
-               at::Device device, int rank, int size,
+               at::Device device, int rank, int size, int named_rank,
                std::shared_ptr<CommunicationMeter> meter);
 
-  // Calls `start`, which begins `collective` on `tensors`.
+  // Calls `start`, which begins `collective` on `tensors`; Wait will call
+  // `finish` in the end.
   template <typename Function>
   std::unique_ptr<Work> Begin(const char* collective,
-                              std::vector<at::Tensor> tensors, Function start);
+                              std::vector<at::Tensor> tensors, Function start,
+                              std::function<void()> finish = nullptr);
   // Bytes that one of `size()` ranks sends to pass on all others' parts of
   // `tensor`: (n - 1) / n of it.
   int64_t RingBytes(const at::Tensor& tensor) const;
@@ -62,6 +64,8 @@ class BackendGroup : public ProcessGroup {
   const std::string name_;
   const std::string prefix_;
   const at::Device device_;
+  // This rank's number in the run, for messages.
+  const int named_rank_;
   const std::shared_ptr<CommunicationMeter> meter_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   int splits_ = 0;

@@ -67,6 +67,16 @@ inline void CheckCollectives(ProcessGroup* group, at::ScalarType dtype,
   for (int i = 0; i < n; ++i) parts.push_back(ramp(size, 10 * i));
   RequireEqual(gathered, at::cat(parts), name + "all-gather");
 
+  // In place: the input is this rank's slice of the output, and the reverse.
+  const at::Tensor whole = ramp(size * n, -1);
+  const at::Tensor own = whole.narrow(0, rank * size, size);
+  own.copy_(ramp(size, 10 * rank));
+  group->AllGather(whole, own)->Wait();
+  RequireEqual(whole, at::cat(parts), name + "all-gather in place");
+  whole.copy_(input);
+  group->ReduceScatter(own, whole)->Wait();
+  RequireEqual(own, want.to(dtype), name + "reduce-scatter in place");
+
   const at::Tensor told = ramp(size, rank);
   group->Broadcast(told, n - 1)->Wait();
   RequireEqual(told, ramp(size, n - 1), name + "broadcast");

@@ -17,6 +17,8 @@
 #include "plugins/sdk/status.h"
 #include "trainer/process_group/gloo_group.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
+#include "trainer/process_group/rendezvous.h"
+#include "trainer/process_group/shm/shm_join.h"
 #include "trainer/process_group/single_group.h"
 
 namespace capstan {
@@ -99,6 +101,21 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
       "; it is built where the CUDA Toolkit and NCCL are installed"));
 }
 
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
+    const RankInfo& info) {
+  CAPSTAN_ASSIGN_OR_RETURN(auto store, JoinStore(info));
+  try {
+    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
+                             TryShmGroup(info, store.get()));
+    if (group != nullptr) return group;
+  } catch (...) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
+                     CurrentExceptionToStatus().message()));
+  }
+  return CreateGlooGroup(info, std::move(store));
+}
+
 }  // namespace
 
 bool HasGpuParts() {
@@ -113,7 +130,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
     const RankInfo& info, int gpus) {
   if (gpus == 0) {
     if (info.world_size == 1) return CreateSingleGroup(at::kCPU);
-    return CreateGlooGroup(info);
+    return CreateCpuGroup(info);
   }
   if (info.local_rank >= gpus) {
     return NoGpu(absl::StrCat("rank ", info.rank, " is number ",

@@ -13,7 +13,9 @@ namespace capstan {
 
 // Joins the ranks of a run: NCCL on the rank's own GPU where the machine has
 // GPUs (libcapstan_nccl.so, looked up beside the trainer, is loaded then and
-// only then), else Gloo on CPU; a group of one needs neither. Blocks until all
+// only then), else shared memory where all ranks are on one host and
+// Gloo where not (or where CAPSTAN_CPU_COLLECTIVES is "gloo"). A group of one
+// needs none. Blocks until all
 // ranks are there. Errors say which peer or address was not reached.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
     const RankInfo& info, int gpus);

@@ -31,8 +31,7 @@ std::shared_ptr<gloo::transport::Device> CreateDevice(const RankInfo& info) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
-    const RankInfo& info) {
-  CAPSTAN_ASSIGN_OR_RETURN(auto store, JoinStore(info));
+    const RankInfo& info, c10::intrusive_ptr<c10d::Store> store) {
   try {
     auto options = ProcessGroupGloo::Options::create(kCollectiveTimeout);
     options->devices.push_back(CreateDevice(info));

@@ -6,12 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +22,7 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/collectives_for_test.h"
 #include "trainer/process_group/create.h"
+#include "trainer/process_group/ranks_for_test.h"
 #include "trainer/process_group/rendezvous.h"
 
 namespace capstan {
@@ -27,61 +31,41 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-using Check = std::function<void(ProcessGroup* group)>;
-
-// Exit code of a run of `ranks` ranks that each join on CPU and call `check`.
-int RunRanks(int ranks, const Check& check) {
-  return LaunchRanks(ranks, [&](const RankInfo& info) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
-                             CreateProcessGroup(info, 0));
-    check(group.get());
-    return absl::OkStatus();
-  });
-}
-
-// The same, with the standard error in `text`.
-int RunRanks(int ranks, const Check& check, std::string* text) {
-  int ends[2];
-  EXPECT_EQ(pipe(ends), 0);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    dup2(ends[1], STDERR_FILENO);
-    close(ends[0]);
-    close(ends[1]);
-    _exit(RunRanks(ranks, check));
+// Backend and number of ranks.
+class GroupTest : public testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  std::string backend() const { return std::get<0>(GetParam()); }
+  int ranks() const { return std::get<1>(GetParam()); }
+  int Run(const RankCheck& check) {
+    return RunRanks(backend(), ranks(), check);
   }
-  close(ends[1]);
-  char buffer[4096];
-  for (ssize_t got; (got = read(ends[0], buffer, sizeof(buffer))) > 0;) {
-    text->append(buffer, got);
-  }
-  close(ends[0]);
-  int status = 0;
-  waitpid(pid, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
+};
+INSTANTIATE_TEST_SUITE_P(Groups, GroupTest,
+                         testing::Combine(testing::Values("shm", "gloo"),
+                                          testing::Values(2, 3, 4)));
 
-class GlooTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, GlooTest, testing::Values(2, 3));
-
-TEST_P(GlooTest, Collectives) {
-  const int exit_code = RunRanks(GetParam(), [&](ProcessGroup* group) {
-    Require(group->size() == GetParam(), "size");
-    Require(group->backend() == "gloo", "backend");
+TEST_P(GroupTest, Collectives) {
+  const int exit_code = Run([&](ProcessGroup* group) {
+    Require(group->size() == ranks(), "size");
+    Require(group->backend() == backend(), "backend");
     Require(group->device().is_cpu(), "device");
     for (at::ScalarType dtype :
-         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong}) {
-      for (int64_t size : {1, 5, 17}) CheckCollectives(group, dtype, size);
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong,
+          at::kInt, at::kChar, at::kByte}) {
+      for (int64_t size : {1, 5, 17, 40009}) {
+        CheckCollectives(group, dtype, size);
+      }
     }
     CheckCollectives(group, at::kFloat, 300001);
+    CheckCollectives(group, at::kBFloat16, 300001);
     CheckOverlap(group);
     CheckCollectives(group, at::kFloat, 0);
   });
   EXPECT_EQ(exit_code, 0);
 }
 
-TEST_P(GlooTest, AllReduceHostIsBitIdentical) {
-  const int exit_code = RunRanks(GetParam(), [](ProcessGroup* group) {
+TEST_P(GroupTest, AllReduceHostIsBitIdentical) {
+  const int exit_code = Run([](ProcessGroup* group) {
     const int n = group->size();
     // Sums of these depend on the order of the additions.
     std::vector<double> values = {0.1 * (group->rank() + 1), 1e16, 1.0 / 3,
@@ -103,8 +87,8 @@ TEST_P(GlooTest, AllReduceHostIsBitIdentical) {
   EXPECT_EQ(exit_code, 0);
 }
 
-TEST_P(GlooTest, CountsBytes) {
-  const int exit_code = RunRanks(GetParam(), [](ProcessGroup* group) {
+TEST_P(GroupTest, CountsBytes) {
+  const int exit_code = Run([](ProcessGroup* group) {
     const int n = group->size();
     const at::Tensor whole = at::full({60}, 1, at::kFloat);  // 240 bytes
     const at::Tensor part = at::full({60 / n}, 1, at::kFloat);
@@ -123,10 +107,54 @@ TEST_P(GlooTest, CountsBytes) {
   EXPECT_EQ(exit_code, 0);
 }
 
+double SecondsOf(const std::function<void()>& function) {
+  const auto begin = std::chrono::steady_clock::now();
+  function();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+// Collectives go on while nobody waits for them, and are counted as under way
+// for as long as they are.
+TEST_P(GroupTest, TellsBusyFromExposed) {
+  const int exit_code = Run([](ProcessGroup* group) {
+    const auto run = [&](bool late) {
+      if (late) usleep(300000);
+      std::vector<at::Tensor> tensors;
+      std::vector<std::unique_ptr<Work>> works;
+      for (int i = 0; i < 3; ++i) {
+        tensors.push_back(at::full({100000}, 1, at::kFloat));
+        works.push_back(group->AllReduce(tensors.back()));
+      }
+      if (late) usleep(300000);
+      for (const auto& work : works) work->Wait();
+    };
+    double seconds = SecondsOf([&] { run(/*late=*/true); });
+    const CommunicationStats hidden = group->stats();
+    Require(hidden.busy_seconds > 0, "something was done");
+    Require(hidden.busy_seconds < 0.2, "ended long before Wait");
+    Require(hidden.exposed_seconds < 0.1, "hidden");
+
+    seconds = SecondsOf([&] { run(group->rank() == 1); });
+    const CommunicationStats stats = group->stats();
+    const double busy = stats.busy_seconds - hidden.busy_seconds;
+    const double exposed = stats.exposed_seconds - hidden.exposed_seconds;
+    // Three at once count once.
+    Require(busy <= seconds, "no more than the whole time");
+    Require(exposed <= seconds, "no more than the whole time");
+    Require((group->rank() == 1) == (exposed < 0.15), "waited for rank 1");
+    if (group->rank() != 1) Require(busy > 0.15, "under way meanwhile");
+  });
+  EXPECT_EQ(exit_code, 0);
+}
+
+class EndTest : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Backends, EndTest, testing::Values("shm", "gloo"));
+
 // Ends that follow a collective at once must not break it for the others.
-TEST(Gloo, LeavesInOrder) {
+TEST_P(EndTest, LeavesInOrder) {
   for (int i = 0; i < 10; ++i) {
-    EXPECT_EQ(RunRanks(2,
+    EXPECT_EQ(RunRanks(GetParam(), 2,
                        [](ProcessGroup* group) {
                          std::vector<double> values = {1, 2, 3};
                          group->AllReduceHost(absl::MakeSpan(values));
@@ -135,10 +163,10 @@ TEST(Gloo, LeavesInOrder) {
   }
 }
 
-TEST(Gloo, AKilledRankIsTheCauseAndTheOthersEnd) {
+TEST_P(EndTest, AKilledRankIsTheCauseAndTheOthersEnd) {
   std::string text;
   const int exit_code = RunRanks(
-      2,
+      GetParam(), 2,
       [](ProcessGroup* group) {
         std::vector<double> values = {1};
         for (int step = 0;; ++step) {
@@ -152,10 +180,10 @@ TEST(Gloo, AKilledRankIsTheCauseAndTheOthersEnd) {
   EXPECT_THAT(text, Not(HasSubstr("lost the connection")));
 }
 
-TEST(Gloo, AVanishedPeerIsACommunicationError) {
+TEST_P(EndTest, AVanishedPeerIsACommunicationError) {
   std::string text;
   const int exit_code = RunRanks(
-      2,
+      GetParam(), 2,
       [](ProcessGroup* group) {
         if (group->rank() == 1) {
           throw std::invalid_argument("sample 3 is broken");
@@ -177,10 +205,10 @@ TEST(Gloo, AVanishedPeerIsACommunicationError) {
 
 // A rank that fails with a collective under way, which its peer never joins,
 // must still tell its error.
-TEST(Gloo, FailsAtOnceWithACollectiveUnderWay) {
+TEST_P(EndTest, FailsAtOnceWithACollectiveUnderWay) {
   std::string text;
   const int exit_code = RunRanks(
-      2,
+      GetParam(), 2,
       [](ProcessGroup* group) {
         if (group->rank() == 1) {
           const auto work = group->AllReduce(at::full({10}, 1, at::kFloat));

@@ -30,6 +30,12 @@ absl::Status UseGpus(const RankInfo& info) {
   std::vector<double> values = {1.5, 1e300};
   group->AllReduceHost(absl::MakeSpan(values));
   Require(values[0] == 1.5 * info.world_size, "sum of host numbers");
+  CAPSTAN_ASSIGN_OR_RETURN(const auto same, group->Split(0));
+  Require(same->size() == info.world_size, "all in one group");
+  CheckCollectives(same.get(), at::kFloat, 17);
+  CAPSTAN_ASSIGN_OR_RETURN(const auto alone, group->Split(info.rank));
+  Require(alone->size() == 1 && alone->backend() == "none", "groups of one");
+  CheckCollectives(alone.get(), at::kFloat, 17);
   return absl::OkStatus();
 }
 

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How long collectives of CPU ranks on this machine take, and how much time of
+// the cores. Prints a table, in Markdown.
+//
+//     bazel run //bench:collectives -- [RANKS,.. [MIB,..]]
+//
+// CAPSTAN_CPU_COLLECTIVES=gloo measures Gloo where shared memory is the
+// default. "beside computation" is what an all-reduce adds to the time of a
+// computation that all ranks do meanwhile.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <stdio.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "plugins/sdk/status.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/process_group/create.h"
+
+namespace capstan {
+namespace {
+
+double WallSeconds() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// User and system time of this process's threads.
+double CpuSeconds() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * time.tv_usec;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+void Barrier(ProcessGroup* group) {
+  double one = 1;
+  group->AllReduceHost(absl::MakeSpan(&one, 1));
+}
+
+struct Cost {
+  double wall_ms = 0;  // the shortest: others may be using the machine
+  double cpu_ms = 0;   // of all ranks together, the mean
+};
+
+// Of calls of the functions in turn, each made by all ranks at the same time.
+std::vector<Cost> Measure(ProcessGroup* group, int repeats,
+                          const std::vector<std::function<void()>>& functions) {
+  std::vector<Cost> costs(functions.size());
+  // The first time is for warming up.
+  for (int i = -1; i < repeats; ++i) {
+    for (size_t f = 0; f < functions.size(); ++f) {
+      Barrier(group);
+      const double cpu_begin = CpuSeconds();
+      const double begin = WallSeconds();
+      functions[f]();
+      Barrier(group);
+      const double wall_ms = 1e3 * (WallSeconds() - begin);
+      double cpu = CpuSeconds() - cpu_begin;
+      group->AllReduceHost(absl::MakeSpan(&cpu, 1));
+      if (i < 0) continue;
+      if (i == 0 || wall_ms < costs[f].wall_ms) costs[f].wall_ms = wall_ms;
+      costs[f].cpu_ms += 1e3 * cpu / repeats;
+    }
+  }
+  return costs;
+}
+
+// Keeps a core busy for about 100 ms without much memory.
+void Compute() {
+  static volatile float sink;
+  float values[256] = {};
+  for (int step = 0; step < 2000000; ++step) {
+    for (int i = 0; i < 256; ++i) values[i] = values[i] * 0.5f + i;
+  }
+  sink = values[1];
+}
+
+void Print(const ProcessGroup& group, int64_t mib, const char* name,
+           const Cost& cost) {
+  if (group.rank() != 0) return;
+  printf("| %s | %d | %d | %s | %.2f | %.2f | %.2f |\n",
+         group.backend().c_str(), group.size(), static_cast<int>(mib), name,
+         cost.wall_ms, cost.cpu_ms, mib * 1.048576 / cost.wall_ms);
+  fflush(stdout);
+}
+
+void MeasureSize(ProcessGroup* group, int64_t mib) {
+  const int n = group->size();
+  const int repeats = std::max<int>(7, 100 / mib);
+  const int64_t size = (mib << 18) / n * n;
+  const at::Tensor whole = at::full({size}, 1, at::kFloat);
+  const at::Tensor part = at::full({size / n}, 1, at::kFloat);
+  const auto measure = [&](const char* name,
+                           const std::function<void()>& function) {
+    Print(*group, mib, name, Measure(group, repeats, {function})[0]);
+  };
+  measure("all-reduce", [&] { group->AllReduce(whole)->Wait(); });
+  measure("reduce-scatter", [&] { group->ReduceScatter(part, whole)->Wait(); });
+  measure("all-gather", [&] { group->AllGather(whole, part)->Wait(); });
+  measure("broadcast", [&] { group->Broadcast(whole, 0)->Wait(); });
+
+  const auto both = [&] {
+    const auto work = group->AllReduce(whole);
+    Compute();
+    work->Wait();
+  };
+  const std::vector<Cost> costs = Measure(group, 7, {Compute, both});
+  Print(
+      *group, mib, "beside computation",
+      {costs[1].wall_ms - costs[0].wall_ms, costs[1].cpu_ms - costs[0].cpu_ms});
+}
+
+absl::Status Run(const RankInfo& info, const std::vector<int64_t>& sizes) {
+  at::set_num_threads(info.threads);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
+                           CreateProcessGroup(info, 0));
+  std::vector<double> few(8, 1.0);
+  const auto sum_often = [&] {
+    for (int i = 0; i < 1000; ++i) group->AllReduceHost(absl::MakeSpan(few));
+  };
+  Print(*group, 0, "1,000 times 8 numbers",
+        Measure(group.get(), 9, {sum_often})[0]);
+  for (const int64_t mib : sizes) MeasureSize(group.get(), mib);
+  return absl::OkStatus();
+}
+
+// The numbers of "1,8,32"; false when it isn't such a list.
+bool Parse(const char* text, std::vector<int64_t>* numbers) {
+  numbers->clear();
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    int64_t number = 0;
+    if (!absl::SimpleAtoi(part, &number) || number < 1) return false;
+    numbers->push_back(number);
+  }
+  return true;
+}
+
+int Main(int argc, char** argv) {
+  std::vector<int64_t> ranks = {2, 4};
+  std::vector<int64_t> sizes = {1, 8, 32, 128};
+  if (argc > 3 || (argc > 1 && !Parse(argv[1], &ranks)) ||
+      (argc > 2 && !Parse(argv[2], &sizes))) {
+    fprintf(stderr, "usage: collectives [RANKS,.. [MIB,..]]\n");
+    return 2;
+  }
+  printf(
+      "| backend | ranks | MiB | collective | ms | ms of all cores | GB/s |\n"
+      "|---|---|---|---|---|---|---|\n");
+  fflush(stdout);
+  for (const int64_t n : ranks) {
+    const int exit_code =
+        LaunchRanks(static_cast<int>(n),
+                    [&](const RankInfo& info) { return Run(info, sizes); });
+    if (exit_code != 0) return exit_code;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace capstan
+
+int main(int argc, char** argv) { return capstan::Main(argc, argv); }

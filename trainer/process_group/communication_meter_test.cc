@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/communication_meter.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+
+namespace capstan {
+namespace {
+
+TEST(CommunicationMeter, CountsTimeOnce) {
+  CommunicationMeter meter;
+  EXPECT_EQ(meter.stats().busy_seconds, 0);
+  const auto begin = std::chrono::steady_clock::now();
+  meter.Started();
+  meter.Started();
+  usleep(20000);
+  EXPECT_GE(meter.stats().busy_seconds, 0.02);
+  meter.Finished();
+  usleep(20000);
+  meter.Finished();
+  const std::chrono::duration<double> whole =
+      std::chrono::steady_clock::now() - begin;
+  const double busy = meter.stats().busy_seconds;
+  EXPECT_GE(busy, 0.04);
+  EXPECT_LE(busy, whole.count());
+  usleep(20000);
+  EXPECT_EQ(meter.stats().busy_seconds, busy);
+}
+
+TEST(CommunicationMeter, TellsItsParent) {
+  const auto parent = std::make_shared<CommunicationMeter>();
+  CommunicationMeter one(parent);
+  CommunicationMeter other(parent);
+  one.Sent(5);
+  other.Sent(7);
+  parent->Sent(1);
+  one.Waited(std::chrono::milliseconds(250));
+  EXPECT_EQ(one.stats().bytes_sent, 5);
+  EXPECT_EQ(other.stats().bytes_sent, 7);
+  EXPECT_EQ(parent->stats().bytes_sent, 13);
+  EXPECT_EQ(one.stats().exposed_seconds, 0.25);
+  EXPECT_EQ(other.stats().exposed_seconds, 0);
+  EXPECT_EQ(parent->stats().exposed_seconds, 0.25);
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_RANKS_FOR_TEST_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_RANKS_FOR_TEST_H_
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <string>
+
+#include "plugins/sdk/status.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/process_group/create.h"
+
+// Runs of real ranks on CPU, for tests of process groups.
+namespace capstan {
+
+using RankCheck = std::function<void(ProcessGroup* group)>;
+
+// Exit code of a run of `ranks` ranks that each join over `backend`, "shm" or
+// "gloo", and call `check`.
+inline int RunRanks(const std::string& backend, int ranks,
+                    const RankCheck& check) {
+  return LaunchRanks(ranks, [&](const RankInfo& info) {
+    setenv("CAPSTAN_CPU_COLLECTIVES", backend.c_str(), /*replace=*/1);
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
+                             CreateProcessGroup(info, 0));
+    check(group.get());
+    return absl::OkStatus();
+  });
+}
+
+// The same, with the standard error in `text`.
+inline int RunRanks(const std::string& backend, int ranks,
+                    const RankCheck& check, std::string* text) {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    _exit(RunRanks(backend, ranks, check));
+  }
+  close(ends[1]);
+  char buffer[4096];
+  for (ssize_t got; (got = read(ends[0], buffer, sizeof(buffer))) > 0;) {
+    text->append(buffer, got);
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_RANKS_FOR_TEST_H_

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <dirent.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "trainer/process_group/collectives_for_test.h"
+#include "trainer/process_group/ranks_for_test.h"
+#include "trainer/process_group/shm/shm_segment.h"
+
+namespace capstan {
+namespace {
+
+using testing::HasSubstr;
+
+class ShmTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ShmTest, testing::Values(2, 3, 4));
+
+// Different on each rank, so that the order of additions shows.
+at::Tensor Values(int rank, int64_t size) {
+  const at::Tensor x = at::arange(size, at::kDouble).add(0.37 * rank);
+  return x.mul(12.9898)
+      .sin()
+      .mul(x.mul(0.771).cos().mul(20).exp())
+      .to(at::kFloat);
+}
+
+// Small sums, sums of several blocks, and parts of sums: to the bit.
+TEST_P(ShmTest, AddsInTheOrderOfTheRanks) {
+  EXPECT_EQ(RunRanks("shm", GetParam(),
+                     [](ProcessGroup* group) {
+                       const int n = group->size();
+                       for (const int64_t m : {100, 5001, 333333}) {
+                         at::Tensor want = Values(0, m * n);
+                         for (int i = 1; i < n; ++i) want += Values(i, m * n);
+                         const at::Tensor mine = Values(group->rank(), m * n);
+                         const at::Tensor part = at::empty({m}, at::kFloat);
+                         group->ReduceScatter(part, mine)->Wait();
+                         RequireEqual(part,
+                                      want.narrow(0, group->rank() * m, m),
+                                      absl::StrCat("part of ", m));
+                         group->AllReduce(mine)->Wait();
+                         RequireEqual(mine, want, absl::StrCat("whole ", m));
+                       }
+                     }),
+            0);
+}
+
+// Ranks at different speeds: slots must not be written before they are read.
+TEST_P(ShmTest, WaitsForSlowReaders) {
+  EXPECT_EQ(
+      RunRanks("shm", GetParam(),
+               [](ProcessGroup* group) {
+                 const int n = group->size();
+                 const int64_t size = 3 * kShmSlots * kShmSlotBytes / 4 + 5;
+                 for (int round = 0; round < 20; ++round) {
+                   if (round % n == group->rank()) usleep(2000);
+                   const at::Tensor told =
+                       at::full({size}, 100 * round + group->rank(), at::kInt);
+                   const at::Tensor all = at::empty({n * 5003}, at::kInt);
+                   const auto first = group->Broadcast(told, round % n);
+                   const auto second = group->AllGather(
+                       all, at::full({5003}, group->rank(), at::kInt));
+                   first->Wait();
+                   second->Wait();
+                   Require(told.eq(100 * round + round % n).all().item<bool>(),
+                           absl::StrCat("broadcast ", round));
+                   for (int i = 0; i < n; ++i) {
+                     Require(
+                         all.narrow(0, i * 5003, 5003).eq(i).all().item<bool>(),
+                         absl::StrCat("all-gather ", round));
+                   }
+                 }
+               }),
+      0);
+}
+
+TEST(Shm, LeavesNoFileOpen) {
+  EXPECT_EQ(
+      RunRanks(
+          "shm", 2,
+          [](ProcessGroup* group) {
+            auto split = group->Split(0);
+            Require(split.ok(), "split");
+            DIR* const folder = opendir("/proc/self/fd");
+            while (const dirent* entry = readdir(folder)) {
+              char target[256] = {};
+              if (readlink(
+                      absl::StrCat("/proc/self/fd/", entry->d_name).c_str(),
+                      target, sizeof(target) - 1) < 0) {
+                continue;
+              }
+              Require(!absl::StrContains(target, "memfd:"), target);
+            }
+            closedir(folder);
+          }),
+      0);
+}
+
+// Some of the ranks want Gloo: all get it.
+TEST(Shm, IsForAllOrNone) {
+  EXPECT_EQ(LaunchRanks(3,
+                        [](const RankInfo& info) -> absl::Status {
+                          unsetenv("CAPSTAN_CPU_COLLECTIVES");
+                          if (info.rank == 1) {
+                            setenv("CAPSTAN_CPU_COLLECTIVES", "gloo", 1);
+                          }
+                          CAPSTAN_ASSIGN_OR_RETURN(const auto group,
+                                                   CreateProcessGroup(info, 0));
+                          Require(group->backend() == "gloo", "backend");
+                          CheckCollectives(group.get(), at::kFloat, 17);
+                          return absl::OkStatus();
+                        }),
+            0);
+}
+
+// Seconds until a rank that waits in `collective` learns that rank 1 is gone.
+void RequireError(const std::function<void()>& collective,
+                  const std::string& what) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string message;
+  try {
+    collective();
+  } catch (const CommunicationError& e) {
+    message = e.what();
+  }
+  const std::chrono::duration<double> time =
+      std::chrono::steady_clock::now() - begin;
+  Require(absl::StrContains(message, what), absl::StrCat("told: ", message));
+  Require(time.count() < 1, absl::StrCat("after ", time.count(), " s"));
+  fprintf(stderr, "%s\n", message.c_str());
+}
+
+TEST_P(ShmTest, NoticesAKilledRankInTheMiddle) {
+  std::string text;
+  const int exit_code = RunRanks(
+      "shm", GetParam(),
+      [](ProcessGroup* group) {
+        const at::Tensor tensor = at::full({8 << 20}, 1, at::kFloat);
+        const auto work = group->AllReduce(tensor);
+        if (group->rank() == 1) raise(SIGKILL);
+        RequireError(
+            [&] {
+              work->Wait();
+              // It may have been quicker than the signal.
+              group->AllReduce(tensor)->Wait();
+            },
+            " lost the connection to another rank during all-reduce: rank ");
+        // And so does every later one.
+        RequireError([&] { group->AllReduce(tensor)->Wait(); }, "all-reduce");
+        usleep(200000);
+      },
+      &text);
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_THAT(text, HasSubstr("ERROR: [rank 1] killed by signal 9 (SIGKILL)"));
+  EXPECT_THAT(text, HasSubstr("rank 0 lost the connection to another rank "
+                              "during all-reduce: rank "));
+}
+
+// A rank whose process goes on (it saves, it logs) but whose group is closed.
+TEST_P(ShmTest, NoticesARankThatHasLeft) {
+  EXPECT_EQ(LaunchRanks(GetParam(),
+                        [](const RankInfo& info) -> absl::Status {
+                          CAPSTAN_ASSIGN_OR_RETURN(auto group,
+                                                   CreateProcessGroup(info, 0));
+                          if (info.rank == 1) {
+                            const auto work =
+                                group->AllReduce(at::full({10}, 1, at::kFloat));
+                            group.reset();
+                            usleep(2000000);
+                            return absl::OkStatus();
+                          }
+                          // Complete before rank 1 left, or not: both are
+                          // right.
+                          RequireError(
+                              [&] {
+                                double value = 1;
+                                group->AllReduceHost(absl::MakeSpan(&value, 1));
+                                group->AllReduceHost(absl::MakeSpan(&value, 1));
+                              },
+                              "rank ");
+                          return absl::OkStatus();
+                        }),
+            0);
+}
+
+TEST(ShmSegment, RefusesWhatIsNotItsOwn) {
+  auto segment = ShmSegment::Create(2);
+  ASSERT_TRUE(segment.ok());
+  const std::string address = (*segment)->address();
+  ASSERT_TRUE(ShmSegment::Open(address, 2).ok());
+  EXPECT_FALSE(ShmSegment::Open(address, 3).ok());
+  EXPECT_FALSE(ShmSegment::Open(address + "1", 2).ok());
+  EXPECT_FALSE(ShmSegment::Open("1", 2).ok());
+  EXPECT_FALSE(ShmSegment::Open("", 2).ok());
+  (*segment)->CloseFile();
+  EXPECT_FALSE(ShmSegment::Open(address, 2).ok());
+}
+
+TEST(ShmSegment, IsOneMemory) {
+  auto one = ShmSegment::Create(3);
+  ASSERT_TRUE(one.ok());
+  auto other = ShmSegment::Open((*one)->address(), 3);
+  ASSERT_TRUE(other.ok());
+  (*one)->state(2)->done[kTaken] = 7;
+  EXPECT_EQ((*other)->state(2)->done[kTaken], 7);
+  char* const last = (*one)->slot(2, kShmSlots - 1) + kShmSlotBytes - 1;
+  *last = 'x';
+  EXPECT_EQ((*other)->slot(2, 2 * kShmSlots - 1)[kShmSlotBytes - 1], 'x');
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/shm/shm_meeting.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+namespace capstan {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How often a rank that waits looks whether the other one is still there.
+constexpr long kLookNanoseconds = 100 * 1000 * 1000;
+// How often it looks before it sleeps: a few microseconds. Ranks and their
+// computations share the cores.
+constexpr int kSpins = 200;
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free &&
+                  std::atomic<uint64_t>::is_always_lock_free,
+              "atomics in shared memory must not need locks");
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+uint32_t AwaitCode(int rank, ShmStage stage) {
+  return 1 + rank * kShmStages + stage;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShmMeeting>> ShmMeeting::Create(
+    std::unique_ptr<ShmSegment> segment, int rank, std::vector<ShmPeer> peers,
+    std::chrono::milliseconds timeout) {
+  auto meeting = absl::WrapUnique(
+      new ShmMeeting(std::move(segment), rank, std::move(peers), timeout));
+  for (int peer = 0; peer < meeting->size(); ++peer) {
+    int fd = -1;
+    if (peer != rank) {
+      fd = static_cast<int>(
+          syscall(SYS_pidfd_open, meeting->peers_[peer].pid, 0));
+      if (fd < 0 && errno == ESRCH) {
+        return absl::UnavailableError(absl::StrCat(
+            "rank ", meeting->peers_[peer].name, " has left the run"));
+      }
+      if (fd < 0) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("can't watch processes: ", strerror(errno)));
+      }
+    }
+    meeting->process_fds_.push_back(fd);
+  }
+  return meeting;
+}
+
+ShmMeeting::ShmMeeting(std::unique_ptr<ShmSegment> segment, int rank,
+                       std::vector<ShmPeer> peers,
+                       std::chrono::milliseconds timeout)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      peers_(std::move(peers)),
+      timeout_(timeout) {}
+
+ShmMeeting::~ShmMeeting() {
+  Leave();
+  for (const int fd : process_fds_) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+void ShmMeeting::Publish(ShmStage stage, uint64_t blocks) {
+  segment_->state(rank_)->done[stage].store(blocks);
+  for (int peer = 0; peer < size(); ++peer) {
+    // Once is enough.
+    uint32_t code = AwaitCode(rank_, stage);
+    if (segment_->state(peer)->awaits.load() == code &&
+        segment_->state(peer)->awaits.compare_exchange_strong(code, 0)) {
+      Wake(peer);
+    }
+  }
+}
+
+bool ShmMeeting::HasDone(int rank, ShmStage stage, uint64_t blocks) const {
+  return segment_->state(rank)->done[stage].load() >= blocks;
+}
+
+int ShmMeeting::Lagging(ShmStage stage, uint64_t blocks) const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (!HasDone(peer, stage, blocks)) return peer;
+  }
+  return -1;
+}
+
+absl::Status ShmMeeting::Await(int rank, ShmStage stage, uint64_t blocks) {
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (HasDone(rank, stage, blocks)) return absl::OkStatus();
+    Pause();
+  }
+  ShmRankState* const mine = segment_->state(rank_);
+  const Clock::time_point begin = Clock::now();
+  absl::Status status;
+  while (status.ok()) {
+    const uint32_t bell = mine->bell.load();
+    // Either the other rank sees this, or the next line what it has done.
+    mine->awaits.store(AwaitCode(rank, stage));
+    if (HasDone(rank, stage, blocks)) break;
+    status = WhyNot(rank, begin);
+    // It may have done its part before it left.
+    if (HasDone(rank, stage, blocks)) status = absl::OkStatus();
+    if (status.ok()) Sleep(bell);
+  }
+  mine->awaits.store(0);
+  return status;
+}
+
+absl::Status ShmMeeting::WhyNot(int rank, Clock::time_point since) {
+  if (stopped_) return absl::CancelledError("the group is closed");
+  if (HasLeft(rank)) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", peers_[rank].name, " has left the run"));
+  }
+  if (Clock::now() - since >= timeout_) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("rank ", peers_[rank].name, " has not come in ",
+                     timeout_.count() / 1000, " s"));
+  }
+  return absl::OkStatus();
+}
+
+bool ShmMeeting::HasLeft(int rank) const {
+  if (segment_->state(rank)->left.load() != 0) return true;
+  pollfd process = {process_fds_[rank], POLLIN, 0};
+  return poll(&process, 1, 0) > 0;
+}
+
+void ShmMeeting::Sleep(uint32_t bell) {
+  const timespec limit = {0, kLookNanoseconds};
+  syscall(SYS_futex, &segment_->state(rank_)->bell, FUTEX_WAIT, bell, &limit,
+          nullptr, 0);
+}
+
+void ShmMeeting::Wake(int rank) {
+  std::atomic<uint32_t>* const bell = &segment_->state(rank)->bell;
+  ++*bell;
+  syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void ShmMeeting::Leave() {
+  if (segment_->state(rank_)->left.exchange(1) != 0) return;
+  for (int peer = 0; peer < size(); ++peer) Wake(peer);
+}
+
+void ShmMeeting::Stop() {
+  stopped_ = true;
+  Wake(rank_);
+}
+
+}  // namespace capstan

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/shm/shm_sum.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace capstan {
+namespace {
+
+at::Tensor SumTensors(const std::vector<at::Tensor>& tensors) {
+  std::vector<const void*> sources;
+  for (const at::Tensor& tensor : tensors) sources.push_back(tensor.data_ptr());
+  at::Tensor sum = at::full(tensors[0].sizes(), 99, tensors[0].options());
+  SumOf(sum.scalar_type())(sources.data(), static_cast<int>(sources.size()),
+                           sum.data_ptr(), sum.numel());
+  return sum;
+}
+
+// Values of all magnitudes, subnormal ones and zeros too.
+at::Tensor Wild(int64_t size, int seed, at::ScalarType type) {
+  const at::Tensor x = at::arange(size, at::kDouble).add(0.37 * seed);
+  return x.mul(12.9898).sin().mul(x.mul(0.771).cos().mul(20).exp()).to(type);
+}
+
+TEST(SumOf, AddsFloatsInTheOrderOfTheRanks) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    for (const int64_t size : {0, 1, 7, 2048, 2049, 10007}) {
+      std::vector<at::Tensor> tensors;
+      at::Tensor want;
+      for (int i = 0; i < 5; ++i) {
+        tensors.push_back(Wild(size, i, type));
+        want = i == 0 ? tensors[0] : want.add(tensors[i]);
+        if (i == 0) continue;
+        EXPECT_TRUE(SumTensors(tensors).equal(want)) << size;
+      }
+    }
+  }
+}
+
+TEST(SumOf, SumsHalfFloatsInFloatAndRoundsOnce) {
+  for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {
+    for (const int64_t size : {1, 7, 8, 2051}) {
+      std::vector<at::Tensor> tensors;
+      at::Tensor sum;
+      for (int i = 0; i < 4; ++i) {
+        tensors.push_back(Wild(size, i, at::kFloat).div(1e4).to(type));
+        const at::Tensor wide = tensors[i].to(at::kFloat);
+        sum = i == 0 ? wide : sum.add(wide);
+        if (i == 0) continue;
+        const at::Tensor got = SumTensors(tensors);
+        // Compared as bits: the sign of zero counts.
+        EXPECT_TRUE(got.view(at::kShort).equal(sum.to(type).view(at::kShort)))
+            << at::toString(type) << " " << size << " of " << i + 1;
+      }
+    }
+    // Rounding after each addition would lose all the ones.
+    const at::Tensor big = at::full({40}, 4096, type);
+    const at::Tensor one = at::full({40}, 1, type);
+    const std::vector<at::Tensor> many = {big, one, one, one, one,
+                                          one, one, one, one};
+    const at::Tensor want = at::full({40}, 4104, at::kFloat).to(type);
+    EXPECT_TRUE(SumTensors(many).equal(want)) << at::toString(type);
+  }
+}
+
+TEST(SumOf, KeepsNotANumberAndInfinity) {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const at::ScalarType type :
+       {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    const at::Tensor a = at::tensor({NAN, inf, inf, -inf, 1.0}).to(type);
+    const at::Tensor b = at::tensor({1.0, 1.0, -inf, -inf, NAN}).to(type);
+    const at::Tensor sum = SumTensors({a, b}).to(at::kDouble);
+    EXPECT_TRUE(std::isnan(sum[0].item<double>()));
+    EXPECT_EQ(sum[1].item<double>(), inf);
+    EXPECT_TRUE(std::isnan(sum[2].item<double>()));
+    EXPECT_EQ(sum[3].item<double>(), -inf);
+    EXPECT_TRUE(std::isnan(sum[4].item<double>()));
+  }
+}
+
+TEST(SumOf, AddsIntegersAsLibTorchDoes) {
+  for (const at::ScalarType type :
+       {at::kLong, at::kInt, at::kShort, at::kChar, at::kByte}) {
+    const at::Tensor a = at::arange(5000).mul(2654435761).to(type);
+    const at::Tensor b = at::arange(5000).mul(40503).to(type);
+    EXPECT_TRUE(SumTensors({a, b, a}).equal(a.add(b).add(a)))
+        << at::toString(type);
+  }
+}
+
+TEST(SumOf, MayWriteToAnyOfItsSources) {
+  for (const at::ScalarType type : {at::kFloat, at::kHalf}) {
+    for (int into = 0; into < 3; ++into) {
+      std::vector<at::Tensor> tensors;
+      std::vector<const void*> sources;
+      for (int i = 0; i < 3; ++i) {
+        tensors.push_back(at::arange(5000).add(i).remainder(100).to(type));
+        sources.push_back(tensors.back().data_ptr());
+      }
+      const at::Tensor want = SumTensors(tensors);
+      SumOf(type)(sources.data(), 3, tensors[into].data_ptr(), 5000);
+      EXPECT_TRUE(tensors[into].equal(want)) << into;
+    }
+  }
+}
+
+TEST(SumOf, KnowsWhatItCannotSum) {
+  EXPECT_EQ(SumOf(at::kComplexFloat), nullptr);
+  EXPECT_EQ(SumOf(at::kBool), nullptr);
+}
+
+}  // namespace
+}  // namespace capstan
