@@ -72,9 +72,9 @@ absl::Status Text::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   int64_t* out = ids.mutable_data_ptr<int64_t>();
   for (int64_t index : indices) {
     if (index < 0 || index >= size()) {
-      return absl::OutOfRangeError(
-          absl::StrCat(config_.path(), ": there is no sample ", index,
-                       ", only 0 to ", size() - 1));
+      return absl::OutOfRangeError(absl::StrCat(config_.path(),
+                                                ": there is no sample ", index,
+                                                ", only 0 to ", size() - 1));
     }
     const char* begin = part_.data() + index * length;
     for (int64_t i = 0; i < length; ++i) {

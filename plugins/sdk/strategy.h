@@ -57,8 +57,11 @@ class Strategy {
   // What it will hold and send. Called after Check, allocates nothing.
   virtual StrategyPlan Plan(const StrategyRequest& request) const = 0;
 
-  // Allocates its buffers, fills the masters with the model's initial values
-  // and binds the working parameters to the model. Once, before all else.
+  // Allocates its buffers, fills this rank's masters with the model's initial
+  // values and binds the working parameters to the model. Once, before all
+  // else. Without collectives that a rank which fails here would leave the
+  // others in (Split, which they give up together, is allowed): what it has
+  // written is published afterwards, as after an update.
   virtual absl::Status Setup(const StrategyContext& context) = 0;
 
   // What this rank's optimizer updates. Valid from Setup on; the tensors stay

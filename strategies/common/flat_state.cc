@@ -74,7 +74,7 @@ absl::Status ForEachPlacedParameter(
     status = fn(static_cast<int>(i),
                 values.narrow(0, places[i].offset, specs[i].numel())
                     .view(specs[i].shape)
-                    .cpu());
+                    .to(at::kCPU, at::kFloat));
   }
   return status;
 }

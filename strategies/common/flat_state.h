@@ -33,7 +33,8 @@ struct ParameterPlace {
 };
 
 // Strategy::ForEachFullParameter for parameters at `places` (one a spec).
-// flat(i) returns buffer i's values in the master dtype; it may hold
+// flat(i) returns buffer i's values in any dtype (fn gets float32, that of all
+// masters); it may hold
 // collectives: it is called on all ranks for the same buffers in the same
 // order, again only when another one was asked for in between.
 absl::Status ForEachPlacedParameter(

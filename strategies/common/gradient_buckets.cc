@@ -142,7 +142,8 @@ void GradientBuckets::Report(int bucket) {
   if (!options_.on_ready) return;
   while (next_bucket_ < static_cast<int>(buckets_.size()) &&
          states_[next_bucket_].pending == 0) {
-    options_.on_ready(next_bucket_++);
+    options_.on_ready(next_bucket_);
+    ++next_bucket_;
   }
 }
 
@@ -168,8 +169,9 @@ at::Tensor GradientBuckets::Take(int bucket) {
 
 void GradientBuckets::Finish() {
   while (next_bucket_ < static_cast<int>(buckets_.size())) {
-    const int bucket = next_bucket_++;
-    if (options_.on_ready) options_.on_ready(bucket);
+    // Counted when it is done: one that failed (no memory) is called for again.
+    if (options_.on_ready) options_.on_ready(next_bucket_);
+    ++next_bucket_;
   }
 }
 

@@ -24,9 +24,9 @@ namespace capstan {
 // is written, not zeroed and added to, by the first micro-step.
 class GradientBuckets {
  public:
-  // Called in backward, on the autograd thread, with buckets 0, 1, 2, .. in
-  // that order on all ranks, each once, when all its gradients are there and
-  // all before it have been called for.
+  // Called in backward, on the autograd thread, or by Finish, with buckets 0,
+  // 1, 2, .. in that order on all ranks, each until it returns, when all its
+  // gradients are there and all before it have been called for.
   using OnReady = std::function<void(int bucket)>;
 
   struct Options {

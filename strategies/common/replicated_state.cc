@@ -66,11 +66,7 @@ absl::Status ReplicatedState::ForEachFullParameter(
   }
   return ForEachPlacedParameter(
       specs, places, context_.group->rank(),
-      [&](int buffer) {
-        return buffer == 0 ? shard_.master
-                           : frozen_.to(context_.precision.master);
-      },
-      fn);
+      [&](int buffer) { return buffer == 0 ? shard_.master : frozen_; }, fn);
 }
 
 StrategyPlan ReplicatedState::Plan(const StrategyRequest& request) {

@@ -31,7 +31,9 @@ void Fsdp::AdvanceTo(int position) {
   const std::vector<Operation>& operations = schedule_->operations;
   while (next_operation_ < operations.size() &&
          operations[next_operation_].position <= position) {
-    const Operation& operation = operations[next_operation_++];
+    // Counted when it is done: after an error (no memory) it is tried again, so
+    // that this rank leaves out no collective.
+    const Operation& operation = operations[next_operation_];
     switch (operation.kind) {
       case Operation::kGather:
         groups_[operation.group]->Gather();
@@ -46,6 +48,7 @@ void Fsdp::AdvanceTo(int position) {
         if (!reduce_once_ || last_micro_step()) Reduce(operation.group);
         break;
     }
+    ++next_operation_;
   }
 }
 
@@ -148,14 +151,13 @@ absl::Status Fsdp::ForEachFullParameter(
       specs, places, context_.group->rank(),
       [&](int g) {
         const at::Tensor mine =
-            offsets_[g] < 0 ? frozen_[g].to(context_.precision.master)
+            offsets_[g] < 0 ? frozen_[g]
                             : shard_.master.narrow(0, offsets_[g],
                                                    groups_[g]->shard_numel());
         if (shard_group_->size() == 1) return mine;
         const at::Tensor on_device = mine.to(shard_group_->device());
         const at::Tensor all =
-            at::empty({layouts_[g].numel},
-                      on_device.options().dtype(context_.precision.master));
+            at::empty({layouts_[g].numel}, on_device.options());
         shard_group_->AllGather(all, on_device)->Wait();
         return all;
       },

@@ -44,8 +44,8 @@ void ParameterGroup::Gather() {
     storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes_));
   }
   storage->set_nbytes(bytes_);
-  gathered_ = true;
   on_device_ = shard_.to(whole_.device(), /*non_blocking=*/true);
+  gathered_ = true;
   if (shards_->size() == 1) {
     whole_.copy_(on_device_);
     on_device_.reset();

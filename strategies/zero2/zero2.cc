@@ -34,6 +34,8 @@ void Zero2::Reduce(int bucket) {
 }
 
 void Zero2::FinishBackward() {
+  // Those of units that this step didn't run.
+  WaitForGathers();
   gradient_buckets_->Finish();
   // After an error in one micro-step the other ranks go on to the last.
   while (!reduce_once_ && micro_step_ + 1 < micro_steps_) {
@@ -115,7 +117,7 @@ absl::Status Zero2::ForEachFullParameter(
   return ForEachPlacedParameter(
       specs, places, group.rank(),
       [&](int buffer) {
-        if (buffer == frozen) return frozen_.to(context_.precision.master);
+        if (buffer == frozen) return frozen_;
         const at::Tensor& whole = slices_[buffer].whole;
         if (whole.scalar_type() == context_.precision.master) return whole;
         const at::Tensor master =

@@ -18,7 +18,8 @@ namespace {
 // 32 MB of float32: large enough for a network's full speed, small beside the
 // model from a few hundred million parameters on.
 constexpr int64_t kDefaultReduceBucket = 8'000'000;
-constexpr int64_t kDefaultAllgatherBucket = 32'000'000;
+// DeepSpeed's; gathers are in place, so that more at a time cost nothing.
+constexpr int64_t kDefaultAllgatherBucket = 500'000'000;
 // The first bucket is ready soonest; DDP's first one has 1 MiB, too.
 constexpr int64_t kFirstBucket = 1 << 18;
 // One bucket is reduced while the next one fills.
@@ -239,10 +240,6 @@ absl::Status Zero2::MakeShards() {
     shards_.push_back(std::move(shard));
     offset += length;
   }
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    PublishShard(static_cast<int>(i));
-  }
-  WaitForGathers();
   return absl::OkStatus();
 }
 

@@ -83,6 +83,10 @@ absl::Status ToyTrainer::SetUp() {
   for (const OptimizerShard& shard : strategy_->OptimizerShards()) {
     optimizer_state_.push_back({at::zeros_like(shard.master)});
   }
+  for (size_t i = 0; i < strategy_->OptimizerShards().size(); ++i) {
+    strategy_->PublishShard(static_cast<int>(i));
+  }
+  strategy_->PublishParameters();
   return absl::OkStatus();
 }
 

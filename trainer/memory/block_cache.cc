@@ -15,7 +15,18 @@ int64_t Rounded(size_t bytes) {
   return (static_cast<int64_t>(bytes) + kPage - 1) / kPage * kPage;
 }
 
+// Null if the kernel has none.
+void* Map(int64_t bytes) {
+  void* const block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return block == MAP_FAILED ? nullptr : block;
+}
+
 }  // namespace
+
+int64_t BlockCache::Slack(int64_t most_in_use) {
+  return std::max(kLeastSlack, most_in_use / 16);
+}
 
 void* BlockCache::Take(int64_t bytes) {
   // The last of its size, whose pages are most likely in the processor's cache.
@@ -31,8 +42,11 @@ void* BlockCache::Take(int64_t bytes) {
 
 void BlockCache::MakeRoom(int64_t more) {
   const int64_t most = std::max(most_in_use_, in_use_ + more);
-  const int64_t bound = most + most / kSlack;
-  while (kept_ > 0 && in_use_ + kept_ + more > bound) {
+  GiveBack(most + Slack(most) - in_use_ - more);
+}
+
+void BlockCache::GiveBack(int64_t most) {
+  while (kept_ > 0 && kept_ > most) {
     const Age::iterator oldest = by_age_.begin();
     const auto range = by_size_.equal_range(oldest->bytes);
     for (auto it = range.first; it != range.second; ++it) {
@@ -52,9 +66,13 @@ void* BlockCache::Allocate(size_t bytes) {
   void* block = Take(rounded);
   if (block == nullptr) {
     MakeRoom(rounded);
-    block = mmap(nullptr, rounded, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) return nullptr;
+    block = Map(rounded);
+    if (block == nullptr) {
+      // What is kept may be what the kernel lacks.
+      GiveBack(0);
+      block = Map(rounded);
+    }
+    if (block == nullptr) return nullptr;
     // Fewer faults, and fewer misses of the address cache.
     if (rounded >= 2 * kHugePage) madvise(block, rounded, MADV_HUGEPAGE);
   }

@@ -15,15 +15,17 @@ namespace capstan {
 // must be cleared. A heap would keep them, too, but cuts them up for other
 // sizes, until the process holds far more than its tensors ever did.
 //
-// What is kept is bounded: in use and kept together are never much more
-// (kSlack) than what has been in use at one time. Before that would be
+// What is kept is bounded: in use and kept together are never more than
+// Slack above what has been in use at one time. Before that would be
 // exceeded, the blocks that have lain unused longest go back to the kernel.
 //
 // Thread-safe.
 class BlockCache {
  public:
-  // One sixteenth of the most that was ever in use.
-  static constexpr int64_t kSlack = 16;
+  // So much more than was ever in use may be held: a sixteenth of it, but at
+  // least kLeastSlack (a small model's speed is worth more than its memory).
+  static int64_t Slack(int64_t most_in_use);
+  static constexpr int64_t kLeastSlack = int64_t{64} << 20;
 
   // At least `bytes` (> 0) bytes, aligned to a page, of any value; null if the
   // kernel has none.
@@ -44,6 +46,9 @@ class BlockCache {
   void* Take(int64_t bytes);
   // Gives kept blocks back until `more` bytes fit under the bound.
   void MakeRoom(int64_t more);
+  // Gives kept blocks back, the oldest first, until at most `most` bytes are
+  // left.
+  void GiveBack(int64_t most);
 
   mutable std::mutex mutex_;
   int64_t in_use_ = 0;

@@ -21,10 +21,10 @@ struct MemoryReport {
   MemoryByCategory at_peak{};
 };
 
-// From now on tensors on the CPU take their memory from LibTorch's allocator
-// through one that counts, by CurrentMemoryCategory(); what lives already isn't
-// counted. Once a process; later calls do nothing. No other thread may allocate
-// tensors meanwhile.
+// From now on tensors on the CPU take their memory from LibTorch's allocator,
+// or from a cache of large blocks (block_cache.h), through one that counts, by
+// CurrentMemoryCategory(); what lives already isn't counted. Once a process;
+// later calls do nothing. No other thread may allocate tensors meanwhile.
 void InstallTrackingAllocator();
 
 // Exact, whatever threads do meanwhile; zeros before the installation.

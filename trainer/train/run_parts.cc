@@ -126,6 +126,12 @@ ActivationCheckpointing CheckpointingOf(const Train& train,
                                         const Model& model) {
   ActivationCheckpointing checkpointing;
   checkpointing.units = static_cast<int>(model.units().size());
+  checkpointing.first_trainable = checkpointing.units;
+  for (const ParameterSpec& spec : model.parameters()) {
+    if (!spec.trainable) continue;
+    checkpointing.first_trainable =
+        std::min(checkpointing.first_trainable, spec.unit);
+  }
   if (train.activation_checkpointing() == Train::EVERY_UNIT) {
     checkpointing.every = 1;
   } else if (train.activation_checkpointing() == Train::EVERY_N) {

@@ -15,11 +15,14 @@ struct ActivationCheckpointing {
   int64_t every = 0;
   // Of the model; the last is never recomputed, as its backward begins at once.
   int units = 0;
+  // The first with a trainable parameter: those before it have no backward.
+  int first_trainable = 0;
 
   // Whether unit `unit` is, where its input is floating-point: token ids lead
   // to an embedding, which keeps nothing.
   bool Covers(int unit) const {
-    return every > 0 && unit % every == 0 && unit + 1 < units;
+    return every > 0 && unit % every == 0 && unit >= first_trainable &&
+           unit + 1 < units;
   }
 };
 

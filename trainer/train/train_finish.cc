@@ -101,6 +101,7 @@ absl::Status TrainLoop::SampleText(const std::string& title) {
   options.seed = config_.train().seed();
   absl::StatusOr<std::vector<int64_t>> text =
       parts_.objective->Sample(*parts_.model, ids, options, runner_);
+  parts_.strategy->FinishForward();
   if (reporter_ == nullptr) return absl::OkStatus();
   if (!text.ok()) {
     // A sample is for looking at: it stops no run.

@@ -71,8 +71,9 @@ absl::Status TrainLoop::Step() {
   communication_ = group_->stats();
   Verdict verdict;
   absl::Status mine = RunMicroSteps(&verdict);
-  // A broken connection can carry no verdict.
-  if (absl::IsUnavailable(mine)) return mine;
+  // A broken connection can carry no verdict, nor can a rank that has left out
+  // a collective: its end is what the others get to know.
+  if (absl::IsUnavailable(mine) || !collectives_done_) return mine;
   // A disk that is full is told now, not after the last step.
   if (reporter_ != nullptr) mine.Update(reporter_->status());
   verdict.failed_ranks = mine.ok() ? 0.0 : 1.0;
@@ -123,8 +124,10 @@ absl::Status TrainLoop::RunMicroSteps(Verdict* mine) {
                                            job_->batch.micro_batch_size, ")"));
   }
   // Also after an error: the other ranks wait in these collectives.
+  collectives_done_ = false;
   try {
     parts_.strategy->FinishBackward();
+    collectives_done_ = true;
     mine->gradient_squared_sum = parts_.strategy->GradientSquaredSum();
     if (status.ok()) mine->loss_sum = loss_sum_.item<double>();
   } catch (...) {

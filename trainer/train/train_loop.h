@@ -60,6 +60,7 @@ class TrainLoop {
 
   absl::Status SetUp();
   absl::Status SettleOutputDir();
+  absl::Status Publish();
   void AllocateOptimizerState();
   absl::Status ResumeIfAsked();
   absl::Status StartReporter();
@@ -109,6 +110,7 @@ class TrainLoop {
   // targets of a step, so that gradients have their usual size. The exact
   // count, known at the step's end, is made up for in the update.
   double nominal_targets_ = 1.0;
+  bool collectives_done_ = true;  // of this step, by this rank
   int64_t skipped_in_a_row_ = 0;
   bool stopping_ = false;
   int64_t last_saved_step_ = -1;
