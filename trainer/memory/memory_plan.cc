@@ -94,6 +94,8 @@ void AddMicroStep(const StrategyPlan& strategy,
     collecting.buckets += At(strategy.collect_buckets, i);
     collecting.logits -= unit.logits_passing;
     collecting.workspace += At(strategy.backward_workspace, i);
+    // What the head has kept has become one of them.
+    collecting.workspace += std::min<int64_t>(0, unit.backward_workspace);
     line->Add(collecting);
   }
 }
