@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <mutex>
 #include <utility>
@@ -12,6 +13,12 @@
 #include "plugins/sdk/status.h"
 
 namespace capstan {
+
+at::Tensor Zeros(MemoryCategory category, int64_t numel,
+                 const at::TensorOptions& options, at::ScalarType dtype) {
+  const MemoryScope scope(category);
+  return at::zeros({numel}, options.dtype(dtype));
+}
 
 absl::Status FillInitialValues(const StrategyContext& context,
                                const std::vector<ParameterRange>& ranges,

@@ -7,10 +7,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "plugins/sdk/memory.h"
 #include "plugins/sdk/strategy.h"
 #include "strategies/common/flat_layout.h"
 
 namespace capstan {
+
+// A flat buffer of zeros that counts as memory of `category`.
+at::Tensor Zeros(MemoryCategory category, int64_t numel,
+                 const at::TensorOptions& options, at::ScalarType dtype);
 
 // Writes the model's initial values of `ranges` to their offsets in `flat`
 // (1-D, of any floating dtype and device). Reads nothing else of the model.

@@ -13,7 +13,7 @@ namespace capstan {
 void ReduceQueue::Start(const at::Tensor& sums, const at::Tensor& destination,
                         bool add) {
   at::NoGradGuard no_grad;
-  while (static_cast<int>(entries_.size()) >= depth_) FinishOldest();
+  while (static_cast<int>(entries_.size()) >= kReducesUnderWay) FinishOldest();
   Entry entry;
   entry.sums = sums;
   entry.destination = destination;

@@ -11,16 +11,20 @@
 
 namespace capstan {
 
+// How many reductions a ReduceQueue has under way at most: one bucket is
+// reduced while the next one fills.
+constexpr int kReducesUnderWay = 2;
+
 // Reduce-scatters of gradients on their way into this rank's shard. At most
-// `depth` are under way, so that no more buckets than that wait in memory:
-// Start finishes the oldest first. With a replica group the slices are summed
+// kReducesUnderWay are, so that no more buckets than that wait in memory: Start
+// finishes the oldest first. With a replica group the slices are summed
 // over that, too (hybrid sharding). One thread at a time.
 class ReduceQueue {
  public:
   // shards: over which a bucket is cut. replicas: ranks with the same slice,
   // or null. Both outlive this.
-  ReduceQueue(ProcessGroup* shards, ProcessGroup* replicas, int depth)
-      : shards_(shards), replicas_(replicas), depth_(depth) {}
+  ReduceQueue(ProcessGroup* shards, ProcessGroup* replicas)
+      : shards_(shards), replicas_(replicas) {}
 
   // The sum over the ranks of `sums` [n * size]: this rank's slice goes to
   // `destination` [n], which may be on another device, over what is there or
@@ -46,7 +50,6 @@ class ReduceQueue {
 
   ProcessGroup* const shards_;
   ProcessGroup* const replicas_;
-  const int depth_;
   std::deque<Entry> entries_;
 };
 

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "strategies/common/replicated_state.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <utility>
 
-#include "plugins/sdk/memory.h"
 #include "plugins/sdk/status.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
@@ -19,10 +16,7 @@ absl::Status ReplicatedState::Setup(const StrategyContext& context) {
   const bool mixed = precision.compute != precision.master;
   const auto zeros = [&](MemoryCategory category, int64_t numel,
                          at::ScalarType dtype) {
-    const MemoryScope scope(category);
-    return at::zeros(
-        {numel},
-        at::TensorOptions().device(context.group->device()).dtype(dtype));
+    return Zeros(category, numel, context.group->device(), dtype);
   };
   layout_ = LayOut(specs, BackwardOrder(specs, /*trainable=*/true));
   frozen_layout_ = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));

@@ -60,7 +60,7 @@ class Walk {
         break;
       case Operation::kReduce:
         reducing_.push_back(group.sums + group.slice);
-        if (reducing_.size() > 2) reducing_.pop_front();
+        if (reducing_.size() > kReducesUnderWay) reducing_.pop_front();
         sent_for_gradients_ +=
             group.sums / shards_ * (shards_ - 1) +
             2 * group.sums / shards_ * (replicas_ - 1) / replicas_;

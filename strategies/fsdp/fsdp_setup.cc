@@ -1,30 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/memory.h"
 #include "plugins/sdk/status.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/fsdp/fsdp.h"
 
 namespace capstan {
 namespace fsdp {
-namespace {
-
-// One unit's gradients are reduced while the next one's are made.
-constexpr int kReducesUnderWay = 2;
-
-at::Tensor Zeros(MemoryCategory category, int64_t numel,
-                 at::TensorOptions options, at::ScalarType dtype) {
-  const MemoryScope scope(category);
-  return at::zeros({numel}, options.dtype(dtype));
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Fsdp>> Fsdp::Create(const Config& config) {
   if (config.prefetch() < 0) {
     return FieldError("prefetch", absl::StrCat("must be 0 or more units, is ",
@@ -178,8 +163,7 @@ void Fsdp::MakeGroupsAndBuckets() {
   training_schedule_ = MakeSchedule(specs_, units, TrainingPass());
   forward_schedule_ =
       MakeSchedule(specs_, units, {/*backward=*/false, reshard_, prefetch_});
-  queue_ = std::make_unique<ReduceQueue>(shard_group_, replica_group_,
-                                         kReducesUnderWay);
+  queue_ = std::make_unique<ReduceQueue>(shard_group_, replica_group_);
   GradientBuckets::Options options;
   options.dtype = context_.precision.reduce;
   buckets_ = std::make_unique<GradientBuckets>(

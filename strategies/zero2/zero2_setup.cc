@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/memory.h"
 #include "plugins/sdk/status.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/zero2/zero2.h"
@@ -22,8 +20,6 @@ constexpr int64_t kDefaultReduceBucket = 8'000'000;
 constexpr int64_t kDefaultAllgatherBucket = 500'000'000;
 // The first bucket is ready soonest; DDP's first one has 1 MiB, too.
 constexpr int64_t kFirstBucket = 1 << 18;
-// One bucket is reduced while the next one fills.
-constexpr int kReducesUnderWay = 2;
 
 absl::Status CheckElements(const char* field, int64_t elements) {
   if (elements >= 0) return absl::OkStatus();
@@ -199,23 +195,18 @@ absl::Status Zero2::MakeShards() {
   const auto home =
       offload_ ? at::TensorOptions().device(at::kCPU).pinned_memory(pin)
                : device;
-  const auto zeros = [](MemoryCategory category, int64_t numel,
-                        at::TensorOptions options, at::ScalarType dtype) {
-    const MemoryScope scope(category);
-    return at::zeros({numel}, options.dtype(dtype));
-  };
   const int64_t share = layout_.numel / ranks;
-  working_ = zeros(MemoryCategory::kParameters, layout_.numel, device,
+  working_ = Zeros(MemoryCategory::kParameters, layout_.numel, device,
                    precision.compute);
-  gradients_ = zeros(MemoryCategory::kGradients, share, home, precision.reduce);
+  gradients_ = Zeros(MemoryCategory::kGradients, share, home, precision.reduce);
   const bool separate = separate_masters(precision);
   const bool mixed = precision.compute != precision.master;
   at::Tensor masters, staging;
   if (separate) {
-    masters = zeros(MemoryCategory::kMasters, share, home, precision.master);
+    masters = Zeros(MemoryCategory::kMasters, share, home, precision.master);
   }
   if (offload_ && mixed) {
-    staging = zeros(MemoryCategory::kMasters, share, home, precision.compute);
+    staging = Zeros(MemoryCategory::kMasters, share, home, precision.compute);
   }
   int64_t offset = 0;
   for (int b = static_cast<int>(buckets_.size()) - 1; b >= 0; --b) {
@@ -246,11 +237,8 @@ absl::Status Zero2::MakeShards() {
 absl::Status Zero2::MakeFrozen() {
   const std::vector<ParameterSpec>& specs = context_.model->parameters();
   frozen_layout_ = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
-  {
-    const MemoryScope scope(MemoryCategory::kParameters);
-    frozen_ = at::zeros({frozen_layout_.numel},
-                        working_.options().dtype(context_.precision.compute));
-  }
+  frozen_ = Zeros(MemoryCategory::kParameters, frozen_layout_.numel,
+                  working_.options(), context_.precision.compute);
   CAPSTAN_RETURN_IF_ERROR(
       FillInitialValues(context_, frozen_layout_.ranges, frozen_));
   MakeParameters(specs, frozen_layout_, frozen_, &parameters_);
@@ -272,8 +260,7 @@ void Zero2::MakeBuckets() {
       }
     }
   }
-  queue_ =
-      std::make_unique<ReduceQueue>(context_.group, nullptr, kReducesUnderWay);
+  queue_ = std::make_unique<ReduceQueue>(context_.group, nullptr);
   GradientBuckets::Options options;
   options.dtype = context_.precision.reduce;
   options.on_ready = [this](int bucket) { Reduce(bucket); };
