@@ -2,186 +2,191 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capstan and PyTorch on the same work, in turn, in one run.
 
-    python3 bench/compare.py [--shapes tiny,mini,smollm2-135m] [--repeats 3]
-        [--strategies ddp,zero2,fsdp]
+    python3 bench/compare.py [--shapes tiny,mini,smollm2-135m] [--repeats 5]
+        [--strategies ddp,zero2,fsdp] [--peers eager,compiled]
 
-Two ranks of one thread each on this machine's CPUs; each strategy beside what
-PyTorch has of its kind (ddp: DistributedDataParallel, zero2:
-ZeroRedundancyOptimizer, fsdp: FSDP2). A round runs all of them in turn. Prints a
-table of medians and of the ratios round by round (median, lowest, highest),
-also of each strategy to our own ddp, and writes it to --output as JSON if
-asked. PyTorch and transformers come from a virtual
-environment that is made in bench/.venv the first time.
+On CPUs two ranks of one thread each, fp32; on a GPU (bench/gpu.sh) one rank,
+bf16. Each strategy runs beside what PyTorch has of its kind (ddp:
+DistributedDataParallel, zero2: ZeroRedundancyOptimizer, fsdp: FSDP2). A round
+runs all of them once, every other round in reverse order. Then each of ours
+runs once more for the profile of its step.
+
+Prints the table of medians and ratios with what must be reached, and writes to
+--output (default runs/bench/TIME): report.md, results.json with every single
+measurement, and ratios.png. PyTorch, transformers and matplotlib come from a
+virtual environment that is made in bench/.venv the first time.
 """
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
+import shlex
 import signal
-import socket
-import statistics
 import subprocess
 import sys
-import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-VENV = ROOT / "bench" / ".venv"
-TEXT = ROOT / "bazel-bin/datasets/samples/libtorch_headers.txt"
-TRAINER = ROOT / "bazel-bin/trainer/trainer"
+import comparison
+import contestants
+import processes
+import report
 
-# hidden, intermediate, layers, heads, key/value heads, vocabulary; sequence
-# length, micro-batch; steps
-SHAPES = {
-    "tiny": ((64, 172, 2, 4, 2, 256), (64, 4), 200),
-    "mini": ((256, 688, 6, 8, 4, 512), (128, 4), 40),
-    "smollm2-135m": ((576, 1536, 30, 9, 3, 49152), (256, 1), 8),
-}
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers",
-         "num_attention_heads", "num_key_value_heads", "vocab_size")
-PEERS = {"ddp": "ddp", "zero2": "zero1", "fsdp": "fsdp2"}
-FIGURES = {
-    # name: (key, better is larger)
-    "tokens/s": ("tokens_per_second", True),
-    "ready s": ("ready_seconds", False),
-    "peak MB": ("peak_memory_bytes", False),
-}
+# A load of the machine before the start that spoils timings.
+BUSY_LOAD = 0.5
 
 
-def ensure_built():
-    subprocess.run([str(ROOT / "bazelw"), "build", "//trainer"], check=True,
-                   cwd=ROOT)
+def listed(text):
+    return [part for part in text.split(",") if part]
 
 
-def ensure_peer():
-    python = VENV / "bin/python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q",
-                        "torch==2.11.0", "transformers==5.23.0"], check=True)
-    return python
+def parse():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--shapes", type=listed,
+                        help="default: all of the device's")
+    parser.add_argument("--strategies", type=listed,
+                        help="default: those with a bar, by shape")
+    parser.add_argument("--peers", type=listed, help="eager, compiled")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--output", type=pathlib.Path, help="a folder")
+    parser.add_argument("--no_profile", dest="profile", action="store_false",
+                        help="without the runs for the profiles")
+    parser.add_argument("--trainer", type=pathlib.Path,
+                        help="instead of building it")
+    parser.add_argument("--text", type=pathlib.Path,
+                        default=contestants.TEXT, help="what to train on")
+    parser.add_argument("--python", type=pathlib.Path,
+                        help="an interpreter with torch, transformers and "
+                        "matplotlib instead of bench/.venv")
+    args = parser.parse_args()
+    known = comparison.DEFAULTS[args.device]
+    for name, values, allowed in (
+            ("shapes", args.shapes, known),
+            ("strategies", args.strategies, comparison.PEER_STRATEGIES),
+            ("peers", args.peers, (comparison.EAGER, comparison.COMPILED))):
+        for value in values or []:
+            if value not in allowed:
+                parser.error("--%s: %s is none of %s" % (
+                    name, value, ", ".join(allowed)))
+    if args.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    return args
 
 
-def environment():
-    env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
-               TOKENIZERS_PARALLELISM="false")
-    for name in ("RANK", "WORLD_SIZE"):
-        env.pop(name, None)
-    return env
+def commit():
+    """The commit of the working tree, "+" if there is more in it."""
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], cwd=contestants.ROOT,
+                              capture_output=True, text=True,
+                              check=False).stdout.strip()
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + (
+        "+" if changed else "")
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def describe(args, runner, python):
+    """What the figures depend on, for results.json and the report."""
+    load = os.getloadavg()[0]
+    if load > BUSY_LOAD:
+        print("this machine is busy (load %.1f): timings will be off" % load,
+              file=sys.stderr)
+    return {
+        "command": shlex.join(["python3", "bench/compare.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
+        "commit": commit(), "device": args.device,
+        "device_name": runner.device_name(), "cores": os.cpu_count(),
+        "load": load, "versions": contestants.versions(python),
+        "precision": contestants.PRECISION[args.device],
+        "ranks": contestants.RANKS[args.device], "rounds": args.repeats,
+        "work": {s: contestants.WORK[args.device][s]._asdict()
+                 for s in args.shapes or comparison.DEFAULTS[args.device]},
+    }
 
 
-def run_capstan(shape, strategy):
-    sizes, (sequence, micro), steps = SHAPES[shape]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [str(TRAINER), "--config=bench/lm.pbtxt",
-                   "--set", "output_dir=" + folder + "/run",
-                   "--set", "strategy=capstan." + strategy,
-                   "--set", "train_data.sequence_length=%d" % sequence,
-                   "--set", "batch.micro_batch_size=%d" % micro,
-                   "--set", "train.max_steps=%d" % steps]
-        for name, size in zip(SIZES, sizes):
-            command += ["--set", "model.%s=%d" % (name, size)]
-        subprocess.run(command, check=True, cwd=ROOT, env=environment(),
-                       stdout=subprocess.DEVNULL, timeout=900)
-        summary = json.load(open(folder + "/run/summary.json"))
-    summary["peak_memory_bytes"] = max(summary["peak_memory_bytes"])
-    return summary
+def measure(runner, contestant, round_, peak_flops):
+    """One run's figures, ready to be kept."""
+    load = os.getloadavg()[0]
+    figures = runner.measure(contestant)
+    late = figures.get("graphs_compiled_after_warm_up")
+    if late:
+        print("%s: %d graphs were compiled after the warm-up: its speed isn't "
+              "that of the steady state" % (" ".join(contestant), late),
+              file=sys.stderr)
+    if peak_flops is not None:
+        work = contestants.WORK[runner.device][contestant.shape]
+        figures["fraction_of_peak"] = (
+            figures["tokens_per_second"] * contestants.flops_per_token(
+                figures["parameters"], contestants.SHAPES[contestant.shape],
+                work.sequence_length) / peak_flops)
+    print("round %d: %s: %.4g tokens/s" % (
+        round_ + 1, " ".join(contestant), figures["tokens_per_second"]),
+        file=sys.stderr)
+    # Last what names the run: our summary has a "strategy" too.
+    return {**figures, "load": load, "round": round_, **contestant._asdict()}
 
 
-def run_peer(shape, strategy, python):
-    sizes, (sequence, micro), steps = SHAPES[shape]
-    command = [str(python), "-m", "torch.distributed.run",
-               "--nproc_per_node=2", "--master_addr=127.0.0.1",
-               "--master_port=%d" % free_port(),
-               str(ROOT / "bench/peers/torch_lm.py"),
-               "--strategy=" + PEERS[strategy],
-               "--text=" + str(TEXT), "--sequence_length=%d" % sequence,
-               "--micro_batch_size=%d" % micro, "--steps=%d" % steps]
-    for name, size in zip(SIZES, sizes):
-        command.append("--%s=%d" % (name, size))
-    # torchrun has been seen to hang: a limit, its whole session ended, and one
-    # more try.
-    for _ in range(2):
-        peer = subprocess.Popen(command, cwd=ROOT, env=environment(),
-                                text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.DEVNULL,
-                                start_new_session=True)
-        try:
-            output, _ = peer.communicate(timeout=180)
-            return json.loads(output.strip().splitlines()[-1])
-        except subprocess.TimeoutExpired:
-            os.killpg(peer.pid, signal.SIGKILL)
-            peer.wait()
-    sys.exit("the peer did not end: " + " ".join(command))
+def profiles(runner, who):
+    found = []
+    for contestant in who:
+        if contestant.side == comparison.CAPSTAN:
+            found.append({"shape": contestant.shape,
+                          "strategy": contestant.strategy,
+                          "profile": runner.profile(contestant)})
+    return found
 
 
-def ratios_of(ours, others):
-    ratios = [a / b for a, b in zip(ours, others)]
-    return {"ratio": statistics.median(ratios), "lowest": min(ratios),
-            "highest": max(ratios)}
-
-
-def compare(shape, strategies, repeats, python):
-    """Figures by strategy; `vs_ddp` where ddp is one of them."""
-    rounds = []
-    for _ in range(repeats):
-        rounds.append({s: (run_capstan(shape, s), run_peer(shape, s, python))
-                       for s in strategies})
-    table = {}
-    for strategy in strategies:
-        table[strategy] = {}
-        for name, (key, _) in FIGURES.items():
-            ours = [r[strategy][0][key] for r in rounds]
-            peer = [r[strategy][1][key] for r in rounds]
-            row = {"capstan": statistics.median(ours),
-                   "pytorch": statistics.median(peer)}
-            row.update(ratios_of(ours, peer))
-            if "ddp" in strategies:
-                row["vs_ddp"] = ratios_of(
-                    ours, [r["ddp"][0][key] for r in rounds])
-            table[strategy][name] = row
-    return table
-
-
-def print_rows(shape, table):
-    for strategy, rows in table.items():
-        for name, row in rows.items():
-            scale = 1e-6 if name == "peak MB" else 1.0
-            versus = row.get("vs_ddp")
-            print("| %s | %s | %s | %.4g | %.4g | %.2fx (%.2f..%.2f) | %s |" % (
-                shape, strategy, name, row["capstan"] * scale,
-                row["pytorch"] * scale, row["ratio"], row["lowest"],
-                row["highest"],
-                "%.2fx" % versus["ratio"] if versus else ""), flush=True)
+def write(folder, results, python):
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / "report.md").write_text(report.markdown(results))
+    subprocess.run([str(python), str(contestants.BENCH / "plot.py"),
+                    str(folder / "results.json"), str(folder / "ratios.png")],
+                   check=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--strategies", default=",".join(PEERS))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", help="a JSON file for the figures")
-    args = parser.parse_args()
-    ensure_built()
-    python = ensure_peer()
-    figures = {}
-    print("| shape | strategy | figure | capstan | pytorch | "
-          "ratio (lowest..highest) | of ddp |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    for shape in args.shapes.split(","):
-        figures[shape] = compare(shape, args.strategies.split(","),
-                                 args.repeats, python)
-        print_rows(shape, figures[shape])
-    if args.output:
-        with open(args.output, "w") as file:
-            json.dump(figures, file, indent=1)
+    args = parse()
+    # So that what runs is ended first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if args.trainer is None:
+        contestants.ensure_trainer()
+    python = args.python or contestants.ensure_peer()
+    if contestants.versions(python) is None:
+        sys.exit("%s lacks one of: %s" % (python,
+                                          ", ".join(contestants.PACKAGES)))
+    folder = args.output or contestants.ROOT / "runs/bench" / (
+        datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    folder.mkdir(parents=True, exist_ok=True)
+    runner = contestants.Runner(args.device, python,
+                                args.trainer or contestants.TRAINER, args.text)
+    who = comparison.contestants(args.device, args.shapes, args.strategies,
+                                 args.peers)
+    results = {"about": describe(args, runner, python), "rows": [],
+               "profiles": [], "measurements": []}
+    peak = contestants.peak_flops(results["about"]["device_name"])
+    try:
+        for round_ in range(args.repeats):
+            for contestant in comparison.in_turn(who, round_):
+                results["measurements"].append(
+                    measure(runner, contestant, round_, peak))
+        if args.profile:
+            results["profiles"] = profiles(runner, who)
+    finally:
+        # Hours of measurements are kept even if one of them failed.
+        if results["measurements"]:
+            results["rows"] = comparison.rows(args.device, who,
+                                              results["measurements"])
+            write(folder, results, python)
+    print(report.ratio_table(results["rows"]), end="")
+    for entry in results["profiles"]:
+        print("\n%s, %s\n%s" % (entry["shape"], entry["strategy"],
+                                report.profile_table(entry["profile"])), end="")
+    print("\nWritten to %s: report.md, results.json, ratios.png" % folder)
 
 
-main()
+if __name__ == "__main__":
+    try:
+        main()
+    except processes.RunError as error:
+        sys.exit(str(error))

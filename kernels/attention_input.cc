@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/attention_input.h"
 
-#include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/linear.h"
@@ -23,9 +22,9 @@ class AttentionInputFunction
                                const at::Tensor& wk, const at::Tensor& wv,
                                double eps, const at::Tensor& rope_table) {
     const RmsNormResult n = RmsNormForward(x, norm, eps);
-    at::Tensor q = LinearForward(n.y, wq);
-    at::Tensor k = LinearForward(n.y, wk);
-    at::Tensor v = LinearForward(n.y, wv);
+    at::Tensor q = MatMul(n.y, wq.t());
+    at::Tensor k = MatMul(n.y, wk.t());
+    at::Tensor v = MatMul(n.y, wv.t());
     ApplyRope(rope_table, RopeDirection::kForward, q);
     ApplyRope(rope_table, RopeDirection::kForward, k);
     ctx->save_for_backward({x, norm, wq, wk, wv, n.rstd, rope_table});
@@ -45,12 +44,12 @@ class AttentionInputFunction
       at::Tensor dy = grads[i].contiguous();
       if (i < 2) ApplyRope(rope_table, RopeDirection::kBackward, dy);
       if (ctx->needs_input_grad(2 + i)) {
-        out[2 + i] = WeightGradient(weight, dy, n);
+        out[2 + i] = WeightGradient({}, dy, n);
       }
       if (i == 0) {
-        dn = at::mm(dy, weight);
+        dn = MatMul(dy, weight);
       } else {
-        dn.addmm_(dy, weight);
+        MatMulInto(dn, dy, weight, /*beta=*/1.0);
       }
     }
     RmsNormGradients gradients = RmsNormBackward(

@@ -9,58 +9,72 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/simd.h"
+#include "plugins/sdk/profile.h"
 
 namespace capstan {
 namespace kernels {
 namespace {
 
-at::Tensor OnCpu(at::Tensor& logits, const at::Tensor& targets, bool gradient) {
+// In place, whatever the storage.
+at::Tensor OnCpu(at::Tensor& logits, const at::Tensor& targets, bool gradient,
+                 double factor) {
   const int64_t rows = logits.size(0), vocab = logits.size(1);
-  float* x = logits.mutable_data_ptr<float>();
   const int64_t* target = targets.const_data_ptr<int64_t>();
   std::vector<float> losses(rows, 0.0f);
-  at::parallel_for(0, rows, RowGrain(vocab), [&](int64_t r, int64_t end) {
-    for (; r < end; ++r) {
-      if (target[r] >= 0) {
-        TORCH_CHECK_INDEX(target[r] < vocab, "target ", target[r],
-                          " is out of range for a vocabulary of ", vocab);
-        losses[r] =
-            Simd().cross_entropy(x + r * vocab, vocab, target[r], gradient);
-      } else if (gradient) {
-        std::memset(x + r * vocab, 0, vocab * sizeof(float));
+  WithStorage(logits.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    T* x = WriteAs<T>(logits);
+    at::parallel_for(0, rows, RowGrain(vocab), [&](int64_t r, int64_t end) {
+      for (; r < end; ++r) {
+        if (target[r] >= 0) {
+          TORCH_CHECK_INDEX(target[r] < vocab, "target ", target[r],
+                            " is out of range for a vocabulary of ", vocab);
+          losses[r] = Simd().rows<T>().cross_entropy(
+              x + r * vocab, vocab, target[r], gradient,
+              static_cast<float>(factor));
+        } else if (gradient) {
+          std::memset(x + r * vocab, 0, vocab * sizeof(T));
+        }
       }
-    }
+    });
   });
   double sum = 0.0;
   for (float loss : losses) sum += loss;
-  return at::full({}, sum, logits.options());
+  return at::full({}, sum, logits.options().dtype(at::kFloat));
+}
+
+at::Tensor Composed(at::Tensor& logits, const at::Tensor& targets,
+                    bool gradient, double factor) {
+  at::Tensor x = logits.to(at::kFloat);  // itself, if float32
+  const at::Tensor valid = targets.ge(0).unsqueeze(1);
+  const at::Tensor index = targets.clamp_min(0).unsqueeze(1);
+  const at::Tensor lse = at::logsumexp(x, {1}, /*keepdim=*/true);
+  const at::Tensor sum =
+      (lse - x.gather(1, index)).masked_fill(~valid, 0.0).sum();
+  if (!gradient) return sum;
+  x = x.sub_(lse).exp_();
+  x.scatter_add_(1, index, at::full({}, -1.0, x.options()).expand_as(index));
+  x.masked_fill_(~valid, 0.0);
+  if (factor != 1.0) x.mul_(factor);
+  if (!x.is_same(logits)) logits.copy_(x);
+  return sum;
 }
 
 }  // namespace
 
 at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
                            bool gradient, double factor) {
-  at::Tensor x = logits.to(at::kFloat);  // itself, if float32
-  at::Tensor sum;
-  if (logits.device().is_cpu()) {
-    sum = OnCpu(x, targets, gradient);
-  } else {
-    const at::Tensor valid = targets.ge(0).unsqueeze(1);
-    const at::Tensor index = targets.clamp_min(0).unsqueeze(1);
-    const at::Tensor lse = at::logsumexp(x, {1}, /*keepdim=*/true);
-    sum = (lse - x.gather(1, index)).masked_fill(~valid, 0.0).sum();
-    if (gradient) {
-      x = x.sub_(lse).exp_();
-      x.scatter_add_(1, index,
-                     at::full({}, -1.0, x.options()).expand_as(index));
-      x.masked_fill_(~valid, 0.0);
-    }
+  const ProfileScope profile("cross-entropy");
+  if (const auto* cuda = cuda::For(logits)) {
+    return cuda::CrossEntropySum(*cuda, logits, targets, gradient, factor);
   }
-  if (gradient && factor != 1.0) x.mul_(factor);
-  if (gradient && !x.is_same(logits)) logits.copy_(x);
-  return sum;
+  if (HasRowKernels(logits)) {
+    return OnCpu(logits, targets.contiguous(), gradient, factor);
+  }
+  return Composed(logits, targets, gradient, factor);
 }
 
 }  // namespace kernels

@@ -7,19 +7,52 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/simd.h"
+
 namespace capstan {
 namespace kernels {
 
-// Whether the loops of simd.h serve this tensor. Others (GPUs, half types)
-// take the same formulas from ATen's operators.
+// Whether the loops of simd.h on float32 serve this tensor. Others take the
+// same formulas from ATen's operators.
 inline bool FastPath(const at::Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() == at::kFloat;
 }
 
-// The least number of rows of `width` floats that is worth a thread.
+// Whether RowKernels serve this tensor, whose storage WithStorage then names.
+inline bool HasRowKernels(const at::Tensor& t) {
+  const at::ScalarType type = t.scalar_type();
+  return t.device().is_cpu() && t.is_contiguous() &&
+         (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
+}
+
+// Calls body with a value of the type that RowKernels have for `type`.
+template <typename Body>
+void WithStorage(at::ScalarType type, const Body& body) {
+  switch (type) {
+    case at::kFloat:
+      return body(float());
+    case at::kBFloat16:
+      return body(Bf16());
+    default:
+      TORCH_INTERNAL_ASSERT(type == at::kHalf);
+      return body(Fp16());
+  }
+}
+
+// A tensor's memory as that type, null if the tensor is undefined.
+template <typename T>
+const T* ReadAs(const at::Tensor& t) {
+  return t.defined() ? static_cast<const T*>(t.const_data_ptr()) : nullptr;
+}
+template <typename T>
+T* WriteAs(const at::Tensor& t) {
+  return t.defined() ? static_cast<T*>(t.mutable_data_ptr()) : nullptr;
+}
+
+// The least number of rows of `width` numbers that is worth a thread.
 inline int64_t RowGrain(int64_t width) {
-  constexpr int64_t kFloatsPerThread = 32768;
-  return std::max<int64_t>(1, kFloatsPerThread / std::max<int64_t>(width, 1));
+  constexpr int64_t kPerThread = 32768;
+  return std::max<int64_t>(1, kPerThread / std::max<int64_t>(width, 1));
 }
 
 }  // namespace kernels

@@ -11,54 +11,25 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/simd.h"
+#include "plugins/sdk/profile.h"
 
 namespace capstan {
 namespace kernels {
 
-RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
-                             double eps) {
-  if (!FastPath(x)) {
-    const at::Tensor xf = x.to(at::kFloat);
-    const at::Tensor rstd = at::rsqrt(at::mean(xf * xf, {-1}) + eps);
-    return {weight * (xf * rstd.unsqueeze(-1)).to(x.scalar_type()), rstd};
-  }
-  const int64_t rows = x.size(0), n = x.size(1);
-  RmsNormResult result{at::empty({rows, n}, x.options()),
-                       at::empty({rows}, x.options())};
-  const float* xp = x.const_data_ptr<float>();
-  const float* wp = weight.const_data_ptr<float>();
-  float* yp = result.y.mutable_data_ptr<float>();
-  float* sp = result.rstd.mutable_data_ptr<float>();
-  at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
-    Simd().rms_norm(xp + begin * n, wp, static_cast<float>(eps), end - begin, n,
-                    yp + begin * n, sp + begin);
-  });
-  return result;
-}
-
-at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
-                        const at::Tensor& rstd) {
-  if (!FastPath(x)) {
-    return weight * (x.to(at::kFloat) * rstd.unsqueeze(-1)).to(x.scalar_type());
-  }
-  const int64_t rows = x.size(0), n = x.size(1);
-  at::Tensor y = at::empty({rows, n}, x.options());
-  const float* xp = x.const_data_ptr<float>();
-  const float* wp = weight.const_data_ptr<float>();
-  const float* sp = rstd.const_data_ptr<float>();
-  float* yp = y.mutable_data_ptr<float>();
-  at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
-    Simd().rms_norm_again(xp + begin * n, wp, sp + begin, end - begin, n,
-                          yp + begin * n);
-  });
-  return y;
-}
-
 namespace {
 
-// As SimdKernels::rms_norm_backward, in float32.
+bool OnRows(const at::Tensor& x, const at::Tensor& weight) {
+  return x.dim() == 2 && HasRowKernels(x) && HasRowKernels(weight) &&
+         weight.scalar_type() == x.scalar_type();
+}
+
+// As RowKernels::rms_norm_backward, in float32.
 RmsNormGradients ComposedBackward(const at::Tensor& dy, const at::Tensor& x,
                                   const at::Tensor& weight,
                                   const at::Tensor& rstd,
@@ -78,46 +49,153 @@ RmsNormGradients ComposedBackward(const at::Tensor& dy, const at::Tensor& x,
   return gradients;
 }
 
+// Columns rather than rows for each thread, so that no two add to one number,
+// and each adds in the order of rows.
+template <typename T>
+void WeightGradient(const at::Tensor& dy, const at::Tensor& x,
+                    const at::Tensor& rstd, at::Tensor& sums) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  constexpr int64_t kColumns = 64;  // by cache lines
+  const int64_t strips = (n + kColumns - 1) / kColumns;
+  at::parallel_for(
+      0, strips, RowGrain(rows * kColumns), [&](int64_t first, int64_t last) {
+        const int64_t begin = first * kColumns;
+        const int64_t end = std::min(n, last * kColumns);
+        Simd().rows<T>().rms_norm_weight_gradient(
+            ReadAs<T>(dy) + begin, ReadAs<T>(x) + begin, ReadAs<float>(rstd),
+            rows, n, end - begin, WriteAs<float>(sums) + begin);
+      });
+}
+
 }  // namespace
+
+RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
+                             double eps) {
+  const ProfileScope profile("rms_norm");
+  if (const auto* cuda = cuda::For(x)) {
+    cuda::NormResult made = cuda::RmsNorm(*cuda, x, {}, weight, eps);
+    return {std::move(made.y), std::move(made.rstd)};
+  }
+  if (!OnRows(x, weight)) {
+    const at::Tensor xf = x.to(at::kFloat);
+    const at::Tensor rstd = at::rsqrt(at::mean(xf * xf, {-1}) + eps);
+    return {weight * (xf * rstd.unsqueeze(-1)).to(x.scalar_type()), rstd};
+  }
+  const int64_t rows = x.size(0), n = x.size(1);
+  RmsNormResult result{at::empty({rows, n}, x.options()),
+                       at::empty({rows}, x.options().dtype(at::kFloat))};
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
+    T* yp = WriteAs<T>(result.y);
+    float* sp = WriteAs<float>(result.rstd);
+    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
+      Simd().rows<T>().rms_norm(xp + begin * n, wp, static_cast<float>(eps),
+                                end - begin, n, yp + begin * n, sp + begin);
+    });
+  });
+  return result;
+}
+
+RmsNormAddResult RmsNormAddForward(const at::Tensor& x,
+                                   const at::Tensor& residual,
+                                   const at::Tensor& weight, double eps) {
+  const ProfileScope profile("rms_norm");
+  if (const auto* cuda = cuda::For(x)) {
+    cuda::NormResult made = cuda::RmsNorm(*cuda, x, residual, weight, eps);
+    return {std::move(made.sum), std::move(made.y), std::move(made.rstd)};
+  }
+  if (!OnRows(x, weight) || !OnRows(residual, weight)) {
+    at::Tensor sum = x + residual;
+    RmsNormResult norm = RmsNormForward(sum, weight, eps);
+    return {std::move(sum), std::move(norm.y), std::move(norm.rstd)};
+  }
+  const int64_t rows = x.size(0), n = x.size(1);
+  RmsNormAddResult result{at::empty({rows, n}, x.options()),
+                          at::empty({rows, n}, x.options()),
+                          at::empty({rows}, x.options().dtype(at::kFloat))};
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *xp = ReadAs<T>(x), *rp = ReadAs<T>(residual);
+    const T* wp = ReadAs<T>(weight);
+    T *sum = WriteAs<T>(result.sum), *yp = WriteAs<T>(result.y);
+    float* sp = WriteAs<float>(result.rstd);
+    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
+      const int64_t at = begin * n;
+      Simd().rows<T>().rms_norm_add(xp + at, rp + at, wp,
+                                    static_cast<float>(eps), end - begin, n,
+                                    sum + at, yp + at, sp + begin);
+    });
+  });
+  return result;
+}
+
+at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& rstd) {
+  const ProfileScope profile("rms_norm");
+  if (const auto* cuda = cuda::For(x)) {
+    return cuda::RmsNormAgain(*cuda, x, weight, rstd);
+  }
+  if (!OnRows(x, weight)) {
+    return weight * (x.to(at::kFloat) * rstd.unsqueeze(-1)).to(x.scalar_type());
+  }
+  const int64_t rows = x.size(0), n = x.size(1);
+  at::Tensor y = at::empty({rows, n}, x.options());
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
+    const float* sp = ReadAs<float>(rstd);
+    T* yp = WriteAs<T>(y);
+    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
+      Simd().rows<T>().rms_norm_again(xp + begin * n, wp, sp + begin,
+                                      end - begin, n, yp + begin * n);
+    });
+  });
+  return y;
+}
 
 RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
                                  const at::Tensor& weight,
                                  const at::Tensor& rstd,
                                  const at::Tensor& residual, bool want_weight) {
-  if (!FastPath(x)) {
+  const ProfileScope profile("rms_norm");
+  RmsNormGradients gradients;
+  if (const auto* cuda = cuda::For(x)) {
+    if (want_weight) gradients.weight = at::empty_like(weight);
+    gradients.x = cuda::RmsNormBackward(*cuda, dy_any, x, weight, rstd,
+                                        residual, gradients.weight);
+    return gradients;
+  }
+  if (!OnRows(x, weight) || dy_any.scalar_type() != x.scalar_type() ||
+      (residual.defined() && residual.scalar_type() != x.scalar_type())) {
     return ComposedBackward(dy_any, x, weight, rstd, residual, want_weight);
   }
   const int64_t rows = x.size(0), n = x.size(1);
   const at::Tensor dy = dy_any.contiguous();
   const at::Tensor rest = residual.defined() ? residual.contiguous() : residual;
-  // A sum over rows a piece of the rows, so that threads don't share one; the
-  // number of pieces doesn't depend on which thread comes first.
-  const int64_t pieces = std::max<int64_t>(
-      1, std::min<int64_t>(at::get_num_threads(), rows / RowGrain(n)));
-  RmsNormGradients gradients;
   gradients.x = at::empty({rows, n}, x.options());
   at::Tensor sums;
-  if (want_weight) sums = at::zeros({pieces, n}, x.options());
-  const float* dyp = dy.const_data_ptr<float>();
-  const float* xp = x.const_data_ptr<float>();
-  const float* wp = weight.const_data_ptr<float>();
-  const float* sp = rstd.const_data_ptr<float>();
-  const float* rp = rest.defined() ? rest.const_data_ptr<float>() : nullptr;
-  float* dxp = gradients.x.mutable_data_ptr<float>();
-  float* dwp = want_weight ? sums.mutable_data_ptr<float>() : nullptr;
-  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
-    for (int64_t piece = first; piece < last; ++piece) {
-      const int64_t begin = rows * piece / pieces;
-      const int64_t end = rows * (piece + 1) / pieces;
-      Simd().rms_norm_backward(dyp + begin * n, xp + begin * n, wp, sp + begin,
-                               rp != nullptr ? rp + begin * n : nullptr,
-                               end - begin, n, dxp + begin * n,
-                               dwp != nullptr ? dwp + piece * n : nullptr);
-    }
+  if (want_weight) sums = at::zeros({n}, x.options().dtype(at::kFloat));
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *dyp = ReadAs<T>(dy), *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
+    const T* rp = ReadAs<T>(rest);
+    const float* sp = ReadAs<float>(rstd);
+    T* dxp = WriteAs<T>(gradients.x);
+    // One thread makes both gradients in one pass.
+    const bool alone = rows < 2 * RowGrain(n) || at::get_num_threads() == 1 ||
+                       at::in_parallel_region();
+    float* dwp = alone ? WriteAs<float>(sums) : nullptr;
+    at::parallel_for(
+        0, rows, alone ? rows : RowGrain(n), [&](int64_t begin, int64_t end) {
+          const int64_t at = begin * n;
+          Simd().rows<T>().rms_norm_backward(dyp + at, xp + at, wp, sp + begin,
+                                             rp != nullptr ? rp + at : nullptr,
+                                             end - begin, n, dxp + at, dwp);
+        });
+    if (want_weight && !alone) WeightGradient<T>(dy, x, rstd, sums);
   });
-  if (want_weight) {
-    gradients.weight = pieces == 1 ? sums.view({n}) : at::sum(sums, {0});
-  }
+  if (want_weight) gradients.weight = sums.to(weight.scalar_type());
   return gradients;
 }
 

@@ -3,6 +3,7 @@
 // Root-mean-square normalisation (Zhang & Sennrich, 2019), as Llama has it:
 //   rstd = 1 / sqrt(mean(x^2) + eps),  y = weight * (x * rstd)
 // with rstd and x * rstd in float32, rounded to x's dtype before the weight.
+// All tensors but rstd are of one dtype.
 #ifndef CAPSTAN_KERNELS_RMS_NORM_H_
 #define CAPSTAN_KERNELS_RMS_NORM_H_
 
@@ -22,7 +23,19 @@ struct RmsNormResult {
 RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
                              double eps);
 
-// y, made again from rstd.
+// The same of a sum, which goes on as the next layer's residual. The gradient
+// to x, and to the residual, is RmsNormBackward of the sum, with the gradient
+// that came to the sum as `residual`.
+struct RmsNormAddResult {
+  at::Tensor sum;   // [rows, n]: x + residual, of x's dtype, newly made
+  at::Tensor y;     // [rows, n]
+  at::Tensor rstd;  // [rows] float32
+};
+RmsNormAddResult RmsNormAddForward(const at::Tensor& x,
+                                   const at::Tensor& residual,
+                                   const at::Tensor& weight, double eps);
+
+// y, made again from rstd; x is what was normalised.
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& rstd);
 
@@ -30,6 +43,8 @@ struct RmsNormGradients {
   at::Tensor x;       // residual (if defined) + the gradient to x
   at::Tensor weight;  // undefined unless wanted
 };
+// In float32, each result rounded once; on CPU the same bits whatever the
+// number of threads. dy, x, residual: [rows, n].
 RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& weight,
                                  const at::Tensor& rstd,

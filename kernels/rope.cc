@@ -8,8 +8,10 @@
 
 #include <cmath>
 
+#include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/simd.h"
+#include "plugins/sdk/profile.h"
 
 namespace capstan {
 namespace kernels {
@@ -51,18 +53,24 @@ void ComposedRope(const at::Tensor& table, RopeDirection direction,
 
 void ApplyRope(const at::Tensor& table, RopeDirection direction,
                at::Tensor& x) {
-  if (!FastPath(x)) return ComposedRope(table, direction, x);
+  const ProfileScope profile("rope");
+  const float sign = direction == RopeDirection::kForward ? 1.0f : -1.0f;
+  if (const auto* cuda = cuda::For(x)) return cuda::Rope(*cuda, table, sign, x);
+  if (!HasRowKernels(x)) return ComposedRope(table, direction, x);
   const int64_t positions = table.size(0), head_dim = table.size(1);
   const int64_t half = head_dim / 2, width = x.size(1);
-  const float sign = direction == RopeDirection::kForward ? 1.0f : -1.0f;
   const float* angles = table.const_data_ptr<float>();
-  float* xp = x.mutable_data_ptr<float>();
-  at::parallel_for(0, x.size(0), RowGrain(width), [&](int64_t r, int64_t end) {
-    for (; r < end; ++r) {
-      const float* row = angles + r % positions * head_dim;
-      Simd().rotate(row, row + half, sign, width / head_dim, half,
-                    xp + r * width);
-    }
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    T* xp = WriteAs<T>(x);
+    at::parallel_for(
+        0, x.size(0), RowGrain(width), [&](int64_t r, int64_t end) {
+          for (; r < end; ++r) {
+            const float* row = angles + r % positions * head_dim;
+            Simd().rows<T>().rotate(row, row + half, sign, width / head_dim,
+                                    half, xp + r * width);
+          }
+        });
   });
 }
 

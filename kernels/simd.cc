@@ -10,11 +10,12 @@ extern const SimdKernels kSimdAvx2;
 extern const SimdKernels kSimdAvx512;
 #endif
 
-int RunnableSimdKernels(const SimdKernels* sets[3]) {
+int RunnableSimdKernels(const SimdKernels *sets[3]) {
   int count = 0;
   sets[count++] = &kSimdPlain;
 #ifdef __x86_64__
   __builtin_cpu_init();
+  if (!__builtin_cpu_supports("f16c")) return count;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     sets[count++] = &kSimdAvx2;
   }
@@ -27,9 +28,9 @@ int RunnableSimdKernels(const SimdKernels* sets[3]) {
   return count;
 }
 
-const SimdKernels& Simd() {
-  static const SimdKernels* const best = [] {
-    const SimdKernels* sets[3];
+const SimdKernels &Simd() {
+  static const SimdKernels *const best = [] {
+    const SimdKernels *sets[3];
     return sets[RunnableSimdKernels(sets) - 1];
   }();
   return *best;

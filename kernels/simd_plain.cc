@@ -7,4 +7,5 @@
 #define SIMD_LAMBDA __attribute__((always_inline))
 #define SIMD_TABLE kSimdPlain
 #define SIMD_NAME "plain"
+#define SIMD_BYTES 16
 #include "kernels/simd.inc"

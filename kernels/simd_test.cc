@@ -41,7 +41,7 @@ TEST_P(SimdTest, SwiGluIsAccurateEverywhere) {
   for (float g = -100.0f; g <= 100.0f; g += 0.0137f) gate.push_back(g);
   const std::vector<float> up(gate.size(), 1.0f);
   std::vector<float> out(gate.size());
-  simd_->swiglu(gate.data(), up.data(), gate.size(), out.data());
+  simd_->fp32.swiglu(gate.data(), up.data(), gate.size(), out.data());
   for (size_t i = 0; i < gate.size(); ++i) {
     const double g = gate[i], wanted = g / (1.0 + std::exp(-g));
     EXPECT_NEAR(out[i], wanted, 3e-7 * std::abs(wanted) + 1e-35) << g;
@@ -53,8 +53,8 @@ TEST_P(SimdTest, SwiGluBackward) {
     const std::vector<float> gate = Wave(n, 4.0f, 0), up = Wave(n, 2.0f, 1);
     const std::vector<float> d = Wave(n, 1.0f, 2);
     std::vector<float> activation = d, d_gate(n), d_up(n);
-    simd_->swiglu_backward(gate.data(), up.data(), n, activation.data(),
-                           d_gate.data(), d_up.data());
+    simd_->fp32.swiglu_backward(gate.data(), up.data(), n, activation.data(),
+                                d_gate.data(), d_up.data());
     for (int64_t i = 0; i < n; ++i) {
       const double g = gate[i], s = 1.0 / (1.0 + std::exp(-g));
       EXPECT_NEAR(activation[i], g * s * up[i], 2e-6);
@@ -74,13 +74,14 @@ TEST_P(SimdTest, RmsNormAndItsGradient) {
     const std::vector<float> residual = Wave(rows * n, 3.0f, 0.9f);
     std::vector<float> y(rows * n), again(rows * n), rstd(rows), dx(rows * n);
     std::vector<float> dw(n, 0.5f);
-    simd_->rms_norm(x.data(), weight.data(), eps, rows, n, y.data(),
-                    rstd.data());
-    simd_->rms_norm_again(x.data(), weight.data(), rstd.data(), rows, n,
-                          again.data());
+    simd_->fp32.rms_norm(x.data(), weight.data(), eps, rows, n, y.data(),
+                         rstd.data());
+    simd_->fp32.rms_norm_again(x.data(), weight.data(), rstd.data(), rows, n,
+                               again.data());
     EXPECT_EQ(y, again);
-    simd_->rms_norm_backward(dy.data(), x.data(), weight.data(), rstd.data(),
-                             residual.data(), rows, n, dx.data(), dw.data());
+    simd_->fp32.rms_norm_backward(dy.data(), x.data(), weight.data(),
+                                  rstd.data(), residual.data(), rows, n,
+                                  dx.data(), dw.data());
     std::vector<double> wanted_dw(n, 0.5);
     for (int64_t r = 0; r < rows; ++r) {
       double squares = 0.0, mean = 0.0;
@@ -112,7 +113,7 @@ TEST_P(SimdTest, RotateTurnsPairsAndBack) {
     }
     const std::vector<float> x = Wave(2 * half * heads, 1.0f, 0.0f);
     std::vector<float> y = x;
-    simd_->rotate(c.data(), s.data(), 1.0f, heads, half, y.data());
+    simd_->fp32.rotate(c.data(), s.data(), 1.0f, heads, half, y.data());
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < half; ++i) {
         const int64_t at = 2 * half * h + i;
@@ -120,7 +121,7 @@ TEST_P(SimdTest, RotateTurnsPairsAndBack) {
         EXPECT_NEAR(y[at + half], x[at + half] * c[i] + x[at] * s[i], 1e-6);
       }
     }
-    simd_->rotate(c.data(), s.data(), -1.0f, heads, half, y.data());
+    simd_->fp32.rotate(c.data(), s.data(), -1.0f, heads, half, y.data());
     for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(y[i], x[i], 1e-6);
   }
 }
@@ -133,10 +134,11 @@ TEST_P(SimdTest, CrossEntropyAndItsGradient) {
     const int64_t target = n / 2;
     std::vector<float> gradient = x, kept = x;
     const double wanted = std::log(total) - x[target];
-    EXPECT_NEAR(simd_->cross_entropy(kept.data(), n, target, false), wanted,
-                1e-5);
-    EXPECT_NEAR(simd_->cross_entropy(gradient.data(), n, target, true), wanted,
-                1e-5);
+    EXPECT_NEAR(simd_->fp32.cross_entropy(kept.data(), n, target, false, 1.0f),
+                wanted, 1e-5);
+    EXPECT_NEAR(
+        simd_->fp32.cross_entropy(gradient.data(), n, target, true, 1.0f),
+        wanted, 1e-5);
     for (int64_t i = 0; i < n; ++i) {
       EXPECT_NEAR(gradient[i], std::exp(x[i]) / total - (i == target), 2e-6);
     }
@@ -147,7 +149,8 @@ TEST_P(SimdTest, CrossEntropyShowsWhatIsNotFinite) {
   for (float bad : {kNan, kInfinity}) {
     std::vector<float> x = Wave(40, 1.0f, 0.0f);
     x[37] = bad;
-    EXPECT_FALSE(std::isfinite(simd_->cross_entropy(x.data(), 40, 3, false)));
+    EXPECT_FALSE(
+        std::isfinite(simd_->fp32.cross_entropy(x.data(), 40, 3, false, 1.0f)));
   }
 }
 

@@ -13,10 +13,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -24,7 +24,8 @@
 #include <utility>
 
 #include "kernels/cross_entropy.h"
-#include "kernels/linear.h"
+#include "kernels/embedding_gradient.h"
+#include "kernels/fast_path.h"
 
 namespace capstan {
 namespace kernels {
@@ -67,47 +68,68 @@ void Accumulate(at::Tensor& sum, const at::Tensor& product) {
   }
 }
 
-// a b * factor into `out`, over what it holds (add false) or in addition to
-// its own multiple by factor.
-void AddScaled(at::Tensor& out, bool add, const at::Tensor& a,
-               const at::Tensor& b, const at::Tensor& factor) {
+// out = a b * factor, without waiting for the GPU to tell the factor.
+void MatMulScaled(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                  const at::Tensor& factor) {
   if (factor.device().is_cpu()) {
-    const double f = factor.item<double>();
-    at::addmm_out(out, out, a, b, /*beta=*/add ? f : 0.0, /*alpha=*/f);
+    MatMulInto(out, a, b, /*beta=*/0.0, factor.item<double>());
     return;
   }
-  // Without waiting for the GPU to tell the factor.
-  at::addmm_out(out, out, a, b, /*beta=*/add ? 1.0 : 0.0, /*alpha=*/1.0);
+  MatMulInto(out, a, b);
   out.mul_(factor);
 }
 
+// Where a gradient may be written on the way, if anywhere.
+GradientSink::Place OpenFor(const WeightPlace& to, const at::Tensor& like) {
+  return FastPath(like) ? to.Open() : GradientSink::Place();
+}
+
 // The gradient, whole, float32 for 16-bit types; forgets its parts.
-at::Tensor TakeGradient(HeadGradient& head) {
-  at::Tensor out = std::move(head.so_far);
-  if (IsHalf(head.d_logits)) {
-    Accumulate(out, WideProduct(head.d_logits.t(), head.hidden));
-    out.mul_(head.scale);
-  } else {
-    const bool add = out.defined();
-    if (!add) {
-      out = at::empty({head.d_logits.size(1), head.hidden.size(1)},
-                      head.hidden.options());
-    }
-    AddScaled(out, add, head.d_logits.t(), head.hidden, head.scale);
+at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
+  at::Tensor out = std::move(place.gradient);
+  const at::Tensor d_logits = std::move(head.d_logits);
+  const at::Tensor hidden = std::move(head.hidden);
+  at::Tensor so_far = std::move(head.so_far);
+  const at::Tensor scale = std::move(head.scale);
+  if (IsHalf(d_logits)) {
+    Accumulate(so_far, WideProduct(d_logits.t(), hidden));
+    return so_far.mul_(scale);
   }
-  head.so_far.reset();
-  head.d_logits.reset();
-  head.hidden.reset();
-  head.scale.reset();
+  if (so_far.defined()) {
+    MatMulInto(so_far, d_logits.t(), hidden, /*beta=*/1.0);
+    if (!out.defined()) return so_far.mul_(scale);
+    if (place.add) return out.add_(so_far.mul_(scale));
+    return at::mul_out(out, so_far, scale);
+  }
+  if (place.add) {
+    MatMulInto(out, d_logits.t(), hidden, /*beta=*/1.0, scale.item<double>());
+    return out;
+  }
+  if (!out.defined()) {
+    out = at::empty({d_logits.size(1), hidden.size(1)}, hidden.options());
+  }
+  MatMulScaled(out, d_logits.t(), hidden, scale);
   return out;
+}
+
+// A WeightPlace among what a node keeps.
+void KeepPlace(AutogradContext* ctx, const WeightPlace& place) {
+  ctx->saved_data["sink"] = reinterpret_cast<int64_t>(place.sink);
+  ctx->saved_data["parameter"] = static_cast<int64_t>(place.parameter);
+}
+
+WeightPlace KeptPlace(AutogradContext* ctx) {
+  return {reinterpret_cast<GradientSink*>(ctx->saved_data["sink"].toInt()),
+          static_cast<int>(ctx->saved_data["parameter"].toInt())};
 }
 
 class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight,
-                            const at::Tensor& tokens,
-                            const TiedGradient& tied) {
+                            const at::Tensor& tokens, const TiedGradient& tied,
+                            const WeightPlace& place) {
     ctx->save_for_backward({tokens});
+    KeepPlace(ctx, place);
     ctx->saved_data["vocab"] = weight.size(0);
     if (tied) ctx->saved_data["tied"] = Capsule(tied);
     return at::embedding(weight, tokens);
@@ -116,21 +138,27 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const at::Tensor tokens = ctx->get_saved_variables()[0];
     const at::ScalarType dtype = grads[0].scalar_type();
-    at::Tensor dy = grads[0].contiguous();
-    // A common token's row is a long sum.
-    if (IsHalf(dy)) dy = dy.to(at::kFloat);
+    const at::Tensor dy = grads[0].contiguous();
+    GradientSink::Place place = OpenFor(KeptPlace(ctx), dy);
     at::Tensor dw;
     const auto it = ctx->saved_data.find("tied");
     if (it != ctx->saved_data.end()) {
       const TiedGradient tied = FromCapsule(it->second);
-      if (tied->scale.defined()) dw = TakeGradient(*tied);
+      if (tied->scale.defined()) dw = TakeGradient(*tied, std::move(place));
+    }
+    if (!dw.defined() && place.gradient.defined()) {
+      dw = std::move(place.gradient);
+      if (!place.add) dw.zero_();
     }
     if (!dw.defined()) {
       dw = at::zeros({ctx->saved_data["vocab"].toInt(), dy.size(1)},
-                     dy.options());
+                     dy.options().dtype(at::kFloat));
     }
-    dw.index_add_(0, tokens, dy);
-    return {dw.to(dtype), at::Tensor(), at::Tensor()};
+    AddEmbeddingGradient(dy, tokens, dw);
+    if (dw.scalar_type() != dtype) dw = dw.to(dtype);
+    variable_list out(4);
+    out[0] = std::move(dw);
+    return out;
   }
 };
 
@@ -139,7 +167,9 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets,
                             int64_t piece, bool want_weight,
-                            const TiedGradient& tied) {
+                            const TiedGradient& tied,
+                            const WeightPlace& place) {
+    KeepPlace(ctx, place);
     TiedGradient head = tied ? tied : c10::make_intrusive<HeadGradient>();
     const int64_t rows = hidden.size(0);
     at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
@@ -150,7 +180,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     for (int64_t r = 0; r < rows; r += piece) {
       const int64_t n = std::min(piece, rows - r);
       const at::Tensor h = hidden.narrow(0, r, n);
-      at::Tensor logits = LinearForward(h, weight);
+      at::Tensor logits = MatMul(h, weight.t());
       sum +=
           CrossEntropySum(logits, targets.narrow(0, r, n), true, Lift(logits));
       if (r + n == rows) {
@@ -164,12 +194,12 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
         if (want_weight) Accumulate(head->so_far, WideProduct(logits.t(), h));
         continue;
       }
-      at::mm_out(dh, logits, weight);
+      MatMulInto(dh, logits, weight);
       if (!want_weight) continue;
       if (head->so_far.defined()) {
-        head->so_far.addmm_(logits.t(), h);
+        MatMulInto(head->so_far, logits.t(), h, /*beta=*/1.0);
       } else {
-        head->so_far = at::mm(logits.t(), h);
+        head->so_far = MatMul(logits.t(), h);
       }
     }
     ctx->save_for_backward({weight, d_hidden});
@@ -194,14 +224,15 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       d_hidden = d_hidden.mul_(head->scale).to(weight.scalar_type());
     } else {
       if (last < rows) d_hidden.narrow(0, 0, rows - last).mul_(head->scale);
-      AddScaled(dh, false, head->d_logits, weight, head->scale);
+      MatMulScaled(dh, head->d_logits, weight, head->scale);
     }
-    variable_list out(6);
+    variable_list out(7);
     out[0] = d_hidden;
     if (!ctx->needs_input_grad(1)) {
       head->d_logits.reset();
     } else if (!ctx->saved_data["tied"].toBool()) {
-      out[1] = TakeGradient(*head).to(weight.scalar_type());
+      out[1] = TakeGradient(*head, OpenFor(KeptPlace(ctx), weight));
+      if (half) out[1] = out[1].to(weight.scalar_type());
     }
     return out;
   }
@@ -210,14 +241,15 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
 }  // namespace
 
 at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
-                     const TiedGradient& tied) {
-  return EmbeddingFunction::apply(weight, tokens, tied);
+                     const TiedGradient& tied, const WeightPlace& place) {
+  return EmbeddingFunction::apply(weight, tokens, tied, place);
 }
 
 at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets,
-                               const TiedGradient& tied, int64_t logits_bytes) {
+                               const TiedGradient& tied, int64_t logits_bytes,
+                               const WeightPlace& place) {
   const int64_t rows = hidden.size(0);
   const int64_t row_bytes = weight.size(0) * weight.element_size();
   const int64_t most = std::max<int64_t>(1, logits_bytes / row_bytes);
@@ -226,12 +258,12 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   if (at::GradMode::is_enabled() &&
       (hidden.requires_grad() || weight.requires_grad())) {
     return HeadFunction::apply(hidden, weight, targets, piece,
-                               weight.requires_grad(), tied);
+                               weight.requires_grad(), tied, place);
   }
   at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
   for (int64_t r = 0; r < rows; r += piece) {
     const int64_t n = std::min(piece, rows - r);
-    at::Tensor logits = LinearForward(hidden.narrow(0, r, n), weight);
+    at::Tensor logits = MatMul(hidden.narrow(0, r, n), weight.t());
     sum += CrossEntropySum(logits, targets.narrow(0, r, n), false);
   }
   return sum;

@@ -9,6 +9,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include "kernels/linear.h"
+
 namespace capstan {
 namespace kernels {
 
@@ -28,9 +30,10 @@ struct HeadGradient : public torch::CustomClassHolder {
 using TiedGradient = c10::intrusive_ptr<HeadGradient>;
 
 // Rows of weight [vocab, hidden] for tokens [rows] int64: [rows, hidden]. With
-// `tied` (may be null), its backward includes what the head left there.
+// `tied` (may be null), its backward includes what the head left there. The
+// weight's gradient goes to `place`.
 at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
-                     const TiedGradient& tied);
+                     const TiedGradient& tied, const WeightPlace& place = {});
 
 // The sum over rows with target >= 0 of -log softmax(hidden W^T)[target], a
 // float32 scalar; in float32 whatever the dtype of the logits. hidden: [rows,
@@ -38,14 +41,15 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 // hidden and weight, which 16-bit types round once, after the incoming
 // gradient (the loss scale) has multiplied them; with `tied`, an object for
 // this one forward, the weight's is left there instead, and Embedding must be
-// part of the same graph whenever weight wants one. Logits exist for a piece of
-// the rows at a time.
+// part of the same graph whenever weight wants one; without, it goes to
+// `place`. Logits exist for a piece of the rows at a time.
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;
 at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets,
                                const TiedGradient& tied,
-                               int64_t logits_bytes = kLogitsBytes);
+                               int64_t logits_bytes = kLogitsBytes,
+                               const WeightPlace& place = {});
 
 }  // namespace kernels
 }  // namespace capstan

@@ -56,16 +56,23 @@ def _cuda_impl(ctx):
         linkopts += ["-l" + name for name in _LIBRARIES]
     ctx.file("BUILD", _BUILD.format(linkopts = repr(linkopts)))
     version = "none"
+    nvcc = "none"
     if nccl:
-        result = ctx.execute([home + "/bin/nvcc", "--version"])
+        # The real path, for a new Toolkit to be another command.
+        nvcc = str(ctx.path(home + "/bin/nvcc").realpath)
+        result = ctx.execute([nvcc, "--version"])
         for word in result.stdout.replace(",", " ").split(" "):
             if word.startswith("V") and word.count(".") >= 1:
                 version = word[1:].split("\n")[0]
-    ctx.file("config.bzl", "HAS_CUDA = %s\nCUDA_VERSION = %s\n" % (nccl, repr(version)))
+    ctx.file("config.bzl", "HAS_CUDA = %s\nCUDA_VERSION = %s\nNVCC = %s\n" % (
+        nccl,
+        repr(version),
+        repr(nvcc),
+    ))
 
 cuda_repository = repository_rule(
     implementation = _cuda_impl,
     environ = ["CUDA_HOME"],
     local = True,
-    doc = "Makes @cuda//:toolkit and @cuda//:config.bzl (HAS_CUDA, CUDA_VERSION).",
+    doc = "Makes @cuda//:toolkit and @cuda//:config.bzl (HAS_CUDA, CUDA_VERSION, NVCC).",
 )

@@ -2,12 +2,12 @@
 """The same training in PyTorch and Hugging Face transformers, to time against.
 
 A Llama-shaped causal language model on the bytes of a file: AdamW (fused),
-clipping at 1.0; gradients averaged by DistributedDataParallel (ddp), with
-ZeroRedundancyOptimizer on top (zero1), or parameters sharded by FSDP2's
-fully_shard, a layer at a time (fsdp2). Run alone or under torchrun; prints one
-JSON line. Its data order is Capstan's sequential
-one: step s, rank r takes the micro-batch of sequences that starts at
-s * global_batch + r * micro_batch.
+clipping at 1.0; on one device (single), gradients averaged by
+DistributedDataParallel (ddp), with ZeroRedundancyOptimizer on top (zero1), or
+parameters sharded by FSDP2's fully_shard, a layer at a time (fsdp2). bf16 is
+autocast over parameters in fp32. Run alone or under torchrun; prints one JSON
+line. Its data order is Capstan's sequential one: step s, rank r takes the
+micro-batch of sequences that starts at s * global_batch + r * micro_batch.
 """
 
 import argparse
@@ -24,6 +24,10 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
+# Steps at the start that the medians leave out, as in Capstan's summary. With
+# --compile the compiler runs in the first.
+WARM_UP_STEPS = 2
+
 
 def parse():
     parser = argparse.ArgumentParser()
@@ -33,7 +37,12 @@ def parse():
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--text", required=True)
     parser.add_argument("--strategy", default="ddp",
-                        choices=("ddp", "zero1", "fsdp2"))
+                        choices=("single", "ddp", "zero1", "fsdp2"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--precision", default="fp32",
+                        choices=("fp32", "bf16"))
+    parser.add_argument("--compile", action="store_true",
+                        help="torch.compile the model")
     return parser.parse_args()
 
 
@@ -52,18 +61,21 @@ def build(args):
         tie_word_embeddings=True))
 
 
-def distribute(model, strategy, world):
+def distribute(model, strategy, device, world):
     """The model as that strategy trains it."""
     if strategy == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
-        mesh = init_device_mesh("cpu", (world,))
+        mesh = init_device_mesh(device.type, (world,))
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
+    if strategy == "single":
+        return model
     return torch.nn.parallel.DistributedDataParallel(
-        model, gradient_as_bucket_view=True)
+        model, device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True)
 
 
 def make_optimizer(model, strategy):
@@ -76,31 +88,45 @@ def make_optimizer(model, strategy):
     return torch.optim.AdamW(model.parameters(), fused=True, **options)
 
 
-def main():
-    args = parse()
-    rank = int(os.environ.get("RANK", "0"))
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    model = build(args)
-    if world > 1:
-        dist.init_process_group("gloo")
-        model = distribute(model, args.strategy, world)
-    optimizer = make_optimizer(model, args.strategy)
-    with open(args.text, "rb") as file:
-        data = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
-    windows = data.numel() // args.sequence_length
+class Batches:
+    """The text's bytes as this rank's micro-batches."""
 
-    def batch(step):
-        first = (step * world + rank) * args.micro_batch_size
-        rows = [(first + i) % windows for i in range(args.micro_batch_size)]
-        n = args.sequence_length
-        return torch.stack([data[i * n:(i + 1) * n] for i in rows]).long()
+    def __init__(self, args, device, rank, world):
+        with open(args.text, "rb") as file:
+            self._data = torch.frombuffer(bytearray(file.read()),
+                                          dtype=torch.uint8)
+        self._length = args.sequence_length
+        self._micro = args.micro_batch_size
+        self._device, self._rank, self._world = device, rank, world
 
-    ready = time.time() - START
-    seconds, losses = [], []
+    def of_step(self, step):
+        n = self._length
+        windows = self._data.numel() // n
+        first = (step * self._world + self._rank) * self._micro
+        rows = [(first + i) % windows for i in range(self._micro)]
+        ids = torch.stack([self._data[i * n:(i + 1) * n] for i in rows])
+        return ids.long().to(self._device)
+
+
+def compiled_graphs():
+    """How many graphs torch.compile has made so far in this process."""
+    import torch._dynamo.utils as utils
+    return utils.counters["stats"]["unique_graphs"]
+
+
+def train(args, model, optimizer, batches, world):
+    """Seconds by step, the last loss; under torch.compile also how many graphs
+    were compiled after the warm-up (0 if what is timed is the steady state)."""
+    bf16 = torch.autocast(args.device, torch.bfloat16,
+                          enabled=args.precision == "bf16")
+    seconds, graphs = [], 0
     for step in range(args.steps):
+        if args.compile and step == WARM_UP_STEPS:
+            graphs = compiled_graphs()
         begin = time.perf_counter()
-        ids = batch(step)
-        loss = model(input_ids=ids, labels=ids).loss
+        ids = batches.of_step(step)
+        with bf16:
+            loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -109,18 +135,56 @@ def main():
         if world > 1:
             dist.all_reduce(total)
             total /= world
-        losses.append(total.item())
+        last = total.item()  # waits for a GPU
         seconds.append(time.perf_counter() - begin)
-    median = statistics.median(seconds[2:])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    late = compiled_graphs() - graphs if args.compile else None
+    return seconds, last, late
+
+
+def peak_memory(device, world):
+    """Bytes of the fullest rank: of tensors on a GPU, else of the process."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    most = torch.tensor(peak, device=device)
+    if world > 1:
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return most.item()
+
+
+def main():
+    args = parse()
+    rank = int(os.environ.get("RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    device = torch.device("cpu")
+    if args.device == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    model = build(args).to(device)
+    if world > 1:
+        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+        model = distribute(model, args.strategy, device, world)
+    parameters = sum(p.numel() for p in model.parameters())
+    if args.compile:
+        model = torch.compile(model)
+    optimizer = make_optimizer(model, args.strategy)
+    batches = Batches(args, device, rank, world)
+    ready = time.time() - START
+    seconds, loss, late_graphs = train(args, model, optimizer, batches, world)
+    steady = seconds[min(WARM_UP_STEPS, len(seconds) - 1):]
+    peak = peak_memory(device, world)
     if rank == 0:
         tokens = args.micro_batch_size * args.sequence_length * world
         print(json.dumps({
-            "tokens_per_second": tokens / median,
-            "step_seconds_median": median,
+            "tokens_per_second": statistics.median(tokens / s for s in steady),
+            "step_seconds_median": statistics.median(steady),
+            "warm_up_seconds": sum(seconds) - sum(steady),
+            "graphs_compiled_after_warm_up": late_graphs,
             "ready_seconds": ready,
             "peak_memory_bytes": peak,
-            "final_loss": losses[-1],
+            "final_loss": loss,
+            "parameters": parameters,
         }))
     if world > 1:
         dist.barrier()

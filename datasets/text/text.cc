@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -67,8 +68,13 @@ absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
 
 absl::Status Text::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   const int64_t length = config_.sequence_length();
-  at::Tensor ids =
-      at::empty({static_cast<int64_t>(indices.size()), length}, at::kLong);
+  const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
+                                        length};
+  // Of an earlier batch, if it has the shape: every element is written.
+  at::Tensor& ids = (*batch)["input_ids"];
+  if (!ids.defined() || ids.sizes() != at::IntArrayRef(shape)) {
+    ids = at::empty(shape, at::kLong);
+  }
   int64_t* out = ids.mutable_data_ptr<int64_t>();
   for (int64_t index : indices) {
     if (index < 0 || index >= size()) {
@@ -81,7 +87,6 @@ absl::Status Text::Read(absl::Span<const int64_t> indices, Batch* batch) const {
       *out++ = static_cast<unsigned char>(begin[i]);
     }
   }
-  (*batch)["input_ids"] = std::move(ids);
   return absl::OkStatus();
 }
 

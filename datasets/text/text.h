@@ -15,7 +15,8 @@ namespace text {
 
 // A memory-mapped text as samples of sequence_length tokens: sample i is
 // tokens i * sequence_length and on; what is left at the end is not used.
-// Gives "input_ids" [n, sequence_length] int64.
+// Gives "input_ids" [n, sequence_length] int64, written into the tensor of that
+// name which *batch may hold already.
 class Text final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Text>> Create(const Config& config);

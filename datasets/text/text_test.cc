@@ -65,6 +65,22 @@ TEST(TextTest, ValidationIsTheEndAndNeverTrainedOn) {
   EXPECT_FALSE((*validation)->shuffle());
 }
 
+TEST(TextTest, WritesIntoAnEarlierBatchOfTheSameShape) {
+  const auto text = Text::Create(MakeConfig(File("w", "abcdef"), 2));
+  ASSERT_TRUE(text.ok()) << text.status();
+  Batch batch;
+  ASSERT_TRUE((*text)->Read({0, 1}, &batch).ok());
+  const void* const place = batch.at("input_ids").const_data_ptr();
+  ASSERT_TRUE((*text)->Read({2, 0}, &batch).ok());
+  const at::Tensor& ids = batch.at("input_ids");
+  EXPECT_EQ(ids.const_data_ptr(), place);
+  EXPECT_EQ(std::vector<int64_t>(ids.data_ptr<int64_t>(),
+                                 ids.data_ptr<int64_t>() + ids.numel()),
+            std::vector<int64_t>({'e', 'f', 'a', 'b'}));
+  ASSERT_TRUE((*text)->Read({1}, &batch).ok());
+  EXPECT_EQ(batch.at("input_ids").size(0), 1);
+}
+
 void ExpectError(const Config& config, const std::string& field,
                  const std::string& words) {
   const auto text = Text::Create(config);

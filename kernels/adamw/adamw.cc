@@ -7,6 +7,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/adamw/factors.h"
+#include "kernels/cuda/dispatch.h"
+
 namespace capstan {
 namespace kernels {
 namespace {
@@ -16,20 +19,8 @@ namespace {
 // A thread's least share: below it, waking one costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
-// What is the same for all elements.
-struct Factors {
-  float gradient_scale;
-  float decay;    // 1 - lr * weight_decay
-  float weight1;  // 1 - beta1
-  float beta2;
-  float weight2;  // 1 - beta2
-  float rate;     // lr / (1 - beta1^t)
-  float root2;    // sqrt(1 - beta2^t)
-  float epsilon;
-};
-
 // Elements [begin, end) of all buffers. The 16-bit types are their bits.
-struct Buffers {
+struct Memory {
   const void* gradient;
   float* parameter;
   float* exp_avg;
@@ -98,10 +89,10 @@ struct Nothing {
 };
 
 template <typename Gradient, typename Working>
-CAPSTAN_ALWAYS_INLINE void UpdateRange(const Factors& factors,
-                                       const Buffers& buffers, int64_t begin,
+CAPSTAN_ALWAYS_INLINE void UpdateRange(const AdamWFactors& factors,
+                                       const Memory& buffers, int64_t begin,
                                        int64_t end) {
-  const Factors f = factors;
+  const AdamWFactors f = factors;
   const auto* __restrict gradient =
       static_cast<const typename Gradient::Storage*>(buffers.gradient);
   float* __restrict parameter = buffers.parameter;
@@ -124,19 +115,19 @@ CAPSTAN_ALWAYS_INLINE void UpdateRange(const Factors& factors,
   }
 }
 
-using UpdateFn = void (*)(const Factors& factors, const Buffers& buffers,
+using UpdateFn = void (*)(const AdamWFactors& factors, const Memory& buffers,
                           int64_t begin, int64_t end);
 
 template <typename Gradient, typename Working>
-void UpdatePlain(const Factors& factors, const Buffers& buffers, int64_t begin,
-                 int64_t end) {
+void UpdatePlain(const AdamWFactors& factors, const Memory& buffers,
+                 int64_t begin, int64_t end) {
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
 
 #ifdef __x86_64__
 template <typename Gradient, typename Working>
-__attribute__((target("avx2"))) void UpdateAvx2(const Factors& factors,
-                                                const Buffers& buffers,
+__attribute__((target("avx2"))) void UpdateAvx2(const AdamWFactors& factors,
+                                                const Memory& buffers,
                                                 int64_t begin, int64_t end) {
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
@@ -144,7 +135,7 @@ __attribute__((target("avx2"))) void UpdateAvx2(const Factors& factors,
 template <typename Gradient, typename Working>
 __attribute__((
     target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void
-UpdateAvx512(const Factors& factors, const Buffers& buffers, int64_t begin,
+UpdateAvx512(const AdamWFactors& factors, const Memory& buffers, int64_t begin,
              int64_t end) {
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
@@ -188,47 +179,43 @@ UpdateFn Choose(const at::Tensor& gradient, const at::Tensor& working) {
   }
 }
 
-Factors MakeFactors(const AdamWOptions& o) {
-  const double step = static_cast<double>(o.step);
-  Factors f;
-  f.gradient_scale = static_cast<float>(o.gradient_scale);
-  f.decay = static_cast<float>(1.0 - o.learning_rate * o.weight_decay);
-  f.weight1 = static_cast<float>(1.0 - o.beta1);
-  f.beta2 = static_cast<float>(o.beta2);
-  f.weight2 = static_cast<float>(1.0 - o.beta2);
-  f.rate =
-      static_cast<float>(o.learning_rate / (1.0 - std::pow(o.beta1, step)));
-  f.root2 = static_cast<float>(std::sqrt(1.0 - std::pow(o.beta2, step)));
-  f.epsilon = static_cast<float>(o.epsilon);
-  return f;
-}
-
 void CheckBuffer(const at::Tensor& tensor, int64_t length) {
   TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous() &&
                   tensor.numel() == length,
               "AdamW wants contiguous buffers of one length on the CPU");
 }
 
+void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
+  AdamWFactors factors = MakeAdamWFactors(options);
+  if (b.device_scale.defined()) {
+    const float scale = *b.device_scale.const_data_ptr<float>();
+    if (!std::isfinite(scale)) return;
+    factors.gradient_scale *= scale;
+  }
+  const int64_t length = b.parameter.numel();
+  for (const at::Tensor* t :
+       {&b.gradient, &b.parameter, &b.exp_avg, &b.exp_avg_sq, &b.working}) {
+    if (t->defined()) CheckBuffer(*t, length);
+  }
+  const Memory memory = {
+      b.gradient.const_data_ptr(), b.parameter.mutable_data_ptr<float>(),
+      b.exp_avg.mutable_data_ptr<float>(),
+      b.exp_avg_sq.mutable_data_ptr<float>(),
+      b.working.defined() ? b.working.mutable_data_ptr() : nullptr};
+  const UpdateFn update = Choose(b.gradient, b.working);
+  at::parallel_for(0, length, kGrain, [&](int64_t begin, int64_t end) {
+    update(factors, memory, begin, end);
+  });
+}
+
 }  // namespace
 
-void AdamWStep(const AdamWOptions& options, const at::Tensor& gradient,
-               const at::Tensor& parameter, const at::Tensor& exp_avg,
-               const at::Tensor& exp_avg_sq, const at::Tensor& working) {
-  const int64_t length = parameter.numel();
-  CheckBuffer(gradient, length);
-  CheckBuffer(parameter, length);
-  CheckBuffer(exp_avg, length);
-  CheckBuffer(exp_avg_sq, length);
-  if (working.defined()) CheckBuffer(working, length);
-  const Buffers buffers = {
-      gradient.const_data_ptr(), parameter.mutable_data_ptr<float>(),
-      exp_avg.mutable_data_ptr<float>(), exp_avg_sq.mutable_data_ptr<float>(),
-      working.defined() ? working.mutable_data_ptr() : nullptr};
-  const Factors factors = MakeFactors(options);
-  const UpdateFn update = Choose(gradient, working);
-  at::parallel_for(0, length, kGrain, [&](int64_t begin, int64_t end) {
-    update(factors, buffers, begin, end);
-  });
+void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers) {
+  if (buffers.parameter.device().is_cpu()) return StepOnCpu(options, buffers);
+  if (const auto* cuda = cuda::For(buffers.parameter)) {
+    return AdamWByKernel(*cuda, options, buffers);
+  }
+  AdamWByLibTorch(options, buffers);
 }
 
 }  // namespace kernels

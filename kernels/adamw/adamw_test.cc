@@ -87,8 +87,8 @@ TEST(AdamWTest, MatchesTheFormulaInDouble) {
     Reference reference(state.parameter);
     for (int64_t step = 1; step <= 5; ++step) {
       const at::Tensor gradient = Normal(100 + step, length, 2.0f);
-      AdamWStep(Options(step), gradient, state.parameter, state.exp_avg,
-                state.exp_avg_sq, at::Tensor());
+      AdamWStep(Options(step),
+                {gradient, state.parameter, state.exp_avg, state.exp_avg_sq});
       reference.Step(Options(step), gradient);
     }
     ExpectNear(state.parameter, reference.p, 2e-7);
@@ -104,8 +104,7 @@ TEST(AdamWTest, MatchesTorchFused) {
   for (int64_t step = 1; step <= 5; ++step) {
     const AdamWOptions o = Options(step);
     const at::Tensor gradient = Normal(200 + step, kLength, 2.0f);
-    AdamWStep(o, gradient, mine.parameter, mine.exp_avg, mine.exp_avg_sq,
-              at::Tensor());
+    AdamWStep(o, {gradient, mine.parameter, mine.exp_avg, mine.exp_avg_sq});
     const at::Tensor scaled = gradient.mul(o.gradient_scale);
     const at::Tensor steps = at::full({}, static_cast<float>(step));
     at::_fused_adamw_({torch.parameter}, {scaled}, {torch.exp_avg},
@@ -129,10 +128,10 @@ TEST(AdamWTest, ReadsAndWritesSixteenBits) {
         const at::Tensor gradient =
             Normal(300 + step, kLength, step == 2 ? 2e-6f : 2.0f)
                 .to(gradient_type);
-        AdamWStep(Options(step), gradient, mixed.parameter, mixed.exp_avg,
-                  mixed.exp_avg_sq, working);
-        AdamWStep(Options(step), gradient.to(at::kFloat), plain.parameter,
-                  plain.exp_avg, plain.exp_avg_sq, at::Tensor());
+        AdamWStep(Options(step), {gradient, mixed.parameter, mixed.exp_avg,
+                                  mixed.exp_avg_sq, working});
+        AdamWStep(Options(step), {gradient.to(at::kFloat), plain.parameter,
+                                  plain.exp_avg, plain.exp_avg_sq});
       }
       EXPECT_TRUE(at::equal(mixed.parameter, plain.parameter));
       EXPECT_TRUE(at::equal(working, plain.parameter.to(working_type)));
@@ -155,8 +154,8 @@ TEST(AdamWTest, ConvertsEveryValueAsTorchDoes) {
     state.parameter.copy_(gradient);
     const at::Tensor working = at::empty({kLength}, type);
     // With a learning rate of 0 the parameter stays what it was.
-    AdamWStep(o, at::zeros({kLength}), state.parameter, state.exp_avg,
-              state.exp_avg_sq, working);
+    AdamWStep(o, {at::zeros({kLength}), state.parameter, state.exp_avg,
+                  state.exp_avg_sq, working});
     const at::Tensor finite = gradient.isfinite();
     EXPECT_TRUE(at::equal(working.masked_select(finite),
                           gradient.masked_select(finite)));
@@ -164,8 +163,8 @@ TEST(AdamWTest, ConvertsEveryValueAsTorchDoes) {
     EXPECT_TRUE(at::equal(working.isinf(), gradient.isinf()));
 
     state.exp_avg.zero_();
-    AdamWStep(o, gradient, state.parameter, state.exp_avg, state.exp_avg_sq,
-              working);
+    AdamWStep(o, {gradient, state.parameter, state.exp_avg, state.exp_avg_sq,
+                  working});
     EXPECT_TRUE(at::equal(state.exp_avg.masked_select(finite),
                           gradient.to(at::kFloat).masked_select(finite)));
   }
@@ -187,8 +186,8 @@ TEST(AdamWTest, RoundsAsTorchDoes) {
     std::copy(values.begin(), values.end(),
               state.parameter.mutable_data_ptr<float>());
     const at::Tensor working = at::empty({length}, type);
-    AdamWStep(AdamWOptions(), at::zeros({length}), state.parameter,
-              state.exp_avg, state.exp_avg_sq, working);
+    AdamWStep(AdamWOptions(), {at::zeros({length}), state.parameter,
+                               state.exp_avg, state.exp_avg_sq, working});
     EXPECT_TRUE(at::equal(working, state.parameter.to(type)));
   }
 }
@@ -202,16 +201,16 @@ TEST(AdamWTest, AnElementsResultDoesNotDependOnItsPlace) {
   const at::Tensor gradient = Normal(7, kLength, 1.0f);
   const int threads = at::get_num_threads();
   at::set_num_threads(3);
-  AdamWStep(Options(1), gradient, whole.parameter, whole.exp_avg,
-            whole.exp_avg_sq, at::Tensor());
+  AdamWStep(Options(1),
+            {gradient, whole.parameter, whole.exp_avg, whole.exp_avg_sq});
   at::set_num_threads(threads);
   for (int64_t begin = 0; begin < kLength;) {
     const int64_t count = std::min<int64_t>(kLength - begin, 1 + begin % 9973);
     const auto piece = [&](const at::Tensor& t) {
       return t.narrow(0, begin, count);
     };
-    AdamWStep(Options(1), piece(gradient), piece(parts.parameter),
-              piece(parts.exp_avg), piece(parts.exp_avg_sq), at::Tensor());
+    AdamWStep(Options(1), {piece(gradient), piece(parts.parameter),
+                           piece(parts.exp_avg), piece(parts.exp_avg_sq)});
     begin += count;
   }
   EXPECT_TRUE(at::equal(whole.parameter, parts.parameter));
@@ -219,14 +218,47 @@ TEST(AdamWTest, AnElementsResultDoesNotDependOnItsPlace) {
   EXPECT_TRUE(at::equal(whole.exp_avg_sq, parts.exp_avg_sq));
 }
 
+TEST(AdamWTest, TakesAScaleFromTheDevice) {
+  constexpr int64_t kLength = 1003;
+  const at::Tensor gradient = Normal(8, kLength, 2.0f);
+  const auto run = [&](double scale, const at::Tensor& device_scale,
+                       bool by_libtorch) {
+    State s(kLength);
+    const at::Tensor working = s.parameter.to(at::kBFloat16);
+    AdamWOptions o = Options(1);
+    o.gradient_scale = scale;
+    o.epsilon = 1.0;  // a gradient's size shows in the first step
+    const AdamWBuffers buffers = {gradient,     s.parameter, s.exp_avg,
+                                  s.exp_avg_sq, working,     device_scale};
+    by_libtorch ? AdamWByLibTorch(o, buffers) : AdamWStep(o, buffers);
+    EXPECT_TRUE(at::equal(working, s.parameter.to(at::kBFloat16)));
+    return s;
+  };
+  for (const bool by_libtorch : {false, true}) {
+    const State expected = run(0.125, at::Tensor(), by_libtorch);
+    const State scaled = run(0.25, at::full({}, 0.5f), by_libtorch);
+    EXPECT_TRUE(at::equal(scaled.parameter, expected.parameter));
+    EXPECT_TRUE(at::equal(scaled.exp_avg_sq, expected.exp_avg_sq));
+    EXPECT_FALSE(at::equal(scaled.parameter, State(kLength).parameter));
+    for (const float bad : {std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+      const State same = run(0.25, at::full({}, bad), by_libtorch);
+      EXPECT_TRUE(at::equal(same.parameter, State(kLength).parameter));
+      EXPECT_TRUE(at::equal(same.exp_avg, State(kLength).exp_avg));
+      EXPECT_TRUE(at::equal(same.exp_avg_sq, State(kLength).exp_avg_sq));
+    }
+  }
+}
+
 TEST(AdamWTest, RejectsBuffersThatDoNotFit) {
   State state(8);
-  EXPECT_THROW(AdamWStep(AdamWOptions(), at::zeros({7}), state.parameter,
-                         state.exp_avg, state.exp_avg_sq, at::Tensor()),
+  EXPECT_THROW(AdamWStep(AdamWOptions(), {at::zeros({7}), state.parameter,
+                                          state.exp_avg, state.exp_avg_sq}),
                c10::Error);
   EXPECT_THROW(
-      AdamWStep(AdamWOptions(), at::zeros({8}, at::kDouble), state.parameter,
-                state.exp_avg, state.exp_avg_sq, at::Tensor()),
+      AdamWStep(AdamWOptions(), {at::zeros({8}, at::kDouble), state.parameter,
+                                 state.exp_avg, state.exp_avg_sq}),
       c10::Error);
 }
 

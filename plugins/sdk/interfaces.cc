@@ -3,6 +3,7 @@
 // The key functions of the interfaces: one copy of each vtable and type_info
 // in the process, in the core.
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/gradient_sink.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
@@ -23,6 +24,7 @@ ProcessGroup::~ProcessGroup() = default;
 Strategy::~Strategy() = default;
 Tokenizer::~Tokenizer() = default;
 TokenModel::~TokenModel() = default;
+GradientSink::~GradientSink() = default;
 UnitRunner::~UnitRunner() = default;
 Work::~Work() = default;
 

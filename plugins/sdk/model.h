@@ -14,6 +14,7 @@
 
 namespace capstan {
 
+class GradientSink;
 class TokenModel;
 
 // Runs one unit of a model. Strategies gather and free parameters around
@@ -93,6 +94,11 @@ class Model {
   // one dtype and device; requires_grad is set for the trainable ones. The
   // strategy owns their memory and may free and refill it around units.
   virtual void Bind(std::vector<at::Tensor> parameters) = 0;
+
+  // Where backward may write gradients itself (gradient_sink.h); null: nowhere.
+  // `sink` is the strategy's, and is there as long as the parameters that are
+  // bound. For models whose backward is written by hand; others need not care.
+  virtual void BindGradients(GradientSink* sink) {}
 
   // Writes config.json and what else the model's own format wants beside the
   // weights, for weights of `dtype`, into an existing folder.

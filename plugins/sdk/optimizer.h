@@ -38,6 +38,10 @@ struct OptimizerStep {
   double learning_rate = 0.0;  // after the schedule
   // Multiply gradients by it first: unscaling, normalisation and clipping.
   double gradient_scale = 1.0;
+  // If defined, a float32 scalar on the shard's device that multiplies
+  // gradients, too, so that a GPU's step needs no answer from the host. Where
+  // it isn't finite, the update leaves everything as it is.
+  at::Tensor device_scale;
 };
 
 class Optimizer {

@@ -25,7 +25,12 @@ FlatLayout LayOut(const std::vector<ParameterSpec>& specs,
                   const std::vector<int>& order);
 
 // Trainable (or frozen) parameters from the last used in forward to the first:
-// about the order in which backward finishes their gradients.
+// the order in which backward finishes their gradients, but for those of one
+// node of the graph, which come together. A model gives its parameters in the
+// order of first use, so this is known before the first step and the same on
+// all ranks whatever their timing; PyTorch's DDP knows the order of
+// registration only, and has to lay out its buckets anew after it has seen one
+// step. tests/conformance/bucket_order_test holds it against a first step.
 std::vector<int> BackwardOrder(const std::vector<ParameterSpec>& specs,
                                bool trainable);
 

@@ -33,6 +33,7 @@ GradientBuckets::GradientBuckets(const std::vector<ParameterSpec>& specs,
     : buckets_(std::move(buckets)),
       options_(std::move(options)),
       states_(buckets_.size()) {
+  slot_of_parameter_.assign(parameters.size(), nullptr);
   std::vector<int> bucket_of(parameters.size(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (int index : buckets_[b].parameters) {
@@ -49,11 +50,14 @@ GradientBuckets::GradientBuckets(const std::vector<ParameterSpec>& specs,
     torch::autograd::impl::set_post_acc_grad_hooks(
         slot->parameter, std::make_unique<Hook>(this, slot.get()));
     states_[slot->bucket].slots.push_back(slot.get());
+    slot_of_parameter_[range.parameter] = slot.get();
     slots_.push_back(std::move(slot));
   }
+  if (options_.model != nullptr) options_.model->BindGradients(this);
 }
 
 GradientBuckets::~GradientBuckets() {
+  if (options_.model != nullptr) options_.model->BindGradients(nullptr);
   for (const auto& slot : slots_) {
     torch::autograd::impl::set_post_acc_grad_hooks(slot->parameter, nullptr);
     slot->parameter.mutable_grad().reset();
@@ -62,14 +66,16 @@ GradientBuckets::~GradientBuckets() {
 
 void GradientBuckets::Begin(bool first, bool last) {
   last_ = last;
-  if (first) {
-    for (const auto& slot : slots_) {
-      slot->parameter.mutable_grad().reset();
+  for (const auto& slot : slots_) {
+    // Left by a micro-step that broke off.
+    slot->parameter.mutable_grad().reset();
+    slot->opened.reset();
+    if (first) {
       slot->view.reset();
       slot->written = false;
     }
-    next_bucket_ = 0;
   }
+  if (first) next_bucket_ = 0;
   for (BucketState& state : states_) {
     if (first) state.sums.reset();
     state.pending = static_cast<int>(state.slots.size());
@@ -77,16 +83,32 @@ void GradientBuckets::Begin(bool first, bool last) {
   }
 }
 
-void GradientBuckets::Open(int bucket) {
+GradientBuckets::BucketState& GradientBuckets::StateOf(const Slot& slot) {
+  BucketState& state = states_[slot.bucket];
+  TORCH_CHECK(!state.taken,
+              "a gradient came after the backward of its unit was over: a "
+              "model's forward must do all its work inside UnitRunner::Run");
+  return state;
+}
+
+bool GradientBuckets::FillsBucket(const Slot& slot) const {
+  return slot.length == buckets_[slot.bucket].numel() &&
+         slot.parameter.scalar_type() == options_.dtype;
+}
+
+void GradientBuckets::MakeSums(int bucket) {
   BucketState& state = states_[bucket];
   const int64_t numel = buckets_[bucket].numel();
   if (options_.flat.defined()) {
     state.sums = options_.flat.narrow(0, buckets_[bucket].begin, numel);
   } else {
-    const MemoryScope scope(MemoryCategory::kBuckets);
-    const at::Tensor& like = state.slots[0]->parameter;
+    const Slot& first = *state.slots[0];
+    // What is to be the one gradient itself counts as any that autograd makes.
+    const MemoryScope scope(FillsBucket(first) ? CurrentMemoryCategory()
+                                               : MemoryCategory::kBuckets);
     state.sums = at::empty(
-        {numel}, like.options().dtype(options_.dtype).requires_grad(false));
+        {numel},
+        first.parameter.options().dtype(options_.dtype).requires_grad(false));
   }
   int64_t filled = 0;
   for (Slot* slot : state.slots) {
@@ -101,37 +123,54 @@ void GradientBuckets::Open(int bucket) {
   if (numel > filled) state.sums.narrow(0, filled, numel - filled).zero_();
 }
 
-bool GradientBuckets::Adopt(Slot& slot) {
-  const at::Tensor& grad = slot.parameter.mutable_grad();
-  if (options_.flat.defined() || !grad.is_contiguous() ||
-      grad.scalar_type() != options_.dtype ||
-      grad.numel() != buckets_[slot.bucket].numel()) {
+bool GradientBuckets::Adopt(Slot& slot, const at::Tensor& gradient) {
+  if (options_.flat.defined() || !FillsBucket(slot) ||
+      !gradient.is_contiguous()) {
     return false;
   }
-  states_[slot.bucket].sums = grad.view({-1});
-  slot.view = grad;
+  states_[slot.bucket].sums = gradient.view({-1});
+  slot.view = gradient;
   return true;
 }
 
+GradientSink::Place GradientBuckets::Open(int parameter) {
+  Slot* const slot = slot_of_parameter_[parameter];
+  if (slot == nullptr || slot->opened.has_value() ||
+      slot->parameter.scalar_type() != options_.dtype) {
+    return {};
+  }
+  const at::NoGradGuard no_grad;
+  if (!StateOf(*slot).sums.defined()) MakeSums(slot->bucket);
+  Place place;
+  // A tensor of its own: autograd takes over only what nobody else holds.
+  place.gradient = slot->view.variable_data();
+  place.add = slot->written;
+  slot->opened.emplace(place.gradient.getIntrusivePtr());
+  return place;
+}
+
+void GradientBuckets::Put(Slot& slot, const at::Tensor& gradient) {
+  const bool another =
+      slot.opened.has_value() && slot.tied && !slot.opened->expired();
+  if (another || (slot.written && !slot.opened.has_value())) {
+    slot.view.add_(gradient);
+  } else {
+    slot.view.copy_(gradient);
+  }
+  if (!another) slot.opened.reset();
+}
+
 void GradientBuckets::Collect(Slot& slot) {
-  at::NoGradGuard no_grad;
-  BucketState& state = states_[slot.bucket];
-  TORCH_CHECK(!state.taken,
-              "a gradient came after the backward of its unit was over: a "
-              "model's forward must do all its work inside UnitRunner::Run");
-  at::Tensor& grad = slot.parameter.mutable_grad();
-  if (!state.sums.defined() && !Adopt(slot)) Open(slot.bucket);
-  if (grad.data_ptr() != slot.view.data_ptr()) {
-    if (slot.written) {
-      slot.view.add_(grad);
-    } else {
-      slot.view.copy_(grad);
-    }
-    if (grad.scalar_type() == options_.dtype) {
-      grad = slot.view;
-    } else {
-      grad.reset();
-    }
+  const at::NoGradGuard no_grad;
+  BucketState& state = StateOf(slot);
+  // With a gradient of its own, the next backward needn't add to this one.
+  const at::Tensor gradient = std::move(slot.parameter.mutable_grad());
+  slot.parameter.mutable_grad().reset();
+  if (!state.sums.defined() && !Adopt(slot, gradient)) MakeSums(slot.bucket);
+  if (gradient.data_ptr() == slot.view.data_ptr()) {
+    slot.opened.reset();
+  } else {
+    Put(slot, gradient);
   }
   slot.written = true;
   if (last_ && !slot.tied) Report(slot.bucket);
@@ -148,9 +187,9 @@ void GradientBuckets::Report(int bucket) {
 }
 
 at::Tensor GradientBuckets::Take(int bucket) {
-  at::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   BucketState& state = states_[bucket];
-  if (!state.sums.defined()) Open(bucket);
+  if (!state.sums.defined()) MakeSums(bucket);
   for (Slot* slot : state.slots) {
     if (!slot->written) slot->view.zero_();
     slot->written = true;
@@ -159,7 +198,6 @@ at::Tensor GradientBuckets::Take(int bucket) {
   state.taken = true;
   if (options_.flat.defined()) return sums;
   for (Slot* slot : state.slots) {
-    slot->parameter.mutable_grad().reset();
     slot->view.reset();
     slot->written = false;
   }

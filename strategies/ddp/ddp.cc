@@ -48,6 +48,7 @@ absl::Status Ddp::Setup(const StrategyContext& context) {
   GradientBuckets::Options options;
   options.dtype = context.precision.reduce;
   options.flat = state_.shard().gradient;
+  options.model = context.model;
   options.on_ready = [this](int bucket) {
     works_.push_back(group_->AllReduce(gradients_->Take(bucket)));
   };

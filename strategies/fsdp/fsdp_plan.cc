@@ -11,10 +11,9 @@ namespace fsdp {
 namespace {
 
 struct PlannedGroup {
-  int64_t whole = 0;     // bytes of the gathered parameters
-  int64_t sums = 0;      // bytes of the gradients' bucket
-  int64_t slice = 0;     // bytes of this rank's part, where it lands apart
-  bool adopted = false;  // autograd's own gradient is the bucket
+  int64_t whole = 0;  // bytes of the gathered parameters
+  int64_t sums = 0;   // bytes of the gradients' bucket
+  int64_t slice = 0;  // bytes of this rank's part, where it lands apart
   bool gathered = false;
 };
 
@@ -112,8 +111,6 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
     if (group.trainable) {
       plan.optimizer_elements += mine;
       planned.sums = layout.numel * reduce;
-      planned.adopted = compute == reduce && group.parameters.size() == 1 &&
-                        specs[group.parameters[0]].numel() == layout.numel;
       const bool apart = (many && !reduce_once_) || config_.cpu_offload();
       if (apart) planned.slice = mine * reduce;
       kept_sums += planned.sums;
@@ -142,7 +139,6 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
   plan.publish_buckets = walk.left() + kept;
   plan.collect_buckets.assign(units, 0);
   for (size_t g = 0; kept == 0 && g < groups.size(); ++g) {
-    if (groups[g].adopted) continue;
     plan.collect_buckets[group_specs[g].unit] += groups[g].sums;
   }
   plan.backward_workspace = LargestGradients(model, request.precision.compute);

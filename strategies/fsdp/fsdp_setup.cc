@@ -62,7 +62,6 @@ absl::Status Fsdp::Setup(const StrategyContext& context) {
   CAPSTAN_RETURN_IF_ERROR(MakeShards());
   CAPSTAN_RETURN_IF_ERROR(MakeFrozenShards());
   MakeGroupsAndBuckets();
-  context.model->Bind(parameters_);
   return absl::OkStatus();
 }
 
@@ -159,6 +158,7 @@ void Fsdp::MakeGroupsAndBuckets() {
     gradients.numel += layouts_[g].numel;
     buckets.push_back({offset, gradients.numel, specs_[g].parameters});
   }
+  context_.model->Bind(parameters_);
   const int units = static_cast<int>(context_.model->units().size());
   training_schedule_ = MakeSchedule(specs_, units, TrainingPass());
   forward_schedule_ =
@@ -166,6 +166,7 @@ void Fsdp::MakeGroupsAndBuckets() {
   queue_ = std::make_unique<ReduceQueue>(shard_group_, replica_group_);
   GradientBuckets::Options options;
   options.dtype = context_.precision.reduce;
+  options.model = context_.model;
   buckets_ = std::make_unique<GradientBuckets>(
       specs, gradients, std::move(buckets), parameters_, std::move(options));
 }

@@ -33,6 +33,7 @@ absl::Status Single::Setup(const StrategyContext& context) {
   GradientBuckets::Options options;
   options.dtype = context.precision.reduce;
   options.flat = state_.shard().gradient;
+  options.model = context.model;
   gradients_ = std::make_unique<GradientBuckets>(
       context.model->parameters(), layout,
       CutBuckets(layout, layout.numel, layout.numel), state_.parameters(),

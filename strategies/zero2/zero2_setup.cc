@@ -91,13 +91,7 @@ void Zero2::PlanBuckets(const StrategyRequest& request,
     return bytes;
   };
   const auto fills = [&](int b) {
-    // One that autograd's own gradient fills is workspace, not a bucket.
-    const Bucket& bucket = buckets[b];
-    const bool adopted =
-        request.precision.compute == request.precision.reduce &&
-        bucket.parameters.size() == 1 &&
-        specs[bucket.parameters[0]].numel() == bucket.numel();
-    const int64_t bytes = adopted ? 0 : bucket.numel() * element;
+    const int64_t bytes = buckets[b].numel() * element;
     return reducing == 0 ? std::max(bytes, reduced(b)) : bytes;
   };
   // Buckets are in the order of backward.
@@ -264,6 +258,7 @@ void Zero2::MakeBuckets() {
   GradientBuckets::Options options;
   options.dtype = context_.precision.reduce;
   options.on_ready = [this](int bucket) { Reduce(bucket); };
+  options.model = context_.model;
   gradient_buckets_ = std::make_unique<GradientBuckets>(
       specs, layout_, buckets_, parameters_, std::move(options));
 }

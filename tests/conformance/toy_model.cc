@@ -9,9 +9,11 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "plugins/sdk/random.h"
 
@@ -39,6 +41,46 @@ at::Tensor Infinite(const at::Tensor& gradient) {
 at::Tensor Throwing(const at::Tensor&) {
   throw std::runtime_error("the test's fault in backward");
 }
+
+// x W^T for a parameter W, whose gradient is written where the strategy says.
+class Product : public torch::autograd::Function<Product> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx,
+                            const at::Tensor& x, const at::Tensor& weight,
+                            int64_t parameter, GradientSink* sink) {
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["parameter"] = parameter;
+    ctx->saved_data["sink"] = reinterpret_cast<int64_t>(sink);
+    return at::matmul(x, weight.t());
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* ctx,
+      torch::autograd::variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor& weight = saved[1];
+    const at::Tensor rows = saved[0].reshape({-1, weight.size(1)});
+    const at::Tensor d_rows = grads[0].reshape({-1, weight.size(0)});
+    at::Tensor d_weight = at::matmul(d_rows.t(), rows);
+    auto* const sink =
+        reinterpret_cast<GradientSink*>(ctx->saved_data["sink"].toInt());
+    GradientSink::Place place;
+    if (sink != nullptr) {
+      place =
+          sink->Open(static_cast<int>(ctx->saved_data["parameter"].toInt()));
+    }
+    if (place.gradient.defined()) {
+      if (place.add) {
+        place.gradient.add_(d_weight);
+      } else {
+        place.gradient.copy_(d_weight);
+      }
+      d_weight = std::move(place.gradient);
+    }
+    return {at::matmul(grads[0], weight), std::move(d_weight), at::Tensor(),
+            at::Tensor()};
+  }
+};
 
 // A copy with a hook on its gradient.
 at::Tensor WithHook(const at::Tensor& x,
@@ -120,15 +162,16 @@ at::Tensor ToyModel::LossSum(const ToyBatch& batch, UnitRunner& runner,
                             [embed = p[kToyEmbed]](const at::Tensor& ids) {
                               return Embed(embed, ids);
                             });
-  x = runner.Run(kToyMixUnit, x,
-                 [up = p[kToyUp], bias = p[kToyBias], down = p[kToyDown],
-                  scale = p[kToyScale], fault](const at::Tensor& in) {
-                   const at::Tensor b = fault == ToyFault::kInfiniteGradient
-                                            ? WithHook(bias, Infinite)
-                                            : bias;
-                   const at::Tensor h = at::tanh(at::matmul(in, up.t()) + b);
-                   return in + at::matmul(h, down.t()) * scale;
-                 });
+  x = runner.Run(
+      kToyMixUnit, x,
+      [up = p[kToyUp], bias = p[kToyBias], down = p[kToyDown],
+       scale = p[kToyScale], fault, sink = sink_](const at::Tensor& in) {
+        const at::Tensor b = fault == ToyFault::kInfiniteGradient
+                                 ? WithHook(bias, Infinite)
+                                 : bias;
+        const at::Tensor h = at::tanh(at::matmul(in, up.t()) + b);
+        return in + Product::apply(h, down, kToyDown, sink) * scale;
+      });
   x = runner.Run(kToyFrozenUnit, x, [w = p[kToyFrozen]](const at::Tensor& in) {
     return in + at::tanh(at::matmul(in, w.t()));
   });
@@ -149,17 +192,18 @@ at::Tensor ToyModel::LossSum(const ToyBatch& batch, UnitRunner& runner,
   x = runner.Run(kToyExtraUnit, x, [gain = p[kToyGain]](const at::Tensor& in) {
     return in * gain;
   });
-  return runner.Run(kToyHeadUnit, x,
-                    [norm = p[kToyNorm], embed = p[kToyEmbed],
-                     targets = batch.targets](const at::Tensor& in) {
-                      at::Tensor logits = at::matmul(in * norm, embed.t());
-                      if (logits.scalar_type() != at::kDouble) {
-                        logits = logits.to(at::kFloat);
-                      }
-                      return at::cross_entropy_loss(
-                          logits.view({-1, kToyVocabulary}), targets.view({-1}),
-                          {}, at::Reduction::Sum, kNoTarget);
-                    });
+  return runner.Run(
+      kToyHeadUnit, x,
+      [norm = p[kToyNorm], embed = p[kToyEmbed], targets = batch.targets,
+       sink = sink_](const at::Tensor& in) {
+        at::Tensor logits = Product::apply(in * norm, embed, kToyEmbed, sink);
+        if (logits.scalar_type() != at::kDouble) {
+          logits = logits.to(at::kFloat);
+        }
+        return at::cross_entropy_loss(logits.view({-1, kToyVocabulary}),
+                                      targets.view({-1}), {},
+                                      at::Reduction::Sum, kNoTarget);
+      });
 }
 
 }  // namespace conformance

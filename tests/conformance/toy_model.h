@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "plugins/sdk/gradient_sink.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {
@@ -79,6 +80,9 @@ class ToyModel final : public Model {
   void Bind(std::vector<at::Tensor> parameters) override {
     bound_ = std::move(parameters);
   }
+  // Two matrix products write their weights' gradients there: mix.down's, and
+  // the head's, whose weight the embedding uses, too.
+  void BindGradients(GradientSink* sink) override { sink_ = sink; }
   absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
     return absl::OkStatus();
   }
@@ -95,6 +99,7 @@ class ToyModel final : public Model {
   std::vector<ParameterSpec> specs_;
   std::vector<std::string> units_;
   std::vector<at::Tensor> bound_;
+  GradientSink* sink_ = nullptr;
 };
 
 }  // namespace conformance

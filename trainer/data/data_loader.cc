@@ -1,29 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/data/data_loader.h"
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "plugins/sdk/status.h"
+#include "trainer/data/batch_slot.h"
 
 namespace capstan {
 namespace {
 
-// Micro-batches that wait to be trained on: enough to hide a slow read, few
-// enough to cost little memory.
-constexpr size_t kDepth = 3;
+// Batches that wait to be trained on: so many that the thread which reads them
+// wakes up rarely, and fewer where they are large, but enough to hide a slow
+// read.
+constexpr int64_t kMostAhead = 16;
+constexpr int64_t kLeastAhead = 3;
+constexpr int64_t kBytesAhead = int64_t{32} << 20;
+
+int64_t AheadOf(int64_t bytes) {
+  return std::clamp(kBytesAhead / std::max<int64_t>(bytes, 1), kLeastAhead,
+                    kMostAhead);
+}
+
+// Waking up, this thread then takes no core from one that computes: it gets its
+// turn when that waits or has had its share.
+void YieldToComputation() {
+  const sched_param none = {};
+  sched_setscheduler(/*pid=*/0, SCHED_BATCH, &none);
+}
+
+c10::Stream StreamForCopies(c10::Device device) {
+  if (!device.is_cuda()) return c10::Stream(c10::Stream::DEFAULT, device);
+  return c10::impl::VirtualGuardImpl(device.type())
+      .getStreamFromGlobalPool(device);
+}
 
 class PrefetchingLoader final : public DataLoader {
  public:
   PrefetchingLoader(const DataLoaderOptions& options,
                     const DatasetReader& reader)
-      : options_(options), reader_(reader) {
-    thread_ = std::thread([this] { ReadAhead(); });
+      : options_(options), reader_(reader), slots_(1) {
+    thread_ = std::thread([this] { Run(); });
   }
 
   ~PrefetchingLoader() override {
@@ -31,81 +56,105 @@ class PrefetchingLoader final : public DataLoader {
       std::lock_guard<std::mutex> lock(mutex_);
       stopping_ = true;
     }
-    changed_.notify_all();
+    room_.notify_one();
     thread_.join();
   }
 
   absl::StatusOr<Batch> Next() override {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return !ready_.empty(); });
-    // An error is the last thing that the thread leaves: it stays.
-    if (!ready_.front().ok()) return ready_.front().status();
-    absl::StatusOr<Batch> batch = std::move(ready_.front());
-    ready_.pop_front();
+    more_.wait(lock, [this] { return read_ > taken_ || !error_.ok(); });
+    if (read_ == taken_) return error_;
+    BatchSlot& slot = slots_[taken_ % slots_.size()];
     lock.unlock();
-    changed_.notify_all();
-    return ToDevice(*std::move(batch));
+    // Outside the lock: the thread doesn't come to this slot before taken_ is
+    // past it.
+    absl::StatusOr<Batch> batch = TakeFrom(slot);
+    if (!batch.ok()) return batch;
+    lock.lock();
+    ++taken_;
+    const bool low = read_ - taken_ == ahead_ / 2;
+    lock.unlock();
+    if (low) room_.notify_one();
+    return batch;
   }
 
  private:
-  void ReadAhead() {
-    std::vector<int64_t> samples(options_.micro_batch_size);
-    int64_t step_start = options_.start_position;
-    const int64_t at_once = options_.micro_batch_size * options_.world_size;
-    while (true) {
-      for (int64_t begin = 0; begin < options_.global_batch_size;
-           begin += at_once) {
-        const int64_t first =
-            step_start + begin + options_.rank * options_.micro_batch_size;
-        for (size_t i = 0; i < samples.size(); ++i) {
-          samples[i] = options_.order.SampleAt(first + i);
-        }
-        absl::StatusOr<Batch> batch = Read(samples);
-        const bool ok = batch.ok();
-        if (!Put(std::move(batch)) || !ok) return;
-      }
-      step_start += options_.global_batch_size;
-    }
-  }
-
-  absl::StatusOr<Batch> Read(const std::vector<int64_t>& samples) const {
+  static absl::StatusOr<Batch> TakeFrom(BatchSlot& slot) {
     try {
-      Batch batch;
-      CAPSTAN_RETURN_IF_ERROR(reader_.Read(samples, &batch));
-      if (options_.device.is_cuda()) {
-        for (auto& [name, tensor] : batch) tensor = tensor.pin_memory();
-      }
-      return batch;
+      return slot.Take();
     } catch (...) {
       return CurrentExceptionToStatus();
     }
   }
 
-  // Waits for room; false when the loader is going away.
-  bool Put(absl::StatusOr<Batch> batch) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return stopping_ || ready_.size() < kDepth; });
-    if (stopping_) return false;
-    ready_.push_back(std::move(batch));
-    lock.unlock();
-    changed_.notify_all();
-    return true;
+  void Run() {
+    absl::Status status;
+    try {
+      YieldToComputation();
+      // Otherwise this thread would take memory of the first GPU.
+      const c10::DeviceGuard guard(options_.device);
+      status = ReadAhead(StreamForCopies(options_.device));
+    } catch (...) {
+      status = CurrentExceptionToStatus();
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      error_ = std::move(status);
+    }
+    more_.notify_one();
   }
 
-  // On the caller's stream, so that what follows on it sees the data.
-  Batch ToDevice(Batch batch) const {
-    if (!options_.device.is_cuda()) return batch;
-    for (auto& [name, tensor] : batch) {
-      tensor = tensor.to(options_.device, /*non_blocking=*/true);
+  // Returns when the loader is going away, or with the reader's error.
+  absl::Status ReadAhead(const c10::Stream& copies) {
+    std::vector<int64_t> samples(options_.micro_batch_size);
+    const int64_t at_once = options_.micro_batch_size * options_.world_size;
+    const int64_t per_step = options_.global_batch_size / at_once;
+    for (int64_t batch = 0; AwaitRoom(batch); ++batch) {
+      const int64_t step = batch / per_step;
+      options_.order.SamplesAt(options_.start_position +
+                                   step * options_.global_batch_size +
+                                   batch % per_step * at_once +
+                                   options_.rank * options_.micro_batch_size,
+                               absl::MakeSpan(samples));
+      BatchSlot& slot = slots_[batch % slots_.size()];
+      CAPSTAN_RETURN_IF_ERROR(slot.Fill(reader_, samples, copies));
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (batch == 0) {
+          // Only now is the size of a batch known. One more: the batch that is
+          // trained on is still in its slot's memory.
+          ahead_ = AheadOf(slot.bytes());
+          slots_.resize(ahead_ + 1);
+        }
+        ++read_;
+      }
+      more_.notify_one();
     }
-    return batch;
+    return absl::OkStatus();
+  }
+
+  // False when the loader is going away. Once all slots are full, waits until
+  // half of them are empty.
+  bool AwaitRoom(int64_t batch) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (batch - taken_ >= ahead_) {
+      room_.wait(lock,
+                 [&] { return stopping_ || batch - taken_ <= ahead_ / 2; });
+    }
+    return !stopping_;
   }
 
   const DataLoaderOptions options_;
   const DatasetReader& reader_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<absl::StatusOr<Batch>> ready_;
+  std::condition_variable room_;
+  std::condition_variable more_;
+  int64_t ahead_ = 1;
+  // Batch i is in slot i modulo their number.
+  std::vector<BatchSlot> slots_;
+  int64_t read_ = 0;
+  int64_t taken_ = 0;
+  absl::Status error_;  // comes after all that has been read
   bool stopping_ = false;
   std::thread thread_;
 };

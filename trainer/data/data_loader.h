@@ -6,9 +6,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "plugins/sdk/dataset.h"
 
 namespace capstan {
@@ -23,8 +23,8 @@ struct DataOrder {
   bool shuffle = false;
   uint64_t seed = 0;
 
-  // The sample at a global position.
-  int64_t SampleAt(int64_t position) const;
+  // The samples at `position` and on, one an element.
+  void SamplesAt(int64_t position, absl::Span<int64_t> samples) const;
 };
 
 struct DataLoaderOptions {
@@ -38,7 +38,12 @@ struct DataLoaderOptions {
 };
 
 // Reads ahead of training on a thread of its own, so that reading shows in no
-// step: to pinned memory and on to the GPU on CUDA.
+// step: up to 16 micro-batches, fewer where they take more than 32 MiB, but at
+// least 3. On CUDA they are copied ahead, too, from pinned memory, on a stream
+// of their own.
+//
+// The reader is given the tensors of an earlier batch to write into, once
+// nobody else holds them or a view of them.
 class DataLoader {
  public:
   // `reader` outlives the loader.
@@ -46,8 +51,10 @@ class DataLoader {
                                             const DatasetReader& reader);
   virtual ~DataLoader();
 
-  // The next micro-batch of this rank, on options.device. Blocks until it is
-  // there. An error is the reader's own; it is returned again by later calls.
+  // The next micro-batch of this rank, on options.device, for work on its
+  // current stream, which is made to wait where the copy isn't over. Blocks
+  // until the batch is read. An error is the reader's own; it is returned again
+  // by later calls. Called by one thread at a time.
   virtual absl::StatusOr<Batch> Next() = 0;
 };
 

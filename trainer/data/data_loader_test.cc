@@ -106,16 +106,23 @@ TEST(DataLoaderTest, WorldSizeDoesNotChangeTheGlobalBatch) {
 
 TEST(DataLoaderTest, EpochsDifferAndEachCoversAll) {
   const DataOrder order = {1000, true, 3};
-  std::set<int64_t> first, second;
+  // Also across the border in one call.
+  std::vector<int64_t> samples(2000);
+  order.SamplesAt(0, absl::MakeSpan(samples).first(700));
+  order.SamplesAt(700, absl::MakeSpan(samples).subspan(700));
+  const auto half = samples.begin() + 1000;
+  EXPECT_EQ(std::set<int64_t>(samples.begin(), half).size(), 1000);
+  EXPECT_EQ(std::set<int64_t>(half, samples.end()).size(), 1000);
   int same = 0;
-  for (int64_t i = 0; i < 1000; ++i) {
-    first.insert(order.SampleAt(i));
-    second.insert(order.SampleAt(1000 + i));
-    same += order.SampleAt(i) == order.SampleAt(1000 + i);
-  }
-  EXPECT_EQ(first.size(), 1000);
-  EXPECT_EQ(second.size(), 1000);
+  for (int64_t i = 0; i < 1000; ++i) same += samples[i] == samples[1000 + i];
   EXPECT_LT(same, 20);
+}
+
+TEST(DataLoaderTest, SequenceGoesOnAcrossSeveralEpochs) {
+  const DataOrder order = {3, false, 0};
+  std::vector<int64_t> samples(8);
+  order.SamplesAt(2, absl::MakeSpan(samples));
+  EXPECT_EQ(samples, std::vector<int64_t>({2, 0, 1, 2, 0, 1, 2, 0}));
 }
 
 TEST(DataLoaderTest, StartingLaterContinuesTheSequence) {

@@ -58,6 +58,10 @@ class ReporterImpl : public Reporter {
     bar_.PrintAbove(absl::StrCat(PrintableText(line), "\n"));
   }
 
+  void Table(const std::string& lines) override {
+    bar_.PrintAbove(PrintableText(lines));
+  }
+
   void Finish(const RunSummary& summary) override {
     bar_.End();
     status_.Update(tensorboard_->Flush());

@@ -108,6 +108,8 @@ class Reporter {
                       const std::string& continuation) = 0;
   // One line for the user, above the bar.
   virtual void Note(const std::string& line) = 0;
+  // Lines for the user, as they are, each ended.
+  virtual void Table(const std::string& lines) = 0;
   // summary.json and the table.
   virtual void Finish(const RunSummary& summary) = 0;
   // The first error in writing anything, or OK.

@@ -71,6 +71,19 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
       CheckSchedule(loaded.config.schedule(), train.max_steps()), "schedule");
 }
 
+absl::Status CheckProfile(const LoadedConfig& loaded) {
+  const int64_t last = loaded.config.train().max_steps();
+  for (const int64_t step : loaded.config.profile().steps()) {
+    if (step >= 1 && step <= last) continue;
+    return loaded.Locate(
+        FieldError("steps",
+                   absl::StrCat("must be between 1 and train.max_steps = ",
+                                last, ", is ", step)),
+        "profile");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSamplePrompt(const LoadedConfig& loaded,
                                const RunParts& parts) {
   const std::string& prompt = loaded.config.train().sample_prompt();
@@ -95,6 +108,7 @@ absl::Status CheckSamplePrompt(const LoadedConfig& loaded,
 absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
                         const RunParts& parts) {
   CAPSTAN_RETURN_IF_ERROR(CheckTrain(loaded));
+  CAPSTAN_RETURN_IF_ERROR(CheckProfile(loaded));
   absl::StatusOr<BatchPlan> plan = PlanBatch(loaded.config.batch(), world_size);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
   StrategyRequest request;

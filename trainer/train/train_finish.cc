@@ -13,6 +13,7 @@
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
+#include "trainer/metrics/output_file.h"
 #include "trainer/train/train_loop.h"
 
 namespace capstan {
@@ -139,11 +140,11 @@ absl::Status TrainLoop::Finish() {
         kMaxShardBytes, *parts_.model, *parts_.strategy, *group_,
         parts_.train_data->tokenizer(), config_text_));
   }
+  absl::Status status = WriteProfile();
   const RunSummary summary = Summary();
-  absl::Status status;
   if (reporter_ != nullptr) {
     reporter_->Finish(summary);
-    status = reporter_->status();
+    status.Update(reporter_->status());
   }
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "write its output"));
   if (stopping_) {
@@ -151,6 +152,26 @@ absl::Status TrainLoop::Finish() {
                                              "; saved in ", output_dir_));
   }
   return absl::OkStatus();
+}
+
+absl::Status TrainLoop::WriteProfile() {
+  if (profiler_ == nullptr) return absl::OkStatus();
+  const std::vector<ProfiledStep>& steps = profiler_->steps();
+  if (steps.empty()) {
+    if (reporter_ != nullptr) {
+      reporter_->Note("profile: this run has done none of its steps");
+    }
+    return absl::OkStatus();
+  }
+  const int rank = group_->rank();
+  const std::string trace =
+      rank == 0 ? "trace.json" : absl::StrCat("trace.rank", rank, ".json");
+  CAPSTAN_RETURN_IF_ERROR(ReplaceFile(absl::StrCat(output_dir_, "/", trace),
+                                      TraceJson(steps, rank)));
+  if (reporter_ == nullptr) return absl::OkStatus();
+  const StepProfile profile = Summarize(steps);
+  reporter_->Table(ProfileTable(profile));
+  return ReplaceFile(output_dir_ + "/profile.json", ProfileJson(profile));
 }
 
 RunSummary TrainLoop::Summary() {

@@ -16,7 +16,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "plugins/sdk/profile.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/profile/step_profile.h"
 #include "trainer/train/schedule.h"
 
 namespace capstan {
@@ -35,10 +37,11 @@ bool Due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 }  // namespace
 
-TrainLoop::TrainLoop(TrainJob* job, const RankInfo& rank)
+TrainLoop::TrainLoop(TrainJob* job, const RankInfo& rank, Verdicts verdicts)
     : job_(job),
       rank_(rank),
       config_(job->loaded.config),
+      verdicts_(verdicts),
       parts_(job->parts),
       scaler_(job->parts.precision->policy().loss_scaling),
       runner_(job->parts.strategy.get(),
@@ -52,23 +55,30 @@ absl::Status TrainLoop::Run() {
   const Train& train = config_.train();
   while (state_.step < train.max_steps() && !stopping_) {
     CAPSTAN_RETURN_IF_ERROR(Step());
-    if (Due(train.eval_every(), state_.step)) {
+    const bool evaluate = Due(train.eval_every(), state_.step);
+    const bool save = Due(train.save_every(), state_.step) || stopping_;
+    if (evaluate || save || state_.step == train.max_steps()) {
+      CAPSTAN_RETURN_IF_ERROR(CatchUp());
+    }
+    if (evaluate) {
       CAPSTAN_RETURN_IF_ERROR(Evaluate());
       if (state_.step < train.max_steps()) {
         CAPSTAN_RETURN_IF_ERROR(
             SampleText(absl::StrCat("after step ", state_.step)));
       }
     }
-    if (Due(train.save_every(), state_.step) || stopping_) {
-      CAPSTAN_RETURN_IF_ERROR(Save());
-    }
+    if (save || stopping_) CAPSTAN_RETURN_IF_ERROR(Save());
   }
   return Finish();
 }
 
 absl::Status TrainLoop::Step() {
-  const double start = Now();
+  StepUnderWay step;
+  step.start = Now();
   communication_ = group_->stats();
+  if (profiler_ != nullptr) {
+    profiler_->BeginStep(state_.step + 1, communication_);
+  }
   Verdict verdict;
   absl::Status mine = RunMicroSteps(&verdict);
   // A broken connection can carry no verdict, nor can a rank that has left out
@@ -78,34 +88,66 @@ absl::Status TrainLoop::Step() {
   if (reporter_ != nullptr) mine.Update(reporter_->status());
   verdict.failed_ranks = mine.ok() ? 0.0 : 1.0;
   verdict.stop_requests = StopRequested() != 0 ? 1.0 : 0.0;
-  try {
-    Agree(&verdict);
-  } catch (...) {
-    return mine.ok() ? CurrentExceptionToStatus() : mine;
-  }
+  absl::Status agreed = Agree(mine.ok(), &verdict);
   if (!mine.ok()) {
     return Annotate(mine, absl::StrCat("step ", state_.step + 1));
   }
-  if (verdict.failed_ranks > 0) {
-    return absl::UnavailableError(
-        absl::StrCat("another rank failed in step ", state_.step + 1));
-  }
-  stopping_ = verdict.stop_requests > 0;
-  if (stopping_) AdoptStop(SIGTERM);
+  CAPSTAN_RETURN_IF_ERROR(agreed);
 
-  double grad_norm = 0.0;
-  bool skipped = false;
-  const double lr =
-      parts_.optimizer->learning_rate() *
-      LearningRateMultiplier(config_.schedule(), state_.optimizer_steps,
-                             config_.train().max_steps());
-  CAPSTAN_RETURN_IF_ERROR(Update(verdict, lr, &grad_norm, &skipped));
+  step.lr = parts_.optimizer->learning_rate() *
+            LearningRateMultiplier(config_.schedule(), state_.optimizer_steps,
+                                   config_.train().max_steps());
+  if (late_ != nullptr) {
+    Update(step.lr, 1.0);
+  } else if (const Judgement now = Judge(verdict, Rule()); !now.skipped) {
+    Update(step.lr, now.gradient_scale);
+  }
+  if (profiler_ != nullptr) profiler_->EndStep(group_->stats());
   ++state_.step;
   state_.samples += job_->batch.global_batch_size;
-  state_.tokens += static_cast<int64_t>(verdict.tokens);
-  if (verdict.count > 0) state_.last_loss = verdict.loss_sum / verdict.count;
-  Report(verdict, grad_norm, lr, skipped, Now() - start);
+  step.communication = CommunicationOfStep();
+  if (late_ == nullptr) return Conclude(verdict, step);
+  under_way_ = step;
   return absl::OkStatus();
+}
+
+absl::Status TrainLoop::Agree(bool good, Verdict* verdict) {
+  try {
+    if (late_ == nullptr) {
+      double sums[] = {verdict->loss_sum,     verdict->count,
+                       verdict->tokens,       verdict->gradient_squared_sum,
+                       verdict->failed_ranks, verdict->stop_requests};
+      group_->AllReduceHost(absl::MakeSpan(sums));
+      *verdict = {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]};
+      return Heed(*verdict, state_.step + 1);
+    }
+    // By now the device has long come past the end of the last step's verdict,
+    // and has this step's micro-steps to work on meanwhile.
+    CAPSTAN_RETURN_IF_ERROR(CatchUp());
+    late_->Issue(*verdict, good ? loss_sum_ : at::Tensor(), Rule(), *group_);
+    return absl::OkStatus();
+  } catch (...) {
+    return CurrentExceptionToStatus();
+  }
+}
+
+absl::Status TrainLoop::Heed(const Verdict& verdict, int64_t step) {
+  if (verdict.failed_ranks > 0) {
+    return absl::UnavailableError(
+        absl::StrCat("another rank failed in step ", step));
+  }
+  if (verdict.stop_requests > 0) {
+    stopping_ = true;
+    AdoptStop(SIGTERM);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::CatchUp() {
+  if (late_ == nullptr || !late_->issued()) return absl::OkStatus();
+  const Verdict verdict = late_->Read();
+  CAPSTAN_RETURN_IF_ERROR(Heed(verdict, state_.step));
+  return Conclude(verdict, under_way_);
 }
 
 absl::Status TrainLoop::RunMicroSteps(Verdict* mine) {
@@ -126,10 +168,16 @@ absl::Status TrainLoop::RunMicroSteps(Verdict* mine) {
   // Also after an error: the other ranks wait in these collectives.
   collectives_done_ = false;
   try {
-    parts_.strategy->FinishBackward();
+    {
+      const ProfileScope profile(kBackwardPhase);
+      parts_.strategy->FinishBackward();
+    }
     collectives_done_ = true;
+    const ProfileScope profile(kOptimizerPhase);
     mine->gradient_squared_sum = parts_.strategy->GradientSquaredSum();
-    if (status.ok()) mine->loss_sum = loss_sum_.item<double>();
+    if (status.ok() && late_ == nullptr) {
+      mine->loss_sum = loss_sum_.item<double>();
+    }
   } catch (...) {
     if (status.ok()) status = CurrentExceptionToStatus();
   }
@@ -140,7 +188,7 @@ absl::Status TrainLoop::MicroStep(int index, Verdict* mine) {
   // First: if anything below fails, FinishBackward still knows the step.
   parts_.strategy->BeginMicroStep(index,
                                   static_cast<int>(job_->batch.accumulation));
-  CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, loader_->Next());
+  CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, NextBatch());
   const LossSum loss = Forward(batch);
   Backward(loss.sum);
   // Kept on the device: reading it here would wait for the GPU.
@@ -151,67 +199,73 @@ absl::Status TrainLoop::MicroStep(int index, Verdict* mine) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Batch> TrainLoop::NextBatch() {
+  const ProfileScope profile(kDataPhase);
+  return loader_->Next();
+}
+
 LossSum TrainLoop::Forward(const Batch& batch) {
+  const ProfileScope profile(kForwardPhase);
   const MemoryScope scope(MemoryCategory::kActivations);
   return parts_.objective->Compute(*parts_.model, batch, runner_);
 }
 
 void TrainLoop::Backward(const at::Tensor& loss_sum) {
+  const ProfileScope profile(kBackwardPhase);
   const MemoryScope scope(MemoryCategory::kWorkspace);
   const at::Tensor scale =
       at::full({}, scaler_.scale() / nominal_targets_, loss_sum.options());
   torch::autograd::backward({loss_sum}, {scale});
 }
 
-void TrainLoop::Agree(Verdict* verdict) {
-  double sums[] = {verdict->loss_sum,     verdict->count,
-                   verdict->tokens,       verdict->gradient_squared_sum,
-                   verdict->failed_ranks, verdict->stop_requests};
-  group_->AllReduceHost(absl::MakeSpan(sums));
-  *verdict = {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]};
+GradientRule TrainLoop::Rule() const {
+  GradientRule rule;
+  rule.nominal_targets = nominal_targets_;
+  rule.loss_scale = scaler_.scale();
+  rule.max_norm = config_.train().max_grad_norm();
+  return rule;
 }
 
-absl::Status TrainLoop::Update(const Verdict& verdict, double lr,
-                               double* grad_norm, bool* skipped) {
-  // The gradients in the buffers are of loss_sum * scale / nominal_targets.
-  const double count = std::max(verdict.count, 1.0);
-  const double unscale = nominal_targets_ / count / scaler_.scale();
-  *grad_norm = std::sqrt(verdict.gradient_squared_sum) * unscale;
-  const bool finite =
-      std::isfinite(*grad_norm) && std::isfinite(verdict.loss_sum);
-  *skipped = !finite || verdict.count == 0;
-  if (finite && verdict.count == 0 && reporter_ != nullptr) {
-    reporter_->Note(absl::StrCat("step ", state_.step + 1,
+void TrainLoop::Update(double lr, double gradient_scale) {
+  const ProfileScope profile(kOptimizerPhase);
+  OptimizerStep step;
+  step.step = state_.optimizer_steps + 1;
+  step.learning_rate = lr;
+  step.gradient_scale = gradient_scale;
+  absl::Span<OptimizerShard> shards = parts_.strategy->OptimizerShards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (late_ != nullptr) {
+      // Waits only where a shard is in host memory, offloaded.
+      step.device_scale = late_->scale().to(shards[i].master.device());
+    }
+    parts_.optimizer->Update(step, parts_.model->parameters(), shards[i],
+                             absl::MakeSpan(optimizer_state_[i]));
+    parts_.strategy->PublishShard(static_cast<int>(i));
+  }
+  parts_.strategy->PublishParameters();
+}
+
+absl::Status TrainLoop::Conclude(const Verdict& verdict,
+                                 const StepUnderWay& step) {
+  const Judgement judgement = Judge(verdict, Rule());
+  if (!judgement.skipped) ++state_.optimizer_steps;
+  if (judgement.finite && judgement.skipped && reporter_ != nullptr) {
+    reporter_->Note(absl::StrCat("step ", state_.step,
                                  ": the batch has no targets; no update"));
   }
-  if (!*skipped) {
-    OptimizerStep step;
-    step.step = state_.optimizer_steps + 1;
-    step.learning_rate = lr;
-    step.gradient_scale = unscale;
-    // Clipping as in torch.nn.utils.clip_grad_norm_.
-    const double max_norm = config_.train().max_grad_norm();
-    if (max_norm > 0) {
-      step.gradient_scale *= std::min(1.0, max_norm / (*grad_norm + 1e-6));
-    }
-    absl::Span<OptimizerShard> shards = parts_.strategy->OptimizerShards();
-    for (size_t i = 0; i < shards.size(); ++i) {
-      parts_.optimizer->Update(step, parts_.model->parameters(), shards[i],
-                               absl::MakeSpan(optimizer_state_[i]));
-      parts_.strategy->PublishShard(static_cast<int>(i));
-    }
-    parts_.strategy->PublishParameters();
-    ++state_.optimizer_steps;
-  }
   const bool was_at_minimum = scaler_.at_minimum();
-  scaler_.Update(finite);
-  skipped_in_a_row_ = finite ? 0 : skipped_in_a_row_ + 1;
-  if (!finite && was_at_minimum && skipped_in_a_row_ >= kMaxSkippedSteps) {
+  scaler_.Update(judgement.finite);
+  skipped_in_a_row_ = judgement.finite ? 0 : skipped_in_a_row_ + 1;
+  if (!judgement.finite && was_at_minimum &&
+      skipped_in_a_row_ >= kMaxSkippedSteps) {
     return absl::FailedPreconditionError(absl::StrCat(
         "loss or gradients have not been finite for ", skipped_in_a_row_,
-        " steps in a row (since step ", state_.step + 2 - skipped_in_a_row_,
+        " steps in a row (since step ", state_.step + 1 - skipped_in_a_row_,
         "): lower the learning rate, or train in a wider precision"));
   }
+  state_.tokens += static_cast<int64_t>(verdict.tokens);
+  if (verdict.count > 0) state_.last_loss = verdict.loss_sum / verdict.count;
+  Report(verdict, judgement, step);
   return absl::OkStatus();
 }
 
@@ -223,17 +277,21 @@ CommunicationStats TrainLoop::CommunicationOfStep() const {
   return step;
 }
 
-void TrainLoop::Report(const Verdict& verdict, double grad_norm, double lr,
-                       bool skipped, double seconds) {
+void TrainLoop::Report(const Verdict& verdict, const Judgement& judgement,
+                       const StepUnderWay& step) {
+  // A step that is concluded late shares its time with the next one's start.
+  const double now = Now();
+  const double seconds = now - std::max(step.start, concluded_);
+  concluded_ = now;
   step_seconds_.push_back(seconds);
   step_tokens_.push_back(verdict.tokens);
-  step_communication_.push_back(CommunicationOfStep());
+  step_communication_.push_back(step.communication);
   if (reporter_ == nullptr) return;
   StepMetrics metrics;
   metrics.step = state_.step;
   metrics.loss = verdict.count > 0 ? verdict.loss_sum / verdict.count : 0.0;
-  metrics.grad_norm = grad_norm;
-  metrics.lr = lr;
+  metrics.grad_norm = judgement.grad_norm;
+  metrics.lr = step.lr;
   metrics.tokens = state_.tokens;
   metrics.step_seconds = seconds;
   metrics.tokens_per_second = verdict.tokens / std::max(seconds, 1e-9);
@@ -243,7 +301,7 @@ void TrainLoop::Report(const Verdict& verdict, double grad_norm, double lr,
     metrics.communication_seconds = communication.busy_seconds;
     metrics.exposed_seconds = communication.exposed_seconds;
   }
-  metrics.skipped = skipped;
+  metrics.skipped = judgement.skipped;
   if (scaler_.enabled()) metrics.loss_scale = scaler_.scale();
   reporter_->Step(metrics);
 }

@@ -14,9 +14,11 @@
 #include "trainer/launcher/rank_info.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/profile/profiler.h"
 #include "trainer/train/loss_scaler.h"
 #include "trainer/train/run_parts.h"
 #include "trainer/train/strategy_runner.h"
+#include "trainer/train/verdict.h"
 
 namespace capstan {
 
@@ -37,10 +39,21 @@ struct TrainJob {
 // One rank's training, from joining the others to the last file. Every rank
 // runs the same steps in the same order: what one rank learns alone (an error,
 // a signal, a non-finite gradient) travels in the verdict that ends each step,
-// and all act on the sum.
+// and all act on the sum. On GPUs the update acts on it there, and the host
+// one step later, so that it never waits for the device's newest work.
 class TrainLoop {
  public:
-  TrainLoop(TrainJob* job, const RankInfo& rank);
+  // When the host reads a step's verdict.
+  enum class Verdicts {
+    kAuto,    // late on GPUs, without loss scaling; else at once
+    kAtOnce,  // before the update
+    // An update later, which the device's own verdict rules. Not for loss
+    // scaling, whose next scale depends on the verdict.
+    kLate,
+  };
+
+  TrainLoop(TrainJob* job, const RankInfo& rank,
+            Verdicts verdicts = Verdicts::kAuto);
   ~TrainLoop();
 
   // OK: all steps are done. CANCELLED: stopped by a signal, and saved.
@@ -48,14 +61,11 @@ class TrainLoop {
   absl::Status Run();
 
  private:
-  // What all ranks know of a step, as sums over ranks.
-  struct Verdict {
-    double loss_sum = 0.0;
-    double count = 0.0;   // targets
-    double tokens = 0.0;  // input tokens
-    double gradient_squared_sum = 0.0;
-    double failed_ranks = 0.0;
-    double stop_requests = 0.0;
+  // A step that has been issued.
+  struct StepUnderWay {
+    double start = 0.0;  // seconds of the steady clock
+    double lr = 0.0;
+    CommunicationStats communication;
   };
 
   absl::Status SetUp();
@@ -69,19 +79,30 @@ class TrainLoop {
   absl::Status Step();
   absl::Status RunMicroSteps(Verdict* mine);
   absl::Status MicroStep(int index, Verdict* mine);
+  absl::StatusOr<Batch> NextBatch();
   LossSum Forward(const Batch& batch);
   void Backward(const at::Tensor& loss_sum);
-  void Agree(Verdict* verdict);
-  absl::Status Update(const Verdict& verdict, double lr, double* grad_norm,
-                      bool* skipped);
-  void Report(const Verdict& verdict, double grad_norm, double lr, bool skipped,
-              double seconds);
+  // Sums the verdict over the ranks and heeds it, or leaves that to a later
+  // CatchUp. `good`: this rank has done its micro-steps.
+  absl::Status Agree(bool good, Verdict* verdict);
+  // What ends a run.
+  absl::Status Heed(const Verdict& verdict, int64_t step);
+  // Concludes the last step if its verdict hasn't been read: before this
+  // training's numbers or parameters are used for anything but steps.
+  absl::Status CatchUp();
+  GradientRule Rule() const;
+  void Update(double lr, double gradient_scale);
+  // The bookkeeping of a step that all ranks have done.
+  absl::Status Conclude(const Verdict& verdict, const StepUnderWay& step);
+  void Report(const Verdict& verdict, const Judgement& judgement,
+              const StepUnderWay& step);
   CommunicationStats CommunicationOfStep() const;
 
   absl::Status Evaluate();
   absl::Status SampleText(const std::string& title);
   absl::Status Save();
   absl::Status Finish();
+  absl::Status WriteProfile();
   absl::Status AgreeOnError(const absl::Status& mine, const char* what);
   RunSummary Summary();
   void AddSpeed(RunSummary* summary) const;
@@ -92,6 +113,7 @@ class TrainLoop {
   TrainJob* const job_;
   const RankInfo rank_;
   const RunConfig& config_;
+  const Verdicts verdicts_;
   RunParts& parts_;
 
   std::unique_ptr<ProcessGroup> group_;
@@ -99,10 +121,14 @@ class TrainLoop {
   StrategyRunner runner_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<Reporter> reporter_;  // rank 0's
+  std::unique_ptr<Profiler> profiler_;  // null: no step is profiled
   std::vector<std::vector<at::Tensor>> optimizer_state_;
   std::string config_text_;
   std::string output_dir_;
 
+  std::unique_ptr<LateVerdict> late_;  // null: verdicts are read at once
+  StepUnderWay under_way_;             // whose verdict is to be read
+  double concluded_ = 0.0;             // when a step was, last
   at::Tensor loss_sum_;  // of this step's micro-steps, on the device
   TrainState state_;
   int64_t first_step_ = 0;

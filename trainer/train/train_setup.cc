@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,7 @@
 #include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/process_group/create.h"
+#include "trainer/profile/profiled_group.h"
 #include "trainer/train/output_folder.h"
 #include "trainer/train/train_loop.h"
 
@@ -66,6 +68,16 @@ absl::Status TrainLoop::SetUp() {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   }
   CAPSTAN_ASSIGN_OR_RETURN(group_, CreateProcessGroup(rank_, job_->gpus));
+  const auto& profiled = config_.profile().steps();
+  if (!profiled.empty()) {
+    group_ = ProfileWaits(std::move(group_));
+    profiler_ = std::make_unique<Profiler>(
+        std::set<int64_t>(profiled.begin(), profiled.end()));
+  }
+  const bool late = verdicts_ == Verdicts::kAuto
+                        ? group_->device().is_cuda() && !scaler_.enabled()
+                        : verdicts_ == Verdicts::kLate;
+  if (late) late_ = std::make_unique<LateVerdict>(group_->device());
   CAPSTAN_RETURN_IF_ERROR(SettleOutputDir());
   config_text_ = PrintConfig(config_);
 

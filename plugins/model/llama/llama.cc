@@ -15,6 +15,7 @@
 #include "kernels/linear.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
+#include "kernels/transformer_block.h"
 #include "plugins/model/llama/llama_weights.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/random.h"
@@ -72,28 +73,27 @@ class LlamaCache final : public KvCache {
 // One layer's weights, and what it needs to know of the forward it is in.
 struct LayerPass {
   int layer = 0;
-  double eps = 0.0;
-  AttentionShape shape;
-  kernels::AttentionWeights attention;
-  at::Tensor output;
-  kernels::GatedMlpWeights mlp;
-  at::Tensor rope;
+  kernels::TransformerBlockWeights weights;
+  kernels::TransformerBlockOptions options;
   LlamaCache* cache = nullptr;
 };
 
 // x: [B * T, hidden].
 at::Tensor RunLayer(const LayerPass& pass, const at::Tensor& x) {
-  const kernels::QueryKeyValue qkv =
-      kernels::AttentionInput(x, pass.attention, pass.eps, pass.rope);
-  at::Tensor mixed;
-  if (pass.cache == nullptr) {
-    mixed = kernels::CausalAttention(qkv.q, qkv.k, qkv.v, pass.shape);
-  } else {
+  const kernels::TransformerBlockWeights& w = pass.weights;
+  const kernels::TransformerBlockOptions& options = pass.options;
+  if (pass.cache != nullptr) {
+    const kernels::QueryKeyValue qkv = kernels::AttentionInput(
+        x, w.attention, options.eps, options.rope_table);
     const LlamaCache::Layer past = pass.cache->Append(pass.layer, qkv.k, qkv.v);
-    mixed = kernels::CachedAttention(qkv.q, past.k, past.v, pass.shape);
+    const at::Tensor mixed =
+        kernels::CachedAttention(qkv.q, past.k, past.v, options.shape);
+    return kernels::GatedMlp(kernels::LinearAdd(mixed, w.output, x), w.mlp,
+                             options.eps);
   }
-  const at::Tensor y = kernels::LinearAdd(mixed, pass.output, x);
-  return kernels::GatedMlp(y, pass.mlp, pass.eps);
+  return kernels::CanFuseTransformerBlock(x)
+             ? kernels::FusedTransformerBlock(x, w, options)
+             : kernels::PlainTransformerBlock(x, w, options);
 }
 
 }  // namespace
@@ -187,26 +187,35 @@ at::Tensor Llama::Hidden(const TokenInput& input, UnitRunner& runner,
   const at::Tensor rope =
       RopeAt(cache == nullptr ? 0 : cache->length(), length);
   const at::Tensor& embedding = parameters_[kEmbedding];
+  const kernels::WeightPlace place = {sink_, kEmbedding};
   at::Tensor x = runner.Run(0, input.tokens.to(embedding.device()),
-                            [embedding, tied](const at::Tensor& tokens) {
+                            [embedding, tied, place](const at::Tensor& tokens) {
                               return kernels::Embedding(
-                                  embedding, tokens.reshape({-1}), tied);
+                                  embedding, tokens.reshape({-1}), tied, place);
                             });
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const auto weight = [&](LayerParameter parameter) {
       return parameters_[LayerIndex(layer, parameter)];
     };
+    const auto place = [&](LayerParameter parameter) {
+      return LayerIndex(layer, parameter);
+    };
     LayerPass pass;
     pass.layer = layer;
-    pass.eps = config_.rms_norm_eps;
-    pass.shape = {batch, config_.num_attention_heads,
-                  config_.num_key_value_heads, config_.head_dim};
-    pass.attention = {weight(kInputNorm), weight(kQuery), weight(kKey),
-                      weight(kValue)};
-    pass.output = weight(kOutput);
-    pass.mlp = {weight(kPostNorm), weight(kGate), weight(kUp), weight(kDown)};
-    pass.rope = rope;
     pass.cache = cache;
+    pass.weights.attention = {weight(kInputNorm), weight(kQuery), weight(kKey),
+                              weight(kValue)};
+    pass.weights.output = weight(kOutput);
+    pass.weights.mlp = {weight(kPostNorm), weight(kGate), weight(kUp),
+                        weight(kDown)};
+    pass.options.shape = {batch, config_.num_attention_heads,
+                          config_.num_key_value_heads, config_.head_dim};
+    pass.options.eps = config_.rms_norm_eps;
+    pass.options.rope_table = rope;
+    pass.options.sink = sink_;
+    pass.options.parameters = {place(kQuery),  place(kKey),  place(kValue),
+                               place(kOutput), place(kGate), place(kUp),
+                               place(kDown)};
     x = runner.Run(1 + layer, x, [pass](const at::Tensor& input) {
       return RunLayer(pass, input);
     });
@@ -241,11 +250,13 @@ at::Tensor Llama::CrossEntropySum(const TokenInput& input,
   const at::Tensor& head = parameters_[HeadIndex(config_)];
   const double eps = config_.rms_norm_eps;
   const at::Tensor flat = targets.reshape({-1});
+  const kernels::WeightPlace place = {sink_, HeadIndex(config_)};
   return runner.Run(head_unit(), hidden,
-                    [norm, head, eps, flat, tied](const at::Tensor& x) {
+                    [norm, head, eps, flat, tied, place](const at::Tensor& x) {
                       const MemoryScope scope(MemoryCategory::kLogits);
                       return kernels::HeadCrossEntropySum(
-                          kernels::RmsNorm(x, norm, eps), head, flat, tied);
+                          kernels::RmsNorm(x, norm, eps), head, flat, tied,
+                          kernels::kLogitsBytes, place);
                     });
 }
 

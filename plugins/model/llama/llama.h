@@ -31,6 +31,7 @@ class Llama final : public Model, public TokenModel {
   absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
                             int64_t count, float* out) const override;
   void Bind(std::vector<at::Tensor> parameters) override;
+  void BindGradients(GradientSink* sink) override { sink_ = sink; }
   absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override;
   std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
@@ -65,6 +66,7 @@ class Llama final : public Model, public TokenModel {
   const std::vector<ParameterSpec> specs_;
   const std::vector<std::string> units_;
   std::vector<at::Tensor> parameters_;
+  GradientSink* sink_ = nullptr;
   at::Tensor rope_table_;  // grows as longer sequences come
 };
 

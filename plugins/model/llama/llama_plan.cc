@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "kernels/token_loss.h"
+#include "kernels/transformer_block.h"
 #include "plugins/model/llama/llama.h"
 
 namespace capstan {
@@ -77,22 +78,13 @@ struct Sizes {
 };
 
 // RmsNormForward and RmsNormAgain: leave the normalised rows.
-void Normalise(const Sizes& s, Ledger* ledger) {
-  // In float32: x (or its square and x), x * rstd; and that rounded.
-  if (!s.fused) ledger->Pass(2 * s.Wide(s.x()) + 2 * s.x());
-  ledger->Take(s.x());
-}
+void Normalise(const Sizes& s, Ledger* ledger) { ledger->Take(s.x()); }
 
 // RmsNormBackward: leaves the gradient to x, and to the weight.
 void NormaliseBackward(const Sizes& s, Ledger* ledger) {
-  if (!s.fused) ledger->Pass(7 * s.Wide(s.x()));
+  // The weight's in float32 before it is rounded.
+  if (!s.fused) ledger->Pass(s.x() + s.Wide(s.Weight(1)));
   ledger->Take(s.x() + s.Weight(1));
-}
-
-// ComposedRope on `bytes` of heads: two halves, their four products, the two
-// sums and the whole, in float32.
-void Rotate(const Sizes& s, int64_t bytes, Ledger* ledger) {
-  if (!s.fused) ledger->Pass(5 * s.Wide(bytes));
 }
 
 // The blocks of scores of ATen's fused attention (FlashAttentionKernel.cpp):
@@ -105,27 +97,21 @@ int64_t AttentionBlocks(const Sizes& s, int64_t scores) {
   return scores * queries * keys * (kFloatBytes + s.element);
 }
 
+// Of 16-bit types, by ATen.
 void AttentionForward(const Sizes& s, Ledger* ledger) {
-  if (!s.fused) {
-    // Keys and values, repeated for each head of their group.
-    if (s.grouped()) ledger->Take(2 * s.q());
-    ledger->Pass(s.q() + s.log_sum_exp() + AttentionBlocks(s, 1));
-  }
+  // Keys and values, repeated for each head of their group.
+  if (s.grouped()) ledger->Take(2 * s.q());
+  ledger->Pass(s.q() + s.log_sum_exp() + AttentionBlocks(s, 1));
   ledger->Take(s.q() + s.log_sum_exp());
 }
 
 // The incoming gradient, [rows, heads * head_dim], is used up.
 void AttentionBackward(const Sizes& s, Ledger* ledger) {
-  if (s.fused) {
-    ledger->Take(s.q() + 2 * s.kv());
-    ledger->Free(s.q() + 2 * s.kv());  // q, k, v
-  } else {
-    ledger->Pass(3 * s.q() + AttentionBlocks(s, 2));
-    ledger->Take(3 * s.q());
-    ledger->Free(s.q() + 2 * (s.grouped() ? s.q() : s.kv()));
-  }
+  ledger->Pass(3 * s.q() + AttentionBlocks(s, 2));
+  ledger->Take(3 * s.q());
+  ledger->Free(s.q() + 2 * (s.grouped() ? s.q() : s.kv()));
   ledger->Free(2 * s.q() + s.log_sum_exp());  // the output and its gradient
-  if (s.fused || !s.grouped()) return;
+  if (!s.grouped()) return;
   // Summed over each group, then put in the order of the rows.
   for (int i = 0; i < 2; ++i) {
     ledger->Take(s.kv());
@@ -134,12 +120,12 @@ void AttentionBackward(const Sizes& s, Ledger* ledger) {
   }
 }
 
-// From x, which the unit before keeps. Ends with what is kept.
+// PlainTransformerBlock from x, which the unit before keeps. Ends with what is
+// kept.
 void ForwardLayer(const Sizes& s, Ledger* ledger) {
   // AttentionInput
   Normalise(s, ledger);
   ledger->Take(s.rstd() + s.q() + 2 * s.kv());
-  Rotate(s, s.q(), ledger);
   ledger->Free(s.x());
   AttentionForward(s, ledger);
   // LinearAdd
@@ -147,11 +133,10 @@ void ForwardLayer(const Sizes& s, Ledger* ledger) {
   // GatedMlp
   Normalise(s, ledger);
   ledger->Take(s.rstd() + 2 * s.inner());
-  if (!s.fused) ledger->Pass(2 * s.inner());  // silu(gate) for itself
   ledger->Take(s.inner() + s.x());
   ledger->Free(s.inner() + s.x());
   // Attention has kept its copies.
-  if (!s.fused && s.grouped()) ledger->Free(2 * s.kv());
+  if (s.grouped()) ledger->Free(2 * s.kv());
 }
 
 // From what is kept, with the output's gradient in the output's place.
@@ -162,7 +147,6 @@ void BackwardLayer(const Sizes& s, Ledger* ledger) {
   const int64_t kv_weight = s.Weight(c.num_key_value_heads * c.head_dim);
   const int64_t mlp_weight = s.Weight(c.intermediate_size);
   // GatedMlp: the gradients of the activation, gate and up.
-  if (!s.fused) ledger->Pass(6 * s.inner());
   ledger->Take(3 * s.inner() + mlp_weight);
   ledger->Free(s.inner());
   Normalise(s, ledger);
@@ -177,7 +161,6 @@ void BackwardLayer(const Sizes& s, Ledger* ledger) {
   AttentionBackward(s, ledger);
   // AttentionInput
   Normalise(s, ledger);
-  Rotate(s, s.q(), ledger);
   ledger->Take(s.x() + q_weight + 2 * kv_weight);
   NormaliseBackward(s, ledger);
 }
@@ -198,14 +181,15 @@ struct Pieces {
   int64_t last = 0;
 };
 
-// Leaves the gradient of the head's weight, and has used up its parts: d_logits
-// and so_far, if there are several pieces. In its final dtype, if `narrow`.
+// Leaves the gradient of the head's weight, float32 for 16-bit types; float32
+// itself is written to the strategy's place. Has used up its parts: d_logits
+// and so_far, if there are several pieces.
 void TakeGradient(const Sizes& s, const Pieces& pieces, Ledger* ledger) {
   const int64_t vocab = s.config.vocab_size;
   const int64_t weight = s.Weight(vocab);
   const int64_t so_far = pieces.count > 1 ? s.Wide(weight) : 0;
   if (s.fused) {
-    ledger->Take(weight - so_far);
+    ledger->Free(so_far);
   } else {
     // WideProduct of d_logits and the normalised rows.
     ledger->Pass((pieces.last * (vocab + s.config.hidden_size)) * kFloatBytes +
@@ -228,29 +212,51 @@ UnitMemory PlanEmbedding(const Sizes& s) {
   if (!s.fused) ledger.Take(s.Wide(s.x()));
   if (c.tie_word_embeddings) {
     TakeGradient(s, pieces, &ledger);
-  } else {
+  } else if (!s.fused) {
     ledger.Take(s.Wide(weight));
   }
   if (!s.fused) ledger.Take(weight);
-  // The strategy knows the weight's gradient, the largest one. What the head
-  // has kept may become just that; then this is negative.
+  // The strategy counts the weight's gradient, the largest one, which may not
+  // be there beside its place; then this is negative.
   unit.backward_workspace = ledger.peak() - weight;
   return unit;
 }
 
+// FusedTransformerBlock, whose matrices' gradients go to the strategy's places.
+void PlanFusedLayer(const Sizes& s, UnitMemory* unit, int64_t* backward_peak) {
+  const LlamaConfig& c = s.config;
+  kernels::AttentionShape shape;
+  shape.batch = s.samples;
+  shape.heads = c.num_attention_heads;
+  shape.kv_heads = c.num_key_value_heads;
+  shape.head_dim = c.head_dim;
+  const kernels::TransformerBlockSizes sizes =
+      kernels::FusedTransformerBlockSizes(s.rows(), c.hidden_size,
+                                          c.intermediate_size, shape);
+  unit->kept = sizes.kept * kFloatBytes + s.x();
+  unit->forward_workspace = sizes.forward * kFloatBytes;
+  *backward_peak = sizes.backward * kFloatBytes + s.x() + 2 * s.Weight(1);
+}
+
 UnitMemory PlanLayer(const Sizes& s) {
   UnitMemory unit;
-  Ledger forward;
-  ForwardLayer(s, &forward);
-  unit.kept = forward.live();
+  int64_t backward_peak = 0;
+  if (s.fused) {
+    PlanFusedLayer(s, &unit, &backward_peak);
+  } else {
+    Ledger forward;
+    ForwardLayer(s, &forward);
+    unit.kept = forward.live();
+    unit.forward_workspace = forward.peak() - forward.live();
+    Ledger backward(unit.kept);
+    BackwardLayer(s, &backward);
+    backward_peak = backward.peak() - unit.kept;
+  }
   unit.output = s.x();
-  unit.forward_workspace = forward.peak() - forward.live();
-  Ledger backward(unit.kept);
-  BackwardLayer(s, &backward);
   const LlamaConfig& c = s.config;
   const int64_t largest = s.Weight(
       std::max(c.intermediate_size, c.num_attention_heads * c.head_dim));
-  unit.backward_workspace = backward.peak() - unit.kept - largest;
+  unit.backward_workspace = backward_peak - largest;
   return unit;
 }
 
@@ -277,7 +283,6 @@ void ForwardHead(const Sizes& s, const Pieces& pieces, Ledger* ledger) {
     ledger->Take(weight);  // so_far
   }
   ledger->Take(logits(pieces.last));
-  if (!s.fused) ledger->Pass(s.Wide(logits(pieces.last)));
 }
 
 // Ends with what is left for the embedding's backward, if tied.
@@ -295,7 +300,7 @@ void BackwardHead(const Sizes& s, const Pieces& pieces, Ledger* ledger) {
       ledger->Take(weight);
       ledger->Free(s.Wide(weight));
     }
-    ledger->Free(s.x() + weight);  // the normalised rows
+    ledger->Free(s.x() + (s.fused ? 0 : weight));  // the normalised rows
   }
   if (!s.fused) ledger->Free(s.Wide(s.x()));
   NormaliseBackward(s, ledger);

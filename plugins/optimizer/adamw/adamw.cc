@@ -2,8 +2,6 @@
 #include "plugins/optimizer/adamw/adamw.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/full.h>
 
 #include <cmath>
 
@@ -33,18 +31,6 @@ absl::Status CheckSettings(const kernels::AdamWOptions& s) {
                s.weight_decay);
 }
 
-// By LibTorch's own fused kernel.
-void StepOnGpu(const kernels::AdamWOptions& o, const at::Tensor& gradient,
-               const at::Tensor& master, absl::Span<at::Tensor> state) {
-  at::Tensor scaled = gradient.to(master.scalar_type());
-  if (o.gradient_scale != 1.0) scaled.mul_(o.gradient_scale);
-  const at::Tensor step = at::full({}, static_cast<double>(o.step),
-                                   master.options().dtype(at::kFloat));
-  at::_fused_adamw_({master}, {scaled}, {state[0]}, {state[1]}, {}, {step},
-                    o.learning_rate, o.beta1, o.beta2, o.weight_decay,
-                    o.epsilon, /*amsgrad=*/false, /*maximize=*/false);
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(const Config& config) {
@@ -67,13 +53,8 @@ void AdamW::Update(const OptimizerStep& step,
   options.step = step.step;
   options.learning_rate = step.learning_rate;
   options.gradient_scale = step.gradient_scale;
-  if (shard.master.device().is_cpu()) {
-    kernels::AdamWStep(options, shard.gradient, shard.master, state[0],
-                       state[1], shard.working);
-    return;
-  }
-  StepOnGpu(options, shard.gradient, shard.master, state);
-  if (shard.working.defined()) shard.working.copy_(shard.master);
+  kernels::AdamWStep(options, {shard.gradient, shard.master, state[0], state[1],
+                               shard.working, step.device_scale});
 }
 
 CAPSTAN_PLUGIN(Optimizer, AdamW, ::capstan::adamw::Config,

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -132,6 +133,32 @@ TEST(AdamWPluginTest, WritesTheWorkingCopy) {
     EXPECT_TRUE(at::equal(shard.working, shard.master.to(type)));
     EXPECT_FALSE(at::equal(shard.master, Normal(1, kLength, 0.1f)));
   }
+}
+
+// A scale that the step gets as a tensor; one that isn't finite skips the step.
+TEST(AdamWPluginTest, HonoursTheDeviceScale) {
+  auto optimizer = AdamW::Create(WithRate(0.1));
+  ASSERT_TRUE(optimizer.ok());
+  const auto run = [&](double scale, const at::Tensor& device_scale) {
+    OptimizerShard shard;
+    shard.master = Normal(1, 50, 0.1f);
+    shard.gradient = Normal(2, 50, 1.0f);
+    std::vector<at::Tensor> state = {at::zeros({50}), at::zeros({50})};
+    OptimizerStep step;
+    step.learning_rate = 0.1;
+    step.gradient_scale = scale;
+    step.device_scale = device_scale;
+    (*optimizer)->Update(step, {}, shard, absl::MakeSpan(state));
+    return std::vector<at::Tensor>{shard.master, state[0], state[1]};
+  };
+  const auto expected = run(0.125, at::Tensor());
+  const auto scaled = run(0.5, at::full({}, 0.25f));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(scaled[i], expected[i]));
+  const auto skipped =
+      run(0.5, at::full({}, std::numeric_limits<float>::infinity()));
+  EXPECT_TRUE(at::equal(skipped[0], Normal(1, 50, 0.1f)));
+  EXPECT_TRUE(at::equal(skipped[1], at::zeros({50})));
+  EXPECT_TRUE(at::equal(skipped[2], at::zeros({50})));
 }
 
 // Padding between parameters holds zeros, and must go on doing so.

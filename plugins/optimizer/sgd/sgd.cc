@@ -3,7 +3,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/where.h>
 
 #include <cmath>
 
@@ -41,18 +43,32 @@ std::vector<std::string> Sgd::state_names() const {
 void Sgd::Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
                  OptimizerShard& shard, absl::Span<at::Tensor> state) {
   at::NoGradGuard no_grad;
+  const at::Tensor& scale = step.device_scale;
+  at::Tensor good;  // whether to update at all; undefined: yes
+  if (scale.defined()) good = at::isfinite(scale);
+  // 0 where nothing is to change: what is added to master and state then.
+  const auto change = [&good](const at::Tensor& x) {
+    return good.defined() ? at::where(good, x, 0.0) : x;
+  };
   at::Tensor gradient =
       shard.gradient.to(shard.master.scalar_type()).mul(step.gradient_scale);
+  if (scale.defined()) gradient.mul_(scale);
   if (config_.weight_decay() != 0) {
     gradient.add_(shard.master, config_.weight_decay());
   }
+  gradient = change(gradient);
   if (config_.momentum() != 0) {
     // From zero state the first b is g, as torch has it.
-    state[0].mul_(config_.momentum()).add_(gradient);
-    if (config_.nesterov()) {
-      gradient.add_(state[0], config_.momentum());
+    if (good.defined()) {
+      state[0].mul_(at::where(good, config_.momentum(), 1.0));
     } else {
-      gradient = state[0];
+      state[0].mul_(config_.momentum());
+    }
+    state[0].add_(gradient);
+    if (config_.nesterov()) {
+      gradient = change(gradient.add_(state[0], config_.momentum()));
+    } else {
+      gradient = change(state[0]);
     }
   }
   shard.master.add_(gradient, -step.learning_rate);

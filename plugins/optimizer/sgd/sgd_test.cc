@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/optimizer/sgd/sgd.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
@@ -63,6 +65,49 @@ void Check(double momentum, double decay, bool nesterov) {
 TEST(SgdTest, Plain) { Check(0.0, 0.0, false); }
 TEST(SgdTest, MomentumAndDecay) { Check(0.9, 0.01, false); }
 TEST(SgdTest, Nesterov) { Check(0.9, 0.01, true); }
+
+// Like gradient_scale, bit by bit; not finite, it leaves all as it is.
+void CheckDeviceScale(double momentum, bool nesterov) {
+  auto sgd = std::move(*Sgd::Create(MakeConfig(momentum, 0.01, nesterov)));
+  const auto run = [&sgd](bool on_device, OptimizerShard* shard,
+                          std::vector<at::Tensor>* state) {
+    shard->master = at::arange(37, at::kFloat) + 0.3;
+    shard->working = shard->master.to(at::kBFloat16);
+    for (size_t i = 0; i < sgd->state_names().size(); ++i) {
+      state->push_back(at::zeros_like(shard->master));
+    }
+    for (const float scale : {0.7f, INFINITY, NAN, 1.3f}) {
+      if (!on_device && !std::isfinite(scale)) continue;
+      OptimizerStep step;
+      step.learning_rate = 0.1;
+      shard->gradient = at::arange(37, at::kFloat).sin();
+      if (on_device) {
+        step.device_scale = at::scalar_tensor(scale, at::kFloat);
+      } else {
+        step.gradient_scale = scale;
+      }
+      // As a step that isn't finite has it.
+      if (!std::isfinite(scale)) shard->gradient[5] = scale;
+      sgd->Update(step, {}, *shard, absl::MakeSpan(*state));
+    }
+  };
+  OptimizerShard host, device;
+  std::vector<at::Tensor> host_state, device_state;
+  run(false, &host, &host_state);
+  run(true, &device, &device_state);
+  EXPECT_TRUE(at::equal(device.master, host.master));
+  EXPECT_TRUE(at::equal(device.working, host.working));
+  ASSERT_EQ(device_state.size(), host_state.size());
+  for (size_t i = 0; i < host_state.size(); ++i) {
+    EXPECT_TRUE(at::equal(device_state[i], host_state[i]));
+  }
+}
+
+TEST(SgdTest, DeviceScale) {
+  CheckDeviceScale(0.0, false);
+  CheckDeviceScale(0.9, false);
+  CheckDeviceScale(0.9, true);
+}
 
 TEST(SgdTest, BadSettingsNameTheirField) {
   EXPECT_EQ(FieldOf(Sgd::Create(Config()).status()), "learning_rate");

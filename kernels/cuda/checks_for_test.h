@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Each kernel against ATen in float64 (and its gradients against autograd
+// there), on the emulator or on a GPU. The checks are googletest's; each
+// returns what the kernels wrote, for runs to be compared bit by bit.
+#ifndef CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_
+#define CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_kernels.h"
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+
+// The kernels, and where they want their tensors.
+struct Subject {
+  const CudaKernels& cuda;
+  at::Device device;
+};
+
+using Outputs = std::vector<at::Tensor>;
+
+Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
+                     int64_t n);
+// `aligned` false: x lies where vectors can't be read.
+Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
+                  int64_t positions, int64_t heads, int64_t head_dim,
+                  bool aligned);
+Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
+                    int64_t n);
+Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
+                          int64_t rows, int64_t vocab);
+Outputs CheckEmbedding(const Subject& subject, at::ScalarType dtype,
+                       at::ScalarType weight_dtype, int64_t rows,
+                       int64_t hidden, int64_t vocab);
+// Against AdamWStep on the CPU, bit by bit. working: ScalarType::Undefined:
+// none.
+Outputs CheckAdamW(const Subject& subject, at::ScalarType gradient,
+                   at::ScalarType working, int64_t n);
+Outputs CheckSquaredSum(const Subject& subject, at::ScalarType dtype,
+                        int64_t n);
+
+// A check by name, on every dtype and on sizes that take every way through
+// the kernels; large ones as well if `large`.
+struct NamedCheck {
+  std::string name;
+  std::function<Outputs(const Subject& subject)> run;
+};
+std::vector<NamedCheck> AllChecks(bool large);
+
+// ---- For the checks ----
+
+// Normal numbers of a fixed seed, rounded to dtype; on the CPU.
+at::Tensor Normal(uint64_t seed, at::IntArrayRef sizes, at::ScalarType dtype);
+
+// |actual - expected| <= ulps units in the last place of `dtype`, of a number
+// of the size of |expected| plus its root mean square, which counts as
+// least_size at least (of terms that cancel). expected: float64.
+void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
+                 at::ScalarType dtype, double ulps, const std::string& what,
+                 double least_size = 0.0);
+
+// The very same values; NaN equals NaN.
+bool SameBits(const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/cuda_kernels.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdlib>
+#include <string>
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+// The folder of a file, symbolic links resolved; "" if there is none.
+std::string FolderOf(const char* path) {
+  char real[PATH_MAX];
+  if (path == nullptr || realpath(path, real) == nullptr) return "";
+  const std::string text = real;
+  return text.substr(0, text.rfind('/'));
+}
+
+std::string FolderOfThisCode() {
+  Dl_info info;
+  return dladdr(reinterpret_cast<void*>(&Cuda), &info) == 0
+             ? ""
+             : FolderOf(info.dli_fname);
+}
+
+// The library in `folder` or one above it, there or in kernels/cuda/, where it
+// is built; "" if it is in none.
+std::string FindFrom(std::string folder) {
+  for (int level = 0; level < 5 && !folder.empty(); ++level) {
+    for (const char* below : {"/", "/kernels/cuda/"}) {
+      const std::string path = folder + below + kCudaKernelsLibrary;
+      if (access(path.c_str(), R_OK) == 0) return path;
+    }
+    folder = folder.substr(0, folder.rfind('/'));
+  }
+  return "";
+}
+
+const CudaKernels* Open() {
+  std::string path = FindFrom(FolderOfThisCode());
+  if (path.empty()) path = FindFrom(FolderOf("/proc/self/exe"));
+  if (path.empty()) return nullptr;  // built without the CUDA Toolkit
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* error = dlerror();
+    TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
+               path, " does not load: ", error == nullptr ? "?" : error);
+    return nullptr;
+  }
+  const auto* kernels =
+      static_cast<const CudaKernels*>(dlsym(library, kCudaKernelsSymbol));
+  if (kernels == nullptr || kernels->size != sizeof(CudaKernels)) {
+    TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
+               path, " is of another build");
+    return nullptr;
+  }
+  return kernels;
+}
+
+}  // namespace
+
+const CudaKernels* Cuda() {
+  static const CudaKernels* const kernels = Open();
+  return kernels;
+}
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

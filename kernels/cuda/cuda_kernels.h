@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fused operators on a GPU, as a table of functions on memory. They live
+// in a shared library of their own, libcapstan_kernels_cuda.so, so that all
+// else needs nothing of CUDA. dispatch.h has them on tensors; operators there
+// are what callers want.
+//
+// To add one: (1) a struct of arguments and an entry of CudaKernels here; (2)
+// kernel and launcher, named as the entry, in a .cu file over device.h alone,
+// the launcher declared in launchers.h and put into its table; (3) a function
+// in dispatch.h that checks tensors and makes the outputs; (4) a test in
+// emulator_test, which runs the same .cu on the host, and one in
+// cuda_kernels_gpu_test. A new .cu file goes into BUILD, and into
+// emulated_kernels.cc.
+//
+// Attention isn't here: on a GPU it is ATen's flash attention
+// (scaled_dot_product_attention with enable_gqa), and matrix products are
+// cuBLAS's by at::mm and at::addmm; nothing of ours would beat either.
+#ifndef CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_
+#define CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_
+
+#include <algorithm>
+#include <cstdint>
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+
+// The type of what a `void*` points to. Arithmetic is float32 for all.
+enum class DType : int32_t { kNone, kFloat32, kBFloat16, kFloat16 };
+
+// Matrices are row-major, and contiguous unless there is a stride, which counts
+// elements from row to row. Counts may be any number from 0 on. Vector loads
+// are used where pointers and widths allow.
+
+struct RmsNormArgs {
+  DType dtype;           // of x, residual, weight, sum and y
+  const void* x;         // [rows, n]
+  const void* residual;  // [rows, n] or null
+  const void* weight;    // [n]
+  void* sum;        // x + residual, rounded, which is what is normalised; null
+                    // without a residual; may be x or residual
+  void* y;          // [rows, n]: weight * round(x * rstd)
+  float* rstd;      // [rows]: written, or read if `rstd_given`
+  bool rstd_given;  // make y again from it
+  float eps;
+  int64_t rows, n;
+};
+
+// What RmsNormBackward's `partial` must hold: this many rows of n floats.
+// About one wave of blocks; of the shape alone, so that sums are reproducible.
+inline int64_t RmsNormPartials(int64_t rows, int64_t n) {
+  return std::max<int64_t>(1,
+                           std::min<int64_t>(rows / 4, n > 1024 ? 512 : 1024));
+}
+
+struct RmsNormBackwardArgs {
+  DType dtype;           // of dy, x, weight, residual and dx
+  const void* dy;        // [rows, n]
+  const void* x;         // [rows, n], what was normalised
+  const void* weight;    // [n]
+  const float* rstd;     // [rows]
+  const void* residual;  // [rows, n] or null: added to dx
+  void* dx;              // [rows, n]; may be dy or residual
+  float* partial;        // [RmsNormPartials(rows, n), n]; null: no dweight
+  DType dweight_dtype;   // float32 or dtype
+  void* dweight;         // [n]
+  bool add;              // to what dweight holds
+  int64_t rows, n;
+};
+
+struct RopeArgs {
+  DType dtype;
+  void* x;             // [rows, heads * head_dim], rotated in place
+  const float* table;  // [positions, head_dim], as RopeTable makes it
+  int64_t rows, positions, heads, head_dim;
+  int64_t stride;  // of x
+  float sign;      // 1 forward, -1 backward
+};
+
+struct SwiGluArgs {
+  DType dtype;
+  const void* gate;  // [rows, n]
+  const void* up;    // [rows, n]
+  void* out;         // [rows, n], contiguous
+  int64_t rows, n;
+  int64_t stride;  // of gate and of up
+};
+
+struct SwiGluBackwardArgs {
+  DType dtype;
+  const void* gate;  // [rows, n]
+  const void* up;    // [rows, n]
+  void* d_out;       // [rows, n], contiguous; becomes silu(gate) * up
+  void* d_gate;      // [rows, n]; may be gate
+  void* d_up;        // [rows, n]; may be up
+  int64_t rows, n;
+  int64_t stride;           // of gate and of up
+  int64_t gradient_stride;  // of d_gate and of d_up
+};
+
+struct CrossEntropyArgs {
+  DType dtype;
+  void* logits;            // [rows, vocab]
+  const int64_t* targets;  // [rows]; negative: the row doesn't count; from
+                           // vocab on: the loss becomes NaN
+  bool gradient;  // replaces logits by factor * (softmax - 1 at the target)
+  float factor;
+  float* losses;  // [rows], workspace
+  float* sum;     // of the losses: one number, summed in a fixed order
+  int64_t rows, vocab;
+};
+
+// d_weight[token] += the sum of dy over the token's rows, in a fixed order, in
+// float32 and rounded once. One block sums one token's rows for some of the
+// columns, from a list sorted by token: work grows with rows, not with the
+// vocabulary, and without atomics the sum is the same each time.
+struct EmbeddingBackwardArgs {
+  DType dtype;            // of dy
+  const void* dy;         // [rows, hidden]
+  const int64_t* tokens;  // [rows], ascending; those outside the vocabulary
+                          // are left out
+  const int64_t* order;   // [rows]: the row of dy of each, ascending in a token
+  DType weight_dtype;     // float32 or dtype
+  void* d_weight;         // [vocab, hidden]
+  int64_t rows, hidden, vocab;
+};
+
+// As kernels/adamw/adamw.h, with the same bits, over n elements.
+struct AdamWArgs {
+  DType gradient_dtype;
+  const void* gradient;
+  float* parameter;
+  float* exp_avg;
+  float* exp_avg_sq;
+  DType working_dtype;  // kNone: no working copy
+  void* working;
+  const float* device_scale;  // null: 1. Not finite: nothing is written
+  float gradient_scale;
+  float decay;    // 1 - lr * weight_decay
+  float weight1;  // 1 - beta1
+  float beta2;
+  float weight2;  // 1 - beta2
+  float rate;     // lr / (1 - beta1^t)
+  float root2;    // sqrt(1 - beta2^t)
+  float epsilon;
+  int64_t n;
+};
+
+// The sum of squares in float64, in a fixed order that depends on n alone.
+constexpr int64_t kSquaredSumPartials = 1024;
+struct SquaredSumArgs {
+  DType dtype;
+  const void* x;    // [n]
+  double* partial;  // [kSquaredSumPartials], workspace
+  double* sum;      // one number
+  int64_t n;
+};
+
+// Entries put work on `stream` (a cudaStream_t of the current device) and
+// return at once: null, or CUDA's error in words. They neither allocate nor
+// wait, so CUDA graphs can capture them.
+struct CudaKernels {
+  int64_t size;  // sizeof(CudaKernels) of the library's build
+  // Whether the kernels run on that device.
+  bool (*supports)(int device);
+  // LibTorch's current stream of that device.
+  void* (*current_stream)(int device);
+  const char* (*rms_norm)(const RmsNormArgs& args, void* stream);
+  const char* (*rms_norm_backward)(const RmsNormBackwardArgs& args,
+                                   void* stream);
+  const char* (*rope)(const RopeArgs& args, void* stream);
+  const char* (*swiglu)(const SwiGluArgs& args, void* stream);
+  const char* (*swiglu_backward)(const SwiGluBackwardArgs& args, void* stream);
+  const char* (*cross_entropy)(const CrossEntropyArgs& args, void* stream);
+  const char* (*embedding_backward)(const EmbeddingBackwardArgs& args,
+                                    void* stream);
+  const char* (*adamw)(const AdamWArgs& args, void* stream);
+  const char* (*squared_sum)(const SquaredSumArgs& args, void* stream);
+};
+
+constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
+// A CudaKernels in the library.
+constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
+
+// The library's table; null where it wasn't built or LibTorch's CUDA part isn't
+// loaded, and ATen's operators serve instead. Looked for once, in the first
+// call, in the folder of this code or of the program and above them, there or
+// in kernels/cuda/. Any thread.
+const CudaKernels* Cuda();
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_

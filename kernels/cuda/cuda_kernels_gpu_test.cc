@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every kernel on this machine's first GPU against ATen in float64 on the CPU,
+// twice, for the same bits. Without a GPU there is nothing to test;
+// tests/gpu/run.sh says so.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "kernels/cuda/checks_for_test.h"
+#include "plugins/sdk/process_group.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/process_group/create.h"
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+TEST(CudaKernelsGpu, MatchDoublePrecisionAndRepeat) {
+  if (CountGpus() == 0) GTEST_SKIP() << "no GPU";
+  // Loads LibTorch's CUDA part and takes the GPU.
+  const auto group = CreateProcessGroup(RankInfo(), CountGpus());
+  ASSERT_TRUE(group.ok()) << group.status();
+  const CudaKernels* cuda = Cuda();
+  ASSERT_NE(cuda, nullptr) << "no " << kCudaKernelsLibrary;
+  if (!cuda->supports(0)) GTEST_SKIP() << "compute capability below 8.0";
+  const Subject subject = {*cuda, at::Device(at::kCUDA, 0)};
+  for (const bool large : {false, true}) {
+    for (const NamedCheck& check : AllChecks(large)) {
+      SCOPED_TRACE(check.name);
+      const Outputs once = check.run(subject), twice = check.run(subject);
+      for (size_t i = 0; i < once.size(); ++i) {
+        EXPECT_TRUE(SameBits(once[i], twice[i])) << "output " << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What libcapstan_kernels_cuda.so exports.
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/launchers.h"
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+// The library holds code for 8.0, 9.0 and what comes after.
+bool Supports(int device) {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                device) == cudaSuccess &&
+         major >= 8;
+}
+
+void* CurrentStream(int device) {
+  return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device))
+      .stream();
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default")))
+const CudaKernels capstan_cuda_kernels_v1 = MakeTable(Supports, CurrentStream);
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// All that the kernels use of CUDA, and what they share: 16-bit types, vector
+// loads, sums over a block, launching. emulator.h stands in for the compiler's
+// part on a host, where the tests run the same kernels.
+#ifndef CAPSTAN_KERNELS_CUDA_DEVICE_H_
+#define CAPSTAN_KERNELS_CUDA_DEVICE_H_
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+#include "kernels/cuda/cuda_kernels.h"
+
+#ifndef __CUDACC__
+#include "kernels/cuda/emulator.h"
+#endif
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+
+// Conversions round to nearest even. cuda_bf16.h and cuda_fp16.h have the same
+// in thousands of lines, which each .cu would compile anew.
+#ifdef __CUDACC__
+__device__ __forceinline__ float ToFloat(BFloat16 x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+__device__ __forceinline__ float ToFloat(Float16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+__device__ __forceinline__ void FromFloat(float x, BFloat16& y) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+__device__ __forceinline__ void FromFloat(float x, Float16& y) {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+#else
+inline float ToFloat(BFloat16 x) { return emulator::FromBFloat16(x.bits); }
+inline float ToFloat(Float16 x) { return emulator::FromFloat16(x.bits); }
+inline void FromFloat(float x, BFloat16& y) {
+  y.bits = emulator::ToBFloat16(x);
+}
+inline void FromFloat(float x, Float16& y) { y.bits = emulator::ToFloat16(x); }
+#endif
+__device__ __forceinline__ void FromFloat(float x, float& y) { y = x; }
+
+// x after a way through memory of type T.
+template <typename T>
+__device__ __forceinline__ float Rounded(float x) {
+  T y;
+  FromFloat(x, y);
+  return ToFloat(y);
+}
+
+// V elements that are read and written by one instruction of 16 bytes.
+template <typename T>
+constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+
+template <typename T, int V>
+struct alignas(sizeof(T) * V) Pack {
+  T v[V];
+};
+
+template <int V, typename T>
+__device__ __forceinline__ void Load(const T* p, float (&x)[V]) {
+  const Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(p);
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = ToFloat(pack.v[i]);
+}
+
+template <int V, typename T>
+__device__ __forceinline__ void Store(const float (&x)[V], T* p) {
+  Pack<T, V> pack;
+#pragma unroll
+  for (int i = 0; i < V; ++i) FromFloat(x[i], pack.v[i]);
+  *reinterpret_cast<Pack<T, V>*>(p) = pack;
+}
+
+struct Add {
+  template <typename T>
+  __device__ __forceinline__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Max {
+  __device__ __forceinline__ float operator()(float a, float b) const {
+    return fmaxf(a, b);
+  }
+};
+
+// `x` of all threads of the block (a multiple of 32, at most 1024) combined, in
+// a fixed order; all threads must call it, and all get the result.
+template <typename T, typename Combine>
+__device__ __forceinline__ T BlockReduce(T x, Combine combine) {
+  __shared__ T warps[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
+  }
+  if (lane == 0) warps[warp] = x;
+  __syncthreads();
+  x = warps[0];
+  for (int w = 1; w < blockDim.x / 32; ++w) x = combine(x, warps[w]);
+  __syncthreads();  // for the next call
+  return x;
+}
+
+// The memory of the launch's `shared` bytes.
+#ifdef __CUDACC__
+__device__ __forceinline__ float* SharedFloats() {
+  extern __shared__ __align__(16) float capstan_shared_floats[];
+  return capstan_shared_floats;
+}
+#else
+inline float* SharedFloats() { return emulator::SharedFloats(); }
+#endif
+
+// ---- On the host ----
+
+// Runs kernel(args) on `blocks` blocks of `threads` threads. Returns null, or
+// what CUDA says is wrong.
+template <typename Args>
+const char* Launch(void (*kernel)(Args), int64_t blocks, int threads,
+                   size_t shared, const Args& args, void* stream) {
+  if (blocks == 0) return nullptr;
+  if (blocks > INT32_MAX) return "too many rows for one launch";
+#ifdef __CUDACC__
+  kernel<<<static_cast<unsigned>(blocks), threads, shared,
+           static_cast<cudaStream_t>(stream)>>>(args);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+#else
+  emulator::Run(static_cast<int>(blocks), threads, shared,
+                [&] { kernel(args); });
+  return nullptr;
+#endif
+}
+
+// f(T()) for the type that dtype names.
+template <typename F>
+const char* ByType(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return f(float());
+    case DType::kBFloat16:
+      return f(BFloat16());
+    case DType::kFloat16:
+      return f(Float16());
+    default:
+      return "the dtype is none of float32, bfloat16 and float16";
+  }
+}
+
+// Whether rows of these pointers (null ones aside), whose lengths and strides
+// are multiples of `width`, can be read by Packs of V elements of T.
+template <typename T>
+bool Vectors(std::initializer_list<int64_t> widths,
+             std::initializer_list<const void*> pointers, int v = kVector<T>) {
+  for (int64_t width : widths) {
+    if (width % v != 0) return false;
+  }
+  for (const void* p : pointers) {
+    if (reinterpret_cast<uintptr_t>(p) % (v * sizeof(T)) != 0) return false;
+  }
+  return true;
+}
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The size of a block that has no reason for another.
+constexpr int kBlockThreads = 256;
+
+// Threads for `items` independent items of a row: whole warps.
+inline int ThreadsFor(int64_t items) {
+  if (items >= kBlockThreads) return kBlockThreads;
+  return items <= 32 ? 32 : static_cast<int>(CeilDiv(items, 32) * 32);
+}
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_CUDA_DEVICE_H_

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/dispatch.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/sort.h>
+
+#include <tuple>
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+void Check(const char* error, const char* kernel) {
+  TORCH_CHECK(error == nullptr, "the GPU kernel ", kernel,
+              " can't run: ", error);
+}
+
+void* Stream(const CudaKernels& cuda, const at::Tensor& t) {
+  return cuda.current_stream(t.get_device());
+}
+
+// A matrix [rows, n] like x; a null pointer if it is undefined.
+const void* Matrix(const at::Tensor& t, const at::Tensor& x, const char* name) {
+  if (!t.defined()) return nullptr;
+  TORCH_CHECK(t.sizes() == x.sizes() && t.scalar_type() == x.scalar_type() &&
+                  t.device() == x.device() && t.is_contiguous(),
+              name, " must be a contiguous matrix like x");
+  return t.const_data_ptr();
+}
+
+// The distance of rows of a matrix whose rows are contiguous.
+int64_t RowStride(const at::Tensor& t, const char* name) {
+  TORCH_CHECK(t.dim() == 2 && (t.stride(1) == 1 || t.size(1) <= 1), name,
+              " must be a matrix of contiguous rows");
+  return t.size(0) <= 1 ? t.size(1) : t.stride(0);
+}
+
+at::Tensor Contiguous(const at::Tensor& t) {
+  return t.defined() ? t.contiguous() : t;
+}
+
+void CheckWeight(const at::Tensor& weight, const at::Tensor& x) {
+  TORCH_CHECK(x.dim() == 2 && weight.numel() == x.size(1) &&
+                  weight.scalar_type() == x.scalar_type() &&
+                  weight.is_contiguous(),
+              "the norm's weight must be [n], of x's dtype");
+}
+
+}  // namespace
+
+DType TypeOf(const at::Tensor& t) {
+  if (!t.defined()) return DType::kNone;
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kHalf:
+      return DType::kFloat16;
+    default:
+      return DType::kNone;
+  }
+}
+
+const CudaKernels* For(const at::Tensor& x) {
+  if (!x.is_cuda() || TypeOf(x) == DType::kNone) return nullptr;
+  const CudaKernels* cuda = Cuda();
+  return cuda != nullptr && cuda->supports(x.get_device()) ? cuda : nullptr;
+}
+
+NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x_any,
+                   const at::Tensor& residual_any, const at::Tensor& weight,
+                   double eps) {
+  const at::Tensor x = x_any.contiguous(), residual = Contiguous(residual_any);
+  CheckWeight(weight, x);
+  NormResult result;
+  if (residual.defined()) result.sum = at::empty_like(x);
+  result.y = at::empty_like(x);
+  result.rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  RmsNormArgs args = {};
+  args.dtype = TypeOf(x);
+  args.x = x.const_data_ptr();
+  args.residual = Matrix(residual, x, "residual");
+  args.weight = weight.const_data_ptr();
+  args.sum = residual.defined() ? result.sum.mutable_data_ptr() : nullptr;
+  args.y = result.y.mutable_data_ptr();
+  args.rstd = result.rstd.mutable_data_ptr<float>();
+  args.eps = static_cast<float>(eps);
+  args.rows = x.size(0);
+  args.n = x.size(1);
+  Check(cuda.rms_norm(args, Stream(cuda, x)), "rms_norm");
+  return result;
+}
+
+at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x_any,
+                        const at::Tensor& weight, const at::Tensor& rstd) {
+  const at::Tensor x = x_any.contiguous();
+  CheckWeight(weight, x);
+  at::Tensor y = at::empty_like(x);
+  RmsNormArgs args = {};
+  args.dtype = TypeOf(x);
+  args.x = x.const_data_ptr();
+  args.weight = weight.const_data_ptr();
+  args.y = y.mutable_data_ptr();
+  args.rstd = const_cast<float*>(rstd.const_data_ptr<float>());
+  args.rstd_given = true;
+  args.rows = x.size(0);
+  args.n = x.size(1);
+  Check(cuda.rms_norm(args, Stream(cuda, x)), "rms_norm");
+  return y;
+}
+
+at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
+                           const at::Tensor& x_any, const at::Tensor& weight,
+                           const at::Tensor& rstd,
+                           const at::Tensor& residual_any, at::Tensor dweight,
+                           bool add) {
+  const at::Tensor x = x_any.contiguous(), dy = dy_any.contiguous();
+  const at::Tensor residual = Contiguous(residual_any);
+  CheckWeight(weight, x);
+  at::Tensor dx = at::empty_like(x), partial;
+  RmsNormBackwardArgs args = {};
+  args.dtype = TypeOf(x);
+  args.dy = Matrix(dy, x, "dy");
+  args.x = x.const_data_ptr();
+  args.weight = weight.const_data_ptr();
+  args.rstd = rstd.const_data_ptr<float>();
+  args.residual = Matrix(residual, x, "residual");
+  args.dx = dx.mutable_data_ptr();
+  args.rows = x.size(0);
+  args.n = x.size(1);
+  if (dweight.defined()) {
+    TORCH_CHECK(dweight.numel() == args.n && dweight.is_contiguous() &&
+                    dweight.device() == x.device(),
+                "the gradient of the norm's weight must be [n]");
+    partial = at::empty({RmsNormPartials(args.rows, args.n), args.n},
+                        x.options().dtype(at::kFloat));
+    args.partial = partial.mutable_data_ptr<float>();
+    args.dweight_dtype = TypeOf(dweight);
+    args.dweight = dweight.mutable_data_ptr();
+    args.add = add;
+  }
+  Check(cuda.rms_norm_backward(args, Stream(cuda, x)), "rms_norm_backward");
+  return dx;
+}
+
+void Rope(const CudaKernels& cuda, const at::Tensor& table_any, double sign,
+          at::Tensor& x) {
+  const at::Tensor table = table_any.contiguous();
+  RopeArgs args = {};
+  args.dtype = TypeOf(x);
+  args.table = table.const_data_ptr<float>();
+  args.positions = table.size(0);
+  args.head_dim = table.size(1);
+  args.stride = RowStride(x, "rope's x");
+  TORCH_CHECK(table.device() == x.device(),
+              "rope's table must be on x's device");
+  TORCH_CHECK(
+      args.head_dim % 2 == 0 && x.size(1) % args.head_dim == 0,
+      "rope's x must be [rows, heads * head_dim] with an even head_dim");
+  args.x = x.mutable_data_ptr();
+  args.rows = x.size(0);
+  args.heads = x.size(1) / args.head_dim;
+  args.sign = static_cast<float>(sign);
+  Check(cuda.rope(args, Stream(cuda, x)), "rope");
+}
+
+at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
+                  const at::Tensor& up) {
+  SwiGluArgs args = {};
+  args.dtype = TypeOf(gate);
+  args.stride = RowStride(gate, "SwiGLU's gate");
+  TORCH_CHECK(args.stride == RowStride(up, "SwiGLU's up") &&
+                  gate.sizes() == up.sizes() &&
+                  gate.scalar_type() == up.scalar_type(),
+              "SwiGLU's gate and up must be alike");
+  at::Tensor out = at::empty(gate.sizes(), gate.options());
+  args.gate = gate.const_data_ptr();
+  args.up = up.const_data_ptr();
+  args.out = out.mutable_data_ptr();
+  args.rows = gate.size(0);
+  args.n = gate.size(1);
+  Check(cuda.swiglu(args, Stream(cuda, gate)), "swiglu");
+  return out;
+}
+
+void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
+                    const at::Tensor& up, at::Tensor& d_activation,
+                    at::Tensor& d_gate, at::Tensor& d_up) {
+  SwiGluBackwardArgs args = {};
+  args.dtype = TypeOf(gate);
+  args.stride = RowStride(gate, "SwiGLU's gate");
+  args.gradient_stride = RowStride(d_gate, "SwiGLU's d_gate");
+  TORCH_CHECK(args.stride == RowStride(up, "SwiGLU's up") &&
+                  args.gradient_stride == RowStride(d_up, "SwiGLU's d_up") &&
+                  d_activation.is_contiguous(),
+              "SwiGLU's gradients must lie as its inputs");
+  for (const at::Tensor& t : {up, d_activation, d_gate, d_up}) {
+    TORCH_CHECK(
+        t.sizes() == gate.sizes() && t.scalar_type() == gate.scalar_type(),
+        "SwiGLU's tensors must be of one shape and dtype");
+  }
+  args.gate = gate.const_data_ptr();
+  args.up = up.const_data_ptr();
+  args.d_out = d_activation.mutable_data_ptr();
+  args.d_gate = d_gate.mutable_data_ptr();
+  args.d_up = d_up.mutable_data_ptr();
+  args.rows = gate.size(0);
+  args.n = gate.size(1);
+  Check(cuda.swiglu_backward(args, Stream(cuda, gate)), "swiglu_backward");
+}
+
+at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
+                           const at::Tensor& targets_any, bool gradient,
+                           double factor) {
+  const at::Tensor targets = targets_any.contiguous();
+  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() &&
+                  targets.numel() == logits.size(0) &&
+                  targets.device() == logits.device(),
+              "cross-entropy needs contiguous logits [rows, vocab] and targets "
+              "[rows] on one device");
+  const auto floats = logits.options().dtype(at::kFloat);
+  const at::Tensor losses = at::empty({logits.size(0)}, floats);
+  at::Tensor sum = at::empty({}, floats);
+  CrossEntropyArgs args = {};
+  args.dtype = TypeOf(logits);
+  args.logits = logits.mutable_data_ptr();
+  args.targets = targets.const_data_ptr<int64_t>();
+  args.gradient = gradient;
+  args.factor = static_cast<float>(factor);
+  args.losses = losses.mutable_data_ptr<float>();
+  args.sum = sum.mutable_data_ptr<float>();
+  args.rows = logits.size(0);
+  args.vocab = logits.size(1);
+  Check(cuda.cross_entropy(args, Stream(cuda, logits)), "cross_entropy");
+  return sum;
+}
+
+void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
+                       const at::Tensor& tokens, at::Tensor& d_weight) {
+  const at::Tensor dy = dy_any.contiguous();
+  TORCH_CHECK(dy.dim() == 2 && d_weight.dim() == 2 &&
+                  dy.size(0) == tokens.numel() &&
+                  dy.size(1) == d_weight.size(1) && d_weight.is_contiguous() &&
+                  dy.device() == d_weight.device(),
+              "the embedding's gradient needs dy [rows, hidden], tokens [rows] "
+              "and a contiguous d_weight [vocab, hidden]");
+  at::Tensor sorted, order;
+  std::tie(sorted, order) = at::sort(tokens.reshape({-1}), /*stable=*/true,
+                                     /*dim=*/0, /*descending=*/false);
+  EmbeddingBackwardArgs args = {};
+  args.dtype = TypeOf(dy);
+  args.dy = dy.const_data_ptr();
+  args.tokens = sorted.const_data_ptr<int64_t>();
+  args.order = order.const_data_ptr<int64_t>();
+  args.weight_dtype = TypeOf(d_weight);
+  args.d_weight = d_weight.mutable_data_ptr();
+  args.rows = dy.size(0);
+  args.hidden = dy.size(1);
+  args.vocab = d_weight.size(0);
+  Check(cuda.embedding_backward(args, Stream(cuda, dy)), "embedding_backward");
+}
+
+at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x) {
+  TORCH_CHECK(x.is_contiguous(), "the squared sum needs a contiguous tensor");
+  const auto doubles = x.options().dtype(at::kDouble);
+  const at::Tensor partial = at::empty({kSquaredSumPartials}, doubles);
+  at::Tensor sum = at::empty({}, doubles);
+  const SquaredSumArgs args = {TypeOf(x), x.const_data_ptr(),
+                               partial.mutable_data_ptr<double>(),
+                               sum.mutable_data_ptr<double>(), x.numel()};
+  Check(cuda.squared_sum(args, Stream(cuda, x)), "squared_sum");
+  return sum;
+}
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

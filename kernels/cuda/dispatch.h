@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of cuda_kernels.h on tensors, without autograd. An operator asks
+//   if (const auto* cuda = cuda::For(x)) return cuda::RmsNorm(*cuda, ...);
+// and goes on with ATen's operators if there is none. Work goes to LibTorch's
+// current stream of the tensors' device, which must be the thread's current
+// device; nothing waits for it. Outputs come from LibTorch's allocator. All
+// throw c10::Error for tensors that don't fit.
+//
+// Inputs that need to be contiguous are made so. Where a [rows, n] input may
+// be columns of a wider matrix, that is said.
+#ifndef CAPSTAN_KERNELS_CUDA_DISPATCH_H_
+#define CAPSTAN_KERNELS_CUDA_DISPATCH_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/cuda/cuda_kernels.h"
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+
+// The table, if it serves x: on a GPU of compute capability 8.0 or more,
+// float32, bfloat16 or float16. Else null.
+const CudaKernels* For(const at::Tensor& x);
+
+// kNone for an undefined tensor, and for dtypes that the kernels don't know.
+DType TypeOf(const at::Tensor& t);
+
+struct NormResult {
+  at::Tensor sum;   // [rows, n]: x + residual; undefined without a residual
+  at::Tensor y;     // [rows, n], of x's dtype
+  at::Tensor rstd;  // [rows] float32
+};
+// y = rms_norm(x + residual) * weight. x, residual (may be undefined): [rows,
+// n]; weight: [n]; all of one dtype.
+NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
+                   const at::Tensor& residual, const at::Tensor& weight,
+                   double eps);
+
+// y, made again from x (after the residual was added) and rstd.
+at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
+                        const at::Tensor& weight, const at::Tensor& rstd);
+
+// Returns residual (if defined) + the gradient to x. dweight: [n], float32 or
+// of x's dtype, contiguous; written, or added to if `add`; undefined: unwanted.
+at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy,
+                           const at::Tensor& x, const at::Tensor& weight,
+                           const at::Tensor& rstd, const at::Tensor& residual,
+                           at::Tensor dweight, bool add = false);
+
+// In place on x [rows, heads * head_dim], whose rows may lie in a wider matrix.
+// Row r is at position r % table.size(0). sign: 1 forward, -1 backward.
+void Rope(const CudaKernels& cuda, const at::Tensor& table, double sign,
+          at::Tensor& x);
+
+// silu(gate) * up: [rows, n]; gate and up may be columns of one matrix.
+at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
+                  const at::Tensor& up);
+
+// d_activation [rows, n] becomes silu(gate) * up, which backward wants too.
+// d_gate and d_up: [rows, n], given, may be columns of one matrix, and may be
+// gate and up.
+void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
+                    const at::Tensor& up, at::Tensor& d_activation,
+                    at::Tensor& d_gate, at::Tensor& d_up);
+
+// kernels/cross_entropy.h. logits must be contiguous.
+at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
+                           const at::Tensor& targets, bool gradient,
+                           double factor);
+
+// d_weight [vocab, hidden] (contiguous, float32 or of dy's dtype) += the rows
+// of dy [rows, hidden] at tokens [rows] int64. Deterministic.
+void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy,
+                       const at::Tensor& tokens, at::Tensor& d_weight);
+
+// The sum of squares of a contiguous tensor of any shape: a float64 scalar on
+// its device. Deterministic.
+at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x);
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_CUDA_DISPATCH_H_

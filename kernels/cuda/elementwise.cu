@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rope and SwiGLU: each element (or pair) by itself.
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/launchers.h"
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+constexpr int kWarps = kBlockThreads / 32;
+
+// A warp a row. In each head, channel i turns with channel i + half.
+template <typename T, int V>
+__global__ void RopeKernel(const RopeArgs a) {
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (row >= a.rows) return;
+  const int half = static_cast<int>(a.head_dim / 2), packs = half / V;
+  const float* cosines = a.table + row % a.positions * a.head_dim;
+  T* x = static_cast<T*>(a.x) + row * a.stride;
+  const int items = static_cast<int>(a.heads) * packs;
+  for (int item = threadIdx.x % 32; item < items; item += 32) {
+    const int head = item / packs, c = item % packs * V;
+    T* p = x + head * a.head_dim + c;
+    float lower[V], upper[V], cosine[V], sine[V];
+    Load<V>(p, lower);
+    Load<V>(p + half, upper);
+    Load<V>(cosines + c, cosine);
+    Load<V>(cosines + half + c, sine);
+    for (int i = 0; i < V; ++i) {
+      const float s = a.sign * sine[i], low = lower[i];
+      lower[i] = low * cosine[i] - upper[i] * s;
+      upper[i] = upper[i] * cosine[i] + low * s;
+    }
+    Store<V>(lower, p);
+    Store<V>(upper, p + half);
+  }
+}
+
+// The block's row and the thread's first column there.
+struct Place {
+  int64_t row, column;
+};
+template <int V>
+__device__ __forceinline__ Place MyPlace(int64_t rows, int64_t n) {
+  const int64_t mine = static_cast<int64_t>(threadIdx.x) * V;
+  const uint32_t chunk = blockDim.x * V, block = blockIdx.x;
+  if (rows == 1) return {0, static_cast<int64_t>(block) * chunk + mine};
+  // In 32 bits: a division of 64 takes as long as all the rest.
+  const uint32_t chunks = (static_cast<uint32_t>(n) + chunk - 1) / chunk;
+  return {block / chunks, static_cast<int64_t>(block % chunks) * chunk + mine};
+}
+
+template <typename T, int V>
+__global__ void SwiGluKernel(const SwiGluArgs a) {
+  const Place at = MyPlace<V>(a.rows, a.n);
+  if (at.column >= a.n) return;
+  const int64_t in = at.row * a.stride + at.column;
+  float gate[V], up[V];
+  Load<V>(static_cast<const T*>(a.gate) + in, gate);
+  Load<V>(static_cast<const T*>(a.up) + in, up);
+  for (int i = 0; i < V; ++i) {
+    gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+  }
+  Store<V>(gate, static_cast<T*>(a.out) + at.row * a.n + at.column);
+}
+
+// silu'(g) = s + g * s * (1 - s) with s = sigmoid(g).
+template <typename T, int V>
+__global__ void SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
+  const Place at = MyPlace<V>(a.rows, a.n);
+  if (at.column >= a.n) return;
+  const int64_t in = at.row * a.stride + at.column;
+  const int64_t out = at.row * a.gradient_stride + at.column;
+  T* d_out = static_cast<T*>(a.d_out) + at.row * a.n + at.column;
+  float gate[V], up[V], d[V];
+  Load<V>(static_cast<const T*>(a.gate) + in, gate);
+  Load<V>(static_cast<const T*>(a.up) + in, up);
+  Load<V>(d_out, d);
+  for (int i = 0; i < V; ++i) {
+    const float s = 1.0f / (1.0f + expf(-gate[i])), silu = gate[i] * s;
+    gate[i] = d[i] * up[i] * (s + silu * (1.0f - s));
+    const float u = up[i];
+    up[i] = d[i] * silu;
+    d[i] = silu * u;
+  }
+  Store<V>(gate, static_cast<T*>(a.d_gate) + out);
+  Store<V>(up, static_cast<T*>(a.d_up) + out);
+  Store<V>(d, d_out);
+}
+
+// A contiguous matrix is one long row.
+template <typename Args>
+Args Flat(Args a, bool contiguous) {
+  if (contiguous && a.rows > 0) {
+    a.n *= a.rows;
+    a.rows = 1;
+  }
+  return a;
+}
+
+template <typename Args>
+const char* LaunchPlaces(void (*kernel)(Args), const Args& a, int v,
+                         void* stream) {
+  if (a.rows > 1 && a.n > INT32_MAX) return "rows are too long";
+  const int threads = ThreadsFor(CeilDiv(a.n, v));
+  return Launch(kernel, a.rows * CeilDiv(a.n, int64_t{threads} * v), threads, 0,
+                a, stream);
+}
+
+}  // namespace
+
+const char* LaunchRope(const RopeArgs& a, void* stream) {
+  return ByType(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    const int64_t half = a.head_dim / 2;
+    const bool vectors = Vectors<T>({half, a.stride}, {a.x}) &&
+                         Vectors<float>({half}, {a.table}, kVector<T>);
+    return Launch(vectors ? RopeKernel<T, kVector<T>> : RopeKernel<T, 1>,
+                  CeilDiv(a.rows, kWarps), kBlockThreads, 0, a, stream);
+  });
+}
+
+const char* LaunchSwiGlu(const SwiGluArgs& args, void* stream) {
+  const SwiGluArgs a = Flat(args, args.stride == args.n);
+  return ByType(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    const bool vectors = Vectors<T>({a.n, a.stride}, {a.gate, a.up, a.out});
+    return LaunchPlaces(
+        vectors ? SwiGluKernel<T, kVector<T>> : SwiGluKernel<T, 1>, a,
+        vectors ? kVector<T> : 1, stream);
+  });
+}
+
+const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& args, void* stream) {
+  const SwiGluBackwardArgs a =
+      Flat(args, args.stride == args.n && args.gradient_stride == args.n);
+  return ByType(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    const bool vectors = Vectors<T>({a.n, a.stride, a.gradient_stride},
+                                    {a.gate, a.up, a.d_out, a.d_gate, a.d_up});
+    return LaunchPlaces(vectors ? SwiGluBackwardKernel<T, kVector<T>>
+                                : SwiGluBackwardKernel<T, 1>,
+                        a, vectors ? kVector<T> : 1, stream);
+  });
+}
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/emulator.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <vector>
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace emulator {
+
+Index thread_index, block_index, block_size, grid_size;
+
+namespace {
+
+constexpr size_t kStackBytes = 64 << 10;
+
+enum class State { kReady, kAtWarp, kAtBlock, kDone };
+
+struct Fiber {
+  ucontext_t context;
+  State state = State::kDone;
+  int exchange = 0;  // counts up
+  unsigned char slots[2][8];
+  // Not initialised: most of it is never touched.
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+};
+
+ucontext_t scheduler;
+std::vector<Fiber> fibers;
+std::vector<float> shared;
+const std::function<void()>* kernel = nullptr;
+bool backwards_order = false;
+
+Fiber& Current() { return fibers[thread_index.x]; }
+
+void Body() {
+  (*kernel)();
+  Current().state = State::kDone;
+}
+
+[[noreturn]] void Stuck() {
+  std::fprintf(stderr,
+               "CUDA emulator: in block %d, some threads wait at a barrier "
+               "that others don't reach\n",
+               block_index.x);
+  std::abort();
+}
+
+// Frees [begin, end) if all wait there. Returns whether it did.
+bool Release(State waiting, int begin, int end) {
+  for (int i = begin; i < end; ++i) {
+    if (fibers[i].state != waiting) return false;
+  }
+  for (int i = begin; i < end; ++i) fibers[i].state = State::kReady;
+  return true;
+}
+
+// Lets every thread that can run do so up to its next barrier. Returns whether
+// all are done.
+bool RunReady() {
+  const int threads = block_size.x;
+  bool done = true;
+  for (int i = 0; i < threads; ++i) {
+    thread_index.x = backwards_order ? threads - 1 - i : i;
+    Fiber& fiber = Current();
+    if (fiber.state == State::kReady) {
+      swapcontext(&scheduler, &fiber.context);
+    }
+    done = done && fiber.state == State::kDone;
+  }
+  return done;
+}
+
+void RunBlock() {
+  const int threads = block_size.x;
+  for (float& x : shared) x = std::numeric_limits<float>::quiet_NaN();
+  for (int i = 0; i < threads; ++i) {
+    Fiber& fiber = fibers[i];
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = &scheduler;
+    makecontext(&fiber.context, Body, 0);
+    fiber.state = State::kReady;
+    fiber.exchange = 0;
+  }
+  while (!RunReady()) {
+    bool released = Release(State::kAtBlock, 0, threads);
+    for (int w = 0; w < threads; w += 32) {
+      if (Release(State::kAtWarp, w, w + 32)) released = true;
+    }
+    if (!released) Stuck();
+  }
+}
+
+}  // namespace
+
+void Run(int blocks, int threads, size_t shared_bytes,
+         const std::function<void()>& body) {
+  if (threads <= 0 || threads % 32 != 0 || threads > 1024 ||
+      shared_bytes > (48 << 10)) {
+    std::fprintf(stderr, "CUDA emulator: bad launch: %d threads, %zu bytes\n",
+                 threads, shared_bytes);
+    std::abort();
+  }
+  if (fibers.size() < threads) fibers = std::vector<Fiber>(threads);
+  shared.resize(shared_bytes / sizeof(float));
+  kernel = &body;
+  grid_size.x = blocks;
+  block_size.x = threads;
+  for (int b = 0; b < blocks; ++b) {
+    block_index.x = backwards_order ? blocks - 1 - b : b;
+    RunBlock();
+  }
+}
+
+void RunBackwards(bool backwards) { backwards_order = backwards; }
+
+float* SharedFloats() { return shared.data(); }
+
+void Await(Wait what) {
+  Fiber& fiber = Current();
+  fiber.state = what == Wait::kWarp ? State::kAtWarp : State::kAtBlock;
+  swapcontext(&fiber.context, &scheduler);
+}
+
+unsigned char* MySlot() { return Current().slots[Current().exchange % 2]; }
+
+const unsigned char* SlotOf(int lane) {
+  const int first = thread_index.x / 32 * 32;
+  return fibers[first + lane].slots[Current().exchange % 2];
+}
+
+void NextSlots() { ++Current().exchange; }
+
+float FromBFloat16(uint16_t bits) {
+  return c10::BFloat16(bits, c10::BFloat16::from_bits());
+}
+float FromFloat16(uint16_t bits) {
+  return c10::Half(bits, c10::Half::from_bits());
+}
+uint16_t ToBFloat16(float x) { return c10::BFloat16(x).x; }
+uint16_t ToFloat16(float x) { return c10::Half(x).x; }
+
+}  // namespace emulator
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

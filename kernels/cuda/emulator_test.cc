@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The emulator itself: what the kernels' tests rest on.
+#include "kernels/cuda/emulator.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+TEST(EmulatorTest, RunsEveryThreadOfEveryBlockOnce) {
+  std::vector<int> runs(3 * 64);
+  emulator::Run(3, 64, 0, [&] {
+    EXPECT_EQ(blockDim.x, 64);
+    EXPECT_EQ(gridDim.x, 3);
+    ++runs[blockIdx.x * blockDim.x + threadIdx.x];
+  });
+  EXPECT_EQ(runs, std::vector<int>(3 * 64, 1));
+}
+
+TEST(EmulatorTest, ShufflesWithinAWarp) {
+  std::vector<double> sums(64);
+  emulator::Run(1, 64, 0, [&] {
+    double x = threadIdx.x;
+    for (int step = 16; step > 0; step /= 2) {
+      x += __shfl_xor_sync(~0u, x, step);
+    }
+    sums[threadIdx.x] = x;
+  });
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(sums[i], i < 32 ? 496.0 : 1520.0);
+}
+
+// Each thread reads what the next one wrote, right in both orders.
+TEST(EmulatorTest, ABarrierShowsWhatOthersWrote) {
+  for (const bool backwards : {false, true}) {
+    emulator::RunBackwards(backwards);
+    std::vector<float> got(96);
+    emulator::Run(1, 96, 96 * sizeof(float), [&] {
+      float* shared = emulator::SharedFloats();
+      shared[threadIdx.x] = threadIdx.x;
+      __syncthreads();
+      got[threadIdx.x] = shared[(threadIdx.x + 1) % 96];
+    });
+    for (int i = 0; i < 96; ++i) EXPECT_EQ(got[i], (i + 1) % 96);
+  }
+  emulator::RunBackwards(false);
+}
+
+TEST(EmulatorTest, AMissingBarrierShowsInOneOfTheOrders) {
+  const auto run = [](bool backwards) {
+    emulator::RunBackwards(backwards);
+    std::vector<float> got(32);
+    emulator::Run(1, 32, 32 * sizeof(float), [&] {
+      float* shared = emulator::SharedFloats();
+      shared[threadIdx.x] = threadIdx.x;
+      got[threadIdx.x] = shared[31 - threadIdx.x];
+    });
+    emulator::RunBackwards(false);
+    return got;
+  };
+  // Memory that nobody has written yet is NaN.
+  EXPECT_TRUE(std::isnan(run(false)[0]));
+  EXPECT_EQ(run(true)[0], 31.0f);
+  EXPECT_TRUE(std::isnan(run(true)[31]));
+}
+
+TEST(EmulatorDeathTest, RefusesABarrierThatSomeThreadsMiss) {
+  EXPECT_DEATH(emulator::Run(1, 64, 0,
+                             [] {
+                               if (threadIdx.x < 40) __syncthreads();
+                             }),
+               "some threads wait at a barrier");
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every kernel, run by the emulator, against ATen in float64; once with each
+// order of threads, which must not show.
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/checks_for_test.h"
+#include "kernels/cuda/emulated_kernels.h"
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+TEST(CudaKernelsInEmulator, MatchDoublePrecisionInEitherOrder) {
+  const Subject subject = {EmulatedKernels(), at::kCPU};
+  for (const NamedCheck& check : AllChecks(/*large=*/false)) {
+    SCOPED_TRACE(check.name);
+    EmulateBackwards(false);
+    const Outputs forwards = check.run(subject);
+    EmulateBackwards(true);
+    const Outputs backwards = check.run(subject);
+    EmulateBackwards(false);
+    ASSERT_EQ(forwards.size(), backwards.size());
+    for (size_t i = 0; i < forwards.size(); ++i) {
+      EXPECT_TRUE(SameBits(forwards[i], backwards[i])) << "output " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

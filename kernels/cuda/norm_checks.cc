@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RMSNorm, rope and SwiGLU.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/cuda/checks_for_test.h"
+#include "kernels/cuda/dispatch.h"
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+constexpr double kEps = 1e-5;
+
+at::Tensor Leaf(const at::Tensor& t) {
+  return t.to(at::kCPU).to(at::kDouble).set_requires_grad(true);
+}
+
+}  // namespace
+
+Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
+                     int64_t n) {
+  const auto device = subject.device;
+  const at::Tensor x = Normal(1, {rows, n}, dtype).to(device);
+  const at::Tensor residual = Normal(2, {rows, n}, dtype).to(device);
+  const at::Tensor weight = (Normal(3, {n}, dtype) * 0.1 + 1.0).to(device);
+  const at::Tensor dy = Normal(4, {rows, n}, dtype).to(device);
+  const at::Tensor skip = Normal(5, {rows, n}, dtype).to(device);
+
+  const NormResult out = RmsNorm(subject.cuda, x, residual, weight, kEps);
+  EXPECT_TRUE(
+      SameBits(out.sum, (x.to(at::kFloat) + residual.to(at::kFloat)).to(dtype)))
+      << "x + residual";
+  const at::Tensor s = Leaf(out.sum), w = Leaf(weight);
+  const at::Tensor rstd = at::rsqrt(at::mean(s * s, {-1}, true) + kEps);
+  const at::Tensor y = s * rstd * w;
+  ExpectClose(out.rstd, rstd.detach().view({rows}), at::kFloat, 4, "rstd");
+  // In float32 as exact as rstd, of which 16-bit types see nothing.
+  ExpectClose(out.y, y.detach(), dtype, dtype == at::kFloat ? 6 : 2, "y");
+
+  const NormResult plain =
+      RmsNorm(subject.cuda, out.sum, at::Tensor(), weight, kEps);
+  EXPECT_FALSE(plain.sum.defined());
+  EXPECT_TRUE(SameBits(plain.y, out.y)) << "without a residual";
+  EXPECT_TRUE(SameBits(plain.rstd, out.rstd));
+  EXPECT_TRUE(
+      SameBits(RmsNormAgain(subject.cuda, out.sum, weight, out.rstd), out.y))
+      << "again";
+
+  // dx is a difference of terms of this size.
+  const at::Tensor term =
+      rstd.detach() * w.detach() * dy.to(at::kCPU).to(at::kDouble);
+  const double terms = std::sqrt((term * term).mean().item<double>());
+  y.backward(dy.to(at::kCPU).to(at::kDouble));
+  at::Tensor dw = at::empty({n}, x.options().dtype(at::kFloat));
+  const at::Tensor dx =
+      RmsNormBackward(subject.cuda, dy, out.sum, weight, out.rstd, skip, dw);
+  ExpectClose(dx, s.grad() + skip.to(at::kCPU).to(at::kDouble), dtype, 4,
+              "dx with residual", terms);
+  ExpectClose(dw, w.grad(), at::kFloat, 16, "dweight");
+  at::Tensor sums = at::full({n}, 3.0, x.options());
+  const at::Tensor alone =
+      RmsNormBackward(subject.cuda, dy, out.sum, weight, out.rstd, at::Tensor(),
+                      sums, /*add=*/true);
+  ExpectClose(alone, s.grad(), dtype, 4, "dx", terms);
+  ExpectClose(sums, w.grad() + 3.0, dtype, 16, "dweight, added");
+  EXPECT_TRUE(SameBits(RmsNormBackward(subject.cuda, dy, out.sum, weight,
+                                       out.rstd, at::Tensor(), at::Tensor()),
+                       alone))
+      << "without dweight";
+  return {out.sum, out.y, out.rstd, dx, dw, sums};
+}
+
+Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
+                  int64_t positions, int64_t heads, int64_t head_dim,
+                  bool aligned) {
+  const int64_t rows = 3 * positions, width = heads * head_dim;
+  const int64_t half = head_dim / 2;
+  // Any numbers serve as cosines and sines.
+  const at::Tensor table = Normal(1, {positions, head_dim}, at::kFloat);
+  const at::Tensor wide =
+      Normal(2, {rows, width + 16}, dtype).to(subject.device);
+  const int64_t first = aligned ? 16 : 3;
+  Outputs outputs;
+  for (const double sign : {1.0, -1.0}) {
+    const at::Tensor copy = wide.clone();
+    at::Tensor x = copy.narrow(1, first, width);
+    Rope(subject.cuda, table.to(subject.device), sign, x);
+    const at::Tensor before = wide.narrow(1, first, width)
+                                  .to(at::kCPU)
+                                  .to(at::kDouble)
+                                  .reshape({3, positions, heads, head_dim});
+    const at::Tensor angles = table.to(at::kDouble).unsqueeze(1);
+    const at::Tensor c = angles.narrow(-1, 0, half);
+    const at::Tensor s = angles.narrow(-1, half, half) * sign;
+    const at::Tensor a = before.narrow(-1, 0, half);
+    const at::Tensor b = before.narrow(-1, half, half);
+    const at::Tensor expected = at::cat({a * c - b * s, b * c + a * s}, -1);
+    ExpectClose(x, expected.reshape({rows, width}), dtype, 2, "rope");
+    EXPECT_TRUE(SameBits(copy.narrow(1, 0, first), wide.narrow(1, 0, first)))
+        << "columns before x";
+    outputs.push_back(copy);
+  }
+  return outputs;
+}
+
+Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
+                    int64_t n) {
+  const at::Tensor both = Normal(1, {rows, 2 * n}, dtype).to(subject.device);
+  at::Tensor gate = both.narrow(1, 0, n), up = both.narrow(1, n, n);
+  const at::Tensor d = Normal(2, {rows, n}, dtype).to(subject.device);
+  const at::Tensor g = Leaf(gate), u = Leaf(up);
+  const at::Tensor expected = at::silu(g) * u;
+  const at::Tensor out = SwiGlu(subject.cuda, gate, up);
+  ExpectClose(out, expected.detach(), dtype, 3, "silu(gate) * up");
+  const at::Tensor apart =
+      SwiGlu(subject.cuda, gate.contiguous(), up.contiguous());
+  EXPECT_TRUE(SameBits(apart, out)) << "contiguous";
+
+  expected.backward(d.to(at::kCPU).to(at::kDouble));
+  at::Tensor d_out = d.clone(), d_gate = at::empty({rows, n}, both.options());
+  at::Tensor d_up = at::empty({rows, n}, both.options());
+  SwiGluBackward(subject.cuda, gate, up, d_out, d_gate, d_up);
+  ExpectClose(d_gate, g.grad(), dtype, 4, "d_gate");
+  ExpectClose(d_up, u.grad(), dtype, 3, "d_up");
+  ExpectClose(d_out, expected.detach(), dtype, 3, "activation again");
+  // Gradients over gate and up themselves.
+  at::Tensor d_again = d.clone();
+  SwiGluBackward(subject.cuda, gate, up, d_again, gate, up);
+  EXPECT_TRUE(SameBits(gate, d_gate)) << "d_gate in place";
+  EXPECT_TRUE(SameBits(up, d_up)) << "d_up in place";
+  EXPECT_TRUE(SameBits(d_again, d_out));
+  return {out, d_out, d_gate, d_up};
+}
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One block a row; the row is read again for the second pass, from the L1 cache
+// by the same thread.
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/launchers.h"
+
+namespace capstan {
+namespace kernels {
+namespace cuda {
+namespace {
+
+// Sums of so many columns fit into shared memory, beside BlockReduce's.
+constexpr int64_t kSharedColumns = 12000;
+constexpr int kTile = 32;
+
+template <typename T, int V>
+__global__ void RmsNormKernel(const RmsNormArgs a) {
+  const int64_t row = blockIdx.x, begin = row * a.n;
+  const int step = blockDim.x * V;
+  const T* x = static_cast<const T*>(a.x) + begin;
+  float rstd;
+  if (a.rstd_given) {
+    rstd = a.rstd[row];
+  } else {
+    float squares = 0.0f;
+    for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
+      float f[V];
+      Load<V>(x + c, f);
+      if (a.residual != nullptr) {
+        float r[V];
+        Load<V>(static_cast<const T*>(a.residual) + begin + c, r);
+        for (int i = 0; i < V; ++i) f[i] = Rounded<T>(f[i] + r[i]);
+        Store<V>(f, static_cast<T*>(a.sum) + begin + c);
+      }
+      for (int i = 0; i < V; ++i) squares += f[i] * f[i];
+    }
+    const float mean = BlockReduce(squares, Add()) / a.n;
+    rstd = 1.0f / sqrtf(mean + a.eps);
+    if (threadIdx.x == 0) a.rstd[row] = rstd;
+  }
+  if (a.residual != nullptr) x = static_cast<const T*>(a.sum) + begin;
+  const T* weight = static_cast<const T*>(a.weight);
+  for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
+    float f[V], w[V];
+    Load<V>(x + c, f);
+    Load<V>(weight + c, w);
+    for (int i = 0; i < V; ++i) f[i] = w[i] * Rounded<T>(f[i] * rstd);
+    Store<V>(f, static_cast<T*>(a.y) + begin + c);
+  }
+}
+
+// With g = dy * weight and h = x * rstd: dx = rstd * (g - h * mean(g * h)) and
+// dweight = sum of dy * h over rows. A block has some consecutive rows; each
+// thread sums its own columns for dweight over them, which needs no barrier.
+template <typename T, int V>
+__global__ void RmsNormBackwardKernel(const RmsNormBackwardArgs a) {
+  const int64_t first = a.rows * blockIdx.x / gridDim.x;
+  const int64_t last = a.rows * (blockIdx.x + int64_t{1}) / gridDim.x;
+  const int step = blockDim.x * V;
+  float* partial =
+      a.partial == nullptr ? nullptr : a.partial + blockIdx.x * a.n;
+  const bool shared = a.n <= kSharedColumns;
+  float* sums = partial != nullptr && shared ? SharedFloats() : partial;
+  if (sums != nullptr) {
+    for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
+      for (int i = 0; i < V; ++i) sums[c + i] = 0.0f;
+    }
+  }
+  const T* weight = static_cast<const T*>(a.weight);
+  for (int64_t row = first; row < last; ++row) {
+    const int64_t begin = row * a.n;
+    const T* x = static_cast<const T*>(a.x) + begin;
+    const T* dy = static_cast<const T*>(a.dy) + begin;
+    const float rstd = a.rstd[row];
+    float dot = 0.0f;
+    for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
+      float f[V], w[V], d[V];
+      Load<V>(x + c, f);
+      Load<V>(weight + c, w);
+      Load<V>(dy + c, d);
+      for (int i = 0; i < V; ++i) dot += d[i] * w[i] * (f[i] * rstd);
+    }
+    const float mean = BlockReduce(dot, Add()) / a.n;
+    for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
+      float f[V], w[V], d[V];
+      Load<V>(x + c, f);
+      Load<V>(weight + c, w);
+      Load<V>(dy + c, d);
+      for (int i = 0; i < V; ++i) {
+        const float h = f[i] * rstd;
+        if (sums != nullptr) sums[c + i] += d[i] * h;
+        d[i] = rstd * (d[i] * w[i] - h * mean);
+      }
+      if (a.residual != nullptr) {
+        Load<V>(static_cast<const T*>(a.residual) + begin + c, f);
+        for (int i = 0; i < V; ++i) d[i] += f[i];
+      }
+      Store<V>(d, static_cast<T*>(a.dx) + begin + c);
+    }
+  }
+  if (partial != nullptr && shared) {
+    for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
+      for (int i = 0; i < V; ++i) partial[c + i] = sums[c + i];
+    }
+  }
+}
+
+struct SumRowsArgs {
+  const float* partial;  // [partials, n]
+  void* out;             // [n]
+  bool add;
+  int64_t partials, n;
+};
+
+// A block has kTile columns, and kTile threads a column.
+template <typename T>
+__global__ void SumRowsKernel(const SumRowsArgs a) {
+  __shared__ float tile[kTile][kTile + 1];
+  const int column = threadIdx.x % kTile, part = threadIdx.x / kTile;
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * kTile + column;
+  float sum = 0.0f;
+  if (c < a.n) {
+    for (int64_t r = part; r < a.partials; r += kTile) {
+      sum += a.partial[r * a.n + c];
+    }
+  }
+  tile[part][column] = sum;
+  __syncthreads();
+  if (part != 0 || c >= a.n) return;
+  for (int p = 1; p < kTile; ++p) sum += tile[p][column];
+  T* out = static_cast<T*>(a.out) + c;
+  FromFloat(a.add ? ToFloat(*out) + sum : sum, *out);
+}
+
+}  // namespace
+
+const char* LaunchRmsNorm(const RmsNormArgs& a, void* stream) {
+  return ByType(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    const bool vectors =
+        Vectors<T>({a.n}, {a.x, a.residual, a.weight, a.sum, a.y});
+    return Launch(vectors ? RmsNormKernel<T, kVector<T>> : RmsNormKernel<T, 1>,
+                  a.rows, ThreadsFor(vectors ? a.n / kVector<T> : a.n), 0, a,
+                  stream);
+  });
+}
+
+const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& a, void* stream) {
+  const bool want_weight = a.partial != nullptr;
+  const int64_t blocks = want_weight ? RmsNormPartials(a.rows, a.n) : a.rows;
+  const size_t shared =
+      want_weight && a.n <= kSharedColumns ? a.n * sizeof(float) : 0;
+  const char* error = ByType(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    const bool vectors =
+        Vectors<T>({a.n}, {a.dy, a.x, a.weight, a.residual, a.dx});
+    return Launch(vectors ? RmsNormBackwardKernel<T, kVector<T>>
+                          : RmsNormBackwardKernel<T, 1>,
+                  blocks, ThreadsFor(vectors ? a.n / kVector<T> : a.n), shared,
+                  a, stream);
+  });
+  if (error != nullptr || !want_weight) return error;
+  const SumRowsArgs sum = {a.partial, a.dweight, a.add, blocks, a.n};
+  return ByType(a.dweight_dtype, [&](auto type) {
+    return Launch(SumRowsKernel<decltype(type)>, CeilDiv(a.n, kTile),
+                  kTile * kTile, 0, sum, stream);
+  });
+}
+
+}  // namespace cuda
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/gemm/gemm.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "kernels/gemm/gemm_kernels.h"
+
+// Of the BLAS that libtorch_cpu contains, which is what at::mm calls: without
+// the microsecond or two that making tensors and dispatching would take for
+// each block of an attention head. Fortran's interface is the one it exports.
+extern "C" void sgemm_(const char* transpose_a, const char* transpose_b,
+                       const int* m, const int* n, const int* k,
+                       const float* alpha, const float* a, const int* lda,
+                       const float* b, const int* ldb, const float* beta,
+                       float* c, const int* ldc);
+
+namespace capstan {
+namespace kernels {
+
+#ifdef __x86_64__
+extern const GemmKernels kGemmAvx2;
+extern const GemmKernels kGemmAvx512;
+#endif
+
+const GemmKernels* const* RunnableGemmKernels() {
+  static const GemmKernels* runnable[3] = {};
+  static const bool filled = [] {
+    int count = 0;
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+      runnable[count++] = &kGemmAvx512;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      runnable[count++] = &kGemmAvx2;
+    }
+#endif
+    return count > 0;
+  }();
+  static_cast<void>(filled);
+  return runnable;
+}
+
+namespace {
+
+// Below so many multiplications a thread isn't worth waking.
+constexpr int64_t kGrain = int64_t{1} << 20;
+
+// Null: the BLAS. Constant for a machine, so that runs repeat bit by bit.
+const GemmKernels* Choose() {
+  const GemmKernels* const best = RunnableGemmKernels()[0];
+  const char* const wish = std::getenv("CAPSTAN_GEMM");
+  if (wish != nullptr && std::strcmp(wish, "blas") == 0) return nullptr;
+  if (wish != nullptr && std::strcmp(wish, "own") == 0) return best;
+#ifdef __x86_64__
+  if (__builtin_cpu_is("intel")) return nullptr;
+#endif
+  return best;
+}
+
+const GemmKernels* Chosen() {
+  static const GemmKernels* const chosen = Choose();
+  return chosen;
+}
+
+// This thread's panels, kept from product to product.
+float* Space() {
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  thread_local std::unique_ptr<float, Free> space(
+      static_cast<float*>(std::aligned_alloc(
+          4096, (kGemmSpace * sizeof(float) + 4095) / 4096 * 4096)));
+  return space.get();
+}
+
+void Blas(const GemmProblem& p) {
+  const char left = p.a_transposed ? 'T' : 'N';
+  const char right = p.b_transposed ? 'T' : 'N';
+  const int m = static_cast<int>(p.m), n = static_cast<int>(p.n);
+  const int k = static_cast<int>(p.k);
+  const int a_stride = static_cast<int>(p.a_stride);
+  const int b_stride = static_cast<int>(p.b_stride);
+  const int c_stride = static_cast<int>(p.c_stride);
+  // Fortran sees a row-major matrix as its transpose: c^T = b^T a^T.
+  sgemm_(&right, &left, &n, &m, &k, &p.alpha, p.b, &b_stride, p.a, &a_stride,
+         &p.beta, p.c, &c_stride);
+}
+
+// The longer side is shared out, in whole tiles.
+void Own(const GemmKernels& kernels, const GemmProblem& p) {
+  constexpr int64_t kUnit = 32;
+  const int64_t side = std::max(p.m, p.n);
+  const int64_t units = (side + kUnit - 1) / kUnit;
+  const int64_t work = p.m * p.n * p.k;
+  const int64_t pieces =
+      at::in_parallel_region()
+          ? 1
+          : std::min<int64_t>({at::get_num_threads(), units,
+                               std::max<int64_t>(1, work / kGrain)});
+  const auto run = [&](int64_t piece) {
+    const int64_t begin = units * piece / pieces * kUnit;
+    const int64_t end = std::min(side, units * (piece + 1) / pieces * kUnit);
+    if (p.m >= p.n) {
+      kernels.run(p, begin, end, 0, p.n, Space());
+    } else {
+      kernels.run(p, 0, p.m, begin, end, Space());
+    }
+  };
+  if (pieces == 1) return run(0);
+  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t piece = first; piece < last; ++piece) run(piece);
+  });
+}
+
+}  // namespace
+
+const char* GemmName() { return Chosen() == nullptr ? "blas" : Chosen()->name; }
+
+void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
+          ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
+  if (m <= 0 || n <= 0) return;
+  GemmProblem problem;
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.alpha = alpha;
+  problem.a_transposed = transpose == Transpose::kLeft;
+  problem.a = a.data;
+  problem.a_stride = a.stride;
+  problem.b_transposed = transpose == Transpose::kRight;
+  problem.b = b.data;
+  problem.b_stride = b.stride;
+  problem.beta = beta;
+  problem.c = c.data;
+  problem.c_stride = c.stride;
+  // The BLAS knows what to do without terms.
+  if (Chosen() == nullptr || k <= 0) {
+    Blas(problem);
+  } else {
+    Own(*Chosen(), problem);
+  }
+}
+
+}  // namespace kernels
+}  // namespace capstan

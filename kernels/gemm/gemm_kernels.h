@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The matrix products that gemm.cc chooses among, one for each instruction
+// set.
+#ifndef CAPSTAN_KERNELS_GEMM_GEMM_KERNELS_H_
+#define CAPSTAN_KERNELS_GEMM_GEMM_KERNELS_H_
+
+#include <cstdint>
+
+namespace capstan {
+namespace kernels {
+
+// c [m, n] = alpha * a b + beta * c. a is [m, k], or given as [k, m]; b is
+// [k, n], or given as [n, k]. Row-major; strides in floats.
+struct GemmProblem {
+  int64_t m = 0, n = 0, k = 0;  // all greater than 0
+  float alpha = 1.0f;
+  bool a_transposed = false;
+  const float* a = nullptr;
+  int64_t a_stride = 0;
+  bool b_transposed = false;
+  const float* b = nullptr;
+  int64_t b_stride = 0;
+  float beta = 0.0f;  // 0 overwrites whatever c holds
+  float* c = nullptr;
+  int64_t c_stride = 0;
+};
+
+// The inner dimension is worked on in blocks of at most so many terms, which
+// alone decides how an element's sum is rounded: neither the other elements
+// that are made along with it nor the threads matter.
+constexpr int64_t kGemmDepth = 384;
+// Rows (or columns) of the smaller factor whose panels stay in the second
+// cache: 512 * 384 floats are 768 KiB.
+constexpr int64_t kGemmResident = 512;
+// Floats of space that Run wants: one panel of the other factor, at most 32
+// wide, and those; panels are written in whole vectors.
+constexpr int64_t kGemmPanel = kGemmDepth * 32 + 32;
+constexpr int64_t kGemmSpace =
+    kGemmPanel + kGemmDepth * (kGemmResident + 32) + 32;
+
+struct GemmKernels {
+  const char* name;
+  // Makes c's rows [row_begin, row_end) and columns [column_begin,
+  // column_end), on this thread. `space` is aligned to a cache line.
+  void (*run)(const GemmProblem& problem, int64_t row_begin, int64_t row_end,
+              int64_t column_begin, int64_t column_end, float* space);
+};
+
+// Those that this processor can run, the best first; ends with null.
+const GemmKernels* const* RunnableGemmKernels();
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_GEMM_GEMM_KERNELS_H_

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/transformer_block.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/attention_loops.h"
+#include "kernels/fast_path.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/linear.h"
+#include "kernels/simd.h"
+#include "kernels/transformer_block_memory.h"
+#include "plugins/sdk/profile.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+using Dims = TransformerBlockDims;
+using Kept = TransformerBlockKept;
+using ForwardSpace = TransformerBlockForwardSpace;
+using BackwardSpace = TransformerBlockBackwardSpace;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The inputs of the node.
+enum Input {
+  kX,
+  kInputNorm,
+  kQuery,
+  kKey,
+  kValue,
+  kOutput,
+  kPostNorm,
+  kGate,
+  kUp,
+  kDown,
+  kInputs
+};
+
+// The matrices' places in TransformerBlockOptions::parameters.
+int PlaceOf(int input) {
+  return input < kPostNorm ? input - kQuery : input - kQuery - 1;
+}
+
+at::Tensor Space(int64_t floats, const at::Tensor& like) {
+  return at::empty({floats}, like.options().requires_grad(false));
+}
+
+float* Data(const at::Tensor& t) { return t.mutable_data_ptr<float>(); }
+const float* ConstData(const at::Tensor& t) {
+  return t.const_data_ptr<float>();
+}
+
+template <typename Body>
+void ForRows(int64_t rows, int64_t width, const Body& body) {
+  at::parallel_for(0, rows, RowGrain(width), body);
+}
+
+// out [rows, n] = x W^T + beta * out, for W [n, width].
+void Project(const float* x, int64_t rows, int64_t width, const at::Tensor& w,
+             float beta, float* out) {
+  const ProfileScope profile("matrix products");
+  const int64_t n = w.size(0);
+  Gemm(Transpose::kRight, rows, n, width, 1.0f, {x, width},
+       {ConstData(w), width}, beta, {out, n});
+}
+
+// dx [rows, width] = dy W + beta * dx, for W [n, width].
+void ProjectBack(const float* dy, int64_t rows, const at::Tensor& w, float beta,
+                 float* dx) {
+  const ProfileScope profile("matrix products");
+  const int64_t n = w.size(0), width = w.size(1);
+  Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n}, {ConstData(w), width},
+       beta, {dx, width});
+}
+
+void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
+               double eps, float* y, float* rstd) {
+  const ProfileScope profile("rms_norm");
+  const float* w = ConstData(weight);
+  ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
+    Simd().fp32.rms_norm(x + begin * d.hidden, w, static_cast<float>(eps),
+                         end - begin, d.hidden, y + begin * d.hidden,
+                         rstd + begin);
+  });
+}
+
+void NormaliseAgain(const Dims& d, const float* x, const at::Tensor& weight,
+                    const float* rstd, float* y) {
+  const ProfileScope profile("rms_norm");
+  const float* w = ConstData(weight);
+  ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
+    Simd().fp32.rms_norm_again(x + begin * d.hidden, w, rstd + begin,
+                               end - begin, d.hidden, y + begin * d.hidden);
+  });
+}
+
+// Adds to `weight_gradient` [hidden], if it isn't undefined.
+void NormaliseBackward(const Dims& d, const float* dy, const float* x,
+                       const at::Tensor& weight, const float* rstd,
+                       const float* residual, float* dx,
+                       const at::Tensor& weight_gradient) {
+  const ProfileScope profile("rms_norm");
+  // A sum a piece of the rows, so that threads don't share one.
+  const int64_t pieces = std::max<int64_t>(
+      1, std::min<int64_t>(at::get_num_threads(), d.rows / RowGrain(d.hidden)));
+  const bool wanted = weight_gradient.defined();
+  at::Tensor sums;
+  if (wanted) {
+    sums = pieces == 1 ? weight_gradient : Space(pieces * d.hidden, weight);
+    sums.zero_();
+  }
+  float* const sum = wanted ? Data(sums) : nullptr;
+  const float* w = ConstData(weight);
+  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t piece = first; piece < last; ++piece) {
+      const int64_t begin = d.rows * piece / pieces;
+      const int64_t end = d.rows * (piece + 1) / pieces;
+      const int64_t at = begin * d.hidden;
+      Simd().fp32.rms_norm_backward(
+          dy + at, x + at, w, rstd + begin, residual + at, end - begin,
+          d.hidden, dx + at, wanted ? sum + piece * d.hidden : nullptr);
+    }
+  });
+  if (wanted && pieces > 1) {
+    at::sum_out(const_cast<at::Tensor&>(weight_gradient),
+                sums.view({pieces, d.hidden}), {0});
+  }
+}
+
+void Rotate(const Dims& d, const at::Tensor& table, float sign, int64_t width,
+            float* x) {
+  const ProfileScope profile("rope");
+  const int64_t positions = table.size(0), head_dim = d.shape.head_dim;
+  const int64_t half = head_dim / 2;
+  const float* angles = ConstData(table);
+  ForRows(d.rows, width, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* row = angles + r % positions * head_dim;
+      Simd().fp32.rotate(row, row + half, sign, width / head_dim, half,
+                         x + r * width);
+    }
+  });
+}
+
+AttentionLayout LayoutOf(const Dims& d) {
+  AttentionLayout layout;
+  layout.shape = d.shape;
+  layout.queries = layout.keys = d.rows / d.shape.batch;
+  layout.kv_stride = d.kv;
+  layout.kv_batch_stride = layout.keys * d.kv;
+  return layout;
+}
+
+// A forward that waits for its backward.
+struct Call : public torch::CustomClassHolder {
+  std::array<at::Tensor, kInputs> inputs;
+  TransformerBlockOptions options;
+  at::Tensor kept;
+
+  Dims dims() const {
+    return Dims(inputs[kX].size(0), inputs[kX].size(1), inputs[kGate].size(0),
+                options.shape);
+  }
+};
+
+at::Tensor Forward(Call& call) {
+  const auto& in = call.inputs;
+  const TransformerBlockOptions& options = call.options;
+  const Dims d = call.dims();
+  call.kept = Space(Kept(d, nullptr).parts.used(), in[kX]);
+  const at::Tensor memory =
+      Space(ForwardSpace(d, nullptr).parts.used(), in[kX]);
+  const Kept kept(d, Data(call.kept));
+  const ForwardSpace space(d, Data(memory));
+  at::Tensor out = at::empty(in[kX].sizes(), call.kept.options());
+  const float* x = ConstData(in[kX]);
+  const int64_t hidden_bytes = d.rows * d.hidden * sizeof(float);
+
+  Normalise(d, x, in[kInputNorm], options.eps, space.normed, kept.rstd);
+  Project(space.normed, d.rows, d.hidden, in[kQuery], 0.0f, kept.q);
+  Project(space.normed, d.rows, d.hidden, in[kKey], 0.0f, kept.k);
+  Project(space.normed, d.rows, d.hidden, in[kValue], 0.0f, kept.v);
+  Rotate(d, options.rope_table, 1.0f, d.q, kept.q);
+  Rotate(d, options.rope_table, 1.0f, d.kv, kept.k);
+  {
+    const ProfileScope profile("attention");
+    CausalAttentionForward(LayoutOf(d), kept.q, kept.k, kept.v, kept.mixed,
+                           kept.log_sum_exp);
+  }
+  std::memcpy(kept.y, x, hidden_bytes);
+  Project(kept.mixed, d.rows, d.q, in[kOutput], 1.0f, kept.y);
+
+  Normalise(d, kept.y, in[kPostNorm], options.eps, space.normed,
+            kept.post_rstd);
+  Project(space.normed, d.rows, d.hidden, in[kGate], 0.0f, kept.gate);
+  Project(space.normed, d.rows, d.hidden, in[kUp], 0.0f, kept.up);
+  {
+    const ProfileScope profile("swiglu");
+    ForRows(d.rows * d.inner, 1, [&](int64_t i, int64_t end) {
+      Simd().fp32.swiglu(kept.gate + i, kept.up + i, end - i,
+                         space.activation + i);
+    });
+  }
+  std::memcpy(Data(out), kept.y, hidden_bytes);
+  Project(space.activation, d.rows, d.inner, in[kDown], 1.0f, Data(out));
+  return out;
+}
+
+// One backward: reads and overwrites what forward has kept.
+class Backward {
+ public:
+  Backward(Call* call, const std::array<bool, kInputs>& wanted,
+           const at::Tensor& dy)
+      : in_(call->inputs),
+        options_(call->options),
+        wanted_(wanted),
+        d_(call->dims()),
+        kept_(d_, Data(call->kept)),
+        memory_(Space(BackwardSpace(d_, nullptr).parts.used(), dy)),
+        space_(d_, Data(memory_)),
+        dy_(ConstData(dy)),
+        gradients_(kInputs) {}
+
+  variable_list Run() {
+    Mlp();
+    Attention();
+    return std::move(gradients_);
+  }
+
+ private:
+  // dy^T x, for dy [rows, n] and x [rows, width].
+  void Weight(Input input, const float* dy, const float* x) {
+    if (!wanted_[input]) return;
+    const at::Tensor& weight = in_[input];
+    const WeightPlace to = {options_.sink, options_.parameters[PlaceOf(input)]};
+    GradientSink::Place place = to.Open();
+    if (!place.gradient.defined()) {
+      place.gradient =
+          at::empty(weight.sizes(), weight.options().requires_grad(false));
+    }
+    const ProfileScope profile("matrix products");
+    const int64_t n = weight.size(0), width = weight.size(1);
+    Gemm(Transpose::kLeft, n, width, d_.rows, 1.0f, {dy, n}, {x, width},
+         place.add ? 1.0f : 0.0f, {Data(place.gradient), width});
+    gradients_[input] = std::move(place.gradient);
+  }
+
+  at::Tensor NormGradient(Input input) {
+    return wanted_[input] ? Space(d_.hidden, memory_) : at::Tensor();
+  }
+
+  void Mlp() {
+    ProjectBack(dy_, d_.rows, in_[kDown], 0.0f, space_.d_activation);
+    {
+      const ProfileScope profile("swiglu");
+      ForRows(d_.rows * d_.inner, 1, [&](int64_t i, int64_t end) {
+        Simd().fp32.swiglu_backward(kept_.gate + i, kept_.up + i, end - i,
+                                    space_.d_activation + i, kept_.gate + i,
+                                    kept_.up + i);
+      });
+    }
+    const float* const d_gate = kept_.gate;
+    const float* const d_up = kept_.up;
+    Weight(kDown, dy_, space_.d_activation);  // by now the activation
+    NormaliseAgain(d_, kept_.y, in_[kPostNorm], kept_.post_rstd, space_.normed);
+    Weight(kGate, d_gate, space_.normed);
+    Weight(kUp, d_up, space_.normed);
+    ProjectBack(d_gate, d_.rows, in_[kGate], 0.0f, space_.d_normed);
+    ProjectBack(d_up, d_.rows, in_[kUp], 1.0f, space_.d_normed);
+    gradients_[kPostNorm] = NormGradient(kPostNorm);
+    NormaliseBackward(d_, space_.d_normed, kept_.y, in_[kPostNorm],
+                      kept_.post_rstd, dy_, space_.d_y, gradients_[kPostNorm]);
+  }
+
+  void Attention() {
+    ProjectBack(space_.d_y, d_.rows, in_[kOutput], 0.0f, space_.d_mixed);
+    Weight(kOutput, space_.d_y, kept_.mixed);
+    {
+      const ProfileScope profile("attention");
+      CausalAttentionBackward(
+          LayoutOf(d_), {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
+                         kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
+    }
+    Rotate(d_, options_.rope_table, -1.0f, d_.q, space_.dq);
+    Rotate(d_, options_.rope_table, -1.0f, d_.kv, space_.dk);
+    const float* const x = ConstData(in_[kX]);
+    NormaliseAgain(d_, x, in_[kInputNorm], kept_.rstd, space_.normed);
+    Weight(kQuery, space_.dq, space_.normed);
+    Weight(kKey, space_.dk, space_.normed);
+    Weight(kValue, space_.dv, space_.normed);
+    ProjectBack(space_.dq, d_.rows, in_[kQuery], 0.0f, space_.d_normed);
+    ProjectBack(space_.dk, d_.rows, in_[kKey], 1.0f, space_.d_normed);
+    ProjectBack(space_.dv, d_.rows, in_[kValue], 1.0f, space_.d_normed);
+    gradients_[kInputNorm] = NormGradient(kInputNorm);
+    gradients_[kX] = at::empty(in_[kX].sizes(), memory_.options());
+    NormaliseBackward(d_, space_.d_normed, x, in_[kInputNorm], kept_.rstd,
+                      space_.d_y, Data(gradients_[kX]), gradients_[kInputNorm]);
+  }
+
+  const std::array<at::Tensor, kInputs>& in_;
+  const TransformerBlockOptions& options_;
+  const std::array<bool, kInputs>& wanted_;
+  const Dims d_;
+  const Kept kept_;
+  const at::Tensor memory_;
+  const BackwardSpace space_;
+  const float* const dy_;
+  variable_list gradients_;
+};
+
+class BlockFunction : public torch::autograd::Function<BlockFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& input_norm, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& output,
+                            const at::Tensor& post_norm, const at::Tensor& gate,
+                            const at::Tensor& up, const at::Tensor& down,
+                            const TransformerBlockOptions& options) {
+    auto call = c10::make_intrusive<Call>();
+    call->inputs = {x, input_norm, q, k, v, output, post_norm, gate, up, down};
+    call->options = options;
+    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+    return Forward(*call);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto call = c10::static_intrusive_pointer_cast<Call>(
+        ctx->saved_data["call"].toCapsule());
+    TORCH_CHECK(call->kept.defined(),
+                "a fused transformer block's backward can run only once");
+    std::array<bool, kInputs> wanted;
+    for (int i = 0; i < kInputs; ++i) wanted[i] = ctx->needs_input_grad(i);
+    variable_list gradients =
+        Backward(call.get(), wanted, grads[0].contiguous()).Run();
+    if (!wanted[kX]) gradients[kX].reset();
+    gradients.emplace_back();  // of the options
+    call->kept.reset();
+    call->inputs = {};
+    return gradients;
+  }
+};
+
+}  // namespace
+
+at::Tensor PlainTransformerBlock(const at::Tensor& x,
+                                 const TransformerBlockWeights& weights,
+                                 const TransformerBlockOptions& options) {
+  const QueryKeyValue qkv =
+      AttentionInput(x, weights.attention, options.eps, options.rope_table);
+  const at::Tensor mixed = CausalAttention(qkv.q, qkv.k, qkv.v, options.shape);
+  const at::Tensor y = LinearAdd(mixed, weights.output, x);
+  return GatedMlp(y, weights.mlp, options.eps);
+}
+
+bool CanFuseTransformerBlock(const at::Tensor& x) { return FastPath(x); }
+
+at::Tensor FusedTransformerBlock(const at::Tensor& x,
+                                 const TransformerBlockWeights& weights,
+                                 const TransformerBlockOptions& options) {
+  const AttentionWeights& a = weights.attention;
+  const GatedMlpWeights& m = weights.mlp;
+  return BlockFunction::apply(x.contiguous(), a.norm, a.q, a.k, a.v,
+                              weights.output, m.norm, m.gate, m.up, m.down,
+                              options);
+}
+
+TransformerBlockSizes FusedTransformerBlockSizes(int64_t rows, int64_t hidden,
+                                                 int64_t intermediate,
+                                                 const AttentionShape& shape) {
+  const Dims d(rows, hidden, intermediate, shape);
+  return {Kept(d, nullptr).parts.used(), ForwardSpace(d, nullptr).parts.used(),
+          BackwardSpace(d, nullptr).parts.used()};
+}
+
+}  // namespace kernels
+}  // namespace capstan
