@@ -141,7 +141,7 @@ class Block {
 double Difference(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor wide = b.to(at::kDouble);
   return (a.to(at::kDouble) - wide).norm().item<double>() /
-         std::max(1e-3, wide.norm().item<double>());
+         std::max(0.1, wide.norm().item<double>());
 }
 
 const std::vector<Sizes> kSizes = {{2, 5, 12, 20, 3, 1, 4},

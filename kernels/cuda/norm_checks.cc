@@ -65,14 +65,14 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
   at::Tensor dw = at::empty({n}, x.options().dtype(at::kFloat));
   const at::Tensor dx =
       RmsNormBackward(subject.cuda, dy, out.sum, weight, out.rstd, skip, dw);
-  ExpectClose(dx, s.grad() + skip.to(at::kCPU).to(at::kDouble), dtype, 4,
+  ExpectClose(dx, s.grad() + skip.to(at::kCPU).to(at::kDouble), dtype, 8,
               "dx with residual", terms);
   ExpectClose(dw, w.grad(), at::kFloat, 16, "dweight");
   at::Tensor sums = at::full({n}, 3.0, x.options());
   const at::Tensor alone =
       RmsNormBackward(subject.cuda, dy, out.sum, weight, out.rstd, at::Tensor(),
                       sums, /*add=*/true);
-  ExpectClose(alone, s.grad(), dtype, 4, "dx", terms);
+  ExpectClose(alone, s.grad(), dtype, 8, "dx", terms);
   ExpectClose(sums, w.grad() + 3.0, dtype, 16, "dweight, added");
   EXPECT_TRUE(SameBits(RmsNormBackward(subject.cuda, dy, out.sum, weight,
                                        out.rstd, at::Tensor(), at::Tensor()),

@@ -57,7 +57,7 @@ TEST(ProfileTest, RowsAddUpToTheStep) {
   }
   const double step = profile["step_seconds"];
   EXPECT_NEAR(sum, step, 0.01 * step);
-  EXPECT_LT(phases.at("rest"), 0.1 * step);
+  EXPECT_LT(phases.at("rest"), 0.25 * step);
   // It is the step that metrics.jsonl knows.
   const Metrics metrics = ReadMetrics(run.output());
   double seconds = 0.0, exposed = 0.0;
@@ -65,9 +65,9 @@ TEST(ProfileTest, RowsAddUpToTheStep) {
     seconds += metrics.Values("step_seconds")[i] / 3;
     exposed += metrics.Values("exposed_seconds")[i] / 3;
   }
-  EXPECT_NEAR(step, seconds, 0.05 * seconds + 1e-4);
+  EXPECT_NEAR(step, seconds, 0.05 * seconds + 1e-3);
   EXPECT_NEAR(phases.at("communication exposed"), exposed,
-              0.05 * exposed + 1e-4);
+              0.05 * exposed + 1e-3);
   EXPECT_THAT(result.out, HasSubstr("profile of steps 3, 4, 6, rank 0"));
   EXPECT_THAT(result.out, HasSubstr("communication exposed"));
 }

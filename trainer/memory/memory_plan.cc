@@ -89,6 +89,10 @@ void AddMicroStep(const StrategyPlan& strategy,
     TimeLine::Moment collecting = now;
     now.workspace += unit.backward_workspace;
     now.workspace += At(strategy.backward_workspace, i);
+    // A gradient that isn't there for itself is written to its bucket.
+    if (unit.backward_workspace < 0) {
+      now.buckets += At(strategy.collect_buckets, i);
+    }
     line->Add(now);
     // Gradients of parameters are there, and go into their buckets.
     collecting.buckets += At(strategy.collect_buckets, i);

@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -13,6 +14,7 @@
 #include <algorithm>
 
 #include "plugins/model/llama/llama_testing.h"
+#include "plugins/sdk/gradient_sink.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/memory/tracking_allocator.h"
@@ -27,6 +29,22 @@ class DropGradient final : public torch::autograd::PostAccumulateGradHook {
   void operator()(const at::Tensor& parameter) override {
     parameter.mutable_grad().reset();
   }
+};
+
+// As a strategy that has the gradients' places from the start.
+class Places final : public GradientSink {
+ public:
+  explicit Places(const Model& model) {
+    for (const ParameterSpec& spec : model.parameters()) {
+      places_.push_back(at::zeros(spec.shape));
+    }
+  }
+  Place Open(int parameter) override {
+    return {places_[parameter].detach(), /*add=*/false};
+  }
+
+ private:
+  std::vector<at::Tensor> places_;
 };
 
 struct Shape {
@@ -123,6 +141,8 @@ class LlamaPlanTest : public ::testing::TestWithParam<Shape> {
   void Compare(at::ScalarType compute, double bound) {
     const std::unique_ptr<Llama> model = MakeModel(GetParam(), compute);
     const MemoryByCategory planned = Predict(*model, GetParam(), compute);
+    Places places(*model);
+    if (compute == at::kFloat) model->BindGradients(&places);
     const MemoryByCategory measured = Measure(*model, GetParam());
     const double most = bound * static_cast<double>(Total(measured));
     EXPECT_NEAR(Total(planned), Total(measured), most);
