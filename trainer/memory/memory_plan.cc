@@ -90,9 +90,8 @@ void AddMicroStep(const StrategyPlan& strategy,
     now.workspace += unit.backward_workspace;
     now.workspace += At(strategy.backward_workspace, i);
     // A gradient that isn't there for itself is written to its bucket.
-    if (unit.backward_workspace < 0) {
-      now.buckets += At(strategy.collect_buckets, i);
-    }
+    now.buckets += std::min(At(strategy.collect_buckets, i),
+                            std::max<int64_t>(0, -unit.backward_workspace));
     line->Add(now);
     // Gradients of parameters are there, and go into their buckets.
     collecting.buckets += At(strategy.collect_buckets, i);

@@ -157,7 +157,7 @@ TEST_P(LlamaPlanTest, Float32) { Compare(at::kFloat, 0.002); }
 
 // oneDNN's products of 16-bit matrices may want memory of their own, which
 // depends on the processor.
-TEST_P(LlamaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.03); }
+TEST_P(LlamaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LlamaPlanTest, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return info.param.name; });
