@@ -177,7 +177,8 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     at::Tensor d_hidden =
         at::empty(hidden.sizes(),
                   half ? hidden.options().dtype(at::kFloat) : hidden.options());
-    for (int64_t r = 0; r < rows; r += piece) {
+    // Without rows, too, there is a last piece.
+    for (int64_t r = 0;; r += piece) {
       const int64_t n = std::min(piece, rows - r);
       const at::Tensor h = hidden.narrow(0, r, n);
       at::Tensor logits = MatMul(h, weight.t());
@@ -253,8 +254,8 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   const int64_t rows = hidden.size(0);
   const int64_t row_bytes = weight.size(0) * weight.element_size();
   const int64_t most = std::max<int64_t>(1, logits_bytes / row_bytes);
-  const int64_t pieces = (rows + most - 1) / most;
-  const int64_t piece = (rows + pieces - 1) / pieces;
+  const int64_t pieces = std::max<int64_t>(1, (rows + most - 1) / most);
+  const int64_t piece = std::max<int64_t>(1, (rows + pieces - 1) / pieces);
   if (at::GradMode::is_enabled() &&
       (hidden.requires_grad() || weight.requires_grad())) {
     return HeadFunction::apply(hidden, weight, targets, piece,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What 16-bit types must not lose at the two ends of a model; the formulas are
-// tested in kernels_test.cc.
+// tested in head_test.cc.
 #include "kernels/token_loss.h"
 
 #include <ATen/TensorOperators.h>

@@ -91,8 +91,10 @@ class Strategy {
   virtual void FinishBackward() = 0;
 
   // This rank's share of the sum of squares of the summed gradient: the shares
-  // of all ranks add up to the square of its global norm. May be non-finite.
-  virtual double GradientSquaredSum() = 0;
+  // of all ranks add up to the square of its global norm. May be non-finite. A
+  // float64 scalar, on the device where the gradient lies: no one waits for it
+  // here.
+  virtual at::Tensor GradientSquaredSum() = 0;
 
   // Shard `shard` has just been written, master and working copy, by the
   // optimizer or from a checkpoint; a strategy may start to send it while the

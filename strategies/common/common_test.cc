@@ -193,22 +193,26 @@ TEST_F(GradientBucketsTest, AStepThatOnlyBeganCallsForAllBucketsAgain) {
   EXPECT_EQ(ready_, std::vector<int>({0, 1, 2}));
 }
 
+double SumOf(const at::Tensor& x, int64_t begin, int64_t end) {
+  return SquaredSum(x, begin, end).item<double>();
+}
+
 TEST(SquaredSumTest, MatchesDoublePrecision) {
   const at::Tensor x = at::rand({200003}) - 0.5;
   const double want = x.to(at::kDouble).square().sum().item<double>();
-  EXPECT_NEAR(SquaredSum(x, 0, x.numel()), want, 1e-9 * want);
-  const double parts = SquaredSum(x, 0, 77777) + SquaredSum(x, 77777, 200003);
+  EXPECT_NEAR(SumOf(x, 0, x.numel()), want, 1e-9 * want);
+  const double parts = SumOf(x, 0, 77777) + SumOf(x, 77777, 200003);
   EXPECT_NEAR(parts, want, 1e-9 * want);
-  EXPECT_EQ(SquaredSum(x, 5, 5), 0.0);
+  EXPECT_EQ(SumOf(x, 5, 5), 0.0);
 }
 
 TEST(SquaredSumTest, LargeValuesDontOverflowAndNonFiniteOnesShow) {
   at::Tensor x = at::full({100}, 1e30);
-  EXPECT_NEAR(SquaredSum(x, 0, 100) / 1e62, 1.0, 1e-5);
+  EXPECT_NEAR(SumOf(x, 0, 100) / 1e62, 1.0, 1e-5);
   x[50] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_TRUE(std::isnan(SquaredSum(x, 0, 100)));
+  EXPECT_TRUE(std::isnan(SumOf(x, 0, 100)));
   x[50] = std::numeric_limits<float>::infinity();
-  EXPECT_TRUE(std::isinf(SquaredSum(x, 0, 100)));
+  EXPECT_TRUE(std::isinf(SumOf(x, 0, 100)));
 }
 
 }  // namespace

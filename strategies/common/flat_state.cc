@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <mutex>
 #include <utility>
@@ -17,7 +16,11 @@ namespace capstan {
 at::Tensor Zeros(MemoryCategory category, int64_t numel,
                  const at::TensorOptions& options, at::ScalarType dtype) {
   const MemoryScope scope(category);
-  return at::zeros({numel}, options.dtype(dtype));
+  at::Tensor flat = at::empty({numel}, options.dtype(dtype));
+  // A device may be copying out of pinned pages: they must stay where they are.
+  if (!flat.is_cpu() || options.pinned_memory()) return flat.zero_();
+  ZeroFill(flat.mutable_data_ptr(), flat.nbytes());
+  return flat;
 }
 
 absl::Status FillInitialValues(const StrategyContext& context,

@@ -2,10 +2,14 @@
 #include "strategies/common/squared_sum.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
 #include <algorithm>
 #include <vector>
+
+#include "kernels/cuda/dispatch.h"
 
 namespace capstan {
 namespace {
@@ -32,14 +36,15 @@ double SumPiece(const float* x, int64_t n) {
 
 }  // namespace
 
-double SquaredSum(const at::Tensor& flat, int64_t begin, int64_t end) {
-  if (begin >= end) return 0.0;
+at::Tensor SquaredSum(const at::Tensor& flat, int64_t begin, int64_t end) {
+  const at::Tensor part = flat.narrow(0, begin, end - begin);
+  if (const auto* cuda = kernels::cuda::For(part)) {
+    return kernels::cuda::SquaredSum(*cuda, part);
+  }
   if (!flat.is_cpu() || flat.scalar_type() != at::kFloat) {
-    const double norm =
-        at::linalg_vector_norm(flat.narrow(0, begin, end - begin), 2,
-                               at::OptionalIntArrayRef(), false, at::kDouble)
-            .item<double>();
-    return norm * norm;
+    return at::linalg_vector_norm(part, 2, at::OptionalIntArrayRef(), false,
+                                  at::kDouble)
+        .square();
   }
   const float* data = flat.const_data_ptr<float>();
   const int64_t pieces = (end - begin + kPiece - 1) / kPiece;
@@ -52,7 +57,7 @@ double SquaredSum(const at::Tensor& flat, int64_t begin, int64_t end) {
   });
   double sum = 0.0;
   for (double s : sums) sum += s;
-  return sum;
+  return at::full({}, sum, at::kDouble);
 }
 
 }  // namespace capstan

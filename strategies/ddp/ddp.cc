@@ -77,7 +77,7 @@ void Ddp::FinishBackward() {
   works_.clear();
 }
 
-double Ddp::GradientSquaredSum() {
+at::Tensor Ddp::GradientSquaredSum() {
   // Ranks hold the same sums: each takes its share of the work.
   const auto [begin, end] =
       RankSlice(state_.layout().numel, group_->rank(), group_->size());

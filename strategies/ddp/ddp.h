@@ -28,7 +28,7 @@ class Ddp final : public Strategy {
   absl::Span<OptimizerShard> OptimizerShards() override;
   void BeginMicroStep(int index, int count) override;
   void FinishBackward() override;
-  double GradientSquaredSum() override;
+  at::Tensor GradientSquaredSum() override;
   // All ranks make the same update of the same sums.
   void PublishParameters() override {}
   std::vector<OwnedSlice> OwnedSlices() const override;

@@ -115,7 +115,7 @@ void Fsdp::FinishBackward() {
   queue_->Drain();
 }
 
-double Fsdp::GradientSquaredSum() {
+at::Tensor Fsdp::GradientSquaredSum() {
   // Replicas hold the same sums: each takes its share of the work.
   const int64_t numel = shard_.gradient.numel();
   const auto [begin, end] =

@@ -39,7 +39,7 @@ class Fsdp final : public Strategy {
   void PreBackward(int unit) override;
   void FinishForward() override;
   void FinishBackward() override;
-  double GradientSquaredSum() override;
+  at::Tensor GradientSquaredSum() override;
   void PublishParameters() override;
   std::vector<OwnedSlice> OwnedSlices() const override;
   absl::Status ForEachFullParameter(

@@ -53,7 +53,7 @@ void Single::FinishBackward() {
   if (!gradients_->buckets().empty()) gradients_->Take(0);
 }
 
-double Single::GradientSquaredSum() {
+at::Tensor Single::GradientSquaredSum() {
   return SquaredSum(state_.shard().gradient, 0, state_.layout().numel);
 }
 

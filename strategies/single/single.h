@@ -25,7 +25,7 @@ class Single final : public Strategy {
   absl::Span<OptimizerShard> OptimizerShards() override;
   void BeginMicroStep(int index, int count) override;
   void FinishBackward() override;
-  double GradientSquaredSum() override;
+  at::Tensor GradientSquaredSum() override;
   void PublishParameters() override {}
   std::vector<OwnedSlice> OwnedSlices() const override;
   absl::Status ForEachFullParameter(

@@ -45,7 +45,7 @@ void Zero2::FinishBackward() {
   queue_->Drain();
 }
 
-double Zero2::GradientSquaredSum() {
+at::Tensor Zero2::GradientSquaredSum() {
   return SquaredSum(gradients_, 0, gradients_.numel());
 }
 

@@ -38,7 +38,7 @@ class Zero2 final : public Strategy {
   bool wants_unit_callbacks() const override { return true; }
   void PreForward(int unit) override;
   void FinishBackward() override;
-  double GradientSquaredSum() override;
+  at::Tensor GradientSquaredSum() override;
   void PublishShard(int shard) override;
   void PublishParameters() override;
   std::vector<OwnedSlice> OwnedSlices() const override;

@@ -104,7 +104,7 @@ absl::StatusOr<StepOutcome> ToyTrainer::Step(
   if (absl::IsUnavailable(status)) return status;
   try {
     strategy_->FinishBackward();
-    verdict.squared_sum = strategy_->GradientSquaredSum();
+    verdict.squared_sum = strategy_->GradientSquaredSum().item<double>();
   } catch (...) {
     status.Update(CurrentExceptionToStatus());
   }

@@ -67,7 +67,7 @@ class FakeStrategy final : public Strategy {
   absl::Span<OptimizerShard> OptimizerShards() override { return {}; }
   void BeginMicroStep(int, int) override {}
   void FinishBackward() override {}
-  double GradientSquaredSum() override { return 0.0; }
+  at::Tensor GradientSquaredSum() override { return {}; }
   void PublishParameters() override {}
   std::vector<OwnedSlice> OwnedSlices() const override { return {}; }
   absl::Status ForEachFullParameter(

@@ -36,7 +36,7 @@ class Recorder final : public Strategy {
   void PostForward(int unit) override { Note("post forward", unit); }
   void PreBackward(int unit) override { Note("pre backward", unit); }
   void FinishBackward() override {}
-  double GradientSquaredSum() override { return 0.0; }
+  at::Tensor GradientSquaredSum() override { return {}; }
   void PublishParameters() override {}
   std::vector<OwnedSlice> OwnedSlices() const override { return {}; }
   absl::Status ForEachFullParameter(

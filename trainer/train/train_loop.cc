@@ -124,7 +124,8 @@ absl::Status TrainLoop::Agree(bool good, Verdict* verdict) {
     // By now the device has long come past the end of the last step's verdict,
     // and has this step's micro-steps to work on meanwhile.
     CAPSTAN_RETURN_IF_ERROR(CatchUp());
-    late_->Issue(*verdict, good ? loss_sum_ : at::Tensor(), Rule(), *group_);
+    late_->Issue(*verdict, good ? loss_sum_ : at::Tensor(),
+                 good ? squared_sum_ : at::Tensor(), Rule(), *group_);
     return absl::OkStatus();
   } catch (...) {
     return CurrentExceptionToStatus();
@@ -174,9 +175,10 @@ absl::Status TrainLoop::RunMicroSteps(Verdict* mine) {
     }
     collectives_done_ = true;
     const ProfileScope profile(kOptimizerPhase);
-    mine->gradient_squared_sum = parts_.strategy->GradientSquaredSum();
-    if (status.ok() && late_ == nullptr) {
-      mine->loss_sum = loss_sum_.item<double>();
+    squared_sum_ = parts_.strategy->GradientSquaredSum();
+    if (late_ == nullptr) {
+      mine->gradient_squared_sum = squared_sum_.item<double>();
+      if (status.ok()) mine->loss_sum = loss_sum_.item<double>();
     }
   } catch (...) {
     if (status.ok()) status = CurrentExceptionToStatus();

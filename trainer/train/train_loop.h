@@ -129,7 +129,9 @@ class TrainLoop {
   std::unique_ptr<LateVerdict> late_;  // null: verdicts are read at once
   StepUnderWay under_way_;             // whose verdict is to be read
   double concluded_ = 0.0;             // when a step was, last
-  at::Tensor loss_sum_;  // of this step's micro-steps, on the device
+  // Of this step's micro-steps, on the device.
+  at::Tensor loss_sum_;
+  at::Tensor squared_sum_;  // Strategy::GradientSquaredSum
   TrainState state_;
   int64_t first_step_ = 0;
   // What the loss sum is divided by in backward, on all ranks alike: about the

@@ -4,8 +4,8 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <malloc.h>
 #include <time.h>
 
@@ -162,7 +162,13 @@ void TrainLoop::AllocateOptimizerState() {
     const MemoryScope scope(MemoryCategory::kOptimizerState);
     std::vector<at::Tensor> state;
     for (size_t i = 0; i < count; ++i) {
-      state.push_back(at::zeros_like(shard.master));
+      at::Tensor zeros = at::empty_like(shard.master);
+      if (zeros.is_cpu()) {
+        ZeroFill(zeros.mutable_data_ptr(), zeros.nbytes());
+      } else {
+        zeros.zero_();
+      }
+      state.push_back(std::move(zeros));
     }
     optimizer_state_.push_back(std::move(state));
   }

@@ -74,11 +74,15 @@ LateVerdict::LateVerdict(at::Device device) {
 }
 
 void LateVerdict::Issue(const Verdict& mine, const at::Tensor& loss_sum,
+                        const at::Tensor& gradient_squared_sum,
                         const GradientRule& rule, ProcessGroup& group) {
   issued_ = true;
   std::memcpy(host_.mutable_data_ptr<double>(), &mine, sizeof(mine));
   sums_.copy_(host_, /*non_blocking=*/true);
   if (loss_sum.defined()) sums_[kLossSum].copy_(loss_sum);
+  if (gradient_squared_sum.defined()) {
+    sums_[kSquaredSum].copy_(gradient_squared_sum, /*non_blocking=*/true);
+  }
   group.AllReduce(sums_)->Wait();
   scale_ = DeviceScale(sums_, rule);
   host_.copy_(sums_, /*non_blocking=*/true);

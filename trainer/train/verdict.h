@@ -46,10 +46,12 @@ class LateVerdict {
  public:
   explicit LateVerdict(at::Device device);
 
-  // Issues the sum over the ranks of `mine`; its loss_sum is replaced by the
-  // scalar `loss_sum` on the device if that is defined. Collective.
+  // Issues the sum over the ranks of `mine`; its loss_sum and
+  // gradient_squared_sum are replaced by these scalars, where they are defined.
+  // Collective.
   void Issue(const Verdict& mine, const at::Tensor& loss_sum,
-             const GradientRule& rule, ProcessGroup& group);
+             const at::Tensor& gradient_squared_sum, const GradientRule& rule,
+             ProcessGroup& group);
   bool issued() const { return issued_; }
   // After Issue: OptimizerStep::device_scale, not finite where the step is to
   // be skipped or a rank has failed.

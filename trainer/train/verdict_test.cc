@@ -28,7 +28,9 @@ class VerdictTest : public ::testing::Test {
  protected:
   // The device's scale, and what is read afterwards.
   float Scale(const Verdict& mine, const GradientRule& rule) {
-    late_.Issue(mine, at::full({}, mine.loss_sum, at::kDouble), rule, *group_);
+    late_.Issue(mine, at::full({}, mine.loss_sum, at::kDouble),
+                at::full({}, mine.gradient_squared_sum, at::kDouble), rule,
+                *group_);
     EXPECT_TRUE(late_.issued());
     read_ = late_.Read();
     EXPECT_FALSE(late_.issued());

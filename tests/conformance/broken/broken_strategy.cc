@@ -114,13 +114,13 @@ class BrokenStrategy final : public capstan::Strategy {
     if (bug_ == Config::NAN_HIDDEN) shard_.gradient.nan_to_num_(0, 0, 0);
   }
 
-  double GradientSquaredSum() override {
+  at::Tensor GradientSquaredSum() override {
     const capstan::OwnedSlice mine = Share();
     const at::Tensor part =
         bug_ == Config::WHOLE_SQUARED_SUM
             ? shard_.gradient
             : shard_.gradient.narrow(0, mine.begin, mine.end - mine.begin);
-    return part.to(at::kDouble).square().sum().item<double>();
+    return part.to(at::kDouble).square().sum();
   }
 
   void PublishParameters() override {

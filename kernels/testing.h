@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fused operators against plain formulas of ATen's operators in float64 under
+// autograd: values and gradients. For tests.
+#ifndef CAPSTAN_KERNELS_TESTING_H_
+#define CAPSTAN_KERNELS_TESTING_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+namespace capstan {
+namespace kernels {
+
+using Tensors = std::vector<at::Tensor>;
+using Operator = std::function<at::Tensor(const Tensors&)>;
+
+constexpr double kEps = 1e-5;  // of norms
+
+// Smooth float64 numbers without a pattern that a bug could hide in.
+at::Tensor Wave(at::IntArrayRef shape, double size = 1.0);
+
+// Runs `op` on copies of the inputs in `dtype`, and backward from a fixed
+// weighting of its output; returns the output and the gradient of each input
+// of floats.
+Tensors RunBoth(const Operator& op, const Tensors& inputs,
+                at::ScalarType dtype);
+
+// The greatest difference of the two, relative to the greater of 1 and the
+// reference's greatest.
+double Difference(const at::Tensor& got, const at::Tensor& wanted);
+
+// `fused` in float32, bfloat16 and float16 against `plain` in float64 on the
+// same numbers, which are rounded to the type before; and the gradients of
+// `fused` in float32 against differences of its own values.
+void ExpectSame(const Operator& fused, const Operator& plain,
+                const Tensors& inputs);
+
+// weight * x / sqrt(mean(x^2) + kEps).
+at::Tensor PlainNorm(const at::Tensor& x, const at::Tensor& weight);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_TESTING_H_
