@@ -142,6 +142,15 @@ class Table(unittest.TestCase):
             ["| qwen2.5-0.5b | single | tokens/s | 150,000 |  |  | "
              "- / 149,000 | aim |  |"])
 
+    def test_fine_tuning_by_layout(self):
+        who = [Contestant("mini", "packed", side) for side in (CAPSTAN, EAGER)]
+        table = self.rows(who, speeds("mini", "packed", CAPSTAN, [3200]) +
+                          speeds("mini", "packed", EAGER, [2000]), "sft")
+        self.assertEqual(
+            report.ratio_table(table).splitlines()[2:],
+            ["| mini | packed / SFTTrainer | tokens/s | 3,200 | 2,000 | "
+             "1.60x (1.60..1.60) | 1.5x / - | bar |  |"])
+
     def test_of_our_ddp(self):
         who = comparison.contestants("cpu", ["mini"], ["ddp", "fsdp"], [])
         table = self.rows(who, speeds("mini", "ddp", CAPSTAN, [100.0]) +

@@ -16,7 +16,8 @@ SIDES = (CAPSTAN, EAGER, COMPILED)
 PEER_STRATEGIES = {"single": "single", "ddp": "ddp", "zero2": "zero1",
                    "fsdp": "fsdp2"}
 PEER_NAMES = {"single": "PyTorch", "ddp": "DDP",
-              "zero2": "ZeroRedundancyOptimizer", "fsdp": "FSDP2"}
+              "zero2": "ZeroRedundancyOptimizer", "fsdp": "FSDP2",
+              "packed": "SFTTrainer", "padded": "SFTTrainer"}
 
 # By device and shape: strategies and peers that a run compares by default.
 DEFAULTS = {
@@ -80,6 +81,10 @@ RATIO_CLAIMS = {
     ("cuda", "smollm2-135m", "single", COMPILED, "tokens/s"): Claim(1.1),
     ("cuda", "smollm2-1.7b", "single", EAGER, "tokens/s"): Claim(1.5),
     ("cuda", "smollm2-1.7b", "single", COMPILED, "tokens/s"): Claim(1.1),
+    # sft.py: on CPUs, by how rows are laid out.
+    **{("sft", "mini", packing, EAGER, figure): claim
+       for packing in ("packed", "padded") for figure, claim in
+       (("tokens/s", Claim(1.5)), ("peak MB", Claim(0.4)))},
 }
 # About our figure itself, by device, shape, strategy, figure. The tokens/s are
 # what LLMQ (a C++/CUDA trainer) reaches on an H100.

@@ -101,22 +101,22 @@ def ensure_trainer():
                    cwd=ROOT)
 
 
-def ensure_peer():
+def ensure_peer(requirements=REQUIREMENTS, packages=PACKAGES):
     """The peers' interpreter, of a virtual environment made at need."""
     python = VENV / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    if versions(python) is None:
+    if versions(python, packages) is None:
         subprocess.run([str(python), "-m", "pip", "install", "-q", "-r",
-                        str(REQUIREMENTS)], check=True)
+                        str(requirements)], check=True)
     return python
 
 
-def versions(python):
+def versions(python, packages=PACKAGES):
     """Versions of that interpreter and its packages; None if one is missing."""
     code = ("import json, platform; from importlib.metadata import version; "
             "print(json.dumps(dict(python=platform.python_version(), "
-            "**{p: version(p) for p in %r})))" % (PACKAGES,))
+            "**{p: version(p) for p in %r})))" % (packages,))
     done = subprocess.run([str(python), "-c", code], capture_output=True,
                           text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else None

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/attention.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -18,9 +19,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-AttentionLayout PackedLayout(const AttentionShape& shape, const at::Tensor& q) {
+AttentionLayout DenseLayout(const AttentionShape& shape, const at::Tensor& q,
+                            const PackedRows* packing) {
   AttentionLayout layout;
   layout.shape = shape;
+  layout.packing = packing;
   layout.queries = layout.keys = q.size(0) / shape.batch;
   layout.kv_stride = shape.kv_heads * shape.head_dim;
   layout.kv_batch_stride = layout.keys * layout.kv_stride;
@@ -31,8 +34,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
-                            const AttentionShape& shape) {
-    const AttentionLayout layout = PackedLayout(shape, q);
+                            const AttentionShape& shape,
+                            const Packing& packing) {
+    const AttentionLayout layout = DenseLayout(shape, q, packing.get());
     at::Tensor out = at::empty(q.sizes(), q.options());
     at::Tensor log_sum_exp =
         at::empty({shape.batch, shape.heads, layout.queries}, q.options());
@@ -42,6 +46,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                            log_sum_exp.mutable_data_ptr<float>());
     ctx->save_for_backward({q, k, v, out, log_sum_exp});
     ctx->saved_data["kv_heads"] = shape.kv_heads;
+    if (packing)
+      ctx->saved_data["packing"] = c10::IValue::make_capsule(packing);
     return out;
   }
 
@@ -54,18 +60,24 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     shape.heads = log_sum_exp.size(1);
     shape.kv_heads = ctx->saved_data["kv_heads"].toInt();
     shape.head_dim = q.size(1) / shape.heads;
+    Packing packing;
+    const auto packed = ctx->saved_data.find("packing");
+    if (packed != ctx->saved_data.end()) {
+      packing = c10::static_intrusive_pointer_cast<PackedRows>(
+          packed->second.toCapsule());
+    }
     const at::Tensor d_out = grads[0].contiguous();
     at::Tensor dq = at::empty(q.sizes(), q.options());
     at::Tensor dk = at::empty(k.sizes(), k.options());
     at::Tensor dv = at::empty(v.sizes(), v.options());
     CausalAttentionBackward(
-        PackedLayout(shape, q),
+        DenseLayout(shape, q, packing.get()),
         {q.const_data_ptr<float>(), k.const_data_ptr<float>(),
          v.const_data_ptr<float>(), out.const_data_ptr<float>(),
          d_out.const_data_ptr<float>(), log_sum_exp.const_data_ptr<float>(),
          dq.mutable_data_ptr<float>(), dk.mutable_data_ptr<float>(),
          dv.mutable_data_ptr<float>()});
-    return {dq, dk, dv, at::Tensor()};
+    return {dq, dk, dv, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -76,35 +88,65 @@ at::Tensor PerHead(const at::Tensor& x, const AttentionShape& shape) {
       .transpose(1, 2);
 }
 
+// `mask`: see PackedRows; without one causal.
 at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
-                             const at::Tensor& v, const AttentionShape& shape) {
+                             const at::Tensor& v, const AttentionShape& shape,
+                             std::optional<at::Tensor> mask = std::nullopt) {
   const at::Tensor qh = PerHead(q, shape);
   at::Tensor kh = PerHead(k, shape), vh = PerHead(v, shape);
   const int64_t queries = qh.size(2), keys = kh.size(2);
   bool grouped = shape.heads != shape.kv_heads;
-  if (grouped && q.device().is_cpu()) {
-    // ATen's fused attention for CPUs knows no groups.
+  if (grouped && (q.device().is_cpu() || mask.has_value())) {
+    // ATen's fused attention knows no groups on CPUs, and none with a mask.
     kh = kh.repeat_interleave(shape.heads / shape.kv_heads, 1);
     vh = vh.repeat_interleave(shape.heads / shape.kv_heads, 1);
     grouped = false;
   }
-  std::optional<at::Tensor> mask;
-  if (queries != keys && queries > 1) {
+  const bool masked = mask.has_value();
+  if (!masked && queries != keys && queries > 1) {
     mask = at::ones({queries, keys}, q.options().dtype(at::kBool))
                .tril(keys - queries);
   }
-  const at::Tensor out = at::scaled_dot_product_attention(
-      qh, kh, vh, mask, /*dropout_p=*/0.0, /*is_causal=*/queries == keys,
-      /*scale=*/std::nullopt, grouped);
+  const at::Tensor out =
+      at::scaled_dot_product_attention(qh, kh, vh, mask, /*dropout_p=*/0.0,
+                                       /*is_causal=*/!masked && queries == keys,
+                                       /*scale=*/std::nullopt, grouped);
   return out.transpose(1, 2).reshape({q.size(0), q.size(1)});
+}
+
+// On CPUs document by document, on GPUs, which had to wait for the lengths and
+// to start kernels for each, with a mask.
+at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
+                                   const at::Tensor& v,
+                                   const AttentionShape& shape,
+                                   const PackedRows& packing) {
+  if (!packing.on_cpu()) {
+    return ComposedAttention(q, k, v, shape, packing.mask());
+  }
+  std::vector<int64_t> lengths;
+  for (const PackedRows::Document& document : packing.documents()) {
+    lengths.push_back(document.length);
+  }
+  const std::vector<at::Tensor> qs = q.split_with_sizes(lengths);
+  const std::vector<at::Tensor> ks = k.split_with_sizes(lengths);
+  const std::vector<at::Tensor> vs = v.split_with_sizes(lengths);
+  AttentionShape alone = shape;
+  alone.batch = 1;
+  std::vector<at::Tensor> outs;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    outs.push_back(ComposedAttention(qs[i], ks[i], vs[i], alone));
+  }
+  return at::cat(outs);
 }
 
 }  // namespace
 
 at::Tensor CausalAttention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const AttentionShape& shape) {
-  if (!FastPath(q)) return ComposedAttention(q, k, v, shape);
-  return AttentionFunction::apply(q, k, v, shape);
+                           const at::Tensor& v, const AttentionShape& shape,
+                           const Packing& packing) {
+  if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
+  return packing ? ComposedPackedAttention(q, k, v, shape, *packing)
+                 : ComposedAttention(q, k, v, shape);
 }
 
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "kernels/packed_rows.h"
+
 namespace capstan {
 namespace kernels {
 
@@ -17,10 +19,12 @@ struct AttentionShape {
   int64_t head_dim = 1;
 };
 
-// Within each sequence, with gradients. q: [batch * T, heads * head_dim];
-// k, v: [batch * T, kv_heads * head_dim]. Returns a tensor of q's shape.
+// Within each sequence, or each document of a packed one, with gradients. q:
+// [batch * T, heads * head_dim]; k, v: [batch * T, kv_heads * head_dim].
+// Returns a tensor of q's shape.
 at::Tensor CausalAttention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const AttentionShape& shape);
+                           const at::Tensor& v, const AttentionShape& shape,
+                           const Packing& packing = nullptr);
 
 // The same without gradients, of T queries that are the last of L positions:
 // k, v: [batch, L, kv_heads * head_dim], the first two dimensions of any

@@ -4,6 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+
+#include "kernels/adapter.h"
+
 namespace capstan {
 namespace kernels {
 
@@ -14,13 +18,15 @@ struct QueryKeyValue {
 };
 
 struct AttentionWeights {
-  at::Tensor norm;     // [hidden]
-  at::Tensor q, k, v;  // [heads * head_dim, hidden] each
+  at::Tensor norm;                  // [hidden]
+  at::Tensor q, k, v;               // [heads * head_dim, hidden] each
+  std::array<Adapter, 3> adapters;  // of q, k, v
 };
 
 // What a block's attention reads: n = RmsNorm(x), q = rope(n Wq^T),
-// k = rope(n Wk^T), v = n Wv^T, with gradients to x and the weights. x: [rows,
-// hidden]; rope_table: see ApplyRope. Keeps x for backward, but not n.
+// k = rope(n Wk^T), v = n Wv^T, with what adapters add to these products, and
+// gradients to x, the weights and the adapters. x: [rows, hidden]; rope_table:
+// see ApplyRope. Keeps x for backward, but not n.
 QueryKeyValue AttentionInput(const at::Tensor& x,
                              const AttentionWeights& weights, double eps,
                              const at::Tensor& rope_table);

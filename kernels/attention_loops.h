@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/packed_rows.h"
 
 namespace capstan {
 namespace kernels {
@@ -19,6 +20,8 @@ struct AttentionLayout {
   int64_t keys = 0;             // L; query t sees keys up to L - T + t
   int64_t kv_batch_stride = 0;  // floats
   int64_t kv_stride = 0;
+  // The documents of each sequence; null: it is one. With T = L.
+  const PackedRows* packing = nullptr;
 
   int64_t group() const { return shape.heads / shape.kv_heads; }
   int64_t q_stride() const { return shape.heads * shape.head_dim; }

@@ -4,18 +4,24 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+
+#include "kernels/adapter.h"
+
 namespace capstan {
 namespace kernels {
 
 struct GatedMlpWeights {
-  at::Tensor norm;      // [hidden]
-  at::Tensor gate, up;  // [intermediate, hidden]
-  at::Tensor down;      // [hidden, intermediate]
+  at::Tensor norm;                  // [hidden]
+  at::Tensor gate, up;              // [intermediate, hidden]
+  at::Tensor down;                  // [hidden, intermediate]
+  std::array<Adapter, 3> adapters;  // of gate, up, down
 };
 
-// x + (silu(n Wgate^T) * (n Wup^T)) Wdown^T with n = RmsNorm(x), for x [rows,
-// hidden], with gradients to x and the weights. Keeps x and the two
-// projections for backward; makes the rest again.
+// x + (silu(n Wgate^T) * (n Wup^T)) Wdown^T with n = RmsNorm(x), and with what
+// adapters add to these products, for x [rows, hidden], with gradients to x,
+// the weights and the adapters. Keeps x and the two projections for backward;
+// makes the rest again.
 at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
                     double eps);
 

@@ -53,20 +53,32 @@ class LinearAddFunction : public torch::autograd::Function<LinearAddFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight,
-                            const at::Tensor& residual) {
+                            const at::Tensor& residual,
+                            at::TensorList adapter_tensors,
+                            const Adapter& adapter) {
     ctx->save_for_backward({x, weight});
+    ctx->saved_data["adapter"] = KeepAdapters(adapter);
     at::Tensor out = residual.clone();
     MatMulInto(out, x, weight.t(), /*beta=*/1.0);
+    AddAdapter(adapter, x, out);
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &dy = grads[0];
-    at::Tensor dx, dw;
-    if (ctx->needs_input_grad(0)) dx = MatMul(dy, weight);
-    if (ctx->needs_input_grad(1)) dw = WeightGradient({}, dy, x);
-    return {dx, dw, dy};
+    const auto kept = AdaptersIn(ctx->saved_data["adapter"]);
+    const AdapterBackward adapter(kept->adapters[0], dy);
+    variable_list out(3);
+    if (ctx->needs_input_grad(0)) {
+      out[0] = MatMul(dy, weight);
+      adapter.AddTo(out[0]);
+    }
+    if (ctx->needs_input_grad(1)) out[1] = WeightGradient({}, dy, x);
+    out[2] = dy;
+    adapter.AppendWeights(x, &out);
+    out.emplace_back();  // the adapter
+    return out;
   }
 };
 
@@ -95,8 +107,9 @@ GradientSink::Place WeightPlace::Open() const {
 }
 
 at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
-                     const at::Tensor& residual) {
-  return LinearAddFunction::apply(x, weight, residual);
+                     const at::Tensor& residual, const Adapter& adapter) {
+  return LinearAddFunction::apply(
+      x, weight, residual, at::TensorList(AdapterTensors(adapter)), adapter);
 }
 
 at::Tensor WeightGradient(const WeightPlace& to, const at::Tensor& dy,

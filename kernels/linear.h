@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "kernels/adapter.h"
 #include "plugins/sdk/gradient_sink.h"
 
 namespace capstan {
@@ -30,9 +31,10 @@ struct WeightPlace {
   GradientSink::Place Open() const;
 };
 
-// residual + x W^T, with gradients to all three. residual: [rows, out].
+// residual + x W^T, and what an adapter adds, with gradients to all. residual:
+// [rows, out].
 at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
-                     const at::Tensor& residual);
+                     const at::Tensor& residual, const Adapter& adapter = {});
 
 // The gradient dy^T x to W, to be returned from a backward.
 at::Tensor WeightGradient(const WeightPlace& place, const at::Tensor& dy,

@@ -16,22 +16,12 @@ namespace capstan {
 namespace kernels {
 namespace {
 
-class SimdHalfTest : public testing::TestWithParam<int> {
+class SimdHalfTest : public EachSimdSet {
  protected:
-  void SetUp() override {
-    const SimdKernels* sets[3];
-    if (GetParam() >= RunnableSimdKernels(sets)) {
-      GTEST_SKIP() << "not on this processor";
-    }
-    simd_ = sets[GetParam()];
-  }
-
   template <typename T>
   void EveryNumberIsLoadedAndStored() const;
   template <typename T>
   void FloatsAreRounded() const;
-
-  const SimdKernels* simd_ = nullptr;
 };
 
 template <typename T>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Floating-point types by their definitions, for tests of what loops do to
-// them.
+// For tests of each instruction set: the sets, and floating-point types by
+// their definitions.
 #ifndef CAPSTAN_KERNELS_SIMD_NUMBERS_H_
 #define CAPSTAN_KERNELS_SIMD_NUMBERS_H_
 
@@ -119,6 +119,20 @@ void ExpectNear(T got, double wanted, double roundings, double size,
                                       FormatOf<T>().fraction_bits))
       << "at " << i;
 }
+
+// A test of each set that this processor runs, by its place among them.
+class EachSimdSet : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    const SimdKernels* sets[3];
+    if (GetParam() >= RunnableSimdKernels(sets)) {
+      GTEST_SKIP() << "not on this processor";
+    }
+    simd_ = sets[GetParam()];
+  }
+
+  const SimdKernels* simd_ = nullptr;
+};
 
 }  // namespace kernels
 }  // namespace capstan

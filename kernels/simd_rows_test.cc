@@ -29,16 +29,8 @@ struct Rows {
   void AddRows() const;
 };
 
-class SimdRowsTest : public testing::TestWithParam<int> {
+class SimdRowsTest : public EachSimdSet {
  protected:
-  void SetUp() override {
-    const SimdKernels* sets[3];
-    if (GetParam() >= RunnableSimdKernels(sets)) {
-      GTEST_SKIP() << "not on this processor";
-    }
-    simd_ = sets[GetParam()];
-  }
-
   template <typename F>
   void ForTypes(const F& f) const {
     {
@@ -52,8 +44,6 @@ class SimdRowsTest : public testing::TestWithParam<int> {
     SCOPED_TRACE("float16");
     f(Rows<Fp16>{simd_->fp16});
   }
-
-  const SimdKernels* simd_ = nullptr;
 };
 
 template <typename T>

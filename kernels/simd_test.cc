@@ -10,12 +10,11 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/simd_numbers.h"
+
 namespace capstan {
 namespace kernels {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::vector<float> Wave(int64_t n, float size, float phase) {
   std::vector<float> x(n);
@@ -23,17 +22,7 @@ std::vector<float> Wave(int64_t n, float size, float phase) {
   return x;
 }
 
-class SimdTest : public testing::TestWithParam<int> {
- protected:
-  void SetUp() override {
-    const SimdKernels* sets[3];
-    if (GetParam() >= RunnableSimdKernels(sets)) {
-      GTEST_SKIP() << "not on this processor";
-    }
-    simd_ = sets[GetParam()];
-  }
-  const SimdKernels* simd_ = nullptr;
-};
+class SimdTest : public EachSimdSet {};
 
 TEST_P(SimdTest, SwiGluIsAccurateEverywhere) {
   // Sigmoid, and so the exponential, over all that it can meet.

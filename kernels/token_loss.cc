@@ -231,6 +231,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     out[0] = d_hidden;
     if (!ctx->needs_input_grad(1)) {
       head->d_logits.reset();
+      head->hidden.reset();
     } else if (!ctx->saved_data["tied"].toBool()) {
       out[1] = TakeGradient(*head, OpenFor(KeptPlace(ctx), weight));
       if (half) out[1] = out[1].to(weight.scalar_type());

@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sum.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -17,6 +17,7 @@
 #include "kernels/linear.h"
 #include "kernels/simd.h"
 #include "kernels/transformer_block_memory.h"
+#include "kernels/transformer_block_steps.h"
 #include "plugins/sdk/profile.h"
 
 namespace capstan {
@@ -59,100 +60,9 @@ const float* ConstData(const at::Tensor& t) {
   return t.const_data_ptr<float>();
 }
 
-template <typename Body>
-void ForRows(int64_t rows, int64_t width, const Body& body) {
-  at::parallel_for(0, rows, RowGrain(width), body);
-}
-
-// out [rows, n] = x W^T + beta * out, for W [n, width].
-void Project(const float* x, int64_t rows, int64_t width, const at::Tensor& w,
-             float beta, float* out) {
-  const ProfileScope profile("matrix products");
-  const int64_t n = w.size(0);
-  Gemm(Transpose::kRight, rows, n, width, 1.0f, {x, width},
-       {ConstData(w), width}, beta, {out, n});
-}
-
-// dx [rows, width] = dy W + beta * dx, for W [n, width].
-void ProjectBack(const float* dy, int64_t rows, const at::Tensor& w, float beta,
-                 float* dx) {
-  const ProfileScope profile("matrix products");
-  const int64_t n = w.size(0), width = w.size(1);
-  Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n}, {ConstData(w), width},
-       beta, {dx, width});
-}
-
-void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
-               double eps, float* y, float* rstd) {
-  const ProfileScope profile("rms_norm");
-  const float* w = ConstData(weight);
-  ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
-    Simd().fp32.rms_norm(x + begin * d.hidden, w, static_cast<float>(eps),
-                         end - begin, d.hidden, y + begin * d.hidden,
-                         rstd + begin);
-  });
-}
-
-void NormaliseAgain(const Dims& d, const float* x, const at::Tensor& weight,
-                    const float* rstd, float* y) {
-  const ProfileScope profile("rms_norm");
-  const float* w = ConstData(weight);
-  ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
-    Simd().fp32.rms_norm_again(x + begin * d.hidden, w, rstd + begin,
-                               end - begin, d.hidden, y + begin * d.hidden);
-  });
-}
-
-// Adds to `weight_gradient` [hidden], if it isn't undefined.
-void NormaliseBackward(const Dims& d, const float* dy, const float* x,
-                       const at::Tensor& weight, const float* rstd,
-                       const float* residual, float* dx,
-                       const at::Tensor& weight_gradient) {
-  const ProfileScope profile("rms_norm");
-  // A sum a piece of the rows, so that threads don't share one.
-  const int64_t pieces = std::max<int64_t>(
-      1, std::min<int64_t>(at::get_num_threads(), d.rows / RowGrain(d.hidden)));
-  const bool wanted = weight_gradient.defined();
-  at::Tensor sums;
-  if (wanted) {
-    sums = pieces == 1 ? weight_gradient : Space(pieces * d.hidden, weight);
-    sums.zero_();
-  }
-  float* const sum = wanted ? Data(sums) : nullptr;
-  const float* w = ConstData(weight);
-  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
-    for (int64_t piece = first; piece < last; ++piece) {
-      const int64_t begin = d.rows * piece / pieces;
-      const int64_t end = d.rows * (piece + 1) / pieces;
-      const int64_t at = begin * d.hidden;
-      Simd().fp32.rms_norm_backward(
-          dy + at, x + at, w, rstd + begin, residual + at, end - begin,
-          d.hidden, dx + at, wanted ? sum + piece * d.hidden : nullptr);
-    }
-  });
-  if (wanted && pieces > 1) {
-    at::sum_out(const_cast<at::Tensor&>(weight_gradient),
-                sums.view({pieces, d.hidden}), {0});
-  }
-}
-
-void Rotate(const Dims& d, const at::Tensor& table, float sign, int64_t width,
-            float* x) {
-  const ProfileScope profile("rope");
-  const int64_t positions = table.size(0), head_dim = d.shape.head_dim;
-  const int64_t half = head_dim / 2;
-  const float* angles = ConstData(table);
-  ForRows(d.rows, width, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const float* row = angles + r % positions * head_dim;
-      Simd().fp32.rotate(row, row + half, sign, width / head_dim, half,
-                         x + r * width);
-    }
-  });
-}
-
-AttentionLayout LayoutOf(const Dims& d) {
+AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
   AttentionLayout layout;
+  layout.packing = packing;
   layout.shape = d.shape;
   layout.queries = layout.keys = d.rows / d.shape.batch;
   layout.kv_stride = d.kv;
@@ -160,9 +70,18 @@ AttentionLayout LayoutOf(const Dims& d) {
   return layout;
 }
 
+// [rows, width] over memory that outlives it, for the adapters.
+at::Tensor View(const float* data, int64_t rows, int64_t width) {
+  return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
+}
+
+constexpr int kMatrices = 7;
+using Adapters = std::array<Adapter, kMatrices>;
+
 // A forward that waits for its backward.
 struct Call : public torch::CustomClassHolder {
   std::array<at::Tensor, kInputs> inputs;
+  Adapters adapters;  // as TransformerBlockOptions::parameters
   TransformerBlockOptions options;
   at::Tensor kept;
 
@@ -184,25 +103,33 @@ at::Tensor Forward(Call& call) {
   at::Tensor out = at::empty(in[kX].sizes(), call.kept.options());
   const float* x = ConstData(in[kX]);
   const int64_t hidden_bytes = d.rows * d.hidden * sizeof(float);
+  const auto project = [&](Input input, const float* from, int64_t width,
+                           float beta, float* to) {
+    Project(from, d.rows, width, in[input], beta, to);
+    const Adapter& adapter = call.adapters[PlaceOf(input)];
+    if (!adapter.defined()) return;
+    AddAdapter(adapter, View(from, d.rows, width),
+               View(to, d.rows, in[input].size(0)));
+  };
 
   Normalise(d, x, in[kInputNorm], options.eps, space.normed, kept.rstd);
-  Project(space.normed, d.rows, d.hidden, in[kQuery], 0.0f, kept.q);
-  Project(space.normed, d.rows, d.hidden, in[kKey], 0.0f, kept.k);
-  Project(space.normed, d.rows, d.hidden, in[kValue], 0.0f, kept.v);
+  project(kQuery, space.normed, d.hidden, 0.0f, kept.q);
+  project(kKey, space.normed, d.hidden, 0.0f, kept.k);
+  project(kValue, space.normed, d.hidden, 0.0f, kept.v);
   Rotate(d, options.rope_table, 1.0f, d.q, kept.q);
   Rotate(d, options.rope_table, 1.0f, d.kv, kept.k);
   {
     const ProfileScope profile("attention");
-    CausalAttentionForward(LayoutOf(d), kept.q, kept.k, kept.v, kept.mixed,
-                           kept.log_sum_exp);
+    CausalAttentionForward(LayoutOf(d, options.packing.get()), kept.q, kept.k,
+                           kept.v, kept.mixed, kept.log_sum_exp);
   }
   std::memcpy(kept.y, x, hidden_bytes);
-  Project(kept.mixed, d.rows, d.q, in[kOutput], 1.0f, kept.y);
+  project(kOutput, kept.mixed, d.q, 1.0f, kept.y);
 
   Normalise(d, kept.y, in[kPostNorm], options.eps, space.normed,
             kept.post_rstd);
-  Project(space.normed, d.rows, d.hidden, in[kGate], 0.0f, kept.gate);
-  Project(space.normed, d.rows, d.hidden, in[kUp], 0.0f, kept.up);
+  project(kGate, space.normed, d.hidden, 0.0f, kept.gate);
+  project(kUp, space.normed, d.hidden, 0.0f, kept.up);
   {
     const ProfileScope profile("swiglu");
     ForRows(d.rows * d.inner, 1, [&](int64_t i, int64_t end) {
@@ -211,7 +138,7 @@ at::Tensor Forward(Call& call) {
     });
   }
   std::memcpy(Data(out), kept.y, hidden_bytes);
-  Project(space.activation, d.rows, d.inner, in[kDown], 1.0f, Data(out));
+  project(kDown, space.activation, d.inner, 1.0f, Data(out));
   return out;
 }
 
@@ -221,6 +148,7 @@ class Backward {
   Backward(Call* call, const std::array<bool, kInputs>& wanted,
            const at::Tensor& dy)
       : in_(call->inputs),
+        adapters_(call->adapters),
         options_(call->options),
         wanted_(wanted),
         d_(call->dims()),
@@ -233,12 +161,30 @@ class Backward {
   variable_list Run() {
     Mlp();
     Attention();
+    for (variable_list& of_adapter : of_adapters_) {
+      for (at::Tensor& t : of_adapter) gradients_.push_back(std::move(t));
+    }
     return std::move(gradients_);
   }
 
  private:
+  // dx [rows, width] = dy W + beta * dx, and what the adapter adds.
+  void ToInput(Input input, const float* dy, float beta, float* dx) {
+    ProjectBack(dy, d_.rows, in_[input], beta, dx);
+    const Adapter& adapter = adapters_[PlaceOf(input)];
+    if (!adapter.defined()) return;
+    AdapterBackward(adapter, View(dy, d_.rows, in_[input].size(0)))
+        .AddTo(View(dx, d_.rows, in_[input].size(1)));
+  }
+
   // dy^T x, for dy [rows, n] and x [rows, width].
   void Weight(Input input, const float* dy, const float* x) {
+    const Adapter& adapter = adapters_[PlaceOf(input)];
+    if (adapter.defined()) {
+      AdapterBackward(adapter, View(dy, d_.rows, in_[input].size(0)))
+          .AppendWeights(View(x, d_.rows, in_[input].size(1)),
+                         &of_adapters_[PlaceOf(input)]);
+    }
     if (!wanted_[input]) return;
     const at::Tensor& weight = in_[input];
     const WeightPlace to = {options_.sink, options_.parameters[PlaceOf(input)]};
@@ -259,7 +205,7 @@ class Backward {
   }
 
   void Mlp() {
-    ProjectBack(dy_, d_.rows, in_[kDown], 0.0f, space_.d_activation);
+    ToInput(kDown, dy_, 0.0f, space_.d_activation);
     {
       const ProfileScope profile("swiglu");
       ForRows(d_.rows * d_.inner, 1, [&](int64_t i, int64_t end) {
@@ -274,21 +220,22 @@ class Backward {
     NormaliseAgain(d_, kept_.y, in_[kPostNorm], kept_.post_rstd, space_.normed);
     Weight(kGate, d_gate, space_.normed);
     Weight(kUp, d_up, space_.normed);
-    ProjectBack(d_gate, d_.rows, in_[kGate], 0.0f, space_.d_normed);
-    ProjectBack(d_up, d_.rows, in_[kUp], 1.0f, space_.d_normed);
+    ToInput(kGate, d_gate, 0.0f, space_.d_normed);
+    ToInput(kUp, d_up, 1.0f, space_.d_normed);
     gradients_[kPostNorm] = NormGradient(kPostNorm);
     NormaliseBackward(d_, space_.d_normed, kept_.y, in_[kPostNorm],
                       kept_.post_rstd, dy_, space_.d_y, gradients_[kPostNorm]);
   }
 
   void Attention() {
-    ProjectBack(space_.d_y, d_.rows, in_[kOutput], 0.0f, space_.d_mixed);
+    ToInput(kOutput, space_.d_y, 0.0f, space_.d_mixed);
     Weight(kOutput, space_.d_y, kept_.mixed);
     {
       const ProfileScope profile("attention");
       CausalAttentionBackward(
-          LayoutOf(d_), {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
-                         kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
+          LayoutOf(d_, options_.packing.get()),
+          {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
+           kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
     }
     Rotate(d_, options_.rope_table, -1.0f, d_.q, space_.dq);
     Rotate(d_, options_.rope_table, -1.0f, d_.kv, space_.dk);
@@ -297,9 +244,9 @@ class Backward {
     Weight(kQuery, space_.dq, space_.normed);
     Weight(kKey, space_.dk, space_.normed);
     Weight(kValue, space_.dv, space_.normed);
-    ProjectBack(space_.dq, d_.rows, in_[kQuery], 0.0f, space_.d_normed);
-    ProjectBack(space_.dk, d_.rows, in_[kKey], 1.0f, space_.d_normed);
-    ProjectBack(space_.dv, d_.rows, in_[kValue], 1.0f, space_.d_normed);
+    ToInput(kQuery, space_.dq, 0.0f, space_.d_normed);
+    ToInput(kKey, space_.dk, 1.0f, space_.d_normed);
+    ToInput(kValue, space_.dv, 1.0f, space_.d_normed);
     gradients_[kInputNorm] = NormGradient(kInputNorm);
     gradients_[kX] = at::empty(in_[kX].sizes(), memory_.options());
     NormaliseBackward(d_, space_.d_normed, x, in_[kInputNorm], kept_.rstd,
@@ -307,6 +254,7 @@ class Backward {
   }
 
   const std::array<at::Tensor, kInputs>& in_;
+  const Adapters& adapters_;
   const TransformerBlockOptions& options_;
   const std::array<bool, kInputs>& wanted_;
   const Dims d_;
@@ -315,6 +263,7 @@ class Backward {
   const BackwardSpace space_;
   const float* const dy_;
   variable_list gradients_;
+  std::array<variable_list, kMatrices> of_adapters_;
 };
 
 class BlockFunction : public torch::autograd::Function<BlockFunction> {
@@ -325,9 +274,12 @@ class BlockFunction : public torch::autograd::Function<BlockFunction> {
                             const at::Tensor& output,
                             const at::Tensor& post_norm, const at::Tensor& gate,
                             const at::Tensor& up, const at::Tensor& down,
+                            at::TensorList adapter_tensors,
+                            const Adapters& adapters,
                             const TransformerBlockOptions& options) {
     auto call = c10::make_intrusive<Call>();
     call->inputs = {x, input_norm, q, k, v, output, post_norm, gate, up, down};
+    call->adapters = adapters;
     call->options = options;
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
     return Forward(*call);
@@ -343,9 +295,10 @@ class BlockFunction : public torch::autograd::Function<BlockFunction> {
     variable_list gradients =
         Backward(call.get(), wanted, grads[0].contiguous()).Run();
     if (!wanted[kX]) gradients[kX].reset();
-    gradients.emplace_back();  // of the options
+    gradients.resize(gradients.size() + 2);  // adapters, options
     call->kept.reset();
     call->inputs = {};
+    call->adapters = {};
     return gradients;
   }
 };
@@ -357,8 +310,10 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockOptions& options) {
   const QueryKeyValue qkv =
       AttentionInput(x, weights.attention, options.eps, options.rope_table);
-  const at::Tensor mixed = CausalAttention(qkv.q, qkv.k, qkv.v, options.shape);
-  const at::Tensor y = LinearAdd(mixed, weights.output, x);
+  const at::Tensor mixed =
+      CausalAttention(qkv.q, qkv.k, qkv.v, options.shape, options.packing);
+  const at::Tensor y =
+      LinearAdd(mixed, weights.output, x, weights.output_adapter);
   return GatedMlp(y, weights.mlp, options.eps);
 }
 
@@ -369,9 +324,13 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockOptions& options) {
   const AttentionWeights& a = weights.attention;
   const GatedMlpWeights& m = weights.mlp;
+  const Adapters adapters = {
+      a.adapters[0], a.adapters[1], a.adapters[2], weights.output_adapter,
+      m.adapters[0], m.adapters[1], m.adapters[2]};
   return BlockFunction::apply(x.contiguous(), a.norm, a.q, a.k, a.v,
                               weights.output, m.norm, m.gate, m.up, m.down,
-                              options);
+                              at::TensorList(AdapterTensors(adapters)),
+                              adapters, options);
 }
 
 TransformerBlockSizes FusedTransformerBlockSizes(int64_t rows, int64_t hidden,

@@ -21,6 +21,7 @@ struct TransformerBlockWeights {
   AttentionWeights attention;
   at::Tensor output;  // [hidden, heads * head_dim]
   GatedMlpWeights mlp;
+  Adapter output_adapter;
 };
 
 // What TransformerBlock needs to know beside tensors.
@@ -28,6 +29,8 @@ struct TransformerBlockOptions {
   AttentionShape shape;
   double eps = 0.0;
   at::Tensor rope_table;  // see ApplyRope
+  // The documents in each row, with rope_table of each token's own position.
+  Packing packing;
   // Where the gradients of the matrices go; null: into tensors of their own.
   // Outlives the graph.
   GradientSink* sink = nullptr;
@@ -36,9 +39,10 @@ struct TransformerBlockOptions {
 };
 
 //   y = x + CausalAttention(AttentionInput(x)) Woutput^T,  GatedMlp(y)
-// for x [rows, hidden], with gradients to x and the weights: of the parts, made
-// of several nodes, PlainTransformerBlock; of one node, FusedTransformerBlock.
-// The two round alike, but where the fused one adds in another order.
+// for x [rows, hidden], with what adapters add to the products, and gradients
+// to x, the weights and the adapters: of the parts, made of several nodes,
+// PlainTransformerBlock; of one node, FusedTransformerBlock. The two round
+// alike, but where the fused one adds in another order.
 at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);

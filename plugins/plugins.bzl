@@ -1,6 +1,7 @@
 """The plugins that come with the trainer: a new one is added here."""
 
 PLUGINS = [
+    "//datasets/chat:libcapstan_chat.so",
     "//datasets/text:libcapstan_text.so",
     "//plugins/model/llama:libcapstan_llama.so",
     "//plugins/objective/causal_lm:libcapstan_causal_lm.so",

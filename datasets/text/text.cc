@@ -8,37 +8,23 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/byte_tokenizer.h"
+#include "datasets/text/mapped_file.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {
 namespace text {
-namespace {
 
-// Where the part that is trained on ends.
-size_t TrainBytes(const Config& config, size_t bytes) {
-  return static_cast<size_t>(static_cast<double>(bytes) *
-                             (1.0 - config.validation_fraction()));
+Text::Text(const Config& config, TokenizedText text, int64_t begin, int64_t end)
+    : config_(config), text_(std::move(text)), begin_(begin), end_(end) {}
+
+absl::Status Text::CheckLength(const char* part) const {
+  if (size() > 0) return absl::OkStatus();
+  return FieldError(
+      "sequence_length",
+      absl::StrCat("is ", config_.sequence_length(), ", but ", config_.path(),
+                   part, " has only ", end_ - begin_,
+                   text_.tokens->bytes() ? " bytes" : " tokens"));
 }
-
-absl::Status CheckLength(const Config& config, const std::string& path,
-                         const char* part, size_t bytes) {
-  if (static_cast<int64_t>(bytes) >= config.sequence_length()) {
-    return absl::OkStatus();
-  }
-  return FieldError("sequence_length",
-                    absl::StrCat("is ", config.sequence_length(), ", but ",
-                                 path, part, " has only ", bytes, " bytes"));
-}
-
-}  // namespace
-
-Text::Text(const Config& config, std::shared_ptr<MappedFile> file,
-           absl::string_view part)
-    : config_(config),
-      file_(std::move(file)),
-      part_(part),
-      tokenizer_(NewByteTokenizer()) {}
 
 absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
   if (config.path().empty()) {
@@ -58,12 +44,14 @@ absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
   absl::StatusOr<std::shared_ptr<MappedFile>> file =
       MappedFile::Open(config.path());
   if (!file.ok()) return FieldError("path", file.status().message());
-  const absl::string_view all = (*file)->bytes();
-  CAPSTAN_RETURN_IF_ERROR(CheckLength(config, config.path(), "", all.size()));
-  const absl::string_view part = all.substr(0, TrainBytes(config, all.size()));
-  CAPSTAN_RETURN_IF_ERROR(CheckLength(
-      config, config.path(), " without its validation part", part.size()));
-  return std::unique_ptr<Text>(new Text(config, *std::move(file), part));
+  CAPSTAN_ASSIGN_OR_RETURN(TokenizedText tokens,
+                           OpenTokens(config, *std::move(file)));
+  const int64_t all = tokens.tokens->size();
+  CAPSTAN_RETURN_IF_ERROR(Text(config, tokens, 0, all).CheckLength(""));
+  const int64_t train = tokens.tokens->TrainSize(config.validation_fraction());
+  std::unique_ptr<Text> text(new Text(config, std::move(tokens), 0, train));
+  CAPSTAN_RETURN_IF_ERROR(text->CheckLength(" without its validation part"));
+  return text;
 }
 
 absl::Status Text::Read(absl::Span<const int64_t> indices, Batch* batch) const {
@@ -82,28 +70,26 @@ absl::Status Text::Read(absl::Span<const int64_t> indices, Batch* batch) const {
                                                 ": there is no sample ", index,
                                                 ", only 0 to ", size() - 1));
     }
-    const char* begin = part_.data() + index * length;
-    for (int64_t i = 0; i < length; ++i) {
-      *out++ = static_cast<unsigned char>(begin[i]);
-    }
+    CAPSTAN_RETURN_IF_ERROR(
+        text_.tokens->Read(begin_ + index * length, length, out));
+    out += length;
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<DatasetReader>> Text::Validation() const {
   if (config_.validation_fraction() == 0) return nullptr;
-  const absl::string_view part =
-      file_->bytes().substr(TrainBytes(config_, file_->bytes().size()));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckLength(config_, config_.path(), "'s validation part", part.size()));
   Config config = config_;
-  config.set_validation_fraction(0);
   config.set_shuffle(false);
-  return std::unique_ptr<DatasetReader>(new Text(config, file_, part));
+  config.set_validation_fraction(0);
+  std::unique_ptr<Text> validation(
+      new Text(config, text_, end_, text_.tokens->size()));
+  CAPSTAN_RETURN_IF_ERROR(validation->CheckLength("'s validation part"));
+  return std::unique_ptr<DatasetReader>(std::move(validation));
 }
 
 CAPSTAN_PLUGIN(DatasetReader, Text, capstan::text::Config,
-               "a memory-mapped text file, cut into sequences");
+               "a text, or a file of tokens, cut into sequences");
 
 }  // namespace text
 }  // namespace capstan

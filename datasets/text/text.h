@@ -6,23 +6,23 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "datasets/text/mapped_file.h"
 #include "datasets/text/text.pb.h"
+#include "datasets/text/token_source.h"
 #include "plugins/sdk/dataset.h"
 
 namespace capstan {
 namespace text {
 
-// A memory-mapped text as samples of sequence_length tokens: sample i is
-// tokens i * sequence_length and on; what is left at the end is not used.
-// Gives "input_ids" [n, sequence_length] int64, written into the tensor of that
-// name which *batch may hold already.
+// A text as samples of sequence_length tokens: sample i is tokens
+// i * sequence_length and on; what is left at the end is not used. Gives
+// "input_ids" [n, sequence_length] int64, written into the tensor of that name
+// which *batch may hold already.
 class Text final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Text>> Create(const Config& config);
 
   int64_t size() const override {
-    return static_cast<int64_t>(part_.size()) / config_.sequence_length();
+    return (end_ - begin_) / config_.sequence_length();
   }
   bool shuffle() const override { return config_.shuffle(); }
   absl::Status Read(absl::Span<const int64_t> indices,
@@ -31,16 +31,18 @@ class Text final : public DatasetReader {
   int64_t max_sequence_length() const override {
     return config_.sequence_length();
   }
-  const Tokenizer* tokenizer() const override { return tokenizer_.get(); }
+  const Tokenizer* tokenizer() const override { return text_.tokenizer.get(); }
 
  private:
-  Text(const Config& config, std::shared_ptr<MappedFile> file,
-       absl::string_view part);
+  Text(const Config& config, TokenizedText text, int64_t begin, int64_t end);
+  // An error if the part that is read, named `part`, has less than a sample.
+  absl::Status CheckLength(const char* part) const;
 
   const Config config_;
-  const std::shared_ptr<MappedFile> file_;
-  const absl::string_view part_;  // of file_: what this reader reads
-  const std::unique_ptr<Tokenizer> tokenizer_;
+  const TokenizedText text_;
+  // What this reader reads.
+  const int64_t begin_;
+  const int64_t end_;
 };
 
 }  // namespace text

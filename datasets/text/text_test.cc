@@ -7,9 +7,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "datasets/text/token_file.h"
+#include "plugins/sdk/byte_tokenizer.h"
 #include "plugins/sdk/status.h"
 
 namespace capstan {
@@ -108,6 +112,99 @@ TEST(TextTest, BadInputNamesFieldAndFile) {
   ASSERT_TRUE(text.ok());
   EXPECT_THAT(std::string((*text)->Validation().status().message()),
               HasSubstr("validation part has only 2 bytes"));
+}
+
+// A Hugging Face folder: each byte is a token, and "ab" and "abab" are.
+std::string Tokens() {
+  const std::string folder = ::testing::TempDir() + "/tokenizer";
+  std::filesystem::create_directories(folder);
+  nlohmann::json json = nlohmann::json::parse(ByteTokenizerJson());
+  json["model"]["vocab"]["ab"] = 256;
+  json["model"]["vocab"]["abab"] = 300;
+  json["model"]["merges"] = {"a b", "ab ab"};
+  std::ofstream(folder + "/tokenizer.json") << json.dump();
+  return folder;
+}
+
+TEST(TextTest, TokensOfAFoldersTokenizer) {
+  Config config = MakeConfig(File("t", "ababxab\ncdab"), 2);
+  config.mutable_tokenizer()->set_folder(Tokens());
+  const auto text = Text::Create(config);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ((*text)->tokenizer()->vocab_size(), 301);
+  ASSERT_EQ((*text)->size(), 3);
+  EXPECT_EQ(Ids(**text, {0, 1, 2}),
+            std::vector<int64_t>({300, 'x', 256, '\n', 'c', 'd'}));
+}
+
+// What is held back is the end of the text: no token reaches over the place.
+TEST(TextTest, ValidationIsCutBetweenCharacters) {
+  Config config = MakeConfig(File("c", "abab\u00e9cdcdcd"), 2, 0.58);
+  config.mutable_tokenizer()->set_folder(Tokens());
+  const auto text = Text::Create(config);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const auto validation = (*text)->Validation();
+  ASSERT_TRUE(validation.ok()) << validation.status();
+  // Byte 5 is within the character of bytes 4 and 5.
+  EXPECT_EQ(Ids(**text, {0}), std::vector<int64_t>({300, 0xc3}));
+  EXPECT_EQ(Ids(**validation, {0, 1, 2}),
+            std::vector<int64_t>({'c', 'd', 'c', 'd', 'c', 'd'}));
+}
+
+// Many pieces, on threads, are the same tokens as one.
+TEST(TextTest, LongTextsAreTokenizedWhole) {
+  std::string lines;
+  while (lines.size() < 5 << 20) lines += "ababab xab\n";
+  Config config = MakeConfig(File("long", lines), 7);
+  config.mutable_tokenizer()->set_folder(Tokens());
+  const auto text = Text::Create(config);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const std::vector<int64_t> line = {300, 256, ' ', 'x', 256, '\n'};
+  EXPECT_EQ((*text)->size(), lines.size() / 11 * 6 / 7);
+  for (int64_t i : {int64_t{0}, (*text)->size() / 3, (*text)->size() - 1}) {
+    const std::vector<int64_t> ids = Ids(**text, {i});
+    for (int64_t j = 0; j < 7; ++j) EXPECT_EQ(ids[j], line[(7 * i + j) % 6]);
+  }
+}
+
+TEST(TextTest, FilesOfTokens) {
+  const std::string folder = Tokens();
+  std::ifstream json(folder + "/tokenizer.json");
+  TokenFileInfo info;
+  info.vocab_size = 301;
+  info.tokenizer_hash =
+      TokenizerHash(std::string(std::istreambuf_iterator<char>(json), {}));
+  const std::string path = ::testing::TempDir() + "/made.tokens";
+  auto writer = TokenFileWriter::Create(path, info);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->Append({300, 1, 2, 3, 4, 5, 6, 7, 8, 9}).ok());
+  (*writer)->EndDocument();
+  ASSERT_TRUE((*writer)->Close().ok());
+
+  Config config = MakeConfig(path, 3, 0.3);
+  ExpectError(config, "tokenizer", "name the folder");
+  config.mutable_tokenizer()->mutable_bytes();
+  ExpectError(config, "tokenizer", "isn't the one");
+  config.mutable_tokenizer()->set_folder(folder);
+  const auto text = Text::Create(config);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(Ids(**text, {1, 0}), std::vector<int64_t>({3, 4, 5, 300, 1, 2}));
+  EXPECT_EQ(Ids(**(*text)->Validation(), {0}), std::vector<int64_t>({7, 8, 9}));
+  config.set_sequence_length(11);
+  ExpectError(config, "sequence_length", "only 10 tokens");
+
+  std::fstream(path, std::ios::in | std::ios::out).seekp(64) << 'x';
+  config.set_sequence_length(3);
+  const auto damaged = Text::Create(config);
+  ASSERT_TRUE(damaged.ok()) << damaged.status();
+  Batch batch;
+  EXPECT_EQ((*damaged)->Read({0}, &batch).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(TextTest, BadTokenizersNameTheFolder) {
+  Config config = MakeConfig(File("bad", "abcdefgh"), 2);
+  config.mutable_tokenizer()->set_folder("/no/such");
+  ExpectError(config, "tokenizer.folder", "/no/such/tokenizer.json");
 }
 
 }  // namespace

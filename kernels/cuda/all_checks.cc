@@ -57,6 +57,12 @@ void AddNorms(at::ScalarType t, bool large, List& list) {
       return CheckSwiGlu(s, t, rows, n);
     });
   }
+  for (const int64_t n : {1, 6, 64, 1030}) {
+    const int64_t length = large ? 1000 : 5;
+    list.Add(absl::StrCat("dropout ", n), t, [=](const Subject& s) {
+      return CheckDropout(s, t, 3, length, n);
+    });
+  }
   for (const int64_t head_dim : {2, 6, 16, 64}) {
     for (const bool aligned : {true, false}) {
       const int64_t positions = large ? 1000 : 5;

@@ -34,6 +34,8 @@ Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
                   bool aligned);
 Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
                     int64_t n);
+Outputs CheckDropout(const Subject& subject, at::ScalarType dtype,
+                     int64_t samples, int64_t length, int64_t n);
 Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
                           int64_t rows, int64_t vocab);
 Outputs CheckEmbedding(const Subject& subject, at::ScalarType dtype,

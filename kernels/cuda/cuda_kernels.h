@@ -99,6 +99,22 @@ struct SwiGluBackwardArgs {
   int64_t gradient_stride;  // of d_gate and of d_up
 };
 
+// out = x * factor, and 0 where a number is dropped: those whose random bits
+// (plugins/sdk/random.h; four columns share a counter) are below a bound, of
+// 2^32. The counter: the row's place in its sample and the columns', and the
+// sample.
+struct DropoutArgs {
+  DType dtype;
+  const void* x;           // [rows, n]
+  void* out;               // [rows, n]; may be x
+  const int64_t* samples;  // [rows / length]
+  uint64_t key;
+  uint64_t dropped_below;
+  float factor;
+  int64_t rows, n;
+  int64_t length;  // rows of a sample
+};
+
 struct CrossEntropyArgs {
   DType dtype;
   void* logits;            // [rows, vocab]
@@ -177,6 +193,7 @@ struct CudaKernels {
                                     void* stream);
   const char* (*adamw)(const AdamWArgs& args, void* stream);
   const char* (*squared_sum)(const SquaredSumArgs& args, void* stream);
+  const char* (*dropout)(const DropoutArgs& args, void* stream);
 };
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";

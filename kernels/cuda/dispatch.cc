@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sort.h>
 
+#include <cmath>
 #include <tuple>
 
 namespace capstan {
@@ -210,6 +211,30 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
   args.rows = gate.size(0);
   args.n = gate.size(1);
   Check(cuda.swiglu_backward(args, Stream(cuda, gate)), "swiglu_backward");
+}
+
+at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x_any,
+                   const at::Tensor& samples_any, uint64_t key, double rate) {
+  const at::Tensor x = x_any.contiguous(), samples = samples_any.contiguous();
+  TORCH_CHECK(x.dim() == 2 && samples.numel() > 0 &&
+                  x.size(0) % samples.numel() == 0 &&
+                  samples.device() == x.device(),
+              "dropout needs x [rows, n], and samples on its device that have "
+              "as many rows each");
+  at::Tensor out = at::empty_like(x);
+  DropoutArgs args = {};
+  args.dtype = TypeOf(x);
+  args.x = x.const_data_ptr();
+  args.out = out.mutable_data_ptr();
+  args.samples = samples.const_data_ptr<int64_t>();
+  args.key = key;
+  args.dropped_below = static_cast<uint64_t>(std::ldexp(rate, 32));
+  args.factor = static_cast<float>(1.0 / (1.0 - rate));
+  args.rows = x.size(0);
+  args.n = x.size(1);
+  args.length = args.rows / samples.numel();
+  Check(cuda.dropout(args, Stream(cuda, x)), "dropout");
+  return out;
 }
 
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,

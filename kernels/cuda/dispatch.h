@@ -65,6 +65,11 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     const at::Tensor& up, at::Tensor& d_activation,
                     at::Tensor& d_gate, at::Tensor& d_up);
 
+// x [rows, n] with the numbers dropped that DropoutArgs says, and the others
+// over 1 - rate. samples: [samples] int64, rows / samples rows each.
+at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x,
+                   const at::Tensor& samples, uint64_t key, double rate);
+
 // kernels/cross_entropy.h. logits must be contiguous.
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
                            const at::Tensor& targets, bool gradient,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rope and SwiGLU: each element (or pair) by itself.
+// Rope, SwiGLU and dropout: each element (or a few) by itself.
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
@@ -91,6 +91,45 @@ __global__ void SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
   Store<V>(d, d_out);
 }
 
+// Philox4x32-10, as in plugins/sdk/random.cc.
+__device__ __forceinline__ void Philox(uint64_t key, uint64_t low,
+                                       uint64_t high, uint32_t (&x)[4]) {
+  uint32_t key0 = static_cast<uint32_t>(key);
+  uint32_t key1 = static_cast<uint32_t>(key >> 32);
+  x[0] = static_cast<uint32_t>(low);
+  x[1] = static_cast<uint32_t>(low >> 32);
+  x[2] = static_cast<uint32_t>(high);
+  x[3] = static_cast<uint32_t>(high >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53} * x[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57} * x[2];
+    x[0] = static_cast<uint32_t>(product1 >> 32) ^ x[1] ^ key0;
+    x[1] = static_cast<uint32_t>(product1);
+    x[2] = static_cast<uint32_t>(product0 >> 32) ^ x[3] ^ key1;
+    x[3] = static_cast<uint32_t>(product0);
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+}
+
+constexpr int kDropoutColumns = 4;  // that share a counter
+
+template <typename T>
+__global__ void DropoutKernel(const DropoutArgs a) {
+  const Place at = MyPlace<kDropoutColumns>(a.rows, a.n);
+  if (at.column >= a.n) return;
+  const int64_t groups = (a.n + kDropoutColumns - 1) / kDropoutColumns;
+  uint32_t bits[kDropoutColumns];
+  Philox(a.key, at.row % a.length * groups + at.column / kDropoutColumns,
+         static_cast<uint64_t>(a.samples[at.row / a.length]), bits);
+  const T* x = static_cast<const T*>(a.x) + at.row * a.n + at.column;
+  T* out = static_cast<T*>(a.out) + at.row * a.n + at.column;
+  for (int c = 0; c < kDropoutColumns && at.column + c < a.n; ++c) {
+    const bool dropped = bits[c] < a.dropped_below;
+    FromFloat(dropped ? 0.0f : ToFloat(x[c]) * a.factor, out[c]);
+  }
+}
+
 // A contiguous matrix is one long row.
 template <typename Args>
 Args Flat(Args a, bool contiguous) {
@@ -144,6 +183,13 @@ const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& args, void* stream) {
     return LaunchPlaces(vectors ? SwiGluBackwardKernel<T, kVector<T>>
                                 : SwiGluBackwardKernel<T, 1>,
                         a, vectors ? kVector<T> : 1, stream);
+  });
+}
+
+const char* LaunchDropout(const DropoutArgs& a, void* stream) {
+  return ByType(a.dtype, [&](auto type) {
+    return LaunchPlaces(DropoutKernel<decltype(type)>, a, kDropoutColumns,
+                        stream);
   });
 }
 

@@ -21,6 +21,7 @@ const char* LaunchEmbeddingBackward(const EmbeddingBackwardArgs& args,
                                     void* stream);
 const char* LaunchAdamW(const AdamWArgs& args, void* stream);
 const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
+const char* LaunchDropout(const DropoutArgs& args, void* stream);
 
 constexpr CudaKernels MakeTable(bool (*supports)(int device),
                                 void* (*current_stream)(int device)) {
@@ -29,7 +30,8 @@ constexpr CudaKernels MakeTable(bool (*supports)(int device),
           LaunchRmsNormBackward, LaunchRope,
           LaunchSwiGlu,          LaunchSwiGluBackward,
           LaunchCrossEntropy,    LaunchEmbeddingBackward,
-          LaunchAdamW,           LaunchSquaredSum};
+          LaunchAdamW,           LaunchSquaredSum,
+          LaunchDropout};
 }
 
 }  // namespace cuda

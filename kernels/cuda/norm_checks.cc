@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RMSNorm, rope and SwiGLU.
+// RMSNorm, rope, SwiGLU and dropout.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 #include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
+#include "plugins/sdk/random.h"
 
 namespace capstan {
 namespace kernels {
@@ -109,6 +113,12 @@ Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
     ExpectClose(x, expected.reshape({rows, width}), dtype, 2, "rope");
     EXPECT_TRUE(SameBits(copy.narrow(1, 0, first), wide.narrow(1, 0, first)))
         << "columns before x";
+    // A table of each row's own position, as for packed rows.
+    const at::Tensor again = wide.clone();
+    at::Tensor y = again.narrow(1, first, width);
+    const at::Tensor own = at::arange(rows) % positions;
+    Rope(subject.cuda, table.index_select(0, own).to(subject.device), sign, y);
+    EXPECT_TRUE(SameBits(again, copy)) << "a row of the table for each";
     outputs.push_back(copy);
   }
   return outputs;
@@ -141,6 +151,33 @@ Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
   EXPECT_TRUE(SameBits(up, d_up)) << "d_up in place";
   EXPECT_TRUE(SameBits(d_again, d_out));
   return {out, d_out, d_gate, d_up};
+}
+
+Outputs CheckDropout(const Subject& subject, at::ScalarType dtype,
+                     int64_t samples, int64_t length, int64_t n) {
+  constexpr double kRate = 0.3;
+  const uint64_t key = RandomKey(7, "dropout");
+  std::vector<int64_t> positions(samples);
+  for (int64_t i = 0; i < samples; ++i) {
+    positions[i] = (int64_t{1} << 33) + 5 * i;
+  }
+  const int64_t rows = samples * length, groups = (n + 3) / 4;
+  at::Tensor kept = at::empty({rows, n}, at::kDouble);
+  double* factor = kept.mutable_data_ptr<double>();
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < n; ++c) {
+      const uint32_t bits = RandomBits(key, r % length * groups + c / 4,
+                                       positions[r / length])[c % 4];
+      *factor++ = bits < kRate * 4294967296.0 ? 0.0 : 1.0 / (1.0 - kRate);
+    }
+  }
+  const at::Tensor x = Normal(1, {rows, n}, dtype);
+  const at::Tensor out =
+      Dropout(subject.cuda, x.to(subject.device),
+              at::tensor(positions, at::kLong).to(subject.device), key, kRate);
+  ExpectClose(out, x.to(at::kDouble) * kept, dtype, 2, "dropout");
+  EXPECT_TRUE(SameBits(out.ne(0), kept.ne(0))) << "what is dropped";
+  return {out};
 }
 
 }  // namespace cuda

@@ -48,6 +48,16 @@ class ByteTokenizer final : public Tokenizer {
     return ids;
   }
 
+  Encoding EncodeWithPlaces(absl::string_view text) const override {
+    Encoding encoding;
+    encoding.ids = Encode(text);
+    for (size_t i = 0; i < text.size(); ++i) {
+      encoding.begins.push_back(static_cast<int64_t>(i));
+      encoding.ends.push_back(static_cast<int64_t>(i + 1));
+    }
+    return encoding;
+  }
+
   std::string Decode(absl::Span<const int64_t> ids) const override {
     std::string text;
     text.reserve(ids.size());

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/tokenizer.h"
 
 namespace capstan {
 

@@ -13,25 +13,20 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "plugins/sdk/tokenizer.h"
 
 namespace capstan {
 
 // Tensors by name; the first dimension of each is the batch. An objective says
 // which it reads: causal_lm reads "input_ids" [B, T] int64 and, if present,
-// "labels" [B, T] int64 (-100: not trained on; default: input_ids).
+// "labels" [B, T] int64 (-100: not trained on; default: input_ids) and
+// "positions" [B, T] int64 (of each token in its document, where a row holds
+// several documents one behind the other: none sees another's tokens).
+//
+// The core adds "sample_position" [B] int64: where in the run's sequence of
+// samples each comes, a key for random numbers that are the same under every
+// strategy and number of ranks; in evaluation the sample's own index.
 using Batch = std::map<std::string, at::Tensor>;
-
-// Text to token ids and back. Thread-safe.
-class Tokenizer {
- public:
-  virtual ~Tokenizer();
-  virtual int64_t vocab_size() const = 0;
-  virtual std::vector<int64_t> Encode(absl::string_view text) const = 0;
-  // Bytes; a caller that prints them deals with incomplete UTF-8.
-  virtual std::string Decode(absl::Span<const int64_t> ids) const = 0;
-  // Writes tokenizer.json and tokenizer_config.json for Hugging Face's tools.
-  virtual absl::Status Save(const std::string& folder) const = 0;
-};
 
 // Random access to the samples of a dataset. Order, epochs, sharding over
 // ranks, prefetching, resuming and copies to a GPU are the core's: a reader
@@ -48,8 +43,10 @@ class DatasetReader {
   virtual bool shuffle() const = 0;
 
   // Makes the batch of the given samples, in that order, in CPU memory.
-  // Thread-safe. Errors name the file and the place in it; an index that isn't
-  // there is one.
+  // *batch may hold the tensors of an earlier batch of this reader, which
+  // nobody else uses: they may be written into where their shapes fit, and must
+  // be removed where this batch has no tensor of that name. Thread-safe. Errors
+  // name the file and the place in it; an index that isn't there is one.
   virtual absl::Status Read(absl::Span<const int64_t> indices,
                             Batch* batch) const = 0;
 
@@ -59,8 +56,21 @@ class DatasetReader {
 
   // The greatest length of a sample in tokens, 0 if it isn't text.
   virtual int64_t max_sequence_length() const { return 0; }
+  // That of one sample, cheap to tell; 0 if they are all alike, or it isn't
+  // text. For batches of samples of about one length.
+  virtual int64_t sample_length(int64_t index) const { return 0; }
+  // What a user should know before training, a sentence each: rows that are
+  // left out, for one.
+  virtual std::vector<std::string> notes() const { return {}; }
   // Null if the data isn't text. Owned by the reader.
   virtual const Tokenizer* tokenizer() const { return nullptr; }
+  // What a model that is trained on this data is given to answer a user's
+  // `text`: a reader of conversations makes it the user's turn, with the head
+  // of the assistant's behind it; else it is the text's own tokens. Only where
+  // there is a tokenizer.
+  virtual std::vector<int64_t> PromptIds(absl::string_view text) const {
+    return tokenizer()->Encode(text);
+  }
 };
 
 }  // namespace capstan

@@ -2,6 +2,9 @@
 //
 // The key functions of the interfaces: one copy of each vtable and type_info
 // in the process, in the core.
+#include <cmath>
+
+#include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/gradient_sink.h"
 #include "plugins/sdk/model.h"
@@ -13,6 +16,7 @@
 
 namespace capstan {
 
+ChatTemplate::~ChatTemplate() = default;
 CommunicationError::~CommunicationError() = default;
 DatasetReader::~DatasetReader() = default;
 KvCache::~KvCache() = default;
@@ -30,6 +34,11 @@ Work::~Work() = default;
 
 at::Tensor PlainRunner::Run(int, const at::Tensor& input, const Body& body) {
   return body(input);
+}
+
+double LoraSpec::scale() const {
+  const double rank = static_cast<double>(this->rank);
+  return alpha / (rslora ? std::sqrt(rank) : rank);
 }
 
 int64_t ParameterSpec::numel() const {

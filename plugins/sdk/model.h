@@ -72,6 +72,26 @@ struct UnitMemory {
   int64_t logits_passing = 0;
 };
 
+// Low-rank adapters ("LoRA", Hu et al., 2021, section 4.1): a module of weight
+// W [out, in] computes W x + scale * B A dropout(x), with A [rank, in] and B
+// [out, rank], B = 0 at first. Parameters are named as PEFT names them:
+// "base_model.model.MODULE.lora_A.weight" and "..lora_B.weight", in float32.
+struct LoraSpec {
+  int64_t rank = 8;
+  double alpha = 8.0;
+  // Of the adapter's input, in [0, 1); drawn by sample_position and place.
+  double dropout = 0.0;
+  bool rslora = false;  // scale = alpha / sqrt(rank) rather than alpha / rank
+  // Ends of module names ("q_proj", "self_attn.q_proj"), or {"all-linear"}:
+  // all but the head. A name that is no module's is an error.
+  std::vector<std::string> target_modules;
+  // A PEFT folder whose adapter_model.safetensors has the initial values; "":
+  // A is random (uniform in +-1/sqrt(in), Kaiming with a = sqrt(5)), B is 0.
+  std::string pretrained;
+  uint64_t seed = 0;  // the run's, for dropout
+  double scale() const;
+};
+
 // A model knows its parameters by name and shape, and computes with tensors
 // that a strategy owns. Creating one allocates nothing of the model's size:
 // config errors, `check` and `plan` cost milliseconds.
@@ -113,6 +133,12 @@ class Model {
     return {};
   }
 
+  // Freezes the model's parameters and adds low-rank ones beside those that
+  // `spec` names; parameters() has them from then on. Before Bind.
+  virtual absl::Status AddLora(const LoraSpec& spec) {
+    return absl::UnimplementedError("this model can't have a LoRA adapter");
+  }
+
   // This model as a model of token sequences, or null if it isn't one.
   virtual TokenModel* token_model() { return nullptr; }
 };
@@ -131,6 +157,12 @@ struct TokenInput {
   // If set, tokens follow the cache's positions, and their keys and values are
   // added to it. Without gradients only.
   KvCache* cache = nullptr;
+  // [B, T] int64, or undefined: 0, 1, .. in each row. The position of each
+  // token in its document; a row's documents stand one behind the other, and a
+  // token sees those of its own document up to itself. Not with a cache.
+  at::Tensor positions;
+  // [B] int64, or undefined: keys for dropout (dataset.h). Only in training.
+  at::Tensor sample_positions;
 };
 
 // A model that maps token sequences to logits over a vocabulary.

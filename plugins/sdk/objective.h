@@ -30,6 +30,8 @@ struct SampleOptions {
   bool greedy = false;
   uint64_t seed = 0;
   bool stop_at_eos = true;
+  // Ends of text beside the model's own, for stop_at_eos.
+  std::vector<int64_t> stop_tokens;
   // Called with each token as it is chosen; may be null.
   std::function<void(int64_t token)> on_token;
 };

@@ -125,17 +125,47 @@ TEST(CheckTest, SaysWhatWouldRun) {
   EXPECT_FALSE(fs::exists(run.output())) << "check must not make anything";
 }
 
+// A folder laid out as the repository is, with what some configs expect of
+// their user: a model's folder and rows.
+std::string WorkspaceWithAModel() {
+  const std::string workspace = NewTestFolder("workspace");
+  for (const char* folder : {"configs", "datasets/samples/tokenizer"}) {
+    fs::create_directories(fs::path(workspace) / folder);
+    for (const auto& entry : fs::directory_iterator(Runfile(folder))) {
+      fs::copy_file(entry.path(),
+                    fs::path(workspace) / folder / entry.path().filename());
+    }
+  }
+  const TrainerResult made = RunTrainer(
+      {"--config=" + workspace + "/configs/sft_quickstart.pbtxt", "--set",
+       "output_dir=" + workspace + "/run", "--set", "model.hidden_size=32",
+       "--set", "model.num_hidden_layers=1", "--set",
+       "model.max_position_embeddings=2048", "--set", "train.max_steps=1",
+       "--set", "schedule.warmup_steps=0", "--set", "train.eval_batches=1",
+       "--set", "train.sample_max_new_tokens=1"});
+  EXPECT_EQ(made.exit_code, 0) << made.err;
+  fs::create_directories(workspace + "/models");
+  fs::rename(workspace + "/run/final", workspace + "/models/SmolLM2-135M");
+  fs::create_directories(workspace + "/data");
+  fs::copy_file(Runfile("datasets/samples/chats_eval.jsonl"),
+                workspace + "/data/chats.jsonl");
+  return workspace;
+}
+
 TEST(CheckTest, EveryConfigThatComesWithTheTrainer) {
+  const std::string workspace = WorkspaceWithAModel();
   int configs = 0;
-  for (const auto& entry : fs::directory_iterator(Runfile("configs"))) {
+  for (const auto& entry : fs::directory_iterator(workspace + "/configs")) {
     if (entry.path().extension() != ".pbtxt") continue;
     ++configs;
-    const TrainerResult result =
-        RunTrainer({"check", "--config=" + entry.path().string()});
-    EXPECT_EQ(result.exit_code, 0) << entry.path() << ": " << result.err;
-    EXPECT_THAT(result.out, StartsWith("OK: "));
+    const std::string config = "--config=" + entry.path().string();
+    const TrainerResult checked = RunTrainer({"check", config});
+    EXPECT_EQ(checked.exit_code, 0) << entry.path() << ": " << checked.err;
+    EXPECT_THAT(checked.out, StartsWith("OK: "));
+    const TrainerResult planned = RunTrainer({"plan", config});
+    EXPECT_EQ(planned.exit_code, 0) << entry.path() << ": " << planned.err;
   }
-  EXPECT_GE(configs, 1);
+  EXPECT_GE(configs, 3);
 }
 
 TEST(CheckTest, ConfigsAreFoundInTheWorkspace) {

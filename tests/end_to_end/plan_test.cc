@@ -71,6 +71,17 @@ constexpr Variant kVariants[] = {
                                    "num_hidden_layers: 2 vocab_size: 30000 "
                                    "tie_word_embeddings: false")));
      }},
+    {"Lora", 2,
+     [](RunText* run) {
+       run->Set("adapter", "lora { rank: 8 dropout: 0.1 }");
+     }},
+    {"LoraBf16Checkpointing", 1,
+     [](RunText* run) {
+       run->Set("adapter",
+                "lora { rank: 16 target_modules: \"q_proj\" "
+                "target_modules: \"v_proj\" }");
+       run->Precision("bf16").Train("activation_checkpointing: EVERY_UNIT");
+     }},
     // Hardly any activations: what strategies hold is all.
     {"FewTokens", 1,
      [](RunText* run) {

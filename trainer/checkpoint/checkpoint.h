@@ -37,6 +37,15 @@ struct TrainState {
   uint64_t seed = 0;
   int64_t data_size = 0;  // samples in the training data
   bool data_shuffle = false;
+  int64_t data_group = 0;  // samples that are sorted by length; 0: not
+  // Of the frozen parameters (FrozenChecksum); 0: there are none.
+  uint32_t frozen_crc32c = 0;
+  // Evaluations so far: the last one's step, the lowest loss and its step (-1:
+  // none), and how many there have been since.
+  int64_t eval_step = -1;
+  double best_eval_loss = 0.0;
+  int64_t best_step = -1;
+  int64_t evals_without_better = 0;
   double loss_scale = 1.0;
   int64_t loss_scale_good_steps = 0;
   double last_loss = 0.0;
@@ -58,10 +67,12 @@ struct CheckpointParts {
 // and renamed, manifest last: a kill at any moment leaves the previous
 // checkpoint whole. All ranks get the same verdict: if one can't write (its
 // error names rank and file), all return an error, and what was written for
-// this step is removed. Then removes all but the newest `keep` checkpoints.
+// this step is removed. Then removes all but the newest `keep` checkpoints and
+// that of step `best_step`, if it isn't negative.
 absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
                             const TrainState& train_state,
-                            const CheckpointParts& parts);
+                            const CheckpointParts& parts,
+                            int64_t best_step = -1);
 
 // Fills parts' masters, working copies and state from the checkpoint in
 // `folder` (one step-NNNNNNNN folder), whatever strategy, world size and shard
@@ -75,6 +86,15 @@ absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
 // mustn't be used.
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
                                           const CheckpointParts& parts);
+
+// Fills parts' masters and working copies, and nothing else, from the
+// checkpoint; otherwise as LoadCheckpoint.
+absl::Status LoadCheckpointWeights(const std::string& folder,
+                                   const CheckpointParts& parts);
+
+// A CRC-32C of some of each frozen parameter's initial values: whether a run is
+// resumed on the model that it began with. 0 if none is frozen.
+absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed);
 
 // The newest complete checkpoint in OUTPUT_DIR/checkpoints, or "" if none.
 std::string NewestCheckpoint(const std::string& output_dir);

@@ -86,11 +86,12 @@ std::string CheckpointFolder(const std::string& output_dir, int64_t step) {
 }
 
 void RemoveOldCheckpoints(const std::string& output_dir, int keep,
-                          int64_t saved_step) {
+                          int64_t saved_step, int64_t best_step) {
   const std::string root = Root(output_dir);
   if (keep > 0) {
     std::map<int64_t, std::string> others = WholeCheckpoints(output_dir);
     others.erase(saved_step);
+    others.erase(best_step);
     for (; others.size() >= keep; others.erase(others.begin())) {
       // Out of sight first: a half-removed one must not look whole.
       const auto& [step, path] = *others.begin();

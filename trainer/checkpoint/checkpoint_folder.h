@@ -11,10 +11,10 @@ namespace capstan {
 std::string CheckpointFolder(const std::string& output_dir, int64_t step);
 
 // Removes all but the newest `keep` checkpoints (all stay if it is 0 or less),
-// never that of `saved_step`, and what killed runs have left half-done. What
-// can't be removed is logged and stays.
+// never those of `saved_step` and `best_step`, and what killed runs have left
+// half-done. What can't be removed is logged and stays.
 void RemoveOldCheckpoints(const std::string& output_dir, int keep,
-                          int64_t saved_step);
+                          int64_t saved_step, int64_t best_step);
 
 }  // namespace capstan
 

@@ -12,6 +12,7 @@
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/agree.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/file_util.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/range_index.h"
 #include "trainer/checkpoint/state_file.h"
@@ -139,14 +140,16 @@ absl::Status Fill(const std::string& folder, const Manifest& manifest,
   return absl::OkStatus();
 }
 
-std::vector<Target> ShardTargets(const CheckpointParts& parts) {
+// Of the masters, and with `with_state` of the optimizer's state.
+std::vector<Target> ShardTargets(const CheckpointParts& parts,
+                                 bool with_state) {
   std::vector<Target> targets;
   for (size_t s = 0; s < parts.shards.size(); ++s) {
     for (const ParameterRange& range : parts.shards[s].ranges) {
       const std::string& name = (*parts.specs)[range.parameter].name;
       targets.push_back({kMasterKind, name, range.begin, range.length,
                          parts.shards[s].master, range.offset});
-      for (size_t k = 0; k < parts.state_names.size(); ++k) {
+      for (size_t k = 0; with_state && k < parts.state_names.size(); ++k) {
         targets.push_back({parts.state_names[k], name, range.begin,
                            range.length, (*parts.state)[s][k], range.offset});
       }
@@ -155,19 +158,32 @@ std::vector<Target> ShardTargets(const CheckpointParts& parts) {
   return targets;
 }
 
+// All of it, or with `state` null the weights alone.
 absl::Status Load(const std::string& folder, const CheckpointParts& parts,
                   TrainState* state) {
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
   CAPSTAN_RETURN_IF_ERROR(CheckParameters(folder, manifest, *parts.specs));
+  if (state != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckStateNames(folder, manifest.state_names, parts.state_names));
+  }
   CAPSTAN_RETURN_IF_ERROR(
-      CheckStateNames(folder, manifest.state_names, parts.state_names));
-  CAPSTAN_RETURN_IF_ERROR(Fill(folder, manifest, ShardTargets(parts)));
+      Fill(folder, manifest, ShardTargets(parts, state != nullptr)));
   for (OptimizerShard& shard : parts.shards) {
     if (shard.working.defined()) shard.working.copy_(shard.master);
   }
-  *state = manifest.train_state;
+  if (state != nullptr) *state = manifest.train_state;
   return absl::OkStatus();
+}
+
+absl::Status LoadTogether(const std::string& folder,
+                          const CheckpointParts& parts, TrainState* state) {
+  return CatchAll([&] {
+    return Agree(*parts.group,
+                 CatchAll([&] { return Load(folder, parts, state); }),
+                 [&](int) { return absl::StrCat("read ", folder); });
+  });
 }
 
 }  // namespace
@@ -175,12 +191,32 @@ absl::Status Load(const std::string& folder, const CheckpointParts& parts,
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
                                           const CheckpointParts& parts) {
   TrainState state;
-  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    return Agree(*parts.group,
-                 CatchAll([&] { return Load(folder, parts, &state); }),
-                 [&](int) { return absl::StrCat("read ", folder); });
-  }));
+  CAPSTAN_RETURN_IF_ERROR(LoadTogether(folder, parts, &state));
   return state;
+}
+
+absl::Status LoadCheckpointWeights(const std::string& folder,
+                                   const CheckpointParts& parts) {
+  return LoadTogether(folder, parts, /*state=*/nullptr);
+}
+
+absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
+  // A few places of each: another model differs everywhere.
+  constexpr int64_t kValues = 64;
+  std::string bytes;
+  const std::vector<ParameterSpec>& specs = model.parameters();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].trainable) continue;
+    const int64_t count = std::min(kValues, specs[i].numel());
+    std::vector<float> values(count);
+    for (const int64_t begin : {int64_t{0}, (specs[i].numel() - count) / 2}) {
+      CAPSTAN_RETURN_IF_ERROR(model.InitialValue(static_cast<int>(i), seed,
+                                                 begin, count, values.data()));
+      bytes.append(reinterpret_cast<const char*>(values.data()),
+                   values.size() * sizeof(float));
+    }
+  }
+  return bytes.empty() ? 0 : Crc32c(bytes);
 }
 
 absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(

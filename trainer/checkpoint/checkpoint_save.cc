@@ -111,7 +111,8 @@ absl::Status Commit(const std::string& temporary, const std::string& folder,
 }
 
 absl::Status Save(const std::string& output_dir, int keep,
-                  const TrainState& train_state, const CheckpointParts& parts) {
+                  const TrainState& train_state, const CheckpointParts& parts,
+                  int64_t best_step) {
   ProcessGroup& group = *parts.group;
   const bool first = group.rank() == 0;
   const std::string folder = CheckpointFolder(output_dir, train_state.step);
@@ -141,7 +142,7 @@ absl::Status Save(const std::string& output_dir, int keep,
   }
   if (first) {
     if (status.ok()) {
-      RemoveOldCheckpoints(output_dir, keep, train_state.step);
+      RemoveOldCheckpoints(output_dir, keep, train_state.step, best_step);
     } else {
       RemoveTree(temporary).IgnoreError();
     }
@@ -153,8 +154,9 @@ absl::Status Save(const std::string& output_dir, int keep,
 
 absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
                             const TrainState& train_state,
-                            const CheckpointParts& parts) {
-  return CatchAll([&] { return Save(output_dir, keep, train_state, parts); });
+                            const CheckpointParts& parts, int64_t best_step) {
+  return CatchAll(
+      [&] { return Save(output_dir, keep, train_state, parts, best_step); });
 }
 
 }  // namespace capstan

@@ -64,6 +64,12 @@ TEST(CheckpointTest, TrainStateIsExact) {
   EXPECT_EQ(got->loss_scale, want.loss_scale);
   EXPECT_EQ(got->loss_scale_good_steps, want.loss_scale_good_steps);
   EXPECT_EQ(got->last_loss, want.last_loss);
+  EXPECT_EQ(got->data_group, want.data_group);
+  EXPECT_EQ(got->frozen_crc32c, want.frozen_crc32c);
+  EXPECT_EQ(got->eval_step, want.eval_step);
+  EXPECT_EQ(got->best_eval_loss, want.best_eval_loss);
+  EXPECT_EQ(got->best_step, want.best_step);
+  EXPECT_EQ(got->evals_without_better, want.evals_without_better);
 }
 
 TEST(CheckpointTest, ANonFiniteLossIsKept) {
@@ -123,6 +129,46 @@ TEST(CheckpointTest, WeightsForGeneration) {
       EXPECT_EQ((*weights)[p].data_ptr<float>()[i], ValueOf(0, p, i));
     }
   }
+}
+
+TEST(CheckpointTest, KeepsTheBestBesideTheNewest) {
+  const std::string out = NewFolder();
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, kFlat});
+  for (int64_t step : {1, 2, 3, 4, 5}) {
+    ASSERT_TRUE(SaveCheckpoint(out, 2, StateAt(step), run.Parts(group),
+                               step < 2 ? 1 : 2)
+                    .ok());
+  }
+  for (int64_t step : {1, 2, 3, 4, 5}) {
+    EXPECT_EQ(
+        IsCheckpoint(absl::StrCat(out, "/checkpoints/step-0000000", step)),
+        step == 2 || step >= 4)
+        << step;
+  }
+}
+
+TEST(CheckpointTest, WeightsAloneLeaveTheStateAlone) {
+  const std::string out = NewFolder();
+  ASSERT_TRUE(FirstError(SaveWith({0, 13, kFlat}, out, 1)).ok());
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, kFlat});
+  run.SetValues(/*shift=*/50.0f);
+  const at::Tensor state = run.state_[0][0].clone();
+  FakeRun saved(0, {0, kFlat});
+  saved.SetValues();
+  ASSERT_TRUE(
+      LoadCheckpointWeights(NewestCheckpoint(out), run.Parts(group)).ok());
+  EXPECT_TRUE(run.state_[0][0].equal(state));
+  EXPECT_FALSE(run.state_[0][0].equal(saved.state_[0][0]));
+  // Padding between parameters isn't saved.
+  const ParameterRange& range = run.shards_[0].ranges[0];
+  EXPECT_TRUE(run.shards_[0]
+                  .master.narrow(0, range.offset, range.length)
+                  .equal(saved.shards_[0].master.narrow(0, range.offset,
+                                                        range.length)));
 }
 
 TEST(CheckpointTest, KeepsTheNewest) {

@@ -129,6 +129,12 @@ inline TrainState StateAt(int64_t step) {
   state.samples = 8 * step;
   state.tokens = 512 * step;
   state.seed = 0xfedcba9876543210u;
+  state.data_group = 400;
+  state.frozen_crc32c = 0xdeadbeef;
+  state.eval_step = step - 2;
+  state.best_eval_loss = 1.0 / 7.0;
+  state.best_step = step - 3;
+  state.evals_without_better = 5;
   state.loss_scale = 1.0 / 3.0;
   state.loss_scale_good_steps = 17;
   state.last_loss = 2.0000000000000004;

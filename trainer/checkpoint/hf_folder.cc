@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/hf_folder.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plugins/sdk/lora.h"
 #include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/agree.h"
@@ -29,12 +32,16 @@ int64_t Bytes(const ParameterSpec& spec, c10::ScalarType dtype) {
 // over the limit.
 class WeightFiles {
  public:
-  WeightFiles(std::string folder, c10::ScalarType dtype,
-              int64_t max_shard_bytes, const std::vector<ParameterSpec>& specs)
-      : folder_(std::move(folder)), dtype_(dtype), specs_(specs) {
+  // NAME.safetensors, or its shards.
+  WeightFiles(std::string folder, std::string name, c10::ScalarType dtype,
+              int64_t max_shard_bytes, std::vector<ParameterSpec> specs)
+      : folder_(std::move(folder)),
+        name_(std::move(name)),
+        dtype_(dtype),
+        specs_(std::move(specs)) {
     int64_t shard_bytes = 0;
-    for (size_t i = 0; i < specs.size(); ++i) {
-      const int64_t bytes = Bytes(specs[i], dtype);
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      const int64_t bytes = Bytes(specs_[i], dtype);
       if (i == 0 ||
           (shard_bytes > 0 && bytes > max_shard_bytes - shard_bytes)) {
         first_.push_back(i);
@@ -43,7 +50,7 @@ class WeightFiles {
       shard_bytes += bytes;
       total_bytes_ += bytes;
     }
-    first_.push_back(specs.size());
+    first_.push_back(specs_.size());
   }
 
   absl::Status Add(int index, const at::Tensor& value) {
@@ -73,16 +80,17 @@ class WeightFiles {
     }
     const Json index = {{"metadata", {{"total_size", total_bytes_}}},
                         {"weight_map", std::move(weight_map)}};
-    return WriteWholeFile(folder_ + "/model.safetensors.index.json",
-                          index.dump(2) + "\n");
+    return WriteWholeFile(
+        absl::StrCat(folder_, "/", name_, ".safetensors.index.json"),
+        index.dump(2) + "\n");
   }
 
  private:
   size_t shard_count() const { return first_.size() - 1; }
 
   std::string FileName(size_t shard) const {
-    if (shard_count() == 1) return "model.safetensors";
-    return absl::StrFormat("model-%05d-of-%05d.safetensors", shard + 1,
+    if (shard_count() == 1) return name_ + ".safetensors";
+    return absl::StrFormat("%s-%05d-of-%05d.safetensors", name_, shard + 1,
                            shard_count());
   }
 
@@ -100,30 +108,99 @@ class WeightFiles {
   }
 
   const std::string folder_;
+  const std::string name_;
   const c10::ScalarType dtype_;
-  const std::vector<ParameterSpec>& specs_;
+  const std::vector<ParameterSpec> specs_;
   std::vector<int> first_;  // parameter of each shard, and the end
   int64_t total_bytes_ = 0;
   size_t shard_ = 0;
   std::unique_ptr<SafetensorsWriter> writer_;
 };
 
-absl::Status WriteOtherFiles(const std::string& folder, c10::ScalarType dtype,
-                             const Model& model, const Tokenizer* tokenizer,
-                             const std::string& config_text) {
-  CAPSTAN_RETURN_IF_ERROR(model.SaveConfig(folder, dtype));
-  if (tokenizer != nullptr) CAPSTAN_RETURN_IF_ERROR(tokenizer->Save(folder));
-  const Json capstan = {{"format", 1}, {"config", config_text}};
-  return WriteWholeFile(folder + "/capstan.json", capstan.dump(2) + "\n");
+absl::Status SetSpecialTokensIn(const std::string& path,
+                                const Tokenizer::SpecialIds& ids) {
+  Json json = Json::object();
+  if (PathExists(path)) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+    json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) {
+      return absl::InternalError(absl::StrCat(path, " isn't a JSON object"));
+    }
+  }
+  const Json before = json;
+  for (const auto& [key, id] :
+       {std::pair<const char*, int64_t>{"bos_token_id", ids.bos},
+        {"eos_token_id", ids.eos},
+        {"pad_token_id", ids.pad}}) {
+    if (id < 0) continue;
+    // Several ends of text, this among them.
+    const auto old = json.find(key);
+    if (old != json.end() && old->is_array() &&
+        std::find(old->begin(), old->end(), Json(id)) != old->end()) {
+      continue;
+    }
+    json[key] = id;
+  }
+  if (json == before) return absl::OkStatus();
+  return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
-absl::Status Save(const std::string& folder, c10::ScalarType dtype,
-                  int64_t max_shard_bytes, const Model& model,
-                  Strategy& strategy, ProcessGroup& group,
-                  const Tokenizer* tokenizer, const std::string& config_text) {
+absl::Status WriteOtherFiles(const std::string& path, const FinalFolder& folder,
+                             const Model& model) {
+  if (folder.lora.has_value()) {
+    CAPSTAN_RETURN_IF_ERROR(
+        WriteWholeFile(path + "/adapter_config.json",
+                       AdapterConfigJson(*folder.lora, folder.base_model)));
+  } else {
+    CAPSTAN_RETURN_IF_ERROR(model.SaveConfig(path, folder.dtype));
+    if (folder.tokenizer != nullptr) {
+      CAPSTAN_RETURN_IF_ERROR(SetSpecialTokens(path, *folder.tokenizer));
+    }
+  }
+  if (folder.tokenizer != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(folder.tokenizer->Save(path));
+  }
+  for (const auto& [name, text] : folder.files) {
+    CAPSTAN_RETURN_IF_ERROR(
+        WriteWholeFile(absl::StrCat(path, "/", name), text));
+  }
+  const Json capstan = {{"format", 1}, {"config", folder.config_text}};
+  return WriteWholeFile(path + "/capstan.json", capstan.dump(2) + "\n");
+}
+
+// The parameters that go into the folder.
+std::vector<int> WrittenParameters(const FinalFolder& folder,
+                                   const Model& model) {
+  std::vector<int> written;
+  const std::vector<ParameterSpec>& specs = model.parameters();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (!folder.lora.has_value() || IsAdapterParameter(specs[i].name)) {
+      written.push_back(static_cast<int>(i));
+    }
+  }
+  return written;
+}
+
+WeightFiles FilesOf(const std::string& path, const FinalFolder& folder,
+                    const Model& model) {
+  std::vector<ParameterSpec> specs;
+  for (const int index : WrittenParameters(folder, model)) {
+    specs.push_back(model.parameters()[index]);
+  }
+  if (!folder.lora.has_value()) {
+    return WeightFiles(path, "model", folder.dtype, folder.max_shard_bytes,
+                       std::move(specs));
+  }
+  // PEFT knows no shards.
+  return WeightFiles(path, "adapter_model", c10::ScalarType::Float,
+                     std::numeric_limits<int64_t>::max(), std::move(specs));
+}
+
+absl::Status Save(const std::string& path, const FinalFolder& folder,
+                  const Model& model, Strategy& strategy, ProcessGroup& group) {
   const bool first = group.rank() == 0;
-  const std::string temporary = HiddenSibling(folder, "tmp");
-  const auto what = [&folder](int) { return absl::StrCat("write ", folder); };
+  const std::string temporary = HiddenSibling(path, "tmp");
+  const auto what = [&path](int) { return absl::StrCat("write ", path); };
 
   absl::Status status;
   if (first) {
@@ -132,14 +209,19 @@ absl::Status Save(const std::string& folder, c10::ScalarType dtype,
   }
   CAPSTAN_RETURN_IF_ERROR(Agree(group, status, what));
 
-  WeightFiles files(temporary, dtype, max_shard_bytes, model.parameters());
+  WeightFiles files = FilesOf(temporary, folder, model);
+  std::vector<int> place(model.parameters().size(), -1);  // in `files`
+  int count = 0;
+  for (const int index : WrittenParameters(folder, model)) {
+    place[index] = count++;
+  }
   // A failure of rank 0 alone must not end the loop: other ranks are in its
   // collectives.
   absl::Status collective = CatchAll([&] {
     return strategy.ForEachFullParameter(
         [&](int index, const at::Tensor& value) {
-          if (status.ok()) {
-            status = CatchAll([&] { return files.Add(index, value); });
+          if (status.ok() && place[index] >= 0) {
+            status = CatchAll([&] { return files.Add(place[index], value); });
           }
           return absl::OkStatus();
         });
@@ -148,15 +230,14 @@ absl::Status Save(const std::string& folder, c10::ScalarType dtype,
   if (first && status.ok()) {
     status = CatchAll([&] {
       CAPSTAN_RETURN_IF_ERROR(files.Finish());
-      CAPSTAN_RETURN_IF_ERROR(
-          WriteOtherFiles(temporary, dtype, model, tokenizer, config_text));
+      CAPSTAN_RETURN_IF_ERROR(WriteOtherFiles(temporary, folder, model));
       return SyncFolder(temporary, /*files=*/true);
     });
   }
   // No rank may have failed before an older folder goes.
   status = Agree(group, status, what);
   if (status.ok()) {
-    if (first) status = ReplaceFolder(temporary, folder);
+    if (first) status = ReplaceFolder(temporary, path);
     status = Agree(group, status, what);
   }
   if (first && !status.ok()) RemoveTree(temporary).IgnoreError();
@@ -165,19 +246,23 @@ absl::Status Save(const std::string& folder, c10::ScalarType dtype,
 
 }  // namespace
 
-absl::Status SaveHuggingFaceFolder(const std::string& folder,
-                                   c10::ScalarType dtype,
-                                   int64_t max_shard_bytes, const Model& model,
-                                   Strategy& strategy, ProcessGroup& group,
-                                   const Tokenizer* tokenizer,
-                                   const std::string& config_text) {
+absl::Status SetSpecialTokens(const std::string& folder,
+                              const Tokenizer& tokenizer) {
+  const Tokenizer::SpecialIds ids = tokenizer.special_ids();
+  if (ids.bos < 0 && ids.eos < 0 && ids.pad < 0) return absl::OkStatus();
+  for (const char* name : {"/config.json", "/generation_config.json"}) {
+    CAPSTAN_RETURN_IF_ERROR(SetSpecialTokensIn(folder + name, ids));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SaveHuggingFaceFolder(const FinalFolder& folder,
+                                   const Model& model, Strategy& strategy,
+                                   ProcessGroup& group) {
   // "out/final/" has no name to hide beside.
-  std::string path = folder;
+  std::string path = folder.path;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return CatchAll([&] {
-    return Save(path, dtype, max_shard_bytes, model, strategy, group, tokenizer,
-                config_text);
-  });
+  return CatchAll([&] { return Save(path, folder, model, strategy, group); });
 }
 
 }  // namespace capstan

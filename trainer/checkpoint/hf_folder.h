@@ -3,8 +3,11 @@
 #define CAPSTAN_TRAINER_CHECKPOINT_HF_FOLDER_H_
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/optional.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/process_group.h"
@@ -12,19 +15,39 @@
 
 namespace capstan {
 
-// Writes `folder` (OUTPUT/final) as a Hugging Face folder: weights in `dtype`
-// as model.safetensors, or as shards with an index when they are more than
-// `max_shard_bytes`; what Model::SaveConfig writes; the tokenizer's files if
-// `tokenizer` isn't null; capstan.json with `config_text`. Written beside and
-// renamed; an older `folder` is replaced only when the new one is whole.
-// Collective: the strategy brings parameters to rank 0 one at a time. All
-// ranks return the same verdict.
-absl::Status SaveHuggingFaceFolder(const std::string& folder,
-                                   c10::ScalarType dtype,
-                                   int64_t max_shard_bytes, const Model& model,
-                                   Strategy& strategy, ProcessGroup& group,
-                                   const Tokenizer* tokenizer,
-                                   const std::string& config_text);
+// What a run leaves behind.
+struct FinalFolder {
+  std::string path;  // OUTPUT/final
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  int64_t max_shard_bytes = int64_t{5} << 30;
+  const Tokenizer* tokenizer = nullptr;  // if there is one
+  std::string config_text;
+  // Set: the model has that adapter, and the folder is one for PEFT.
+  absl::optional<LoraSpec> lora;
+  std::string base_model;  // for adapter_config.json
+  // More files, by name; rank 0's are written.
+  std::vector<std::pair<std::string, std::string>> files;
+};
+
+// Writes a Hugging Face folder: weights in `dtype` as model.safetensors, or as
+// shards with an index when they are more than `max_shard_bytes`; what
+// Model::SaveConfig writes, with the tokenizer's special tokens where they
+// differ; the tokenizer's files; capstan.json with `config_text`; `files`. Of a
+// model with an adapter it is adapter_model.safetensors, in float32, and
+// adapter_config.json in place of weights and config.
+//
+// Written beside and renamed; an older folder is replaced only when the new one
+// is whole. Collective: the strategy brings parameters to rank 0 one at a time.
+// All ranks return the same verdict.
+absl::Status SaveHuggingFaceFolder(const FinalFolder& folder,
+                                   const Model& model, Strategy& strategy,
+                                   ProcessGroup& group);
+
+// Writes the tokens that begin, end and fill up a text into the folder's
+// config.json and generation_config.json, as the tokenizer has them: what was
+// trained ends with these. A list of ends that has it stays.
+absl::Status SetSpecialTokens(const std::string& folder,
+                              const Tokenizer& tokenizer);
 
 }  // namespace capstan
 

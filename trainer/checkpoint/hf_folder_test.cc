@@ -42,7 +42,9 @@ class FakeModel final : public Model {
   absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override {
     if (!config_status_.ok()) return config_status_;
-    return WriteWholeFile(folder + "/config.json", c10::toString(dtype));
+    return WriteWholeFile(folder + "/config.json",
+                          absl::StrCat("{\"dtype\":\"", c10::toString(dtype),
+                                       "\",\"eos_token_id\":[5,6]}"));
   }
 
   absl::Status config_status_;
@@ -96,10 +98,14 @@ class FakeTokenizer final : public Tokenizer {
  public:
   int64_t vocab_size() const override { return 1; }
   std::vector<int64_t> Encode(absl::string_view) const override { return {}; }
+  Encoding EncodeWithPlaces(absl::string_view) const override { return {}; }
   std::string Decode(absl::Span<const int64_t>) const override { return ""; }
+  SpecialIds special_ids() const override { return special_ids_; }
   absl::Status Save(const std::string& folder) const override {
     return WriteWholeFile(folder + "/tokenizer.json", "{}");
   }
+
+  SpecialIds special_ids_;
 };
 
 struct Wish {
@@ -107,6 +113,8 @@ struct Wish {
   int64_t max_shard_bytes = 1 << 20;
   float base = 0.0f;
   bool tokenizer = false;
+  Tokenizer::SpecialIds special_ids;
+  std::vector<std::pair<std::string, std::string>> files;
   absl::Status config_status;
 };
 
@@ -116,10 +124,16 @@ std::vector<absl::Status> SaveTo(const std::string& folder, const Wish& wish,
     FakeModel model;
     model.config_status_ = wish.config_status;
     FakeStrategy strategy(&group, wish.base);
-    const FakeTokenizer tokenizer;
-    return SaveHuggingFaceFolder(
-        folder, wish.dtype, wish.max_shard_bytes, model, strategy, group,
-        wish.tokenizer ? &tokenizer : nullptr, "name: \"test\"\n");
+    FakeTokenizer tokenizer;
+    tokenizer.special_ids_ = wish.special_ids;
+    FinalFolder final;
+    final.path = folder;
+    final.dtype = wish.dtype;
+    final.max_shard_bytes = wish.max_shard_bytes;
+    if (wish.tokenizer) final.tokenizer = &tokenizer;
+    final.files = wish.files;
+    final.config_text = "name: \"test\"\n";
+    return SaveHuggingFaceFolder(final, model, strategy, group);
   });
 }
 
@@ -159,6 +173,32 @@ TEST(HfFolderTest, OneFile) {
   EXPECT_EQ(capstan, Json({{"format", 1}, {"config", "name: \"test\"\n"}}));
   EXPECT_EQ((*SafetensorsReader::Open(out + "/final"))->metadata().at("format"),
             "pt");
+}
+
+// A chat's end of turn ends the model's texts, too.
+TEST(HfFolderTest, TheTokenizersSpecialTokensAreTheModels) {
+  const std::string out = NewFolder() + "/final";
+  Wish wish;
+  wish.tokenizer = true;
+  wish.special_ids.eos = 7;
+  wish.special_ids.pad = 8;
+  wish.files = {{"README.md", "# It\n"}};
+  ASSERT_TRUE(FirstError(SaveTo(out, wish)).ok());
+  EXPECT_THAT(Names(out), ElementsAre("README.md", "capstan.json",
+                                      "config.json", "generation_config.json",
+                                      "model.safetensors", "tokenizer.json"));
+  EXPECT_EQ(*ReadWholeFile(out + "/README.md"), "# It\n");
+  EXPECT_EQ(
+      Json::parse(*ReadWholeFile(out + "/config.json")),
+      Json({{"dtype", "Float"}, {"eos_token_id", 7}, {"pad_token_id", 8}}));
+  EXPECT_EQ(Json::parse(*ReadWholeFile(out + "/generation_config.json")),
+            Json({{"eos_token_id", 7}, {"pad_token_id", 8}}));
+  // One of several ends of text.
+  wish.special_ids = {};
+  wish.special_ids.eos = 6;
+  ASSERT_TRUE(FirstError(SaveTo(out, wish)).ok());
+  EXPECT_EQ(Json::parse(*ReadWholeFile(out + "/config.json"))["eos_token_id"],
+            Json({5, 6}));
 }
 
 TEST(HfFolderTest, ShardsAndAnIndex) {

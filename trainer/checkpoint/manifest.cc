@@ -52,6 +52,12 @@ Json TrainStateToJson(const TrainState& state) {
           {"seed", state.seed},
           {"data_size", state.data_size},
           {"data_shuffle", state.data_shuffle},
+          {"data_group", state.data_group},
+          {"frozen_crc32c", state.frozen_crc32c},
+          {"eval_step", state.eval_step},
+          {"best_eval_loss", DoubleToJson(state.best_eval_loss)},
+          {"best_step", state.best_step},
+          {"evals_without_better", state.evals_without_better},
           {"loss_scale", DoubleToJson(state.loss_scale)},
           {"loss_scale_good_steps", state.loss_scale_good_steps},
           {"last_loss", DoubleToJson(state.last_loss)}};
@@ -66,6 +72,15 @@ TrainState TrainStateFromJson(const Json& json) {
   state.seed = json.at("seed").get<uint64_t>();
   state.data_size = json.at("data_size").get<int64_t>();
   state.data_shuffle = json.at("data_shuffle").get<bool>();
+  // Checkpoints of the format's first trainers don't have these.
+  if (json.contains("data_group")) {
+    state.data_group = json.at("data_group").get<int64_t>();
+    state.frozen_crc32c = json.at("frozen_crc32c").get<uint32_t>();
+    state.eval_step = json.at("eval_step").get<int64_t>();
+    state.best_eval_loss = DoubleFromJson(json.at("best_eval_loss"));
+    state.best_step = json.at("best_step").get<int64_t>();
+    state.evals_without_better = json.at("evals_without_better").get<int64_t>();
+  }
   state.loss_scale = DoubleFromJson(json.at("loss_scale"));
   state.loss_scale_good_steps = json.at("loss_scale_good_steps").get<int64_t>();
   state.last_loss = DoubleFromJson(json.at("last_loss"));

@@ -27,6 +27,12 @@ struct RunOptions {
   double start_seconds = 0.0;  // as given to Main
 };
 
+struct PreviewOptions {
+  RunOptions run;
+  int64_t samples = 3;
+  int64_t tokens = 48;  // of each sample, listed one by one
+};
+
 struct CompareOptions {
   std::string config;
   std::vector<std::string> overrides;
@@ -36,6 +42,7 @@ struct CompareOptions {
 
 struct GenerateOptions {
   std::string model;
+  std::string adapter;  // empty: none
   absl::optional<std::string> prompt;
   std::vector<int64_t> prompt_ids;
   absl::optional<int64_t> max_new_tokens;
@@ -47,11 +54,44 @@ struct GenerateOptions {
   std::vector<std::string> plugin_path;
 };
 
+struct ChatOptions {
+  std::string model;
+  std::string adapter;        // empty: none
+  std::string system;         // the first message; empty: none
+  std::string chat_template;  // its name; empty: the tokenizer's own
+  absl::optional<int64_t> max_new_tokens;  // of an answer
+  bool greedy = false;
+  absl::optional<double> temperature;
+  absl::optional<int64_t> top_k;
+  absl::optional<double> top_p;
+  uint64_t seed = 0;
+  std::vector<std::string> plugin_path;
+};
+
+struct MergeOptions {
+  std::string model;
+  std::string adapter;
+  std::string output;
+  std::vector<std::string> plugin_path;
+};
+
+struct TokenizeOptions {
+  std::string tokenizer;
+  std::vector<std::string> inputs;
+  std::string output;  // without ".tokens"
+  int threads = 0;     // 0: one a core
+  bool add_ends = false;
+};
+
 int TrainCommand(const RunOptions& options);
 int CheckCommand(const RunOptions& options);
 int PlanCommand(const RunOptions& options);
+int PreviewCommand(const PreviewOptions& options);
 int CompareCommand(const CompareOptions& options);
 int GenerateCommand(const GenerateOptions& options);
+int ChatCommand(const ChatOptions& options);
+int MergeCommand(const MergeOptions& options);
+int TokenizeCommand(const TokenizeOptions& options);
 int PluginsCommand(const std::vector<std::string>& plugin_path);
 int EnvCommand();
 

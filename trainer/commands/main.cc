@@ -37,6 +37,15 @@ void AddRunOptions(CLI::App* app, RunOptions* options) {
   AddPluginPath(app, &options->plugin_path);
 }
 
+void AddPreviewOptions(CLI::App* app, PreviewOptions* options) {
+  AddRunOptions(app, &options->run);
+  app->add_option("--samples", options->samples, "How many, from the first on")
+      ->check(CLI::PositiveNumber);
+  app->add_option("--tokens", options->tokens,
+                  "How many of each sample's tokens are listed")
+      ->check(CLI::NonNegativeNumber);
+}
+
 void AddCompareOptions(CLI::App* app, CompareOptions* options) {
   app->add_option("--config", options->config,
                   "What to compare (protobuf text, "
@@ -53,6 +62,23 @@ void AddCompareOptions(CLI::App* app, CompareOptions* options) {
   AddPluginPath(app, &options->plugin_path);
 }
 
+// What generate and chat have in common.
+template <typename Options>
+void AddSampling(CLI::App* app, Options* options) {
+  app->add_option("--adapter", options->adapter,
+                  "A folder with a LoRA adapter for the model (PEFT's files)")
+      ->type_name("FOLDER");
+  app->add_option("--max_new_tokens", options->max_new_tokens,
+                  "How many tokens to add");
+  app->add_flag("--greedy", options->greedy, "Always the likeliest token");
+  app->add_option("--temperature", options->temperature, "Divides the logits");
+  app->add_option("--top_k", options->top_k,
+                  "Sample from the k likeliest tokens only");
+  app->add_option("--top_p", options->top_p,
+                  "Sample from the likeliest tokens of total probability p");
+  app->add_option("--seed", options->seed, "Of the random numbers");
+}
+
 void AddGenerateOptions(CLI::App* app, GenerateOptions* options) {
   app->add_option("--model", options->model,
                   "A Hugging Face folder, a run's folder, or one of its "
@@ -64,16 +90,56 @@ void AddGenerateOptions(CLI::App* app, GenerateOptions* options) {
                   "Token ids to continue, 1,2,3; prints ids: for folders "
                   "without a tokenizer")
       ->delimiter(',');
-  app->add_option("--max_new_tokens", options->max_new_tokens,
-                  "How many tokens to add");
-  app->add_flag("--greedy", options->greedy, "Always the likeliest token");
-  app->add_option("--temperature", options->temperature, "Divides the logits");
-  app->add_option("--top_k", options->top_k,
-                  "Sample from the k likeliest tokens only");
-  app->add_option("--top_p", options->top_p,
-                  "Sample from the likeliest tokens of total probability p");
-  app->add_option("--seed", options->seed, "Of the random numbers");
+  AddSampling(app, options);
   AddPluginPath(app, &options->plugin_path);
+}
+
+void AddChatOptions(CLI::App* app, ChatOptions* options) {
+  app->add_option("--model", options->model,
+                  "A Hugging Face folder, a run's folder, or one of its "
+                  "checkpoints")
+      ->type_name("FOLDER")
+      ->required();
+  app->add_option("--system", options->system,
+                  "What the conversation begins with");
+  app->add_option("--template", options->chat_template,
+                  "How conversations are written: chatml, smollm2, llama3, "
+                  "gemma, llada; default: as the tokenizer says");
+  AddSampling(app, options);
+  AddPluginPath(app, &options->plugin_path);
+}
+
+void AddMergeOptions(CLI::App* app, MergeOptions* options) {
+  app->add_option("--model", options->model, "The base, a Hugging Face folder")
+      ->type_name("FOLDER")
+      ->required();
+  app->add_option("--adapter", options->adapter,
+                  "The adapter, a folder with PEFT's files")
+      ->type_name("FOLDER")
+      ->required();
+  app->add_option("--output", options->output, "The folder to write")
+      ->type_name("FOLDER")
+      ->required();
+  AddPluginPath(app, &options->plugin_path);
+}
+
+void AddTokenizeOptions(CLI::App* app, TokenizeOptions* options) {
+  app->add_option("--tokenizer", options->tokenizer,
+                  "A Hugging Face folder with a tokenizer.json")
+      ->type_name("FOLDER")
+      ->required();
+  app->add_option("--input", options->inputs,
+                  "A text (a document), or, named .jsonl, rows {\"text\": ..} "
+                  "(a document each); may be given several times")
+      ->type_name("FILE")
+      ->required();
+  app->add_option("--output", options->output, "Writes PREFIX.tokens")
+      ->type_name("PREFIX")
+      ->required();
+  app->add_option("--threads", options->threads, "Default: one a core");
+  app->add_flag("--add_ends", options->add_ends,
+                "Put around each document what the tokenizer puts around a "
+                "text (a token of beginning, mostly)");
 }
 
 }  // namespace
@@ -117,6 +183,10 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* plan_app = app.add_subcommand(
       "plan", "The memory and traffic that a run will need, by strategy");
   AddRunOptions(plan_app, &plan);
+  PreviewOptions preview;
+  CLI::App* preview_app = app.add_subcommand(
+      "preview", "Show a run's first samples, and what of them is trained on");
+  AddPreviewOptions(preview_app, &preview);
   CompareOptions compare;
   CLI::App* compare_app = app.add_subcommand(
       "compare",
@@ -126,6 +196,18 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* generate_app =
       app.add_subcommand("generate", "Let a model continue a text");
   AddGenerateOptions(generate_app, &generate);
+  ChatOptions chat;
+  CLI::App* chat_app =
+      app.add_subcommand("chat", "Talk with a model in the terminal");
+  AddChatOptions(chat_app, &chat);
+  MergeOptions merge;
+  CLI::App* merge_app = app.add_subcommand(
+      "merge", "Make a whole model of a base and a LoRA adapter");
+  AddMergeOptions(merge_app, &merge);
+  TokenizeOptions tokenize;
+  CLI::App* tokenize_app = app.add_subcommand(
+      "tokenize", "Write the tokens of texts into a file to train on");
+  AddTokenizeOptions(tokenize_app, &tokenize);
   std::vector<std::string> plugin_path;
   CLI::App* plugins_app =
       app.add_subcommand("plugins", "List the plugins that a config can name");
@@ -141,8 +223,12 @@ int Main(int argc, char** argv, double start_seconds) {
   }
   if (*check_app) return CheckCommand(check);
   if (*plan_app) return PlanCommand(plan);
+  if (*preview_app) return PreviewCommand(preview);
   if (*compare_app) return CompareCommand(compare);
   if (*generate_app) return GenerateCommand(generate);
+  if (*chat_app) return ChatCommand(chat);
+  if (*merge_app) return MergeCommand(merge);
+  if (*tokenize_app) return TokenizeCommand(tokenize);
   if (*plugins_app) return PluginsCommand(plugin_path);
   if (*env_app) return EnvCommand();
   train.start_seconds = start_seconds;

@@ -15,6 +15,7 @@
 #include "trainer/memory/memory_plan.h"
 #include "trainer/memory/plan_table.h"
 #include "trainer/metrics/number_text.h"
+#include "trainer/train/micro_batch.h"
 
 namespace capstan {
 namespace {
@@ -39,7 +40,7 @@ absl::StatusOr<MemoryPlan> PlanDefault(const std::string& config_type,
 Plans PlanAll(const Prepared& prepared) {
   const TrainJob& job = prepared.job;
   const std::string own_type = TypeOf(job.loaded.config.strategy());
-  const MemoryRequest request = MemoryRequestOf(prepared);
+  const MemoryRequest request = MemoryRequestOf(job, prepared.processes);
   Plans plans;
   plans.planned.push_back({job.parts.strategy_name, "this run", job.memory});
   for (const std::string& package : prepared.host->Available()) {
@@ -78,6 +79,7 @@ std::string Heading(const Prepared& prepared) {
           {"parameters", ShortCount(static_cast<double>(parameters))},
           {"micro-batch",
            absl::StrCat(job.batch.micro_batch_size,
+                        job.batch.automatic ? " (AUTO)" : "",
                         length > 0 ? absl::StrCat(" x ", length, " tokens")
                                    : std::string())},
           {"accumulation", absl::StrCat(job.batch.accumulation)},

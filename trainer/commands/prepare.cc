@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/memory/device_memory.h"
 #include "trainer/process_group/create.h"
+#include "trainer/train/micro_batch.h"
 
 namespace capstan {
 namespace {
@@ -69,32 +71,23 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
       CreateRunParts(job.loaded, prepared->processes, *prepared->host));
   CAPSTAN_ASSIGN_OR_RETURN(
       job.batch, PlanBatch(job.loaded.config.batch(), prepared->processes));
-  const MemoryRequest memory = MemoryRequestOf(*prepared);
   const int ranks_here = prepared->environment.has_value()
                              ? prepared->environment->local_world_size
                              : prepared->processes;
+  if (job.batch.automatic) {
+    const int64_t micro = PlanMicroBatch(
+        *job.parts.strategy, MemoryRequestOf(job, prepared->processes),
+        MicroBatchSizes(job.batch.global_batch_size, prepared->processes),
+        MemoryBudget(job.gpus > 0, ranks_here));
+    job.batch = WithMicroBatch(job.batch, micro, prepared->processes);
+  }
+  const MemoryRequest memory = MemoryRequestOf(job, prepared->processes);
   CAPSTAN_RETURN_IF_ERROR(
       job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory, ranks_here,
                                         AvailableHostMemory()),
                         "strategy"));
   job.memory = PlanMemory(*job.parts.strategy, memory);
   return prepared;
-}
-
-MemoryRequest MemoryRequestOf(const Prepared& prepared) {
-  const TrainJob& job = prepared.job;
-  MemoryRequest request;
-  request.strategy.model = job.parts.model.get();
-  request.strategy.precision = job.parts.precision->policy();
-  request.strategy.world_size = prepared.processes;
-  request.strategy.accumulation = job.batch.accumulation;
-  request.optimizer = job.parts.optimizer.get();
-  request.samples = job.batch.micro_batch_size;
-  request.length = job.parts.train_data->max_sequence_length();
-  request.checkpointing =
-      CheckpointingOf(job.loaded.config.train(), *job.parts.model);
-  request.on_gpu = job.gpus > 0;
-  return request;
 }
 
 absl::optional<int> Done(const RunOptions& options,

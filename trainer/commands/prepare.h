@@ -35,9 +35,6 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options);
 absl::optional<int> Done(const RunOptions& options,
                          const absl::StatusOr<std::unique_ptr<Prepared>>& p);
 
-// What the job's memory depends on, beside its strategy.
-MemoryRequest MemoryRequestOf(const Prepared& prepared);
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_COMMANDS_PREPARE_H_

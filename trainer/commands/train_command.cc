@@ -10,6 +10,7 @@
 #include "trainer/commands/prepare.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/train/output_folder.h"
+#include "trainer/train/schedule.h"
 #include "trainer/train/train_loop.h"
 
 namespace capstan {
@@ -53,7 +54,13 @@ int CheckCommand(const RunOptions& options) {
             << job.batch.global_batch_size << " = micro "
             << job.batch.micro_batch_size << " x " << (*prepared)->processes
             << " ranks x accumulation " << job.batch.accumulation << ", "
-            << job.loaded.config.train().max_steps() << " steps\n";
+            << StepsOfRun(job.loaded.config.train(),
+                          job.parts.train_data->size(),
+                          job.batch.global_batch_size)
+            << " steps\n";
+  for (const std::string& note : job.parts.train_data->notes()) {
+    std::cout << note << "\n";
+  }
   return 0;
 }
 

@@ -127,6 +127,24 @@ absl::Status CheckBounds(const LoadedCompare& loaded) {
   return absl::OkStatus();
 }
 
+// What runs side by side may not find out each for itself.
+absl::Status CheckFixed(const LoadedConfig& shared) {
+  const RunConfig& run = shared.config;
+  if (run.train().max_epochs() > 0 && run.train().max_steps() == 0) {
+    return shared.Locate(
+        FieldError("max_epochs",
+                   "compare counts steps: set max_steps in its place"),
+        "train");
+  }
+  if (run.batch().micro_batch_size() == Batching::AUTO) {
+    return shared.Locate(
+        FieldError("micro_batch_size",
+                   "runs that are compared must have the same: set a number"),
+        "batch");
+  }
+  return absl::OkStatus();
+}
+
 // The same samples in each step, on any number of ranks.
 absl::Status SettleGlobalBatch(LoadedCompare* loaded) {
   Batching* batch = loaded->shared.config.mutable_batch();
@@ -163,6 +181,7 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
   CAPSTAN_RETURN_IF_ERROR(FillAxes(&loaded));
   CAPSTAN_RETURN_IF_ERROR(CheckProcesses(loaded));
   CAPSTAN_RETURN_IF_ERROR(CheckBounds(loaded));
+  CAPSTAN_RETURN_IF_ERROR(CheckFixed(loaded.shared));
   CAPSTAN_RETURN_IF_ERROR(SettleGlobalBatch(&loaded));
   return loaded;
 }

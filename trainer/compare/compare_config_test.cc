@@ -143,6 +143,17 @@ TEST_F(CompareConfigTest, RepeatedSlotsKnowTheirPlaces) {
             HasSubstr("strategy[1].bucket_cap_mib")));
 }
 
+TEST_F(CompareConfigTest, WhatARunWouldFindOutForItself) {
+  EXPECT_THAT(ErrorOf(absl::StrCat(kShared,
+                                   "processes: 1 set: \"train.max_steps=0\" "
+                                   "set: \"train.max_epochs=2\"")),
+              HasSubstr("max_epochs: compare counts steps"));
+  EXPECT_THAT(
+      ErrorOf(absl::StrCat(
+          kShared, "processes: 1 set: \"batch.micro_batch_size=AUTO\"")),
+      HasSubstr("micro_batch_size: runs that are compared"));
+}
+
 TEST_F(CompareConfigTest, Mistakes) {
   EXPECT_THAT(ErrorOf("processes: 1"), HasSubstr("config: is not set"));
   EXPECT_THAT(ErrorOf(kShared), HasSubstr("processes: list the numbers"));

@@ -173,6 +173,21 @@ TEST_F(LoadConfigTest, PathsAreRelativeToTheirFile) {
   EXPECT_THAT(PrintConfig(loaded->config), HasSubstr("\"/build/a/b/c.txt\""));
 }
 
+TEST_F(LoadConfigTest, PathsInRepeatedMessagesToo) {
+  const auto loaded = Load(
+      "train_data { [plugin/capstan.chat.Config] {\n"
+      "  source { path: \"a.jsonl\" weight: 2 }\n"
+      "  source { path: \"//a/b:c.jsonl\" }\n"
+      "} }");
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT(
+      PrintConfig(loaded->config),
+      AllOf(HasSubstr(absl::StrCat("\"", folder_, "/a.jsonl\"")),
+            HasSubstr("weight: 2"), HasSubstr("\"/build/a/b/c.jsonl\"")));
+  EXPECT_EQ(loaded->locations.at("train_data.source[1].path"),
+            "run.pbtxt:3:12");
+}
+
 TEST_F(LoadConfigTest, ConfigsAreFoundInTheWorkspaceToo) {
   std::filesystem::create_directories(folder_ + "/w/configs");
   Write("w/configs/only_there.pbtxt", "train { max_steps: 3 }");

@@ -88,6 +88,7 @@ class Merger {
     if (is_message && field->message_type()->full_name() == kAnyType) {
       return MergeSlots(tree, path, field, from, to);
     }
+    if (is_message) return MergeMessages(tree, path, field, from, to);
     if (field->is_repeated() || reflection.HasField(from, field)) {
       CopyField(field, from, to);
     }
@@ -146,6 +147,24 @@ class Merger {
                     static_cast<const Any&>(
                         reflection.GetRepeatedMessage(from, field, i)),
                     static_cast<Any*>(target)));
+    }
+    return absl::OkStatus();
+  }
+
+  // A repeated message, into an empty one: its paths are resolved, too.
+  absl::Status MergeMessages(const ParseInfoTree& tree, const std::string& path,
+                             const FieldDescriptor* field, const Message& from,
+                             Message* to) {
+    const Reflection& reflection = *from.GetReflection();
+    for (int i = 0; i < reflection.FieldSize(from, field); ++i) {
+      const std::string element = absl::StrCat(path, "[", i, "]");
+      places_->locations[element] = PlaceText(tree.GetLocation(field, i));
+      const ParseInfoTree* nested = tree.GetTreeForNested(field, i);
+      Message* target = to->GetReflection()->AddMessage(to, field);
+      if (nested == nullptr) continue;
+      CAPSTAN_RETURN_IF_ERROR(
+          Merge(*nested, element, reflection.GetRepeatedMessage(from, field, i),
+                target));
     }
     return absl::OkStatus();
   }

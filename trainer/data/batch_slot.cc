@@ -2,17 +2,23 @@
 #include "trainer/data/batch_slot.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <thread>
 #include <utility>
 
 #include "plugins/sdk/status.h"
 
 namespace capstan {
+
+const char kSamplePosition[] = "sample_position";
+
 namespace {
 
 // Waits without occupying a core, which Event::synchronize would. The copy is
@@ -36,13 +42,36 @@ bool Unshared(const Batch& batch) {
   return true;
 }
 
+void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch) {
+  at::Tensor& tensor = (*batch)[kSamplePosition];
+  const auto count = static_cast<int64_t>(positions.size());
+  if (!tensor.defined() || tensor.numel() != count) {
+    tensor = at::empty({count}, at::kLong);
+  }
+  std::copy(positions.begin(), positions.end(),
+            tensor.mutable_data_ptr<int64_t>());
+}
+
+absl::Status BatchSlot::Read(const DatasetReader& reader,
+                             absl::Span<const int64_t> samples,
+                             int64_t position) {
+  // Out of the reader's sight; the entry is kept for its memory.
+  Batch::node_type own = host_.extract(kSamplePosition);
+  CAPSTAN_RETURN_IF_ERROR(reader.Read(samples, &host_));
+  if (!own.empty()) host_.insert(std::move(own));
+  positions_.resize(samples.size());
+  std::iota(positions_.begin(), positions_.end(), position);
+  SetSamplePositions(positions_, &host_);
+  return absl::OkStatus();
+}
+
 absl::Status BatchSlot::Fill(const DatasetReader& reader,
                              absl::Span<const int64_t> samples,
-                             const c10::Stream& copies) {
+                             int64_t position, const c10::Stream& copies) {
   try {
     if (copied_ != nullptr) AwaitCopy(*copied_);
     if (!Unshared(host_)) host_.clear();
-    CAPSTAN_RETURN_IF_ERROR(reader.Read(samples, &host_));
+    CAPSTAN_RETURN_IF_ERROR(Read(reader, samples, position));
     if (copies.device().is_cuda()) CopyToDevice(copies);
     return absl::OkStatus();
   } catch (...) {

@@ -106,18 +106,19 @@ class PrefetchingLoader final : public DataLoader {
 
   // Returns when the loader is going away, or with the reader's error.
   absl::Status ReadAhead(const c10::Stream& copies) {
+    SampleSequence sequence(options_.order);
     std::vector<int64_t> samples(options_.micro_batch_size);
     const int64_t at_once = options_.micro_batch_size * options_.world_size;
     const int64_t per_step = options_.global_batch_size / at_once;
     for (int64_t batch = 0; AwaitRoom(batch); ++batch) {
       const int64_t step = batch / per_step;
-      options_.order.SamplesAt(options_.start_position +
-                                   step * options_.global_batch_size +
-                                   batch % per_step * at_once +
-                                   options_.rank * options_.micro_batch_size,
-                               absl::MakeSpan(samples));
+      const int64_t position = options_.start_position +
+                               step * options_.global_batch_size +
+                               batch % per_step * at_once +
+                               options_.rank * options_.micro_batch_size;
+      sequence.At(position, absl::MakeSpan(samples));
       BatchSlot& slot = slots_[batch % slots_.size()];
-      CAPSTAN_RETURN_IF_ERROR(slot.Fill(reader_, samples, copies));
+      CAPSTAN_RETURN_IF_ERROR(slot.Fill(reader_, samples, position, copies));
       {
         std::lock_guard<std::mutex> lock(mutex_);
         if (batch == 0) {

@@ -10,23 +10,13 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plugins/sdk/dataset.h"
+#include "trainer/data/data_order.h"
 
 namespace capstan {
 
-// Which samples a rank trains on. The run consumes one global sequence of
-// samples: position p is sample p mod size of epoch p / size, or, shuffled,
-// where that epoch's permutation (keyed by seed and epoch) sends it. Micro-step
-// a of the step that starts at position s takes, on rank r of w,
-// positions s + (a * w + r) * micro .. + micro - 1.
-struct DataOrder {
-  int64_t size = 0;
-  bool shuffle = false;
-  uint64_t seed = 0;
-
-  // The samples at `position` and on, one an element.
-  void SamplesAt(int64_t position, absl::Span<int64_t> samples) const;
-};
-
+// Which samples a rank trains on: micro-step a of the step that starts at
+// position s of the order takes, on rank r of w, positions
+// s + (a * w + r) * micro .. + micro - 1.
 struct DataLoaderOptions {
   DataOrder order;
   int64_t micro_batch_size = 1;
@@ -51,7 +41,8 @@ class DataLoader {
                                             const DatasetReader& reader);
   virtual ~DataLoader();
 
-  // The next micro-batch of this rank, on options.device, for work on its
+  // The next micro-batch of this rank with its "sample_position" (dataset.h:
+  // positions of the order), on options.device, for work on its
   // current stream, which is made to wait where the copy isn't over. Blocks
   // until the batch is read. An error is the reader's own; it is returned again
   // by later calls. Called by one thread at a time.

@@ -4,8 +4,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <fstream>
-#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -188,17 +186,6 @@ absl::Status CheckHostMemory(const StrategyPlan& strategy,
       ShortBytes(available),
       " available: run fewer ranks on it, shard over more machines, or turn "
       "offload off"));
-}
-
-int64_t AvailableHostMemory() {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  int64_t kib = 0;
-  while (file >> name >> kib) {
-    if (name == "MemAvailable:") return kib * 1024;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return std::numeric_limits<int64_t>::max();  // not known: no reason to refuse
 }
 
 }  // namespace capstan

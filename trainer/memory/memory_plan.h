@@ -59,9 +59,6 @@ absl::Status CheckHostMemory(const StrategyPlan& strategy,
                              int64_t optimizer_state, int ranks,
                              int64_t available);
 
-// MemAvailable of /proc/meminfo, in bytes.
-int64_t AvailableHostMemory();
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_MEMORY_MEMORY_PLAN_H_

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/string_view.h"
+#include "trainer/memory/device_memory.h"
 
 namespace capstan {
 namespace {

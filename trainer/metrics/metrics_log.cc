@@ -7,9 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "nlohmann/json.hpp"
 #include "plugins/sdk/status.h"
-#include "trainer/checkpoint/file_util.h"
 
 namespace capstan {
 namespace {
@@ -26,39 +24,12 @@ void AppendNumber(absl::string_view key, double value, std::string* line) {
   absl::StrAppend(line, key, absl::string_view(digits, end.ptr - digits));
 }
 
-bool IsKept(absl::string_view line, int64_t first_step) {
-  const nlohmann::json object =
-      nlohmann::json::parse(line.begin(), line.end(), /*cb=*/nullptr,
-                            /*allow_exceptions=*/false);
-  if (!object.is_object()) return false;
-  const auto step = object.find("step");
-  return step != object.end() && step->is_number_integer() &&
-         step->get<int64_t>() <= first_step;
-}
-
-absl::Status DropLinesBeyond(const std::string& path, int64_t first_step) {
-  if (!PathExists(path)) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-  std::string kept;
-  absl::string_view rest = text;
-  while (!rest.empty()) {
-    const size_t end = rest.find('\n');
-    if (end == absl::string_view::npos) break;  // cut short
-    if (IsKept(rest.substr(0, end), first_step)) {
-      kept.append(rest.data(), end + 1);
-    }
-    rest.remove_prefix(end + 1);
-  }
-  if (kept.size() == text.size()) return absl::OkStatus();
-  return ReplaceFile(path, kept);
-}
-
 }  // namespace
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
                                             int64_t first_step) {
   if (first_step > 0) {
-    CAPSTAN_RETURN_IF_ERROR(DropLinesBeyond(path, first_step));
+    CAPSTAN_RETURN_IF_ERROR(KeepLinesUpTo(first_step, path));
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       OutputFile file,

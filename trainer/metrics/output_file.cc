@@ -6,15 +6,27 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/status.h"
+#include "trainer/checkpoint/file_util.h"
 
 namespace capstan {
 namespace {
 
 absl::Status WriteError(const std::string& path, int error) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " can't be written"));
+}
+
+bool IsUpTo(absl::string_view line, int64_t last) {
+  const nlohmann::json object =
+      nlohmann::json::parse(line.begin(), line.end(), /*cb=*/nullptr,
+                            /*allow_exceptions=*/false);
+  if (!object.is_object()) return false;
+  const auto step = object.find("step");
+  return step != object.end() && step->is_number_integer() &&
+         step->get<int64_t>() <= last;
 }
 
 }  // namespace
@@ -53,6 +65,23 @@ absl::Status OutputFile::Append(absl::string_view bytes) {
 absl::Status OutputFile::Sync() {
   if (status_.ok() && fsync(fd_) != 0) status_ = WriteError(path_, errno);
   return status_;
+}
+
+absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
+  if (!PathExists(path)) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  std::string kept;
+  absl::string_view rest = text;
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    if (end == absl::string_view::npos) break;  // cut short
+    if (IsUpTo(rest.substr(0, end), step)) {
+      kept.append(rest.data(), end + 1);
+    }
+    rest.remove_prefix(end + 1);
+  }
+  if (kept.size() == text.size()) return absl::OkStatus();
+  return ReplaceFile(path, kept);
 }
 
 absl::Status ReplaceFile(const std::string& path, absl::string_view bytes) {

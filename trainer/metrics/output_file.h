@@ -5,6 +5,7 @@
 #ifndef CAPSTAN_TRAINER_METRICS_OUTPUT_FILE_H_
 #define CAPSTAN_TRAINER_METRICS_OUTPUT_FILE_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -37,6 +38,11 @@ class OutputFile {
   int fd_;
   absl::Status status_;
 };
+
+// For a file of JSON objects, one a line, each with a "step": keeps those of
+// steps up to `step`, and drops the rest along with a last line cut short by a
+// crash. Fine if there is no such file.
+absl::Status KeepLinesUpTo(int64_t step, const std::string& path);
 
 // Written beside (PATH.tmp) and renamed: a reader sees the old or the new.
 absl::Status ReplaceFile(const std::string& path, absl::string_view bytes);

@@ -13,6 +13,7 @@
 #include "plugins/sdk/status.h"
 #include "trainer/metrics/banner.h"
 #include "trainer/metrics/console.h"
+#include "trainer/metrics/generations_log.h"
 #include "trainer/metrics/metrics_log.h"
 #include "trainer/metrics/output_file.h"
 #include "trainer/metrics/progress_bar.h"
@@ -28,11 +29,13 @@ constexpr char kPlain[] = "\x1b[0m";
 class ReporterImpl : public Reporter {
  public:
   ReporterImpl(const RunFacts& facts, MetricsLog log,
+               GenerationsLog generations,
                std::unique_ptr<TensorBoardWriter> tensorboard)
       : facts_(facts),
         console_(STDOUT_FILENO),
         bar_(&console_, facts),
         log_(std::move(log)),
+        generations_(std::move(generations)),
         tensorboard_(std::move(tensorboard)) {}
 
   void Banner() override {
@@ -51,8 +54,8 @@ class ReporterImpl : public Reporter {
     Note(absl::StrFormat("step %d  eval loss %.4f", step, eval_loss));
   }
 
-  void Sample(int64_t step, const std::string& title, const std::string& prompt,
-              const std::string& continuation) override;
+  void Generations(int64_t step, const std::string& title,
+                   const std::vector<Generation>& generations) override;
 
   void Note(const std::string& line) override {
     bar_.PrintAbove(absl::StrCat(PrintableText(line), "\n"));
@@ -73,30 +76,61 @@ class ReporterImpl : public Reporter {
   absl::Status status() const override { return status_; }
 
  private:
+  void Show(int64_t step, const std::string& title, const std::string& prompt,
+            const std::string& text, bool answer,
+            const absl::optional<std::string>& before);
+
   const RunFacts facts_;
   const Console console_;
   ProgressBar bar_;
   MetricsLog log_;
+  GenerationsLog generations_;
   const std::unique_ptr<TensorBoardWriter> tensorboard_;
   absl::Status status_;
 };
 
-void ReporterImpl::Sample(int64_t step, const std::string& title,
-                          const std::string& prompt,
-                          const std::string& continuation) {
-  const bool terminal = console_.terminal();
-  const std::string heading = absl::StrCat("sample ", title);
-  const std::string shown_prompt = PrintableText(prompt);
-  const std::string shown = PrintableText(continuation);
-  bar_.PrintAbove(
-      absl::StrCat("--- ", PrintableText(heading), " (step ", step, ") ---\n",
-                   terminal ? kBold : "", shown_prompt, terminal ? kPlain : "",
-                   shown, absl::EndsWith(shown, "\n") ? "" : "\n", "---\n"));
+void ReporterImpl::Generations(int64_t step, const std::string& title,
+                               const std::vector<Generation>& generations) {
   // Indented, Markdown leaves a text as it is.
-  const std::string text = absl::StrReplaceAll(
-      absl::StrCat("    ", shown_prompt, shown), {{"\n", "\n    "}});
-  status_.Update(tensorboard_->Text(
-      step, absl::StrCat("**", PrintableText(title), "**\n\n", text)));
+  const auto indented = [](const std::string& text) {
+    return absl::StrReplaceAll(absl::StrCat("    ", text), {{"\n", "\n    "}});
+  };
+  std::string markdown;
+  for (const Generation& generation : generations) {
+    const std::string prompt = PrintableText(generation.prompt);
+    const std::string text = PrintableText(generation.text);
+    absl::optional<std::string> before;
+    if (step > 0) before = generations_.Before(generation.prompt);
+    if (before.has_value()) before = PrintableText(*before);
+    status_.Update(generations_.Add(step, generation));
+    Show(step, PrintableText(title), prompt, text, generation.answer, before);
+    const std::string between = generation.answer ? "\n\n" : "";
+    if (before.has_value()) {
+      absl::StrAppend(&markdown, "**before training**\n\n",
+                      indented(absl::StrCat(prompt, between, *before)), "\n\n");
+    }
+    absl::StrAppend(&markdown, "**", PrintableText(title), "**\n\n",
+                    indented(absl::StrCat(prompt, between, text)), "\n\n");
+  }
+  while (absl::EndsWith(markdown, "\n")) markdown.pop_back();
+  if (!markdown.empty()) status_.Update(tensorboard_->Text(step, markdown));
+}
+
+void ReporterImpl::Show(int64_t step, const std::string& title,
+                        const std::string& prompt, const std::string& text,
+                        bool answer,
+                        const absl::optional<std::string>& before) {
+  const bool terminal = console_.terminal();
+  std::string shown =
+      absl::StrCat("--- sample ", title, " (step ", step, ") ---\n",
+                   terminal ? kBold : "", prompt, terminal ? kPlain : "");
+  if (answer || before.has_value()) absl::StrAppend(&shown, "\n");
+  absl::StrAppend(&shown, before.has_value()
+                              ? SideBySide("before training", *before, title,
+                                           text, console_.Columns())
+                              : text);
+  if (!absl::EndsWith(shown, "\n")) absl::StrAppend(&shown, "\n");
+  bar_.PrintAbove(absl::StrCat(shown, "---\n"));
 }
 
 }  // namespace
@@ -109,11 +143,15 @@ absl::StatusOr<std::unique_ptr<Reporter>> Reporter::Create(
       MetricsLog log,
       MetricsLog::Open(facts.output_dir + "/metrics.jsonl", facts.first_step));
   CAPSTAN_ASSIGN_OR_RETURN(
+      GenerationsLog generations,
+      GenerationsLog::Open(facts.output_dir + "/generations.jsonl",
+                           facts.first_step));
+  CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<TensorBoardWriter> tensorboard,
       TensorBoardWriter::Open(facts.output_dir + "/tensorboard",
                               facts.first_step));
   return std::unique_ptr<Reporter>(std::make_unique<ReporterImpl>(
-      facts, std::move(log), std::move(tensorboard)));
+      facts, std::move(log), std::move(generations), std::move(tensorboard)));
 }
 
 }  // namespace capstan

@@ -34,6 +34,14 @@ struct StepMetrics {
   absl::optional<double> loss_scale;
 };
 
+// A text by the model.
+struct Generation {
+  std::string prompt;
+  std::string text;  // without the prompt
+  // Whether it answers the prompt rather than goes on with it.
+  bool answer = false;
+};
+
 struct RunFacts {
   std::string name;
   std::string output_dir;
@@ -83,18 +91,21 @@ struct RunSummary {
   // ends with "total". An object by category in summary.json.
   std::vector<CategoryBytes> memory;
   absl::optional<double> final_loss;
-  absl::optional<double> eval_loss;
+  absl::optional<double> eval_loss;  // the last
+  // The lowest, and after which step.
+  absl::optional<double> best_eval_loss;
+  absl::optional<int64_t> best_step;
 };
 
 // Rank 0's reporter: banner, progress bar (plain lines every log_every steps
-// where standard output is no terminal), samples, OUTPUT/metrics.jsonl,
-// TensorBoard event files in OUTPUT/tensorboard, OUTPUT/summary.json and the
-// table at the end. One thread. Writing errors are kept and returned by Status
-// rather than stopping a step half done.
+// where standard output is no terminal), samples, OUTPUT/metrics.jsonl and
+// generations.jsonl, TensorBoard event files in OUTPUT/tensorboard,
+// OUTPUT/summary.json and the table at the end. One thread. Writing errors are
+// kept and returned by Status rather than stopping a step half done.
 class Reporter {
  public:
-  // Appends to what a resumed run has written: lines of metrics.jsonl of steps
-  // beyond facts.first_step are dropped, so that no step is there twice.
+  // Appends to what a resumed run has written: lines of steps beyond
+  // facts.first_step are dropped, so that no step is there twice.
   static absl::StatusOr<std::unique_ptr<Reporter>> Create(
       const RunFacts& facts);
   virtual ~Reporter();
@@ -102,10 +113,10 @@ class Reporter {
   virtual void Banner() = 0;
   virtual void Step(const StepMetrics& metrics) = 0;
   virtual void Eval(int64_t step, double eval_loss) = 0;
-  // A text that the model wrote: title e.g. "before training".
-  virtual void Sample(int64_t step, const std::string& title,
-                      const std::string& prompt,
-                      const std::string& continuation) = 0;
+  // What the model has written: title e.g. "after step 50". Shown beside what
+  // it wrote to the same prompts before training (step 0, if it did).
+  virtual void Generations(int64_t step, const std::string& title,
+                           const std::vector<Generation>& generations) = 0;
   // One line for the user, above the bar.
   virtual void Note(const std::string& line) = 0;
   // Lines for the user, as they are, each ended.

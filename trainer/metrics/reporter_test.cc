@@ -120,11 +120,37 @@ TEST_F(ReporterTest, AStoppedRunShowsItsLastStep) {
   EXPECT_THAT(printed, HasSubstr("step 13/25"));
 }
 
+TEST_F(ReporterTest, SummaryNamesALowerEvaluation) {
+  RunSummary summary;
+  summary.eval_loss = 1.75;
+  summary.best_eval_loss = 1.5;
+  summary.best_step = 40;
+  EXPECT_THAT(Printed([&](Reporter* reporter) { reporter->Finish(summary); }),
+              HasSubstr("1.7500, lowest 1.5000 after step 40\n"));
+}
+
+TEST_F(ReporterTest, GenerationsBesideThoseBefore) {
+  const std::string printed = Printed([](Reporter* reporter) {
+    reporter->Generations(0, "before training",
+                          {{"int ", "xxx", false}, {"Hello?", "no", true}});
+    reporter->Generations(5, "after step 5",
+                          {{"int ", "main", false}, {"Hello?", "Hi!", true}});
+  });
+  EXPECT_THAT(printed, HasSubstr("(step 0) ---\nint xxx\n---\n"));
+  EXPECT_THAT(printed, HasSubstr("(step 0) ---\nHello?\nno\n---\n"));
+  EXPECT_THAT(printed, HasSubstr("--- sample after step 5 (step 5) ---\nint \n"
+                                 "before training "));
+  EXPECT_THAT(printed, HasSubstr(" | after step 5\n"));
+  EXPECT_THAT(printed, HasSubstr("no                                     | "
+                                 "Hi!\n---\n"));
+}
+
 TEST_F(ReporterTest, NotesEvaluationsAndSamples) {
   const std::string printed = Printed([](Reporter* reporter) {
     reporter->Note("a note");
     reporter->Eval(20, 1.23456);
-    reporter->Sample(20, "after training", "int ", "x\x1b[2J;\n\xff");
+    reporter->Generations(20, "after training",
+                          {{"int ", "x\x1b[2J;\n\xff", false}});
   });
   EXPECT_EQ(printed,
             "a note\n"
@@ -163,14 +189,26 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   const Json json = Json::parse(Read("summary.json"));
   std::vector<std::string> keys;
   for (const auto& item : json.items()) keys.push_back(item.key());
-  EXPECT_EQ(
-      keys,
-      (std::vector<std::string>{
-          "status", "steps", "tokens", "parameters", "world_size", "strategy",
-          "precision", "ready_seconds", "step_seconds_median",
-          "tokens_per_second", "bytes_sent_per_step", "communication_seconds",
-          "exposed_communication_seconds", "peak_memory_bytes",
-          "memory_growth_bytes", "memory", "final_loss", "eval_loss"}));
+  EXPECT_EQ(keys, (std::vector<std::string>{"status",
+                                            "steps",
+                                            "tokens",
+                                            "parameters",
+                                            "world_size",
+                                            "strategy",
+                                            "precision",
+                                            "ready_seconds",
+                                            "step_seconds_median",
+                                            "tokens_per_second",
+                                            "bytes_sent_per_step",
+                                            "communication_seconds",
+                                            "exposed_communication_seconds",
+                                            "peak_memory_bytes",
+                                            "memory_growth_bytes",
+                                            "memory",
+                                            "final_loss",
+                                            "eval_loss",
+                                            "best_eval_loss",
+                                            "best_step"}));
   EXPECT_EQ(json["status"], "completed");
   EXPECT_EQ(json["peak_memory_bytes"],
             (std::vector<int64_t>{100 << 20, 180 << 20}));

@@ -88,6 +88,8 @@ std::string SummaryJson(const RunSummary& summary) {
   json["memory"] = MemoryJson(summary.memory);
   json["final_loss"] = OrNull(summary.final_loss);
   json["eval_loss"] = OrNull(summary.eval_loss);
+  json["best_eval_loss"] = OrNull(summary.best_eval_loss);
+  json["best_step"] = OrNull(summary.best_step);
   return json.dump(2, ' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace) +
          "\n";
@@ -104,7 +106,13 @@ std::string SummaryTable(const RunSummary& summary,
                       absl::StrFormat("%.4f", *summary.final_loss));
   }
   if (summary.eval_loss.has_value()) {
-    rows.emplace_back("eval loss", absl::StrFormat("%.4f", *summary.eval_loss));
+    std::string text = absl::StrFormat("%.4f", *summary.eval_loss);
+    if (summary.best_eval_loss.has_value() && summary.best_step.has_value() &&
+        *summary.best_eval_loss < *summary.eval_loss) {
+      absl::StrAppendFormat(&text, ", lowest %.4f after step %d",
+                            *summary.best_eval_loss, *summary.best_step);
+    }
+    rows.emplace_back("eval loss", text);
   }
   rows.emplace_back(
       "speed",

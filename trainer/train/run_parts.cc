@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/train/run_parts.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "plugins/sdk/lora.h"
+#include "plugins/sdk/status.h"
 #include "trainer/train/schedule.h"
 
 namespace capstan {
@@ -37,6 +41,46 @@ absl::Status NonNegative(const LoadedConfig& loaded, const std::string& slot,
       slot);
 }
 
+// With PEFT's defaults, or as the adapter that it names.
+absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
+  LoraSpec spec;
+  spec.target_modules = {"all-linear"};
+  if (!lora.pretrained().empty()) {
+    if (lora.rank() != 0 || lora.has_alpha() || lora.rslora() ||
+        lora.target_modules_size() > 0) {
+      return FieldError("pretrained",
+                        "rank, alpha, rslora and target_modules are that "
+                        "adapter's own: leave them out");
+    }
+    absl::StatusOr<LoraSpec> read = ReadAdapterConfig(lora.pretrained());
+    if (!read.ok()) {
+      return FieldError("pretrained", read.status().message());
+    }
+    spec = *std::move(read);
+  }
+  if (lora.rank() < 0) {
+    return FieldError("rank",
+                      absl::StrCat("must be greater than 0, is ", lora.rank()));
+  }
+  if (lora.rank() > 0) spec.rank = lora.rank();
+  if (lora.has_alpha()) spec.alpha = lora.alpha();
+  if (!(spec.alpha > 0)) {
+    return FieldError("alpha",
+                      absl::StrCat("must be greater than 0, is ", spec.alpha));
+  }
+  if (!(lora.dropout() >= 0 && lora.dropout() < 1)) {
+    return FieldError("dropout",
+                      absl::StrCat("must be in [0, 1), is ", lora.dropout()));
+  }
+  spec.dropout = lora.dropout();
+  if (lora.rslora()) spec.rslora = true;
+  if (lora.target_modules_size() > 0) {
+    spec.target_modules.assign(lora.target_modules().begin(),
+                               lora.target_modules().end());
+  }
+  return spec;
+}
+
 absl::Status CheckBatchSize(const char* field, int64_t size) {
   constexpr int64_t kMax = int64_t{1} << 31;
   if (size >= 0 && size <= kMax) return absl::OkStatus();
@@ -44,11 +88,17 @@ absl::Status CheckBatchSize(const char* field, int64_t size) {
       field, absl::StrCat("must be between 1 and ", kMax, ", is ", size));
 }
 
+// What doesn't depend on the data.
 absl::Status CheckTrain(const LoadedConfig& loaded) {
   const Train& train = loaded.config.train();
-  if (train.max_steps() <= 0) {
-    return loaded.Locate(FieldError("max_steps", "must be greater than 0"),
-                         "train");
+  if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
+    return loaded.Locate(
+        FieldError("max_steps", "must be greater than 0, or max_epochs"),
+        "train");
+  }
+  if (train.max_steps() != 0 && train.max_epochs() != 0) {
+    return loaded.Locate(
+        FieldError("max_epochs", "set either this or max_steps"), "train");
   }
   for (const auto& [field, value] :
        {std::pair<const char*, double>{"log_every", train.log_every()},
@@ -56,6 +106,8 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
         {"eval_batches", train.eval_batches()},
         {"save_every", train.save_every()},
         {"keep_checkpoints", train.keep_checkpoints()},
+        {"early_stopping_patience", train.early_stopping_patience()},
+        {"sample_max_new_tokens", train.sample_max_new_tokens()},
         {"max_grad_norm", train.max_grad_norm()}}) {
     CAPSTAN_RETURN_IF_ERROR(NonNegative(loaded, "train", field, value));
   }
@@ -67,50 +119,96 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
                            : "is for activation_checkpointing: EVERY_N only"),
         "train");
   }
-  return loaded.Locate(
-      CheckSchedule(loaded.config.schedule(), train.max_steps()), "schedule");
+  return absl::OkStatus();
 }
 
-absl::Status CheckProfile(const LoadedConfig& loaded) {
-  const int64_t last = loaded.config.train().max_steps();
+absl::Status CheckEvaluation(const LoadedConfig& loaded,
+                             const RunParts& parts) {
+  const Train& train = loaded.config.train();
+  for (const auto& [field, asked] :
+       {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
+        {"keep_best", train.keep_best()},
+        {"early_stopping_patience", train.early_stopping_patience() > 0}}) {
+    if (!asked || parts.eval_data != nullptr) continue;
+    return loaded.Locate(
+        FieldError(field,
+                   "there is nothing to evaluate on: set eval_data, or have "
+                   "train_data hold something back"),
+        "train");
+  }
+  if (train.early_stopping_patience() > 0 && train.eval_every() == 0) {
+    return loaded.Locate(
+        FieldError("early_stopping_patience", "set eval_every, too"), "train");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProfile(const LoadedConfig& loaded, int64_t last) {
   for (const int64_t step : loaded.config.profile().steps()) {
     if (step >= 1 && step <= last) continue;
     return loaded.Locate(
-        FieldError("steps",
-                   absl::StrCat("must be between 1 and train.max_steps = ",
-                                last, ", is ", step)),
+        FieldError("steps", absl::StrCat("must be between 1 and the run's last "
+                                         "step ",
+                                         last, ", is ", step)),
         "profile");
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckSamplePrompt(const LoadedConfig& loaded,
-                               const RunParts& parts) {
-  const std::string& prompt = loaded.config.train().sample_prompt();
-  if (prompt.empty()) return absl::OkStatus();
+absl::Status CheckPrompt(const char* field, int64_t length,
+                         const RunParts& parts) {
+  const TokenModel* model = parts.model->token_model();
+  if (length == 0) return FieldError(field, "has a prompt without a token");
+  if (model == nullptr || length < model->max_positions()) {
+    return absl::OkStatus();
+  }
+  return FieldError(field,
+                    absl::StrCat("has ", length, " tokens, the model only ",
+                                 model->max_positions(), " positions"));
+}
+
+absl::Status CheckSamplePrompts(const LoadedConfig& loaded,
+                                const RunParts& parts) {
+  const Train& train = loaded.config.train();
   const Tokenizer* tokenizer = parts.train_data->tokenizer();
-  absl::Status status;
-  if (tokenizer == nullptr) {
-    status = FieldError("sample_prompt", "the training data has no tokenizer");
-  } else if (const TokenModel* model = parts.model->token_model()) {
-    const int64_t length =
-        static_cast<int64_t>(tokenizer->Encode(prompt).size());
-    if (length >= model->max_positions()) {
-      status =
-          FieldError("sample_prompt",
-                     absl::StrCat("has ", length, " tokens, the model only ",
-                                  model->max_positions(), " positions"));
+  const auto check = [&](const char* field, const SamplePrompt& prompt) {
+    if (tokenizer == nullptr) {
+      return FieldError(field, "the training data has no tokenizer");
     }
+    return CheckPrompt(field,
+                       prompt.kind_case() == SamplePrompt::kUser
+                           ? parts.train_data->PromptIds(prompt.user()).size()
+                           : tokenizer->Encode(prompt.prompt()).size(),
+                       parts);
+  };
+  absl::Status status;
+  if (!train.sample_prompt().empty()) {
+    SamplePrompt prompt;
+    prompt.set_prompt(train.sample_prompt());
+    status = check("sample_prompt", prompt);
+  }
+  for (const SamplePrompt& prompt : train.sample_prompts()) {
+    if (status.ok()) status = check("sample_prompts", prompt);
   }
   return loaded.Locate(status, "train");
+}
+
+// Whatever depends on how many steps there are.
+absl::Status CheckSteps(const LoadedConfig& loaded, const RunParts& parts,
+                        const BatchPlan& plan) {
+  const int64_t steps = StepsOfRun(
+      loaded.config.train(), parts.train_data->size(), plan.global_batch_size);
+  CAPSTAN_RETURN_IF_ERROR(CheckProfile(loaded, steps));
+  return loaded.Locate(CheckSchedule(loaded.config.schedule(), steps),
+                       "schedule");
 }
 
 absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
                         const RunParts& parts) {
   CAPSTAN_RETURN_IF_ERROR(CheckTrain(loaded));
-  CAPSTAN_RETURN_IF_ERROR(CheckProfile(loaded));
   absl::StatusOr<BatchPlan> plan = PlanBatch(loaded.config.batch(), world_size);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
+  CAPSTAN_RETURN_IF_ERROR(CheckSteps(loaded, parts, *plan));
   StrategyRequest request;
   request.model = parts.model.get();
   request.precision = parts.precision->policy();
@@ -124,14 +222,13 @@ absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
         parts.objective->Check(*parts.model, *parts.eval_data), "eval_data"));
   }
-  if (loaded.config.train().eval_every() > 0 && parts.eval_data == nullptr) {
-    return loaded.Locate(
-        FieldError("eval_every",
-                   "there is nothing to evaluate on: set eval_data, or have "
-                   "train_data hold something back"),
-        "train");
+  CAPSTAN_RETURN_IF_ERROR(CheckEvaluation(loaded, parts));
+  if (loaded.config.has_hub_upload() &&
+      loaded.config.hub_upload().repo().empty()) {
+    return loaded.Locate(FieldError("repo", "name it: NAME/REPOSITORY"),
+                         "hub_upload");
   }
-  return CheckSamplePrompt(loaded, parts);
+  return CheckSamplePrompts(loaded, parts);
 }
 
 }  // namespace
@@ -156,13 +253,19 @@ ActivationCheckpointing CheckpointingOf(const Train& train,
 
 absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
   BatchPlan plan;
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckBatchSize("micro_batch_size", batch.micro_batch_size()));
+  plan.automatic = batch.micro_batch_size() == Batching::AUTO;
+  if (!plan.automatic) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckBatchSize("micro_batch_size", batch.micro_batch_size()));
+    if (batch.micro_batch_size() > 0) {
+      plan.micro_batch_size = batch.micro_batch_size();
+    }
+  } else if (batch.global_batch_size() == 0) {
+    return FieldError("global_batch_size",
+                      "must be set with micro_batch_size: AUTO");
+  }
   CAPSTAN_RETURN_IF_ERROR(
       CheckBatchSize("global_batch_size", batch.global_batch_size()));
-  if (batch.micro_batch_size() > 0) {
-    plan.micro_batch_size = batch.micro_batch_size();
-  }
   const int64_t at_once = plan.micro_batch_size * world_size;
   plan.global_batch_size =
       batch.global_batch_size() > 0 ? batch.global_batch_size() : at_once;
@@ -173,14 +276,42 @@ absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
                      " is not a multiple of micro_batch_size x ranks = ",
                      plan.micro_batch_size, " x ", world_size, " = ", at_once));
   }
-  plan.accumulation = plan.global_batch_size / at_once;
+  return WithMicroBatch(plan, plan.micro_batch_size, world_size);
+}
+
+BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
+                         int world_size) {
+  plan.micro_batch_size = micro_batch_size;
+  plan.accumulation = plan.global_batch_size / (micro_batch_size * world_size);
   return plan;
+}
+
+absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
+  if (!loaded.config.has_adapter()) return absl::nullopt;
+  const Adapter& adapter = loaded.config.adapter();
+  if (!adapter.has_lora()) {
+    return loaded.Locate(
+        absl::InvalidArgumentError("no kind is set: write lora {}"), "adapter");
+  }
+  absl::StatusOr<LoraSpec> spec = SpecOf(adapter.lora());
+  if (!spec.ok()) return loaded.Locate(spec.status(), "adapter.lora");
+  spec->seed = loaded.config.train().seed();
+  return *std::move(spec);
 }
 
 absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
                                                    PluginHost& host) {
-  return CreateSlot<Model>(loaded, "model", loaded.config.model(),
-                           PluginCategory::kModel, host);
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<LoraSpec> lora,
+                           AdapterOf(loaded));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::unique_ptr<Model> model,
+      CreateSlot<Model>(loaded, "model", loaded.config.model(),
+                        PluginCategory::kModel, host));
+  if (lora.has_value()) {
+    CAPSTAN_RETURN_IF_ERROR(
+        loaded.Locate(model->AddLora(*lora), "adapter.lora"));
+  }
+  return model;
 }
 
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
@@ -188,6 +319,7 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
   const RunConfig& config = loaded.config;
   RunParts parts;
   CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host));
+  CAPSTAN_ASSIGN_OR_RETURN(parts.lora, AdapterOf(loaded));
   CAPSTAN_ASSIGN_OR_RETURN(
       parts.objective,
       CreateSlot<Objective>(loaded, "objective", config.objective(),

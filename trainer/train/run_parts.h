@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
@@ -28,6 +29,8 @@ struct RunParts {
   std::unique_ptr<Strategy> strategy;
   std::unique_ptr<Precision> precision;
   std::unique_ptr<Optimizer> optimizer;
+  // What has been added to the model, if anything.
+  absl::optional<LoraSpec> lora;
   // Package names, for people: "capstan.ddp".
   std::string strategy_name;
   std::string precision_name;
@@ -38,11 +41,16 @@ struct BatchPlan {
   int64_t micro_batch_size = 1;
   int64_t global_batch_size = 1;
   int64_t accumulation = 1;
+  // Whether micro_batch_size is AUTO: 1 until it is settled.
+  bool automatic = false;
 };
 
-// Makes one plugin of the config; errors say where it was set.
+// Makes the config's model, with its adapter; errors say where it was set.
 absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
                                                    PluginHost& host);
+
+// The adapter that the config asks for.
+absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded);
 
 // Makes all plugins, and checks that they fit each other and `world_size`
 // ranks. Errors name the place in the config.
@@ -54,6 +62,9 @@ ActivationCheckpointing CheckpointingOf(const Train& train, const Model& model);
 
 // Micro-batch, global batch and accumulation for `world_size` ranks.
 absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size);
+// The same with another micro-batch, which cuts the global batch evenly.
+BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
+                         int world_size);
 
 }  // namespace capstan
 

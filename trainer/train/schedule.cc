@@ -8,15 +8,36 @@
 #include "plugins/sdk/status.h"
 
 namespace capstan {
+namespace {
+
+int64_t TotalSteps(const Schedule& schedule, int64_t max_steps) {
+  return schedule.total_steps() > 0 ? schedule.total_steps() : max_steps;
+}
+
+}  // namespace
+
+int64_t StepsOfRun(const Train& train, int64_t samples,
+                   int64_t global_batch_size) {
+  if (train.max_epochs() <= 0) return train.max_steps();
+  return static_cast<int64_t>(
+      std::ceil(train.max_epochs() * static_cast<double>(samples) /
+                static_cast<double>(global_batch_size)));
+}
+
+int64_t WarmupSteps(const Schedule& schedule, int64_t max_steps) {
+  if (schedule.warmup_ratio() <= 0) return schedule.warmup_steps();
+  return static_cast<int64_t>(
+      std::ceil(schedule.warmup_ratio() *
+                static_cast<double>(TotalSteps(schedule, max_steps))));
+}
 
 double LearningRateMultiplier(const Schedule& schedule, int64_t step,
                               int64_t max_steps) {
-  const int64_t warmup = schedule.warmup_steps();
+  const int64_t warmup = WarmupSteps(schedule, max_steps);
   if (step < warmup) {
     return static_cast<double>(step) / static_cast<double>(warmup);
   }
-  const int64_t total =
-      schedule.total_steps() > 0 ? schedule.total_steps() : max_steps;
+  const int64_t total = TotalSteps(schedule, max_steps);
   const double decay_steps =
       static_cast<double>(std::max<int64_t>(1, total - warmup));
   const double progress =
@@ -42,6 +63,13 @@ absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps) {
   if (schedule.warmup_steps() < 0) {
     return FieldError("warmup_steps", "must not be negative");
   }
+  if (!(schedule.warmup_ratio() >= 0.0 && schedule.warmup_ratio() <= 1.0)) {
+    return FieldError("warmup_ratio", absl::StrCat("must be in [0, 1], is ",
+                                                   schedule.warmup_ratio()));
+  }
+  if (schedule.warmup_ratio() > 0 && schedule.warmup_steps() > 0) {
+    return FieldError("warmup_ratio", "set either this or warmup_steps");
+  }
   if (schedule.total_steps() < 0) {
     return FieldError("total_steps", "must not be negative");
   }
@@ -49,8 +77,7 @@ absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps) {
     return FieldError("min_ratio", absl::StrCat("must be in [0, 1], is ",
                                                 schedule.min_ratio()));
   }
-  const int64_t total =
-      schedule.total_steps() > 0 ? schedule.total_steps() : max_steps;
+  const int64_t total = TotalSteps(schedule, max_steps);
   if (schedule.warmup_steps() > total) {
     return FieldError(
         "warmup_steps",

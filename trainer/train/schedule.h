@@ -9,6 +9,14 @@
 
 namespace capstan {
 
+// Optimizer steps of a run on `samples` training samples: max_steps, or those
+// of max_epochs, the last of which may go on into the next epoch.
+int64_t StepsOfRun(const Train& train, int64_t samples,
+                   int64_t global_batch_size);
+
+// warmup_steps, or those of warmup_ratio (transformers' get_warmup_steps).
+int64_t WarmupSteps(const Schedule& schedule, int64_t max_steps);
+
 // What the optimizer's learning rate is multiplied by at optimizer step
 // `step`, 0 for the first. A function of the step alone. Formulas:
 // get_{constant,linear,cosine}_schedule_with_warmup of transformers'

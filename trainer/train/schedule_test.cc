@@ -71,7 +71,35 @@ TEST(ScheduleTest, StaysAtItsEnd) {
   EXPECT_NEAR(LearningRateMultiplier(cosine, 20, 20), 0.1, 1e-12);
 }
 
+TEST(ScheduleTest, WarmupRatioIsAPartOfAllSteps) {
+  Schedule linear = Make(Schedule::LINEAR, 0, 50);
+  linear.set_warmup_ratio(0.2);
+  ExpectGolden(linear, "linear warmup=10 total=50");
+  linear.set_total_steps(0);
+  linear.set_warmup_ratio(0.101);  // rounded up
+  EXPECT_EQ(WarmupSteps(linear, 100), 11);
+  EXPECT_EQ(LearningRateMultiplier(linear, 11, 100), 1.0);
+  EXPECT_EQ(WarmupSteps(Make(Schedule::LINEAR, 7, 50), 100), 7);
+}
+
+TEST(ScheduleTest, EpochsAreRoundedUpToWholeSteps) {
+  Train train;
+  train.set_max_steps(9);
+  EXPECT_EQ(StepsOfRun(train, 1000, 8), 9);
+  train.clear_max_steps();
+  train.set_max_epochs(3);
+  EXPECT_EQ(StepsOfRun(train, 1000, 8), 375);
+  EXPECT_EQ(StepsOfRun(train, 1001, 8), 376);
+  train.set_max_epochs(0.5);
+  EXPECT_EQ(StepsOfRun(train, 10, 8), 1);
+}
+
 TEST(ScheduleTest, BadValuesNameTheirField) {
+  Schedule warmup = Make(Schedule::LINEAR, 3, 50);
+  warmup.set_warmup_ratio(0.1);
+  EXPECT_EQ(FieldOf(CheckSchedule(warmup, 10)), "warmup_ratio");
+  warmup.set_warmup_ratio(1.5);
+  EXPECT_EQ(FieldOf(CheckSchedule(warmup, 10)), "warmup_ratio");
   EXPECT_EQ(FieldOf(CheckSchedule(Make(Schedule::LINEAR, 60, 50), 10)),
             "warmup_steps");
   EXPECT_EQ(FieldOf(CheckSchedule(Make(Schedule::LINEAR, -1, 50), 10)),

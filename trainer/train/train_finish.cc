@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run does between and after its steps: evaluation, samples,
-// checkpoints, the final folder and the summary.
-#include <ATen/core/grad_mode.h>
-
+// Checkpoints, and what a run does after its steps: the final folder and the
+// summary.
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "trainer/checkpoint/checkpoint_folder.h"
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/output_file.h"
+#include "trainer/train/hub_upload.h"
 #include "trainer/train/train_loop.h"
 
 namespace capstan {
@@ -34,88 +34,6 @@ double Median(std::vector<double> values) {
 
 }  // namespace
 
-absl::Status TrainLoop::Evaluate() {
-  if (parts_.eval_data == nullptr || evaluated_step_ == state_.step) {
-    return absl::OkStatus();
-  }
-  evaluated_step_ = state_.step;
-  at::NoGradGuard no_grad;
-  const int64_t size = parts_.eval_data->size();
-  const int64_t micro = job_->batch.micro_batch_size;
-  int64_t batches = (size + micro - 1) / micro;
-  if (config_.train().eval_batches() > 0) {
-    batches = std::min(batches, config_.train().eval_batches());
-  }
-  // All ranks take part in as many forwards, since they may hold collectives;
-  // what a rank computes beyond the last batch doesn't count.
-  const int64_t world = group_->size();
-  double sums[2] = {0.0, 0.0};
-  absl::Status status;
-  for (int64_t round = 0; round < (batches + world - 1) / world; ++round) {
-    const int64_t index = round * world + group_->rank();
-    const int64_t begin = std::min(index, batches - 1) * micro;
-    std::vector<int64_t> samples(std::min(micro, size - begin));
-    std::iota(samples.begin(), samples.end(), begin);
-    Batch batch;
-    try {
-      // After an error, too, this rank owes the others its collectives.
-      if (status.ok()) {
-        status = parts_.eval_data->Read(samples, &batch);
-      }
-      if (status.ok()) {
-        for (auto& [name, tensor] : batch) tensor = tensor.to(group_->device());
-        const LossSum loss =
-            parts_.objective->Compute(*parts_.model, batch, runner_);
-        if (index < batches) {
-          sums[0] += loss.sum.item<double>();
-          sums[1] += static_cast<double>(loss.count);
-        }
-      }
-    } catch (...) {
-      status.Update(CurrentExceptionToStatus());
-    }
-    // A broken connection ends it.
-    if (absl::IsUnavailable(status)) return status;
-    try {
-      parts_.strategy->FinishForward();
-    } catch (...) {
-      return status.ok() ? CurrentExceptionToStatus() : status;
-    }
-  }
-  if (!status.ok()) status = Annotate(status, "evaluation");
-  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "evaluate"));
-  group_->AllReduceHost(absl::MakeSpan(sums));
-  eval_loss_ = sums[1] > 0 ? sums[0] / sums[1] : 0.0;
-  if (reporter_ != nullptr) reporter_->Eval(state_.step, *eval_loss_);
-  return absl::OkStatus();
-}
-
-absl::Status TrainLoop::SampleText(const std::string& title) {
-  const std::string& prompt = config_.train().sample_prompt();
-  const bool all_ranks = parts_.strategy->collective_forward();
-  if (prompt.empty() || (reporter_ == nullptr && !all_ranks)) {
-    return absl::OkStatus();
-  }
-  const Tokenizer& tokenizer = *parts_.train_data->tokenizer();
-  const std::vector<int64_t> ids = tokenizer.Encode(prompt);
-  SampleOptions options;
-  options.seed = config_.train().seed();
-  absl::StatusOr<std::vector<int64_t>> text =
-      parts_.objective->Sample(*parts_.model, ids, options, runner_);
-  parts_.strategy->FinishForward();
-  if (reporter_ == nullptr) return absl::OkStatus();
-  if (!text.ok()) {
-    // A sample is for looking at: it stops no run.
-    reporter_->Note(
-        absl::StrCat("no sample ", title, ": ", text.status().message()));
-    return absl::OkStatus();
-  }
-  reporter_->Sample(
-      state_.step, title, prompt,
-      tokenizer.Decode(absl::MakeConstSpan(*text).subspan(ids.size())));
-  return absl::OkStatus();
-}
-
 absl::Status TrainLoop::Save() {
   if (last_saved_step_ == state_.step) return absl::OkStatus();
   state_.loss_scale = scaler_.scale();
@@ -123,22 +41,91 @@ absl::Status TrainLoop::Save() {
   const int64_t keep = config_.train().keep_checkpoints() > 0
                            ? config_.train().keep_checkpoints()
                            : kDefaultKeepCheckpoints;
-  CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint(output_dir_, static_cast<int>(keep),
-                                         state_, Checkpointed()));
+  CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint(
+      output_dir_, static_cast<int>(keep), state_, Checkpointed(),
+      config_.train().keep_best() ? state_.best_step : -1));
   last_saved_step_ = state_.step;
   return absl::OkStatus();
+}
+
+absl::Status TrainLoop::RestoreBest() {
+  if (!config_.train().keep_best() || state_.best_step < 0 ||
+      state_.best_step == state_.step) {
+    return absl::OkStatus();
+  }
+  const std::string folder = CheckpointFolder(output_dir_, state_.best_step);
+  double missing[] = {IsCheckpoint(folder) ? 0.0 : 1.0};
+  group_->AllReduceHost(absl::MakeSpan(missing));
+  if (missing[0] > 0) {
+    if (reporter_ != nullptr) {
+      reporter_->Note(absl::StrCat(
+          "the best checkpoint, ", folder,
+          ", isn't there any more: final/ gets the last step's weights"));
+    }
+    return absl::OkStatus();
+  }
+  CAPSTAN_RETURN_IF_ERROR(LoadCheckpointWeights(folder, Checkpointed()));
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(Publish(), "publish parameters"));
+  if (reporter_ != nullptr) {
+    reporter_->Note(
+        absl::StrFormat("final/ gets the weights of step %d, whose eval loss "
+                        "%.4f is the lowest",
+                        state_.best_step, state_.best_eval_loss));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::SaveFinal() {
+  FinalFolder final;
+  final.path = output_dir_ + "/final";
+  final.dtype = parts_.precision->policy().compute;
+  final.max_shard_bytes = kMaxShardBytes;
+  final.tokenizer = parts_.train_data->tokenizer();
+  final.config_text = config_text_;
+  final.lora = parts_.lora;
+  final.base_model = BaseModelOf(config_);
+  if (reporter_ != nullptr) {
+    CAPSTAN_ASSIGN_OR_RETURN(final.files, ModelCard(CardFacts()));
+  }
+  return SaveHuggingFaceFolder(final, *parts_.model, *parts_.strategy, *group_);
+}
+
+ModelCardFacts TrainLoop::CardFacts() const {
+  ModelCardFacts facts;
+  facts.config = &config_;
+  facts.config_text = config_text_;
+  facts.base_model = BaseModelOf(config_);
+  facts.adapter = parts_.lora.has_value();
+  facts.metrics_path = output_dir_ + "/metrics.jsonl";
+  facts.world_size = group_->size();
+  facts.global_batch_size = job_->batch.global_batch_size;
+  facts.training_samples = parts_.train_data->size();
+  facts.tokens = state_.tokens;
+  facts.steps = state_.step;
+  facts.final_loss = state_.last_loss;
+  if (state_.best_step >= 0) {
+    facts.best_eval_loss = state_.best_eval_loss;
+    facts.best_step = state_.best_step;
+  }
+  facts.eval_loss = eval_loss_;
+  for (const ParameterSpec& spec : parts_.model->parameters()) {
+    (spec.trainable ? facts.trained_parameters : facts.frozen_parameters) +=
+        spec.numel();
+  }
+  facts.learning_rate = parts_.optimizer->learning_rate();
+  facts.strategy = parts_.strategy_name;
+  facts.precision = parts_.precision_name;
+  return facts;
 }
 
 absl::Status TrainLoop::Finish() {
   loader_.reset();
   if (!stopping_) {
     CAPSTAN_RETURN_IF_ERROR(Evaluate());
-    CAPSTAN_RETURN_IF_ERROR(SampleText("after training"));
     CAPSTAN_RETURN_IF_ERROR(Save());
-    CAPSTAN_RETURN_IF_ERROR(SaveHuggingFaceFolder(
-        output_dir_ + "/final", parts_.precision->policy().compute,
-        kMaxShardBytes, *parts_.model, *parts_.strategy, *group_,
-        parts_.train_data->tokenizer(), config_text_));
+    CAPSTAN_RETURN_IF_ERROR(RestoreBest());
+    CAPSTAN_RETURN_IF_ERROR(Generate("after training"));
+    CAPSTAN_RETURN_IF_ERROR(SaveFinal());
   }
   absl::Status status = WriteProfile();
   const RunSummary summary = Summary();
@@ -151,7 +138,14 @@ absl::Status TrainLoop::Finish() {
     return absl::CancelledError(absl::StrCat("stopped after step ", state_.step,
                                              "; saved in ", output_dir_));
   }
-  return absl::OkStatus();
+  // Last, since it takes its time: no other rank waits for it.
+  if (reporter_ == nullptr || !config_.has_hub_upload()) {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> told =
+      UploadToHub(config_.hub_upload(), output_dir_ + "/final");
+  if (told.ok()) reporter_->Note(*told);
+  return told.status();
 }
 
 absl::Status TrainLoop::WriteProfile() {
@@ -190,6 +184,10 @@ RunSummary TrainLoop::Summary() {
   AddMemory(&summary);
   if (state_.step > 0) summary.final_loss = state_.last_loss;
   summary.eval_loss = eval_loss_;
+  if (state_.best_step >= 0) {
+    summary.best_eval_loss = state_.best_eval_loss;
+    summary.best_step = state_.best_step;
+  }
   return summary;
 }
 

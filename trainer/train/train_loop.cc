@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loop and its steps. Setting up, evaluation and finishing are in
-// train_setup.cc and train_finish.cc.
+// The loop and its steps. What comes before is in train_setup.cc and
+// train_micro_batch.cc, what comes between in train_evaluate.cc, and what comes
+// after in train_finish.cc.
 #include "trainer/train/train_loop.h"
 
 #include <ATen/TensorOperators.h>
@@ -51,20 +52,23 @@ TrainLoop::~TrainLoop() = default;
 
 absl::Status TrainLoop::Run() {
   CAPSTAN_RETURN_IF_ERROR(SetUp());
-  CAPSTAN_RETURN_IF_ERROR(SampleText("before training"));
+  if (first_step_ == 0) CAPSTAN_RETURN_IF_ERROR(Generate("before training"));
   const Train& train = config_.train();
-  while (state_.step < train.max_steps() && !stopping_) {
+  const auto goes_on = [this] {
+    return state_.step < max_steps_ && !OutOfPatience();
+  };
+  while (goes_on() && !stopping_) {
     CAPSTAN_RETURN_IF_ERROR(Step());
     const bool evaluate = Due(train.eval_every(), state_.step);
     const bool save = Due(train.save_every(), state_.step) || stopping_;
-    if (evaluate || save || state_.step == train.max_steps()) {
+    if (evaluate || save || state_.step == max_steps_) {
       CAPSTAN_RETURN_IF_ERROR(CatchUp());
     }
     if (evaluate) {
       CAPSTAN_RETURN_IF_ERROR(Evaluate());
-      if (state_.step < train.max_steps()) {
+      if (goes_on()) {
         CAPSTAN_RETURN_IF_ERROR(
-            SampleText(absl::StrCat("after step ", state_.step)));
+            Generate(absl::StrCat("after step ", state_.step)));
       }
     }
     if (save || stopping_) CAPSTAN_RETURN_IF_ERROR(Save());
@@ -96,7 +100,7 @@ absl::Status TrainLoop::Step() {
 
   step.lr = parts_.optimizer->learning_rate() *
             LearningRateMultiplier(config_.schedule(), state_.optimizer_steps,
-                                   config_.train().max_steps());
+                                   max_steps_);
   if (late_ != nullptr) {
     Update(step.lr, 1.0);
   } else if (const Judgement now = Judge(verdict, Rule()); !now.skipped) {
@@ -251,9 +255,12 @@ absl::Status TrainLoop::Conclude(const Verdict& verdict,
                                  const StepUnderWay& step) {
   const Judgement judgement = Judge(verdict, Rule());
   if (!judgement.skipped) ++state_.optimizer_steps;
-  if (judgement.finite && judgement.skipped && reporter_ != nullptr) {
-    reporter_->Note(absl::StrCat("step ", state_.step,
-                                 ": the batch has no targets; no update"));
+  if (judgement.finite && judgement.skipped && reporter_ != nullptr &&
+      !std::exchange(told_no_targets_, true)) {
+    reporter_->Note(
+        absl::StrCat("step ", state_.step,
+                     ": the batch has no targets, so that there is no update; "
+                     "other such batches won't be told of"));
   }
   const bool was_at_minimum = scaler_.at_minimum();
   scaler_.Update(judgement.finite);

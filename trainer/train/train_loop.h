@@ -11,30 +11,19 @@
 #include "plugins/sdk/process_group.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/data/data_loader.h"
+#include "trainer/data/data_order.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/train/loss_scaler.h"
+#include "trainer/train/model_card.h"
 #include "trainer/train/run_parts.h"
 #include "trainer/train/strategy_runner.h"
+#include "trainer/train/train_job.h"
 #include "trainer/train/verdict.h"
 
 namespace capstan {
-
-// A run that is ready to start; the same in all ranks.
-struct TrainJob {
-  LoadedConfig loaded;
-  RunParts parts;
-  BatchPlan batch;
-  MemoryPlan memory;
-  // Of the run; empty under torchrun, where rank 0 settles it.
-  std::string output_dir;
-  std::string workspace_folder;
-  int gpus = 0;  // of this machine; 0: CPU
-  // When the run's first process was executed, on CLOCK_BOOTTIME.
-  double start_seconds = 0.0;
-};
 
 // One rank's training, from joining the others to the last file. Every rank
 // runs the same steps in the same order: what one rank learns alone (an error,
@@ -69,12 +58,21 @@ class TrainLoop {
   };
 
   absl::Status SetUp();
+  absl::Status SetUpStrategy();
   absl::Status SettleOutputDir();
   absl::Status Publish();
   void AllocateOptimizerState();
   absl::Status ResumeIfAsked();
+  absl::Status CheckResumed(const TrainState& mine,
+                            const std::string& checkpoint) const;
   absl::Status StartReporter();
   absl::Status NominalTargets();
+  // micro_batch_size: AUTO: what was planned, if a step of it fits into memory
+  // on all ranks; else about half of it, and so on.
+  absl::Status SettleMicroBatch();
+  absl::Status TryMicroBatch(bool* fits);
+  absl::Status TryForwardAndBackward();
+  void UseMicroBatch(int64_t size);
 
   absl::Status Step();
   absl::Status RunMicroSteps(Verdict* mine);
@@ -99,8 +97,18 @@ class TrainLoop {
   CommunicationStats CommunicationOfStep() const;
 
   absl::Status Evaluate();
-  absl::Status SampleText(const std::string& title);
+  // Loss sum and count of this rank's part of the evaluation.
+  absl::Status SumEvaluation(double* sums);
+  // Whether it is the best yet, and what follows; the same on all ranks.
+  absl::Status Remember(double eval_loss);
+  // Whether too many evaluations have brought nothing.
+  bool OutOfPatience() const;
+  absl::Status Generate(const std::string& title);
   absl::Status Save();
+  // With keep_best the weights of the best evaluation, if they aren't these.
+  absl::Status RestoreBest();
+  absl::Status SaveFinal();
+  ModelCardFacts CardFacts() const;
   absl::Status Finish();
   absl::Status WriteProfile();
   absl::Status AgreeOnError(const absl::Status& mine, const char* what);
@@ -123,6 +131,9 @@ class TrainLoop {
   std::unique_ptr<Reporter> reporter_;  // rank 0's
   std::unique_ptr<Profiler> profiler_;  // null: no step is profiled
   std::vector<std::vector<at::Tensor>> optimizer_state_;
+  std::vector<SamplePrompt> prompts_;
+  DataOrder order_;
+  int64_t max_steps_ = 0;
   std::string config_text_;
   std::string output_dir_;
 
@@ -140,11 +151,14 @@ class TrainLoop {
   double nominal_targets_ = 1.0;
   bool collectives_done_ = true;  // of this step, by this rank
   int64_t skipped_in_a_row_ = 0;
+  bool told_no_targets_ = false;
+  std::string micro_batch_note_;
   bool stopping_ = false;
   int64_t last_saved_step_ = -1;
   double ready_seconds_ = 0.0;
-  absl::optional<double> eval_loss_;
+  absl::optional<double> eval_loss_;  // the last
   int64_t evaluated_step_ = -1;
+  bool told_empty_evaluation_ = false;
   int64_t memory_before_ = 0;  // of this process, when it began to set up
   CommunicationStats communication_;  // when the step began
   std::vector<CommunicationStats> step_communication_;

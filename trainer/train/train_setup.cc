@@ -22,6 +22,7 @@
 #include "trainer/process_group/create.h"
 #include "trainer/profile/profiled_group.h"
 #include "trainer/train/output_folder.h"
+#include "trainer/train/schedule.h"
 #include "trainer/train/train_loop.h"
 
 namespace capstan {
@@ -42,6 +43,16 @@ std::string DeviceText(const ProcessGroup& group, int threads) {
   }
   return absl::StrCat(group.size(), " x CPU (", threads,
                       threads == 1 ? " thread" : " threads", " each)");
+}
+
+std::vector<SamplePrompt> SamplePrompts(const Train& train) {
+  std::vector<SamplePrompt> prompts;
+  if (!train.sample_prompt().empty()) {
+    prompts.emplace_back().set_prompt(train.sample_prompt());
+  }
+  prompts.insert(prompts.end(), train.sample_prompts().begin(),
+                 train.sample_prompts().end());
+  return prompts;
 }
 
 int64_t ParameterCount(const Model& model) {
@@ -81,6 +92,32 @@ absl::Status TrainLoop::SetUp() {
   CAPSTAN_RETURN_IF_ERROR(SettleOutputDir());
   config_text_ = PrintConfig(config_);
 
+  order_ =
+      OrderOf(*parts_.train_data, config_.train().seed(),
+              config_.batch().group_by_length(), job_->batch.global_batch_size);
+  max_steps_ = StepsOfRun(config_.train(), parts_.train_data->size(),
+                          job_->batch.global_batch_size);
+  prompts_ = SamplePrompts(config_.train());
+  CAPSTAN_RETURN_IF_ERROR(SetUpStrategy());
+  if (job_->batch.automatic) CAPSTAN_RETURN_IF_ERROR(SettleMicroBatch());
+
+  DataLoaderOptions options;
+  options.order = order_;
+  options.micro_batch_size = job_->batch.micro_batch_size;
+  options.global_batch_size = job_->batch.global_batch_size;
+  options.rank = group_->rank();
+  options.world_size = group_->size();
+  options.start_position = state_.samples;
+  options.device = group_->device();
+  loader_ = DataLoader::Create(options, *parts_.train_data);
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(StartReporter(), "open its output"));
+  const std::vector<double> ready =
+      FromAllRanks(BootSeconds() - job_->start_seconds);
+  ready_seconds_ = *std::max_element(ready.begin(), ready.end());
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::SetUpStrategy() {
   absl::Status status;
   try {
     StrategyContext context;
@@ -97,23 +134,7 @@ absl::Status TrainLoop::SetUp() {
   }
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "set up"));
   // Only now: all ranks have masters.
-  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(Publish(), "publish parameters"));
-
-  DataLoaderOptions options;
-  options.order = {parts_.train_data->size(), parts_.train_data->shuffle(),
-                   config_.train().seed()};
-  options.micro_batch_size = job_->batch.micro_batch_size;
-  options.global_batch_size = job_->batch.global_batch_size;
-  options.rank = group_->rank();
-  options.world_size = group_->size();
-  options.start_position = state_.samples;
-  options.device = group_->device();
-  loader_ = DataLoader::Create(options, *parts_.train_data);
-  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(StartReporter(), "open its output"));
-  const std::vector<double> ready =
-      FromAllRanks(BootSeconds() - job_->start_seconds);
-  ready_seconds_ = *std::max_element(ready.begin(), ready.end());
-  return absl::OkStatus();
+  return AgreeOnError(Publish(), "publish parameters");
 }
 
 absl::Status TrainLoop::SettleOutputDir() {
@@ -175,13 +196,19 @@ void TrainLoop::AllocateOptimizerState() {
 }
 
 absl::Status TrainLoop::NominalTargets() {
-  Batch first;
-  const int64_t index = 0;
-  CAPSTAN_RETURN_IF_ERROR(
-      parts_.train_data->Read(absl::MakeConstSpan(&index, 1), &first));
-  const int64_t targets = parts_.objective->CountTargets(first);
-  nominal_targets_ = static_cast<double>(std::max<int64_t>(targets, 1) *
-                                         job_->batch.global_batch_size);
+  // Of a few samples, since one alone may have no target at all.
+  const int64_t samples = std::min<int64_t>(8, parts_.train_data->size());
+  int64_t targets = 0;
+  for (int64_t i = 0; i < samples; ++i) {
+    Batch batch;
+    CAPSTAN_RETURN_IF_ERROR(
+        parts_.train_data->Read(absl::MakeConstSpan(&i, 1), &batch));
+    targets += parts_.objective->CountTargets(batch);
+  }
+  nominal_targets_ =
+      std::max(static_cast<double>(targets) / static_cast<double>(samples),
+               1.0) *
+      static_cast<double>(job_->batch.global_batch_size);
   return absl::OkStatus();
 }
 
@@ -198,37 +225,57 @@ CheckpointParts TrainLoop::Checkpointed() {
 }
 
 absl::Status TrainLoop::ResumeIfAsked() {
-  const DatasetReader& data = *parts_.train_data;
   state_.seed = config_.train().seed();
-  state_.data_size = data.size();
-  state_.data_shuffle = data.shuffle();
+  state_.data_size = order_.size;
+  state_.data_shuffle = order_.shuffle;
+  state_.data_group = order_.group;
+  CAPSTAN_ASSIGN_OR_RETURN(state_.frozen_crc32c,
+                           FrozenChecksum(*parts_.model, state_.seed));
   if (config_.train().resume() != Train::AUTO) return absl::OkStatus();
   const std::string newest = NewestCheckpoint(output_dir_);
   if (newest.empty()) return absl::OkStatus();
   const TrainState mine = state_;
   CAPSTAN_ASSIGN_OR_RETURN(state_, LoadCheckpoint(newest, Checkpointed()));
+  CAPSTAN_RETURN_IF_ERROR(CheckResumed(mine, newest));
+  scaler_.Restore(state_.loss_scale, state_.loss_scale_good_steps);
+  first_step_ = last_saved_step_ = state_.step;
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::CheckResumed(const TrainState& mine,
+                                     const std::string& checkpoint) const {
   if (state_.seed != mine.seed) {
     return job_->loaded.Locate(
         FieldError("seed",
-                   absl::StrCat("is ", mine.seed, ", but the run in ", newest,
-                                " was started with ", state_.seed)),
+                   absl::StrCat("is ", mine.seed, ", but the run in ",
+                                checkpoint, " was started with ", state_.seed)),
         "train");
   }
   if (state_.data_size != mine.data_size ||
-      state_.data_shuffle != mine.data_shuffle) {
+      state_.data_shuffle != mine.data_shuffle ||
+      state_.data_group != mine.data_group) {
     const auto text = [](const TrainState& state) {
-      return absl::StrCat(state.data_size, " samples",
-                          state.data_shuffle ? ", shuffled" : ", in order");
+      return absl::StrCat(
+          state.data_size, " samples",
+          state.data_shuffle ? ", shuffled" : ", in order",
+          state.data_group > 0
+              ? absl::StrCat(", by length in groups of ", state.data_group)
+              : "");
     };
-    return job_->loaded.Locate(absl::FailedPreconditionError(absl::StrCat(
-                                   "has ", text(mine), ", but the run in ",
-                                   newest, " was on ", text(state_),
-                                   ": its data position would mean other "
-                                   "samples")),
-                               "train_data");
+    return job_->loaded.Locate(
+        absl::FailedPreconditionError(absl::StrCat(
+            "has ", text(mine), ", but the run in ", checkpoint, " was on ",
+            text(state_), ": its data position would mean other samples")),
+        "train_data");
   }
-  scaler_.Restore(state_.loss_scale, state_.loss_scale_good_steps);
-  first_step_ = last_saved_step_ = state_.step;
+  if (state_.frozen_crc32c != 0 && state_.frozen_crc32c != mine.frozen_crc32c) {
+    return job_->loaded.Locate(
+        absl::FailedPreconditionError(absl::StrCat(
+            "its frozen weights aren't those that the run in ", checkpoint,
+            " was started with, and a checkpoint has only what is trained: "
+            "name the same pretrained model as then")),
+        "model");
+  }
   return absl::OkStatus();
 }
 
@@ -256,12 +303,18 @@ absl::Status TrainLoop::StartReporter() {
   facts.global_batch_size = job_->batch.global_batch_size;
   facts.accumulation = job_->batch.accumulation;
   facts.first_step = first_step_;
-  facts.max_steps = config_.train().max_steps();
+  facts.max_steps = max_steps_;
   facts.log_every = config_.train().log_every() > 0
                         ? config_.train().log_every()
                         : kDefaultLogEvery;
   CAPSTAN_ASSIGN_OR_RETURN(reporter_, Reporter::Create(facts));
   reporter_->Banner();
+  for (const DatasetReader* data :
+       {parts_.train_data.get(), parts_.eval_data.get()}) {
+    if (data == nullptr) continue;
+    for (const std::string& note : data->notes()) reporter_->Note(note);
+  }
+  if (!micro_batch_note_.empty()) reporter_->Note(micro_batch_note_);
   return absl::OkStatus();
 }
 

@@ -88,8 +88,9 @@ at::Tensor RunLayer(const LayerPass& pass, const at::Tensor& x) {
     const LlamaCache::Layer past = pass.cache->Append(pass.layer, qkv.k, qkv.v);
     const at::Tensor mixed =
         kernels::CachedAttention(qkv.q, past.k, past.v, options.shape);
-    return kernels::GatedMlp(kernels::LinearAdd(mixed, w.output, x), w.mlp,
-                             options.eps);
+    return kernels::GatedMlp(
+        kernels::LinearAdd(mixed, w.output, x, w.output_adapter), w.mlp,
+        options.eps);
   }
   return kernels::CanFuseTransformerBlock(x)
              ? kernels::FusedTransformerBlock(x, w, options)
@@ -105,6 +106,7 @@ absl::StatusOr<std::unique_ptr<Llama>> Llama::Create(const Config& config) {
   }
   Config alone;
   alone.set_pretrained(config.pretrained());
+  alone.set_vocab_size(config.vocab_size());
   if (alone.SerializeAsString() != config.SerializeAsString()) {
     return FieldError("pretrained",
                       "is set beside sizes, which the folder's config.json "
@@ -120,15 +122,31 @@ absl::StatusOr<std::unique_ptr<Llama>> Llama::Create(const Config& config) {
   const absl::Status fits =
       CheckWeights(ParameterSpecs(*sizes), **weights, folder);
   if (!fits.ok()) return FieldError("pretrained", fits.message());
-  return std::unique_ptr<Llama>(
+  const int64_t rows = sizes->vocab_size;
+  if (config.vocab_size() != 0) {
+    if (config.vocab_size() < rows) {
+      return FieldError(
+          "vocab_size",
+          absl::StrCat("is ", config.vocab_size(), ", but ", folder, " has ",
+                       rows, " tokens already: it can only grow"));
+    }
+    sizes->vocab_size = config.vocab_size();
+  }
+  std::unique_ptr<Llama> model(
       new Llama(*std::move(sizes), *std::move(weights)));
+  if (model->vocab_size() > rows) {
+    model->new_rows_ = std::make_unique<NewRows>(model->weights_.get(), rows,
+                                                 model->config_.hidden_size);
+  }
+  return model;
 }
 
 Llama::Llama(LlamaConfig config, std::unique_ptr<SafetensorsReader> weights)
     : config_(std::move(config)),
       weights_(std::move(weights)),
       specs_(ParameterSpecs(config_)),
-      units_(UnitNames(config_)) {}
+      units_(UnitNames(config_)),
+      base_parameters_(specs_.size()) {}
 
 const std::vector<ParameterSpec>& Llama::parameters() const { return specs_; }
 
@@ -136,7 +154,15 @@ const std::vector<std::string>& Llama::units() const { return units_; }
 
 absl::Status Llama::InitialValue(int index, uint64_t seed, int64_t begin,
                                  int64_t count, float* out) const {
+  if (static_cast<size_t>(index) >= base_parameters_) {
+    return lora_->InitialValue(index - static_cast<int>(base_parameters_), seed,
+                               begin, count, out);
+  }
   const ParameterSpec& spec = specs_[index];
+  if (new_rows_ != nullptr &&
+      (index == kEmbedding || index == HeadIndex(config_))) {
+    return new_rows_->Read(spec.name, begin, count, out);
+  }
   if (weights_ != nullptr) {
     return weights_->ReadFloats(spec.name, begin, count, out);
   }
@@ -146,6 +172,17 @@ absl::Status Llama::InitialValue(int index, uint64_t seed, int64_t begin,
     FillNormal(RandomKey(seed, spec.name), begin, count, 0.0f,
                static_cast<float>(config_.initializer_range), out);
   }
+  return absl::OkStatus();
+}
+
+absl::Status Llama::AddLora(const LoraSpec& spec) {
+  if (lora_ != nullptr || !parameters_.empty()) {
+    return absl::FailedPreconditionError(
+        "an adapter is added once, before the model's parameters are bound");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(lora_, LlamaLora::Create(spec, specs_));
+  for (ParameterSpec& base : specs_) base.trainable = false;
+  specs_.insert(specs_.end(), lora_->specs().begin(), lora_->specs().end());
   return absl::OkStatus();
 }
 
@@ -175,6 +212,49 @@ at::Tensor Llama::RopeAt(int64_t begin, int64_t length) {
   return rope_table_.narrow(0, begin, length);
 }
 
+kernels::TransformerBlockWeights Llama::LayerWeights(
+    int layer, const at::Tensor& samples) const {
+  const auto weight = [&](LayerParameter parameter) {
+    return parameters_[LayerIndex(layer, parameter)];
+  };
+  kernels::TransformerBlockWeights weights;
+  weights.attention = {weight(kInputNorm), weight(kQuery), weight(kKey),
+                       weight(kValue)};
+  weights.output = weight(kOutput);
+  weights.mlp = {weight(kPostNorm), weight(kGate), weight(kUp), weight(kDown)};
+  if (lora_ == nullptr) return weights;
+  const auto adapter = [&](LayerParameter parameter) {
+    return lora_->At(LayerIndex(layer, parameter), parameters_, samples);
+  };
+  weights.attention.adapters = {adapter(kQuery), adapter(kKey),
+                                adapter(kValue)};
+  weights.output_adapter = adapter(kOutput);
+  weights.mlp.adapters = {adapter(kGate), adapter(kUp), adapter(kDown)};
+  return weights;
+}
+
+kernels::TransformerBlockOptions Llama::BlockOptions(const TokenInput& input) {
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  kernels::TransformerBlockOptions options;
+  options.shape = {batch, config_.num_attention_heads,
+                   config_.num_key_value_heads, config_.head_dim};
+  options.eps = config_.rms_norm_eps;
+  options.rope_table =
+      RopeAt(input.cache == nullptr ? 0 : input.cache->length(), length);
+  options.sink = sink_;
+  if (!input.positions.defined()) return options;
+  CHECK(input.cache == nullptr) << "a cache holds one document a row";
+  CHECK(input.positions.sizes() == input.tokens.sizes())
+      << "tokens and positions are of one shape";
+  const at::Tensor positions =
+      input.positions.to(options.rope_table.device()).contiguous();
+  options.packing = c10::make_intrusive<kernels::PackedRows>(positions);
+  // A row of the table for each token.
+  options.rope_table =
+      options.rope_table.index_select(0, positions.reshape({-1}));
+  return options;
+}
+
 at::Tensor Llama::Hidden(const TokenInput& input, UnitRunner& runner,
                          const kernels::TiedGradient& tied) {
   const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
@@ -184,9 +264,13 @@ at::Tensor Llama::Hidden(const TokenInput& input, UnitRunner& runner,
         << "a cache is for use without gradients";
     CHECK(cache->Holds(batch, length)) << "the cache is too small";
   }
-  const at::Tensor rope =
-      RopeAt(cache == nullptr ? 0 : cache->length(), length);
+  const kernels::TransformerBlockOptions options = BlockOptions(input);
   const at::Tensor& embedding = parameters_[kEmbedding];
+  // Dropout's keys.
+  const bool dropout = lora_ != nullptr && lora_->dropout();
+  const at::Tensor samples = dropout && input.sample_positions.defined()
+                                 ? input.sample_positions.to(embedding.device())
+                                 : at::Tensor();
   const kernels::WeightPlace place = {sink_, kEmbedding};
   at::Tensor x = runner.Run(0, input.tokens.to(embedding.device()),
                             [embedding, tied, place](const at::Tensor& tokens) {
@@ -194,28 +278,17 @@ at::Tensor Llama::Hidden(const TokenInput& input, UnitRunner& runner,
                                   embedding, tokens.reshape({-1}), tied, place);
                             });
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
-    const auto weight = [&](LayerParameter parameter) {
-      return parameters_[LayerIndex(layer, parameter)];
-    };
-    const auto place = [&](LayerParameter parameter) {
+    const auto index = [&](LayerParameter parameter) {
       return LayerIndex(layer, parameter);
     };
     LayerPass pass;
     pass.layer = layer;
     pass.cache = cache;
-    pass.weights.attention = {weight(kInputNorm), weight(kQuery), weight(kKey),
-                              weight(kValue)};
-    pass.weights.output = weight(kOutput);
-    pass.weights.mlp = {weight(kPostNorm), weight(kGate), weight(kUp),
-                        weight(kDown)};
-    pass.options.shape = {batch, config_.num_attention_heads,
-                          config_.num_key_value_heads, config_.head_dim};
-    pass.options.eps = config_.rms_norm_eps;
-    pass.options.rope_table = rope;
-    pass.options.sink = sink_;
-    pass.options.parameters = {place(kQuery),  place(kKey),  place(kValue),
-                               place(kOutput), place(kGate), place(kUp),
-                               place(kDown)};
+    pass.weights = LayerWeights(layer, samples);
+    pass.options = options;
+    pass.options.parameters = {index(kQuery),  index(kKey),  index(kValue),
+                               index(kOutput), index(kGate), index(kUp),
+                               index(kDown)};
     x = runner.Run(1 + layer, x, [pass](const at::Tensor& input) {
       return RunLayer(pass, input);
     });

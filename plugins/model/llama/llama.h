@@ -14,7 +14,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/token_loss.h"
+#include "kernels/transformer_block.h"
 #include "plugins/model/llama/llama_config.h"
+#include "plugins/model/llama/llama_lora.h"
+#include "plugins/model/llama/llama_new_rows.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/safetensors.h"
 
@@ -36,6 +39,8 @@ class Llama final : public Model, public TokenModel {
                           c10::ScalarType dtype) const override;
   std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
                                     c10::ScalarType compute) const override;
+  // The adapters' parameters come behind all others.
+  absl::Status AddLora(const LoraSpec& spec) override;
   TokenModel* token_model() override { return this; }
 
   int64_t vocab_size() const override { return config_.vocab_size; }
@@ -59,12 +64,20 @@ class Llama final : public Model, public TokenModel {
                     const kernels::TiedGradient& tied);
   // Cosines and sines of `length` positions from `begin` on.
   at::Tensor RopeAt(int64_t begin, int64_t length);
+  // Weights and adapters of a layer.
+  kernels::TransformerBlockWeights LayerWeights(
+      int layer, const at::Tensor& samples) const;
+  // What all layers of a forward have in common.
+  kernels::TransformerBlockOptions BlockOptions(const TokenInput& input);
   int head_unit() const { return static_cast<int>(units_.size()) - 1; }
 
   const LlamaConfig config_;
   const std::unique_ptr<SafetensorsReader> weights_;  // null: random
-  const std::vector<ParameterSpec> specs_;
+  std::unique_ptr<NewRows> new_rows_;  // null: the vocabulary is weights_' own
+  std::vector<ParameterSpec> specs_;
   const std::vector<std::string> units_;
+  std::unique_ptr<LlamaLora> lora_;  // null: none
+  size_t base_parameters_;           // those before the adapters'
   std::vector<at::Tensor> parameters_;
   GradientSink* sink_ = nullptr;
   at::Tensor rope_table_;  // grows as longer sequences come

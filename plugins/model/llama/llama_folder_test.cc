@@ -124,6 +124,50 @@ TEST_F(LlamaFolderTest, FolderRoundTrip) {
       6);
 }
 
+TEST_F(LlamaFolderTest, AGreaterVocabularyGetsTheMeanOfTheRows) {
+  for (const bool tied : {true, false}) {
+    Config config = SmallSizes();
+    config.set_tie_word_embeddings(tied);
+    Save(config);
+    Config from;
+    from.set_pretrained(folder_);
+    from.set_vocab_size(config.vocab_size() + 3);
+    const auto model = Make(from), source = Make(config);
+    EXPECT_EQ(model->vocab_size(), config.vocab_size() + 3);
+    const int64_t width = config.hidden_size(), rows = config.vocab_size();
+    for (size_t i = 0; i < source->parameters().size(); ++i) {
+      const std::vector<float> old = Value(*source, i, 5);
+      std::vector<float> got = Value(*model, i);
+      if (source->parameters()[i].shape[0] == rows &&
+          source->parameters()[i].shape.size() == 2) {
+        ASSERT_EQ(got.size(), (rows + 3) * width);
+        for (int64_t c = 0; c < width; ++c) {
+          double sum = 0.0;
+          for (int64_t r = 0; r < rows; ++r) sum += old[r * width + c];
+          for (int64_t r = rows; r < rows + 3; ++r) {
+            EXPECT_NEAR(got[r * width + c], sum / rows, 1e-6);
+          }
+        }
+        // A part of old and new rows, as a shard is filled.
+        std::vector<float> part(2 * width);
+        ASSERT_TRUE(model
+                        ->InitialValue(i, 0, (rows - 1) * width - 1, 2 * width,
+                                       part.data())
+                        .ok());
+        for (int64_t e = 0; e < 2 * width; ++e) {
+          EXPECT_EQ(part[e], got[(rows - 1) * width - 1 + e]);
+        }
+        got.resize(old.size());
+      }
+      EXPECT_EQ(got, old);
+    }
+  }
+  Config less;
+  less.set_pretrained(folder_);
+  less.set_vocab_size(1);
+  EXPECT_EQ(FieldOf(Llama::Create(less).status()), "vocab_size");
+}
+
 TEST_F(LlamaFolderTest, KeepsKeysThatItDoesNotKnow) {
   Save(SmallSizes());
   Json json = Json::parse(Read(folder_ + "/config.json"));

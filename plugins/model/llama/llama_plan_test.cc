@@ -2,6 +2,7 @@
 //
 // PlanUnits against what one forward and backward really allocate.
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -52,6 +53,9 @@ struct Shape {
   int64_t hidden, inter, layers, heads, kv_heads, vocab;
   bool tied;
   int64_t samples, length;
+  // Low-rank adapters on a frozen model, with dropout at that rate; 0: none.
+  int64_t rank = 0;
+  double dropout = 0.0;
 };
 
 std::unique_ptr<Llama> MakeModel(const Shape& shape, at::ScalarType compute) {
@@ -64,10 +68,20 @@ std::unique_ptr<Llama> MakeModel(const Shape& shape, at::ScalarType compute) {
   config.set_vocab_size(shape.vocab);
   config.set_tie_word_embeddings(shape.tied);
   std::unique_ptr<Llama> model = Make(config);
+  if (shape.rank > 0) {
+    LoraSpec lora;
+    lora.rank = shape.rank;
+    lora.dropout = shape.dropout;
+    lora.target_modules = {"q_proj", "v_proj", "down_proj"};
+    EXPECT_TRUE(model->AddLora(lora).ok());
+  }
   std::vector<at::Tensor> parameters;
   for (const ParameterSpec& spec : model->parameters()) {
-    parameters.push_back(
-        at::randn(spec.shape).mul_(0.05).to(compute).requires_grad_(true));
+    parameters.push_back(at::randn(spec.shape)
+                             .mul_(0.05)
+                             .to(compute)
+                             .requires_grad_(spec.trainable));
+    if (!spec.trainable) continue;
     torch::autograd::impl::set_post_acc_grad_hooks(
         parameters.back(), std::make_unique<DropGradient>());
   }
@@ -80,13 +94,16 @@ MemoryByCategory Measure(Llama& model, const Shape& shape) {
   PlainRunner runner;
   const at::Tensor tokens =
       at::randint(shape.vocab, {shape.samples, shape.length}, at::kLong);
+  TokenInput input;
+  input.tokens = tokens;
+  input.sample_positions = at::arange(shape.samples).to(at::kLong);
   const MemoryByCategory before = TrackedMemory().live;
   ResetTrackedPeak();
   {
     at::Tensor loss;
     {
       const MemoryScope scope(MemoryCategory::kActivations);
-      loss = model.CrossEntropySum({tokens}, tokens, runner);
+      loss = model.CrossEntropySum(input, tokens, runner);
     }
     const MemoryScope scope(MemoryCategory::kWorkspace);
     torch::autograd::backward({loss}, {at::full({}, 1e-3)});
@@ -104,6 +121,7 @@ MemoryByCategory Predict(const Llama& model, const Shape& shape,
   StrategyPlan strategy;
   strategy.backward_workspace.resize(units.size());
   for (const ParameterSpec& spec : model.parameters()) {
+    if (!spec.trainable) continue;
     int64_t& largest = strategy.backward_workspace[spec.unit];
     largest =
         std::max<int64_t>(largest, spec.numel() * c10::elementSize(compute));
@@ -128,6 +146,9 @@ constexpr Shape kShapes[] = {
     {"two_pieces", 64, 160, 2, 4, 2, 40000, true, 4, 150},
     {"two_pieces_untied", 64, 160, 2, 4, 2, 40000, false, 4, 150},
     {"three_pieces", 64, 160, 12, 4, 2, 48000, true, 8, 110},
+    {"lora", 128, 344, 4, 4, 2, 512, true, 4, 96, 8},
+    {"lora_dropout", 128, 344, 4, 4, 4, 512, false, 4, 96, 16, 0.1},
+    {"lora_two_pieces", 64, 160, 2, 4, 2, 40000, true, 4, 150, 4},
 };
 
 class LlamaPlanTest : public ::testing::TestWithParam<Shape> {

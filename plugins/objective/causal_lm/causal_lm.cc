@@ -27,11 +27,23 @@ const at::Tensor& InputIds(const Batch& batch) {
   return it->second;
 }
 
-// The labels that positions 0.. predict: all but the first of each row.
+// A tensor that the batch need not have.
+at::Tensor Optional(const Batch& batch, const char* name) {
+  const auto it = batch.find(name);
+  return it == batch.end() ? at::Tensor() : it->second;
+}
+
+// The labels that positions 0.. predict: all but the first of each row. No
+// token predicts the first of another document, whatever its label says.
 at::Tensor NextLabels(const Batch& batch) {
-  const auto it = batch.find("labels");
-  const at::Tensor& labels = it == batch.end() ? InputIds(batch) : it->second;
-  return labels.narrow(1, 1, labels.size(1) - 1);
+  const at::Tensor given = Optional(batch, "labels");
+  const at::Tensor& labels = given.defined() ? given : InputIds(batch);
+  const at::Tensor next = labels.narrow(1, 1, labels.size(1) - 1);
+  const at::Tensor positions = Optional(batch, "positions");
+  if (!positions.defined()) return next;
+  CHECK(positions.sizes() == labels.sizes())
+      << "positions and input_ids are of one shape";
+  return next.masked_fill(positions.narrow(1, 1, next.size(1)).eq(0), kIgnored);
 }
 
 // The end of a text that a model sees, with its keys and values cached. When
@@ -115,7 +127,9 @@ absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
 int64_t CausalLm::CountTargets(const Batch& batch) const {
   const at::Tensor labels = NextLabels(batch);
   // Every token is a target: nothing to look at, so no waiting for a GPU.
-  if (batch.count("labels") == 0) return labels.numel();
+  if (batch.count("labels") + batch.count("positions") == 0) {
+    return labels.numel();
+  }
   return labels.ge(0).sum().item<int64_t>();
 }
 
@@ -127,7 +141,14 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   const at::Tensor targets = at::full(ids.sizes(), kIgnored, ids.options());
   targets.narrow(1, 0, ids.size(1) - 1).copy_(NextLabels(batch));
   LossSum loss;
-  loss.sum = tokens->CrossEntropySum({ids}, targets, runner);
+  TokenInput input;
+  input.tokens = ids;
+  input.positions = Optional(batch, "positions");
+  // Dropout is for training.
+  if (at::GradMode::is_enabled()) {
+    input.sample_positions = Optional(batch, "sample_position");
+  }
+  loss.sum = tokens->CrossEntropySum(input, targets, runner);
   loss.count = CountTargets(batch);
   loss.tokens = batch.at("input_ids").numel();
   return loss;
@@ -183,7 +204,12 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
                     sampler, RandomUniform(key, text.size())));
     text.push_back(next);
     if (options.on_token) options.on_token(next);
-    if (options.stop_at_eos && next == tokens->eos_token()) break;
+    const auto& stops = options.stop_tokens;
+    if (options.stop_at_eos &&
+        (next == tokens->eos_token() ||
+         std::find(stops.begin(), stops.end(), next) != stops.end())) {
+      break;
+    }
   }
   return text;
 }

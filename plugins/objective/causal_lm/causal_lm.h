@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Next-token prediction: -log p(token[t + 1] | tokens[0..t]), summed. Needs a
-// model that is a TokenModel.
+// Next-token prediction: -log p(token[t + 1] | tokens[0..t]), summed; within
+// each document of a packed row. Needs a model that is a TokenModel.
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
 

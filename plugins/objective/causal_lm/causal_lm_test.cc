@@ -3,6 +3,7 @@
 // With a stand-in for a model; on real ones in tests/golden.
 #include "plugins/objective/causal_lm/causal_lm.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -57,6 +58,8 @@ class CountingModel final : public Model, public TokenModel {
   at::Tensor CrossEntropySum(const TokenInput& input, const at::Tensor& targets,
                              UnitRunner&) override {
     seen_tokens = input.tokens;
+    seen_positions = input.positions;
+    seen_samples = input.sample_positions;
     seen_targets = targets;
     return at::full({}, 7.0);
   }
@@ -71,6 +74,8 @@ class CountingModel final : public Model, public TokenModel {
   std::vector<int64_t> lengths;
   at::Tensor seen_tokens;
   at::Tensor seen_targets;
+  at::Tensor seen_positions;
+  at::Tensor seen_samples;
 
  private:
   const std::vector<ParameterSpec> parameters_;
@@ -82,6 +87,7 @@ class FakeTokenizer final : public Tokenizer {
   explicit FakeTokenizer(int64_t size) : size_(size) {}
   int64_t vocab_size() const override { return size_; }
   std::vector<int64_t> Encode(absl::string_view) const override { return {}; }
+  Encoding EncodeWithPlaces(absl::string_view) const override { return {}; }
   std::string Decode(absl::Span<const int64_t>) const override { return ""; }
   absl::Status Save(const std::string&) const override {
     return absl::OkStatus();
@@ -151,6 +157,37 @@ TEST_F(CausalLmTest, LabelsSayWhatIsTrainedOn) {
   EXPECT_EQ(objective_->CountTargets(batch), 2);
   EXPECT_TRUE(model_.seen_targets.equal(
       at::tensor({-100, 3, 4, -100}, at::kLong).view({1, 4})));
+}
+
+TEST_F(CausalLmTest, NothingIsPredictedAcrossDocuments) {
+  Batch batch = {
+      {"input_ids", at::tensor({1, 2, 3, 4, 5, 6}, at::kLong).view({1, 6})},
+      {"positions", at::tensor({0, 1, 2, 0, 0, 1}, at::kLong).view({1, 6})}};
+  const auto wanted = [](std::vector<int64_t> targets) {
+    return at::tensor(targets, at::kLong).view({1, -1});
+  };
+  EXPECT_EQ(objective_->Compute(model_, batch, runner_).count, 3);
+  EXPECT_EQ(objective_->CountTargets(batch), 3);
+  EXPECT_TRUE(model_.seen_targets.equal(wanted({2, 3, -100, -100, 6, -100})));
+  EXPECT_TRUE(model_.seen_positions.equal(batch["positions"]));
+  // A reader that didn't mask the first labels of its documents.
+  batch["labels"] = at::tensor({1, -100, 3, 4, 5, 6}, at::kLong).view({1, 6});
+  EXPECT_EQ(objective_->Compute(model_, batch, runner_).count, 2);
+  EXPECT_EQ(objective_->CountTargets(batch), 2);
+  EXPECT_TRUE(
+      model_.seen_targets.equal(wanted({-100, 3, -100, -100, 6, -100})));
+}
+
+TEST_F(CausalLmTest, SamplePositionsAreForTraining) {
+  const Batch batch = {
+      {"input_ids", at::tensor({1, 2}, at::kLong).view({1, 2})},
+      {"sample_position", at::tensor({7}, at::kLong)}};
+  objective_->Compute(model_, batch, runner_);
+  EXPECT_TRUE(model_.seen_samples.equal(at::tensor({7}, at::kLong)));
+  EXPECT_FALSE(model_.seen_positions.defined());
+  const at::AutoGradMode no_gradients(false);
+  objective_->Compute(model_, batch, runner_);
+  EXPECT_FALSE(model_.seen_samples.defined());
 }
 
 TEST_F(CausalLmTest, NoLabelAtAllIsLegal) {

@@ -29,6 +29,15 @@ class Numbers final : public capstan::Tokenizer {
   std::vector<int64_t> Encode(absl::string_view text) const override {
     return std::vector<int64_t>(text.size(), 1);
   }
+  capstan::Encoding EncodeWithPlaces(absl::string_view text) const override {
+    capstan::Encoding encoding;
+    encoding.ids = Encode(text);
+    for (size_t i = 0; i < text.size(); ++i) {
+      encoding.begins.push_back(i);
+      encoding.ends.push_back(i + 1);
+    }
+    return encoding;
+  }
   std::string Decode(absl::Span<const int64_t> ids) const override {
     return std::string(ids.size(), '1');
   }

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Capstan and TRL's SFTTrainer on the same conversations, in turn, in one run.
+
+    python3 bench/sft.py [--data FILE.jsonl] [--packings packed,padded]
+        [--repeats 5]
+
+Two ranks of one thread each on CPUs, fp32: a Llama of the shape `mini` with the
+sample tokenizer's vocabulary, two rows of at most 512 tokens a rank and step,
+packed by best fit or padded. FILE has rows of {"messages"} or {"question",
+"answer"}; by default the build's sample chats. A round runs all of them once,
+every other round in reverse order.
+
+Prints the table of medians and ratios with what must be reached, and writes to
+--output (default runs/bench/TIME): report.md and results.json. TRL and what it
+needs is installed in bench/.venv at need.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+
+import compare
+import comparison
+import contestants
+import processes
+import report
+
+SHAPE = "mini"
+# By the name that the table has: ours.
+PACKINGS = {"packed": "BEST_FIT", "padded": "NONE"}
+MAX_LENGTH = 512
+MICRO_BATCH_SIZE = 2
+STEPS = 30
+WARM_UP_STEPS = 2  # as peers/trl_sft.py
+TOKENIZER = contestants.ROOT / "datasets/samples/tokenizer"
+VOCAB_SIZE = 4096
+CHATS = contestants.ROOT / "bazel-bin/datasets/samples/chats.jsonl"
+REQUIREMENTS = contestants.BENCH / "peers/requirements_sft.txt"
+PACKAGES = ("torch", "transformers", "trl")
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=pathlib.Path, default=CHATS)
+    parser.add_argument("--packings", type=compare.listed, default=list(PACKINGS))
+    parser.add_argument("--repeats", type=int, default=5, help="rounds")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--output", type=pathlib.Path, help="a folder")
+    parser.add_argument("--trainer", type=pathlib.Path,
+                        help="instead of building it")
+    parser.add_argument("--python", type=pathlib.Path,
+                        help="an interpreter with %s instead of bench/.venv" %
+                        ", ".join(PACKAGES))
+    args = parser.parse_args()
+    for packing in args.packings:
+        if packing not in PACKINGS:
+            parser.error("--packings: %s is none of %s" % (
+                packing, ", ".join(PACKINGS)))
+    if args.steps <= WARM_UP_STEPS:
+        parser.error("--steps must be more than %d" % WARM_UP_STEPS)
+    return args
+
+
+class Runner(contestants.Runner):
+    """Runs one side with one packing, a contestant's "strategy" here."""
+
+    def __init__(self, python, trainer, data, steps):
+        super().__init__("cpu", python, trainer)
+        self._data = str(data.resolve())
+        self._steps = steps
+        self._lengths = None
+
+    def _sizes(self):
+        sizes = contestants.SHAPES[SHAPE]._asdict()
+        return {k: v for k, v in sizes.items() if k != "vocab_size"}
+
+    def _run_capstan(self, contestant, profiled=()):
+        with tempfile.TemporaryDirectory(prefix="capstan_bench_") as folder:
+            run = folder + "/run"
+            # A copy, so that nothing is kept beside the data, and every run's
+            # start has to read it.
+            data = shutil.copy(self._data, folder)
+            settings = {
+                "output_dir": run,
+                "train_data.path": data,
+                "train_data.tokenizer": TOKENIZER,
+                "train_data.max_length": MAX_LENGTH,
+                "train_data.packing": PACKINGS[contestant.strategy],
+                "batch.micro_batch_size": MICRO_BATCH_SIZE,
+                "train.max_steps": self._steps,
+                "launch.processes": contestants.RANKS["cpu"],
+                "model.vocab_size": VOCAB_SIZE}
+            settings.update({"model." + k: v for k, v in self._sizes().items()})
+            command = [self._trainer, "--config=bench/sft.pbtxt"]
+            for name, value in settings.items():
+                command += ["--set", "%s=%s" % (name, value)]
+            processes.run(command, contestants.ROOT, self._environment(),
+                          contestants.RUN_LIMIT_SECONDS)
+            summary = json.loads(pathlib.Path(run, "summary.json").read_text())
+            summary["tokens_per_second"] = self._speed(
+                contestant.strategy,
+                pathlib.Path(run, "metrics.jsonl").read_text(), command)
+        summary["peak_memory_bytes"] = max(summary["peak_memory_bytes"])
+        return summary, None
+
+    def _row_lengths(self):
+        """In tokens, padding left out."""
+        if self._lengths is None:
+            output = processes.run(
+                [self._python, *self._peer_arguments(), "--lengths"],
+                contestants.ROOT, self._environment(),
+                contestants.PEER_LIMIT_SECONDS[comparison.EAGER])
+            self._lengths = json.loads(output.strip().splitlines()[-1])
+        return self._lengths
+
+    def _samples(self, command):
+        """How many samples a run of ours has: packs, where rows are packed."""
+        output = processes.run([command[0], "check", *command[1:]],
+                               contestants.ROOT, self._environment(), 120)
+        return int(re.search(r"([\d,]+) training samples",
+                             output)[1].replace(",", ""))
+
+    def _speed(self, packing, metrics, command):
+        """Tokens of rows (as the peer counts, no padding) a second after the
+        warm-up. Padded rows come in the file's order; of packs the mean is
+        taken."""
+        seconds = [line["step_seconds"] for line in
+                   map(json.loads, metrics.splitlines()) if "loss" in line]
+        lengths = self._row_lengths()
+        batch = MICRO_BATCH_SIZE * contestants.RANKS["cpu"]
+        if packing == "packed":
+            tokens = ((len(seconds) - WARM_UP_STEPS) * batch * sum(lengths) /
+                      self._samples(command))
+        else:
+            tokens = sum(lengths[i % len(lengths)] for i in range(
+                WARM_UP_STEPS * batch, len(seconds) * batch))
+        return tokens / sum(seconds[WARM_UP_STEPS:])
+
+    def _peer_arguments(self):
+        return [str(contestants.BENCH / "peers/trl_sft.py"),
+                "--rows=" + self._data, "--tokenizer=%s" % TOKENIZER,
+                "--max_length=%d" % MAX_LENGTH, "--steps=%d" % self._steps,
+                "--micro_batch_size=%d" % MICRO_BATCH_SIZE,
+                *("--%s=%d" % item for item in self._sizes().items())]
+
+    def _run_peer(self, contestant):
+        command = [self._python, "-m", "torch.distributed.run",
+                   "--nproc_per_node=%d" % contestants.RANKS["cpu"],
+                   "--master_addr=127.0.0.1",
+                   "--master_port=%d" % contestants.free_port(),
+                   *self._peer_arguments()]
+        if contestant.strategy == "packed":
+            command.append("--packing")
+        output = processes.run(
+            command, contestants.ROOT, self._environment(),
+            contestants.PEER_LIMIT_SECONDS[contestant.side])
+        return json.loads(output.strip().splitlines()[-1])
+
+
+def describe(args, runner, python):
+    """What the figures depend on, for results.json and the report."""
+    return {
+        "command": shlex.join(["python3", "bench/sft.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
+        "commit": compare.commit(), "device_name": runner.device_name(),
+        "cores": os.cpu_count(), "load": os.getloadavg()[0],
+        "versions": contestants.versions(python, PACKAGES),
+        "precision": contestants.PRECISION["cpu"],
+        "ranks": contestants.RANKS["cpu"], "rounds": args.repeats,
+        "data": args.data.name, "steps": args.steps,
+        "max_length": MAX_LENGTH, "micro_batch_size": MICRO_BATCH_SIZE}
+
+
+def write(folder, results):
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    about = results["about"]
+    (folder / "report.md").write_text("\n".join([
+        "# Capstan and TRL's SFTTrainer on the same rows\n",
+        report.heading(about),
+        "TRL %s; %s, %d steps, rows of at most %d tokens, %d a rank.\n" % (
+            about["versions"]["trl"], about["data"], about["steps"],
+            about["max_length"], about["micro_batch_size"]),
+        report.ratio_table(results["rows"])]))
+
+
+def main():
+    args = parse()
+    # So that what runs is ended first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if args.trainer is None:
+        contestants.ensure_trainer()
+    python = args.python or contestants.ensure_peer(REQUIREMENTS, PACKAGES)
+    folder = args.output or contestants.ROOT / "runs/bench" / (
+        datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    folder.mkdir(parents=True, exist_ok=True)
+    runner = Runner(python, args.trainer or contestants.TRAINER, args.data,
+                    args.steps)
+    who = [comparison.Contestant(SHAPE, packing, side)
+           for packing in args.packings
+           for side in (comparison.CAPSTAN, comparison.EAGER)]
+    results = {"about": describe(args, runner, python), "rows": [],
+               "measurements": []}
+    try:
+        for round_ in range(args.repeats):
+            for contestant in comparison.in_turn(who, round_):
+                results["measurements"].append(
+                    compare.measure(runner, contestant, round_, None))
+    finally:
+        if results["measurements"]:
+            results["rows"] = comparison.rows("sft", who,
+                                              results["measurements"])
+            write(folder, results)
+    print(report.ratio_table(results["rows"]), end="")
+    print("\nWritten to %s: report.md, results.json" % folder)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except processes.RunError as error:
+        sys.exit(str(error))

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/chat/chat.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "datasets/chat/chat_tokenizer.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace chat {
+namespace {
+
+constexpr int64_t kDefaultLength = 1024;
+// Token places of rows and packs are 32 bits in the index.
+constexpr int64_t kMostLength = 1 << 24;
+
+absl::Status CheckWeights(const Config& config) {
+  bool any = false;
+  for (const Source& source : config.source()) any |= source.weight() != 0;
+  for (const Source& source : config.source()) {
+    if (any && !(source.weight() > 0 && source.weight() < 1e9)) {
+      return FieldError(
+          "source",
+          absl::StrCat(source.path(), " has the weight ", source.weight(),
+                       ": either all sources have one greater than 0, or "
+                       "none"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Defaults filled in; `path` becomes a source.
+absl::StatusOr<Config> Complete(Config config) {
+  if (config.path().empty() == config.source().empty()) {
+    return FieldError(config.path().empty() ? "path" : "source",
+                      config.path().empty()
+                          ? "is not set: name a file of rows, or sources"
+                          : "can't be set together with path");
+  }
+  if (!config.path().empty()) config.add_source()->set_path(config.path());
+  for (Source& source : *config.mutable_source()) {
+    if (source.path().empty()) {
+      return FieldError("source", "one has no path");
+    }
+    if (source.kind() == AUTO) source.set_kind(config.kind());
+    if (source.loss_on() == BY_KIND) source.set_loss_on(config.loss_on());
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckWeights(config));
+  if (config.max_length() == 0) config.set_max_length(kDefaultLength);
+  if (config.max_length() < 2 || config.max_length() > kMostLength) {
+    return FieldError("max_length",
+                      absl::StrCat("must be from 2 to ", kMostLength, ", is ",
+                                   config.max_length()));
+  }
+  if (!(config.validation_fraction() >= 0 &&
+        config.validation_fraction() < 1)) {
+    return FieldError(
+        "validation_fraction",
+        absl::StrCat("must be in [0, 1), is ", config.validation_fraction()));
+  }
+  return config;
+}
+
+// Tensor `name` of the batch, of this shape; of an earlier batch if it fits.
+int64_t* Room(const char* name, const std::array<int64_t, 2>& shape,
+              Batch* batch) {
+  at::Tensor& tensor = (*batch)[name];
+  if (!tensor.defined() || tensor.sizes() != at::IntArrayRef(shape)) {
+    tensor = at::empty(shape, at::kLong);
+  }
+  return tensor.mutable_data_ptr<int64_t>();
+}
+
+// 0, 1, 2, ..
+void CountUp(int64_t* begin, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) begin[i] = i;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(
+    const Config& config, std::unique_ptr<Tokenizer> tokenizer,
+    uint64_t tokenizer_hash) {
+  auto data = std::make_shared<Data>();
+  CAPSTAN_ASSIGN_OR_RETURN(data->config, Complete(config));
+  data->tokenizer = std::move(tokenizer);
+  CAPSTAN_RETURN_IF_ERROR(ChooseTemplate(data.get()));
+  const Tokenizer::SpecialIds ids = data->tokenizer->special_ids();
+  // Any id does: nothing is trained on it, and nothing attends to it.
+  data->pad = std::max<int64_t>(0, ids.pad >= 0 ? ids.pad : ids.eos);
+  CAPSTAN_RETURN_IF_ERROR(OpenSources(tokenizer_hash, data.get()));
+  CAPSTAN_ASSIGN_OR_RETURN(Mixture mixture, Mix(*data, kTrain));
+  return std::unique_ptr<Chat>(
+      new Chat(std::move(data), kTrain, std::move(mixture)));
+}
+
+absl::Status Chat::ChooseTemplate(Data* data) {
+  const std::string& name = data->config.chat_template();
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> own =
+      ChatTemplate::Recognise(*data->tokenizer);
+  if (name.empty()) {
+    if (!own.ok()) {
+      // Rows that are plain texts need none.
+      data->no_template = own.status();
+      return absl::OkStatus();
+    }
+    data->chat_template = *std::move(own);
+  } else {
+    auto named = ChatTemplate::Named(name);
+    if (!named.ok()) {
+      return FieldError("chat_template", named.status().message());
+    }
+    data->chat_template = *std::move(named);
+  }
+  const absl::Status fits = data->chat_template->Check(*data->tokenizer);
+  if (!fits.ok()) return FieldError("chat_template", fits.message());
+  if (!name.empty() && !(own.ok() && (*own)->name() == name)) {
+    data->tokenizer =
+        WithChatTemplate(std::move(data->tokenizer), *data->chat_template);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chat::OpenSources(uint64_t tokenizer_hash, Data* data) {
+  const Config& config = data->config;
+  for (int i = 0; i < config.source_size(); ++i) {
+    const Source& source = config.source(i);
+    OpenedSource opened;
+    opened.kind = source.kind();
+    const std::string field =
+        config.path().empty() ? absl::StrCat("source[", i, "].path") : "path";
+    absl::StatusOr<SourceFile> file = OpenSource(source.path());
+    if (!file.ok()) return FieldError(field, file.status().message());
+    opened.file = *std::move(file);
+    opened.encoder = std::make_unique<RowEncoder>(
+        data->tokenizer.get(), data->chat_template.get(), data->no_template,
+        source.loss_on(), config.max_length());
+    absl::StatusOr<RowIndex> index =
+        RowIndex::Open(opened.file, source.kind(), config.bad_rows(),
+                       *opened.encoder, tokenizer_hash);
+    if (!index.ok()) return FieldError(field, index.status().message());
+    opened.index = std::make_unique<RowIndex>(*std::move(index));
+    absl::StatusOr<SampleTable> samples =
+        SampleTable::Open(opened.file, *opened.index, config.packing(),
+                          config.max_length(), config.validation_fraction());
+    if (!samples.ok()) {
+      return FieldError(
+          absl::IsInvalidArgument(samples.status()) ? "validation_fraction"
+                                                    : field,
+          absl::StrCat(source.path(), ": ", samples.status().message()));
+    }
+    opened.samples = std::make_unique<SampleTable>(*std::move(samples));
+    data->sources.push_back(std::move(opened));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Mixture> Chat::Mix(const Data& data, Part part) {
+  std::vector<int64_t> sizes;
+  std::vector<double> weights;
+  for (int i = 0; i < data.config.source_size(); ++i) {
+    sizes.push_back(data.sources[i].samples->size(part));
+    const double weight = data.config.source(i).weight();
+    if (part == kTrain && weight > 0) weights.push_back(weight);
+  }
+  absl::StatusOr<Mixture> mixture =
+      Mixture::Create(sizes, weights, data.config.seed());
+  if (!mixture.ok()) return FieldError("source", mixture.status().message());
+  return mixture;
+}
+
+absl::StatusOr<std::unique_ptr<DatasetReader>> Chat::Validation() const {
+  if (part_ == kHeldOut || data_->config.validation_fraction() == 0) {
+    return nullptr;
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(Mixture mixture, Mix(*data_, kHeldOut));
+  return std::unique_ptr<DatasetReader>(
+      new Chat(data_, kHeldOut, std::move(mixture)));
+}
+
+int64_t Chat::sample_length(int64_t index) const {
+  if (data_->config.packing() != NONE) return 0;
+  const Mixture::Draw draw = mixture_.At(index);
+  const OpenedSource& source = data_->sources[draw.source];
+  uint32_t one = 0;
+  const uint32_t row = source.samples->Rows(part_, draw.sample, &one)[0];
+  return source.index->rows()[row].tokens;
+}
+
+absl::Status Chat::CheckIndices(absl::Span<const int64_t> indices) const {
+  for (int64_t index : indices) {
+    if (index >= 0 && index < size()) continue;
+    return absl::OutOfRangeError(absl::StrCat(data_->sources[0].file.path,
+                                              ": there is no sample ", index,
+                                              ", only 0 to ", size() - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
+  CAPSTAN_RETURN_IF_ERROR(CheckIndices(indices));
+  const bool packed = data_->config.packing() == BEST_FIT;
+  Out out{};
+  out.length = packed ? data_->config.max_length() : 0;
+  if (!packed) {
+    for (int64_t index : indices) {
+      out.length = std::max(out.length, sample_length(index));
+    }
+  }
+  const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
+                                        out.length};
+  out.ids = Room("input_ids", shape, batch);
+  out.labels = Room("labels", shape, batch);
+  if (packed) {
+    out.positions = Room("positions", shape, batch);
+  } else {
+    batch->erase("positions");
+  }
+  for (int64_t index : indices) {
+    CAPSTAN_RETURN_IF_ERROR(ReadSample(index, out));
+    out.ids += out.length;
+    out.labels += out.length;
+    if (packed) out.positions += out.length;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chat::ReadSample(int64_t index, const Out& out) const {
+  const Mixture::Draw draw = mixture_.At(index);
+  const OpenedSource& source = data_->sources[draw.source];
+  uint32_t one = 0;
+  int64_t at = 0;
+  TokenRow tokens;
+  for (uint32_t row : source.samples->Rows(part_, draw.sample, &one)) {
+    CAPSTAN_RETURN_IF_ERROR(
+        ReadRow(source, source.index->rows()[row], &tokens));
+    const auto count = static_cast<int64_t>(tokens.ids.size());
+    std::copy(tokens.ids.begin(), tokens.ids.end(), out.ids + at);
+    std::copy(tokens.labels.begin(), tokens.labels.end(), out.labels + at);
+    if (out.positions != nullptr) {
+      // No token of this row predicts its first.
+      out.labels[at] = kIgnoredLabel;
+      CountUp(out.positions + at, count);
+    }
+    at += count;
+  }
+  std::fill(out.ids + at, out.ids + out.length, data_->pad);
+  std::fill(out.labels + at, out.labels + out.length, kIgnoredLabel);
+  if (out.positions != nullptr) {
+    CountUp(out.positions + at, out.length - at);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chat::ReadRow(const OpenedSource& source, const IndexedRow& row,
+                           TokenRow* tokens) const {
+  // Parsing needs memory that is worth keeping.
+  thread_local RowParser parser;
+  thread_local Row parsed;
+  thread_local RenderedRow rendered;
+  const absl::string_view text = source.file.text->bytes();
+  absl::Status status = absl::OkStatus();
+  if (row.offset + row.bytes > text.size()) {
+    status = absl::DataLossError("it has become shorter");
+  } else {
+    status = parser.Parse(text.substr(row.offset, row.bytes),
+                          text.size() - row.offset, source.kind, &parsed);
+  }
+  if (status.ok()) status = source.encoder->Render(parsed, &rendered);
+  if (status.ok()) {
+    source.encoder->Encode(rendered, tokens);
+    if (tokens->ids.size() == row.tokens) return absl::OkStatus();
+    status = absl::DataLossError("a row has another number of tokens");
+  }
+  return absl::DataLossError(absl::StrCat(
+      source.file.path, ":",
+      LineOf(text, std::min<uint64_t>(row.offset, text.size())),
+      ": the file has changed since the run began (", status.message(), ")"));
+}
+
+std::vector<int64_t> Chat::PromptIds(absl::string_view text) const {
+  const bool chats = std::any_of(
+      data_->sources.begin(), data_->sources.end(),
+      [](const OpenedSource& s) { return s.index->facts().chats > 0; });
+  if (!chats) return data_->tokenizer->Encode(text);
+  const absl::StatusOr<ChatText> turn =
+      data_->chat_template->Render({{"user", std::string(text)}}, true);
+  return data_->tokenizer->Encode(turn.ok() ? turn->text : text);
+}
+
+std::vector<std::string> Chat::notes() const {
+  std::vector<std::string> notes;
+  const int64_t max_length = data_->config.max_length();
+  for (const OpenedSource& source : data_->sources) {
+    const RowIndex::Facts& facts = source.index->facts();
+    const std::string& path = source.file.path;
+    if (facts.bad > 0) {
+      notes.push_back(
+          absl::StrCat(path, ": ", facts.bad,
+                       facts.bad == 1 ? " bad row was" : " bad rows were",
+                       " left out, the first is ", facts.first_bad));
+    }
+    if (facts.untrained > 0) {
+      notes.push_back(absl::StrCat(
+          path, ": ", facts.untrained,
+          facts.untrained == 1 ? " row was" : " rows were",
+          " left out, without a token to train on within max_length (",
+          max_length, ")"));
+    }
+    if (facts.cut > 0) {
+      notes.push_back(absl::StrCat(
+          path, ": ", facts.cut, " of ", facts.rows,
+          " rows lost their end, longer than max_length (", max_length, ")"));
+    }
+  }
+  return notes;
+}
+
+}  // namespace chat
+}  // namespace capstan

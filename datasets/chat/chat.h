@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_CHAT_CHAT_H_
+#define CAPSTAN_DATASETS_CHAT_CHAT_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "datasets/chat/chat.pb.h"
+#include "datasets/chat/mixture.h"
+#include "datasets/chat/row_encoder.h"
+#include "datasets/chat/row_index.h"
+#include "datasets/chat/sample_table.h"
+#include "datasets/chat/source_file.h"
+#include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/dataset.h"
+
+namespace capstan {
+namespace chat {
+
+// Conversations and other rows for fine-tuning; chat.proto says which. Gives
+// "input_ids" and "labels" [n, T] int64. With packing T is max_length, and
+// there is "positions" [n, T] int64: of each token in its row; a pack's rest is
+// a document of its own, without labels. Else T is the longest of the batch,
+// and shorter rows are padded behind. Memory: what a batch takes; rows and
+// indexes are mapped files.
+class Chat final : public DatasetReader {
+ public:
+  static absl::StatusOr<std::unique_ptr<Chat>> Create(const Config& config);
+  // With a tokenizer that is there already; tokenizer_hash stands for all that
+  // its tokens depend on, in names of cached files.
+  static absl::StatusOr<std::unique_ptr<Chat>> Create(
+      const Config& config, std::unique_ptr<Tokenizer> tokenizer,
+      uint64_t tokenizer_hash);
+
+  int64_t size() const override { return mixture_.size(); }
+  bool shuffle() const override {
+    return part_ == kTrain && data_->config.shuffle();
+  }
+  absl::Status Read(absl::Span<const int64_t> indices,
+                    Batch* batch) const override;
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override;
+  int64_t max_sequence_length() const override {
+    return data_->config.max_length();
+  }
+  int64_t sample_length(int64_t index) const override;
+  std::vector<std::string> notes() const override;
+  // A turn of the user's, if any row is a conversation.
+  std::vector<int64_t> PromptIds(absl::string_view text) const override;
+  const Tokenizer* tokenizer() const override { return data_->tokenizer.get(); }
+
+ private:
+  struct OpenedSource {
+    SourceFile file;
+    Kind kind = AUTO;
+    std::unique_ptr<RowEncoder> encoder;
+    std::unique_ptr<RowIndex> index;
+    std::unique_ptr<SampleTable> samples;
+  };
+  // What training and validation share.
+  struct Data {
+    Config config;  // with defaults filled in, and `path` as a source
+    std::unique_ptr<Tokenizer> tokenizer;
+    std::unique_ptr<ChatTemplate> chat_template;  // null: see no_template
+    absl::Status no_template;
+    std::vector<OpenedSource> sources;
+    int64_t pad = 0;
+  };
+  // A batch's memory, row-major.
+  struct Out {
+    int64_t* ids;
+    int64_t* labels;
+    int64_t* positions;  // null without packing
+    int64_t length;
+  };
+
+  Chat(std::shared_ptr<const Data> data, Part part, Mixture mixture)
+      : data_(std::move(data)), part_(part), mixture_(std::move(mixture)) {}
+
+  static absl::Status ChooseTemplate(Data* data);
+  static absl::Status OpenSources(uint64_t tokenizer_hash, Data* data);
+  static absl::StatusOr<Mixture> Mix(const Data& data, Part part);
+
+  absl::Status CheckIndices(absl::Span<const int64_t> indices) const;
+  absl::Status ReadSample(int64_t index, const Out& out) const;
+  // The row's tokens, checked against the index.
+  absl::Status ReadRow(const OpenedSource& source, const IndexedRow& row,
+                       TokenRow* tokens) const;
+
+  const std::shared_ptr<const Data> data_;
+  const Part part_;
+  const Mixture mixture_;
+};
+
+}  // namespace chat
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_CHAT_CHAT_H_

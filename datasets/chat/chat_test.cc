@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/chat/chat.h"
+
+#include <ATen/core/Tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "datasets/chat/index_builder.h"
+#include "plugins/chat_template/fake_tokenizer.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace chat {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// A file in a folder of its own test.
+std::string File(const std::string& name, const std::string& bytes) {
+  const auto* const test =
+      ::testing::UnitTest::GetInstance()->current_test_info();
+  const std::string folder = ::testing::TempDir() + "/" + test->name();
+  fs::create_directories(folder);
+  const std::string path = folder + "/" + name;
+  std::ofstream(path, std::ios::binary) << bytes;
+  return path;
+}
+
+std::string TextRow(const std::string& text) {
+  return absl::StrCat("{\"text\": \"", text, "\"}\n");
+}
+
+absl::StatusOr<std::unique_ptr<Chat>> Make(const Config& config,
+                                           uint64_t tokenizer_hash = 1) {
+  auto tokenizer = std::make_unique<FakeTokenizer>(
+      std::vector<std::string>{"<|im_start|>", "<|im_end|>"});
+  tokenizer->set_special_ids({-1, 257, 257});
+  return Chat::Create(config, std::move(tokenizer), tokenizer_hash);
+}
+
+std::unique_ptr<Chat> MustMake(const Config& config) {
+  auto chat = Make(config);
+  EXPECT_TRUE(chat.ok()) << chat.status();
+  return chat.ok() ? *std::move(chat) : nullptr;
+}
+
+Config Of(const std::string& path, int64_t max_length = 100) {
+  Config config;
+  config.set_path(path);
+  config.set_max_length(max_length);
+  return config;
+}
+
+std::vector<int64_t> Row(const Batch& batch, const char* name, int64_t row) {
+  const at::Tensor& tensor = batch.at(name);
+  const int64_t length = tensor.size(1);
+  const int64_t* begin = tensor.const_data_ptr<int64_t>() + row * length;
+  return {begin, begin + length};
+}
+
+std::string TextOf(const DatasetReader& reader, int64_t index) {
+  Batch batch;
+  EXPECT_TRUE(reader.Read({index}, &batch).ok());
+  return reader.tokenizer()->Decode(Row(batch, "input_ids", 0));
+}
+
+TEST(ChatTest, APromptIsWrittenAsTheRowsAre) {
+  Config config = Of(File("t", TextRow("abc")));
+  config.set_chat_template("chatml");
+  const auto texts = MustMake(config);
+  EXPECT_EQ(texts->tokenizer()->Decode(texts->PromptIds("Hi")), "Hi");
+  config.set_path(File("c", R"({"question": "q", "answer": "a"})"));
+  const auto chats = MustMake(config);
+  EXPECT_EQ(chats->tokenizer()->Decode(chats->PromptIds("Hi")),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+}
+
+TEST(ChatTest, BatchesArePaddedToTheirLongest) {
+  const auto chat = MustMake(
+      Of(File("a.jsonl", TextRow("ab") + TextRow("cdefg") + TextRow("hi"))));
+  ASSERT_EQ(chat->size(), 3);
+  Batch batch;
+  ASSERT_TRUE(chat->Read({1, 0}, &batch).ok());
+  EXPECT_THAT(Row(batch, "input_ids", 1), ElementsAre('a', 'b', 257, 257, 257));
+  EXPECT_THAT(Row(batch, "labels", 1), ElementsAre('a', 'b', -100, -100, -100));
+  EXPECT_THAT(Row(batch, "labels", 0), ElementsAre('c', 'd', 'e', 'f', 'g'));
+  EXPECT_EQ(batch.count("positions"), 0);
+  EXPECT_EQ(chat->sample_length(1), 5);
+  ASSERT_TRUE(chat->Read({0}, &batch).ok());
+  EXPECT_THAT(Row(batch, "input_ids", 0), ElementsAre('a', 'b'));
+  EXPECT_FALSE(chat->Read({3}, &batch).ok());
+  EXPECT_FALSE(chat->Read({-1}, &batch).ok());
+  EXPECT_EQ(chat->max_sequence_length(), 100);
+  EXPECT_THAT(chat->notes(), IsEmpty());
+}
+
+TEST(ChatTest, PacksRestartPositionsAndDoNotPredictAcrossRows) {
+  Config config =
+      Of(File("p.jsonl", TextRow("abc") + TextRow("defgh") + TextRow("ij")), 7);
+  config.set_packing(BEST_FIT);
+  const auto chat = MustMake(config);
+  ASSERT_EQ(chat->size(), 2);  // defgh goes with ij
+  Batch batch;
+  ASSERT_TRUE(chat->Read({0, 1}, &batch).ok());
+  EXPECT_THAT(Row(batch, "input_ids", 1),
+              ElementsAre('d', 'e', 'f', 'g', 'h', 'i', 'j'));
+  EXPECT_THAT(Row(batch, "labels", 1),
+              ElementsAre(-100, 'e', 'f', 'g', 'h', -100, 'j'));
+  EXPECT_THAT(Row(batch, "positions", 1), ElementsAre(0, 1, 2, 3, 4, 0, 1));
+  EXPECT_THAT(Row(batch, "labels", 0),
+              ElementsAre(-100, 'b', 'c', -100, -100, -100, -100));
+  EXPECT_THAT(Row(batch, "positions", 0), ElementsAre(0, 1, 2, 0, 1, 2, 3));
+  EXPECT_EQ(chat->sample_length(0), 0);
+}
+
+TEST(ChatTest, RowsWithoutATrainedTokenAreLeftOutAndCounted) {
+  const std::string long_prompt(20, 'p');
+  const auto chat = MustMake(Of(
+      File("d.jsonl", absl::StrCat("{\"prompt\": \"", long_prompt,
+                                   "\", \"completion\": \"c\"}\n", TextRow("x"),
+                                   TextRow("0123456789abcdef"), TextRow("ok"))),
+      10));
+  ASSERT_EQ(chat->size(), 2);  // one token alone is predicted by none
+  EXPECT_EQ(TextOf(*chat, 0), "0123456789");
+  EXPECT_EQ(TextOf(*chat, 1), "ok");
+  EXPECT_THAT(chat->notes(),
+              ElementsAre(HasSubstr("2 rows were left out, without a token "
+                                    "to train on within max_length (10)"),
+                          HasSubstr("1 of 2 rows lost their end")));
+}
+
+TEST(ChatTest, ABadRowIsAnErrorWithItsLineOrIsSkipped) {
+  Config config = Of(File("b.jsonl", TextRow("one") + "\n{\"text\": 3}\n" +
+                                         TextRow("two") + "{broken\n"));
+  const auto chat = Make(config);
+  ASSERT_FALSE(chat.ok());
+  EXPECT_EQ(FieldOf(chat.status()), "path");
+  EXPECT_THAT(std::string(chat.status().message()),
+              HasSubstr("b.jsonl:3: \"text\" is a number, not a text"));
+  config.set_bad_rows(SKIP);
+  const auto skipped = MustMake(config);
+  EXPECT_EQ(skipped->size(), 2);
+  EXPECT_EQ(TextOf(*skipped, 1), "two");
+  EXPECT_THAT(skipped->notes(),
+              ElementsAre(HasSubstr("2 bad rows were left out, the first is")));
+}
+
+TEST(ChatTest, WhatTheConfigGetsWrongNamesItsField) {
+  const std::string path = File("e.jsonl", TextRow("abc") + TextRow("def"));
+  const auto expect = [](const Config& config, const std::string& field,
+                         const std::string& words) {
+    const auto chat = Make(config);
+    ASSERT_FALSE(chat.ok()) << words;
+    EXPECT_EQ(FieldOf(chat.status()), field);
+    EXPECT_THAT(std::string(chat.status().message()), HasSubstr(words));
+  };
+  expect(Config(), "path", "is not set");
+  expect(Of("/no/such"), "path", "/no/such can't be opened");
+  expect(Of(path, 1), "max_length", "from 2");
+  Config config = Of(path);
+  config.set_validation_fraction(1);
+  expect(config, "validation_fraction", "[0, 1)");
+  config = Of(path);
+  config.set_chat_template("mistral");
+  expect(config, "chat_template", "no chat template \"mistral\"");
+  config.set_chat_template("gemma");
+  expect(config, "chat_template", "no token <bos>");
+  config = Of(path);
+  config.add_source()->set_path(path);
+  expect(config, "source", "together with path");
+  config.clear_path();
+  config.add_source()->set_path(path);
+  config.mutable_source(0)->set_weight(1);
+  expect(config, "source", "has the weight 0");
+  config = Of(path);
+  config.set_loss_on(ASSISTANT);
+  config.set_bad_rows(SKIP);  // nothing that can be skipped
+  expect(config, "path", "e.jsonl:1: a row is a plain text");
+  const std::string chats = File("c.jsonl", R"({"question":"a","answer":"b"})");
+  expect(Of(chats), "path", "the tokenizer has no chat template: set one of");
+  expect(Of(File("blank", "\n\n")), "path", "has no row to train on");
+  config = Of(File("same", TextRow("abc") + TextRow("abc")));
+  config.set_validation_fraction(0.5);
+  expect(config, "validation_fraction", "leave nothing to train on");
+}
+
+// 1,000 rows: "row 0", ..
+std::string ManyRows() {
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += TextRow(absl::StrCat("row ", i));
+  return text;
+}
+
+TEST(ChatTest, ValidationIsApartAndTheSameInAnotherOrder) {
+  Config config = Of(File("v.jsonl", ManyRows()));
+  config.set_validation_fraction(0.1);
+  config.set_shuffle(true);
+  const auto chat = MustMake(config);
+  const auto held = chat->Validation();
+  ASSERT_TRUE(held.ok() && *held != nullptr);
+  EXPECT_EQ((*held)->size(), 100);
+  EXPECT_EQ(chat->size(), 900);
+  EXPECT_TRUE(chat->shuffle());
+  EXPECT_FALSE((*held)->shuffle());
+  std::set<std::string> texts;
+  for (int64_t i = 0; i < 900; ++i) texts.insert(TextOf(*chat, i));
+  std::set<std::string> held_texts;
+  for (int64_t i = 0; i < 100; ++i) held_texts.insert(TextOf(**held, i));
+  texts.insert(held_texts.begin(), held_texts.end());
+  EXPECT_EQ(texts.size(), 1000);
+  // From the end to the beginning, and some rows twice.
+  std::string reversed;
+  for (int i = 999; i >= 0; --i) {
+    reversed += TextRow(absl::StrCat("row ", i));
+  }
+  config.set_path(File("r.jsonl", reversed));
+  const auto again = MustMake(config)->Validation();
+  ASSERT_TRUE(again.ok());
+  std::set<std::string> again_texts;
+  for (int64_t i = 0; i < 100; ++i) again_texts.insert(TextOf(**again, i));
+  EXPECT_EQ(again_texts, held_texts);
+}
+
+TEST(ChatTest, SourcesAreMixedByWeight) {
+  Config config;
+  config.set_max_length(50);
+  for (const char* name : {"a", "b"}) {
+    Source* source = config.add_source();
+    source->set_path(File(name, TextRow(std::string(name) + "1") +
+                                    TextRow(std::string(name) + "2")));
+  }
+  const auto plain = MustMake(config);
+  EXPECT_EQ(plain->size(), 4);
+  EXPECT_EQ(TextOf(*plain, 2), "b1");
+  config.mutable_source(0)->set_weight(1);
+  config.mutable_source(1)->set_weight(3);
+  const auto mixed = MustMake(config);
+  ASSERT_EQ(mixed->size(), 8);
+  std::multiset<std::string> texts;
+  for (int64_t i = 0; i < 8; ++i) texts.insert(TextOf(*mixed, i));
+  EXPECT_EQ(texts.count("a1"), 1);
+  EXPECT_EQ(texts.count("b1"), 3);
+}
+
+std::vector<std::string> CachedFiles(const std::string& data) {
+  std::vector<std::string> names;
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(data).parent_path() / ".capstan")) {
+    if (entry.path().filename() != "lock") names.push_back(entry.path());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(ChatTest, TheIndexIsKeptAndMadeAnewWhenItMustBe) {
+  const std::string path = File("k.jsonl", ManyRows());
+  MustMake(Of(path));
+  const std::vector<std::string> files = CachedFiles(path);
+  ASSERT_EQ(files.size(), 1);
+  const auto written = fs::last_write_time(files[0]);
+  EXPECT_EQ(MustMake(Of(path))->size(), 1000);
+  EXPECT_EQ(fs::last_write_time(files[0]), written);
+  EXPECT_EQ(CachedFiles(path).size(), 1);
+  // Another tokenizer or setting, another index.
+  ASSERT_TRUE(Make(Of(path), 2).ok());
+  ASSERT_TRUE(Make(Of(path, 5)).ok());
+  EXPECT_EQ(CachedFiles(path).size(), 3);
+  // A broken one.
+  fs::resize_file(files[0], 300);
+  EXPECT_EQ(MustMake(Of(path))->size(), 1000);
+  // Another file of that name.
+  File("k.jsonl", TextRow("only"));
+  EXPECT_EQ(MustMake(Of(path))->size(), 1);
+}
+
+// Not even where, as root, it could.
+TEST(ChatTest, AFolderThatNobodyMayWriteIsLeftAlone) {
+  const std::string path = File("w.jsonl", ManyRows());
+  const fs::path folder = fs::path(path).parent_path();
+  const std::string cache = ::testing::TempDir() + "/cache";
+  setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+  fs::permissions(folder, fs::perms::owner_read | fs::perms::owner_exec);
+  EXPECT_EQ(MustMake(Of(path))->size(), 1000);
+  fs::permissions(folder, fs::perms::owner_all);
+  EXPECT_FALSE(fs::exists(folder / ".capstan"));
+  EXPECT_FALSE(fs::is_empty(cache + "/capstan"));
+}
+
+TEST(ChatTest, AFileThatChangesMeanwhileIsAnError) {
+  const std::string path = File("m.jsonl", TextRow("abc") + TextRow("def"));
+  const auto chat = MustMake(Of(path));
+  std::fstream(path, std::ios::in | std::ios::out) << TextRow("a\\n");
+  Batch batch;
+  const absl::Status status = chat->Read({0}, &batch);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("m.jsonl:1: the file has changed"));
+}
+
+// A row of some MB, beside short ones.
+TEST(ChatTest, ARowLongerThanAnything) {
+  const auto chat = MustMake(
+      Of(File("l.jsonl", TextRow("ab") + TextRow(std::string(5 << 20, 'x')) +
+                             TextRow("cd"))));
+  ASSERT_EQ(chat->size(), 3);
+  EXPECT_EQ(TextOf(*chat, 1), std::string(100, 'x'));
+  EXPECT_EQ(TextOf(*chat, 2), "cd");
+}
+
+// However the file is cut, and by however many threads.
+TEST(IndexBuilderTest, RowsAndTheFirstErrorDoNotDependOnChunks) {
+  std::string text = ManyRows();
+  const std::string good = File("g.jsonl", text);
+  text.insert(text.find("{\"text\": \"row 700"), "[]\n");
+  text.insert(text.find("{\"text\": \"row 600"), "{}\n");
+  const std::string bad = File("b.jsonl", text);
+  const FakeTokenizer tokenizer({});
+  const RowEncoder encoder(&tokenizer, nullptr, absl::OkStatus(), ALL, 100);
+  for (uint64_t chunk : {uint64_t{1}, uint64_t{300}, uint64_t{1} << 30}) {
+    SourceFile source = *OpenSource(good);
+    std::vector<uint64_t> offsets;
+    const auto facts = IndexBuilder(source, {AUTO, ERROR, &encoder, chunk})
+                           .Run([&](absl::Span<const IndexedRow> rows) {
+                             for (const IndexedRow& row : rows) {
+                               offsets.push_back(row.offset);
+                             }
+                             return absl::OkStatus();
+                           });
+    ASSERT_TRUE(facts.ok()) << facts.status();
+    EXPECT_EQ(facts->rows, 1000);
+    EXPECT_EQ(facts->longest, 7);
+    EXPECT_EQ(offsets.size(), 1000);
+    EXPECT_TRUE(std::is_sorted(offsets.begin(), offsets.end()));
+    source = *OpenSource(bad);
+    EXPECT_THAT(std::string(IndexBuilder(source, {AUTO, ERROR, &encoder, chunk})
+                                .Run([](absl::Span<const IndexedRow>) {
+                                  return absl::OkStatus();
+                                })
+                                .status()
+                                .message()),
+                HasSubstr("b.jsonl:601: is an object without keys"));
+  }
+}
+
+}  // namespace
+}  // namespace chat
+}  // namespace capstan

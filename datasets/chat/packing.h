@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_CHAT_PACKING_H_
+#define CAPSTAN_DATASETS_CHAT_PACKING_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace capstan {
+namespace chat {
+
+// Pack i is items[begins[i]] to items[begins[i + 1]], without the last.
+struct Packs {
+  std::vector<uint64_t> begins = {0};
+  std::vector<uint32_t> items;
+};
+
+// Best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", 1973):
+// from the longest item on, each goes where it leaves the least room. Item i
+// has lengths[i], from 1 to capacity; no item is cut. Packs are in the order of
+// their first items, items of a pack in their own. O(n log capacity).
+Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity);
+
+}  // namespace chat
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_CHAT_PACKING_H_

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_CHAT_ROW_H_
+#define CAPSTAN_DATASETS_CHAT_ROW_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "datasets/chat/chat.pb.h"
+#include "plugins/sdk/chat_template.h"
+
+namespace capstan {
+namespace chat {
+
+// What a row says, whatever its kind: a conversation, or texts. Made to be
+// filled again and again, so that its strings keep their memory.
+class Row {
+ public:
+  void Clear() {
+    kind = AUTO;
+    is_text = false;
+    prompt_messages = 0;
+    prompt.clear();
+    completion.clear();
+    count_ = 0;
+  }
+  void Add(absl::string_view role, absl::string_view content) {
+    if (count_ == messages_.size()) messages_.emplace_back();
+    messages_[count_].role.assign(role.data(), role.size());
+    messages_[count_].content.assign(content.data(), content.size());
+    ++count_;
+  }
+  // Empty where is_text.
+  absl::Span<const ChatMessage> messages() const {
+    return absl::MakeConstSpan(messages_).first(count_);
+  }
+
+  Kind kind = AUTO;  // never AUTO once filled
+  // PROMPT_COMPLETION of texts, or TEXT (in `completion`).
+  bool is_text = false;
+  std::string prompt;
+  std::string completion;
+  // PROMPT_COMPLETION of messages: how many are the prompt's.
+  size_t prompt_messages = 0;
+
+ private:
+  std::vector<ChatMessage> messages_;
+  size_t count_ = 0;
+};
+
+// Turns JSON into rows. One a thread.
+class RowParser {
+ public:
+  RowParser();
+  ~RowParser();
+
+  // `json` is one object; `readable` bytes are there from json.data() on (a
+  // parser looks at a few behind the end, where there are some). kind AUTO: by
+  // the keys. INVALID_ARGUMENT: broken JSON, bytes that aren't UTF-8, keys of
+  // no known kind, values of other types, no message.
+  absl::Status Parse(absl::string_view json, size_t readable, Kind kind,
+                     Row* row);
+
+ private:
+  struct State;
+  const std::unique_ptr<State> state_;
+};
+
+}  // namespace chat
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_CHAT_ROW_H_

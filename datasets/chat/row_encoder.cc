@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/chat/row_encoder.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace chat {
+
+int64_t TokenRow::trained() const {
+  if (labels.empty()) return 0;
+  return static_cast<int64_t>(labels.size()) - 1 -
+         std::count(labels.begin() + 1, labels.end(), kIgnoredLabel);
+}
+
+RowEncoder::RowEncoder(const Tokenizer* tokenizer,
+                       const ChatTemplate* chat_template,
+                       absl::Status no_template, LossOn loss_on,
+                       int64_t max_length)
+    : tokenizer_(tokenizer),
+      template_(chat_template),
+      no_template_(std::move(no_template)),
+      loss_on_(loss_on),
+      max_length_(max_length) {
+  const int64_t eos = tokenizer->special_ids().eos;
+  if (eos >= 0) eos_ = tokenizer->Decode({eos});
+  // Around a text of one token that no tokenizer has.
+  std::vector<int64_t> ids = {-1};
+  tokenizer->AddEnds(&ids);
+  const auto text = std::find(ids.begin(), ids.end(), -1);
+  begin_.assign(ids.begin(), text);
+  if (text != ids.end()) end_.assign(text + 1, ids.end());
+}
+
+LossOn RowEncoder::LossOf(Kind kind) const {
+  if (loss_on_ != BY_KIND) return loss_on_;
+  return kind == PROMPT_COMPLETION ? COMPLETION : ALL;
+}
+
+absl::Status RowEncoder::Render(const Row& row, RenderedRow* out) const {
+  out->trained.clear();
+  out->everything = LossOf(row.kind) == ALL;
+  CAPSTAN_RETURN_IF_ERROR(row.is_text ? RenderText(row, out)
+                                      : RenderChat(row, out));
+  if (out->everything) {
+    out->trained.assign(1, {0, static_cast<int64_t>(out->text.size())});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RowEncoder::RenderText(const Row& row, RenderedRow* out) const {
+  out->with_begin = true;
+  out->with_end = row.kind == TEXT;
+  if (row.kind == TEXT && !out->everything) {
+    return absl::FailedPreconditionError(
+        "a row is a plain text, of which nothing is the assistant's or a "
+        "completion: set loss_on: ALL for this source");
+  }
+  out->text = row.prompt;
+  out->text += row.completion;
+  if (row.kind == TEXT) return absl::OkStatus();
+  out->text += eos_;
+  out->trained.emplace_back(static_cast<int64_t>(row.prompt.size()),
+                            static_cast<int64_t>(out->text.size()));
+  return absl::OkStatus();
+}
+
+absl::Status RowEncoder::RenderChat(const Row& row, RenderedRow* out) const {
+  out->with_begin = false;
+  out->with_end = false;
+  if (template_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("a row is a conversation, but ", no_template_.message()));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(ChatText text,
+                           template_->Render(row.messages(), false));
+  out->text = std::move(text.text);
+  const LossOn loss = LossOf(row.kind);
+  size_t first = 0;
+  if (loss == COMPLETION && row.kind == PROMPT_COMPLETION) {
+    const auto prompt = row.messages().first(row.prompt_messages);
+    first = std::count_if(
+        prompt.begin(), prompt.end(),
+        [](const ChatMessage& m) { return m.role == "assistant"; });
+  } else if (loss == COMPLETION && !text.assistant.empty()) {
+    first = text.assistant.size() - 1;
+  }
+  out->trained.assign(text.assistant.begin() + first, text.assistant.end());
+  return absl::OkStatus();
+}
+
+void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
+  Encoding encoding = tokenizer_->EncodeWithPlaces(row.text);
+  const size_t count = encoding.ids.size();
+  out->ids.clear();
+  out->labels.clear();
+  // Not twice, where the text spells them itself.
+  if (row.with_begin && !begin_.empty() &&
+      (count == 0 || encoding.ids[0] != begin_[0])) {
+    out->ids = begin_;
+    out->labels.assign(begin_.size(), kIgnoredLabel);
+    if (row.everything) out->labels = begin_;
+  }
+  auto range = row.trained.begin();
+  for (size_t i = 0; i < count; ++i) {
+    while (range != row.trained.end() && range->second <= encoding.begins[i]) {
+      ++range;
+    }
+    const bool trained = range != row.trained.end() &&
+                         range->first <= encoding.begins[i] &&
+                         encoding.ends[i] <= range->second;
+    out->ids.push_back(encoding.ids[i]);
+    out->labels.push_back(trained ? encoding.ids[i] : kIgnoredLabel);
+  }
+  if (row.with_end &&
+      (count == 0 || end_.empty() || encoding.ids.back() != end_.back())) {
+    out->ids.insert(out->ids.end(), end_.begin(), end_.end());
+    out->labels.insert(out->labels.end(), end_.begin(), end_.end());
+  }
+  out->was_cut = static_cast<int64_t>(out->ids.size()) > max_length_;
+  if (out->was_cut) {
+    out->ids.resize(max_length_);
+    out->labels.resize(max_length_);
+  }
+}
+
+std::string RowEncoder::Settings() const {
+  return absl::StrCat(
+      "template ", template_ == nullptr ? "" : template_->name(), "; loss on ",
+      LossOn_Name(loss_on_), "; at most ", max_length_, " tokens; eos ", eos_);
+}
+
+}  // namespace chat
+}  // namespace capstan

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/chat/row_encoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "datasets/chat/chat_tokenizer.h"
+#include "plugins/chat_template/fake_tokenizer.h"
+
+namespace capstan {
+namespace chat {
+namespace {
+
+using ::testing::HasSubstr;
+
+// ChatML's tokens; bos and eos as a base model has them.
+std::unique_ptr<FakeTokenizer> Base(bool adds_bos = false) {
+  auto tokenizer = std::make_unique<FakeTokenizer>(
+      std::vector<std::string>{"<|im_start|>", "<|im_end|>", "<|endoftext|>"});
+  tokenizer->set_special_ids({258, 258, -1}, adds_bos);
+  return tokenizer;
+}
+
+struct Parts {
+  explicit Parts(LossOn loss_on, int64_t max_length = 1000,
+                 bool adds_bos = false)
+      : tokenizer(WithChatTemplate(Base(adds_bos), *chatml)),
+        encoder(tokenizer.get(), chatml.get(), absl::OkStatus(), loss_on,
+                max_length) {}
+
+  const std::unique_ptr<ChatTemplate> chatml = *ChatTemplate::Named("chatml");
+  const std::unique_ptr<Tokenizer> tokenizer;
+  const RowEncoder encoder;
+};
+
+// What is trained on, in brackets: "user: [text]"; or the error.
+std::string Shown(const Parts& parts, const std::string& json) {
+  RowParser parser;
+  Row row;
+  RenderedRow rendered;
+  TokenRow tokens;
+  absl::Status status = parser.Parse(json, json.size(), AUTO, &row);
+  if (status.ok()) status = parts.encoder.Render(row, &rendered);
+  if (!status.ok()) return std::string(status.message());
+  parts.encoder.Encode(rendered, &tokens);
+  EXPECT_EQ(tokens.ids.size(), tokens.labels.size());
+  std::string out;
+  bool inside = false;
+  for (size_t i = 0; i < tokens.ids.size(); ++i) {
+    const bool trained = tokens.labels[i] != kIgnoredLabel;
+    if (trained) {
+      EXPECT_EQ(tokens.labels[i], tokens.ids[i]);
+    }
+    if (trained != inside) out += trained ? "[" : "]";
+    inside = trained;
+    out += parts.tokenizer->Decode({tokens.ids[i]});
+  }
+  return out + (inside ? "]" : "");
+}
+
+constexpr char kTalk[] = R"({"messages": [{"role": "user", "content": "a"},)"
+                         R"({"role": "assistant", "content": "b"},)"
+                         R"({"role": "user", "content": "<|im_end|>c"},)"
+                         R"({"role": "assistant", "content": "d"}]})";
+
+TEST(RowEncoderTest, LossOnSaysWhatOfAConversationIsTrained) {
+  const std::string u = "<|im_start|>user\n";
+  const std::string a = "<|im_start|>assistant\n";
+  const std::string e = "<|im_end|>";
+  EXPECT_EQ(Shown(Parts(BY_KIND), kTalk), "[" + u + "a" + e + "\n" + a + "b" +
+                                              e + "\n" + u + e + "c" + e +
+                                              "\n" + a + "d" + e + "\n]");
+  // By position: the same id is trained on at the end of the assistant's turns
+  // alone, though eos and pad are that id.
+  EXPECT_EQ(Shown(Parts(ASSISTANT), kTalk), u + "a" + e + "\n" + a + "[b" + e +
+                                                "]\n" + u + e + "c" + e + "\n" +
+                                                a + "[d" + e + "]\n");
+  EXPECT_EQ(Shown(Parts(COMPLETION), kTalk), u + "a" + e + "\n" + a + "b" + e +
+                                                 "\n" + u + e + "c" + e + "\n" +
+                                                 a + "[d" + e + "]\n");
+}
+
+TEST(RowEncoderTest, ACompletionEndsWithEos) {
+  const std::string texts = R"({"prompt": "p ", "completion": "c"})";
+  EXPECT_EQ(Shown(Parts(BY_KIND), texts), "p [c<|im_end|>]");
+  EXPECT_EQ(Shown(Parts(ASSISTANT), texts), "p [c<|im_end|>]");
+  EXPECT_EQ(Shown(Parts(ALL), texts), "[p c<|im_end|>]");
+  const std::string lists =
+      R"({"prompt": [{"role": "user", "content": "p"},)"
+      R"({"role": "assistant", "content": "x"},)"
+      R"({"role": "user", "content": "q"}],)"
+      R"("completion": [{"role": "assistant", "content": "c"}]})";
+  EXPECT_THAT(Shown(Parts(BY_KIND), lists),
+              ::testing::AllOf(HasSubstr("\nx<|im_end|>"),
+                               HasSubstr("assistant\n[c<|im_end|>]\n")));
+  EXPECT_THAT(Shown(Parts(ASSISTANT), lists), HasSubstr("[x<|im_end|>]"));
+}
+
+TEST(RowEncoderTest, PlainTextsGetWhatTheTokenizerPutsAroundThem) {
+  EXPECT_EQ(Shown(Parts(BY_KIND), R"({"text": "ab"})"), "[ab]");
+  EXPECT_EQ(Shown(Parts(BY_KIND, 1000, true), R"({"text": "ab"})"),
+            "[<|endoftext|>ab]");
+  EXPECT_EQ(Shown(Parts(BY_KIND, 1000, true), R"({"text": "<|endoftext|>ab"})"),
+            "[<|endoftext|>ab]");
+  EXPECT_EQ(Shown(Parts(BY_KIND, 1000, true),
+                  R"({"prompt": "p", "completion": "c"})"),
+            "<|endoftext|>p[c<|im_end|>]");
+  EXPECT_THAT(Shown(Parts(ASSISTANT), R"({"text": "ab"})"),
+              HasSubstr("set loss_on: ALL"));
+}
+
+TEST(RowEncoderTest, TruncationKeepsTheStart) {
+  EXPECT_EQ(Shown(Parts(ALL, 3), R"({"text": "abcdef"})"), "[abc]");
+  EXPECT_EQ(Shown(Parts(COMPLETION, 3), R"({"prompt":"ab","completion":"cd"})"),
+            "ab[c]");
+  TokenRow row;
+  row.labels = {7};  // nothing predicts the first
+  EXPECT_EQ(row.trained(), 0);
+  row.labels = {7, 7, kIgnoredLabel};
+  EXPECT_EQ(row.trained(), 1);
+}
+
+TEST(RowEncoderTest, WithoutATemplateOnlyConversationsAreErrors) {
+  const auto base = Base();
+  const RowEncoder encoder(base.get(), nullptr, absl::NotFoundError("none"),
+                           ALL, 10);
+  Row row;
+  RenderedRow rendered;
+  row.kind = TEXT;
+  row.is_text = true;
+  row.completion = "a";
+  EXPECT_TRUE(encoder.Render(row, &rendered).ok());
+  row.Clear();
+  row.kind = MESSAGES;
+  row.Add("user", "a");
+  const absl::Status status = encoder.Render(row, &rendered);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("but none"));
+}
+
+TEST(ChatTokenizerTest, SavesTheTemplateAndItsTokens) {
+  const std::string folder = ::testing::TempDir() + "/saved";
+  std::filesystem::create_directories(folder);
+  const Parts parts(ALL);
+  const Tokenizer::SpecialIds ids = parts.tokenizer->special_ids();
+  EXPECT_EQ(ids.bos, 256);
+  EXPECT_EQ(ids.eos, 257);
+  EXPECT_EQ(ids.pad, 257);
+  ASSERT_TRUE(parts.tokenizer->Save(folder).ok());
+  const auto json =
+      nlohmann::json::parse(std::ifstream(folder + "/tokenizer_config.json"));
+  EXPECT_EQ(json.at("chat_template"), parts.chatml->jinja());
+  EXPECT_EQ(json.at("bos_token"), "<|im_start|>");
+  EXPECT_EQ(json.at("eos_token"), "<|im_end|>");
+  EXPECT_EQ(json.at("pad_token"), "<|im_end|>");
+  EXPECT_EQ(json.at("model_max_length"), 64);  // kept
+  EXPECT_TRUE(std::filesystem::exists(folder + "/tokenizer.json"));
+}
+
+}  // namespace
+}  // namespace chat
+}  // namespace capstan

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
+#define CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "datasets/chat/chat.pb.h"
+#include "datasets/chat/mapped_file.h"
+#include "datasets/chat/row_encoder.h"
+#include "datasets/chat/source_file.h"
+
+namespace capstan {
+namespace chat {
+
+// A row that is trained on, as it lies in the index's file.
+struct IndexedRow {
+  uint64_t offset;  // in the source's text
+  uint64_t hash;    // of its bytes
+  uint32_t bytes;
+  uint32_t tokens;   // after truncation
+  uint32_t trained;  // of them; at least 1
+  uint32_t unused;
+};
+static_assert(sizeof(IndexedRow) == 32, "a file's layout");
+
+// What one pass over a source has found: a mapped file, so that a source of
+// any size costs no memory to speak of.
+class RowIndex {
+ public:
+  struct Facts {
+    uint64_t rows = 0;       // in the index
+    uint64_t untrained = 0;  // left out: no token to train on
+    uint64_t bad = 0;        // left out, as the config says
+    uint64_t cut = 0;        // of `rows`: longer than max_length
+    uint64_t chats = 0;      // of `rows`: conversations, not plain texts
+    uint64_t tokens = 0;
+    uint64_t trained = 0;
+    uint64_t longest = 0;  // tokens of the longest row, after truncation
+    char first_bad[256] = {};
+  };
+
+  // The cached index, or a new one: every row is parsed, rendered, tokenized,
+  // by all of the machine's cores. `tokenizer_hash` stands for all that the
+  // tokenizer depends on. The first bad row of the file is an error
+  // ("FILE:LINE:
+  // ..") unless they are skipped. Threads that are started have ended.
+  static absl::StatusOr<RowIndex> Open(const SourceFile& source, Kind kind,
+                                       BadRows bad_rows,
+                                       const RowEncoder& encoder,
+                                       uint64_t tokenizer_hash);
+
+  const Facts& facts() const { return *facts_; }
+  absl::Span<const IndexedRow> rows() const { return rows_; }
+  // Of all that the index depends on.
+  uint64_t key() const { return key_; }
+
+ private:
+  RowIndex() = default;
+
+  std::shared_ptr<const MappedFile> file_;
+  const Facts* facts_ = nullptr;
+  absl::Span<const IndexedRow> rows_;
+  uint64_t key_ = 0;
+};
+
+}  // namespace chat
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/chat/row.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace capstan {
+namespace chat {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// "role:content" of each message, or the error.
+std::vector<std::string> Messages(const std::string& json, Kind kind = AUTO) {
+  RowParser parser;
+  Row row;
+  const absl::Status status = parser.Parse(json, json.size(), kind, &row);
+  if (!status.ok()) return {"ERROR " + std::string(status.message())};
+  std::vector<std::string> out;
+  for (const ChatMessage& m : row.messages()) {
+    out.push_back(m.role + ":" + m.content);
+  }
+  return out;
+}
+
+TEST(RowTest, KnowsKindsByTheirKeys) {
+  EXPECT_THAT(Messages(R"({"topic": 3, "messages": [)"
+                       R"({"role": "user", "content": "a\n\u00e9", "id": 1},)"
+                       R"({"content": "b", "role": "assistant"}]})"),
+              ElementsAre("user:a\né", "assistant:b"));
+  EXPECT_THAT(Messages(R"({"system": "s", "user": "u", "assistant": "a"})"),
+              ElementsAre("system:s", "user:u", "assistant:a"));
+  EXPECT_THAT(Messages(R"({"system": null, "user": "u", "assistant": "a"})"),
+              ElementsAre("user:u", "assistant:a"));
+  EXPECT_THAT(Messages(R"({"question": "q", "answer": "a"})"),
+              ElementsAre("user:q", "assistant:a"));
+  EXPECT_THAT(Messages(R"({"instruction": "i", "input": "", "output": "o"})"),
+              ElementsAre("user:i", "assistant:o"));
+  EXPECT_THAT(Messages(R"({"instruction": "i", "input": "x", "output": "o",)"
+                       R"("system": "s", "history": [["a", "b"]]})"),
+              ElementsAre("system:s", "user:a", "assistant:b", "user:i\nx",
+                          "assistant:o"));
+  EXPECT_THAT(Messages(R"({"conversations": [{"from": "system", "value": "s"},)"
+                       R"({"from": "human", "value": "h"},)"
+                       R"({"from": "function_call", "value": "f"},)"
+                       R"({"from": "observation", "value": "o"},)"
+                       R"({"from": "gpt", "value": "g"}]})"),
+              ElementsAre("system:s", "user:h", "assistant:f", "tool:o",
+                          "assistant:g"));
+}
+
+TEST(RowTest, ANamedKindRules) {
+  const std::string both = R"({"text": "t", "question": "q", "answer": "a"})";
+  EXPECT_THAT(Messages(both), ElementsAre("user:q", "assistant:a"));
+  RowParser parser;
+  Row row;
+  ASSERT_TRUE(parser.Parse(both, both.size(), TEXT, &row).ok());
+  EXPECT_TRUE(row.is_text);
+  EXPECT_EQ(row.completion, "t");
+  EXPECT_THAT(Messages(both, MESSAGES),
+              ElementsAre("ERROR has no \"messages\""));
+}
+
+TEST(RowTest, PromptAndCompletionAreTextsOrMessages) {
+  RowParser parser;
+  Row row;
+  const std::string texts = R"({"prompt": "p", "completion": " c"})";
+  ASSERT_TRUE(parser.Parse(texts, texts.size(), AUTO, &row).ok());
+  EXPECT_TRUE(row.is_text);
+  EXPECT_EQ(row.prompt + "|" + row.completion, "p| c");
+  const std::string lists =
+      R"({"prompt": [{"role": "user", "content": "p"}],)"
+      R"("completion": [{"role": "assistant", "content": "c"}]})";
+  ASSERT_TRUE(parser.Parse(lists, lists.size(), AUTO, &row).ok());
+  EXPECT_FALSE(row.is_text);
+  EXPECT_EQ(row.prompt_messages, 1);
+  EXPECT_EQ(row.messages().size(), 2);
+  EXPECT_THAT(Messages(R"({"prompt": [{"role": "user", "content": "p"}],)"
+                       R"("completion": "c"})"),
+              ElementsAre(HasSubstr("\"completion\" is a text, not a list")));
+}
+
+// Each with what is wrong; nothing crashes.
+TEST(RowTest, WrongRowsSayWhatIsWrong) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"{", "broken JSON"},
+      {"", "broken JSON"},
+      {R"({"text": "a"} x)", "broken JSON"},
+      {R"({"text": "a", "n": tru})", "broken JSON"},
+      {"{\"text\": \"\xff\"}", "is not UTF-8"},
+      {"{\"text\": \"\xed\xa0\x80\"}", "is not UTF-8"},
+      {"[1]", "is a list, not an object"},
+      {"3", "is a number, not an object"},
+      {"{}", "without keys"},
+      {R"({"txt": "a"})", "has the keys \"txt\"; a row has messages"},
+      {R"({"text": ""})", "\"text\" is empty"},
+      {R"({"text": 3})", "\"text\" is a number, not a text"},
+      {R"({"messages": []})", "\"messages\" is empty"},
+      {R"({"messages": {}})", "\"messages\" is an object, not a list"},
+      {R"({"messages": ["a"]})",
+       "message 1 of \"messages\" is a text, not an object"},
+      {R"({"messages": [{"role": "user"}]})",
+       "message 1 of \"messages\" has no \"content\""},
+      {R"({"messages": [{"role": "user", "content": null}]})",
+       "\"content\" is null, not a text"},
+      {R"({"messages": [{"role": 1, "content": ""}]})",
+       "\"role\" is a number, not a text"},
+      {R"({"conversations": [{"from": "bot", "value": "a"}]})",
+       "is from \"bot\"; known are human"},
+      {R"({"question": "a", "answer": ["b"]})", "\"answer\" is a list"},
+      {R"({"instruction": "a", "output": "b", "history": [["c"]]})",
+       "\"history\" is not a list of"},
+      {std::string(2000, '['), "broken JSON"},
+  };
+  for (const auto& [json, words] : cases) {
+    EXPECT_THAT(Messages(json), ElementsAre(HasSubstr(words))) << json;
+  }
+}
+
+// The parser looks behind a row where it may, and a row's strings are made
+// anew each time.
+TEST(RowTest, RowsFollowEachOtherInOneText) {
+  const std::string text =
+      R"({"messages":[{"role":"user","content":"long enough"},)"
+      R"({"role":"assistant","content":"b"}]}{"question":"q","answer":"a"})";
+  const size_t first = text.find("}{") + 1;
+  RowParser parser;
+  Row row;
+  ASSERT_TRUE(parser
+                  .Parse(absl::string_view(text).substr(0, first), text.size(),
+                         AUTO, &row)
+                  .ok());
+  EXPECT_EQ(row.messages()[0].content, "long enough");
+  ASSERT_TRUE(parser
+                  .Parse(absl::string_view(text).substr(first),
+                         text.size() - first, AUTO, &row)
+                  .ok());
+  ASSERT_EQ(row.messages().size(), 2);
+  EXPECT_EQ(row.messages()[0].content, "q");
+}
+
+}  // namespace
+}  // namespace chat
+}  // namespace capstan

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/chat/sample_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "datasets/chat/cache_file.h"
+#include "datasets/chat/packing.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace chat {
+namespace {
+
+constexpr uint64_t kMagic = 0x31504d5350414343ULL;  // "CCAPSMP1"
+
+// Behind it, for each part: begins (if packed), then for each part: rows.
+struct Header {
+  uint64_t magic = kMagic;
+  uint64_t key = 0;
+  uint64_t packed = 0;
+  uint64_t samples[2] = {};
+  uint64_t rows[2] = {};
+
+  uint64_t begins(int part) const {
+    return packed != 0 ? samples[part] + 1 : 0;
+  }
+  uint64_t FileSize() const {
+    return sizeof(Header) + (begins(0) + begins(1)) * sizeof(uint64_t) +
+           (rows[0] + rows[1]) * sizeof(uint32_t);
+  }
+};
+
+const Header* HeaderOf(const MappedFile& file, uint64_t key) {
+  const absl::string_view bytes = file.bytes();
+  if (bytes.size() < sizeof(Header)) return nullptr;
+  const auto* const header = reinterpret_cast<const Header*>(bytes.data());
+  const bool whole = header->magic == kMagic && header->key == key &&
+                     header->FileSize() == bytes.size();
+  return whole ? header : nullptr;
+}
+
+// The rows of each part.
+absl::StatusOr<std::array<std::vector<uint32_t>, 2>> Split(
+    absl::Span<const IndexedRow> rows, double fraction) {
+  std::array<std::vector<uint32_t>, 2> parts;
+  uint64_t held_out = 0;
+  if (fraction > 0) {
+    CAPSTAN_ASSIGN_OR_RETURN(held_out, HeldOutBelow(rows, fraction));
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool held = fraction > 0 && rows[i].hash <= held_out;
+    parts[held ? kHeldOut : kTrain].push_back(static_cast<uint32_t>(i));
+  }
+  return parts;
+}
+
+// Packs of the rows' numbers in the index.
+Packs Pack(absl::Span<const IndexedRow> rows, const std::vector<uint32_t>& part,
+           int64_t max_length) {
+  std::vector<uint32_t> lengths;
+  lengths.reserve(part.size());
+  for (uint32_t row : part) lengths.push_back(rows[row].tokens);
+  Packs packs = PackBestFit(lengths, static_cast<uint32_t>(max_length));
+  for (uint32_t& item : packs.items) item = part[item];
+  return packs;
+}
+
+template <typename T>
+bool Put(const std::vector<T>& values, std::FILE* file) {
+  return std::fwrite(values.data(), sizeof(T), values.size(), file) ==
+         values.size();
+}
+
+absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
+                   int64_t max_length, double fraction, uint64_t key,
+                   const std::string& path) {
+  CAPSTAN_ASSIGN_OR_RETURN(auto parts, Split(rows, fraction));
+  Header header;
+  header.key = key;
+  header.packed = packing == BEST_FIT ? 1 : 0;
+  std::array<std::vector<uint64_t>, 2> begins;
+  for (int part : {kTrain, kHeldOut}) {
+    header.rows[part] = header.samples[part] = parts[part].size();
+    if (packing != BEST_FIT) continue;
+    Packs packs = Pack(rows, parts[part], max_length);
+    parts[part] = std::move(packs.items);
+    begins[part] = std::move(packs.begins);
+    header.samples[part] = begins[part].size() - 1;
+  }
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
+      std::fopen(path.c_str(), "wb"), std::fclose);
+  if (file != nullptr &&
+      std::fwrite(&header, sizeof(header), 1, file.get()) == 1 &&
+      Put(begins[0], file.get()) && Put(begins[1], file.get()) &&
+      Put(parts[0], file.get()) && Put(parts[1], file.get()) &&
+      std::fflush(file.get()) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(path, " can't be written: is the disk full?"));
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> HeldOutBelow(absl::Span<const IndexedRow> rows,
+                                      double fraction) {
+  std::vector<uint64_t> hashes;
+  hashes.reserve(rows.size());
+  for (const IndexedRow& row : rows) hashes.push_back(row.hash);
+  const auto wanted = static_cast<size_t>(
+      std::max<int64_t>(1, std::llround(fraction * rows.size())));
+  const auto last = hashes.begin() + std::min(wanted, hashes.size()) - 1;
+  std::nth_element(hashes.begin(), last, hashes.end());
+  const uint64_t held_out = *last;
+  const bool some_left =
+      std::any_of(hashes.begin(), hashes.end(),
+                  [&](uint64_t hash) { return hash > held_out; });
+  if (some_left) return held_out;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "its ", rows.size(), " rows leave nothing to train on when ", fraction,
+      " of them, and those equal to them, are held out"));
+}
+
+absl::StatusOr<SampleTable> SampleTable::Open(const SourceFile& source,
+                                              const RowIndex& index,
+                                              Packing packing,
+                                              int64_t max_length,
+                                              double validation_fraction) {
+  SampleTable table;
+  if (packing == NONE && validation_fraction == 0) {
+    table.parts_[kTrain].samples = static_cast<int64_t>(index.rows().size());
+    return table;
+  }
+  CacheKey fields;
+  fields.Add(index.key())
+      .Add(Packing_Name(packing))
+      .Add(static_cast<uint64_t>(max_length))
+      .Add(absl::StrCat(validation_fraction));
+  const uint64_t key = fields.hash();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string path,
+                           CachedFile(
+                               source.path, key, "samples",
+                               [&](const std::string& at) {
+                                 const auto file = MappedFile::Open(at);
+                                 return file.ok() &&
+                                        HeaderOf(**file, key) != nullptr;
+                               },
+                               [&](const std::string& to) {
+                                 return Write(index.rows(), packing, max_length,
+                                              validation_fraction, key, to);
+                               }));
+  CAPSTAN_ASSIGN_OR_RETURN(table.file_, MappedFile::Open(path));
+  const Header* const header = HeaderOf(*table.file_, key);
+  if (header == nullptr) {
+    return absl::DataLossError(
+        absl::StrCat(path, " changed while it was opened: start again"));
+  }
+  const auto* begins = reinterpret_cast<const uint64_t*>(header + 1);
+  const auto* rows = reinterpret_cast<const uint32_t*>(
+      begins + header->begins(0) + header->begins(1));
+  for (int part : {kTrain, kHeldOut}) {
+    Samples& samples = table.parts_[part];
+    samples.samples = static_cast<int64_t>(header->samples[part]);
+    samples.begins = absl::MakeConstSpan(begins, header->begins(part));
+    samples.rows = absl::MakeConstSpan(rows, header->rows[part]);
+    begins += header->begins(part);
+    rows += header->rows[part];
+  }
+  return table;
+}
+
+absl::Span<const uint32_t> SampleTable::Rows(Part part, int64_t sample,
+                                             uint32_t* one) const {
+  const Samples& samples = parts_[part];
+  if (!samples.begins.empty()) {
+    const uint64_t begin = samples.begins[sample];
+    return samples.rows.subspan(begin, samples.begins[sample + 1] - begin);
+  }
+  *one = samples.rows.empty() ? static_cast<uint32_t>(sample)
+                              : samples.rows[sample];
+  return absl::MakeConstSpan(one, 1);
+}
+
+}  // namespace chat
+}  // namespace capstan

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_CHAT_SOURCE_FILE_H_
+#define CAPSTAN_DATASETS_CHAT_SOURCE_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "datasets/chat/mapped_file.h"
+
+namespace capstan {
+namespace chat {
+
+// A data file as JSON text in memory.
+struct SourceFile {
+  std::string path;  // as the config has it, for errors
+  std::shared_ptr<const MappedFile> text;
+};
+
+// Maps `path`, or what is packed in it: gzip and zstd are told by their first
+// bytes, and unpacked once into a cached file. UNIMPLEMENTED for Parquet, with
+// how to convert it.
+absl::StatusOr<SourceFile> OpenSource(const std::string& path);
+
+// Where a row is.
+struct RowPlace {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  uint64_t line = 0;  // from 1; of its first byte
+};
+
+// Cuts a text into rows without parsing them. The text is one JSON object a
+// line, a JSON list, or an object whose "data" is a list; which, is told by its
+// beginning.
+class RowScanner {
+ public:
+  explicit RowScanner(absl::string_view text);
+
+  // The next rows, of about `bytes` in all (at least one); none at the end.
+  // Blank lines are no rows. An error for a list that goes wrong between rows,
+  // with its line.
+  absl::Status Next(uint64_t bytes, std::vector<RowPlace>* rows);
+
+ private:
+  void NextLines(uint64_t bytes, std::vector<RowPlace>* rows);
+  absl::Status NextElements(uint64_t bytes, std::vector<RowPlace>* rows);
+  void SkipSpace();
+  void SkipValue();
+  absl::string_view ReadString();
+  bool EnterDataList();
+  absl::Status Wrong(absl::string_view what) const;
+
+  const absl::string_view text_;
+  uint64_t at_ = 0;
+  uint64_t line_ = 1;
+  bool is_list_ = false;
+  bool is_first_ = true;    // no element of the list yet
+  bool is_closed_ = false;  // the list's end is behind at_
+};
+
+// The line, from 1, of a byte of the text.
+uint64_t LineOf(absl::string_view text, uint64_t offset);
+
+}  // namespace chat
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_CHAT_SOURCE_FILE_H_

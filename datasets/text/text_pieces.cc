@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/text/text_pieces.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+
+namespace capstan {
+namespace text {
+namespace {
+
+// To each side of a cut.
+constexpr size_t kSurroundings = 2048;
+// Lines tried for a cut before the piece grows.
+constexpr int kTries = 16;
+
+// Where the first line begins behind `from` that doesn't begin with white
+// space.
+size_t NextLine(absl::string_view text, size_t from) {
+  size_t at = text.find('\n', from);
+  while (at != absl::string_view::npos && at + 1 < text.size()) {
+    if (!absl::ascii_isspace(text[at + 1])) return at + 1;
+    at = text.find('\n', at + 1);
+  }
+  return absl::string_view::npos;
+}
+
+// `at`, or the place behind it, that no character is cut at.
+size_t CharacterBegin(absl::string_view text, size_t at) {
+  while (at < text.size() &&
+         (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) {
+    ++at;
+  }
+  return at;
+}
+
+bool CanCut(const Tokenizer& tokenizer, absl::string_view text, size_t at) {
+  const size_t begin = CharacterBegin(text, at - std::min(at, kSurroundings));
+  const size_t end =
+      CharacterBegin(text, std::min(text.size(), at + kSurroundings));
+  std::vector<int64_t> apart = tokenizer.Encode(text.substr(begin, at - begin));
+  const std::vector<int64_t> right =
+      tokenizer.Encode(text.substr(at, end - at));
+  apart.insert(apart.end(), right.begin(), right.end());
+  return apart == tokenizer.Encode(text.substr(begin, end - begin));
+}
+
+}  // namespace
+
+std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
+                                       absl::string_view text,
+                                       size_t piece_bytes) {
+  std::vector<absl::string_view> pieces;
+  size_t begin = 0;
+  size_t from = piece_bytes;
+  while (from < text.size()) {
+    size_t cut = NextLine(text, from);
+    int tries = 1;
+    while (cut != absl::string_view::npos && !CanCut(tokenizer, text, cut)) {
+      cut = tries++ < kTries ? NextLine(text, cut) : absl::string_view::npos;
+    }
+    if (cut == absl::string_view::npos) {
+      from += piece_bytes;
+      continue;
+    }
+    pieces.push_back(text.substr(begin, cut - begin));
+    begin = cut;
+    from = cut + piece_bytes;
+  }
+  pieces.push_back(text.substr(begin));
+  return pieces;
+}
+
+}  // namespace text
+}  // namespace capstan

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Files of tokens that are read where they lie, with an index of the documents
+// that the tokens belong to. All numbers are little-endian:
+//
+//   header, 64 bytes: "CAPTOKNS", version u32 (1), bytes of a token u32 (2 or
+//     4), vocabulary u64, tokenizer's hash u64, documents u64, tokens u64,
+//     1 if the tokenizer's ends were added else 0 u32, CRC-32C of all behind
+//     the tokens u32, 0 u32, CRC-32C of the 60 bytes before it u32
+//   tokens, filled up with zeros to a multiple of 8 bytes
+//   CRC-32C u32 of each 4 MiB of the tokens, filled up likewise
+//   where each document begins, in tokens, and the number of tokens, u64
+#ifndef CAPSTAN_DATASETS_TEXT_TOKEN_FILE_H_
+#define CAPSTAN_DATASETS_TEXT_TOKEN_FILE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "datasets/text/mapped_file.h"
+
+namespace capstan {
+namespace text {
+
+struct TokenFileInfo {
+  int64_t vocab_size = 0;       // ids are smaller
+  uint64_t tokenizer_hash = 0;  // TokenizerHash of its tokenizer.json
+  bool ends_added = false;      // to each document
+};
+
+// CRC-64 (ECMA-182, reflected) of a tokenizer.json's bytes: tells tokenizers
+// apart, and proves nothing.
+uint64_t TokenizerHash(absl::string_view tokenizer_json);
+
+// Writes a token file; it is under its name when Close has returned OK, and
+// until then hidden beside it. Errors name the file.
+class TokenFileWriter {
+ public:
+  static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(
+      const std::string& path, const TokenFileInfo& info);
+  // Without Close the file is removed.
+  ~TokenFileWriter();
+  TokenFileWriter(const TokenFileWriter&) = delete;
+  TokenFileWriter& operator=(const TokenFileWriter&) = delete;
+
+  // More tokens of the document that is being written.
+  absl::Status Append(absl::Span<const int64_t> ids);
+  // The document ends here; it may be empty.
+  void EndDocument();
+  absl::Status Close();
+
+  int64_t tokens() const { return tokens_; }
+  int64_t documents() const { return static_cast<int64_t>(begins_.size()) - 1; }
+
+ private:
+  TokenFileWriter(std::string path, const TokenFileInfo& info, int fd);
+  absl::Status Write(absl::string_view bytes);
+  absl::Status WriteChunk();
+  std::string Header(uint32_t tail_crc) const;
+
+  const std::string path_;
+  const std::string hidden_;
+  const TokenFileInfo info_;
+  const size_t token_bytes_;
+  int fd_;
+  int64_t tokens_ = 0;
+  std::vector<uint64_t> begins_ = {0};
+  std::string chunk_;  // tokens that aren't written yet
+  std::vector<uint32_t> crcs_;
+};
+
+// Thread-safe.
+class TokenFile {
+ public:
+  // Whether these bytes begin as a token file does.
+  static bool IsTokenFile(absl::string_view bytes);
+
+  // Checks everything but the tokens. DATA_LOSS, with the file's name, for what
+  // is damaged; UNIMPLEMENTED for another version.
+  static absl::StatusOr<std::unique_ptr<TokenFile>> Open(
+      std::shared_ptr<MappedFile> file);
+
+  const TokenFileInfo& info() const { return info_; }
+  int64_t tokens() const { return tokens_; }
+  int64_t documents() const { return documents_; }
+  // Where document i begins, in tokens; of i = documents() the end of all.
+  int64_t DocumentBegin(int64_t i) const;
+
+  // Tokens [begin, begin + n), which must be there. The first time that a part
+  // of the file is read it is checked: DATA_LOSS if it is damaged.
+  absl::Status Read(int64_t begin, int64_t n, int64_t* out) const;
+
+ private:
+  explicit TokenFile(std::shared_ptr<MappedFile> file)
+      : file_(std::move(file)) {}
+  absl::Status ReadHeader();
+  absl::Status CheckTail(uint32_t crc) const;
+  absl::Status CheckChunk(int64_t chunk) const;
+
+  const std::shared_ptr<MappedFile> file_;
+  TokenFileInfo info_;
+  size_t token_bytes_ = 0;
+  int64_t tokens_ = 0;
+  int64_t documents_ = 0;
+  int64_t chunks_ = 0;
+  const char* token_data_ = nullptr;
+  const char* crcs_ = nullptr;
+  const char* begins_ = nullptr;
+  // By chunk: whether it has been found undamaged.
+  std::unique_ptr<std::atomic<bool>[]> checked_;
+};
+
+}  // namespace text
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_TEXT_TOKEN_FILE_H_

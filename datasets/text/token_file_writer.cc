@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <isa-l/crc64.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "datasets/text/token_file.h"
+#include "datasets/text/token_file_format.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace text {
+namespace {
+
+absl::Status PathError(const std::string& path) {
+  const std::string message =
+      absl::StrCat(path, " can't be written: ", std::strerror(errno));
+  return errno == ENOSPC ? absl::ResourceExhaustedError(message)
+                         : absl::UnavailableError(message);
+}
+
+std::string Hidden(const std::string& path) {
+  const std::filesystem::path p(path);
+  return (p.parent_path() / absl::StrCat(".", p.filename().string(), ".new"))
+      .string();
+}
+
+}  // namespace
+
+uint64_t TokenizerHash(absl::string_view tokenizer_json) {
+  return crc64_ecma_refl(
+      0, reinterpret_cast<const unsigned char*>(tokenizer_json.data()),
+      tokenizer_json.size());
+}
+
+TokenFileWriter::TokenFileWriter(std::string path, const TokenFileInfo& info,
+                                 int fd)
+    : path_(std::move(path)),
+      hidden_(Hidden(path_)),
+      info_(info),
+      token_bytes_(TokenBytes(info.vocab_size)),
+      fd_(fd) {}
+
+absl::StatusOr<std::unique_ptr<TokenFileWriter>> TokenFileWriter::Create(
+    const std::string& path, const TokenFileInfo& info) {
+  if (info.vocab_size < 1 || info.vocab_size > int64_t{1} << 32) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": a vocabulary of ", info.vocab_size, " can't be written"));
+  }
+  const std::string hidden = Hidden(path);
+  const int fd =
+      open(hidden.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return PathError(hidden);
+  std::unique_ptr<TokenFileWriter> writer(new TokenFileWriter(path, info, fd));
+  // Its place; what belongs there is known at the end.
+  CAPSTAN_RETURN_IF_ERROR(writer->Write(std::string(kHeaderBytes, '\0')));
+  return writer;
+}
+
+TokenFileWriter::~TokenFileWriter() {
+  if (fd_ < 0) return;
+  close(fd_);
+  unlink(hidden_.c_str());
+}
+
+absl::Status TokenFileWriter::Write(absl::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd_, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return PathError(hidden_);
+    bytes.remove_prefix(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TokenFileWriter::WriteChunk() {
+  crcs_.push_back(ExtendCrc32c(0, chunk_));
+  CAPSTAN_RETURN_IF_ERROR(Write(chunk_));
+  chunk_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status TokenFileWriter::Append(absl::Span<const int64_t> ids) {
+  for (int64_t id : ids) {
+    if (id < 0 || id >= info_.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path_, ": token ", id, " isn't in a vocabulary of ",
+                       info_.vocab_size));
+    }
+    if (token_bytes_ == 2) {
+      AppendNumber(static_cast<uint16_t>(id), &chunk_);
+    } else {
+      AppendNumber(static_cast<uint32_t>(id), &chunk_);
+    }
+    ++tokens_;
+    if (chunk_.size() == kTokenChunkBytes) {
+      CAPSTAN_RETURN_IF_ERROR(WriteChunk());
+    }
+  }
+  return absl::OkStatus();
+}
+
+void TokenFileWriter::EndDocument() {
+  begins_.push_back(static_cast<uint64_t>(tokens_));
+}
+
+std::string TokenFileWriter::Header(uint32_t tail_crc) const {
+  std::string header = kTokenFileMagic;
+  AppendNumber(kTokenFileVersion, &header);
+  AppendNumber(static_cast<uint32_t>(token_bytes_), &header);
+  AppendNumber(static_cast<uint64_t>(info_.vocab_size), &header);
+  AppendNumber(info_.tokenizer_hash, &header);
+  AppendNumber(static_cast<uint64_t>(documents()), &header);
+  AppendNumber(static_cast<uint64_t>(tokens_), &header);
+  AppendNumber(static_cast<uint32_t>(info_.ends_added ? 1 : 0), &header);
+  AppendNumber(tail_crc, &header);
+  AppendNumber(uint32_t{0}, &header);
+  AppendNumber(ExtendCrc32c(0, header), &header);
+  return header;
+}
+
+absl::Status TokenFileWriter::Close() {
+  const uint64_t bytes = tokens_ * token_bytes_;
+  if (!chunk_.empty()) CAPSTAN_RETURN_IF_ERROR(WriteChunk());
+  CAPSTAN_RETURN_IF_ERROR(Write(std::string(RoundUp8(bytes) - bytes, '\0')));
+  std::string tail;
+  for (uint32_t crc : crcs_) AppendNumber(crc, &tail);
+  tail.resize(RoundUp8(tail.size()));
+  for (uint64_t begin : begins_) AppendNumber(begin, &tail);
+  CAPSTAN_RETURN_IF_ERROR(Write(tail));
+  if (lseek(fd_, 0, SEEK_SET) != 0) return PathError(hidden_);
+  CAPSTAN_RETURN_IF_ERROR(Write(Header(ExtendCrc32c(0, tail))));
+  if (fsync(fd_) != 0) return PathError(hidden_);
+  if (std::rename(hidden_.c_str(), path_.c_str()) != 0) return PathError(path_);
+  close(fd_);
+  fd_ = -1;
+  return absl::OkStatus();
+}
+
+}  // namespace text
+}  // namespace capstan

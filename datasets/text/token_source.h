@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_TEXT_TOKEN_SOURCE_H_
+#define CAPSTAN_DATASETS_TEXT_TOKEN_SOURCE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "datasets/text/mapped_file.h"
+#include "datasets/text/text.pb.h"
+#include "plugins/sdk/tokenizer.h"
+
+namespace capstan {
+namespace text {
+
+// The tokens of a text from its beginning to its end. Thread-safe.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+
+  virtual int64_t size() const = 0;
+  // Whether each token is a byte of the text.
+  virtual bool bytes() const { return false; }
+  // Where validation begins that has this fraction of the text.
+  virtual int64_t TrainSize(double validation_fraction) const = 0;
+  // Tokens [begin, begin + n), which must be there.
+  virtual absl::Status Read(int64_t begin, int64_t n, int64_t* out) const = 0;
+};
+
+struct TokenizedText {
+  std::shared_ptr<const TokenSource> tokens;
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
+
+// `file` as the config's tokenizer has it, tokenized now where it must be.
+// Errors name the config's field.
+absl::StatusOr<TokenizedText> OpenTokens(const Config& config,
+                                         std::shared_ptr<MappedFile> file);
+
+}  // namespace text
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_TEXT_TOKEN_SOURCE_H_

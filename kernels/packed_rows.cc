@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/packed_rows.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+
+#include <algorithm>
+
+namespace capstan {
+namespace kernels {
+
+PackedRows::PackedRows(const at::Tensor& positions)
+    : positions_(positions.contiguous()) {
+  TORCH_CHECK(positions.dim() == 2 && positions.scalar_type() == at::kLong,
+              "positions must be [rows, T] int64");
+  if (!positions.is_cpu() || positions.numel() == 0) return;
+  const int64_t length = positions.size(1);
+  const int64_t* p = positions_.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < positions.size(0); ++row, p += length) {
+    for (int64_t t = 0; t < length; ++t) {
+      if (p[t] == 0) {
+        documents_.push_back({t, 0});
+      } else {
+        TORCH_CHECK(t > 0 && p[t] == p[t - 1] + 1, "the positions of row ", row,
+                    " must begin at 0 and rise by 1 within a document; at ", t,
+                    " stands ", p[t]);
+      }
+      longest_ = std::max(longest_, ++documents_.back().length);
+    }
+    row_ends_.push_back(static_cast<int64_t>(documents_.size()));
+  }
+}
+
+const at::Tensor& PackedRows::mask() const {
+  if (!mask_.defined()) {
+    const at::AutoGradMode no_gradients(false);
+    const at::Tensor keys =
+        at::arange(positions_.size(1), positions_.options());
+    const at::Tensor first = (keys - positions_).unsqueeze(2);
+    mask_ = ((keys >= first) & (keys <= keys.unsqueeze(1))).unsqueeze(1);
+  }
+  return mask_;
+}
+
+}  // namespace kernels
+}  // namespace capstan

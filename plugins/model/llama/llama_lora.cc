@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/model/llama/llama_lora.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "plugins/sdk/lora.h"
+#include "plugins/sdk/random.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace llama {
+namespace {
+
+constexpr char kAllLinear[] = "all-linear";
+
+// The linear layer that a parameter is the weight of, "" if it can't have an
+// adapter: norms, the embedding and the head.
+std::string ModuleOf(const ParameterSpec& spec) {
+  absl::string_view module = spec.name;
+  if (spec.shape.size() != 2 || !absl::ConsumeSuffix(&module, ".weight") ||
+      !absl::StrContains(module, ".layers.")) {
+    return "";
+  }
+  return std::string(module);
+}
+
+// Whether `target` is the module's name, or the end of it from a dot on.
+bool Names(absl::string_view target, absl::string_view module) {
+  return target == module ||
+         (absl::ConsumeSuffix(&module, target) && absl::EndsWith(module, "."));
+}
+
+absl::Status CheckNumbers(const LoraSpec& spec) {
+  if (spec.rank < 1 || spec.rank > std::numeric_limits<int32_t>::max()) {
+    return FieldError("rank",
+                      absl::StrCat("must be greater than 0, is ", spec.rank));
+  }
+  if (!(spec.alpha > 0.0 && std::isfinite(spec.alpha))) {
+    return FieldError("alpha",
+                      absl::StrCat("must be greater than 0, is ", spec.alpha));
+  }
+  if (!(spec.dropout >= 0.0 && spec.dropout < 1.0)) {
+    return FieldError(
+        "dropout",
+        absl::StrCat("must be at least 0 and below 1, is ", spec.dropout));
+  }
+  return absl::OkStatus();
+}
+
+// Whether each name in target_modules is one of the model's.
+absl::Status CheckNames(const LoraSpec& spec,
+                        const std::vector<ParameterSpec>& base) {
+  std::set<std::string> last_parts, modules;
+  for (const ParameterSpec& parameter : base) {
+    const std::string module = ModuleOf(parameter);
+    if (module.empty()) continue;
+    modules.insert(module);
+    last_parts.insert(module.substr(module.rfind('.') + 1));
+  }
+  const std::string known =
+      absl::StrCat(absl::StrJoin(last_parts, ", "), ", or ", kAllLinear);
+  if (spec.target_modules.empty()) {
+    return FieldError(
+        "target_modules",
+        absl::StrCat("is empty: name the modules that get an adapter (", known,
+                     ")"));
+  }
+  for (const std::string& target : spec.target_modules) {
+    if (target == kAllLinear ||
+        std::any_of(modules.begin(), modules.end(), [&](const auto& module) {
+          return Names(target, module);
+        })) {
+      continue;
+    }
+    return FieldError("target_modules",
+                      absl::StrCat("'", target,
+                                   "' is none of this model's modules, which "
+                                   "are ",
+                                   known));
+  }
+  return absl::OkStatus();
+}
+
+bool IsTarget(const LoraSpec& spec, const std::string& module) {
+  return !module.empty() &&
+         std::any_of(spec.target_modules.begin(), spec.target_modules.end(),
+                     [&](const std::string& target) {
+                       return target == kAllLinear || Names(target, module);
+                     });
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LlamaLora>> LlamaLora::Create(
+    const LoraSpec& spec, const std::vector<ParameterSpec>& base) {
+  CAPSTAN_RETURN_IF_ERROR(CheckNumbers(spec));
+  CAPSTAN_RETURN_IF_ERROR(CheckNames(spec, base));
+  std::unique_ptr<LlamaLora> lora(new LlamaLora(spec));
+  lora->AddAdapters(base);
+  if (!spec.pretrained.empty()) {
+    const absl::Status opened = lora->OpenPretrained();
+    if (!opened.ok()) return FieldError("pretrained", opened.message());
+  }
+  return lora;
+}
+
+void LlamaLora::AddAdapters(const std::vector<ParameterSpec>& base) {
+  place_.assign(base.size(), -1);
+  keys_.assign(base.size(), 0);
+  for (size_t i = 0; i < base.size(); ++i) {
+    const std::string module = ModuleOf(base[i]);
+    if (!IsTarget(spec_, module)) continue;
+    place_[i] = static_cast<int>(base.size() + specs_.size());
+    keys_[i] = RandomKey(spec_.seed, absl::StrCat("lora_dropout.", module));
+    const int64_t out = base[i].shape[0], in = base[i].shape[1];
+    for (const bool is_b : {false, true}) {
+      ParameterSpec adapter;
+      adapter.name = AdapterParameterName(module, is_b);
+      adapter.shape = is_b ? std::vector<int64_t>{out, spec_.rank}
+                           : std::vector<int64_t>{spec_.rank, in};
+      adapter.unit = base[i].unit;
+      specs_.push_back(std::move(adapter));
+    }
+  }
+}
+
+absl::Status LlamaLora::OpenPretrained() {
+  const std::string& folder = spec_.pretrained;
+  CAPSTAN_ASSIGN_OR_RETURN(const LoraSpec saved, ReadAdapterConfig(folder));
+  const auto differs = [&](const char* key, const auto& is,
+                           const auto& wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, "/adapter_config.json: ", key, " is ", is,
+                     ", this run's is ", wanted));
+  };
+  if (saved.rank != spec_.rank) return differs("r", saved.rank, spec_.rank);
+  if (saved.alpha != spec_.alpha) {
+    return differs("lora_alpha", saved.alpha, spec_.alpha);
+  }
+  if (saved.rslora != spec_.rslora) {
+    return differs("use_rslora", saved.rslora, spec_.rslora);
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      pretrained_,
+      SafetensorsReader::Open(folder + "/adapter_model.safetensors"));
+  std::set<std::string> known;
+  for (const ParameterSpec& spec : specs_) {
+    known.insert(spec.name);
+    const auto it = pretrained_->tensors().find(spec.name);
+    if (it == pretrained_->tensors().end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          folder, ": the adapter lacks tensor '", spec.name,
+          "', which target_modules asks for: is it another model's?"));
+    }
+    const TensorEntry& entry = it->second;
+    if (entry.shape != spec.shape) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(entry.file, ": tensor '", spec.name, "' has the shape ",
+                       ShapeText(entry.shape), ", for this model it must be ",
+                       ShapeText(spec.shape), ": is it another model's?"));
+    }
+    if (!c10::isFloatingType(entry.dtype)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          entry.file, ": tensor '", spec.name,
+          "' must be F32, F16 or BF16, is ", c10::toString(entry.dtype)));
+    }
+  }
+  for (const auto& [name, entry] : pretrained_->tensors()) {
+    if (known.count(name) > 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        entry.file, ": tensor '", name,
+        "' has no place in this model with target_modules ",
+        absl::StrJoin(spec_.target_modules, ", "), ": is it another model's?"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LlamaLora::InitialValue(int index, uint64_t seed, int64_t begin,
+                                     int64_t count, float* out) const {
+  const ParameterSpec& spec = specs_[index];
+  if (pretrained_ != nullptr) {
+    return pretrained_->ReadFloats(spec.name, begin, count, out);
+  }
+  if (ParseAdapterName(spec.name)->is_b) {
+    std::fill(out, out + count, 0.0f);
+    return absl::OkStatus();
+  }
+  const uint64_t key = RandomKey(seed, spec.name);
+  const double bound = 1.0 / std::sqrt(static_cast<double>(spec.shape[1]));
+  for (int64_t i = 0; i < count; ++i) {
+    const double uniform = RandomUniform(key, begin + i);
+    out[i] = static_cast<float>((2.0 * uniform - 1.0) * bound);
+  }
+  return absl::OkStatus();
+}
+
+kernels::Adapter LlamaLora::At(int index,
+                               const std::vector<at::Tensor>& parameters,
+                               const at::Tensor& samples) const {
+  kernels::Adapter adapter;
+  if (!Has(index)) return adapter;
+  adapter.a = parameters[place_[index]];
+  adapter.b = parameters[place_[index] + 1];
+  adapter.scale = spec_.scale();
+  adapter.dropout = {spec_.dropout, keys_[index], samples};
+  return adapter;
+}
+
+}  // namespace llama
+}  // namespace capstan

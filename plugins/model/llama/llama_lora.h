@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_LORA_H_
+#define CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_LORA_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/adapter.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/safetensors.h"
+
+namespace capstan {
+namespace llama {
+
+// The low-rank adapters of a model's layers: which matrices have one, their
+// parameters and initial values.
+class LlamaLora {
+ public:
+  // `base`: the model's own parameters, which the adapters' follow. FieldError
+  // for a spec that doesn't fit them, or whose pretrained adapter doesn't.
+  static absl::StatusOr<std::unique_ptr<LlamaLora>> Create(
+      const LoraSpec& spec, const std::vector<ParameterSpec>& base);
+
+  // A and B of each adapter, in the order of first use.
+  const std::vector<ParameterSpec>& specs() const { return specs_; }
+
+  // As Model::InitialValue, for specs()[index].
+  absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
+                            int64_t count, float* out) const;
+
+  // The adapter of base parameter `index`, made of the model's parameters
+  // (base and adapters); undefined if it has none. samples: see
+  // TokenInput::sample_positions.
+  kernels::Adapter At(int index, const std::vector<at::Tensor>& parameters,
+                      const at::Tensor& samples) const;
+
+  bool Has(int index) const { return place_[index] >= 0; }
+  int64_t rank() const { return spec_.rank; }
+  bool dropout() const { return spec_.dropout > 0.0; }
+
+ private:
+  explicit LlamaLora(const LoraSpec& spec) : spec_(spec) {}
+
+  void AddAdapters(const std::vector<ParameterSpec>& base);
+  absl::Status OpenPretrained();
+
+  const LoraSpec spec_;
+  std::vector<ParameterSpec> specs_;
+  // Of a base parameter: where its A is among all parameters, or -1; and the
+  // key of its dropout.
+  std::vector<int> place_;
+  std::vector<uint64_t> keys_;
+  std::unique_ptr<SafetensorsReader> pretrained_;  // null: random
+};
+
+}  // namespace llama
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_LORA_H_

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Training an adapter, and what becomes of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Base() { return Runfile("tests/golden/testdata/llama"); }
+
+// Trains an adapter of the golden model; 8 sequences a step.
+RunText LoraRun() {
+  return RunText::Golden()
+      .Set("adapter",
+           "lora { rank: 4 alpha: 16 target_modules: [\"q_proj\", "
+           "\"down_proj\"] }")
+      .Set("optimizer", "[plugin/capstan.adamw.Config] { learning_rate: 1e-2 }")
+      .Batch(4, 8)
+      .Train("max_steps: 6");
+}
+
+std::vector<double> Losses(const std::string& folder) {
+  return ReadMetrics(folder).losses();
+}
+
+TEST(LoraTest, LearnsAndLeavesAnAdapter) {
+  const std::string folder = MustTrain(LoraRun());
+  const std::vector<double> losses = Losses(folder);
+  EXPECT_LT(losses.back(), losses.front() - 0.01);
+  const std::string final = folder + "/final";
+  EXPECT_FALSE(fs::exists(final + "/model.safetensors"));
+  EXPECT_FALSE(fs::exists(final + "/config.json"));
+  const auto config = ReadJson(final + "/adapter_config.json");
+  EXPECT_EQ(config["peft_type"], "LORA");
+  EXPECT_EQ(config["r"], 4);
+  EXPECT_EQ(config["lora_alpha"], 16);
+  EXPECT_EQ(config["base_model_name_or_path"], Base());
+  const nlohmann::json header =
+      SafetensorsHeader(final + "/adapter_model.safetensors");
+  EXPECT_GE(header.size(), 12);
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    EXPECT_TRUE(absl::StartsWith(name, "base_model.model.model.layers."))
+        << name;
+    EXPECT_EQ(entry["dtype"], "F32");
+  }
+  EXPECT_THAT(
+      ReadText(final + "/README.md"),
+      AllOf(HasSubstr("library_name: peft"), HasSubstr("parameters frozen"),
+            HasSubstr("A LoRA adapter for `llama`")));
+  // A checkpoint has what is trained alone.
+  int64_t bytes = 0;
+  for (const auto& entry :
+       fs::recursive_directory_iterator(folder + "/checkpoints")) {
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  }
+  EXPECT_LT(bytes, fs::file_size(Base() + "/model.safetensors"));
+}
+
+TEST(LoraTest, OneCurveUnderEveryStrategy) {
+  const std::vector<double> want = Losses(MustTrain(LoraRun()));
+  for (const RunText& run :
+       {LoraRun().Batch(1, 8), LoraRun().Ddp(2), LoraRun().Zero2(2),
+        LoraRun().Fsdp(2), LoraRun().Fsdp(4).Batch(1, 8)}) {
+    const std::vector<double> got = Losses(MustTrain(run));
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_NEAR(got[i], want[i], 2e-5) << run.Text();
+    }
+  }
+}
+
+TEST(LoraTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
+  const std::string straight = MustTrain(LoraRun().Ddp(2));
+  const std::string folder = MustTrain(LoraRun().Ddp(2).Train("max_steps: 3"));
+  MustTrain(LoraRun().Ddp(2).Train("resume: AUTO").Output(folder));
+  EXPECT_EQ(Losses(folder), Losses(straight));
+  const std::string file = "/final/adapter_model.safetensors";
+  EXPECT_EQ(ReadText(folder + file), ReadText(straight + file));
+  const std::string other = MustTrain(LoraRun().Ddp(2).Train("max_steps: 3"));
+  MustTrain(LoraRun().Fsdp(4).Batch(1, 8).Train("resume: AUTO").Output(other));
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_NEAR(Losses(other)[i], Losses(straight)[i], 2e-5);
+  }
+}
+
+TEST(LoraTest, AnotherBaseIsRefused) {
+  const std::string folder = MustTrain(LoraRun().Train("max_steps: 2"));
+  // The same shapes, other weights.
+  const std::string base = CopyFolder(Base(), "base");
+  std::string weights = ReadText(base + "/model.safetensors");
+  for (size_t i = weights.size() / 2; i < weights.size(); i += 2) {
+    weights[i] ^= 1;
+  }
+  WriteText(base + "/model.safetensors", weights);
+  const RunText run =
+      LoraRun()
+          .Set("model", absl::StrCat("[plugin/capstan.llama.Config] { "
+                                     "pretrained: \"",
+                                     base, "\" }"))
+          .Train("resume: AUTO max_steps: 4")
+          .Output(folder);
+  ExpectOneError(
+      RunTrainer({"--config=" + run.File()}),
+      {"run.pbtxt:", "model", "frozen weights", "same pretrained model"});
+}
+
+TEST(LoraTest, GoesOnFromAnAdapter) {
+  const std::string first = MustTrain(LoraRun());
+  const std::string second =
+      MustTrain(LoraRun()
+                    .Set("adapter", absl::StrCat("lora { pretrained: \"", first,
+                                                 "/final\" }"))
+                    .Train("max_steps: 1"));
+  // The text's first step again, with the trained adapter.
+  EXPECT_LT(Losses(second)[0], Losses(first)[0] - 0.01);
+  EXPECT_EQ(ReadJson(second + "/final/adapter_config.json")["lora_alpha"], 16);
+}
+
+TEST(LoraTest, BadAdapters) {
+  const auto error = [](const std::string& lora,
+                        const std::vector<std::string>& words) {
+    const RunText run = LoraRun().Set("adapter", lora);
+    ExpectOneError(RunTrainer({"check", "--config=" + run.File()}), words);
+  };
+  error("lora { rank: -1 }", {"adapter.lora.rank", "is -1"});
+  error("lora { dropout: 1 }", {"adapter.lora.dropout", "[0, 1)"});
+  error("lora { target_modules: \"nothing\" }", {"adapter.lora", "nothing"});
+  error("lora { pretrained: \"/nowhere\" }",
+        {"adapter.lora.pretrained", "/nowhere"});
+  error("lora { pretrained: \"/nowhere\" rank: 3 }",
+        {"adapter.lora.pretrained", "leave them out"});
+  error(" ", {"adapter", "write lora {}"});
+}
+
+std::string Greedy(const std::vector<std::string>& where) {
+  std::vector<std::string> args = {"generate", "--prompt_ids=1,2,3",
+                                   "--max_new_tokens=12", "--greedy"};
+  args.insert(args.end(), where.begin(), where.end());
+  const TrainerResult result = RunTrainer(args);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return result.out;
+}
+
+TEST(MergeTest, WritesWhatTheAdapterMakesOfItsBase) {
+  const std::string adapter = Runfile("tests/golden/testdata/llama_lora");
+  const std::string output = NewTestFolder("merged") + "/model";
+  const TrainerResult result =
+      RunTrainer({"merge", "--model=" + Base(), "--adapter=" + adapter,
+                  "--output=" + output});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr("differ from the adapter model's by at most"));
+  for (const char* name : {"config.json", "README.md"}) {
+    EXPECT_TRUE(fs::exists(output + "/" + name)) << name;
+  }
+  EXPECT_EQ(Greedy({"--model=" + output}),
+            Greedy({"--model=" + Base(), "--adapter=" + adapter}));
+  EXPECT_NE(Greedy({"--model=" + output}), Greedy({"--model=" + Base()}));
+  // Not over what is there.
+  ExpectOneError(RunTrainer({"merge", "--model=" + Base(),
+                             "--adapter=" + adapter, "--output=" + output}),
+                 {output, "is there already"});
+}
+
+TEST(MergeTest, OfARunOfOurs) {
+  const std::string folder = MustTrain(LoraRun());
+  const std::string output = NewTestFolder("merged") + "/model";
+  const TrainerResult result =
+      RunTrainer({"merge", "--model=" + Base(),
+                  "--adapter=" + folder + "/final", "--output=" + output});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string merged = Greedy({"--model=" + output});
+  // A run's folder stands for its adapter, which knows its base; a checkpoint
+  // has the adapter, too.
+  EXPECT_EQ(Greedy({"--model=" + folder}), merged);
+  EXPECT_EQ(Greedy({"--model=" + folder + "/checkpoints/step-00000006"}),
+            merged);
+}
+
+TEST(MergeTest, AnAdapterForAnotherModel) {
+  const std::string adapter = Runfile("tests/golden/testdata/llama_lora");
+  const std::string other =
+      MustTrain(RunText().Train("max_steps: 1")) + "/final";
+  ExpectOneError(
+      RunTrainer({"merge", "--model=" + other, "--adapter=" + adapter,
+                  "--output=" + NewTestFolder("merged") + "/model"}),
+      {adapter, "for another model", "layers.0"});
+  ExpectOneError(RunTrainer({"generate", "--model=" + other,
+                             "--adapter=" + adapter, "--prompt_ids=1"}),
+                 {"adapter.lora"});
+  ExpectOneError(
+      RunTrainer({"merge", "--model=" + Base(), "--adapter=" + Base(),
+                  "--output=" + NewTestFolder("merged") + "/m"}),
+      {"adapter_config.json"});
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/train/toy_run.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <fcntl.h>
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "strategies/ddp/ddp.h"
+#include "tests/conformance/toy_model.h"
+#include "tests/conformance/toy_training.h"
+#include "tests/testing/run_folder.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/train/train_loop.h"
+
+namespace capstan {
+namespace {
+
+using conformance::ToyBatch;
+using conformance::ToyModel;
+
+constexpr int64_t kSamples = 40;
+
+class ToyData final : public DatasetReader {
+ public:
+  explicit ToyData(const ToyRun* run) : run_(run) {}
+  int64_t size() const override { return kSamples; }
+  bool shuffle() const override { return false; }
+  absl::Status Read(absl::Span<const int64_t> indices,
+                    Batch* batch) const override {
+    std::vector<at::Tensor> ids, targets, rare;
+    for (const int64_t index : indices) {
+      ToyBatch toy = conformance::ToySamples(index, 1);
+      for (int64_t t = 0; t < toy.targets.size(1); ++t) {
+        if (run_->trained && !run_->trained(index, t)) {
+          toy.targets[0][t] = -100;
+        }
+      }
+      ids.push_back(toy.ids);
+      targets.push_back(toy.targets);
+      rare.push_back(toy.rare);
+    }
+    *batch = {{"ids", at::cat(ids)},
+              {"targets", at::cat(targets)},
+              {"rare", at::cat(rare)}};
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
+    return nullptr;
+  }
+
+ private:
+  const ToyRun* const run_;
+};
+
+class ToyObjective final : public Objective {
+ public:
+  ToyObjective(const ToyRun* run, int rank) : run_(run), rank_(rank) {}
+
+  absl::Status Check(Model&, const DatasetReader&) const override {
+    return absl::OkStatus();
+  }
+  int64_t CountTargets(const Batch& batch) const override {
+    return batch.at("targets").ne(-100).sum().item<int64_t>();
+  }
+  LossSum Compute(Model& model, const Batch& batch,
+                  UnitRunner& runner) override {
+    ToyBatch toy;
+    toy.ids = batch.at("ids");
+    toy.targets = batch.at("targets");
+    toy.rare = batch.at("rare");
+    toy.any_rare = true;
+    if (run_->room && toy.ids.size(0) > run_->room(rank_)) {
+      throw std::bad_alloc();
+    }
+    LossSum loss;
+    loss.sum = static_cast<ToyModel&>(model).LossSum(toy, runner);
+    loss.count = CountTargets(batch);
+    loss.tokens = toy.ids.numel();
+    const bool scripted =
+        !at::GradMode::is_enabled() && !run_->eval_losses.empty();
+    if (scripted) {
+      // One batch an evaluation.
+      loss.count = 1;
+      loss.sum = at::full({}, run_->eval_losses.at(evaluations_++));
+    }
+    return loss;
+  }
+  absl::StatusOr<std::vector<int64_t>> Sample(Model&,
+                                              const std::vector<int64_t>&,
+                                              const SampleOptions&,
+                                              UnitRunner&) override {
+    return absl::UnimplementedError("");
+  }
+
+ private:
+  const ToyRun* const run_;
+  const int rank_;
+  size_t evaluations_ = 0;
+};
+
+class Fp32 final : public Precision {
+ public:
+  PrecisionPolicy policy() const override { return {}; }
+};
+
+absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
+  TrainJob job;
+  RunConfig& config = job.loaded.config;
+  config.set_name("toy");
+  if (!google::protobuf::TextFormat::ParseFromString(run.train,
+                                                     config.mutable_train())) {
+    return absl::InvalidArgumentError(run.train);
+  }
+  config.mutable_train()->set_seed(3);
+  job.parts.model = std::make_unique<ToyModel>();
+  job.parts.objective = std::make_unique<ToyObjective>(&run, rank.rank);
+  job.parts.train_data = std::make_unique<ToyData>(&run);
+  if (config.train().eval_every() > 0) {
+    job.parts.eval_data = std::make_unique<ToyData>(&run);
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy, ddp::Ddp::Create(ddp::Config()));
+  job.parts.precision = std::make_unique<Fp32>();
+  job.parts.optimizer = std::make_unique<conformance::ToyOptimizer>();
+  job.batch.global_batch_size = run.global_batch;
+  job.batch.automatic = run.automatic;
+  job.batch = WithMicroBatch(job.batch, run.micro_batch, run.ranks);
+  job.output_dir = run.output_dir;
+  return TrainLoop(&job, rank).Run();
+}
+
+}  // namespace
+
+int RunToy(ToyRun* run) {
+  if (run->output_dir.empty()) run->output_dir = NewTestFolder("run");
+  const std::string out = run->output_dir + ".out";
+  return LaunchRanks(run->ranks, [run, &out](const RankInfo& rank) {
+    if (rank.rank == 0) {
+      const int fd = open(out.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+      dup2(fd, STDOUT_FILENO);
+      close(fd);
+    }
+    return TrainRank(*run, rank);
+  });
+}
+
+std::string MustTrain(ToyRun run) {
+  EXPECT_EQ(RunToy(&run), 0);
+  return run.output_dir;
+}
+
+std::string Printed(const std::string& output_dir) {
+  return ReadText(output_dir + ".out");
+}
+
+}  // namespace capstan

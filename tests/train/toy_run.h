@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whole runs of the toy model on any number of ranks, whose data, evaluation
+// losses and memory a test decides on.
+#ifndef CAPSTAN_TESTS_TRAIN_TOY_RUN_H_
+#define CAPSTAN_TESTS_TRAIN_TOY_RUN_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace capstan {
+
+struct ToyRun {
+  int ranks = 1;
+  int64_t micro_batch = 4;
+  int64_t global_batch = 12;
+  bool automatic = false;  // micro_batch_size: AUTO has planned micro_batch
+  std::string train;       // fields of RunConfig.train, as text
+  // Whether target `place` of sample `sample` is trained on; default: all.
+  std::function<bool(int64_t sample, int64_t place)> trained;
+  // The loss of evaluation number n, 0 first; empty: the model's own.
+  std::vector<double> eval_losses;
+  // The largest batch that rank r has memory for; default: any.
+  std::function<int64_t(int rank)> room;
+  std::string output_dir;  // default: a new one
+};
+
+// Runs it in processes of its own, under ddp; returns the exit code. The
+// output of rank 0 goes to OUTPUT_DIR.out.
+int RunToy(ToyRun* run);
+// Of a run that must go well.
+std::string MustTrain(ToyRun run);
+// What the run has printed.
+std::string Printed(const std::string& output_dir);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TESTS_TRAIN_TOY_RUN_H_

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/merge_adapter.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "plugins/sdk/lora.h"
+#include "plugins/sdk/safetensors.h"
+#include "plugins/sdk/status.h"
+#include "trainer/checkpoint/agree.h"
+#include "trainer/checkpoint/file_util.h"
+#include "trainer/checkpoint/hf_folder.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kAdapterWeights[] = "adapter_model.safetensors";
+
+// A module's two tensors in the adapter's file, by name.
+struct Factors {
+  std::string a;  // [rank, in]
+  std::string b;  // [out, rank]
+};
+
+absl::StatusOr<at::Tensor> ReadTensor(const SafetensorsReader& reader,
+                                      const std::string& name) {
+  const TensorEntry& entry = reader.tensors().at(name);
+  at::Tensor tensor = at::empty(entry.shape, at::kFloat);
+  CAPSTAN_RETURN_IF_ERROR(reader.ReadFloats(name, 0, entry.numel,
+                                            tensor.mutable_data_ptr<float>()));
+  return tensor;
+}
+
+// By the name of the base's weight. Checks that each has its place there.
+absl::StatusOr<std::map<std::string, Factors>> FactorsOf(
+    const SafetensorsReader& adapter, const SafetensorsReader& base,
+    int64_t rank, const std::string& adapter_folder) {
+  const auto misfit = [&](const std::string& module, const std::string& how) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(adapter_folder, " is an adapter for another model: '",
+                     module, "' ", how));
+  };
+  std::map<std::string, Factors> factors;
+  for (const auto& [name, entry] : adapter.tensors()) {
+    const absl::optional<AdapterName> parts = ParseAdapterName(name);
+    if (!parts.has_value()) {
+      return absl::UnimplementedError(
+          absl::StrCat(adapter_folder, "/", kAdapterWeights, ": '", name,
+                       "' is neither a lora_A nor a lora_B of a module"));
+    }
+    Factors& found = factors[parts->module + ".weight"];
+    (parts->is_b ? found.b : found.a) = name;
+  }
+  for (const auto& [weight, found] : factors) {
+    const std::string module = weight.substr(0, weight.rfind('.'));
+    if (found.a.empty() || found.b.empty()) {
+      return absl::DataLossError(
+          absl::StrCat(adapter_folder, "/", kAdapterWeights, ": '", module,
+                       "' has no ", found.a.empty() ? "lora_A" : "lora_B"));
+    }
+    const auto place = base.tensors().find(weight);
+    if (place == base.tensors().end()) {
+      return misfit(module, "isn't in the base");
+    }
+    const std::vector<int64_t>& shape = place->second.shape;
+    if (shape.size() != 2 ||
+        adapter.tensors().at(found.a).shape !=
+            std::vector<int64_t>{rank, shape[1]} ||
+        adapter.tensors().at(found.b).shape !=
+            std::vector<int64_t>{shape[0], rank}) {
+      return misfit(module,
+                    absl::StrCat("has shape [", absl::StrJoin(shape, ", "),
+                                 "] in the base, and its factors of "
+                                 "rank ",
+                                 rank, " don't make that"));
+    }
+  }
+  if (factors.empty()) {
+    return absl::DataLossError(
+        absl::StrCat(adapter_folder, "/", kAdapterWeights, " has no tensors"));
+  }
+  return factors;
+}
+
+// One of the base's files, merged.
+absl::Status WriteMerged(const std::string& path,
+                         const std::vector<std::string>& names,
+                         const SafetensorsReader& base,
+                         const SafetensorsReader& adapter,
+                         const std::map<std::string, Factors>& factors,
+                         double scale) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
+                           SafetensorsWriter::Create(path));
+  for (const std::string& name : names) {
+    const TensorEntry& entry = base.tensors().at(name);
+    writer->Declare(name, entry.dtype, entry.shape);
+  }
+  for (const std::string& name : names) {
+    const TensorEntry& entry = base.tensors().at(name);
+    const auto found = factors.find(name);
+    if (found == factors.end()) {
+      CAPSTAN_RETURN_IF_ERROR(writer->Append(entry.data, entry.bytes));
+      continue;
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(at::Tensor weight, ReadTensor(base, name));
+    CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor a,
+                             ReadTensor(adapter, found->second.a));
+    CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor b,
+                             ReadTensor(adapter, found->second.b));
+    weight.add_(at::mm(b, a).mul_(scale));
+    const at::Tensor stored = weight.to(entry.dtype).contiguous();
+    CAPSTAN_RETURN_IF_ERROR(
+        writer->Append(stored.const_data_ptr(), entry.bytes));
+  }
+  return writer->Close();
+}
+
+bool IsTokenizerFile(const std::string& name) {
+  static const std::set<std::string>* const names = new std::set<std::string>{
+      "tokenizer.json",   "tokenizer_config.json",   "chat_template.jinja",
+      "merges.txt",       "special_tokens_map.json", "vocab.json",
+      "added_tokens.json"};
+  return names->count(name) > 0;
+}
+
+absl::Status CopyFile(const fs::path& from, const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
+                           ReadWholeFile(from.string()));
+  return WriteWholeFile(absl::StrCat(folder, "/", from.filename().string()),
+                        text);
+}
+
+// All that isn't weights.
+absl::Status CopyOtherFiles(const std::string& base, const std::string& adapter,
+                            const std::string& to) {
+  const bool own_tokenizer = PathExists(adapter + "/tokenizer.json");
+  for (const auto& entry : fs::directory_iterator(base)) {
+    const std::string name = entry.path().filename().string();
+    const bool text =
+        absl::EndsWith(name, ".json") || absl::EndsWith(name, ".txt") ||
+        absl::EndsWith(name, ".jinja") || absl::EndsWith(name, ".model");
+    if (!entry.is_regular_file() || !text || name == "capstan.json" ||
+        (own_tokenizer && IsTokenizerFile(name))) {
+      continue;
+    }
+    CAPSTAN_RETURN_IF_ERROR(CopyFile(entry.path(), to));
+  }
+  if (!own_tokenizer) return absl::OkStatus();
+  for (const auto& entry : fs::directory_iterator(adapter)) {
+    if (entry.is_regular_file() &&
+        IsTokenizerFile(entry.path().filename().string())) {
+      CAPSTAN_RETURN_IF_ERROR(CopyFile(entry.path(), to));
+    }
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
+                           LoadTokenizer(adapter));
+  return SetSpecialTokens(to, *tokenizer);
+}
+
+std::string LastName(const std::string& folder) {
+  const fs::path path = fs::path(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+absl::Status WriteCard(const std::string& title, const std::string& base,
+                       const std::string& adapter, const std::string& to) {
+  return WriteWholeFile(
+      to + "/README.md",
+      absl::StrCat("---\nlibrary_name: transformers\npipeline_tag: "
+                   "text-generation\ntags:\n- capstan\n---\n\n# ",
+                   title, "\n\n`", LastName(base), "` with the LoRA adapter `",
+                   LastName(adapter),
+                   "` merged into its weights by `trainer merge`.\n"));
+}
+
+// Into the folder `to`.
+absl::Status Merge(const std::string& base_folder,
+                   const std::string& adapter_folder, const std::string& to) {
+  const at::NoGradGuard no_grad;
+  CAPSTAN_ASSIGN_OR_RETURN(const LoraSpec spec,
+                           ReadAdapterConfig(adapter_folder));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsReader> base,
+                           SafetensorsReader::Open(base_folder));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsReader> adapter,
+                           SafetensorsReader::Open(absl::StrCat(
+                               adapter_folder, "/", kAdapterWeights)));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const auto factors,
+      FactorsOf(*adapter, *base, spec.rank, adapter_folder));
+  std::map<std::string, std::vector<std::string>> files;
+  for (const auto& [name, entry] : base->tensors()) {
+    files[fs::path(entry.file).filename().string()].push_back(name);
+  }
+  CAPSTAN_RETURN_IF_ERROR(RemoveTree(to));  // a killed run's
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(to));
+  for (const auto& [file, names] : files) {
+    CAPSTAN_RETURN_IF_ERROR(WriteMerged(absl::StrCat(to, "/", file), names,
+                                        *base, *adapter, factors,
+                                        spec.scale()));
+  }
+  return CopyOtherFiles(base_folder, adapter_folder, to);
+}
+
+}  // namespace
+
+absl::Status MergeAdapter(const std::string& base, const std::string& adapter,
+                          const std::string& output) {
+  std::string path = output;
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  std::error_code error;
+  if (PathExists(path) && !fs::is_empty(path, error)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(path, " is there already; name another folder"));
+  }
+  const std::string temporary = HiddenSibling(path, "tmp");
+  absl::Status status = CatchAll([&] {
+    CAPSTAN_RETURN_IF_ERROR(Merge(base, adapter, temporary));
+    CAPSTAN_RETURN_IF_ERROR(
+        WriteCard(LastName(path), base, adapter, temporary));
+    CAPSTAN_RETURN_IF_ERROR(SyncFolder(temporary, /*files=*/true));
+    return ReplaceFolder(temporary, path);
+  });
+  if (!status.ok()) RemoveTree(temporary).IgnoreError();
+  return status;
+}
+
+}  // namespace capstan

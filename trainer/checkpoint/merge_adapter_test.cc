@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/merge_adapter.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "plugins/sdk/safetensors.h"
+#include "trainer/checkpoint/file_util.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Golden(const std::string& name) {
+  return std::string(getenv("TEST_SRCDIR")) +
+         "/capstan/tests/golden/testdata/" + name;
+}
+
+std::string NewFolder() {
+  std::string folder = ::testing::TempDir() + "/merge_XXXXXX";
+  EXPECT_NE(mkdtemp(&folder[0]), nullptr);
+  return folder;
+}
+
+std::unique_ptr<SafetensorsReader> Open(const std::string& folder) {
+  auto reader = SafetensorsReader::Open(folder);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  return reader.ok() ? *std::move(reader) : nullptr;
+}
+
+std::vector<float> Values(const SafetensorsReader& reader,
+                          const std::string& name) {
+  std::vector<float> values(reader.tensors().at(name).numel);
+  EXPECT_TRUE(reader.ReadFloats(name, 0, values.size(), values.data()).ok());
+  return values;
+}
+
+// PEFT's merge of the same adapter (golden/llama_lora_merged).
+TEST(MergeAdapterTest, IsPeftsMerge) {
+  const std::string output = NewFolder() + "/merged";
+  const absl::Status status =
+      MergeAdapter(Golden("llama"), Golden("llama_lora"), output);
+  ASSERT_TRUE(status.ok()) << status;
+  const auto got = Open(output);
+  const auto want = Open(Golden("llama_lora_merged"));
+  const auto base = Open(Golden("llama"));
+  ASSERT_EQ(got->tensors().size(), want->tensors().size());
+  int changed = 0;
+  for (const auto& [name, entry] : want->tensors()) {
+    ASSERT_EQ(got->tensors().count(name), 1) << name;
+    EXPECT_EQ(got->tensors().at(name).dtype, entry.dtype);
+    EXPECT_EQ(got->tensors().at(name).shape, entry.shape);
+    const std::vector<float> a = Values(*got, name);
+    const std::vector<float> b = Values(*want, name);
+    for (size_t i = 0; i < a.size(); ++i) {
+      ASSERT_NEAR(a[i], b[i], 1e-7) << name << " " << i;
+    }
+    changed += a != Values(*base, name);
+  }
+  EXPECT_GT(changed, 0);
+  EXPECT_EQ(*ReadWholeFile(output + "/config.json"),
+            *ReadWholeFile(Golden("llama") + "/config.json"));
+}
+
+TEST(MergeAdapterTest, ShardsStayAsTheyAre) {
+  const std::string output = NewFolder() + "/merged";
+  const absl::Status status = MergeAdapter(Golden("llama_untied_sharded"),
+                                           Golden("llama_lora"), output);
+  ASSERT_TRUE(status.ok()) << status;
+  const auto got = Open(output);
+  const auto base = Open(Golden("llama_untied_sharded"));
+  ASSERT_EQ(got->tensors().size(), base->tensors().size());
+  for (const auto& [name, entry] : base->tensors()) {
+    const auto file = [](const TensorEntry& of) {
+      return std::filesystem::path(of.file).filename();
+    };
+    EXPECT_EQ(file(got->tensors().at(name)), file(entry));
+  }
+}
+
+TEST(MergeAdapterTest, LeavesNothingBehindAndTouchesNothingElse) {
+  const std::string folder = NewFolder();
+  const std::string output = folder + "/merged";
+  EXPECT_FALSE(MergeAdapter(Golden("llama"), Golden("llama"), output).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  ASSERT_TRUE(MakeFolder(output).ok());
+  ASSERT_TRUE(WriteWholeFile(output + "/mine", "x").ok());
+  const absl::Status status =
+      MergeAdapter(Golden("llama"), Golden("llama_lora"), output);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is there already"));
+}
+
+}  // namespace
+}  // namespace capstan

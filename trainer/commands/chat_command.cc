@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/status.h"
+#include "trainer/commands/commands.h"
+#include "trainer/commands/generator.h"
+#include "trainer/launcher/launcher.h"
+
+namespace capstan {
+namespace {
+
+constexpr int64_t kDefaultMaxNewTokens = 512;
+
+volatile sig_atomic_t interrupted = 0;
+
+void NoteInterrupt(int) { interrupted = 1; }
+
+// Thrown from the callback of a token, since there is no other way out of
+// Objective::Sample.
+struct AnswerStopped {};
+
+class Chat {
+ public:
+  static absl::StatusOr<std::unique_ptr<Chat>> Start(
+      const ChatOptions& options) {
+    auto chat = std::unique_ptr<Chat>(new Chat(options));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        chat->generator_,
+        LoadGenerator(options.model, options.adapter, options.plugin_path));
+    CAPSTAN_RETURN_IF_ERROR(chat->FindTemplate());
+    if (!options.system.empty()) {
+      chat->messages_.push_back({"system", options.system});
+    }
+    return chat;
+  }
+
+  // Until the input ends.
+  absl::Status Talk() {
+    const bool terminal = isatty(STDIN_FILENO) != 0;
+    if (terminal) {
+      std::cout << "Ctrl-C ends an answer, Ctrl-D the chat.\n";
+    }
+    for (std::string line;;) {
+      if (terminal) std::cout << "\x1b[1m> \x1b[0m" << std::flush;
+      if (!std::getline(std::cin, line)) break;
+      if (absl::StripAsciiWhitespace(line).empty()) continue;
+      messages_.push_back({"user", line});
+      CAPSTAN_RETURN_IF_ERROR(Answer());
+    }
+    if (terminal) std::cout << std::endl;
+    return absl::OkStatus();
+  }
+
+ private:
+  explicit Chat(const ChatOptions& options) : options_(options) {}
+
+  absl::Status FindTemplate() {
+    const Tokenizer* const tokenizer = generator_.tokenizer;
+    if (tokenizer == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--model=", options_.model, " has no tokenizer (",
+                       generator_.tokenizer_error.message(), ")"));
+    }
+    if (generator_.model->token_model() == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "--model=", options_.model, " isn't a model of token sequences"));
+    }
+    if (!options_.chat_template.empty()) {
+      CAPSTAN_ASSIGN_OR_RETURN(template_,
+                               ChatTemplate::Named(options_.chat_template));
+    } else {
+      absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
+          ChatTemplate::Recognise(*tokenizer);
+      if (!found.ok()) {
+        return Annotate(found.status(), absl::StrCat("--model=", options_.model,
+                                                     " (or say --template)"));
+      }
+      template_ = *std::move(found);
+    }
+    CAPSTAN_RETURN_IF_ERROR(template_->Check(*tokenizer));
+    for (const absl::optional<int64_t> id :
+         {tokenizer->IdOf(template_->end_of_turn()),
+          absl::optional<int64_t>(tokenizer->special_ids().eos)}) {
+      if (id.has_value() && *id >= 0) stops_.push_back(*id);
+    }
+    return absl::OkStatus();
+  }
+
+  // The conversation's tokens, for the assistant to go on with. The oldest
+  // turns go when there are too many of them.
+  absl::StatusOr<std::vector<int64_t>> PromptIds() {
+    const int64_t most = generator_.model->token_model()->max_positions();
+    for (bool told = false;;) {
+      CAPSTAN_ASSIGN_OR_RETURN(
+          const ChatText text,
+          template_->Render(messages_, /*generation_prompt=*/true));
+      std::vector<int64_t> ids = generator_.tokenizer->Encode(text.text);
+      // Room for an answer of some length.
+      if (static_cast<int64_t>(ids.size()) < most - most / 8) return ids;
+      const size_t oldest = messages_[0].role == "system" ? 1 : 0;
+      if (messages_.size() < oldest + 3) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("that is ", ids.size(), " tokens, the model has ",
+                         most, " positions"));
+      }
+      messages_.erase(messages_.begin() + oldest,
+                      messages_.begin() + oldest + 2);
+      if (!std::exchange(told, true)) {
+        std::cerr << "(the conversation is longer than the model's " << most
+                  << " positions: its oldest turns are forgotten)\n";
+      }
+    }
+  }
+
+  absl::Status Answer() {
+    absl::StatusOr<std::vector<int64_t>> ids = PromptIds();
+    if (absl::IsInvalidArgument(ids.status())) {
+      // One message that doesn't fit ends no chat.
+      std::cerr << "(" << ids.status().message() << ")\n";
+      messages_.pop_back();
+      return absl::OkStatus();
+    }
+    CAPSTAN_RETURN_IF_ERROR(ids.status());
+    SampleOptions sample = Sampling();
+    std::string answer;
+    TextStream stream;
+    sample.on_token = [&](int64_t token) {
+      if (std::find(stops_.begin(), stops_.end(), token) == stops_.end()) {
+        const std::string text =
+            generator_.tokenizer->Decode(absl::MakeSpan(&token, 1));
+        answer += text;
+        std::cout << stream.Add(text) << std::flush;
+      }
+      if (std::exchange(interrupted, 0) != 0) throw AnswerStopped();
+    };
+    interrupted = 0;
+    PlainRunner runner;
+    absl::Status status;
+    try {
+      status =
+          generator_.objective->Sample(*generator_.model, *ids, sample, runner)
+              .status();
+    } catch (const AnswerStopped&) {
+    }
+    std::cout << stream.Finish() << std::endl;
+    messages_.push_back({"assistant", answer});
+    ++answers_;
+    return status;
+  }
+
+  SampleOptions Sampling() const {
+    SampleOptions sample;
+    sample.max_new_tokens =
+        options_.max_new_tokens.value_or(kDefaultMaxNewTokens);
+    sample.greedy = options_.greedy;
+    sample.temperature = options_.temperature;
+    sample.top_k = options_.top_k;
+    sample.top_p = options_.top_p;
+    sample.seed = options_.seed + answers_;
+    sample.stop_tokens = stops_;
+    return sample;
+  }
+
+  const ChatOptions options_;
+  Generator generator_;
+  std::unique_ptr<ChatTemplate> template_;
+  std::vector<int64_t> stops_;
+  std::vector<ChatMessage> messages_;
+  uint64_t answers_ = 0;
+};
+
+absl::Status Run(const ChatOptions& options) {
+  if (options.max_new_tokens.has_value() && *options.max_new_tokens < 1) {
+    return FieldError(
+        "--max_new_tokens",
+        absl::StrCat("must be greater than 0, is ", *options.max_new_tokens));
+  }
+  at::set_num_threads(AvailableCores());
+  const at::NoGradGuard no_grad;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Chat> chat,
+                           Chat::Start(options));
+  struct sigaction action = {};
+  action.sa_handler = NoteInterrupt;
+  action.sa_flags = SA_RESTART;  // the terminal has dropped the line
+  sigaction(SIGINT, &action, nullptr);
+  return chat->Talk();
+}
+
+}  // namespace
+
+int ChatCommand(const ChatOptions& options) {
+  absl::Status status;
+  try {
+    status = Run(options);
+  } catch (...) {
+    status = CurrentExceptionToStatus();
+  }
+  return status.ok() ? 0 : Fail(status);
+}
+
+}  // namespace capstan

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <filesystem>
+#include <iostream>
+
+#include "absl/strings/str_format.h"
+#include "plugins/sdk/status.h"
+#include "trainer/checkpoint/merge_adapter.h"
+#include "trainer/commands/commands.h"
+#include "trainer/commands/generator.h"
+#include "trainer/launcher/launcher.h"
+
+namespace capstan {
+namespace {
+
+// Tokens that two models are compared on.
+constexpr int64_t kTokens = 64;
+
+// Of fixed tokens: [1, T, V], float32.
+absl::StatusOr<at::Tensor> LogitsOf(const std::string& model,
+                                    const std::string& adapter,
+                                    const MergeOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Generator generator,
+                           LoadGenerator(model, adapter, options.plugin_path));
+  TokenModel* const tokens = generator.model->token_model();
+  if (tokens == nullptr) {
+    return absl::UnimplementedError("the model isn't one of token sequences");
+  }
+  const int64_t length = std::min(kTokens, tokens->max_positions());
+  const at::Tensor input = at::empty({1, length}, at::kLong);
+  for (int64_t i = 0; i < length; ++i) {
+    input.mutable_data_ptr<int64_t>()[i] =
+        (7919 * i + 13) % tokens->vocab_size();
+  }
+  PlainRunner runner;
+  TokenInput what;
+  what.tokens = input;
+  return tokens->Logits(what, runner).to(at::kFloat).clone();
+}
+
+absl::Status Merge(const MergeOptions& options) {
+  at::set_num_threads(AvailableCores());
+  const at::NoGradGuard no_grad;
+  const auto folder = [](const std::string& path) {
+    return FromCaller({path})[0];
+  };
+  CAPSTAN_RETURN_IF_ERROR(MergeAdapter(
+      folder(options.model), folder(options.adapter), folder(options.output)));
+  std::cout << "wrote " << options.output << std::endl;
+  CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor apart,
+                           LogitsOf(options.model, options.adapter, options));
+  CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor merged,
+                           LogitsOf(options.output, "", options));
+  std::cout << absl::StrFormat(
+      "its logits on %d fixed tokens differ from the adapter model's by at "
+      "most "
+      "%.2e (theirs reach %.1f)\n",
+      apart.size(1), (apart - merged).abs().max().item<double>(),
+      apart.abs().max().item<double>());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int MergeCommand(const MergeOptions& options) {
+  absl::Status status;
+  try {
+    status = Merge(options);
+  } catch (...) {
+    status = CurrentExceptionToStatus();
+  }
+  return status.ok() ? 0 : Fail(status);
+}
+
+}  // namespace capstan

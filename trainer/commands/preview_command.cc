@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// preview: what a run will train on, sample by sample: the text, its tokens,
+// and which of them have a label.
+#include <ATen/core/Tensor.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/status.h"
+#include "trainer/commands/commands.h"
+#include "trainer/config/load_config.h"
+#include "trainer/metrics/console.h"
+#include "trainer/metrics/number_text.h"
+
+namespace capstan {
+namespace {
+
+constexpr int64_t kIgnoredLabel = -100;
+
+// Around what is trained on: colour on a terminal, brackets elsewhere.
+struct Marks {
+  explicit Marks(bool on_terminal)
+      : terminal(on_terminal),
+        begin(terminal ? "\x1b[1;32m" : "\u27e6"),
+        end(terminal ? "\x1b[0m" : "\u27e7"),
+        rest_begin(terminal ? "\x1b[2m" : ""),
+        rest_end(terminal ? "\x1b[0m" : ""),
+        title_begin(terminal ? "\x1b[1m" : ""),
+        title_end(terminal ? "\x1b[0m" : "") {}
+
+  std::string Of(bool trained, const std::string& text) const {
+    return trained ? absl::StrCat(begin, text, end)
+                   : absl::StrCat(rest_begin, text, rest_end);
+  }
+
+  const bool terminal;
+  const char* begin;
+  const char* end;
+  const char* rest_begin;
+  const char* rest_end;
+  const char* title_begin;
+  const char* title_end;
+};
+
+// One document of a sample.
+struct Document {
+  std::vector<int64_t> ids;
+  std::vector<bool> trained;
+
+  int64_t trained_count() const {
+    return std::count(trained.begin(), trained.end(), true);
+  }
+};
+
+const int64_t* RowOf(const Batch& batch, const char* name) {
+  const auto found = batch.find(name);
+  return found == batch.end() ? nullptr
+                              : found->second.const_data_ptr<int64_t>();
+}
+
+absl::StatusOr<std::vector<Document>> Documents(const DatasetReader& reader,
+                                                int64_t sample) {
+  Batch batch;
+  CAPSTAN_RETURN_IF_ERROR(reader.Read({sample}, &batch));
+  const int64_t* const ids = RowOf(batch, "input_ids");
+  if (ids == nullptr) {
+    return absl::UnimplementedError(
+        "this data has no \"input_ids\": only texts can be shown");
+  }
+  const int64_t* const labels = RowOf(batch, "labels");
+  const int64_t* const positions = RowOf(batch, "positions");
+  std::vector<Document> documents;
+  const int64_t length = batch.at("input_ids").numel();
+  for (int64_t i = 0; i < length; ++i) {
+    if (i == 0 || (positions != nullptr && positions[i] == 0)) {
+      documents.emplace_back();
+    }
+    Document& document = documents.back();
+    // Nothing predicts a document's first token.
+    const bool trained = !document.ids.empty() &&
+                         (labels == nullptr || labels[i] != kIgnoredLabel);
+    document.ids.push_back(ids[i]);
+    document.trained.push_back(trained);
+  }
+  return documents;
+}
+
+// The text, in runs of tokens that are trained on and that aren't, and a line
+// break at its end.
+std::string Text(const Document& document, const Tokenizer& tokenizer,
+                 const Marks& marks) {
+  std::string out;
+  std::string run;
+  const size_t count = document.ids.size();
+  for (size_t begin = 0, end = 0; begin < count; begin = end) {
+    const bool trained = document.trained[begin];
+    while (end < count && document.trained[end] == trained) ++end;
+    run = PrintableText(tokenizer.Decode(
+        absl::MakeConstSpan(document.ids.data() + begin, end - begin)));
+    out += marks.Of(trained, run);
+  }
+  // A bracket behind the last line break stands on a line of its own.
+  const bool whole_line = !run.empty() && run.back() == '\n' &&
+                          (marks.terminal || !document.trained.back());
+  return whole_line ? out : out + "\n";
+}
+
+// "1:<|im_start|> 722:us 277:er 215:\n ..", spaces of a token shown as dots.
+std::string Tokens(const Document& document, const Tokenizer& tokenizer,
+                   int64_t most, const Marks& marks) {
+  std::string out;
+  const auto count = static_cast<int64_t>(document.ids.size());
+  for (int64_t i = 0; i < std::min(count, most); ++i) {
+    const std::string piece =
+        absl::StrReplaceAll(PrintableText(tokenizer.Decode({document.ids[i]})),
+                            {{"\n", "\\n"}, {"\t", "\\t"}, {" ", "\u00b7"}});
+    absl::StrAppend(&out, i > 0 ? " " : "",
+                    marks.Of(document.trained[i],
+                             absl::StrCat(document.ids[i], ":", piece)));
+  }
+  if (count > most) {
+    absl::StrAppend(&out, " .. and ", WithCommas(count - most), " more");
+  }
+  return out;
+}
+
+void ShowSample(int64_t sample, const std::vector<Document>& documents,
+                const Tokenizer& tokenizer, int64_t most_tokens,
+                const Marks& marks) {
+  int64_t tokens = 0;
+  int64_t trained = 0;
+  for (const Document& document : documents) {
+    tokens += static_cast<int64_t>(document.ids.size());
+    trained += document.trained_count();
+  }
+  std::cout << "\n"
+            << marks.title_begin << "sample " << WithCommas(sample)
+            << marks.title_end << ": " << WithCommas(tokens) << " tokens, "
+            << WithCommas(trained) << " trained on";
+  if (documents.size() > 1) {
+    std::cout << ", " << documents.size() << " documents";
+  }
+  std::cout << "\n";
+  for (size_t d = 0; d < documents.size(); ++d) {
+    const Document& document = documents[d];
+    if (documents.size() > 1) {
+      std::cout << marks.title_begin << "document " << d + 1 << marks.title_end
+                << ": " << WithCommas(document.ids.size()) << " tokens, "
+                << WithCommas(document.trained_count()) << " trained on\n";
+    }
+    // What fills a pack up is not worth a screen.
+    if (d > 0 && document.trained_count() == 0 &&
+        std::count(document.ids.begin(), document.ids.end(), document.ids[0]) ==
+            static_cast<int64_t>(document.ids.size())) {
+      std::cout << "  (padding)\n";
+      continue;
+    }
+    std::cout << Text(document, tokenizer, marks);
+    if (most_tokens == 0) continue;
+    std::cout << "tokens: " << Tokens(document, tokenizer, most_tokens, marks)
+              << "\n";
+  }
+}
+
+absl::Status Show(const DatasetReader& reader, const std::string& name,
+                  const PreviewOptions& options) {
+  if (reader.tokenizer() == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat(name, " is no text: there is nothing to show"));
+  }
+  const Marks marks(Console(STDOUT_FILENO).terminal());
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"train_data", name},
+      {"samples", WithCommas(reader.size())},
+      {"tokens of one",
+       absl::StrCat("at most ", WithCommas(reader.max_sequence_length()))},
+      {"trained on", marks.Of(true, "like this")},
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<DatasetReader> held_back,
+                           reader.Validation());
+  if (held_back != nullptr) {
+    rows.insert(rows.begin() + 2, {"held back", WithCommas(held_back->size())});
+  }
+  std::cout << TableText(rows);
+  for (const std::string& note : reader.notes()) {
+    std::cout << "  note: " << PrintableText(note) << "\n";
+  }
+  for (int64_t i = 0; i < std::min(options.samples, reader.size()); ++i) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Document> documents,
+                             Documents(reader, i));
+    ShowSample(i, documents, *reader.tokenizer(), options.tokens, marks);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Preview(const PreviewOptions& options) {
+  PluginHost host(FromCaller(options.run.plugin_path));
+  const ConfigContext context = DefaultConfigContext(&host);
+  if (options.run.configs.empty()) {
+    return absl::InvalidArgumentError(
+        "no --config is given: name the run whose data is to be shown");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const LoadedConfig loaded,
+      LoadConfig(options.run.configs, options.run.overrides, context));
+  if (options.run.print_config) {
+    std::cout << PrintConfig(loaded.config);
+    return absl::OkStatus();
+  }
+  if (!loaded.config.has_train_data()) {
+    return absl::InvalidArgumentError(
+        "the config has no train_data: there is nothing to show");
+  }
+  // Of the run's parts the data alone: a model needn't be there yet.
+  const std::string type = TypeOf(loaded.config.train_data());
+  const absl::StatusOr<std::unique_ptr<DatasetReader>> reader =
+      host.Create<DatasetReader>(type, PluginCategory::kDatasetReader,
+                                 loaded.config.train_data().value());
+  if (!reader.ok()) return loaded.Locate(reader.status(), "train_data");
+  return loaded.Locate(Show(**reader, type.substr(0, type.rfind('.')), options),
+                       "train_data");
+}
+
+}  // namespace
+
+int PreviewCommand(const PreviewOptions& options) {
+  const absl::Status status = Preview(options);
+  return status.ok() ? 0 : Fail(status);
+}
+
+}  // namespace capstan

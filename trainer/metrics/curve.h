@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A run's losses as a picture.
+#ifndef CAPSTAN_TRAINER_METRICS_CURVE_H_
+#define CAPSTAN_TRAINER_METRICS_CURVE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace capstan {
+
+struct CurvePoint {
+  int64_t step = 0;
+  double loss = 0.0;  // finite
+};
+
+struct LossCurves {
+  std::vector<CurvePoint> train;
+  std::vector<CurvePoint> eval;
+};
+
+// Those of a metrics.jsonl, without losses that aren't finite; of long runs
+// every n-th step, so that there are at most 2000. Empty without the file.
+absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path);
+
+// An SVG of 640 by 320 with both curves, axes and their names, readable on a
+// light and a dark page. "" if there is nothing to draw.
+std::string LossCurveSvg(const LossCurves& curves);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_METRICS_CURVE_H_

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OUTPUT/generations.jsonl: what the model wrote to the same prompts before,
+// while and after it was trained, one JSON object a line: step, prompt, text.
+#ifndef CAPSTAN_TRAINER_METRICS_GENERATIONS_LOG_H_
+#define CAPSTAN_TRAINER_METRICS_GENERATIONS_LOG_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "trainer/metrics/output_file.h"
+#include "trainer/metrics/reporter.h"
+
+namespace capstan {
+
+// One thread.
+class GenerationsLog {
+ public:
+  // Continues after step `first_step` as MetricsLog does. The file comes into
+  // being with its first line.
+  static absl::StatusOr<GenerationsLog> Open(const std::string& path,
+                                             int64_t first_step);
+
+  absl::Status Add(int64_t step, const Generation& generation);
+  // The text of step 0, also of the part of a run before it was resumed.
+  absl::optional<std::string> Before(const std::string& prompt) const;
+
+ private:
+  explicit GenerationsLog(std::string path) : path_(std::move(path)) {}
+
+  std::string path_;
+  std::map<std::string, std::string> before_;  // by prompt
+};
+
+// Two texts in columns with a line between them, each wrapped to its half of
+// `columns`, under the headings. Characters are counted, not their widths.
+std::string SideBySide(const std::string& left_heading, const std::string& left,
+                       const std::string& right_heading,
+                       const std::string& right, int columns);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_METRICS_GENERATIONS_LOG_H_

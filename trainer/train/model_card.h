@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a trained model's folder says of how it came to be.
+#ifndef CAPSTAN_TRAINER_TRAIN_MODEL_CARD_H_
+#define CAPSTAN_TRAINER_TRAIN_MODEL_CARD_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "trainer/run_config.pb.h"
+
+namespace capstan {
+
+struct ModelCardFacts {
+  const RunConfig* config = nullptr;
+  std::string config_text;
+  std::string base_model;  // "": from scratch
+  bool adapter = false;
+  std::string metrics_path;  // metrics.jsonl
+  int world_size = 1;
+  int64_t global_batch_size = 1;
+  int64_t training_samples = 0;
+  int64_t tokens = 0;
+  int64_t steps = 0;
+  double final_loss = 0.0;
+  absl::optional<double> eval_loss;
+  absl::optional<double> best_eval_loss;
+  absl::optional<int64_t> best_step;
+  int64_t trained_parameters = 0;
+  int64_t frozen_parameters = 0;
+  double learning_rate = 0.0;
+  std::string strategy;
+  std::string precision;
+};
+
+// README.md, with the metadata that model hubs read at its head, and
+// loss_curve.svg, if there is a curve, by name. A base model's folder on this
+// machine goes by its last name.
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
+    const ModelCardFacts& facts);
+
+// What the model plugin's config has as "pretrained", or "".
+std::string BaseModelOf(const RunConfig& config);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_TRAIN_MODEL_CARD_H_

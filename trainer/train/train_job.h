@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_TRAIN_TRAIN_JOB_H_
+#define CAPSTAN_TRAINER_TRAIN_TRAIN_JOB_H_
+
+#include <string>
+
+#include "trainer/config/load_config.h"
+#include "trainer/memory/memory_plan.h"
+#include "trainer/train/run_parts.h"
+
+namespace capstan {
+
+// A run that is ready to start; the same in all ranks.
+struct TrainJob {
+  LoadedConfig loaded;
+  RunParts parts;
+  BatchPlan batch;
+  MemoryPlan memory;
+  // Of the run; empty under torchrun, where rank 0 settles it.
+  std::string output_dir;
+  std::string workspace_folder;
+  int gpus = 0;  // of this machine; 0: CPU
+  // When the run's first process was executed, on CLOCK_BOOTTIME.
+  double start_seconds = 0.0;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_TRAIN_TRAIN_JOB_H_
