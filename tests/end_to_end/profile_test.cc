@@ -115,7 +115,7 @@ TEST(ProfileTest, StepsBeyondTheRunAreRefused) {
             .Output(NewTestFolder("run") + "/out");
     ExpectOneError(RunTrainer({"--config=" + run.File()}),
                    {"run.pbtxt:", "profile.steps",
-                    "between 1 and train.max_steps = 6", step});
+                    "between 1 and the run's last step 6", step});
   }
 }
 

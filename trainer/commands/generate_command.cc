@@ -32,9 +32,6 @@ absl::StatusOr<std::vector<int64_t>> PromptIds(const GenerateOptions& options,
   if (ids.empty()) return absl::InvalidArgumentError("--prompt is empty");
   // As the model has seen texts begin.
   generator.tokenizer->AddEnds(&ids);
-  if (ids.empty()) {
-    return absl::InvalidArgumentError("--prompt is empty");
-  }
   return ids;
 }
 
