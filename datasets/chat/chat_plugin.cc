@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "datasets/chat/cache_file.h"
 #include "datasets/chat/chat.h"
-#include "datasets/chat/mapped_file.h"
+#include "datasets/common/mapped_file.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {

@@ -9,8 +9,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "datasets/chat/chat.pb.h"
-#include "datasets/chat/mapped_file.h"
 #include "datasets/chat/row_index.h"
+#include "datasets/common/mapped_file.h"
 
 namespace capstan {
 namespace chat {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "datasets/chat/mapped_file.h"
+#include "datasets/common/mapped_file.h"
 #include "plugins/sdk/status.h"
 
 namespace capstan {

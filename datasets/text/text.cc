@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "datasets/text/mapped_file.h"
+#include "datasets/common/mapped_file.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {
@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
         "validation_fraction",
         absl::StrCat("must be in [0, 1), is ", config.validation_fraction()));
   }
-  absl::StatusOr<std::shared_ptr<MappedFile>> file =
+  absl::StatusOr<std::shared_ptr<const MappedFile>> file =
       MappedFile::Open(config.path());
   if (!file.ok()) return FieldError("path", file.status().message());
   CAPSTAN_ASSIGN_OR_RETURN(TokenizedText tokens,

@@ -42,7 +42,7 @@ bool TokenFile::IsTokenFile(absl::string_view bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(
-    std::shared_ptr<MappedFile> file) {
+    std::shared_ptr<const MappedFile> file) {
   std::unique_ptr<TokenFile> opened(new TokenFile(std::move(file)));
   CAPSTAN_RETURN_IF_ERROR(opened->ReadHeader());
   return opened;

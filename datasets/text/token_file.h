@@ -23,7 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "datasets/text/mapped_file.h"
+#include "datasets/common/mapped_file.h"
 
 namespace capstan {
 namespace text {
@@ -84,7 +84,7 @@ class TokenFile {
   // Checks everything but the tokens. DATA_LOSS, with the file's name, for what
   // is damaged; UNIMPLEMENTED for another version.
   static absl::StatusOr<std::unique_ptr<TokenFile>> Open(
-      std::shared_ptr<MappedFile> file);
+      std::shared_ptr<const MappedFile> file);
 
   const TokenFileInfo& info() const { return info_; }
   int64_t tokens() const { return tokens_; }
@@ -97,13 +97,13 @@ class TokenFile {
   absl::Status Read(int64_t begin, int64_t n, int64_t* out) const;
 
  private:
-  explicit TokenFile(std::shared_ptr<MappedFile> file)
+  explicit TokenFile(std::shared_ptr<const MappedFile> file)
       : file_(std::move(file)) {}
   absl::Status ReadHeader();
   absl::Status CheckTail(uint32_t crc) const;
   absl::Status CheckChunk(int64_t chunk) const;
 
-  const std::shared_ptr<MappedFile> file_;
+  const std::shared_ptr<const MappedFile> file_;
   TokenFileInfo info_;
   size_t token_bytes_ = 0;
   int64_t tokens_ = 0;

@@ -30,7 +30,7 @@ int64_t Remaining(int64_t size, double validation_fraction) {
 // Each byte is a token, read where it lies.
 class ByteSource final : public TokenSource {
  public:
-  explicit ByteSource(std::shared_ptr<MappedFile> file)
+  explicit ByteSource(std::shared_ptr<const MappedFile> file)
       : file_(std::move(file)) {}
 
   int64_t size() const override {
@@ -49,7 +49,7 @@ class ByteSource final : public TokenSource {
   }
 
  private:
-  const std::shared_ptr<MappedFile> file_;
+  const std::shared_ptr<const MappedFile> file_;
 };
 
 // A text's tokens in memory, four bytes each.
@@ -127,8 +127,8 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> OpenTokenizer(
   return std::shared_ptr<const Tokenizer>(*std::move(tokenizer));
 }
 
-absl::StatusOr<TokenizedText> OpenTokenFile(const Config& config,
-                                            std::shared_ptr<MappedFile> file) {
+absl::StatusOr<TokenizedText> OpenTokenFile(
+    const Config& config, std::shared_ptr<const MappedFile> file) {
   absl::StatusOr<std::unique_ptr<TokenFile>> opened =
       TokenFile::Open(std::move(file));
   if (!opened.ok()) return FieldError("path", opened.status().message());
@@ -161,8 +161,8 @@ absl::StatusOr<TokenizedText> OpenTokenFile(const Config& config,
 
 }  // namespace
 
-absl::StatusOr<TokenizedText> OpenTokens(const Config& config,
-                                         std::shared_ptr<MappedFile> file) {
+absl::StatusOr<TokenizedText> OpenTokens(
+    const Config& config, std::shared_ptr<const MappedFile> file) {
   if (TokenFile::IsTokenFile(file->bytes())) {
     return OpenTokenFile(config, std::move(file));
   }

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "datasets/text/mapped_file.h"
+#include "datasets/common/mapped_file.h"
 #include "datasets/text/text.pb.h"
 #include "plugins/sdk/tokenizer.h"
 
@@ -35,8 +35,8 @@ struct TokenizedText {
 
 // `file` as the config's tokenizer has it, tokenized now where it must be.
 // Errors name the config's field.
-absl::StatusOr<TokenizedText> OpenTokens(const Config& config,
-                                         std::shared_ptr<MappedFile> file);
+absl::StatusOr<TokenizedText> OpenTokens(
+    const Config& config, std::shared_ptr<const MappedFile> file);
 
 }  // namespace text
 }  // namespace capstan

@@ -96,6 +96,19 @@ TEST_P(DatasetReaderConformance, ReadIsAFunctionOfItsIndices) {
   EXPECT_TRUE(Same(MustRead(*New(), indices), first)) << "by another reader";
 }
 
+// The core hands a reader the tensors of an earlier batch to write into.
+TEST_P(DatasetReaderConformance, AUsedBatchIsReadAnew) {
+  const std::vector<int64_t> first = Spread(reader(), 3);
+  const std::vector<int64_t> others = {1, 0, 2};
+  for (const std::vector<int64_t>& next :
+       {others, std::vector<int64_t>{reader().size() - 1}}) {
+    Batch batch = MustRead(reader(), first);
+    ASSERT_TRUE(reader().Read(next, &batch).ok());
+    EXPECT_TRUE(Same(batch, MustRead(reader(), next)))
+        << "something of the earlier batch is left";
+  }
+}
+
 TEST_P(DatasetReaderConformance, RowsComeInTheOrderOfTheIndices) {
   const int64_t last = reader().size() - 1;
   const std::vector<int64_t> indices = {3, 1, last, 1, 0};

@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "datasets/common/mapped_file.h"
 #include "datasets/text/in_order.h"
-#include "datasets/text/mapped_file.h"
 #include "datasets/text/text_pieces.h"
 #include "datasets/text/token_file.h"
 #include "plugins/sdk/status.h"
@@ -38,7 +38,7 @@ constexpr std::chrono::milliseconds kRedrawEvery(100);
 
 // A part of an input: rows, or a piece of a text.
 struct Unit {
-  const text::MappedFile* file = nullptr;
+  const MappedFile* file = nullptr;
   absl::string_view bytes;
   bool rows = false;
   int64_t first_line = 1;    // of rows
@@ -71,7 +71,7 @@ void Append(const std::vector<int64_t>& more, std::vector<int64_t>* ids) {
 }
 
 // Blocks of whole lines.
-void AddRows(const text::MappedFile& file, std::vector<Unit>* units) {
+void AddRows(const MappedFile& file, std::vector<Unit>* units) {
   absl::string_view rest = file.bytes();
   int64_t line = 1;
   while (!rest.empty()) {
@@ -88,7 +88,7 @@ void AddRows(const text::MappedFile& file, std::vector<Unit>* units) {
   }
 }
 
-void AddText(const text::MappedFile& file, const Tokenizer& tokenizer,
+void AddText(const MappedFile& file, const Tokenizer& tokenizer,
              std::vector<Unit>* units) {
   const size_t first = units->size();
   for (absl::string_view piece :
@@ -232,11 +232,11 @@ absl::Status Tokenize(const TokenizeOptions& options) {
   const DocumentEnds ends =
       options.add_ends ? EndsOf(*tokenizer) : DocumentEnds();
 
-  std::vector<std::shared_ptr<text::MappedFile>> files;
+  std::vector<std::shared_ptr<const MappedFile>> files;
   std::vector<Unit> units;
   int64_t bytes = 0;
   for (const std::string& input : FromCaller(options.inputs)) {
-    CAPSTAN_ASSIGN_OR_RETURN(auto file, text::MappedFile::Open(input));
+    CAPSTAN_ASSIGN_OR_RETURN(auto file, MappedFile::Open(input));
     bytes += static_cast<int64_t>(file->bytes().size());
     if (absl::EndsWith(input, ".jsonl")) {
       AddRows(*file, &units);

@@ -40,7 +40,7 @@ TokenizeOptions Options(const std::vector<std::string>& inputs) {
 
 // The documents of made.tokens.
 std::vector<Ids> Documents() {
-  auto mapped = text::MappedFile::Open(Path("made.tokens"));
+  auto mapped = MappedFile::Open(Path("made.tokens"));
   EXPECT_TRUE(mapped.ok()) << mapped.status();
   if (!mapped.ok()) return {};
   const auto file = text::TokenFile::Open(*std::move(mapped));

@@ -91,6 +91,7 @@ const std::vector<Bug>& Bugs() {
       {"DatasetReader", "SHORT_TENSOR", "BatchesAreWholeTensorsInHostMemory"},
       {"DatasetReader", "GROWS", "SizeIsPositiveAndConstant"},
       {"DatasetReader", "STRANGE_TOKEN", "TokensAreTheTokenizers"},
+      {"DatasetReader", "KEEPS_TENSORS", "AUsedBatchIsReadAnew"},
   };
   return bugs;
 }

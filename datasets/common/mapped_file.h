@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_DATASETS_CHAT_MAPPED_FILE_H_
-#define CAPSTAN_DATASETS_CHAT_MAPPED_FILE_H_
+#ifndef CAPSTAN_DATASETS_COMMON_MAPPED_FILE_H_
+#define CAPSTAN_DATASETS_COMMON_MAPPED_FILE_H_
 
 #include <memory>
 #include <string>
@@ -9,7 +9,6 @@
 #include "absl/strings/string_view.h"
 
 namespace capstan {
-namespace chat {
 
 // A file in memory, read-only, for as long as the object lives. Pages come from
 // the file as they are touched and go when memory is short.
@@ -34,7 +33,6 @@ class MappedFile {
   const absl::string_view bytes_;
 };
 
-}  // namespace chat
 }  // namespace capstan
 
-#endif  // CAPSTAN_DATASETS_CHAT_MAPPED_FILE_H_
+#endif  // CAPSTAN_DATASETS_COMMON_MAPPED_FILE_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/chat/mapped_file.h"
+#include "datasets/common/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace capstan {
-namespace chat {
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
     const std::string& path) {
@@ -45,5 +44,4 @@ MappedFile::~MappedFile() {
   munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
-}  // namespace chat
 }  // namespace capstan
