@@ -18,7 +18,7 @@
 namespace capstan {
 
 // Tensors by name; the first dimension of each is the batch. An objective says
-// which it reads: causal_lm reads "input_ids" [B, T] int64 and, if present,
+// which it reads; those of text read "input_ids" [B, T] int64 and, if present,
 // "labels" [B, T] int64 (-100: not trained on; default: input_ids) and
 // "positions" [B, T] int64 (of each token in its document, where a row holds
 // several documents one behind the other: none sees another's tokens).

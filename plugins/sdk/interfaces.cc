@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/collector.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/gradient_sink.h"
 #include "plugins/sdk/model.h"
@@ -17,6 +18,7 @@
 namespace capstan {
 
 ChatTemplate::~ChatTemplate() = default;
+Collector::~Collector() = default;
 CommunicationError::~CommunicationError() = default;
 DatasetReader::~DatasetReader() = default;
 KvCache::~KvCache() = default;

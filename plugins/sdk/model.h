@@ -139,7 +139,9 @@ class Model {
     return absl::UnimplementedError("this model can't have a LoRA adapter");
   }
 
-  // This model as a model of token sequences, or null if it isn't one.
+  // This model as a model of token sequences, or null if it isn't one. What
+  // other kinds of model offer an objective is a matter between these two: an
+  // abstract class in a header that both include, found by dynamic_cast.
   virtual TokenModel* token_model() { return nullptr; }
 };
 
@@ -159,10 +161,20 @@ struct TokenInput {
   KvCache* cache = nullptr;
   // [B, T] int64, or undefined: 0, 1, .. in each row. The position of each
   // token in its document; a row's documents stand one behind the other, and a
-  // token sees those of its own document up to itself. Not with a cache.
+  // token sees those of its own document, in a causal model up to itself. Not
+  // with a cache.
   at::Tensor positions;
   // [B] int64, or undefined: keys for dropout (dataset.h). Only in training.
   at::Tensor sample_positions;
+};
+
+// What the logits of each position are held against.
+struct TokenTargets {
+  // [B, T] int64: the tokens that are right there (for next-token prediction
+  // shifted already); negative: none.
+  at::Tensor tokens;
+  // [B, T] float32: factors of the positions' losses; undefined: all 1.
+  at::Tensor weights;
 };
 
 // A model that maps token sequences to logits over a vocabulary.
@@ -176,13 +188,17 @@ class TokenModel {
   // [B, T, V], in the compute dtype.
   virtual at::Tensor Logits(const TokenInput& input, UnitRunner& runner) = 0;
 
-  // The sum of cross-entropy -log softmax(logits)[target] over the positions
-  // with target >= 0, as a float32 scalar with gradient. targets: [B, T] int64,
-  // already shifted. A model may fuse its head with the loss here, so that the
-  // logits of a whole batch never exist.
+  // The sum of weight * -log softmax(logits)[target] over the positions that
+  // have a target, as a float32 scalar with gradient (none to the weights). A
+  // model may fuse its head with the loss here, so that the logits of a whole
+  // batch never exist.
   virtual at::Tensor CrossEntropySum(const TokenInput& input,
-                                     const at::Tensor& targets,
+                                     const TokenTargets& targets,
                                      UnitRunner& runner) = 0;
+
+  // Whether a token sees only those before it. Others see the whole text, and
+  // have no cache.
+  virtual bool causal() const { return true; }
 
   // An empty cache for `batch` sequences of up to `max_length` positions.
   virtual absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
@@ -190,6 +206,12 @@ class TokenModel {
 
   // The token that ends a text, or -1.
   virtual int64_t eos_token() const { return -1; }
+  // The token that stands where another is to be found, or -1.
+  virtual int64_t mask_token() const { return -1; }
+  // The package of the objective that samples from a folder of this model
+  // where no config names one ("capstan.causal_lm"); "": by the name of the
+  // architecture (ARCHITECTURE.md).
+  virtual std::string sampling_objective() const { return ""; }
 };
 
 }  // namespace capstan

@@ -27,6 +27,7 @@ enum class PluginCategory : uint32_t {
   kModel = 4,
   kObjective = 5,
   kOptimizer = 6,
+  kCollector = 7,
 };
 
 constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"

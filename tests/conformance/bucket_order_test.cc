@@ -64,7 +64,7 @@ std::vector<int> OrderOfArrival(llama::Llama* model) {
   TokenInput input;
   input.tokens = at::randint(31, {2, 8}, at::kLong);
   const at::Tensor targets = at::randint(31, {2, 8}, at::kLong);
-  torch::autograd::backward({model->CrossEntropySum(input, targets, runner)},
+  torch::autograd::backward({model->CrossEntropySum(input, {targets}, runner)},
                             {});
   return order;
 }

@@ -153,7 +153,7 @@ TEST_F(LlamaLoraGoldenTest, FiveAdamWStepsOfTheAdapterAlone) {
   ASSERT_EQ(wanted["losses"].size(), 5);
   for (step.step = 1; step.step <= 5; ++step.step) {
     const LossSum loss =
-        (*objective)->Compute(*model_, {{"input_ids", ids_}}, runner_);
+        (*objective)->Compute(*model_, {{"input_ids", ids_}}, {}, runner_);
     (loss.sum / static_cast<double>(loss.count)).backward();
     EXPECT_NEAR(loss.sum.item<double>() / loss.count,
                 wanted["losses"][step.step - 1].get<double>(), 1e-5)

@@ -75,7 +75,7 @@ class LlamaGoldenTest : public testing::TestWithParam<const char*> {
   double Backward() {
     for (at::Tensor& p : parameters_) p.mutable_grad().reset();
     const LossSum loss =
-        objective_->Compute(*model_, {{"input_ids", ids_}}, runner_);
+        objective_->Compute(*model_, {{"input_ids", ids_}}, {}, runner_);
     EXPECT_EQ(loss.count, ids_.numel() - ids_.size(0));
     (loss.sum / static_cast<double>(loss.count)).backward();
     return loss.sum.item<double>() / loss.count;

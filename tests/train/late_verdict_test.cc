@@ -63,10 +63,10 @@ class ToyObjective final : public Objective {
   absl::Status Check(Model&, const DatasetReader&) const override {
     return absl::OkStatus();
   }
-  int64_t CountTargets(const Batch& batch) const override {
+  int64_t CountTargets(const Batch& batch, const StepInfo&) const override {
     return (batch.at("targets") != -100).sum().item<int64_t>();
   }
-  LossSum Compute(Model& model, const Batch& batch,
+  LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override {
     const int64_t step = batch.at("first").item<int64_t>() / kBatch + 1;
     const bool bad = at::GradMode::is_enabled() && bad_steps_.count(step) > 0;
@@ -79,7 +79,7 @@ class ToyObjective final : public Objective {
     LossSum loss;
     loss.sum = static_cast<ToyModel&>(model).LossSum(
         toy, runner, bad ? ToyFault::kInfiniteGradient : ToyFault::kNone);
-    loss.count = CountTargets(batch);
+    loss.count = CountTargets(batch, info);
     loss.tokens = toy.ids.numel();
     return loss;
   }

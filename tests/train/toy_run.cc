@@ -69,10 +69,10 @@ class ToyObjective final : public Objective {
   absl::Status Check(Model&, const DatasetReader&) const override {
     return absl::OkStatus();
   }
-  int64_t CountTargets(const Batch& batch) const override {
+  int64_t CountTargets(const Batch& batch, const StepInfo&) const override {
     return batch.at("targets").ne(-100).sum().item<int64_t>();
   }
-  LossSum Compute(Model& model, const Batch& batch,
+  LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override {
     ToyBatch toy;
     toy.ids = batch.at("ids");
@@ -84,7 +84,7 @@ class ToyObjective final : public Objective {
     }
     LossSum loss;
     loss.sum = static_cast<ToyModel&>(model).LossSum(toy, runner);
-    loss.count = CountTargets(batch);
+    loss.count = CountTargets(batch, info);
     loss.tokens = toy.ids.numel();
     const bool scripted =
         !at::GradMode::is_enabled() && !run_->eval_losses.empty();

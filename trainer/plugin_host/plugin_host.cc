@@ -58,6 +58,8 @@ const char* CategoryName(PluginCategory category) {
       return "objective";
     case PluginCategory::kOptimizer:
       return "optimizer";
+    case PluginCategory::kCollector:
+      return "collector";
   }
   return "unknown";
 }

@@ -53,6 +53,8 @@ absl::Status TrainLoop::SumEvaluation(double* sums) {
   // All ranks take part in as many forwards, since they may hold collectives;
   // what a rank computes beyond the last batch doesn't count.
   const int64_t world = group_->size();
+  StepInfo info;
+  info.seed = config_.train().seed();
   absl::Status status;
   for (int64_t round = 0; round < (batches + world - 1) / world; ++round) {
     const int64_t index = round * world + group_->rank();
@@ -69,7 +71,7 @@ absl::Status TrainLoop::SumEvaluation(double* sums) {
         SetSamplePositions(samples, &batch);
         for (auto& [name, tensor] : batch) tensor = tensor.to(group_->device());
         const LossSum loss =
-            parts_.objective->Compute(*parts_.model, batch, runner_);
+            parts_.objective->Compute(*parts_.model, batch, info, runner_);
         if (index < batches) {
           sums[0] += loss.sum.item<double>();
           sums[1] += static_cast<double>(loss.count);

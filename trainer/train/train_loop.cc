@@ -46,7 +46,10 @@ TrainLoop::TrainLoop(TrainJob* job, const RankInfo& rank, Verdicts verdicts)
       parts_(job->parts),
       scaler_(job->parts.precision->policy().loss_scaling),
       runner_(job->parts.strategy.get(),
-              CheckpointingOf(job->loaded.config.train(), *job->parts.model)) {}
+              CheckpointingOf(job->loaded.config.train(), *job->parts.model)) {
+  info_.seed = config_.train().seed();
+  info_.training = true;
+}
 
 TrainLoop::~TrainLoop() = default;
 
@@ -213,7 +216,7 @@ absl::StatusOr<Batch> TrainLoop::NextBatch() {
 LossSum TrainLoop::Forward(const Batch& batch) {
   const ProfileScope profile(kForwardPhase);
   const MemoryScope scope(MemoryCategory::kActivations);
-  return parts_.objective->Compute(*parts_.model, batch, runner_);
+  return parts_.objective->Compute(*parts_.model, batch, info_, runner_);
 }
 
 void TrainLoop::Backward(const at::Tensor& loss_sum) {

@@ -144,6 +144,7 @@ class TrainLoop {
   at::Tensor loss_sum_;
   at::Tensor squared_sum_;  // Strategy::GradientSquaredSum
   TrainState state_;
+  StepInfo info_;  // what the objective is told of a training step
   int64_t first_step_ = 0;
   // What the loss sum is divided by in backward, on all ranks alike: about the
   // targets of a step, so that gradients have their usual size. The exact

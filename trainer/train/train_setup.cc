@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/agree.h"
+#include "trainer/data/batch_slot.h"
 #include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/process_group/create.h"
@@ -203,7 +204,8 @@ absl::Status TrainLoop::NominalTargets() {
     Batch batch;
     CAPSTAN_RETURN_IF_ERROR(
         parts_.train_data->Read(absl::MakeConstSpan(&i, 1), &batch));
-    targets += parts_.objective->CountTargets(batch);
+    SetSamplePositions({i}, &batch);
+    targets += parts_.objective->CountTargets(batch, info_);
   }
   nominal_targets_ =
       std::max(static_cast<double>(targets) / static_cast<double>(samples),

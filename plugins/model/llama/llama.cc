@@ -311,7 +311,7 @@ at::Tensor Llama::Logits(const TokenInput& input, UnitRunner& runner) {
 }
 
 at::Tensor Llama::CrossEntropySum(const TokenInput& input,
-                                  const at::Tensor& targets,
+                                  const TokenTargets& targets,
                                   UnitRunner& runner) {
   kernels::TiedGradient tied;
   if (config_.tie_word_embeddings && at::GradMode::is_enabled() &&
@@ -322,7 +322,7 @@ at::Tensor Llama::CrossEntropySum(const TokenInput& input,
   const at::Tensor& norm = parameters_[NormIndex(config_)];
   const at::Tensor& head = parameters_[HeadIndex(config_)];
   const double eps = config_.rms_norm_eps;
-  const at::Tensor flat = targets.reshape({-1});
+  const at::Tensor flat = targets.tokens.reshape({-1});
   const kernels::WeightPlace place = {sink_, HeadIndex(config_)};
   return runner.Run(head_unit(), hidden,
                     [norm, head, eps, flat, tied, place](const at::Tensor& x) {

@@ -48,7 +48,8 @@ class Llama final : public Model, public TokenModel {
     return config_.max_position_embeddings;
   }
   at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override;
-  at::Tensor CrossEntropySum(const TokenInput& input, const at::Tensor& targets,
+  at::Tensor CrossEntropySum(const TokenInput& input,
+                             const TokenTargets& targets,
                              UnitRunner& runner) override;
   absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
       int64_t batch, int64_t max_length) const override;

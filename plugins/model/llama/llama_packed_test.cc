@@ -70,7 +70,7 @@ class LlamaPackedTest : public ::testing::TestWithParam<at::ScalarType> {
 
   // The loss; adds to the gradients.
   double Backward(const TokenInput& input, const at::Tensor& targets) {
-    const at::Tensor loss = model_->CrossEntropySum(input, targets, runner_);
+    const at::Tensor loss = model_->CrossEntropySum(input, {targets}, runner_);
     loss.backward();
     return loss.item<double>();
   }

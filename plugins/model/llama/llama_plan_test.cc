@@ -103,7 +103,7 @@ MemoryByCategory Measure(Llama& model, const Shape& shape) {
     at::Tensor loss;
     {
       const MemoryScope scope(MemoryCategory::kActivations);
-      loss = model.CrossEntropySum(input, tokens, runner);
+      loss = model.CrossEntropySum(input, {tokens}, runner);
     }
     const MemoryScope scope(MemoryCategory::kWorkspace);
     torch::autograd::backward({loss}, {at::full({}, 1e-3)});

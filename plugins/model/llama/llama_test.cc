@@ -127,7 +127,7 @@ TEST(LlamaTest, RunsEachUnitOnceInOrder) {
   EXPECT_EQ(model->Logits({ids}, runner).sizes(), at::IntArrayRef({1, 3, 7}));
   EXPECT_EQ(runner.units, (std::vector<int>{0, 1, 2, 3}));
   runner.units.clear();
-  EXPECT_TRUE(model->CrossEntropySum({ids}, ids, runner).requires_grad());
+  EXPECT_TRUE(model->CrossEntropySum({ids}, {ids}, runner).requires_grad());
   EXPECT_EQ(runner.units, (std::vector<int>{0, 1, 2, 3}));
 }
 
@@ -136,11 +136,11 @@ TEST(LlamaTest, FrozenEmbeddingLeavesTheRestTrainable) {
   std::vector<at::Tensor> parameters = BindTo(*model);
   PlainRunner runner;
   const at::Tensor ids = at::tensor({1, 2, 3}, at::kLong).view({1, 3});
-  model->CrossEntropySum({ids}, ids, runner).backward();
+  model->CrossEntropySum({ids}, {ids}, runner).backward();
   const at::Tensor wanted = parameters[LayerIndex(0, kGate)].grad().clone();
   for (at::Tensor& p : parameters) p.mutable_grad().reset();
   parameters[kEmbedding].requires_grad_(false);
-  model->CrossEntropySum({ids}, ids, runner).backward();
+  model->CrossEntropySum({ids}, {ids}, runner).backward();
   EXPECT_TRUE(parameters[LayerIndex(0, kGate)].grad().equal(wanted));
   EXPECT_FALSE(parameters[kEmbedding].grad().defined());
 }
@@ -150,7 +150,7 @@ TEST(LlamaTest, LogitsAndLossGiveTheSameGradients) {
   std::vector<at::Tensor> parameters = BindTo(*model);
   PlainRunner runner;
   const at::Tensor ids = at::tensor({1, 2, 3, 2}, at::kLong).view({2, 2});
-  model->CrossEntropySum({ids}, ids, runner).backward();
+  model->CrossEntropySum({ids}, {ids}, runner).backward();
   std::vector<at::Tensor> wanted;
   for (at::Tensor& p : parameters) {
     wanted.push_back(p.grad());

@@ -124,7 +124,7 @@ absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
   return absl::OkStatus();
 }
 
-int64_t CausalLm::CountTargets(const Batch& batch) const {
+int64_t CausalLm::CountTargets(const Batch& batch, const StepInfo&) const {
   const at::Tensor labels = NextLabels(batch);
   // Every token is a target: nothing to look at, so no waiting for a GPU.
   if (batch.count("labels") + batch.count("positions") == 0) {
@@ -134,7 +134,7 @@ int64_t CausalLm::CountTargets(const Batch& batch) const {
 }
 
 LossSum CausalLm::Compute(Model& model, const Batch& batch,
-                          UnitRunner& runner) {
+                          const StepInfo& info, UnitRunner& runner) {
   TokenModel* tokens = model.token_model();
   CHECK(tokens != nullptr) << "Check comes first";
   const at::Tensor& ids = InputIds(batch);
@@ -145,11 +145,11 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   input.tokens = ids;
   input.positions = Optional(batch, "positions");
   // Dropout is for training.
-  if (at::GradMode::is_enabled()) {
+  if (info.training) {
     input.sample_positions = Optional(batch, "sample_position");
   }
-  loss.sum = tokens->CrossEntropySum(input, targets, runner);
-  loss.count = CountTargets(batch);
+  loss.sum = tokens->CrossEntropySum(input, {targets}, runner);
+  loss.count = CountTargets(batch, info);
   loss.tokens = batch.at("input_ids").numel();
   return loss;
 }

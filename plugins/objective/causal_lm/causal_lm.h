@@ -22,8 +22,8 @@ class CausalLm final : public Objective {
   static absl::StatusOr<std::unique_ptr<CausalLm>> Create(const Config& config);
 
   absl::Status Check(Model& model, const DatasetReader& data) const override;
-  int64_t CountTargets(const Batch& batch) const override;
-  LossSum Compute(Model& model, const Batch& batch,
+  int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
+  LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override;
   absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,

@@ -55,12 +55,13 @@ class CountingModel final : public Model, public TokenModel {
     }
     return logits;
   }
-  at::Tensor CrossEntropySum(const TokenInput& input, const at::Tensor& targets,
+  at::Tensor CrossEntropySum(const TokenInput& input,
+                             const TokenTargets& targets,
                              UnitRunner&) override {
     seen_tokens = input.tokens;
     seen_positions = input.positions;
     seen_samples = input.sample_positions;
-    seen_targets = targets;
+    seen_targets = targets.tokens;
     return at::full({}, 7.0);
   }
   absl::StatusOr<std::unique_ptr<KvCache>> NewCache(int64_t,
@@ -133,16 +134,17 @@ class CausalLmTest : public testing::Test {
 
   CountingModel model_;
   PlainRunner runner_;
+  StepInfo info_;
   std::unique_ptr<CausalLm> objective_;
 };
 
 TEST_F(CausalLmTest, TargetsAreTheNextTokens) {
   const at::Tensor ids = at::tensor({1, 2, 3, 4, 5, 6}, at::kLong).view({2, 3});
   const Batch batch = {{"input_ids", ids}};
-  const LossSum loss = objective_->Compute(model_, batch, runner_);
+  const LossSum loss = objective_->Compute(model_, batch, info_, runner_);
   EXPECT_EQ(loss.sum.item<double>(), 7.0);
   EXPECT_EQ(loss.count, 4);
-  EXPECT_EQ(objective_->CountTargets(batch), 4);
+  EXPECT_EQ(objective_->CountTargets(batch, {}), 4);
   EXPECT_TRUE(model_.seen_tokens.equal(ids));
   EXPECT_TRUE(model_.seen_targets.equal(
       at::tensor({2, 3, -100, 5, 6, -100}, at::kLong).view({2, 3})));
@@ -153,8 +155,8 @@ TEST_F(CausalLmTest, LabelsSayWhatIsTrainedOn) {
       {"input_ids", at::tensor({1, 2, 3, 4}, at::kLong).view({1, 4})},
       // The first label predicts nothing: no token comes before it.
       {"labels", at::tensor({1, -100, 3, 4}, at::kLong).view({1, 4})}};
-  EXPECT_EQ(objective_->Compute(model_, batch, runner_).count, 2);
-  EXPECT_EQ(objective_->CountTargets(batch), 2);
+  EXPECT_EQ(objective_->Compute(model_, batch, info_, runner_).count, 2);
+  EXPECT_EQ(objective_->CountTargets(batch, {}), 2);
   EXPECT_TRUE(model_.seen_targets.equal(
       at::tensor({-100, 3, 4, -100}, at::kLong).view({1, 4})));
 }
@@ -166,14 +168,14 @@ TEST_F(CausalLmTest, NothingIsPredictedAcrossDocuments) {
   const auto wanted = [](std::vector<int64_t> targets) {
     return at::tensor(targets, at::kLong).view({1, -1});
   };
-  EXPECT_EQ(objective_->Compute(model_, batch, runner_).count, 3);
-  EXPECT_EQ(objective_->CountTargets(batch), 3);
+  EXPECT_EQ(objective_->Compute(model_, batch, info_, runner_).count, 3);
+  EXPECT_EQ(objective_->CountTargets(batch, {}), 3);
   EXPECT_TRUE(model_.seen_targets.equal(wanted({2, 3, -100, -100, 6, -100})));
   EXPECT_TRUE(model_.seen_positions.equal(batch["positions"]));
   // A reader that didn't mask the first labels of its documents.
   batch["labels"] = at::tensor({1, -100, 3, 4, 5, 6}, at::kLong).view({1, 6});
-  EXPECT_EQ(objective_->Compute(model_, batch, runner_).count, 2);
-  EXPECT_EQ(objective_->CountTargets(batch), 2);
+  EXPECT_EQ(objective_->Compute(model_, batch, info_, runner_).count, 2);
+  EXPECT_EQ(objective_->CountTargets(batch, {}), 2);
   EXPECT_TRUE(
       model_.seen_targets.equal(wanted({-100, 3, -100, -100, 6, -100})));
 }
@@ -182,11 +184,12 @@ TEST_F(CausalLmTest, SamplePositionsAreForTraining) {
   const Batch batch = {
       {"input_ids", at::tensor({1, 2}, at::kLong).view({1, 2})},
       {"sample_position", at::tensor({7}, at::kLong)}};
-  objective_->Compute(model_, batch, runner_);
+  info_.training = true;
+  objective_->Compute(model_, batch, info_, runner_);
   EXPECT_TRUE(model_.seen_samples.equal(at::tensor({7}, at::kLong)));
   EXPECT_FALSE(model_.seen_positions.defined());
-  const at::AutoGradMode no_gradients(false);
-  objective_->Compute(model_, batch, runner_);
+  info_.training = false;
+  objective_->Compute(model_, batch, info_, runner_);
   EXPECT_FALSE(model_.seen_samples.defined());
 }
 
@@ -194,7 +197,7 @@ TEST_F(CausalLmTest, NoLabelAtAllIsLegal) {
   const Batch batch = {
       {"input_ids", at::tensor({1, 2}, at::kLong).view({1, 2})},
       {"labels", at::tensor({-100, -100}, at::kLong).view({1, 2})}};
-  EXPECT_EQ(objective_->Compute(model_, batch, runner_).count, 0);
+  EXPECT_EQ(objective_->Compute(model_, batch, info_, runner_).count, 0);
 }
 
 TEST_F(CausalLmTest, CheckNamesWhatDoesNotFit) {
