@@ -61,7 +61,7 @@ absl::Status TokenFile::ReadHeader() {
                      ", this is of version ", kTokenFileVersion));
   }
   if (NumberAt<uint32_t>(header + 60) !=
-      ExtendCrc32c(0, bytes.substr(0, kHeaderBytes - 4))) {
+      Crc32c(bytes.substr(0, kHeaderBytes - 4))) {
     return Damaged(*file_, "its header's CRC-32C is another");
   }
   token_bytes_ = NumberAt<uint32_t>(header + 12);
@@ -100,7 +100,7 @@ absl::Status TokenFile::ReadHeader() {
 
 absl::Status TokenFile::CheckTail(uint32_t crc) const {
   const absl::string_view bytes = file_->bytes();
-  if (ExtendCrc32c(0, bytes.substr(crcs_ - bytes.data())) != crc) {
+  if (Crc32c(bytes.substr(crcs_ - bytes.data())) != crc) {
     return Damaged(*file_, "its index's CRC-32C is another");
   }
   int64_t last = 0;
@@ -127,7 +127,7 @@ absl::Status TokenFile::CheckChunk(int64_t chunk) const {
   const uint64_t size =
       std::min<uint64_t>(kTokenChunkBytes, tokens_ * token_bytes_ - begin);
   const char* const data = token_data_ + begin;
-  if (ExtendCrc32c(0, {data, size}) != NumberAt<uint32_t>(crcs_ + 4 * chunk)) {
+  if (Crc32c({data, size}) != NumberAt<uint32_t>(crcs_ + 4 * chunk)) {
     return Damaged(*file_,
                    absl::StrCat("the CRC-32C of bytes ", begin, " to ",
                                 begin + size - 1, " of its tokens is another"));

@@ -4,14 +4,11 @@
 #ifndef CAPSTAN_DATASETS_TEXT_TOKEN_FILE_FORMAT_H_
 #define CAPSTAN_DATASETS_TEXT_TOKEN_FILE_FORMAT_H_
 
-#include <isa-l/crc.h>
-
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
 
-#include "absl/strings/string_view.h"
+#include "plugins/common/crc32c.h"
 
 namespace capstan {
 namespace text {
@@ -39,20 +36,6 @@ Number NumberAt(const char* place) {
   Number value;
   std::memcpy(&value, place, sizeof(value));
   return value;
-}
-
-// CRC-32C of `bytes` behind bytes of CRC-32C `before`.
-inline uint32_t ExtendCrc32c(uint32_t before, absl::string_view bytes) {
-  uint32_t state = ~before;
-  while (!bytes.empty()) {
-    // isa-l counts in int.
-    const size_t n = std::min<size_t>(bytes.size(), 1 << 30);
-    state = crc32_iscsi(
-        reinterpret_cast<unsigned char*>(const_cast<char*>(bytes.data())),
-        static_cast<int>(n), state);
-    bytes.remove_prefix(n);
-  }
-  return ~state;
 }
 
 }  // namespace text

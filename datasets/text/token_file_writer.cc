@@ -80,7 +80,7 @@ absl::Status TokenFileWriter::Write(absl::string_view bytes) {
 }
 
 absl::Status TokenFileWriter::WriteChunk() {
-  crcs_.push_back(ExtendCrc32c(0, chunk_));
+  crcs_.push_back(Crc32c(chunk_));
   CAPSTAN_RETURN_IF_ERROR(Write(chunk_));
   chunk_.clear();
   return absl::OkStatus();
@@ -121,7 +121,7 @@ std::string TokenFileWriter::Header(uint32_t tail_crc) const {
   AppendNumber(static_cast<uint32_t>(info_.ends_added ? 1 : 0), &header);
   AppendNumber(tail_crc, &header);
   AppendNumber(uint32_t{0}, &header);
-  AppendNumber(ExtendCrc32c(0, header), &header);
+  AppendNumber(Crc32c(header), &header);
   return header;
 }
 
@@ -135,7 +135,7 @@ absl::Status TokenFileWriter::Close() {
   for (uint64_t begin : begins_) AppendNumber(begin, &tail);
   CAPSTAN_RETURN_IF_ERROR(Write(tail));
   if (lseek(fd_, 0, SEEK_SET) != 0) return PathError(hidden_);
-  CAPSTAN_RETURN_IF_ERROR(Write(Header(ExtendCrc32c(0, tail))));
+  CAPSTAN_RETURN_IF_ERROR(Write(Header(Crc32c(tail))));
   if (fsync(fd_) != 0) return PathError(hidden_);
   if (std::rename(hidden_.c_str(), path_.c_str()) != 0) return PathError(path_);
   close(fd_);

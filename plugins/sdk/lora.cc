@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/sdk/lora.h"
 
-#include <cerrno>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "plugins/common/text_file.h"
 #include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
 
@@ -24,26 +21,6 @@ constexpr char kPrefix[] = "base_model.model.";
 constexpr char kSuffixA[] = ".lora_A.weight";
 constexpr char kSuffixB[] = ".lora_B.weight";
 constexpr char kAllLinear[] = "all-linear";
-
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::ErrnoToStatus(errno, path);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (in.bad()) return absl::ErrnoToStatus(errno, path);
-  return text.str();
-}
-
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  FILE* const file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return absl::ErrnoToStatus(errno, path);
-  const bool written =
-      std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int write_error = errno;
-  const bool closed = std::fclose(file) == 0;
-  if (written && closed) return absl::OkStatus();
-  return absl::ErrnoToStatus(written ? errno : write_error, path);
-}
 
 // Keys that make an adapter compute something else where they are set.
 constexpr const char* kNotImplemented[] = {"alora_invocation_tokens",
@@ -224,7 +201,7 @@ std::string AdapterConfigJson(const LoraSpec& spec,
 
 absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder) {
   const std::string path = folder + "/adapter_config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
     return absl::InvalidArgumentError(
@@ -276,8 +253,8 @@ absl::Status WriteAdapter(
         writer->Append(value.const_data_ptr(), value.nbytes()));
   }
   CAPSTAN_RETURN_IF_ERROR(writer->Close());
-  return WriteText(folder + "/adapter_config.json",
-                   AdapterConfigJson(spec, base_model));
+  return WriteTextFile(folder + "/adapter_config.json",
+                       AdapterConfigJson(spec, base_model));
 }
 
 }  // namespace capstan

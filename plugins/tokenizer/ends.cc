@@ -82,14 +82,10 @@ absl::Status Add(const JsonNode& node, const Vocabulary& vocabulary, int depth,
   CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
                            node.Member("type").String());
   if (type == "Sequence") {
-    if (depth > 8) return node.Unsupported("sequences are nested too deeply");
-    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "processors"}));
-    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                             node.Member("processors").Items());
-    for (const JsonNode& item : items) {
-      CAPSTAN_RETURN_IF_ERROR(Add(item, vocabulary, depth + 1, ends));
-    }
-    return absl::OkStatus();
+    return ForEachInSequence(node, "processors", depth,
+                             [&](const JsonNode& item) {
+                               return Add(item, vocabulary, depth + 1, ends);
+                             });
   }
   if (type == "ByteLevel") {
     // Moves the places of tokens away from spaces, and adds nothing. Here a

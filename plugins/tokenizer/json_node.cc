@@ -112,5 +112,16 @@ absl::Status JsonNode::Unsupported(absl::string_view problem) const {
       absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem));
 }
 
+absl::Status ForEachInSequence(
+    const JsonNode& sequence, const char* name, int depth,
+    const std::function<absl::Status(const JsonNode&)>& add) {
+  if (depth > 8) return sequence.Unsupported("sequences are nested too deeply");
+  CAPSTAN_RETURN_IF_ERROR(sequence.CheckMembers({"type", name}));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
+                           sequence.Member(name).Items());
+  for (const JsonNode& item : items) CAPSTAN_RETURN_IF_ERROR(add(item));
+  return absl::OkStatus();
+}
+
 }  // namespace tokenizer
 }  // namespace capstan

@@ -5,6 +5,7 @@
 #include <simdjson.h>
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -56,6 +57,12 @@ class JsonNode {
   absl::optional<simdjson::dom::element> element_;
   std::string place_;
 };
+
+// Calls `add` with each element of {"type": "Sequence", `name`: [..]}. `depth`:
+// of sequences around it; too many are an error.
+absl::Status ForEachInSequence(
+    const JsonNode& sequence, const char* name, int depth,
+    const std::function<absl::Status(const JsonNode&)>& add);
 
 inline absl::string_view ToView(std::string_view text) {
   return {text.data(), text.size()};

@@ -165,14 +165,10 @@ absl::Status AddNormalizers(const JsonNode& node, int depth,
     normalizers->push_back(std::move(normalizer));
     return absl::OkStatus();
   }
-  if (depth > 8) return node.Unsupported("sequences are nested too deeply");
-  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "normalizers"}));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                           node.Member("normalizers").Items());
-  for (const JsonNode& item : items) {
-    CAPSTAN_RETURN_IF_ERROR(AddNormalizers(item, depth + 1, normalizers));
-  }
-  return absl::OkStatus();
+  return ForEachInSequence(
+      node, "normalizers", depth, [&](const JsonNode& item) {
+        return AddNormalizers(item, depth + 1, normalizers);
+      });
 }
 
 }  // namespace

@@ -106,14 +106,9 @@ class Maker {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
                              node.Member("type").String());
     if (type == "Sequence") {
-      if (depth > 8) return node.Unsupported("sequences are nested too deeply");
-      CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pretokenizers"}));
-      CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                               node.Member("pretokenizers").Items());
-      for (const JsonNode& item : items) {
-        CAPSTAN_RETURN_IF_ERROR(Add(item, depth + 1));
-      }
-      return absl::OkStatus();
+      return ForEachInSequence(
+          node, "pretokenizers", depth,
+          [&](const JsonNode& item) { return Add(item, depth + 1); });
     }
     if (made_.steps.size() >= kMaxSteps) {
       return node.Unsupported("there are too many pre-tokenizers");

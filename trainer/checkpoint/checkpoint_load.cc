@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "plugins/common/crc32c.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/agree.h"
 #include "trainer/checkpoint/checkpoint.h"

@@ -2,7 +2,6 @@
 #include "trainer/checkpoint/file_util.h"
 
 #include <fcntl.h>
-#include <isa-l/crc.h>
 #include <linux/fs.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -73,18 +72,6 @@ absl::Status SyncPath(const std::string& path) {
 absl::Status Rename(const std::string& from, const std::string& to) {
   if (rename(from.c_str(), to.c_str()) != 0) return PathError(to, errno);
   return absl::OkStatus();
-}
-
-uint32_t ExtendCrc(uint32_t state, absl::string_view bytes) {
-  while (!bytes.empty()) {
-    // isa-l counts in int.
-    const size_t n = std::min<size_t>(bytes.size(), 1 << 30);
-    state = crc32_iscsi(
-        reinterpret_cast<unsigned char*>(const_cast<char*>(bytes.data())),
-        static_cast<int>(n), state);
-    bytes.remove_prefix(n);
-  }
-  return state;
 }
 
 }  // namespace
@@ -174,10 +161,6 @@ absl::Status ReplaceFolder(const std::string& from, const std::string& to) {
   }
   CAPSTAN_RETURN_IF_ERROR(sync_parent());
   return RemoveTree(old);
-}
-
-uint32_t Crc32c(absl::string_view bytes) {
-  return ~ExtendCrc(~uint32_t{0}, bytes);
 }
 
 InputFile::InputFile(std::string path, int fd)

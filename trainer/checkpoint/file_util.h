@@ -39,9 +39,6 @@ std::string HiddenSibling(const std::string& path, absl::string_view suffix);
 // HiddenSibling(to, "old").
 absl::Status ReplaceFolder(const std::string& from, const std::string& to);
 
-// CRC-32C (Castagnoli, as in RFC 3720 appendix B.4).
-uint32_t Crc32c(absl::string_view bytes);
-
 // A file that is read in places. Thread-safe.
 class InputFile {
  public:

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include "plugins/common/crc32c.h"
+
 namespace capstan {
 namespace {
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "plugins/common/crc32c.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/file_util.h"
 #include "trainer/checkpoint/range_index.h"

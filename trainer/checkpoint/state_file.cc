@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "plugins/common/crc32c.h"
 #include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
 

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/llama/llama_config.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "plugins/common/text_file.h"
 #include "plugins/sdk/status.h"
 
 namespace capstan {
@@ -91,27 +88,6 @@ absl::optional<Problem> FillHeads(LlamaConfig* c) {
   }
   c->head_dim = c->hidden_size / c->num_attention_heads;
   return absl::nullopt;
-}
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::ErrnoToStatus(errno, path);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (in.bad()) return absl::ErrnoToStatus(errno, path);
-  return text.str();
-}
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return absl::ErrnoToStatus(errno, path);
-  errno = 0;
-  const bool written =
-      std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int write_error = errno;
-  const bool closed = std::fclose(file) == 0;
-  if (written && closed) return absl::OkStatus();
-  return absl::ErrnoToStatus(written ? errno : write_error, path);
 }
 
 absl::StatusOr<Json> ParseObject(const std::string& path,
@@ -266,7 +242,7 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
 
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadTextFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
   KeyReader keys(path, json);
   RejectWhatIsMissingHere(keys);
@@ -295,7 +271,7 @@ absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   }
   c.source_config = std::move(text);
   const std::string generation_path = folder + "/generation_config.json";
-  absl::StatusOr<std::string> generation = ReadFile(generation_path);
+  absl::StatusOr<std::string> generation = ReadTextFile(generation_path);
   if (generation.ok()) {
     CAPSTAN_RETURN_IF_ERROR(ParseObject(generation_path, *generation).status());
     c.source_generation_config = *std::move(generation);
@@ -350,9 +326,9 @@ absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
     }
   }
   CAPSTAN_RETURN_IF_ERROR(
-      WriteFile(folder + "/config.json", json.dump(2) + "\n"));
-  return WriteFile(folder + "/generation_config.json",
-                   generation.dump(2) + "\n");
+      WriteTextFile(folder + "/config.json", json.dump(2) + "\n"));
+  return WriteTextFile(folder + "/generation_config.json",
+                       generation.dump(2) + "\n");
 }
 
 }  // namespace llama

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "plugins/model/llama/llama_weights.h"
 #include "plugins/sdk/lora.h"
 #include "plugins/sdk/random.h"
 #include "plugins/sdk/status.h"
@@ -95,10 +96,6 @@ bool IsTarget(const LoraSpec& spec, const std::string& module) {
                      [&](const std::string& target) {
                        return target == kAllLinear || Names(target, module);
                      });
-}
-
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
 }  // namespace

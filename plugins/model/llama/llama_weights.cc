@@ -9,13 +9,9 @@
 
 namespace capstan {
 namespace llama {
-namespace {
-
 std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
-
-}  // namespace
 
 std::vector<std::string> UnitNames(const LlamaConfig& config) {
   std::vector<std::string> names = {"embed"};

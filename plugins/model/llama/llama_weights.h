@@ -43,6 +43,9 @@ inline int HeadIndex(const LlamaConfig& config) {
 std::vector<std::string> UnitNames(const LlamaConfig& config);
 std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& config);
 
+// "[2, 3]", for errors.
+std::string ShapeText(const std::vector<int64_t>& shape);
+
 // Whether `weights` holds just the parameters, in their shapes and in a dtype
 // that can be read. The error names tensor, file and shapes. A tied checkpoint
 // may hold lm_head.weight too, which isn't used.
