@@ -12,6 +12,7 @@
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/measurement.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {
@@ -49,30 +50,9 @@ struct MeasureInfo {
   uint64_t seed = 0;  // the run's
   int rank = 0;
   int world_size = 1;
-  bool last = false;  // the run's last evaluation
-};
-
-// Numbers over 1, 2, ..: episodes, say.
-struct MeasuredCurve {
-  std::string name;  // "return": eval/return in TensorBoard, OUTPUT/return.svg
-  std::string x_label;
-  std::string y_label;
-  std::vector<double> values;
-};
-
-// Written as OUTPUT/NAME.npy, float64.
-struct MeasuredArray {
-  std::string name;
-  std::vector<int64_t> shape;
-  std::vector<double> values;  // row-major
-};
-
-// What an objective has measured of a model beyond its loss.
-struct Measurement {
-  // By full tag ("eval/mean_return"), in the order to show them.
-  std::vector<std::pair<std::string, double>> scalars;
-  std::vector<MeasuredCurve> curves;
-  std::vector<MeasuredArray> arrays;
+  bool last = false;  // after the run's last step
+  // To be called now and then with the part that is done, in [0, 1].
+  std::function<void(double done)> progress = [](double) {};
 };
 
 // How to sample. Unset fields take the objective's own config.

@@ -116,7 +116,9 @@ Metrics ReadMetrics(const std::string& output_dir) {
         nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     EXPECT_TRUE(json.is_object()) << "not a JSON object: " << line;
     if (!json.is_object()) continue;
-    (json.contains("eval_loss") ? metrics.evals : metrics.steps)
+    (json.contains("eval_loss") ? metrics.evals
+     : json.contains("loss")    ? metrics.steps
+                                : metrics.others)
         .push_back(std::move(json));
   }
   return metrics;

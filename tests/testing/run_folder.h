@@ -32,8 +32,9 @@ std::map<std::string, std::string> Snapshot(const std::string& folder);
 
 // metrics.jsonl of a run's folder.
 struct Metrics {
-  std::vector<nlohmann::json> steps;  // lines with "loss"
-  std::vector<nlohmann::json> evals;  // lines with "eval_loss"
+  std::vector<nlohmann::json> steps;   // lines with "loss"
+  std::vector<nlohmann::json> evals;   // lines with "eval_loss"
+  std::vector<nlohmann::json> others;  // what is measured besides
 
   std::vector<double> Values(const std::string& key) const;
   std::vector<double> losses() const { return Values("loss"); }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/train/toy_run.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <fcntl.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
@@ -29,6 +31,8 @@ using conformance::ToyBatch;
 using conformance::ToyModel;
 
 constexpr int64_t kSamples = 40;
+// Of the rich objective's loss.
+constexpr double kScale = 100.0;
 
 class ToyData final : public DatasetReader {
  public:
@@ -72,6 +76,36 @@ class ToyObjective final : public Objective {
   int64_t CountTargets(const Batch& batch, const StepInfo&) const override {
     return batch.at("targets").ne(-100).sum().item<int64_t>();
   }
+  int step_totals() const override { return run_->rich_objective ? 1 : 0; }
+  std::vector<double> StepTotals(const Batch& batch,
+                                 const StepInfo& info) const override {
+    return {static_cast<double>(CountTargets(batch, info))};
+  }
+  std::vector<MetricTags> metrics() const override {
+    if (!run_->rich_objective) return {};
+    return {{"train/mean", "test/mean"}};
+  }
+  absl::StatusOr<std::vector<double>> Measure(Model&, const DatasetReader&,
+                                              const MeasureInfo& info,
+                                              UnitRunner&) override {
+    if (!run_->rich_objective) return std::vector<double>();
+    std::vector<double> mine(5, 0.0);
+    for (int i = info.rank; i < 5; i += info.world_size) mine[i] = i + 1.0;
+    info.progress(1.0);
+    return mine;
+  }
+  Measurement Summarize(absl::Span<const double> sums,
+                        const MeasureInfo& info) const override {
+    Measurement measured;
+    const std::vector<double> values(sums.begin(), sums.end());
+    measured.scalars = {
+        {"eval/first", sums[0]},
+        {"eval/last_time", info.last ? 1.0 : 0.0},
+        {"eval/deterministic", at::globalContext().deterministicAlgorithms()}};
+    measured.curves = {{"ramp", "place", "value", values}};
+    measured.arrays = {{"ramp", {1, 5}, values}};
+    return measured;
+  }
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override {
     ToyBatch toy;
@@ -86,6 +120,12 @@ class ToyObjective final : public Objective {
     loss.sum = static_cast<ToyModel&>(model).LossSum(toy, runner);
     loss.count = CountTargets(batch, info);
     loss.tokens = toy.ids.numel();
+    if (run_->rich_objective) {
+      loss.metrics = at::tensor(
+          {{loss.sum.item<double>(), static_cast<double>(loss.count)}},
+          at::kDouble);
+      loss.sum = loss.sum * (kScale / info.totals.at(0));
+    }
     const bool scripted =
         !at::GradMode::is_enabled() && !run_->eval_losses.empty();
     if (scripted) {

@@ -23,6 +23,10 @@ struct ToyRun {
   std::vector<double> eval_losses;
   // The largest batch that rank r has memory for; default: any.
   std::function<int64_t(int rank)> room;
+  // The loss is divided by all of a step's targets once more (which only
+  // StepInfo::totals can tell), "mean" is what it was before, and each
+  // evaluation measures numbers of which every rank has a part.
+  bool rich_objective = false;
   std::string output_dir;  // default: a new one
 };
 

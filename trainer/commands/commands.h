@@ -25,6 +25,9 @@ struct RunOptions {
   std::vector<std::string> plugin_path;
   bool print_config = false;
   double start_seconds = 0.0;  // as given to Main
+  // What the config's `collect` makes is made where it is missing; else that is
+  // an error.
+  bool collect = false;
 };
 
 struct PreviewOptions {
@@ -91,6 +94,7 @@ int CompareCommand(const CompareOptions& options);
 int GenerateCommand(const GenerateOptions& options);
 int ChatCommand(const ChatOptions& options);
 int MergeCommand(const MergeOptions& options);
+int CollectCommand(const RunOptions& options);
 int TokenizeCommand(const TokenizeOptions& options);
 int PluginsCommand(const std::vector<std::string>& plugin_path);
 int EnvCommand();

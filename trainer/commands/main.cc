@@ -183,6 +183,10 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* plan_app = app.add_subcommand(
       "plan", "The memory and traffic that a run will need, by strategy");
   AddRunOptions(plan_app, &plan);
+  RunOptions collect;
+  CLI::App* collect_app = app.add_subcommand(
+      "collect", "Make the data that a config's `collect` describes");
+  AddRunOptions(collect_app, &collect);
   PreviewOptions preview;
   CLI::App* preview_app = app.add_subcommand(
       "preview", "Show a run's first samples, and what of them is trained on");
@@ -223,6 +227,7 @@ int Main(int argc, char** argv, double start_seconds) {
   }
   if (*check_app) return CheckCommand(check);
   if (*plan_app) return PlanCommand(plan);
+  if (*collect_app) return CollectCommand(collect);
   if (*preview_app) return PreviewCommand(preview);
   if (*compare_app) return CompareCommand(compare);
   if (*generate_app) return GenerateCommand(generate);
@@ -232,6 +237,7 @@ int Main(int argc, char** argv, double start_seconds) {
   if (*plugins_app) return PluginsCommand(plugin_path);
   if (*env_app) return EnvCommand();
   train.start_seconds = start_seconds;
+  train.collect = true;
   return TrainCommand(train);
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/commands/collecting.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/memory/device_memory.h"
 #include "trainer/process_group/create.h"
@@ -66,6 +67,9 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
     CAPSTAN_ASSIGN_OR_RETURN(prepared->processes,
                              ProcessCount(job.loaded, job.gpus));
   }
+  CAPSTAN_RETURN_IF_ERROR(
+      CollectMissing(job.loaded, *prepared->host,
+                     options.collect && !prepared->environment.has_value()));
   CAPSTAN_ASSIGN_OR_RETURN(
       job.parts,
       CreateRunParts(job.loaded, prepared->processes, *prepared->host));

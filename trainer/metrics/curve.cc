@@ -21,6 +21,7 @@ constexpr int kTop = 28;
 constexpr int kBottom = 36;
 constexpr char kTrainColour[] = "#3b82c4";
 constexpr char kEvalColour[] = "#d9730d";
+constexpr char kPastColour[] = "#88888866";
 
 std::vector<CurvePoint> Thinned(const std::vector<CurvePoint>& points) {
   const size_t every = (points.size() + kMostPoints - 1) / kMostPoints;
@@ -45,10 +46,10 @@ struct Frame {
   }
 };
 
-Frame FrameOf(const LossCurves& curves) {
+Frame FrameOf(const std::vector<const std::vector<CurvePoint>*>& curves) {
   Frame frame;
   bool any = false;
-  for (const auto* points : {&curves.train, &curves.eval}) {
+  for (const std::vector<CurvePoint>* points : curves) {
     for (const CurvePoint& point : *points) {
       const double step = static_cast<double>(point.step);
       frame.first = any ? std::min(frame.first, step) : step;
@@ -121,6 +122,20 @@ std::string Line(const std::vector<CurvePoint>& points, const Frame& frame,
   return svg;
 }
 
+std::string Head() {
+  return absl::StrFormat(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+      "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\" "
+      "fill=\"#888\">\n",
+      kWidth, kHeight, kWidth, kHeight);
+}
+
+// `text` in `colour`, above the picture at x.
+std::string Title(double x, const char* colour, const std::string& text) {
+  return absl::StrCat("<g fill=\"", colour, "\">", Text(x, 16, "start", text),
+                      "</g>\n");
+}
+
 }  // namespace
 
 absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path) {
@@ -149,21 +164,14 @@ absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path) {
 
 std::string LossCurveSvg(const LossCurves& curves) {
   if (curves.train.empty() && curves.eval.empty()) return "";
-  const Frame frame = FrameOf(curves);
-  std::string svg = absl::StrFormat(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-      "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\" "
-      "fill=\"#888\">\n",
-      kWidth, kHeight, kWidth, kHeight);
+  const Frame frame = FrameOf({&curves.train, &curves.eval});
+  std::string svg = Head();
   absl::StrAppend(&svg, Axes(frame), Line(curves.train, frame, kTrainColour),
                   Line(curves.eval, frame, kEvalColour));
   absl::StrAppend(&svg, Text(kWidth - kRight, kHeight - 4, "end", "step"));
-  absl::StrAppend(&svg, "<g fill=\"", kTrainColour, "\">",
-                  Text(kLeft, 16, "start", "training loss"), "</g>\n");
+  absl::StrAppend(&svg, Title(kLeft, kTrainColour, "training loss"));
   if (!curves.eval.empty()) {
-    absl::StrAppend(&svg, "<g fill=\"", kEvalColour, "\">",
-                    Text(kLeft + 120, 16, "start", "evaluation loss"),
-                    "</g>\n");
+    absl::StrAppend(&svg, Title(kLeft + 120, kEvalColour, "evaluation loss"));
     // A few evaluations are points rather than a curve.
     for (const CurvePoint& point : curves.eval) {
       absl::StrAppendFormat(
@@ -172,6 +180,35 @@ std::string LossCurveSvg(const LossCurves& curves) {
           kEvalColour);
     }
   }
+  return absl::StrCat(svg, "</svg>\n");
+}
+
+std::string MeasuredCurvesSvg(
+    const std::vector<std::pair<int64_t, MeasuredCurve>>& curves) {
+  std::vector<std::vector<CurvePoint>> points(curves.size());
+  std::vector<const std::vector<CurvePoint>*> all;
+  for (size_t i = 0; i < curves.size(); ++i) {
+    const std::vector<double>& values = curves[i].second.values;
+    for (size_t k = 0; k < values.size(); ++k) {
+      if (!std::isfinite(values[k])) continue;
+      points[i].push_back({static_cast<int64_t>(k) + 1, values[k]});
+    }
+    points[i] = Thinned(points[i]);
+    if (!points[i].empty()) all.push_back(&points[i]);
+  }
+  if (all.empty()) return "";
+  const Frame frame = FrameOf(all);
+  std::string svg = absl::StrCat(Head(), Axes(frame));
+  for (size_t i = 0; i < points.size(); ++i) {
+    const bool last = i + 1 == points.size();
+    absl::StrAppend(&svg,
+                    Line(points[i], frame, last ? kTrainColour : kPastColour));
+  }
+  const auto& [step, curve] = curves.back();
+  absl::StrAppend(&svg,
+                  Text(kWidth - kRight, kHeight - 4, "end", curve.x_label),
+                  Title(kLeft, kTrainColour,
+                        absl::StrCat(curve.y_label, " after step ", step)));
   return absl::StrCat(svg, "</svg>\n");
 }
 

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A run's losses as a picture.
+// A run's losses, and what else it measures, as pictures.
 #ifndef CAPSTAN_TRAINER_METRICS_CURVE_H_
 #define CAPSTAN_TRAINER_METRICS_CURVE_H_
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "plugins/sdk/measurement.h"
 
 namespace capstan {
 
@@ -29,6 +31,11 @@ absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path);
 // An SVG of 640 by 320 with both curves, axes and their names, readable on a
 // light and a dark page. "" if there is nothing to draw.
 std::string LossCurveSvg(const LossCurves& curves);
+
+// The same of what has been measured after each step, of one name: the last in
+// colour, the ones before in grey.
+std::string MeasuredCurvesSvg(
+    const std::vector<std::pair<int64_t, MeasuredCurve>>& curves);
 
 }  // namespace capstan
 

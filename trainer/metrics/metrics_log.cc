@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "plugins/sdk/status.h"
 
 namespace capstan {
@@ -22,6 +24,17 @@ void AppendNumber(absl::string_view key, double value, std::string* line) {
   const std::to_chars_result end =
       std::to_chars(digits, digits + sizeof(digits), value);
   absl::StrAppend(line, key, absl::string_view(digits, end.ptr - digits));
+}
+
+void AppendTagged(const TaggedNumbers& tagged, std::string* line) {
+  for (const auto& [tag, value] : tagged) {
+    AppendNumber(
+        absl::StrCat(
+            ", \"",
+            absl::StrReplaceAll(absl::StripPrefix(tag, "train/"), {{"/", "_"}}),
+            "\": "),
+        value, line);
+  }
 }
 
 }  // namespace
@@ -58,14 +71,25 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   if (metrics.loss_scale.has_value()) {
     AppendNumber(", \"loss_scale\": ", *metrics.loss_scale, &line_);
   }
+  AppendTagged(metrics.tagged, &line_);
   absl::StrAppend(&line_, "}\n");
   return file_.Append(line_);
 }
 
-absl::Status MetricsLog::Eval(int64_t step, double eval_loss) {
+absl::Status MetricsLog::Eval(int64_t step, double eval_loss,
+                              const TaggedNumbers& tagged) {
   line_.clear();
   absl::StrAppend(&line_, "{\"step\": ", step);
   AppendNumber(", \"eval_loss\": ", eval_loss, &line_);
+  AppendTagged(tagged, &line_);
+  absl::StrAppend(&line_, "}\n");
+  return file_.Append(line_);
+}
+
+absl::Status MetricsLog::Numbers(int64_t step, const TaggedNumbers& tagged) {
+  line_.clear();
+  absl::StrAppend(&line_, "{\"step\": ", step);
+  AppendTagged(tagged, &line_);
   absl::StrAppend(&line_, "}\n");
   return file_.Append(line_);
 }

@@ -2,8 +2,9 @@
 //
 // OUTPUT/metrics.jsonl: one JSON object a line. A step's keys: step loss
 // grad_norm lr tokens step_seconds tokens_per_second, and, only when set,
-// skipped and loss_scale. An evaluation's: step eval_loss. Doubles keep every
-// bit; those that aren't finite are null.
+// skipped, loss_scale and what the objective adds. An evaluation's: step
+// eval_loss, and what the objective adds. Doubles keep every bit; those that
+// aren't finite are null.
 #ifndef CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 #define CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 
@@ -27,7 +28,9 @@ class MetricsLog {
                                          int64_t first_step);
 
   absl::Status Step(const StepMetrics& metrics);
-  absl::Status Eval(int64_t step, double eval_loss);
+  absl::Status Eval(int64_t step, double eval_loss,
+                    const TaggedNumbers& tagged);
+  absl::Status Numbers(int64_t step, const TaggedNumbers& tagged);
 
  private:
   explicit MetricsLog(OutputFile file);

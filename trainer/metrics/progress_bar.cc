@@ -52,7 +52,10 @@ std::string ProgressLine(const Progress& progress, int columns) {
       {1, absl::StrFormat("loss %.4f", progress.loss)},
       {4, absl::StrFormat("lr %.2e", progress.lr)},
       {3, absl::StrCat(ShortCount(progress.tokens_per_second), " tokens/s")},
-      {2, absl::StrCat("ETA ", ClockTime(progress.seconds_left))}};
+      {2, progress.evaluated < 0.0
+              ? absl::StrCat("ETA ", ClockTime(progress.seconds_left))
+              : absl::StrFormat("evaluating %2.0f %%",
+                                100.0 * progress.evaluated)}};
   if (progress.skipped > 0) {
     fields.push_back({5, absl::StrCat("skipped ", progress.skipped)});
   }
@@ -98,6 +101,7 @@ void ProgressBar::Step(const StepMetrics& metrics) {
                              std::chrono::duration<double>(
                                  std::clamp(metrics.step_seconds, 0.0, 1e6)));
   }
+  progress_.evaluated = -1.0;
   progress_.step = metrics.step;
   progress_.loss = metrics.loss;
   progress_.lr = metrics.lr;
@@ -117,6 +121,15 @@ void ProgressBar::Step(const StepMetrics& metrics) {
     UpdateRates(now);
     Draw();
   }
+}
+
+void ProgressBar::Evaluating(double done) {
+  if (!console_->terminal()) return;
+  const Clock::time_point now = Clock::now();
+  if (now - last_evaluating_ < kRedrawEvery) return;
+  last_evaluating_ = now;
+  progress_.evaluated = done;
+  Draw();
 }
 
 void ProgressBar::UpdateRates(Clock::time_point now) {

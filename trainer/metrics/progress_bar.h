@@ -23,6 +23,7 @@ struct Progress {
   double tokens_per_second = 0.0;
   double seconds_left = -1.0;  // negative: not known yet
   int64_t skipped = 0;         // steps without an update so far
+  double evaluated = -1.0;     // part of an evaluation, negative: in none
 };
 
 // One line of at most `columns` characters, ASCII, without a newline. Where
@@ -41,6 +42,9 @@ class ProgressBar {
   ~ProgressBar();
 
   void Step(const StepMetrics& metrics);
+  // The part of an evaluation that is done; until the next step. On a terminal
+  // only.
+  void Evaluating(double done);
   // Whole lines, each with its newline, where the bar was; the bar follows
   // below.
   void PrintAbove(absl::string_view lines);
@@ -65,6 +69,7 @@ class ProgressBar {
   // Since the last update of the rates: a terminal's with each drawing, a
   // plain line's with each line.
   Clock::time_point last_update_;
+  Clock::time_point last_evaluating_;
   int64_t new_steps_ = 0;
   double new_tokens_ = 0.0;
   double new_step_seconds_ = 0.0;

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <map>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -10,9 +11,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "datasets/common/npy.h"
 #include "plugins/sdk/status.h"
 #include "trainer/metrics/banner.h"
 #include "trainer/metrics/console.h"
+#include "trainer/metrics/curve.h"
 #include "trainer/metrics/generations_log.h"
 #include "trainer/metrics/metrics_log.h"
 #include "trainer/metrics/output_file.h"
@@ -25,6 +28,16 @@ namespace {
 
 constexpr char kBold[] = "\x1b[1m";
 constexpr char kPlain[] = "\x1b[0m";
+
+// "  acc_action 0.8312", of each.
+std::string TaggedText(const TaggedNumbers& tagged) {
+  std::string text;
+  for (const auto& [tag, value] : tagged) {
+    absl::StrAppendFormat(&text, "  %s %.4f", tag.substr(tag.rfind('/') + 1),
+                          value);
+  }
+  return text;
+}
 
 class ReporterImpl : public Reporter {
  public:
@@ -48,11 +61,20 @@ class ReporterImpl : public Reporter {
     bar_.Step(metrics);
   }
 
-  void Eval(int64_t step, double eval_loss) override {
-    status_.Update(log_.Eval(step, eval_loss));
-    status_.Update(tensorboard_->Eval(step, eval_loss));
-    Note(absl::StrFormat("step %d  eval loss %.4f", step, eval_loss));
+  void Eval(int64_t step, double eval_loss,
+            const TaggedNumbers& tagged) override {
+    status_.Update(log_.Eval(step, eval_loss, tagged));
+    TaggedNumbers scalars = {{"eval/loss", eval_loss}};
+    scalars.insert(scalars.end(), tagged.begin(), tagged.end());
+    status_.Update(tensorboard_->Scalars(step, scalars));
+    Note(absl::StrCat(
+        absl::StrFormat("step %d  eval loss %.4f", step, eval_loss),
+        TaggedText(tagged)));
   }
+
+  void Measured(int64_t step, const Measurement& measurement) override;
+
+  void Evaluating(double done) override { bar_.Evaluating(done); }
 
   void Generations(int64_t step, const std::string& title,
                    const std::vector<Generation>& generations) override;
@@ -86,8 +108,34 @@ class ReporterImpl : public Reporter {
   MetricsLog log_;
   GenerationsLog generations_;
   const std::unique_ptr<TensorBoardWriter> tensorboard_;
+  // By name, what has been measured after which step.
+  std::map<std::string, std::vector<std::pair<int64_t, MeasuredCurve>>> curves_;
   absl::Status status_;
 };
+
+void ReporterImpl::Measured(int64_t step, const Measurement& measurement) {
+  if (!measurement.scalars.empty()) {
+    status_.Update(log_.Numbers(step, measurement.scalars));
+    status_.Update(tensorboard_->Scalars(step, measurement.scalars));
+    Note(absl::StrCat("step ", step, TaggedText(measurement.scalars)));
+  }
+  const std::string folder = facts_.output_dir + "/";
+  for (const MeasuredCurve& curve : measurement.curves) {
+    const std::string tag = absl::StrCat("eval_", curve.name, "/step_", step);
+    for (size_t i = 0; i < curve.values.size(); ++i) {
+      status_.Update(tensorboard_->Scalars(static_cast<int64_t>(i) + 1,
+                                           {{tag, curve.values[i]}}));
+    }
+    std::vector<std::pair<int64_t, MeasuredCurve>>& drawn = curves_[curve.name];
+    drawn.emplace_back(step, curve);
+    status_.Update(ReplaceFile(absl::StrCat(folder, curve.name, ".svg"),
+                               MeasuredCurvesSvg(drawn)));
+  }
+  for (const MeasuredArray& array : measurement.arrays) {
+    status_.Update(WriteNpy<double>(absl::StrCat(folder, array.name, ".npy"),
+                                    array.shape, array.values));
+  }
+}
 
 void ReporterImpl::Generations(int64_t step, const std::string& title,
                                const std::vector<Generation>& generations) {

@@ -12,8 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "plugins/sdk/measurement.h"
 
 namespace capstan {
+
+// Numbers by their TensorBoard tags ("train/acc_action"). In metrics.jsonl a
+// tag of "train/" is without it, and other tags are written with '_' for '/'.
+using TaggedNumbers = std::vector<std::pair<std::string, double>>;
 
 // One line of metrics.jsonl.
 struct StepMetrics {
@@ -32,6 +37,8 @@ struct StepMetrics {
   absl::optional<double> exposed_seconds;
   bool skipped = false;  // non-finite: no update
   absl::optional<double> loss_scale;
+  // What the objective tells beside the loss; every log_every steps.
+  TaggedNumbers tagged;
 };
 
 // A text by the model.
@@ -112,7 +119,12 @@ class Reporter {
 
   virtual void Banner() = 0;
   virtual void Step(const StepMetrics& metrics) = 0;
-  virtual void Eval(int64_t step, double eval_loss) = 0;
+  virtual void Eval(int64_t step, double eval_loss,
+                    const TaggedNumbers& tagged) = 0;
+  // What the objective has measured beyond it.
+  virtual void Measured(int64_t step, const Measurement& measurement) = 0;
+  // That an evaluation is so far, in [0, 1].
+  virtual void Evaluating(double done) = 0;
   // What the model has written: title e.g. "after step 50". Shown beside what
   // it wrote to the same prompts before training (step 0, if it did).
   virtual void Generations(int64_t step, const std::string& title,

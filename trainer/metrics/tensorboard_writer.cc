@@ -44,7 +44,8 @@ std::string HostName() {
   return name;
 }
 
-void AddScalar(const char* tag, double value, tensorboard::Summary* summary) {
+void AddScalar(const std::string& tag, double value,
+               tensorboard::Summary* summary) {
   tensorboard::Summary::Value* const scalar = summary->add_value();
   scalar->set_tag(tag);
   scalar->set_simple_value(static_cast<float>(value));
@@ -96,11 +97,16 @@ absl::Status TensorBoardWriter::Step(const StepMetrics& metrics) {
   AddScalar("train/lr", metrics.lr, summary);
   AddScalar("train/grad_norm", metrics.grad_norm, summary);
   AddScalar("train/tokens_per_second", metrics.tokens_per_second, summary);
+  for (const auto& [tag, value] : metrics.tagged) {
+    AddScalar(tag, value, summary);
+  }
   return Add();
 }
 
-absl::Status TensorBoardWriter::Eval(int64_t step, double eval_loss) {
-  AddScalar("eval/loss", eval_loss, NewEvent(step)->mutable_summary());
+absl::Status TensorBoardWriter::Scalars(int64_t step,
+                                        const TaggedNumbers& tagged) {
+  tensorboard::Summary* const summary = NewEvent(step)->mutable_summary();
+  for (const auto& [tag, value] : tagged) AddScalar(tag, value, summary);
   return Add();
 }
 

@@ -31,10 +31,10 @@ class TensorBoardWriter {
   // Writes what is left; an error is lost, so Flush first.
   ~TensorBoardWriter();
 
-  // train/loss, train/lr, train/grad_norm, train/tokens_per_second.
+  // train/loss, train/lr, train/grad_norm, train/tokens_per_second, and what
+  // is tagged.
   absl::Status Step(const StepMetrics& metrics);
-  // eval/loss.
-  absl::Status Eval(int64_t step, double eval_loss);
+  absl::Status Scalars(int64_t step, const TaggedNumbers& tagged);
   // A text, shown as Markdown under "samples". Valid UTF-8.
   absl::Status Text(int64_t step, const std::string& markdown);
   absl::Status Flush();

@@ -314,6 +314,13 @@ absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
   return model;
 }
 
+absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
+    const LoadedConfig& loaded, PluginHost& host) {
+  if (!loaded.config.has_collect()) return std::unique_ptr<Collector>();
+  return CreateSlot<Collector>(loaded, "collect", loaded.config.collect(),
+                               PluginCategory::kCollector, host);
+}
+
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
                                         int world_size, PluginHost& host) {
   const RunConfig& config = loaded.config;

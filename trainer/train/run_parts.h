@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "plugins/sdk/collector.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
@@ -48,6 +49,10 @@ struct BatchPlan {
 // Makes the config's model, with its adapter; errors say where it was set.
 absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
                                                    PluginHost& host);
+
+// The collector in the config's `collect`; null if there is none.
+absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
+    const LoadedConfig& loaded, PluginHost& host);
 
 // The adapter that the config asks for.
 absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded);

@@ -113,6 +113,7 @@ absl::Status TrainLoop::Step() {
   ++state_.step;
   state_.samples += job_->batch.global_batch_size;
   step.communication = CommunicationOfStep();
+  step.metrics = metric_sums_;
   if (late_ == nullptr) return Conclude(verdict, step);
   under_way_ = step;
   return absl::OkStatus();
@@ -197,20 +198,59 @@ absl::Status TrainLoop::MicroStep(int index, Verdict* mine) {
   // First: if anything below fails, FinishBackward still knows the step.
   parts_.strategy->BeginMicroStep(index,
                                   static_cast<int>(job_->batch.accumulation));
+  if (index == 0) CAPSTAN_RETURN_IF_ERROR(SumTotals());
   CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, NextBatch());
   const LossSum loss = Forward(batch);
   Backward(loss.sum);
   // Kept on the device: reading it here would wait for the GPU.
   const at::Tensor sum = loss.sum.detach().to(at::kDouble);
   loss_sum_ = index == 0 ? sum : loss_sum_ + sum;
+  if (loss.metrics.defined()) {
+    metric_sums_ = index == 0 ? loss.metrics : metric_sums_ + loss.metrics;
+  }
   mine->count += static_cast<double>(loss.count);
   mine->tokens += static_cast<double>(loss.tokens);
   return absl::OkStatus();
 }
 
+absl::Status TrainLoop::SumTotals() {
+  batches_.clear();
+  if (parts_.objective->step_totals() == 0) return absl::OkStatus();
+  std::vector<double> sums(parts_.objective->step_totals(), 0.0);
+  std::deque<Batch> batches;
+  const auto read = [&]() -> absl::Status {
+    for (int64_t i = 0; i < job_->batch.accumulation; ++i) {
+      CAPSTAN_ASSIGN_OR_RETURN(Batch batch, NextBatch());
+      AddTotals(batch, info_, &sums);
+      batches.push_back(std::move(batch));
+    }
+    return absl::OkStatus();
+  };
+  absl::Status status;
+  try {
+    status = read();
+  } catch (...) {
+    status = CurrentExceptionToStatus();
+  }
+  // Also after an error: the other ranks wait here.
+  group_->AllReduceHost(absl::MakeSpan(sums));
+  batches_ = std::move(batches);
+  info_.totals = std::move(sums);
+  return status;
+}
+
+void TrainLoop::AddTotals(const Batch& batch, const StepInfo& info,
+                          std::vector<double>* sums) const {
+  const std::vector<double> totals = parts_.objective->StepTotals(batch, info);
+  for (size_t i = 0; i < sums->size(); ++i) (*sums)[i] += totals.at(i);
+}
+
 absl::StatusOr<Batch> TrainLoop::NextBatch() {
   const ProfileScope profile(kDataPhase);
-  return loader_->Next();
+  if (batches_.empty()) return loader_->Next();
+  Batch next = std::move(batches_.front());
+  batches_.pop_front();
+  return next;
 }
 
 LossSum TrainLoop::Forward(const Batch& batch) {
@@ -298,6 +338,7 @@ void TrainLoop::Report(const Verdict& verdict, const Judgement& judgement,
   step_seconds_.push_back(seconds);
   step_tokens_.push_back(verdict.tokens);
   step_communication_.push_back(step.communication);
+  const TaggedNumbers tagged = SumMetrics(step.metrics);
   if (reporter_ == nullptr) return;
   StepMetrics metrics;
   metrics.step = state_.step;
@@ -315,7 +356,27 @@ void TrainLoop::Report(const Verdict& verdict, const Judgement& judgement,
   }
   metrics.skipped = judgement.skipped;
   if (scaler_.enabled()) metrics.loss_scale = scaler_.scale();
+  metrics.tagged = tagged;
   reporter_->Step(metrics);
+}
+
+TaggedNumbers TrainLoop::SumMetrics(const at::Tensor& mine) {
+  TaggedNumbers numbers;
+  if (!mine.defined() ||
+      !(Due(LogEvery(), state_.step) || state_.step == max_steps_)) {
+    return numbers;
+  }
+  const at::Tensor host = mine.to(at::kCPU, at::kDouble).contiguous();
+  std::vector<double> sums(host.const_data_ptr<double>(),
+                           host.const_data_ptr<double>() + host.numel());
+  group_->AllReduceHost(absl::MakeSpan(sums));
+  const std::vector<MetricTags> tags = parts_.objective->metrics();
+  for (size_t i = 0; i < tags.size(); ++i) {
+    // 0 of 0: this step has none.
+    if (sums[2 * i + 1] == 0) continue;
+    numbers.emplace_back(tags[i].train, sums[2 * i] / sums[2 * i + 1]);
+  }
+  return numbers;
 }
 
 }  // namespace capstan

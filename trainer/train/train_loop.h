@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_TRAINER_TRAIN_TRAIN_LOOP_H_
 #define CAPSTAN_TRAINER_TRAIN_TRAIN_LOOP_H_
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,6 +56,7 @@ class TrainLoop {
     double start = 0.0;  // seconds of the steady clock
     double lr = 0.0;
     CommunicationStats communication;
+    at::Tensor metrics;  // as LossSum has them, of this rank
   };
 
   absl::Status SetUp();
@@ -77,6 +79,10 @@ class TrainLoop {
   absl::Status Step();
   absl::Status RunMicroSteps(Verdict* mine);
   absl::Status MicroStep(int index, Verdict* mine);
+  // The step's batches, and of them StepInfo::totals.
+  absl::Status SumTotals();
+  void AddTotals(const Batch& batch, const StepInfo& info,
+                 std::vector<double>* sums) const;
   absl::StatusOr<Batch> NextBatch();
   LossSum Forward(const Batch& batch);
   void Backward(const at::Tensor& loss_sum);
@@ -95,10 +101,20 @@ class TrainLoop {
   void Report(const Verdict& verdict, const Judgement& judgement,
               const StepUnderWay& step);
   CommunicationStats CommunicationOfStep() const;
+  // The objective's numbers of all ranks, where they are due. Collective.
+  TaggedNumbers SumMetrics(const at::Tensor& mine);
+  int64_t LogEvery() const;
 
   absl::Status Evaluate();
-  // Loss sum and count of this rank's part of the evaluation.
-  absl::Status SumEvaluation(double* sums);
+  int64_t EvaluationBatches() const;
+  absl::StatusOr<Batch> EvaluationBatch(int64_t index) const;
+  // StepInfo::totals of all the evaluation's batches.
+  absl::Status EvaluationTotals(StepInfo* info);
+  // Loss sum, count, and the objective's numbers, of this rank's part of the
+  // evaluation.
+  absl::Status SumEvaluation(const StepInfo& info, absl::Span<double> sums);
+  // What the objective measures beyond its loss.
+  absl::Status Measure();
   // Whether it is the best yet, and what follows; the same on all ranks.
   absl::Status Remember(double eval_loss);
   // Whether too many evaluations have brought nothing.
@@ -142,7 +158,9 @@ class TrainLoop {
   double concluded_ = 0.0;             // when a step was, last
   // Of this step's micro-steps, on the device.
   at::Tensor loss_sum_;
-  at::Tensor squared_sum_;  // Strategy::GradientSquaredSum
+  at::Tensor squared_sum_;     // Strategy::GradientSquaredSum
+  at::Tensor metric_sums_;     // LossSum::metrics; undefined: none
+  std::deque<Batch> batches_;  // of this step, read ahead of their turn
   TrainState state_;
   StepInfo info_;  // what the objective is told of a training step
   int64_t first_step_ = 0;

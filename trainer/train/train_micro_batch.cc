@@ -100,6 +100,7 @@ absl::Status TrainLoop::TryForwardAndBackward() {
     if (status.ok()) {
       SetSamplePositions(samples, &batch);
       for (auto& [name, tensor] : batch) tensor = tensor.to(group_->device());
+      info_.totals = parts_.objective->StepTotals(batch, info_);
       Backward(Forward(batch).sum);
     }
   } catch (...) {

@@ -214,6 +214,11 @@ absl::Status TrainLoop::NominalTargets() {
   return absl::OkStatus();
 }
 
+int64_t TrainLoop::LogEvery() const {
+  const int64_t every = config_.train().log_every();
+  return every > 0 ? every : kDefaultLogEvery;
+}
+
 CheckpointParts TrainLoop::Checkpointed() {
   CheckpointParts parts;
   parts.specs = &parts_.model->parameters();
@@ -306,9 +311,7 @@ absl::Status TrainLoop::StartReporter() {
   facts.accumulation = job_->batch.accumulation;
   facts.first_step = first_step_;
   facts.max_steps = max_steps_;
-  facts.log_every = config_.train().log_every() > 0
-                        ? config_.train().log_every()
-                        : kDefaultLogEvery;
+  facts.log_every = LogEvery();
   CAPSTAN_ASSIGN_OR_RETURN(reporter_, Reporter::Create(facts));
   reporter_->Banner();
   for (const DatasetReader* data :
