@@ -121,9 +121,10 @@ class ToyObjective final : public Objective {
     loss.count = CountTargets(batch, info);
     loss.tokens = toy.ids.numel();
     if (run_->rich_objective) {
-      loss.metrics = at::tensor(
-          {{loss.sum.item<double>(), static_cast<double>(loss.count)}},
-          at::kDouble);
+      loss.metrics =
+          at::tensor({loss.sum.item<double>(), static_cast<double>(loss.count)},
+                     at::kDouble)
+              .view({1, 2});
       loss.sum = loss.sum * (kScale / info.totals.at(0));
     }
     const bool scripted =

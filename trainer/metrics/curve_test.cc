@@ -65,5 +65,20 @@ TEST(LossCurveTest, OnePointOrNone) {
   EXPECT_EQ(ReadLossCurves("/nowhere/metrics.jsonl")->train.size(), 0);
 }
 
+TEST(CurveTest, WhatIsMeasuredInEachEvaluation) {
+  const MeasuredCurve early = {"return", "episode", "mean return", {1.0, 2.0}};
+  const MeasuredCurve late = {"return", "episode", "mean return", {3.0, 9.0}};
+  EXPECT_EQ(MeasuredCurvesSvg({}), "");
+  const std::string svg = MeasuredCurvesSvg({{50, early}, {100, late}});
+  EXPECT_THAT(svg, ::testing::HasSubstr("mean return after step 100"));
+  EXPECT_THAT(svg, ::testing::HasSubstr(">episode<"));
+  size_t lines = 0;
+  for (size_t at = svg.find("<polyline"); at != std::string::npos;
+       at = svg.find("<polyline", at + 1)) {
+    ++lines;
+  }
+  EXPECT_EQ(lines, 2);
+}
+
 }  // namespace
 }  // namespace capstan

@@ -108,8 +108,11 @@ TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
 TEST(MetricsLog, EvalLines) {
   absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 0);
   ASSERT_TRUE(log.ok()) << log.status();
-  ASSERT_TRUE(log->Eval(20, 1.875).ok());
-  EXPECT_EQ(ReadText(), "{\"step\": 20, \"eval_loss\": 1.875}\n");
+  ASSERT_TRUE(log->Eval(20, 1.875, {{"test/acc_action", 0.5}}).ok());
+  ASSERT_TRUE(log->Numbers(20, {{"eval/mean_return", 12.5}}).ok());
+  EXPECT_EQ(ReadText(),
+            "{\"step\": 20, \"eval_loss\": 1.875, \"test_acc_action\": 0.5}\n"
+            "{\"step\": 20, \"eval_mean_return\": 12.5}\n");
 }
 
 TEST(MetricsLog, AResumedRunDropsWhatItWillDoAgain) {
@@ -122,7 +125,7 @@ TEST(MetricsLog, AResumedRunDropsWhatItWillDoAgain) {
   absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 2);
   ASSERT_TRUE(log.ok()) << log.status();
   EXPECT_EQ(ReadText(), kept);
-  ASSERT_TRUE(log->Eval(3, 2.0).ok());
+  ASSERT_TRUE(log->Eval(3, 2.0, {}).ok());
   EXPECT_EQ(ReadText(), kept + "{\"step\": 3, \"eval_loss\": 2}\n");
   EXPECT_FALSE(std::ifstream(Path() + ".tmp").good());
 }

@@ -148,7 +148,7 @@ TEST_F(ReporterTest, GenerationsBesideThoseBefore) {
 TEST_F(ReporterTest, NotesEvaluationsAndSamples) {
   const std::string printed = Printed([](Reporter* reporter) {
     reporter->Note("a note");
-    reporter->Eval(20, 1.23456);
+    reporter->Eval(20, 1.23456, {});
     reporter->Generations(20, "after training",
                           {{"int ", "x\x1b[2J;\n\xff", false}});
   });
@@ -253,7 +253,7 @@ TEST_F(ReporterTest, SummaryWithoutLosses) {
 TEST_F(ReporterTest, WritesEveryStepAndEvaluation) {
   Printed([](Reporter* reporter) {
     reporter->Step(AtStep(1));
-    reporter->Eval(1, 3.0);
+    reporter->Eval(1, 3.0, {});
     reporter->Step(AtStep(2));
   });
   const std::string text = Read("metrics.jsonl");

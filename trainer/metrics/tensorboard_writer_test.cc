@@ -101,8 +101,9 @@ TEST_F(TensorBoardWriterTest, ScalarsAndTexts) {
   metrics.lr = 0.25;
   metrics.grad_norm = 1.5;
   metrics.tokens_per_second = 4096.0;
+  metrics.tagged = {{"train/acc_action", 0.5}};
   ASSERT_TRUE((*writer)->Step(metrics).ok());
-  ASSERT_TRUE((*writer)->Eval(4, 1.25).ok());
+  ASSERT_TRUE((*writer)->Scalars(4, {{"eval/loss", 1.25}}).ok());
   ASSERT_TRUE((*writer)->Text(4, "words").ok());
   ASSERT_TRUE((*writer)->Flush().ok());
 
@@ -111,7 +112,7 @@ TEST_F(TensorBoardWriterTest, ScalarsAndTexts) {
   EXPECT_EQ(events[0].file_version(), "brain.Event:2");
   EXPECT_GT(events[0].wall_time(), 1.6e9);
   EXPECT_EQ(events[1].step(), 3);
-  ASSERT_EQ(events[1].summary().value_size(), 4);
+  ASSERT_EQ(events[1].summary().value_size(), 5);
   const auto expect_scalar = [&](const tensorboard::Summary::Value& value,
                                  const char* tag, float expected) {
     EXPECT_EQ(value.tag(), tag);
@@ -122,6 +123,7 @@ TEST_F(TensorBoardWriterTest, ScalarsAndTexts) {
   expect_scalar(events[1].summary().value(2), "train/grad_norm", 1.5f);
   expect_scalar(events[1].summary().value(3), "train/tokens_per_second",
                 4096.0f);
+  expect_scalar(events[1].summary().value(4), "train/acc_action", 0.5f);
   expect_scalar(events[2].summary().value(0), "eval/loss", 1.25f);
   const tensorboard::Summary::Value& text = events[3].summary().value(0);
   EXPECT_EQ(text.metadata().plugin_data().plugin_name(), "text");
