@@ -40,12 +40,13 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     at::Tensor out = at::empty(q.sizes(), q.options());
     at::Tensor log_sum_exp =
         at::empty({shape.batch, shape.heads, layout.queries}, q.options());
-    CausalAttentionForward(layout, q.const_data_ptr<float>(),
-                           k.const_data_ptr<float>(), v.const_data_ptr<float>(),
-                           out.mutable_data_ptr<float>(),
-                           log_sum_exp.mutable_data_ptr<float>());
+    AttentionForward(layout, q.const_data_ptr<float>(),
+                     k.const_data_ptr<float>(), v.const_data_ptr<float>(),
+                     out.mutable_data_ptr<float>(),
+                     log_sum_exp.mutable_data_ptr<float>());
     ctx->save_for_backward({q, k, v, out, log_sum_exp});
     ctx->saved_data["kv_heads"] = shape.kv_heads;
+    ctx->saved_data["causal"] = shape.causal;
     if (packing)
       ctx->saved_data["packing"] = c10::IValue::make_capsule(packing);
     return out;
@@ -60,6 +61,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     shape.heads = log_sum_exp.size(1);
     shape.kv_heads = ctx->saved_data["kv_heads"].toInt();
     shape.head_dim = q.size(1) / shape.heads;
+    shape.causal = ctx->saved_data["causal"].toBool();
     Packing packing;
     const auto packed = ctx->saved_data.find("packing");
     if (packed != ctx->saved_data.end()) {
@@ -70,7 +72,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     at::Tensor dq = at::empty(q.sizes(), q.options());
     at::Tensor dk = at::empty(k.sizes(), k.options());
     at::Tensor dv = at::empty(v.sizes(), v.options());
-    CausalAttentionBackward(
+    AttentionBackward(
         DenseLayout(shape, q, packing.get()),
         {q.const_data_ptr<float>(), k.const_data_ptr<float>(),
          v.const_data_ptr<float>(), out.const_data_ptr<float>(),
@@ -88,7 +90,7 @@ at::Tensor PerHead(const at::Tensor& x, const AttentionShape& shape) {
       .transpose(1, 2);
 }
 
-// `mask`: see PackedRows; without one causal.
+// `mask`: see PackedRows; without one as the shape says.
 at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
                              const at::Tensor& v, const AttentionShape& shape,
                              std::optional<at::Tensor> mask = std::nullopt) {
@@ -103,13 +105,14 @@ at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
     grouped = false;
   }
   const bool masked = mask.has_value();
-  if (!masked && queries != keys && queries > 1) {
+  const bool causal = shape.causal && !masked;
+  if (causal && queries != keys && queries > 1) {
     mask = at::ones({queries, keys}, q.options().dtype(at::kBool))
                .tril(keys - queries);
   }
   const at::Tensor out =
       at::scaled_dot_product_attention(qh, kh, vh, mask, /*dropout_p=*/0.0,
-                                       /*is_causal=*/!masked && queries == keys,
+                                       /*is_causal=*/causal && queries == keys,
                                        /*scale=*/std::nullopt, grouped);
   return out.transpose(1, 2).reshape({q.size(0), q.size(1)});
 }
@@ -121,7 +124,7 @@ at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
                                    const AttentionShape& shape,
                                    const PackedRows& packing) {
   if (!packing.on_cpu()) {
-    return ComposedAttention(q, k, v, shape, packing.mask());
+    return ComposedAttention(q, k, v, shape, packing.mask(shape.causal));
   }
   std::vector<int64_t> lengths;
   for (const PackedRows::Document& document : packing.documents()) {
@@ -141,9 +144,9 @@ at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
 
 }  // namespace
 
-at::Tensor CausalAttention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const AttentionShape& shape,
-                           const Packing& packing) {
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v, const AttentionShape& shape,
+                     const Packing& packing) {
   if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
   return packing ? ComposedPackedAttention(q, k, v, shape, *packing)
                  : ComposedAttention(q, k, v, shape);
@@ -151,6 +154,7 @@ at::Tensor CausalAttention(const at::Tensor& q, const at::Tensor& k,
 
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const AttentionShape& shape) {
+  TORCH_CHECK(shape.causal, "a cache of keys is for causal attention");
   if (!FastPath(q)) return ComposedAttention(q, k, v, shape);
   AttentionLayout layout;
   layout.shape = shape;
@@ -160,9 +164,9 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
   layout.kv_stride = k.stride(1);
   at::Tensor out = at::empty(q.sizes(), q.options());
   std::vector<float> log_sum_exp(shape.batch * shape.heads * layout.queries);
-  CausalAttentionForward(layout, q.const_data_ptr<float>(),
-                         k.const_data_ptr<float>(), v.const_data_ptr<float>(),
-                         out.mutable_data_ptr<float>(), log_sum_exp.data());
+  AttentionForward(layout, q.const_data_ptr<float>(), k.const_data_ptr<float>(),
+                   v.const_data_ptr<float>(), out.mutable_data_ptr<float>(),
+                   log_sum_exp.data());
   return out;
 }
 

@@ -24,20 +24,23 @@ namespace {
 
 constexpr int64_t kQueryBlock = 64;
 
-// A part of a sequence that sees nothing else of it: a document, or all.
+// A part of a sequence that sees nothing else of it: a document, or all. If
+// causal, its queries are the last of its keys' positions.
 struct Part {
   int64_t begin = 0;  // first query, and first key
   int64_t queries = 0;
   int64_t keys = 0;
+  bool causal = true;
 };
 
 template <typename Body>
 void ForParts(const AttentionLayout& layout, int64_t b, const Body& body) {
+  const bool causal = layout.shape.causal;
   if (layout.packing == nullptr) {
-    return body(Part{0, layout.queries, layout.keys});
+    return body(Part{0, layout.queries, layout.keys, causal});
   }
   for (const PackedRows::Document& document : layout.packing->row(b)) {
-    body(Part{document.begin, document.length, document.length});
+    body(Part{document.begin, document.length, document.length, causal});
   }
 }
 
@@ -55,8 +58,8 @@ Block BlockAt(const Part& part, int64_t begin) {
   Block block;
   block.begin = begin;
   block.rows = std::min(kQueryBlock, part.queries - begin);
-  block.first = part.keys - part.queries + begin;
-  block.keys = block.first + block.rows;
+  block.first = part.causal ? part.keys - part.queries + begin : part.keys - 1;
+  block.keys = part.causal ? block.first + block.rows : part.keys;
   block.stride = (block.keys + 15) / 16 * 16;
   return block;
 }
@@ -116,9 +119,9 @@ float AttentionLayout::scale() const {
   return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
-void CausalAttentionForward(const AttentionLayout& layout, const float* q,
-                            const float* k, const float* v, float* out,
-                            float* log_sum_exp) {
+void AttentionForward(const AttentionLayout& layout, const float* q,
+                      const float* k, const float* v, float* out,
+                      float* log_sum_exp) {
   const int64_t heads = layout.shape.heads, hd = layout.shape.head_dim;
   const int64_t ld = layout.q_stride();
   const int64_t kld = layout.kv_stride;
@@ -153,8 +156,8 @@ void CausalAttentionForward(const AttentionLayout& layout, const float* q,
                    });
 }
 
-void CausalAttentionBackward(const AttentionLayout& layout,
-                             const AttentionBackwardBuffers& p) {
+void AttentionBackward(const AttentionLayout& layout,
+                       const AttentionBackwardBuffers& p) {
   const int64_t kv_heads = layout.shape.kv_heads;
   at::parallel_for(
       0, layout.shape.batch * kv_heads, 1, [&](int64_t begin, int64_t end) {

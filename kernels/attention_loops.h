@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Causal attention of float32 on the CPU, on memory, without autograd: see
+// Attention of float32 on the CPU, on memory, without autograd: see
 // attention.h for what it computes.
 #ifndef CAPSTAN_KERNELS_ATTENTION_LOOPS_H_
 #define CAPSTAN_KERNELS_ATTENTION_LOOPS_H_
@@ -16,8 +16,8 @@ namespace kernels {
 // Where the parts of a problem lie in memory.
 struct AttentionLayout {
   AttentionShape shape;
-  int64_t queries = 0;          // T
-  int64_t keys = 0;             // L; query t sees keys up to L - T + t
+  int64_t queries = 0;  // T
+  int64_t keys = 0;     // L; if causal, query t sees those up to L - T + t
   int64_t kv_batch_stride = 0;  // floats
   int64_t kv_stride = 0;
   // The documents of each sequence; null: it is one. With T = L.
@@ -35,18 +35,18 @@ struct AttentionLayout {
   }
 };
 
-// Of T queries that are the last of L positions. log_sum_exp: [batch, heads,
+// Of T queries, the last of L positions if causal. log_sum_exp: [batch, heads,
 // T], for backward.
-void CausalAttentionForward(const AttentionLayout& layout, const float* q,
-                            const float* k, const float* v, float* out,
-                            float* log_sum_exp);
+void AttentionForward(const AttentionLayout& layout, const float* q,
+                      const float* k, const float* v, float* out,
+                      float* log_sum_exp);
 
 struct AttentionBackwardBuffers {
   const float *q, *k, *v, *out, *d_out, *log_sum_exp;
   float *dq, *dk, *dv;  // written over; laid out as q, k, v
 };
-void CausalAttentionBackward(const AttentionLayout& layout,
-                             const AttentionBackwardBuffers& buffers);
+void AttentionBackward(const AttentionLayout& layout,
+                       const AttentionBackwardBuffers& buffers);
 
 }  // namespace kernels
 }  // namespace capstan

@@ -50,11 +50,12 @@ at::Tensor PlainAttention(const at::Tensor& q, const at::Tensor& k,
   };
   const at::Tensor qh = heads(q, 1), kh = heads(k, group), vh = heads(v, group);
   const int64_t queries = qh.size(2), keys = kh.size(2);
-  const at::Tensor hidden =
-      at::ones({queries, keys}, at::kBool).tril(keys - queries).logical_not();
+  const at::Tensor all = at::ones({queries, keys}, at::kBool);
+  const at::Tensor seen = shape.causal ? all.tril(keys - queries) : all;
   const at::Tensor scores =
       (at::matmul(qh, kh.transpose(2, 3)) / std::sqrt(double(hd)))
-          .masked_fill(hidden, -std::numeric_limits<double>::infinity());
+          .masked_fill(seen.logical_not(),
+                       -std::numeric_limits<double>::infinity());
   return at::matmul(at::softmax(scores, -1), vh)
       .transpose(1, 2)
       .reshape(q.sizes());
@@ -174,14 +175,15 @@ TEST(LayersTest, GatedMlp) {
        Wave({9, 13}, 0.5)});
 }
 
-TEST(LayersTest, CausalAttention) {
+void ExpectAttention(bool causal) {
   // Shorter than a vector, than a block of queries, around and beyond one.
   for (int64_t length : {1, 5, 16, 63, 64, 65, 150}) {
     for (int64_t kv_heads : {1, 2, 6}) {
-      const AttentionShape shape{2, 6, kv_heads, 4};
+      SCOPED_TRACE(testing::Message() << length << " x " << kv_heads);
+      const AttentionShape shape{2, 6, kv_heads, 4, causal};
       ExpectSame(
           [&](const Tensors& in) {
-            return CausalAttention(in[0], in[1], in[2], shape);
+            return Attention(in[0], in[1], in[2], shape);
           },
           [&](const Tensors& in) {
             return PlainAttention(in[0], in[1], in[2], shape);
@@ -190,6 +192,29 @@ TEST(LayersTest, CausalAttention) {
            Wave({2 * length, 4 * kv_heads})});
     }
   }
+}
+
+TEST(LayersTest, CausalAttention) { ExpectAttention(/*causal=*/true); }
+
+TEST(LayersTest, BidirectionalAttention) { ExpectAttention(/*causal=*/false); }
+
+TEST(LayersTest, AttentionWithoutRows) {
+  for (const bool causal : {true, false}) {
+    const AttentionShape shape{2, 6, 2, 4, causal};
+    const Tensors results = RunBoth(
+        [&](const Tensors& in) {
+          return Attention(in[0], in[1], in[2], shape);
+        },
+        {Wave({0, 24}), Wave({0, 8}), Wave({0, 8})}, at::kFloat);
+    for (const at::Tensor& t : results) EXPECT_EQ(t.numel(), 0);
+  }
+}
+
+TEST(LayersTest, ACacheIsForCausalAttention) {
+  at::AutoGradMode no_gradients(false);
+  const at::Tensor x = Wave({2, 8}).to(at::kFloat);
+  const AttentionShape shape{1, 2, 2, 4, /*causal=*/false};
+  EXPECT_ANY_THROW(CachedAttention(x, x.unsqueeze(0), x.unsqueeze(0), shape));
 }
 
 TEST(LayersTest, CachedAttentionReadsPartOfALongerCache) {

@@ -51,19 +51,26 @@ struct Case {
   }
   Operator Packed() const {
     return [shape = shape, packing = packing()](const Tensors& in) {
-      return CausalAttention(in[0], in[1], in[2], shape, packing);
+      return Attention(in[0], in[1], in[2], shape, packing);
     };
   }
 };
 
+// Each causal, and bidirectional.
 std::vector<Case> Cases() {
-  return {{{{1, 4, 3, 1}, {9}}, {2, 3, 1, 4}},
-          {{{1, 1, 1}}, {1, 2, 2, 4}},
-          {{{65, 1, 64, 7}, {3, 130, 1, 3}, {137}}, {3, 4, 2, 8}},
-          {{{150}, {149, 1}}, {2, 2, 1, 16}}};
+  std::vector<Case> cases;
+  for (const bool causal : {true, false}) {
+    cases.insert(cases.end(), {{{{1, 4, 3, 1}, {9}}, {2, 3, 1, 4, causal}},
+                               {{{1, 1, 1}}, {1, 2, 2, 4, causal}},
+                               {{{65, 1, 64, 7}, {3, 130, 1, 3}, {137}},
+                                {3, 4, 2, 8, causal}},
+                               {{{150}, {149, 1}}, {2, 2, 1, 16, causal}}});
+  }
+  return cases;
 }
 
-// Scores of all keys, those of other documents and of later tokens taken out.
+// Scores of all keys, those of other documents taken out, and of later tokens
+// if causal.
 at::Tensor PlainAttention(const Tensors& in, const AttentionShape& shape,
                           const at::Tensor& positions) {
   const int64_t hd = shape.head_dim, group = shape.heads / shape.kv_heads;
@@ -75,8 +82,10 @@ at::Tensor PlainAttention(const Tensors& in, const AttentionShape& shape,
   // Documents counted by their first tokens.
   const at::Tensor document = positions.eq(0).cumsum(1);
   const at::Tensor t = at::arange(positions.size(1));
-  const at::Tensor hidden = (document.unsqueeze(1) != document.unsqueeze(2)) |
-                            (t.unsqueeze(0) > t.unsqueeze(1)).unsqueeze(0);
+  at::Tensor hidden = document.unsqueeze(1) != document.unsqueeze(2);
+  if (shape.causal) {
+    hidden = hidden | (t.unsqueeze(0) > t.unsqueeze(1)).unsqueeze(0);
+  }
   const at::Tensor scores =
       (at::matmul(heads(in[0], 1), heads(in[1], group).transpose(2, 3)) /
        std::sqrt(double(hd)))
@@ -103,6 +112,10 @@ TEST(PackedAttentionTest, MaskShowsWhatIsSeen) {
   const at::Tensor wanted =
       at::tensor({1, 0, 0, 1, 1, 0, 0, 0, 1}).to(at::kBool).view({1, 1, 3, 3});
   EXPECT_TRUE(at::equal(packing.mask(), wanted));
+  const at::Tensor both_ways =
+      at::tensor({1, 1, 0, 1, 1, 0, 0, 0, 1}).to(at::kBool).view({1, 1, 3, 3});
+  EXPECT_TRUE(at::equal(packing.mask(/*causal=*/false), both_ways));
+  EXPECT_TRUE(at::equal(packing.mask(), wanted));
 }
 
 // A document gets the bits that it gets alone: values and gradients.
@@ -128,8 +141,7 @@ TEST(PackedAttentionTest, DocumentsAreAsIfAlone) {
           }
           AttentionShape shape = c.shape;
           shape.batch = 1;
-          const at::Tensor y =
-              CausalAttention(alone[0], alone[1], alone[2], shape);
+          const at::Tensor y = Attention(alone[0], alone[1], alone[2], shape);
           y.backward(y.detach().cos());
           EXPECT_TRUE(at::equal(packed.narrow(0, begin, length), y));
           for (int i = 0; i < 3; ++i) {
@@ -145,28 +157,32 @@ TEST(PackedAttentionTest, DocumentsAreAsIfAlone) {
 }
 
 TEST(PackedAttentionTest, OneDocumentARowIsNoPacking) {
-  const Case c = {{{70}, {70}}, {2, 4, 2, 8}};
-  const Tensors inputs = c.Inputs();
-  const Operator unpacked = [&](const Tensors& in) {
-    return CausalAttention(in[0], in[1], in[2], c.shape);
-  };
-  const Tensors wanted = RunBoth(unpacked, inputs, at::kFloat);
-  const Tensors got = RunBoth(c.Packed(), inputs, at::kFloat);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    EXPECT_TRUE(at::equal(got[i], wanted[i])) << "result " << i;
+  for (const bool causal : {true, false}) {
+    const Case c = {{{70}, {70}}, {2, 4, 2, 8, causal}};
+    const Tensors inputs = c.Inputs();
+    const Operator unpacked = [&](const Tensors& in) {
+      return Attention(in[0], in[1], in[2], c.shape);
+    };
+    const Tensors wanted = RunBoth(unpacked, inputs, at::kFloat);
+    const Tensors got = RunBoth(c.Packed(), inputs, at::kFloat);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[i], wanted[i])) << "result " << i;
+    }
   }
 }
 
 TEST(PackedAttentionTest, SameBitsOnAnyNumberOfThreads) {
-  const Case c = Cases()[2];
-  const Tensors inputs = c.Inputs();
-  at::set_num_threads(1);
-  const Tensors one = RunBoth(c.Packed(), inputs, at::kFloat);
-  at::set_num_threads(3);
-  const Tensors three = RunBoth(c.Packed(), inputs, at::kFloat);
-  at::set_num_threads(1);
-  for (size_t i = 0; i < one.size(); ++i) {
-    EXPECT_TRUE(at::equal(one[i], three[i])) << "result " << i;
+  for (const int i : {2, 6}) {  // causal and not
+    const Case c = Cases()[i];
+    const Tensors inputs = c.Inputs();
+    at::set_num_threads(1);
+    const Tensors one = RunBoth(c.Packed(), inputs, at::kFloat);
+    at::set_num_threads(3);
+    const Tensors three = RunBoth(c.Packed(), inputs, at::kFloat);
+    at::set_num_threads(1);
+    for (size_t k = 0; k < one.size(); ++k) {
+      EXPECT_TRUE(at::equal(one[k], three[k])) << "result " << k;
+    }
   }
 }
 

@@ -32,15 +32,19 @@ PackedRows::PackedRows(const at::Tensor& positions)
   }
 }
 
-const at::Tensor& PackedRows::mask() const {
-  if (!mask_.defined()) {
+const at::Tensor& PackedRows::mask(bool causal) const {
+  at::Tensor& mask = masks_[causal ? 1 : 0];
+  if (!mask.defined()) {
     const at::AutoGradMode no_gradients(false);
     const at::Tensor keys =
         at::arange(positions_.size(1), positions_.options());
-    const at::Tensor first = (keys - positions_).unsqueeze(2);
-    mask_ = ((keys >= first) & (keys <= keys.unsqueeze(1))).unsqueeze(1);
+    // Of each token's document: tells documents of a row apart.
+    const at::Tensor first = keys - positions_;
+    mask = first.unsqueeze(1).eq(first.unsqueeze(2));
+    if (causal) mask &= keys <= keys.unsqueeze(1);
+    mask.unsqueeze_(1);
   }
-  return mask_;
+  return mask;
 }
 
 }  // namespace kernels

@@ -44,15 +44,16 @@ class PackedRows : public torch::CustomClassHolder {
   int64_t longest() const { return longest_; }
 
   // [rows, 1, T, T] bool on the positions' device: whether query t (dimension
-  // 2) sees key s. Made at the first call, by one thread at a time.
-  const at::Tensor& mask() const;
+  // 2) sees key s: those of its document, if causal up to itself. Made at the
+  // first call, by one thread at a time.
+  const at::Tensor& mask(bool causal = true) const;
 
  private:
   const at::Tensor positions_;
   std::vector<Document> documents_;  // of all rows
   std::vector<int64_t> row_ends_;    // behind the last document of each
   int64_t longest_ = 0;
-  mutable at::Tensor mask_;
+  mutable at::Tensor masks_[2];  // by causal
 };
 
 // Null: each row is one document.

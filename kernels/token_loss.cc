@@ -9,12 +9,17 @@
 // In 16-bit types only the logits and their gradient have 16 bits: products of
 // it are float32 until they are summed and scaled, for the incoming gradient
 // (the loss scale) is what lifts them into float16's range.
+//
+// Rows without a target have no part in the sum: where many are (answers alone,
+// masked diffusion), the head sees copies of the others.
 #include "kernels/token_loss.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/log2.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
@@ -22,6 +27,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding_gradient.h"
@@ -57,6 +63,52 @@ double Lift(const at::Tensor& logits) {
 at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_cuda()) return at::mm(a, b, at::kFloat);
   return at::mm(a.to(at::kFloat), b.to(at::kFloat));
+}
+
+// What float16 divides the rows' weights by, so that none is above 1 and Lift
+// stays within its range: a power of 2, without waiting for the GPU to tell
+// it. Undefined: nothing. A row then has the accuracy of those that weigh most.
+at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
+                  at::ScalarType dtype) {
+  if (!row_weights.defined() || dtype != at::kHalf ||
+      row_weights.numel() == 0) {
+    return at::Tensor();
+  }
+  const at::Tensor most =
+      row_weights.abs().masked_fill_(targets < 0, 0.0).max();
+  return at::exp2(at::log2(most).ceil().clamp_min(-100.0));  // of 0, too
+}
+
+// The rows with a target, [n] int64, if the others are an eighth or more; else
+// undefined, as on a GPU, which would have to be waited for.
+at::Tensor RowsToSee(const at::Tensor& targets) {
+  if (!targets.is_cpu()) return at::Tensor();
+  const at::Tensor contiguous = targets.contiguous();
+  const int64_t* target = contiguous.const_data_ptr<int64_t>();
+  const int64_t rows = targets.numel();
+  std::vector<int64_t> seen;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (target[r] >= 0) seen.push_back(r);
+  }
+  const int64_t count = static_cast<int64_t>(seen.size());
+  if (count == rows || 8 * count > 7 * rows) return at::Tensor();
+  at::Tensor result = at::empty({count}, targets.options());
+  std::copy(seen.begin(), seen.end(), result.mutable_data_ptr<int64_t>());
+  return result;
+}
+
+at::Tensor Select(const at::Tensor& t, const at::Tensor& rows) {
+  return t.defined() && rows.defined() ? t.index_select(0, rows) : t;
+}
+
+// [all, n]: x [rows, n] at `rows`, 0 elsewhere.
+at::Tensor Spread(const at::Tensor& x, const at::Tensor& rows, int64_t all) {
+  return at::zeros({all, x.size(1)}, x.options()).index_copy_(0, rows, x);
+}
+
+// Rows [begin, begin + n) of a tensor that may be undefined.
+at::Tensor RowsOf(const at::Tensor& t, int64_t begin, int64_t n) {
+  return t.defined() ? t.narrow(0, begin, n) : t;
 }
 
 // sum += product, where an undefined sum is 0.
@@ -162,15 +214,26 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
+// The rows that the head sees, by autograd unseen.
+struct HeadRows {
+  at::Tensor seen;     // [n] int64, of hidden; undefined: all
+  at::Tensor targets;  // [n]
+  at::Tensor weights;  // [n] float32; undefined: all 1
+};
+
 class HeadFunction : public torch::autograd::Function<HeadFunction> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
-                            const at::Tensor& weight, const at::Tensor& targets,
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& all_hidden,
+                            const at::Tensor& weight, const HeadRows& of,
                             int64_t piece, bool want_weight,
                             const TiedGradient& tied,
                             const WeightPlace& place) {
     KeepPlace(ctx, place);
     TiedGradient head = tied ? tied : c10::make_intrusive<HeadGradient>();
+    const at::Tensor hidden = Select(all_hidden, of.seen);
+    const at::Tensor unit =
+        UnitOf(of.weights, of.targets, hidden.scalar_type());
+    const at::Tensor factors = unit.defined() ? of.weights / unit : of.weights;
     const int64_t rows = hidden.size(0);
     at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
     const bool half = IsHalf(hidden);
@@ -182,8 +245,8 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       const int64_t n = std::min(piece, rows - r);
       const at::Tensor h = hidden.narrow(0, r, n);
       at::Tensor logits = MatMul(h, weight.t());
-      sum +=
-          CrossEntropySum(logits, targets.narrow(0, r, n), true, Lift(logits));
+      sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), true,
+                             Lift(logits), RowsOf(factors, r, n));
       if (r + n == rows) {
         head->d_logits = logits;
         head->hidden = h;
@@ -203,7 +266,9 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
         head->so_far = MatMul(logits.t(), h);
       }
     }
-    ctx->save_for_backward({weight, d_hidden});
+    if (unit.defined()) sum.mul_(unit);
+    ctx->save_for_backward({weight, d_hidden, unit, of.seen});
+    ctx->saved_data["rows"] = all_hidden.size(0);
     ctx->saved_data["head"] = Capsule(head);
     ctx->saved_data["tied"] = static_cast<bool>(tied);
     return sum;
@@ -216,8 +281,10 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     TORCH_CHECK(head->d_logits.defined(),
                 "the loss's backward can run only once");
     const bool half = IsHalf(weight);
-    head->scale = half ? grads[0] / Lift(weight) : grads[0];
     at::Tensor d_hidden = saved[1];
+    const at::Tensor &unit = saved[2], &seen = saved[3];
+    head->scale = half ? grads[0] / Lift(weight) : grads[0];
+    if (unit.defined()) head->scale = head->scale * unit;
     const int64_t rows = d_hidden.size(0), last = head->d_logits.size(0);
     at::Tensor dh = d_hidden.narrow(0, rows - last, last);
     if (half) {
@@ -228,7 +295,9 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       MatMulScaled(dh, head->d_logits, weight, head->scale);
     }
     variable_list out(7);
-    out[0] = d_hidden;
+    out[0] = seen.defined()
+                 ? Spread(d_hidden, seen, ctx->saved_data["rows"].toInt())
+                 : d_hidden;
     if (!ctx->needs_input_grad(1)) {
       head->d_logits.reset();
       head->hidden.reset();
@@ -251,22 +320,29 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets,
                                const TiedGradient& tied, int64_t logits_bytes,
-                               const WeightPlace& place) {
-  const int64_t rows = hidden.size(0);
+                               const WeightPlace& place,
+                               const at::Tensor& row_weights) {
+  TORCH_CHECK(!row_weights.defined() || row_weights.sizes() == targets.sizes(),
+              "each row must have one target and one weight");
+  const at::Tensor seen = RowsToSee(targets);
+  const HeadRows of = {seen, Select(targets, seen), Select(row_weights, seen)};
+  const int64_t rows = of.targets.size(0);
   const int64_t row_bytes = weight.size(0) * weight.element_size();
   const int64_t most = std::max<int64_t>(1, logits_bytes / row_bytes);
   const int64_t pieces = std::max<int64_t>(1, (rows + most - 1) / most);
   const int64_t piece = std::max<int64_t>(1, (rows + pieces - 1) / pieces);
   if (at::GradMode::is_enabled() &&
       (hidden.requires_grad() || weight.requires_grad())) {
-    return HeadFunction::apply(hidden, weight, targets, piece,
+    return HeadFunction::apply(hidden, weight, of, piece,
                                weight.requires_grad(), tied, place);
   }
+  const at::Tensor x = Select(hidden, seen);
   at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
   for (int64_t r = 0; r < rows; r += piece) {
     const int64_t n = std::min(piece, rows - r);
-    at::Tensor logits = MatMul(hidden.narrow(0, r, n), weight.t());
-    sum += CrossEntropySum(logits, targets.narrow(0, r, n), false);
+    at::Tensor logits = MatMul(x.narrow(0, r, n), weight.t());
+    sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), false,
+                           /*factor=*/1.0, RowsOf(of.weights, r, n));
   }
   return sum;
 }

@@ -35,21 +35,24 @@ using TiedGradient = c10::intrusive_ptr<HeadGradient>;
 at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
                      const TiedGradient& tied, const WeightPlace& place = {});
 
-// The sum over rows with target >= 0 of -log softmax(hidden W^T)[target], a
-// float32 scalar; in float32 whatever the dtype of the logits. hidden: [rows,
-// hidden], weight: [vocab, hidden], targets: [rows] int64. With gradients to
-// hidden and weight, which 16-bit types round once, after the incoming
-// gradient (the loss scale) has multiplied them; with `tied`, an object for
-// this one forward, the weight's is left there instead, and Embedding must be
-// part of the same graph whenever weight wants one; without, it goes to
-// `place`. Logits exist for a piece of the rows at a time.
+// The sum over rows with target >= 0 of row_weight * -log softmax(hidden
+// W^T)[target], a float32 scalar; in float32 whatever the dtype of the logits.
+// hidden: [rows, hidden], weight: [vocab, hidden], targets: [rows] int64,
+// row_weights: [rows] float32 or undefined (all 1). With gradients to hidden
+// and weight, which 16-bit types round once, after the incoming gradient (the
+// loss scale) has multiplied them; with `tied`, an object for this one forward,
+// the weight's is left there instead, and Embedding must be part of the same
+// graph whenever weight wants one; without, it goes to `place`. Logits exist
+// for a piece of the rows at a time; on CPUs, where an eighth of the rows or
+// more has no target, for the others alone.
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;
 at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets,
                                const TiedGradient& tied,
                                int64_t logits_bytes = kLogitsBytes,
-                               const WeightPlace& place = {});
+                               const WeightPlace& place = {},
+                               const at::Tensor& row_weights = {});
 
 }  // namespace kernels
 }  // namespace capstan

@@ -46,7 +46,8 @@ Head SureHead() {
 
 // The gradients of `scale` times the loss, of rows whose target is 0.
 Head Gradients(const Head& head, at::ScalarType dtype, int64_t piece,
-               double scale, bool tied = false) {
+               double scale, bool tied = false,
+               const at::Tensor& row_weights = {}) {
   at::Tensor hidden = head.hidden.to(dtype).clone().requires_grad_(true);
   at::Tensor weight = head.weight.to(dtype).clone().requires_grad_(true);
   const at::Tensor targets = at::zeros({kRows}, at::kLong);
@@ -57,7 +58,8 @@ Head Gradients(const Head& head, at::ScalarType dtype, int64_t piece,
     x = x + 0.0 * Embedding(weight, targets, gradient);
   }
   const at::Tensor sum = HeadCrossEntropySum(
-      x, weight, targets, gradient, piece * kVocab * weight.element_size());
+      x, weight, targets, gradient, piece * kVocab * weight.element_size(), {},
+      row_weights);
   sum.backward(at::full({}, scale, at::kFloat));
   EXPECT_EQ(hidden.grad().scalar_type(), dtype);
   EXPECT_EQ(weight.grad().scalar_type(), dtype);
@@ -92,6 +94,42 @@ TEST(TokenLossTest, SmallGradientsUnderALossScale) {
       ExpectRowsNear(bf16.weight, wanted.weight, 8e-3);
     }
   }
+}
+
+// Masked diffusion's 1 / p goes up to 1000, means have a fraction: neither may
+// overflow float16 nor fall below it. Powers of 2, so that float32's own
+// roundings of softmax - 1 are the same throughout.
+TEST(TokenLossTest, LargeAndSmallWeights) {
+  const Head head = SureHead();
+  at::Tensor shape = at::full({kRows}, 1.0f);  // between 1/4 and 1
+  for (int64_t r = 0; r < kRows; ++r) shape[r] = 1.0 / (1 << r % 3);
+  for (const double size : {1024.0, 0x1p-20}) {
+    const at::Tensor row_weights = shape * size;
+    const double scale = 65536.0 / size;
+    const Head wanted =
+        Gradients(head, at::kFloat, kRows, scale, false, row_weights);
+    for (int64_t piece : {int64_t{250}, kRows}) {
+      for (const bool tied : {false, true}) {
+        SCOPED_TRACE(testing::Message()
+                     << size << " in pieces of " << piece << tied);
+        const Head f16 =
+            Gradients(head, at::kHalf, piece, scale, tied, row_weights);
+        ExpectRowsNear(f16.hidden, wanted.hidden, 1e-3);
+        ExpectRowsNear(f16.weight, wanted.weight, 1e-3);
+        const Head bf16 =
+            Gradients(head, at::kBFloat16, piece, scale, tied, row_weights);
+        ExpectRowsNear(bf16.hidden, wanted.hidden, 8e-3);
+        ExpectRowsNear(bf16.weight, wanted.weight, 8e-3);
+      }
+    }
+  }
+}
+
+TEST(TokenLossTest, AllWeightsZero) {
+  const Head got =
+      Gradients(SureHead(), at::kHalf, 250, 1.0, false, at::zeros({kRows}));
+  EXPECT_EQ(got.hidden.abs().max().item<float>(), 0.0f);
+  EXPECT_EQ(got.weight.abs().max().item<float>(), 0.0f);
 }
 
 TEST(TokenLossTest, OverflowOfTheScaledGradientShows) {

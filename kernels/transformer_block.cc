@@ -120,8 +120,8 @@ at::Tensor Forward(Call& call) {
   Rotate(d, options.rope_table, 1.0f, d.kv, kept.k);
   {
     const ProfileScope profile("attention");
-    CausalAttentionForward(LayoutOf(d, options.packing.get()), kept.q, kept.k,
-                           kept.v, kept.mixed, kept.log_sum_exp);
+    AttentionForward(LayoutOf(d, options.packing.get()), kept.q, kept.k, kept.v,
+                     kept.mixed, kept.log_sum_exp);
   }
   std::memcpy(kept.y, x, hidden_bytes);
   project(kOutput, kept.mixed, d.q, 1.0f, kept.y);
@@ -232,10 +232,9 @@ class Backward {
     Weight(kOutput, space_.d_y, kept_.mixed);
     {
       const ProfileScope profile("attention");
-      CausalAttentionBackward(
-          LayoutOf(d_, options_.packing.get()),
-          {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
-           kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
+      AttentionBackward(LayoutOf(d_, options_.packing.get()),
+                        {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
+                         kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
     }
     Rotate(d_, options_.rope_table, -1.0f, d_.q, space_.dq);
     Rotate(d_, options_.rope_table, -1.0f, d_.kv, space_.dk);
@@ -311,7 +310,7 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
   const QueryKeyValue qkv =
       AttentionInput(x, weights.attention, options.eps, options.rope_table);
   const at::Tensor mixed =
-      CausalAttention(qkv.q, qkv.k, qkv.v, options.shape, options.packing);
+      Attention(qkv.q, qkv.k, qkv.v, options.shape, options.packing);
   const at::Tensor y =
       LinearAdd(mixed, weights.output, x, weights.output_adapter);
   return GatedMlp(y, weights.mlp, options.eps);

@@ -38,7 +38,7 @@ struct TransformerBlockOptions {
   std::array<int, 7> parameters = {};
 };
 
-//   y = x + CausalAttention(AttentionInput(x)) Woutput^T,  GatedMlp(y)
+//   y = x + Attention(AttentionInput(x)) Woutput^T,  GatedMlp(y)
 // for x [rows, hidden], with what adapters add to the products, and gradients
 // to x, the weights and the adapters: of the parts, made of several nodes,
 // PlainTransformerBlock; of one node, FusedTransformerBlock. The two round

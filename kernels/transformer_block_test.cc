@@ -24,6 +24,7 @@ namespace {
 
 struct Sizes {
   int64_t batch, length, hidden, inner, heads, kv_heads, head_dim;
+  bool causal = true;
 };
 
 // The block's inputs, in the order of its weights: x, norm, q, k, v, output,
@@ -48,7 +49,7 @@ class Block {
                 matrix(s.hidden, s.inner)};
     for (at::Tensor& t : tensors_) t.set_requires_grad(true);
     d_out_ = at::randn(tensors_[0].sizes());
-    options_.shape = {s.batch, s.heads, s.kv_heads, s.head_dim};
+    options_.shape = {s.batch, s.heads, s.kv_heads, s.head_dim, s.causal};
     options_.eps = 1e-5;
     options_.rope_table = RopeTable(s.length, s.head_dim, 10000.0);
     options_.parameters = {0, 1, 2, 3, 4, 5, 6};
@@ -70,6 +71,15 @@ class Block {
   std::vector<at::Tensor> Run(bool fused) {
     const at::Tensor out = Forward(fused);
     Backward(out, d_out_);
+    return Results(out);
+  }
+
+  // The same on other rows.
+  std::vector<at::Tensor> RunOn(const at::Tensor& x, const at::Tensor& d_out,
+                                bool fused) {
+    tensors_[0] = x.detach().clone().set_requires_grad(true);
+    const at::Tensor out = Forward(fused);
+    Backward(out, d_out);
     return Results(out);
   }
 
@@ -100,8 +110,9 @@ class Block {
     const at::Tensor k =
         rope(heads(n.mm(t[3].t()))).repeat_interleave(group, 1);
     const at::Tensor v = heads(n.mm(t[4].t())).repeat_interleave(group, 1);
-    const at::Tensor mask =
-        at::ones({sizes_.length, sizes_.length}, at::kBool).triu(1);
+    // What isn't seen.
+    at::Tensor mask = at::ones({sizes_.length, sizes_.length}, at::kBool);
+    mask = sizes_.causal ? mask.triu(1) : mask.logical_not();
     const at::Tensor p =
         (q.matmul(k.transpose(2, 3)) / std::sqrt(double(sizes_.head_dim)))
             .masked_fill(mask, -1e30)
@@ -144,10 +155,11 @@ double Difference(const at::Tensor& a, const at::Tensor& b) {
          std::max(0.1, wide.norm().item<double>());
 }
 
-const std::vector<Sizes> kSizes = {{2, 5, 12, 20, 3, 1, 4},
-                                   {1, 1, 8, 8, 2, 2, 4},
-                                   {3, 70, 32, 86, 4, 2, 8},
-                                   {1, 129, 48, 50, 6, 3, 16}};
+const std::vector<Sizes> kSizes = {
+    {2, 5, 12, 20, 3, 1, 4},         {1, 1, 8, 8, 2, 2, 4},
+    {3, 70, 32, 86, 4, 2, 8},        {1, 129, 48, 50, 6, 3, 16},
+    {2, 5, 12, 20, 3, 1, 4, false},  {1, 1, 8, 8, 2, 2, 4, false},
+    {3, 70, 32, 86, 4, 2, 8, false}, {1, 129, 48, 50, 6, 3, 16, false}};
 
 TEST(TransformerBlockTest, FusedEqualsPlainAndTheFormulas) {
   for (const Sizes& sizes : kSizes) {
@@ -163,14 +175,16 @@ TEST(TransformerBlockTest, FusedEqualsPlainAndTheFormulas) {
 }
 
 TEST(TransformerBlockTest, ThreadsMakeNoDifferenceToValues) {
-  Block block(kSizes[2]);
-  at::set_num_threads(1);
-  const std::vector<at::Tensor> one = block.Run(true);
-  at::set_num_threads(3);
-  const std::vector<at::Tensor> three = block.Run(true);
-  at::set_num_threads(1);
-  for (size_t i = 0; i < one.size(); ++i) {
-    EXPECT_LT(Difference(three[i], one[i]), 1e-6) << "output " << i;
+  for (const int sizes : {2, 6}) {  // causal and not
+    Block block(kSizes[sizes]);
+    at::set_num_threads(1);
+    const std::vector<at::Tensor> one = block.Run(true);
+    at::set_num_threads(3);
+    const std::vector<at::Tensor> three = block.Run(true);
+    at::set_num_threads(1);
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_LT(Difference(three[i], one[i]), 1e-6) << "output " << i;
+    }
   }
 }
 
@@ -184,6 +198,59 @@ TEST(TransformerBlockTest, FrozenWeightsGetNoGradient) {
     EXPECT_EQ(some[1 + i].defined(), !frozen) << i;
     if (frozen) continue;
     EXPECT_TRUE(at::equal(some[1 + i], all[1 + i])) << i;
+  }
+}
+
+// In both models, fused and plain: values and gradients to x; those of weights
+// are sums over the documents.
+TEST(TransformerBlockTest, PackedDocumentsAreAsIfAlone) {
+  const std::vector<int64_t> lengths = {3, 70, 1, 66};
+  for (const bool causal : {true, false}) {
+    for (const bool fused : {true, false}) {
+      SCOPED_TRACE(testing::Message() << causal << fused);
+      Block block({1, 140, 32, 40, 4, 2, 8, causal});
+      const at::Tensor whole_x = block.tensors()[0].detach();
+      const at::Tensor whole_d = block.d_out();
+      const at::Tensor table = block.options().rope_table;
+      std::vector<at::Tensor> positions;
+      for (int64_t n : lengths) positions.push_back(at::arange(n));
+      const at::Tensor all = at::cat(positions).to(at::kLong);
+      block.options().packing =
+          c10::make_intrusive<PackedRows>(all.unsqueeze(0));
+      block.options().rope_table = table.index_select(0, all);
+      const std::vector<at::Tensor> packed = block.Run(fused);
+      block.options().packing = nullptr;
+      std::vector<at::Tensor> sums(packed.size());
+      int64_t begin = 0;
+      for (int64_t n : lengths) {
+        block.options().rope_table = table.narrow(0, 0, n);
+        const std::vector<at::Tensor> alone = block.RunOn(
+            whole_x.narrow(0, begin, n), whole_d.narrow(0, begin, n), fused);
+        for (int i : {0, 1}) {
+          EXPECT_LT(Difference(packed[i].narrow(0, begin, n), alone[i]), 1e-6)
+              << "output " << i << " at " << begin;
+        }
+        for (size_t i = 2; i < sums.size(); ++i) {
+          sums[i] = sums[i].defined() ? sums[i] + alone[i] : alone[i];
+        }
+        begin += n;
+      }
+      for (size_t i = 2; i < sums.size(); ++i) {
+        EXPECT_LT(Difference(packed[i], sums[i]), 2e-6) << "output " << i;
+      }
+    }
+  }
+}
+
+TEST(TransformerBlockTest, ATokenOfABidirectionalBlockSeesLaterOnes) {
+  for (const bool causal : {true, false}) {
+    Block block({1, 5, 12, 20, 3, 1, 4, causal});
+    const at::Tensor before = block.Forward(true).detach();
+    const at::Tensor x = block.tensors()[0].detach().clone();
+    x.select(0, 4).neg_();
+    const at::Tensor after =
+        block.RunOn(x, block.d_out(), /*fused=*/true)[0].detach();
+    EXPECT_EQ(at::equal(before[0], after[0]), causal);
   }
 }
 

@@ -2,9 +2,13 @@
 
 PLUGINS = [
     "//datasets/chat:libcapstan_chat.so",
+    "//datasets/llada_windows:libcapstan_llada_windows.so",
     "//datasets/text:libcapstan_text.so",
+    "//plugins/model/llada:libcapstan_llada.so",
+    "//plugins/model/llada_scratch:libcapstan_llada_scratch.so",
     "//plugins/model/llama:libcapstan_llama.so",
     "//plugins/objective/causal_lm:libcapstan_causal_lm.so",
+    "//plugins/objective/masked_diffusion:libcapstan_masked_diffusion.so",
     "//plugins/optimizer/adamw:libcapstan_adamw.so",
     "//plugins/optimizer/sgd:libcapstan_sgd.so",
     "//plugins/precision/bf16:libcapstan_bf16.so",

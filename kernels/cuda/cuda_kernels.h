@@ -120,10 +120,12 @@ struct CrossEntropyArgs {
   void* logits;            // [rows, vocab]
   const int64_t* targets;  // [rows]; negative: the row doesn't count; from
                            // vocab on: the loss becomes NaN
-  bool gradient;  // replaces logits by factor * (softmax - 1 at the target)
+  const float* weights;    // [rows] or null: all 1
+  bool gradient;  // replaces logits by weight * factor * (softmax - 1 at the
+                  // target)
   float factor;
   float* losses;  // [rows], workspace
-  float* sum;     // of the losses: one number, summed in a fixed order
+  float* sum;     // of weight * loss: one number, summed in a fixed order
   int64_t rows, vocab;
 };
 

@@ -239,13 +239,18 @@ at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x_any,
 
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
                            const at::Tensor& targets_any, bool gradient,
-                           double factor) {
+                           double factor, const at::Tensor& weights_any) {
   const at::Tensor targets = targets_any.contiguous();
+  const at::Tensor weights = Contiguous(weights_any);
   TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() &&
                   targets.numel() == logits.size(0) &&
                   targets.device() == logits.device(),
               "cross-entropy needs contiguous logits [rows, vocab] and targets "
               "[rows] on one device");
+  TORCH_CHECK(!weights.defined() || (weights.scalar_type() == at::kFloat &&
+                                     weights.numel() == targets.numel() &&
+                                     weights.device() == logits.device()),
+              "cross-entropy's weights must be [rows] float32");
   const auto floats = logits.options().dtype(at::kFloat);
   const at::Tensor losses = at::empty({logits.size(0)}, floats);
   at::Tensor sum = at::empty({}, floats);
@@ -253,6 +258,7 @@ at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
   args.dtype = TypeOf(logits);
   args.logits = logits.mutable_data_ptr();
   args.targets = targets.const_data_ptr<int64_t>();
+  args.weights = weights.defined() ? weights.const_data_ptr<float>() : nullptr;
   args.gradient = gradient;
   args.factor = static_cast<float>(factor);
   args.losses = losses.mutable_data_ptr<float>();

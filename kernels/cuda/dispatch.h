@@ -70,10 +70,10 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
 at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x,
                    const at::Tensor& samples, uint64_t key, double rate);
 
-// kernels/cross_entropy.h. logits must be contiguous.
+// kernels/cross_entropy.h. logits must be contiguous; weights may be undefined.
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
                            const at::Tensor& targets, bool gradient,
-                           double factor);
+                           double factor, const at::Tensor& weights);
 
 // d_weight [vocab, hidden] (contiguous, float32 or of dy's dtype) += the rows
 // of dy [rows, hidden] at tokens [rows] int64. Deterministic.

@@ -30,10 +30,11 @@ at::Tensor Tokens(uint64_t seed, int64_t rows, int64_t most) {
 
 // The sum and the gradient at logits, in float64.
 void ExpectCrossEntropy(const at::Tensor& logits, const at::Tensor& targets,
-                        double factor, const at::Tensor& sum,
-                        const at::Tensor& gradient) {
+                        const at::Tensor& weights, double factor,
+                        const at::Tensor& sum, const at::Tensor& gradient) {
   const at::Tensor x = logits.to(at::kDouble).set_requires_grad(true);
-  const at::Tensor counts = targets.ge(0).to(at::kDouble);
+  at::Tensor counts = targets.ge(0).to(at::kDouble);
+  if (weights.defined()) counts = counts * weights;
   const at::Tensor picked =
       at::log_softmax(x, 1).gather(1, targets.clamp_min(0).unsqueeze(1));
   const at::Tensor expected = -(picked.squeeze(1) * counts).sum();
@@ -61,23 +62,35 @@ Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
   at::Tensor x = logits.clone().to(device);
   const at::Tensor on_device = targets.to(device);
   const at::Tensor alone =
-      CrossEntropySum(subject.cuda, x, on_device, false, 1.0);
+      CrossEntropySum(subject.cuda, x, on_device, false, 1.0, {});
   EXPECT_TRUE(SameBits(x, logits)) << "logits without a gradient";
   const at::Tensor sum =
-      CrossEntropySum(subject.cuda, x, on_device, true, factor);
+      CrossEntropySum(subject.cuda, x, on_device, true, factor, {});
   EXPECT_TRUE(SameBits(alone, sum));
-  ExpectCrossEntropy(logits, targets, factor, sum, x);
+  ExpectCrossEntropy(logits, targets, {}, factor, sum, x);
+
+  // 0 among them; none above 1, so that float16 holds the gradients.
+  const at::Tensor weights = Normal(3, {rows}, at::kFloat).clamp_(0.0, 1.0);
+  const at::Tensor weights_there = weights.to(device);
+  at::Tensor weighted = logits.clone().to(device);
+  const at::Tensor weighted_alone = CrossEntropySum(
+      subject.cuda, weighted, on_device, false, 1.0, weights_there);
+  EXPECT_TRUE(SameBits(weighted, logits)) << "logits without a gradient";
+  const at::Tensor weighted_sum = CrossEntropySum(
+      subject.cuda, weighted, on_device, true, factor, weights_there);
+  EXPECT_TRUE(SameBits(weighted_alone, weighted_sum));
+  ExpectCrossEntropy(logits, targets, weights, factor, weighted_sum, weighted);
 
   at::Tensor bad = logits.clone().to(device);
   const at::Tensor outside = at::full({rows}, vocab, on_device.options());
   const at::Tensor nan =
-      CrossEntropySum(subject.cuda, bad, outside, false, 1.0);
+      CrossEntropySum(subject.cuda, bad, outside, false, 1.0, {});
   EXPECT_TRUE(std::isnan(nan.item<float>())) << "targets out of range";
   bad.select(0, 0).fill_(kInfinity);  // an overflow shows, for loss scaling
   const at::Tensor overflow =
-      CrossEntropySum(subject.cuda, bad, on_device, false, 1.0);
+      CrossEntropySum(subject.cuda, bad, on_device, false, 1.0, {});
   EXPECT_TRUE(std::isnan(overflow.item<float>())) << "infinite logits";
-  return {sum, x};
+  return {sum, x, weighted_sum, weighted};
 }
 
 Outputs CheckEmbedding(const Subject& subject, at::ScalarType dtype,

@@ -44,17 +44,19 @@ __global__ void CrossEntropyKernel(const CrossEntropyArgs a) {
   const float all = BlockReduce(most, Max());
   sum = BlockReduce(most == -INFINITY ? sum : sum * expf(most - all), Add());
   const float log_sum = all + logf(sum);
+  const float weight = a.weights == nullptr ? 1.0f : a.weights[row];
   if (threadIdx.x == 0) {
-    a.losses[row] = target < a.vocab ? log_sum - ToFloat(x[target]) : NAN;
+    a.losses[row] =
+        target < a.vocab ? weight * (log_sum - ToFloat(x[target])) : NAN;
   }
   if (!a.gradient) return;
   __syncthreads();  // x[target] has been read
+  const float factor = weight * a.factor;
   for (int64_t c = threadIdx.x * V; c < a.vocab; c += step) {
     float f[V];
     Load<V>(x + c, f);
     for (int i = 0; i < V; ++i) {
-      f[i] =
-          a.factor * (expf(f[i] - log_sum) - (c + i == target ? 1.0f : 0.0f));
+      f[i] = factor * (expf(f[i] - log_sum) - (c + i == target ? 1.0f : 0.0f));
     }
     Store<V>(f, x + c);
   }

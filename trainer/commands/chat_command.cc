@@ -17,6 +17,7 @@
 #include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
 #include "trainer/commands/generator.h"
+#include "trainer/commands/masked_text_view.h"
 #include "trainer/launcher/launcher.h"
 
 namespace capstan {
@@ -39,7 +40,8 @@ class Chat {
     auto chat = std::unique_ptr<Chat>(new Chat(options));
     CAPSTAN_ASSIGN_OR_RETURN(
         chat->generator_,
-        LoadGenerator(options.model, options.adapter, options.plugin_path));
+        LoadGenerator(options.model, options.adapter, options.plugin_path,
+                      options.overrides));
     CAPSTAN_RETURN_IF_ERROR(chat->FindTemplate());
     if (!options.system.empty()) {
       chat->messages_.push_back({"system", options.system});
@@ -134,37 +136,81 @@ class Chat {
       return absl::OkStatus();
     }
     CAPSTAN_RETURN_IF_ERROR(ids.status());
-    SampleOptions sample = Sampling();
+    const auto write = generator_.model->token_model()->causal()
+                           ? &Chat::WriteInOrder
+                           : &Chat::WriteInAnyOrder;
     std::string answer;
+    interrupted = 0;
+    CAPSTAN_RETURN_IF_ERROR((this->*write)(*ids, &answer));
+    messages_.push_back({"assistant", answer});
+    ++answers_;
+    return absl::OkStatus();
+  }
+
+  // Each token as it is chosen.
+  absl::Status WriteInOrder(const std::vector<int64_t>& ids,
+                            std::string* answer) {
+    SampleOptions sample = Sampling();
     TextStream stream;
     sample.on_token = [&](int64_t token) {
       if (std::find(stops_.begin(), stops_.end(), token) == stops_.end()) {
         const std::string text =
             generator_.tokenizer->Decode(absl::MakeSpan(&token, 1));
-        answer += text;
+        *answer += text;
         std::cout << stream.Add(text) << std::flush;
       }
       if (std::exchange(interrupted, 0) != 0) throw AnswerStopped();
     };
-    interrupted = 0;
     PlainRunner runner;
     absl::Status status;
     try {
       status =
-          generator_.objective->Sample(*generator_.model, *ids, sample, runner)
+          generator_.objective->Sample(*generator_.model, ids, sample, runner)
               .status();
     } catch (const AnswerStopped&) {
     }
     std::cout << stream.Finish() << std::endl;
-    messages_.push_back({"assistant", answer});
-    ++answers_;
+    return status;
+  }
+
+  // The whole answer as it comes out of its masks; of one that is stopped,
+  // what stands before the first mask.
+  absl::Status WriteInAnyOrder(const std::vector<int64_t>& ids,
+                               std::string* answer) {
+    const int64_t mask = generator_.model->token_model()->mask_token();
+    std::vector<int64_t> stops = stops_;
+    stops.push_back(generator_.model->token_model()->eos_token());
+    MaskedTextView view(STDOUT_FILENO, generator_.tokenizer, mask,
+                        std::move(stops), "");
+    std::vector<int64_t> chosen;
+    SampleOptions sample = Sampling();
+    sample.on_text = [&](absl::Span<const int64_t> text) {
+      text.remove_prefix(ids.size());
+      view.Show(text);
+      if (std::exchange(interrupted, 0) == 0) return;
+      chosen.assign(text.begin(), std::find(text.begin(), text.end(), mask));
+      throw AnswerStopped();
+    };
+    PlainRunner runner;
+    absl::Status status;
+    try {
+      const absl::StatusOr<std::vector<int64_t>> text =
+          generator_.objective->Sample(*generator_.model, ids, sample, runner);
+      status = text.status();
+      if (text.ok()) chosen.assign(text->begin() + ids.size(), text->end());
+    } catch (const AnswerStopped&) {
+    }
+    view.Finish(chosen);
+    *answer = view.Decode(chosen);
     return status;
   }
 
   SampleOptions Sampling() const {
     SampleOptions sample;
-    sample.max_new_tokens =
-        options_.max_new_tokens.value_or(kDefaultMaxNewTokens);
+    // A sampler that doesn't write in order has other settings that go with
+    // the length.
+    sample.max_new_tokens = options_.max_new_tokens.value_or(
+        generator_.model->token_model()->causal() ? kDefaultMaxNewTokens : 0);
     sample.greedy = options_.greedy;
     sample.temperature = options_.temperature;
     sample.top_k = options_.top_k;

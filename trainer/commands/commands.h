@@ -28,6 +28,8 @@ struct RunOptions {
   // What the config's `collect` makes is made where it is missing; else that is
   // an error.
   bool collect = false;
+  // In place of configs: one's text, which a command has made.
+  std::string config_text;
 };
 
 struct PreviewOptions {
@@ -54,6 +56,7 @@ struct GenerateOptions {
   absl::optional<int64_t> top_k;
   absl::optional<double> top_p;
   uint64_t seed = 0;
+  std::vector<std::string> overrides;  // of the model's config
   std::vector<std::string> plugin_path;
 };
 
@@ -68,6 +71,7 @@ struct ChatOptions {
   absl::optional<int64_t> top_k;
   absl::optional<double> top_p;
   uint64_t seed = 0;
+  std::vector<std::string> overrides;  // of the model's config
   std::vector<std::string> plugin_path;
 };
 
@@ -86,6 +90,30 @@ struct TokenizeOptions {
   bool add_ends = false;
 };
 
+// The flags, and their defaults, of LLaDA's Python scripts.
+struct LladaOptions {
+  std::string data_dir;
+  std::string model_name = "GSAI-ML/LLaDA-8B-Instruct";
+  int64_t batch_size = 1;  // of each rank
+  int64_t epochs = 5;
+  double learning_rate = 1e-5;
+  std::string save_dir = "checkpoints_pretrained";
+  bool fp16 = true;
+  bool print_config = false;
+  std::vector<std::string> plugin_path;
+  double start_seconds = 0.0;  // as given to Main
+};
+
+// docs/llada.md has the files that it writes.
+struct LladaDataOptions {
+  std::string text;
+  std::string tokenizer;  // empty: characters
+  std::string output;
+  int64_t sequence_length = 4096;
+  int64_t stride = 0;  // 0: half of it
+  double validation_fraction = 0.1;
+};
+
 int TrainCommand(const RunOptions& options);
 int CheckCommand(const RunOptions& options);
 int PlanCommand(const RunOptions& options);
@@ -96,6 +124,8 @@ int ChatCommand(const ChatOptions& options);
 int MergeCommand(const MergeOptions& options);
 int CollectCommand(const RunOptions& options);
 int TokenizeCommand(const TokenizeOptions& options);
+int LladaCommand(const LladaOptions& options);
+int LladaDataCommand(const LladaDataOptions& options);
 int PluginsCommand(const std::vector<std::string>& plugin_path);
 int EnvCommand();
 

@@ -99,10 +99,16 @@ std::string SnakeCase(const std::string& name) {
   return snake;
 }
 
-// The config of a Hugging Face folder's model and objective. Their packages
-// follow from its config.json: model_type "llama" is capstan.llama, and
-// architecture "LlamaForCausalLM" is sampled by capstan.causal_lm.
-absl::StatusOr<std::string> FolderConfig(const std::string& folder) {
+std::string ObjectiveSlot(const std::string& package) {
+  return absl::StrCat("objective { [plugin/", package, ".Config] {} }\n");
+}
+
+// The config of a Hugging Face folder's model and objective. The model's
+// package follows from its config.json: model_type "llama" is capstan.llama.
+// The objective is what the model names; else architecture "LlamaForCausalLM"
+// is sampled by capstan.causal_lm.
+absl::StatusOr<std::string> FolderConfig(const std::string& folder,
+                                         const ConfigContext& context) {
   const std::string path = folder + "/config.json";
   std::ifstream file(path);
   const nlohmann::json json =
@@ -118,18 +124,30 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder) {
       !json["architectures"].empty() && json["architectures"][0].is_string()) {
     architecture = json["architectures"][0];
   }
-  const size_t split = architecture.find("For");
-  if (!json.contains("model_type") || !json["model_type"].is_string() ||
-      split == std::string::npos) {
+  if (!json.contains("model_type") || !json["model_type"].is_string()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": no model_type and architectures in it"));
+        absl::StrCat(path, ": no model_type in it"));
   }
   const std::string model_type = json["model_type"];
-  return absl::StrCat(
+  const std::string slot = absl::StrCat(
       "model { [plugin/capstan.", model_type,
       ".Config] { pretrained: ", InQuotes(fs::absolute(folder).string()),
-      " } }\nobjective { [plugin/capstan.",
-      SnakeCase(architecture.substr(split + 3)), ".Config] {} }\n");
+      " } }\n");
+  CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                           ParseConfig(slot, folder, context));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
+                           CreateModel(loaded, *context.host));
+  const TokenModel* const tokens = model->token_model();
+  if (tokens != nullptr && !tokens->sampling_objective().empty()) {
+    return slot + ObjectiveSlot(tokens->sampling_objective());
+  }
+  const size_t split = architecture.find("For");
+  if (split == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": no architectures in it"));
+  }
+  return slot + ObjectiveSlot(absl::StrCat(
+                    "capstan.", SnakeCase(architecture.substr(split + 3))));
 }
 
 template <typename Base>
@@ -181,7 +199,8 @@ void FindTokenizer(const Sources& sources, Generator* generator) {
 
 absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const std::string& adapter,
-    const std::vector<std::string>& plugin_path) {
+    const std::vector<std::string>& plugin_path,
+    const std::vector<std::string>& overrides) {
   Generator generator;
   generator.host = std::make_unique<PluginHost>(FromCaller(plugin_path));
   const ConfigContext context = DefaultConfigContext(generator.host.get());
@@ -192,14 +211,15 @@ absl::StatusOr<Generator> LoadGenerator(
   if (is_checkpoint) {
     CAPSTAN_ASSIGN_OR_RETURN(text, CheckpointConfig(sources.model));
   } else {
-    CAPSTAN_ASSIGN_OR_RETURN(text, FolderConfig(sources.model));
+    CAPSTAN_ASSIGN_OR_RETURN(text, FolderConfig(sources.model, context));
   }
   if (!sources.adapter.empty()) {
     absl::StrAppend(&text, "adapter { lora { pretrained: ",
                     InQuotes(fs::absolute(sources.adapter).string()), " } }\n");
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                           ParseConfig(text, sources.model, context));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const LoadedConfig loaded,
+      ParseConfig(text, sources.model, context, overrides));
   CAPSTAN_ASSIGN_OR_RETURN(generator.model,
                            CreateModel(loaded, *generator.host));
   CAPSTAN_ASSIGN_OR_RETURN(

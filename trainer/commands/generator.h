@@ -33,10 +33,13 @@ struct Generator {
 // `model` is a Hugging Face folder, a run's folder (its final/, else its newest
 // checkpoint), a checkpoint, or a PEFT folder, whose base is then where its
 // adapter_config.json says. `adapter`, if not empty, is a PEFT folder to add.
-// The weights are bound in float32. Relative folders are the caller's.
+// `overrides` are applied to the config that a checkpoint holds, or that is
+// made for a folder: "objective.steps=64". The weights are bound in float32.
+// Relative folders are the caller's.
 absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const std::string& adapter,
-    const std::vector<std::string>& plugin_path);
+    const std::vector<std::string>& plugin_path,
+    const std::vector<std::string>& overrides = {});
 
 // Text that comes in pieces of bytes, cut anywhere: a character is given when
 // it is whole, and what is no text (or would move a terminal's cursor) as

@@ -77,6 +77,13 @@ void AddSampling(CLI::App* app, Options* options) {
   app->add_option("--top_p", options->top_p,
                   "Sample from the likeliest tokens of total probability p");
   app->add_option("--seed", options->seed, "Of the random numbers");
+  app->add_option("--set", options->overrides,
+                  "Sets a field of the objective, which samples: for masked "
+                  "diffusion (LLaDA) objective.steps=64, "
+                  "objective.block_length=32, objective.remasking=RANDOM, "
+                  "objective.cfg_scale=1; may be given several times")
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false);
 }
 
 void AddGenerateOptions(CLI::App* app, GenerateOptions* options) {
@@ -140,6 +147,52 @@ void AddTokenizeOptions(CLI::App* app, TokenizeOptions* options) {
   app->add_flag("--add_ends", options->add_ends,
                 "Put around each document what the tokenizer puts around a "
                 "text (a token of beginning, mostly)");
+}
+
+void AddLladaOptions(CLI::App* app, LladaOptions* options) {
+  app->add_option("--data_dir", options->data_dir,
+                  "A folder with train_data.npy, val_data.npy, metadata.json "
+                  "and vocab.json (`trainer llada-data` writes such)")
+      ->type_name("FOLDER")
+      ->required();
+  app->add_option("--model_name", options->model_name,
+                  "The folder of a LLaDA, downloaded or of a run")
+      ->type_name("FOLDER")
+      ->capture_default_str();
+  app->add_option("--batch_size", options->batch_size, "Windows of each device")
+      ->capture_default_str();
+  app->add_option("--epochs", options->epochs)->capture_default_str();
+  app->add_option("--learning_rate", options->learning_rate)
+      ->capture_default_str();
+  app->add_option("--save_dir", options->save_dir, "Where the run goes")
+      ->type_name("FOLDER")
+      ->capture_default_str();
+  app->add_flag("--fp16,!--no_fp16", options->fp16,
+                "Compute in float16 (the default), or in float32");
+  app->add_flag("--print_config", options->print_config,
+                "Print the config that the flags stand for and stop");
+  AddPluginPath(app, &options->plugin_path);
+}
+
+void AddLladaDataOptions(CLI::App* app, LladaDataOptions* options) {
+  app->add_option("--text", options->text, "The text, in UTF-8")
+      ->type_name("FILE")
+      ->required();
+  app->add_option("--output", options->output, "The folder to write")
+      ->type_name("FOLDER")
+      ->required();
+  app->add_option("--tokenizer", options->tokenizer,
+                  "A Hugging Face folder with a tokenizer.json; default: each "
+                  "character is a token")
+      ->type_name("FOLDER");
+  app->add_option("--sequence_length", options->sequence_length,
+                  "Tokens of a window")
+      ->capture_default_str();
+  app->add_option("--stride", options->stride,
+                  "From one window to the next; default: half a window");
+  app->add_option("--validation_fraction", options->validation_fraction,
+                  "The part of the text, its end, that is held back")
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -212,6 +265,14 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* tokenize_app = app.add_subcommand(
       "tokenize", "Write the tokens of texts into a file to train on");
   AddTokenizeOptions(tokenize_app, &tokenize);
+  LladaOptions llada;
+  CLI::App* llada_app = app.add_subcommand(
+      "llada", "Fine-tune a LLaDA, with the flags of its Python script");
+  AddLladaOptions(llada_app, &llada);
+  LladaDataOptions llada_data;
+  CLI::App* llada_data_app = app.add_subcommand(
+      "llada-data", "Cut a text into the files that `llada` reads");
+  AddLladaDataOptions(llada_data_app, &llada_data);
   std::vector<std::string> plugin_path;
   CLI::App* plugins_app =
       app.add_subcommand("plugins", "List the plugins that a config can name");
@@ -234,6 +295,11 @@ int Main(int argc, char** argv, double start_seconds) {
   if (*chat_app) return ChatCommand(chat);
   if (*merge_app) return MergeCommand(merge);
   if (*tokenize_app) return TokenizeCommand(tokenize);
+  if (*llada_app) {
+    llada.start_seconds = start_seconds;
+    return LladaCommand(llada);
+  }
+  if (*llada_data_app) return LladaDataCommand(llada_data);
   if (*plugins_app) return PluginsCommand(plugin_path);
   if (*env_app) return EnvCommand();
   train.start_seconds = start_seconds;

@@ -43,14 +43,17 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   prepared->host =
       std::make_unique<PluginHost>(FromCaller(options.plugin_path));
   prepared->context = DefaultConfigContext(prepared->host.get());
-  if (options.configs.empty()) {
+  if (options.configs.empty() && options.config_text.empty()) {
     return absl::InvalidArgumentError(
         "no --config is given; try --config=run_distributed.pbtxt, or --help");
   }
   TrainJob& job = prepared->job;
   CAPSTAN_ASSIGN_OR_RETURN(
       job.loaded,
-      LoadConfig(options.configs, options.overrides, prepared->context));
+      options.config_text.empty()
+          ? LoadConfig(options.configs, options.overrides, prepared->context)
+          : ParseConfig(options.config_text, "the command's config",
+                        prepared->context));
   if (options.print_config) return prepared;
   job.start_seconds = options.start_seconds;
   job.workspace_folder = prepared->context.workspace_folder;

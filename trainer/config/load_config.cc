@@ -147,13 +147,16 @@ absl::StatusOr<LoadedConfig> LoadConfig(
   return loaded;
 }
 
-absl::StatusOr<LoadedConfig> ParseConfig(const std::string& text,
-                                         const std::string& name,
-                                         const ConfigContext& context) {
+absl::StatusOr<LoadedConfig> ParseConfig(
+    const std::string& text, const std::string& name,
+    const ConfigContext& context, const std::vector<std::string>& overrides) {
   LoadedConfig loaded;
   CAPSTAN_RETURN_IF_ERROR(AddText(text, name, /*has_lines=*/true,
                                   context.caller_folder, context,
                                   &loaded.config, &loaded));
+  for (const std::string& change : overrides) {
+    CAPSTAN_RETURN_IF_ERROR(AddOverride(change, context, &loaded));
+  }
   return loaded;
 }
 

@@ -61,10 +61,11 @@ absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         google::protobuf::Message* config,
                                         FieldPlaces* places);
 
-// Parses a config that PrintConfig has printed.
-absl::StatusOr<LoadedConfig> ParseConfig(const std::string& text,
-                                         const std::string& name,
-                                         const ConfigContext& context);
+// Parses a config that PrintConfig has printed, and applies `overrides`.
+absl::StatusOr<LoadedConfig> ParseConfig(
+    const std::string& text, const std::string& name,
+    const ConfigContext& context,
+    const std::vector<std::string>& overrides = {});
 
 // The config as text that LoadConfig takes, plugin slots expanded.
 std::string PrintConfig(const google::protobuf::Message& config);

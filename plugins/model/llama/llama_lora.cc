@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "plugins/model/llama/llama_weights.h"
+#include "plugins/model/common/check_weights.h"
 #include "plugins/sdk/lora.h"
 #include "plugins/sdk/random.h"
 #include "plugins/sdk/status.h"
@@ -24,10 +24,12 @@ constexpr char kAllLinear[] = "all-linear";
 
 // The linear layer that a parameter is the weight of, "" if it can't have an
 // adapter: norms, the embedding and the head.
-std::string ModuleOf(const ParameterSpec& spec) {
+std::string ModuleOf(const ParameterSpec& spec,
+                     const std::vector<ParameterSpec>& base) {
   absl::string_view module = spec.name;
-  if (spec.shape.size() != 2 || !absl::ConsumeSuffix(&module, ".weight") ||
-      !absl::StrContains(module, ".layers.")) {
+  const bool in_layer = spec.unit > 0 && spec.unit < base.back().unit;
+  if (!in_layer || spec.shape.size() != 2 ||
+      !absl::ConsumeSuffix(&module, ".weight")) {
     return "";
   }
   return std::string(module);
@@ -61,7 +63,7 @@ absl::Status CheckNames(const LoraSpec& spec,
                         const std::vector<ParameterSpec>& base) {
   std::set<std::string> last_parts, modules;
   for (const ParameterSpec& parameter : base) {
-    const std::string module = ModuleOf(parameter);
+    const std::string module = ModuleOf(parameter, base);
     if (module.empty()) continue;
     modules.insert(module);
     last_parts.insert(module.substr(module.rfind('.') + 1));
@@ -117,7 +119,7 @@ void LlamaLora::AddAdapters(const std::vector<ParameterSpec>& base) {
   place_.assign(base.size(), -1);
   keys_.assign(base.size(), 0);
   for (size_t i = 0; i < base.size(); ++i) {
-    const std::string module = ModuleOf(base[i]);
+    const std::string module = ModuleOf(base[i], base);
     if (!IsTarget(spec_, module)) continue;
     place_[i] = static_cast<int>(base.size() + specs_.size());
     keys_[i] = RandomKey(spec_.seed, absl::StrCat("lora_dropout.", module));

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/token_loss.h"
-#include "plugins/model/llama/llama.h"
+#include "plugins/model/llama/llama_model.h"
 #include "plugins/model/llama/llama_plan_sizes.h"
 
 namespace capstan {
@@ -51,7 +51,7 @@ void TakeGradient(const Sizes& s, const Pieces& pieces, Ledger* ledger) {
 UnitMemory PlanEmbedding(const Sizes& s) {
   UnitMemory unit;
   unit.output = s.x();
-  int64_t positions = 64;  // of Llama::RopeAt's table
+  int64_t positions = 64;  // of LlamaModel::RopeAt's table
   while (positions < s.length) positions *= 2;
   unit.kept = unit.output + positions * s.head() * kFloatBytes;
   if (!s.trained()) return unit;  // no backward comes here
@@ -145,8 +145,8 @@ UnitMemory PlanHead(const Sizes& s) {
 }  // namespace
 }  // namespace plan
 
-std::vector<UnitMemory> Llama::PlanUnits(int64_t samples, int64_t length,
-                                         c10::ScalarType compute) const {
+std::vector<UnitMemory> LlamaModel::PlanUnits(int64_t samples, int64_t length,
+                                              c10::ScalarType compute) const {
   const plan::Sizes sizes(config_, lora_.get(), samples, length, compute);
   std::vector<UnitMemory> units = {plan::PlanEmbedding(sizes)};
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {

@@ -169,6 +169,7 @@ void PlanFusedLayer(const Sizes& s, const Layer& layer, UnitMemory* unit,
   shape.heads = c.num_attention_heads;
   shape.kv_heads = c.num_key_value_heads;
   shape.head_dim = c.head_dim;
+  shape.causal = c.causal;
   const kernels::TransformerBlockSizes sizes =
       kernels::FusedTransformerBlockSizes(s.rows(), c.hidden_size,
                                           c.intermediate_size, shape);

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "plugins/model/llama/llama_config.h"
 #include "plugins/model/llama/llama_lora.h"
+#include "plugins/model/llama/llama_sizes.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {

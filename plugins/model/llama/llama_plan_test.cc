@@ -2,51 +2,15 @@
 //
 // PlanUnits against what one forward and backward really allocate.
 #include <ATen/Parallel.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <algorithm>
 
 #include "plugins/model/llama/llama_testing.h"
-#include "plugins/sdk/gradient_sink.h"
-#include "plugins/sdk/memory.h"
-#include "trainer/memory/memory_plan.h"
-#include "trainer/memory/tracking_allocator.h"
+#include "plugins/model/llama/plan_testing.h"
 
 namespace capstan {
 namespace llama {
 namespace {
-
-// As a strategy that copies each gradient as soon as it is there.
-class DropGradient final : public torch::autograd::PostAccumulateGradHook {
- public:
-  void operator()(const at::Tensor& parameter) override {
-    parameter.mutable_grad().reset();
-  }
-};
-
-// As a strategy that has the gradients' places from the start.
-class Places final : public GradientSink {
- public:
-  explicit Places(const Model& model) {
-    for (const ParameterSpec& spec : model.parameters()) {
-      places_.push_back(at::zeros(spec.shape));
-    }
-  }
-  Place Open(int parameter) override {
-    return {places_[parameter].detach(), /*add=*/false};
-  }
-
- private:
-  std::vector<at::Tensor> places_;
-};
 
 struct Shape {
   const char* name;
@@ -75,60 +39,8 @@ std::unique_ptr<Llama> MakeModel(const Shape& shape, at::ScalarType compute) {
     lora.target_modules = {"q_proj", "v_proj", "down_proj"};
     EXPECT_TRUE(model->AddLora(lora).ok());
   }
-  std::vector<at::Tensor> parameters;
-  for (const ParameterSpec& spec : model->parameters()) {
-    parameters.push_back(at::randn(spec.shape)
-                             .mul_(0.05)
-                             .to(compute)
-                             .requires_grad_(spec.trainable));
-    if (!spec.trainable) continue;
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        parameters.back(), std::make_unique<DropGradient>());
-  }
-  model->Bind(std::move(parameters));
+  BindRandom(*model, compute);
   return model;
-}
-
-// The peak of one forward and backward beyond what was there before.
-MemoryByCategory Measure(Llama& model, const Shape& shape) {
-  PlainRunner runner;
-  const at::Tensor tokens =
-      at::randint(shape.vocab, {shape.samples, shape.length}, at::kLong);
-  TokenInput input;
-  input.tokens = tokens;
-  input.sample_positions = at::arange(shape.samples).to(at::kLong);
-  const MemoryByCategory before = TrackedMemory().live;
-  ResetTrackedPeak();
-  {
-    at::Tensor loss;
-    {
-      const MemoryScope scope(MemoryCategory::kActivations);
-      loss = model.CrossEntropySum(input, {tokens}, runner);
-    }
-    const MemoryScope scope(MemoryCategory::kWorkspace);
-    torch::autograd::backward({loss}, {at::full({}, 1e-3)});
-  }
-  MemoryByCategory peak = TrackedMemory().at_peak;
-  for (int i = 0; i < kMemoryCategories; ++i) peak[i] -= before[i];
-  return peak;
-}
-
-MemoryByCategory Predict(const Llama& model, const Shape& shape,
-                         at::ScalarType compute) {
-  const std::vector<UnitMemory> units =
-      model.PlanUnits(shape.samples, shape.length, compute);
-  EXPECT_EQ(units.size(), model.units().size());
-  StrategyPlan strategy;
-  strategy.backward_workspace.resize(units.size());
-  for (const ParameterSpec& spec : model.parameters()) {
-    if (!spec.trainable) continue;
-    int64_t& largest = strategy.backward_workspace[spec.unit];
-    largest =
-        std::max<int64_t>(largest, spec.numel() * c10::elementSize(compute));
-  }
-  return PlanMemory(strategy, /*optimizer_state=*/0, units,
-                    ActivationCheckpointing(), /*on_gpu=*/false)
-      .at_peak;
 }
 
 constexpr Shape kShapes[] = {
@@ -158,19 +70,16 @@ class LlamaPlanTest : public ::testing::TestWithParam<Shape> {
     InstallTrackingAllocator();
   }
 
-  // Whether each category is within `bound` of the total.
   void Compare(at::ScalarType compute, double bound) {
-    const std::unique_ptr<Llama> model = MakeModel(GetParam(), compute);
-    const MemoryByCategory planned = Predict(*model, GetParam(), compute);
+    const Shape& shape = GetParam();
+    const std::unique_ptr<Llama> model = MakeModel(shape, compute);
+    const MemoryByCategory planned =
+        PlannedPeak(*model, shape.samples, shape.length, compute);
     Places places(*model);
     if (compute == at::kFloat) model->BindGradients(&places);
-    const MemoryByCategory measured = Measure(*model, GetParam());
-    const double most = bound * static_cast<double>(Total(measured));
-    EXPECT_NEAR(Total(planned), Total(measured), most);
-    for (int i = 0; i < kMemoryCategories; ++i) {
-      EXPECT_NEAR(planned[i], measured[i], most)
-          << MemoryCategoryName(static_cast<MemoryCategory>(i));
-    }
+    const at::Tensor tokens =
+        at::randint(shape.vocab, {shape.samples, shape.length}, at::kLong);
+    ExpectNear(planned, MeasuredPeak(*model, tokens, {tokens}), bound);
   }
 };
 

@@ -5,28 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "plugins/model/llama/llama_config.h"
+#include "absl/strings/string_view.h"
+#include "plugins/model/llama/llama_sizes.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/safetensors.h"
 
 namespace capstan {
 namespace llama {
 
 // Parameters in the order of first use: the embedding, kLayerParameters for
 // each layer, the last norm and, unless tied, the head.
-enum LayerParameter {
-  kInputNorm,
-  kQuery,
-  kKey,
-  kValue,
-  kOutput,
-  kPostNorm,
-  kGate,
-  kUp,
-  kDown,
-  kLayerParameters,
-};
 constexpr int kEmbedding = 0;
 inline int LayerIndex(int layer, LayerParameter parameter) {
   return 1 + layer * kLayerParameters + parameter;
@@ -43,15 +30,9 @@ inline int HeadIndex(const LlamaConfig& config) {
 std::vector<std::string> UnitNames(const LlamaConfig& config);
 std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& config);
 
-// "[2, 3]", for errors.
-std::string ShapeText(const std::vector<int64_t>& shape);
-
-// Whether `weights` holds just the parameters, in their shapes and in a dtype
-// that can be read. The error names tensor, file and shapes. A tied checkpoint
-// may hold lm_head.weight too, which isn't used.
-absl::Status CheckWeights(const std::vector<ParameterSpec>& specs,
-                          const SafetensorsReader& weights,
-                          const std::string& folder);
+// A tensor of a checkpoint that the model doesn't use: the head's of a tied
+// one, and constants that old versions of transformers saved.
+bool IsUnused(const LlamaConfig& config, absl::string_view name);
 
 }  // namespace llama
 }  // namespace capstan

@@ -33,6 +33,19 @@ at::Tensor Optional(const Batch& batch, const char* name) {
   return it == batch.end() ? at::Tensor() : it->second;
 }
 
+absl::Status CheckModel(Model& model) {
+  const TokenModel* tokens = model.token_model();
+  if (tokens == nullptr) {
+    return absl::InvalidArgumentError(
+        "causal_lm needs a model of token sequences, which this model isn't");
+  }
+  if (tokens->causal()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "causal_lm needs a model in which a token sees only what comes before "
+      "it; this one sees the token that it is to predict: use "
+      "capstan.masked_diffusion");
+}
+
 // The labels that positions 0.. predict: all but the first of each row. No
 // token predicts the first of another document, whatever its label says.
 at::Tensor NextLabels(const Batch& batch) {
@@ -102,11 +115,8 @@ absl::StatusOr<std::unique_ptr<CausalLm>> CausalLm::Create(
 }
 
 absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   const TokenModel* tokens = model.token_model();
-  if (tokens == nullptr) {
-    return absl::InvalidArgumentError(
-        "causal_lm needs a model of token sequences, which this model isn't");
-  }
   if (data.max_sequence_length() > tokens->max_positions()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the data has sequences of ", data.max_sequence_length(),
@@ -169,8 +179,8 @@ SamplerOptions CausalLm::Merged(const SampleOptions& options) const {
 absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
     Model& model, const std::vector<int64_t>& prompt,
     const SampleOptions& options, UnitRunner& runner) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   TokenModel* tokens = model.token_model();
-  CHECK(tokens != nullptr) << "Check comes first";
   const SamplerOptions sampler = Merged(options);
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
   const int64_t wanted =

@@ -69,8 +69,10 @@ class CountingModel final : public Model, public TokenModel {
     return std::unique_ptr<KvCache>(new CountingCache);
   }
   int64_t eos_token() const override { return 9; }
+  bool causal() const override { return is_causal; }
 
   bool is_token_model = true;
+  bool is_causal = true;
   float sharpness = 3.0f;
   std::vector<int64_t> lengths;
   at::Tensor seen_tokens;
@@ -211,6 +213,12 @@ TEST_F(CausalLmTest, CheckNamesWhatDoesNotFit) {
   const absl::Status longer = objective_->Check(model_, FakeData(17, &fits));
   EXPECT_NE(longer.message().find("17 tokens"), absl::string_view::npos)
       << longer;
+  model_.is_causal = false;
+  const absl::Status sees_all = objective_->Check(model_, FakeData(16, &fits));
+  EXPECT_NE(sees_all.message().find("use capstan.masked_diffusion"),
+            absl::string_view::npos)
+      << sees_all;
+  EXPECT_EQ(objective_->Sample(model_, {1}, {}, runner_).status(), sees_all);
   model_.is_token_model = false;
   EXPECT_FALSE(objective_->Check(model_, FakeData(16, &fits)).ok());
 }

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_LLADA_WINDOWS_LLADA_WINDOWS_H_
+#define CAPSTAN_DATASETS_LLADA_WINDOWS_LLADA_WINDOWS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "datasets/llada_windows/llada_windows.pb.h"
+#include "datasets/llada_windows/window_data.h"
+#include "plugins/sdk/dataset.h"
+
+namespace capstan {
+namespace llada_windows {
+
+// Overlapping windows of a text. Gives "input_ids" [n, sequence_length] int64,
+// written into the tensor of that name which *batch may hold already.
+//
+// Ranks read what they train on from files that each of them maps: pages are in
+// memory once a machine.
+class LladaWindows final : public DatasetReader {
+ public:
+  static absl::StatusOr<std::unique_ptr<LladaWindows>> Create(
+      const Config& config);
+
+  int64_t size() const override { return windows_->size(); }
+  bool shuffle() const override { return shuffle_; }
+  absl::Status Read(absl::Span<const int64_t> indices,
+                    Batch* batch) const override;
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override;
+  int64_t max_sequence_length() const override { return data_.sequence_length; }
+  std::vector<std::string> notes() const override { return data_.notes; }
+  const Tokenizer* tokenizer() const override { return data_.tokenizer.get(); }
+
+ private:
+  LladaWindows(std::string source, bool shuffle, WindowData data,
+               std::shared_ptr<const Windows> windows);
+
+  const std::string source_;  // for errors
+  const bool shuffle_;
+  const WindowData data_;
+  // What this reader reads, a part of data_.
+  const std::shared_ptr<const Windows> windows_;
+};
+
+}  // namespace llada_windows
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_LLADA_WINDOWS_LLADA_WINDOWS_H_

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Windows that are cut from a text as they are read.
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "datasets/common/mapped_file.h"
+#include "datasets/llada_windows/characters.h"
+#include "datasets/llada_windows/window_data.h"
+#include "datasets/text/in_order.h"
+#include "datasets/text/text_pieces.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace llada_windows {
+namespace {
+
+// What a thread tokenizes at a time.
+constexpr size_t kPieceBytes = 1 << 20;
+
+// The tokens of a part of the text.
+class Tokens {
+ public:
+  virtual ~Tokens() = default;
+  virtual int64_t size() const = 0;
+  virtual void Read(int64_t begin, int64_t n, int64_t* out) const = 0;
+};
+
+// Characters, read where they lie. Where each 256th begins is noted: from there
+// on they are counted.
+class CharacterTokens final : public Tokens {
+ public:
+  // `text` is UTF-8, all of whose characters the tokenizer has.
+  CharacterTokens(std::shared_ptr<const MappedFile> file,
+                  absl::string_view text,
+                  std::shared_ptr<const CharacterTokenizer> tokenizer)
+      : file_(std::move(file)), text_(text), tokenizer_(std::move(tokenizer)) {
+    for (size_t at = 0; at < text_.size(); ++size_) {
+      if (size_ % kEvery == 0) begins_.push_back(at);
+      NextCharacter(text_, &at);
+    }
+  }
+
+  int64_t size() const override { return size_; }
+  void Read(int64_t begin, int64_t n, int64_t* out) const override {
+    size_t at = begins_[begin / kEvery];
+    for (int64_t i = begin % kEvery; i > 0; --i) NextCharacter(text_, &at);
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = tokenizer_->IdOfCode(
+          static_cast<uint32_t>(NextCharacter(text_, &at)));
+    }
+  }
+
+ private:
+  static constexpr int64_t kEvery = 256;
+  const std::shared_ptr<const MappedFile> file_;
+  const absl::string_view text_;
+  const std::shared_ptr<const CharacterTokenizer> tokenizer_;
+  std::vector<size_t> begins_;
+  int64_t size_ = 0;
+};
+
+// Tokens in memory, four bytes each.
+class MemoryTokens final : public Tokens {
+ public:
+  static absl::StatusOr<std::shared_ptr<const Tokens>> Make(
+      const Tokenizer& tokenizer, absl::string_view text) {
+    auto made = std::make_shared<MemoryTokens>();
+    if (text.empty()) return made;
+    const std::vector<absl::string_view> pieces =
+        text::CutText(tokenizer, text, kPieceBytes);
+    CAPSTAN_RETURN_IF_ERROR(text::InOrder<std::vector<int64_t>>(
+        static_cast<int>(std::thread::hardware_concurrency()),
+        static_cast<int64_t>(pieces.size()),
+        [&](int64_t i) { return tokenizer.Encode(pieces[i]); },
+        [&made](const std::vector<int64_t>& ids) {
+          made->ids_.insert(made->ids_.end(), ids.begin(), ids.end());
+          return absl::OkStatus();
+        }));
+    return made;
+  }
+
+  int64_t size() const override { return static_cast<int64_t>(ids_.size()); }
+  void Read(int64_t begin, int64_t n, int64_t* out) const override {
+    std::copy_n(ids_.begin() + begin, n, out);
+  }
+
+ private:
+  std::vector<uint32_t> ids_;
+};
+
+// Text tokens of a window.
+int64_t WidthOf(const TextWindowsSpec& spec) {
+  switch (spec.ends) {
+    case WindowEnds::kAround:
+      return spec.sequence_length - 2;
+    case WindowEnds::kNone:
+    case WindowEnds::kCut:
+      break;
+  }
+  return spec.sequence_length;
+}
+
+class TextWindows final : public Windows {
+ public:
+  TextWindows(std::shared_ptr<const Tokens> tokens, const TextWindowsSpec& spec,
+              int64_t bos, int64_t eos)
+      : tokens_(std::move(tokens)),
+        places_{tokens_->size(), WidthOf(spec), spec.stride},
+        ends_(spec.ends),
+        bos_(bos),
+        eos_(eos) {}
+
+  int64_t size() const override { return places_.size(); }
+  void Read(int64_t i, int64_t* out) const override {
+    const int64_t begin = places_.Begin(i);
+    switch (ends_) {
+      case WindowEnds::kAround:
+        out[0] = bos_;
+        tokens_->Read(begin, places_.width, out + 1);
+        out[places_.width + 1] = eos_;
+        break;
+      case WindowEnds::kNone:
+        tokens_->Read(begin, places_.width, out);
+        break;
+      case WindowEnds::kCut:
+        out[0] = bos_;
+        tokens_->Read(begin, places_.width - 1, out + 1);
+        break;
+    }
+  }
+
+ private:
+  const std::shared_ptr<const Tokens> tokens_;
+  const WindowPlaces places_;
+  const WindowEnds ends_;
+  const int64_t bos_;
+  const int64_t eos_;
+};
+
+absl::Status CheckSpec(const TextWindowsSpec& spec) {
+  if (spec.path.empty()) {
+    return FieldError("path", "is not set: name a text file");
+  }
+  if (spec.sequence_length < 4) {
+    return FieldError("sequence_length", absl::StrCat("must be at least 4, is ",
+                                                      spec.sequence_length));
+  }
+  // A longer one would leave text out.
+  const int64_t width = WidthOf(spec);
+  if (spec.stride < 1 || spec.stride > width) {
+    return FieldError("stride", absl::StrCat("must be between 1 and ", width,
+                                             ", is ", spec.stride));
+  }
+  if (!(spec.validation_fraction >= 0 && spec.validation_fraction < 1)) {
+    return FieldError(
+        "validation_fraction",
+        absl::StrCat("must be in [0, 1), is ", spec.validation_fraction));
+  }
+  return absl::OkStatus();
+}
+
+// Where the last `fraction` of the text's characters begins.
+size_t SplitAt(absl::string_view text, double fraction) {
+  const auto continues = [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
+  };
+  const int64_t characters = std::count_if(
+      text.begin(), text.end(), [&](char c) { return !continues(c); });
+  auto rest =
+      static_cast<int64_t>(static_cast<double>(characters) * (1.0 - fraction));
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (!continues(text[at]) && rest-- == 0) return at;
+  }
+  return text.size();
+}
+
+absl::Status CheckPart(const Windows& windows, const TextWindowsSpec& spec,
+                       const char* part, int64_t tokens) {
+  if (windows.size() > 0) return absl::OkStatus();
+  return FieldError(
+      "sequence_length",
+      absl::StrCat("is ", spec.sequence_length, ", but ", spec.path, part,
+                   " has only ", tokens,
+                   spec.tokenizer_folder.empty() ? " characters" : " tokens"));
+}
+
+absl::Status OpenTokenizer(const TextWindowsSpec& spec, WindowData* data) {
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      LoadTokenizer(spec.tokenizer_folder);
+  if (!tokenizer.ok()) {
+    return FieldError("tokenizer.folder", tokenizer.status().message());
+  }
+  data->tokenizer = *std::move(tokenizer);
+  const Tokenizer::SpecialIds special = data->tokenizer->special_ids();
+  if (spec.ends != WindowEnds::kNone && (special.bos < 0 || special.eos < 0)) {
+    return FieldError("ends",
+                      absl::StrCat("the tokenizer of ", spec.tokenizer_folder,
+                                   " has no tokens of beginning and "
+                                   "end: set ends: NONE"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t WindowPlaces::size() const {
+  if (total < width) return 0;
+  const int64_t span = total - width;
+  return span / stride + 1 + (span % stride == 0 ? 0 : 1);
+}
+
+int64_t WindowPlaces::Begin(int64_t i) const {
+  return std::min(i * stride, total - width);
+}
+
+absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& given) {
+  TextWindowsSpec spec = given;
+  if (spec.stride == 0) spec.stride = spec.sequence_length / 2;
+  CAPSTAN_RETURN_IF_ERROR(CheckSpec(spec));
+  absl::StatusOr<std::shared_ptr<const MappedFile>> file =
+      MappedFile::Open(spec.path);
+  if (!file.ok()) return FieldError("path", file.status().message());
+  const absl::string_view text = (*file)->bytes();
+  WindowData data;
+  data.sequence_length = spec.sequence_length;
+  std::shared_ptr<const CharacterTokenizer> characters;
+  if (spec.tokenizer_folder.empty()) {
+    auto made = CharacterTokenizer::OfText(text);
+    if (!made.ok()) {
+      return FieldError("path",
+                        absl::StrCat(spec.path, " ", made.status().message()));
+    }
+    characters = *std::move(made);
+    data.tokenizer = characters;
+    data.mask = characters->mask();
+  } else {
+    CAPSTAN_RETURN_IF_ERROR(OpenTokenizer(spec, &data));
+  }
+  const Tokenizer::SpecialIds special = data.tokenizer->special_ids();
+  const size_t split = SplitAt(text, spec.validation_fraction);
+  const auto open = [&](absl::string_view part, const char* name,
+                        std::shared_ptr<const Windows>* windows) {
+    std::shared_ptr<const Tokens> tokens;
+    if (characters != nullptr) {
+      tokens = std::make_shared<CharacterTokens>(*file, part, characters);
+    } else {
+      auto made = MemoryTokens::Make(*data.tokenizer, part);
+      if (!made.ok()) return made.status();
+      tokens = *std::move(made);
+    }
+    data.total_tokens += tokens->size();
+    *windows =
+        std::make_shared<TextWindows>(tokens, spec, special.bos, special.eos);
+    return CheckPart(**windows, spec, name, tokens->size());
+  };
+  const bool all = spec.validation_fraction == 0;
+  CAPSTAN_RETURN_IF_ERROR(open(text.substr(0, split),
+                               all ? "" : " without its validation part",
+                               &data.train));
+  if (!all) {
+    CAPSTAN_RETURN_IF_ERROR(
+        open(text.substr(split), "'s validation part", &data.validation));
+  }
+  return data;
+}
+
+}  // namespace llada_windows
+}  // namespace capstan

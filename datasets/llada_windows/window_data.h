@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Windows of a text, cut from it as they are read or read from the files of a
+// folder; and the writing of such a folder. For the reader and for `trainer
+// llada-data`.
+#ifndef CAPSTAN_DATASETS_LLADA_WINDOWS_WINDOW_DATA_H_
+#define CAPSTAN_DATASETS_LLADA_WINDOWS_WINDOW_DATA_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plugins/sdk/tokenizer.h"
+
+namespace capstan {
+namespace llada_windows {
+
+// Windows of equal length. Thread-safe.
+class Windows {
+ public:
+  virtual ~Windows() = default;
+  virtual int64_t size() const = 0;
+  // The tokens of window i, which must be there.
+  virtual void Read(int64_t i, int64_t* out) const = 0;
+};
+
+// Where windows of `width` begin in `total` tokens: at 0, stride, 2 * stride,
+// .., and a last one at total - width unless one ends there already.
+struct WindowPlaces {
+  int64_t total = 0;
+  int64_t width = 1;
+  int64_t stride = 1;
+
+  int64_t size() const;
+  int64_t Begin(int64_t i) const;
+};
+
+struct WindowData {
+  int64_t sequence_length = 0;
+  int64_t total_tokens = 0;  // of the text
+  std::shared_ptr<const Windows> train;
+  std::shared_ptr<const Windows> validation;  // null: nothing is held back
+  std::shared_ptr<const Tokenizer> tokenizer;
+  // The mask's id of tokens that are characters; else -1: the model's own.
+  int64_t mask = -1;
+  std::vector<std::string> notes;  // as DatasetReader::notes
+};
+
+enum class WindowEnds { kAround, kNone, kCut };
+
+// As the reader's Config.
+struct TextWindowsSpec {
+  std::string path;
+  std::string tokenizer_folder;  // "": characters
+  int64_t sequence_length = 4096;
+  int64_t stride = 0;  // 0: half of sequence_length
+  double validation_fraction = 0.0;
+  WindowEnds ends = WindowEnds::kAround;
+};
+
+// Errors name the field of the reader's Config.
+absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& spec);
+
+// A folder with train_data.npy and val_data.npy (int64, [windows,
+// sequence_length]), metadata.json and vocab.json, or a tokenizer.json in its
+// place. What the files say of each other is checked, and every id. Errors name
+// the file.
+absl::StatusOr<WindowData> OpenNpyFolder(const std::string& folder);
+
+// Whether the folder's tokens are characters.
+bool HasCharacters(const std::string& folder);
+
+// Writes such a folder of `data`, which must hold something back, and copies
+// `text` into it as shakespeare_raw.txt.
+absl::Status WriteNpyFolder(const WindowData& data, const std::string& text,
+                            const std::string& folder);
+
+}  // namespace llada_windows
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_LLADA_WINDOWS_WINDOW_DATA_H_

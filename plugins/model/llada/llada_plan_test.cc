@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PlanUnits against what one forward and backward really allocate, where every
+// token sees all others.
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/where.h>
+#include <gtest/gtest.h>
+
+#include "plugins/model/llada/llada.h"
+#include "plugins/model/llama/plan_testing.h"
+
+namespace capstan {
+namespace llada {
+namespace {
+
+constexpr int64_t kSamples = 4, kLength = 128;
+
+struct Shape {
+  const char* name;
+  int64_t width, inner, layers, heads, kv_heads, vocab;
+  int64_t rank = 0;  // of adapters on a frozen model; 0: none
+};
+
+constexpr Shape kShapes[] = {
+    {"small", 128, 352, 3, 4, 4, 300},
+    {"grouped", 256, 688, 3, 8, 4, 512},
+    {"lora", 128, 344, 4, 4, 4, 512, 8},
+    // Logits of 64 MiB at most: in two pieces.
+    {"two_pieces", 64, 160, 2, 4, 4, 40000},
+};
+
+class LladaPlanTest : public ::testing::TestWithParam<Shape> {
+ protected:
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    InstallTrackingAllocator();
+  }
+
+  static std::unique_ptr<Llada> Make(at::ScalarType compute) {
+    const Shape& shape = GetParam();
+    Config config;
+    config.set_d_model(shape.width);
+    config.set_mlp_hidden_size(shape.inner);
+    config.set_n_layers(shape.layers);
+    config.set_n_heads(shape.heads);
+    config.set_n_kv_heads(shape.kv_heads);
+    config.set_vocab_size(shape.vocab);
+    auto model = Llada::Create(config);
+    EXPECT_TRUE(model.ok()) << model.status();
+    if (shape.rank > 0) {
+      LoraSpec lora;
+      lora.rank = shape.rank;
+      lora.target_modules = {"q_proj", "v_proj", "ff_out"};
+      EXPECT_TRUE((*model)->AddLora(lora).ok());
+    }
+    llama::BindRandom(**model, compute);
+    return *std::move(model);
+  }
+
+  // With a target at each place, or at the masked half of them.
+  static MemoryByCategory Measure(Llada& model, bool masked) {
+    const at::Tensor tokens =
+        at::randint(GetParam().vocab, {kSamples, kLength}, at::kLong);
+    TokenTargets targets = {tokens};
+    targets.weights = at::rand(tokens.sizes());
+    if (masked) targets.tokens = at::where(targets.weights < 0.5, tokens, -100);
+    return llama::MeasuredPeak(model, tokens, targets);
+  }
+
+  static void Compare(at::ScalarType compute, double bound) {
+    const std::unique_ptr<Llada> model = Make(compute);
+    const MemoryByCategory planned =
+        llama::PlannedPeak(*model, kSamples, kLength, compute);
+    llama::Places places(*model);
+    if (compute == at::kFloat) model->BindGradients(&places);
+    llama::ExpectNear(planned, Measure(*model, /*masked=*/false), bound);
+    // A step has any part of its tokens masked: it is planned for all.
+    EXPECT_LT(Total(Measure(*model, /*masked=*/true)),
+              (1.0 + bound) * Total(planned));
+  }
+};
+
+TEST_P(LladaPlanTest, Float32) { Compare(at::kFloat, 0.005); }
+
+// oneDNN's products of 16-bit matrices may want memory of their own, which
+// depends on the processor.
+TEST_P(LladaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LladaPlanTest, ::testing::ValuesIn(kShapes),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace llada
+}  // namespace capstan

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Apart from the code, so that a test can link several plugins' code.
+#include "plugins/sdk/plugin.h"
+
+#include "plugins/model/llada/llada.h"
+
+namespace capstan {
+namespace llada {
+
+CAPSTAN_PLUGIN(Model, Llada, capstan::llada::Config,
+               "LLaDA: a Llama that sees the whole text, for masked "
+               "diffusion; of given sizes or from a folder");
+
+}  // namespace llada
+}  // namespace capstan

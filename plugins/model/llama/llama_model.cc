@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/model/llama/llama_model.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/attention.h"
+#include "kernels/attention_input.h"
+#include "kernels/gated_mlp.h"
+#include "kernels/linear.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/transformer_block.h"
+#include "plugins/model/common/check_weights.h"
+#include "plugins/model/llama/llama_weights.h"
+#include "plugins/sdk/memory.h"
+#include "plugins/sdk/random.h"
+#include "plugins/sdk/status.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan {
+namespace llama {
+namespace {
+
+using kernels::AttentionShape;
+
+// Keys and values of each layer, [batch, max_length, kv_heads * head_dim].
+class LlamaCache final : public KvCache {
+ public:
+  struct Layer {
+    at::Tensor k;
+    at::Tensor v;
+  };
+
+  LlamaCache(const LlamaConfig& config, int64_t batch, int64_t max_length,
+             const at::TensorOptions& options)
+      : batch_(batch), max_length_(max_length) {
+    const std::vector<int64_t> shape = {
+        batch, max_length, config.num_key_value_heads * config.head_dim};
+    for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+      layers_.push_back({at::empty(shape, options), at::empty(shape, options)});
+    }
+  }
+
+  int64_t length() const override { return length_; }
+  void Advance(int64_t positions) { length_ += positions; }
+  bool Holds(int64_t batch, int64_t more) const {
+    return batch == batch_ && length_ + more <= max_length_;
+  }
+
+  // Puts k and v [B * T, ..] of a layer behind what is there; returns all.
+  Layer Append(int layer, const at::Tensor& k, const at::Tensor& v) const {
+    const int64_t added = k.size(0) / batch_;
+    const auto put = [&](const at::Tensor& cache, const at::Tensor& x) {
+      cache.narrow(1, length_, added).copy_(x.view({batch_, added, -1}));
+      return cache.narrow(1, 0, length_ + added);
+    };
+    return {put(layers_[layer].k, k), put(layers_[layer].v, v)};
+  }
+
+ private:
+  const int64_t batch_;
+  const int64_t max_length_;
+  int64_t length_ = 0;
+  std::vector<Layer> layers_;
+};
+
+// One layer's weights, and what it needs to know of the forward it is in.
+struct LayerPass {
+  int layer = 0;
+  kernels::TransformerBlockWeights weights;
+  kernels::TransformerBlockOptions options;
+  LlamaCache* cache = nullptr;
+};
+
+// x: [B * T, hidden].
+at::Tensor RunLayer(const LayerPass& pass, const at::Tensor& x) {
+  const kernels::TransformerBlockWeights& w = pass.weights;
+  const kernels::TransformerBlockOptions& options = pass.options;
+  if (pass.cache != nullptr) {
+    const kernels::QueryKeyValue qkv = kernels::AttentionInput(
+        x, w.attention, options.eps, options.rope_table);
+    const LlamaCache::Layer past = pass.cache->Append(pass.layer, qkv.k, qkv.v);
+    const at::Tensor mixed =
+        kernels::CachedAttention(qkv.q, past.k, past.v, options.shape);
+    return kernels::GatedMlp(
+        kernels::LinearAdd(mixed, w.output, x, w.output_adapter), w.mlp,
+        options.eps);
+  }
+  return kernels::CanFuseTransformerBlock(x)
+             ? kernels::FusedTransformerBlock(x, w, options)
+             : kernels::PlainTransformerBlock(x, w, options);
+}
+
+}  // namespace
+
+absl::StatusOr<LlamaCheckpoint> OpenCheckpoint(
+    const std::string& folder, absl::StatusOr<LlamaConfig> config,
+    int64_t vocab_size) {
+  if (!config.ok()) return FieldError("pretrained", config.status().message());
+  LlamaCheckpoint checkpoint;
+  checkpoint.config = *std::move(config);
+  LlamaConfig& sizes = checkpoint.config;
+  auto weights = SafetensorsReader::Open(folder);
+  if (!weights.ok()) {
+    return FieldError("pretrained", weights.status().message());
+  }
+  checkpoint.weights = *std::move(weights);
+  const absl::Status fits = CheckWeights(
+      ParameterSpecs(sizes), *checkpoint.weights, folder,
+      [&](absl::string_view name) { return IsUnused(sizes, name); });
+  if (!fits.ok()) return FieldError("pretrained", fits.message());
+  const int64_t rows = sizes.vocab_size;
+  if (vocab_size == 0 || vocab_size == rows) return checkpoint;
+  if (vocab_size < rows) {
+    return FieldError("vocab_size",
+                      absl::StrCat("is ", vocab_size, ", but ", folder, " has ",
+                                   rows, " tokens already: it can only grow"));
+  }
+  sizes.vocab_size = vocab_size;
+  checkpoint.new_rows = std::make_unique<NewRows>(checkpoint.weights.get(),
+                                                  rows, sizes.hidden_size);
+  return checkpoint;
+}
+
+LlamaModel::LlamaModel(LlamaCheckpoint checkpoint)
+    : config_(std::move(checkpoint.config)),
+      weights_(std::move(checkpoint.weights)),
+      new_rows_(std::move(checkpoint.new_rows)),
+      specs_(ParameterSpecs(config_)),
+      units_(UnitNames(config_)),
+      base_parameters_(specs_.size()) {}
+
+const std::vector<ParameterSpec>& LlamaModel::parameters() const {
+  return specs_;
+}
+
+const std::vector<std::string>& LlamaModel::units() const { return units_; }
+
+absl::Status LlamaModel::InitialValue(int index, uint64_t seed, int64_t begin,
+                                      int64_t count, float* out) const {
+  if (static_cast<size_t>(index) >= base_parameters_) {
+    return lora_->InitialValue(index - static_cast<int>(base_parameters_), seed,
+                               begin, count, out);
+  }
+  const ParameterSpec& spec = specs_[index];
+  if (new_rows_ != nullptr &&
+      (index == kEmbedding || index == HeadIndex(config_))) {
+    return new_rows_->Read(spec.name, begin, count, out);
+  }
+  if (weights_ != nullptr) {
+    return weights_->ReadFloats(spec.name, begin, count, out);
+  }
+  if (spec.shape.size() == 1) {  // a norm
+    std::fill(out, out + count, 1.0f);
+  } else {
+    FillNormal(RandomKey(seed, spec.name), begin, count, 0.0f,
+               static_cast<float>(config_.initializer_range), out);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LlamaModel::AddLora(const LoraSpec& spec) {
+  if (lora_ != nullptr || !parameters_.empty()) {
+    return absl::FailedPreconditionError(
+        "an adapter is added once, before the model's parameters are bound");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(lora_, LlamaLora::Create(spec, specs_));
+  for (ParameterSpec& base : specs_) base.trainable = false;
+  specs_.insert(specs_.end(), lora_->specs().begin(), lora_->specs().end());
+  return absl::OkStatus();
+}
+
+void LlamaModel::Bind(std::vector<at::Tensor> parameters) {
+  CHECK_EQ(parameters.size(), specs_.size());
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    CHECK(parameters[i].sizes() == at::IntArrayRef(specs_[i].shape))
+        << specs_[i].name;
+  }
+  parameters_ = std::move(parameters);
+  rope_table_.reset();
+}
+
+at::Tensor LlamaModel::RopeAt(int64_t begin, int64_t length) {
+  if (!rope_table_.defined() || rope_table_.size(0) < begin + length) {
+    int64_t positions = 64;
+    while (positions < begin + length) positions *= 2;
+    rope_table_ =
+        kernels::RopeTable(positions, config_.head_dim, config_.rope_theta)
+            .to(parameters_[kEmbedding].device());
+  }
+  return rope_table_.narrow(0, begin, length);
+}
+
+kernels::TransformerBlockWeights LlamaModel::LayerWeights(
+    int layer, const at::Tensor& samples) const {
+  const auto weight = [&](LayerParameter parameter) {
+    return parameters_[LayerIndex(layer, parameter)];
+  };
+  kernels::TransformerBlockWeights weights;
+  weights.attention = {weight(kInputNorm), weight(kQuery), weight(kKey),
+                       weight(kValue)};
+  weights.output = weight(kOutput);
+  weights.mlp = {weight(kPostNorm), weight(kGate), weight(kUp), weight(kDown)};
+  if (lora_ == nullptr) return weights;
+  const auto adapter = [&](LayerParameter parameter) {
+    return lora_->At(LayerIndex(layer, parameter), parameters_, samples);
+  };
+  weights.attention.adapters = {adapter(kQuery), adapter(kKey),
+                                adapter(kValue)};
+  weights.output_adapter = adapter(kOutput);
+  weights.mlp.adapters = {adapter(kGate), adapter(kUp), adapter(kDown)};
+  return weights;
+}
+
+kernels::TransformerBlockOptions LlamaModel::BlockOptions(
+    const TokenInput& input) {
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  kernels::TransformerBlockOptions options;
+  options.shape = {batch, config_.num_attention_heads,
+                   config_.num_key_value_heads, config_.head_dim,
+                   config_.causal};
+  options.eps = config_.rms_norm_eps;
+  options.rope_table =
+      RopeAt(input.cache == nullptr ? 0 : input.cache->length(), length);
+  options.sink = sink_;
+  if (!input.positions.defined()) return options;
+  CHECK(input.cache == nullptr) << "a cache holds one document a row";
+  CHECK(input.positions.sizes() == input.tokens.sizes())
+      << "tokens and positions are of one shape";
+  const at::Tensor positions =
+      input.positions.to(options.rope_table.device()).contiguous();
+  options.packing = c10::make_intrusive<kernels::PackedRows>(positions);
+  // A row of the table for each token.
+  options.rope_table =
+      options.rope_table.index_select(0, positions.reshape({-1}));
+  return options;
+}
+
+at::Tensor LlamaModel::Hidden(const TokenInput& input, UnitRunner& runner,
+                              const kernels::TiedGradient& tied) {
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  auto* cache = static_cast<LlamaCache*>(input.cache);
+  if (cache != nullptr) {
+    CHECK(!at::GradMode::is_enabled())
+        << "a cache is for use without gradients";
+    CHECK(cache->Holds(batch, length)) << "the cache is too small";
+  }
+  const kernels::TransformerBlockOptions options = BlockOptions(input);
+  const at::Tensor& embedding = parameters_[kEmbedding];
+  // Dropout's keys.
+  const bool dropout = lora_ != nullptr && lora_->dropout();
+  const at::Tensor samples = dropout && input.sample_positions.defined()
+                                 ? input.sample_positions.to(embedding.device())
+                                 : at::Tensor();
+  const kernels::WeightPlace place = {sink_, kEmbedding};
+  at::Tensor x = runner.Run(0, input.tokens.to(embedding.device()),
+                            [embedding, tied, place](const at::Tensor& tokens) {
+                              return kernels::Embedding(
+                                  embedding, tokens.reshape({-1}), tied, place);
+                            });
+  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    const auto index = [&](LayerParameter parameter) {
+      return LayerIndex(layer, parameter);
+    };
+    LayerPass pass;
+    pass.layer = layer;
+    pass.cache = cache;
+    pass.weights = LayerWeights(layer, samples);
+    pass.options = options;
+    pass.options.parameters = {index(kQuery),  index(kKey),  index(kValue),
+                               index(kOutput), index(kGate), index(kUp),
+                               index(kDown)};
+    x = runner.Run(1 + layer, x, [pass](const at::Tensor& input) {
+      return RunLayer(pass, input);
+    });
+  }
+  if (cache != nullptr) cache->Advance(length);
+  return x;
+}
+
+at::Tensor LlamaModel::Logits(const TokenInput& input, UnitRunner& runner) {
+  const at::Tensor hidden = Hidden(input, runner, kernels::TiedGradient());
+  const at::Tensor& norm = parameters_[NormIndex(config_)];
+  const at::Tensor& head = parameters_[HeadIndex(config_)];
+  const double eps = config_.rms_norm_eps;
+  const at::Tensor logits =
+      runner.Run(head_unit(), hidden, [norm, head, eps](const at::Tensor& x) {
+        return at::linear(kernels::RmsNorm(x, norm, eps), head);
+      });
+  return logits.view(
+      {input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
+}
+
+at::Tensor LlamaModel::CrossEntropySum(const TokenInput& input,
+                                       const TokenTargets& targets,
+                                       UnitRunner& runner) {
+  kernels::TiedGradient tied;
+  if (config_.tie_word_embeddings && at::GradMode::is_enabled() &&
+      parameters_[kEmbedding].requires_grad()) {
+    tied = c10::make_intrusive<kernels::HeadGradient>();
+  }
+  const at::Tensor hidden = Hidden(input, runner, tied);
+  const at::Tensor& norm = parameters_[NormIndex(config_)];
+  const at::Tensor& head = parameters_[HeadIndex(config_)];
+  const double eps = config_.rms_norm_eps;
+  const at::Tensor flat = targets.tokens.reshape({-1});
+  const at::Tensor factors =
+      targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
+  const kernels::WeightPlace place = {sink_, HeadIndex(config_)};
+  return runner.Run(
+      head_unit(), hidden,
+      [norm, head, eps, flat, factors, tied, place](const at::Tensor& x) {
+        const MemoryScope scope(MemoryCategory::kLogits);
+        return kernels::HeadCrossEntropySum(
+            kernels::RmsNorm(x, norm, eps), head, flat, tied,
+            kernels::kLogitsBytes, place, factors);
+      });
+}
+
+absl::StatusOr<std::unique_ptr<KvCache>> LlamaModel::NewCache(
+    int64_t batch, int64_t max_length) const {
+  if (!config_.causal) {
+    return absl::UnimplementedError(
+        "a model whose tokens see the whole text has no cache: each new token "
+        "changes what the others' keys and values are");
+  }
+  CHECK(!parameters_.empty()) << "Bind comes first";
+  if (batch < 1 || max_length < 1 ||
+      max_length > config_.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a cache of ", max_length, " positions for ", batch,
+                     " sequences is asked for; max_position_embeddings is ",
+                     config_.max_position_embeddings));
+  }
+  return std::unique_ptr<KvCache>(new LlamaCache(
+      config_, batch, max_length, parameters_[kEmbedding].options()));
+}
+
+}  // namespace llama
+}  // namespace capstan

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/objective/masked_diffusion/masked_diffusion.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/status.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan {
+namespace masked_diffusion {
+namespace {
+
+constexpr double kDefaultEps = 1e-3;
+constexpr double kPretrainRandomLengths = 0.01;
+
+SamplerOptions SamplerOf(const Config& config) {
+  SamplerOptions sampler;
+  if (config.max_new_tokens() != 0) {
+    sampler.max_new_tokens = config.max_new_tokens();
+  }
+  sampler.block_length = config.block_length();
+  sampler.steps = config.steps();
+  sampler.temperature = config.temperature();
+  sampler.random_remasking = config.remasking() == Config::RANDOM;
+  sampler.cfg_scale = config.cfg_scale();
+  return sampler;
+}
+
+double RandomLengthRatio(const Config& config) {
+  if (config.has_random_length_ratio()) return config.random_length_ratio();
+  return config.loss() == Config::PRETRAIN ? kPretrainRandomLengths : 0.0;
+}
+
+absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
+                         const TokenModel& model) {
+  const auto given = static_cast<int64_t>(prompt.size());
+  if (given == 0 || given >= model.max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the prompt has ", given,
+                     " tokens, it must have at least 1 and fewer than the "
+                     "model's ",
+                     model.max_positions(), " positions"));
+  }
+  for (int64_t id : prompt) {
+    if (id < 0 || id >= model.vocab_size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the prompt's token ", id, " isn't one of the model's ",
+                       model.vocab_size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+MaskedDiffusion::MaskedDiffusion(const Config& config)
+    : config_(config),
+      eps_(config.has_eps() ? config.eps() : kDefaultEps),
+      random_length_ratio_(RandomLengthRatio(config)),
+      sampler_(SamplerOf(config)) {}
+
+absl::StatusOr<std::unique_ptr<MaskedDiffusion>> MaskedDiffusion::Create(
+    const Config& config) {
+  auto made = std::unique_ptr<MaskedDiffusion>(new MaskedDiffusion(config));
+  if (!Config::Loss_IsValid(config.loss())) {
+    return FieldError("loss", absl::StrCat("is none of PRETRAIN, SFT and "
+                                           "MASKED_MEAN: ",
+                                           config.loss()));
+  }
+  if (!Config::Remasking_IsValid(config.remasking())) {
+    return FieldError("remasking",
+                      absl::StrCat("is none of LOW_CONFIDENCE and RANDOM: ",
+                                   config.remasking()));
+  }
+  if (!(made->eps_ > 0.0 && made->eps_ < 1.0)) {
+    return FieldError("eps",
+                      absl::StrCat("must be between 0 and 1, is ", made->eps_));
+  }
+  const double ratio = made->random_length_ratio_;
+  if (!(ratio >= 0.0 && ratio <= 1.0)) {
+    return FieldError("random_length_ratio",
+                      absl::StrCat("must be from 0 to 1, is ", ratio));
+  }
+  if (config.has_mask_token_id() && config.mask_token_id() < 0) {
+    return FieldError("mask_token_id", absl::StrCat("must be 0 or greater, is ",
+                                                    config.mask_token_id()));
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(made->sampler_));
+  return made;
+}
+
+int64_t MaskedDiffusion::MaskToken(const TokenModel& model) const {
+  return config_.has_mask_token_id() ? config_.mask_token_id()
+                                     : model.mask_token();
+}
+
+absl::Status MaskedDiffusion::CheckModel(Model& model) const {
+  const TokenModel* const tokens = model.token_model();
+  if (tokens == nullptr) {
+    return absl::InvalidArgumentError(
+        "masked_diffusion needs a model of token sequences, which this model "
+        "isn't");
+  }
+  if (tokens->causal()) {
+    return absl::InvalidArgumentError(
+        "masked_diffusion needs a model in which a token sees the text on both "
+        "sides (capstan.llada); this one sees only what comes before it: use "
+        "capstan.causal_lm");
+  }
+  const int64_t mask = MaskToken(*tokens);
+  if (mask < 0) {
+    return FieldError("mask_token_id",
+                      "must be set, since the model names no mask token");
+  }
+  if (mask >= tokens->vocab_size()) {
+    return FieldError(
+        "mask_token_id",
+        absl::StrCat("the mask token is ", mask, ", the model's vocab_size is ",
+                     tokens->vocab_size(), ": it must be at least ", mask + 1,
+                     ", or the mask token another"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MaskedDiffusion::Check(Model& model,
+                                    const DatasetReader& data) const {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
+  // Not in Create: a caller may sample other lengths than the config's.
+  CAPSTAN_RETURN_IF_ERROR(
+      ScheduleOf(sampler_, std::numeric_limits<int64_t>::max()).status());
+  const TokenModel* const tokens = model.token_model();
+  if (data.max_sequence_length() > tokens->max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the data has sequences of ", data.max_sequence_length(),
+                     " tokens, the model has ", tokens->max_positions(),
+                     " positions: raise that, or shorten the data's"));
+  }
+  const Tokenizer* const tokenizer = data.tokenizer();
+  if (tokenizer == nullptr) return absl::OkStatus();
+  if (tokenizer->vocab_size() > tokens->vocab_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the tokenizer makes ids up to ", tokenizer->vocab_size() - 1,
+        ", the model's vocab_size is ", tokens->vocab_size(),
+        ": it must be at least ", tokenizer->vocab_size()));
+  }
+  const int64_t mask = MaskToken(*tokens);
+  if (mask >= tokenizer->vocab_size() || tokenizer->IsSpecial(mask)) {
+    return absl::OkStatus();
+  }
+  const std::string text = tokenizer->Decode(absl::MakeSpan(&mask, 1));
+  if (text.empty()) return absl::OkStatus();
+  return FieldError(
+      "mask_token_id",
+      absl::StrCat("the mask token, ", mask, ", is the data's \"",
+                   absl::CEscape(text), "\": it must be one that no text has"));
+}
+
+MaskedDiffusion::Drawn MaskedDiffusion::Draw(const Batch& batch,
+                                             const StepInfo& info) const {
+  const NoiseKey key = info.training ? NoiseKey::ForTraining(info.seed)
+                                     : NoiseKey::ForEvaluation();
+  Drawn drawn;
+  // Evaluations are of the whole data.
+  drawn.layout =
+      LayoutOf(batch, key, info.training ? random_length_ratio_ : 0.0);
+  drawn.noise = DrawNoise(drawn.layout, key, eps_);
+  return drawn;
+}
+
+int64_t MaskedDiffusion::CountTargets(const Batch& batch,
+                                      const StepInfo& info) const {
+  const Drawn drawn = Draw(batch, info);
+  return CountOf(drawn.layout, drawn.noise, config_.loss());
+}
+
+LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
+                                 const StepInfo& info, UnitRunner& runner) {
+  TokenModel* const tokens = model.token_model();
+  CHECK(tokens != nullptr) << "Check comes first";
+  const Drawn drawn = Draw(batch, info);
+  HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise, config_.loss(),
+                            MaskToken(*tokens));
+  // Dropout is for training.
+  if (info.training) {
+    hidden.input.sample_positions = batch.at("sample_position");
+  }
+  LossSum loss;
+  loss.sum = tokens->CrossEntropySum(hidden.input, hidden.targets, runner);
+  loss.count = CountOf(drawn.layout, drawn.noise, config_.loss());
+  loss.tokens = batch.at("input_ids").numel();
+  return loss;
+}
+
+absl::StatusOr<SamplerOptions> MaskedDiffusion::Merged(
+    const SampleOptions& options, const TokenModel& model) const {
+  for (const auto& [name, set] :
+       {std::make_pair("top_k", options.top_k.value_or(0) > 0),
+        std::make_pair("top_p", options.top_p.value_or(1.0) < 1.0)}) {
+    if (set) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "masked_diffusion doesn't sample by ", name, ": use temperature"));
+    }
+  }
+  SamplerOptions merged = sampler_;
+  if (options.max_new_tokens > 0) {
+    merged.max_new_tokens = options.max_new_tokens;
+  }
+  if (options.temperature.has_value()) {
+    merged.temperature = *options.temperature;
+  }
+  if (options.greedy) merged.temperature = 0.0;
+  merged.seed = options.seed;
+  if (options.stop_at_eos) {
+    merged.stop_tokens = options.stop_tokens;
+    if (model.eos_token() >= 0) merged.stop_tokens.push_back(model.eos_token());
+  }
+  return merged;
+}
+
+absl::StatusOr<std::vector<int64_t>> MaskedDiffusion::Sample(
+    Model& model, const std::vector<int64_t>& prompt,
+    const SampleOptions& options, UnitRunner& runner) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
+  TokenModel* const tokens = model.token_model();
+  CAPSTAN_RETURN_IF_ERROR(CheckPrompt(prompt, *tokens));
+  CAPSTAN_ASSIGN_OR_RETURN(const SamplerOptions sampler,
+                           Merged(options, *tokens));
+  const int64_t mask = MaskToken(*tokens);
+  OnText on_text = options.on_text;
+  if (on_text && mask != tokens->mask_token()) {
+    on_text = [&](absl::Span<const int64_t> text) {
+      std::vector<int64_t> told(text.begin(), text.end());
+      std::replace(told.begin(), told.end(), mask, tokens->mask_token());
+      options.on_text(told);
+    };
+  }
+  return Unmask(*tokens, prompt, mask, sampler, on_text, runner);
+}
+
+}  // namespace masked_diffusion
+}  // namespace capstan

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/objective/masked_diffusion/noise.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "plugins/sdk/random.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan {
+namespace masked_diffusion {
+namespace {
+
+constexpr int64_t kIgnored = -100;
+
+// Uniform in [0, 1), 53 bits, by the sample and a place in it.
+double Uniform(uint64_t key, int64_t place, int64_t sample) {
+  const std::array<uint32_t, 4> bits = RandomBits(
+      key, static_cast<uint64_t>(place), static_cast<uint64_t>(sample));
+  const uint64_t joined = uint64_t{bits[0]} << 32 | bits[1];
+  return static_cast<double>(joined >> 11) * 0x1p-53;
+}
+
+// A tensor of the batch on the host, contiguous; undefined if it isn't there.
+at::Tensor OnHost(const Batch& batch, const char* name) {
+  const auto it = batch.find(name);
+  return it == batch.end() ? at::Tensor() : it->second.cpu().contiguous();
+}
+
+// The row's end for training: behind its last target, or where it is cut.
+int64_t EndOfRow(const Layout& layout, int64_t row, bool behind_labels,
+                 const NoiseKey& key, double random_length_ratio) {
+  const char* const target = layout.is_target.data() + row * layout.length;
+  int64_t end = layout.length;
+  if (behind_labels) {
+    while (end > 0 && target[end - 1] == 0) --end;
+    // Nothing to learn from, so nothing to hide from it.
+    if (end == 0) end = layout.length;
+  }
+  const int64_t sample = layout.samples[row];
+  if (Uniform(key.length, 0, sample) < random_length_ratio) {
+    const double share = Uniform(key.length, 1, sample);
+    const auto cut = static_cast<int64_t>(share * layout.length) + 1;
+    end = std::min(end, std::min(cut, layout.length));
+  }
+  return end;
+}
+
+void AddDocument(int64_t row, int64_t begin, int64_t end, Layout* layout) {
+  Document document;
+  document.row = row;
+  document.begin = row * layout->length + begin;
+  document.end = row * layout->length + end;
+  const auto first = layout->is_target.begin();
+  document.targets =
+      std::count(first + document.begin, first + document.end, 1);
+  layout->documents.push_back(document);
+}
+
+// A tensor of B * T values of T on the host.
+template <typename T>
+at::Tensor TensorOf(const std::vector<T>& values, const Layout& layout,
+                    at::ScalarType dtype) {
+  const at::Tensor tensor = at::empty({layout.batch, layout.length}, dtype);
+  std::memcpy(tensor.mutable_data_ptr(), values.data(), tensor.nbytes());
+  return tensor;
+}
+
+at::Tensor PositionsOf(const Layout& layout) {
+  std::vector<int64_t> positions(layout.batch * layout.length);
+  for (const Document& document : layout.documents) {
+    for (int64_t i = document.begin; i < document.end; ++i) {
+      positions[i] = i - document.begin;
+    }
+  }
+  return TensorOf(positions, layout, at::kLong);
+}
+
+}  // namespace
+
+NoiseKey NoiseKey::ForTraining(uint64_t seed) {
+  NoiseKey key;
+  key.t = RandomKey(seed, "masked_diffusion.t");
+  key.mask = RandomKey(seed, "masked_diffusion.mask");
+  key.length = RandomKey(seed, "masked_diffusion.length");
+  return key;
+}
+
+NoiseKey NoiseKey::ForEvaluation() {
+  NoiseKey key;
+  key.t = RandomKey(0, "masked_diffusion.evaluation.t");
+  key.mask = RandomKey(0, "masked_diffusion.evaluation.mask");
+  key.length = RandomKey(0, "masked_diffusion.evaluation.length");
+  key.even_t = true;
+  return key;
+}
+
+Layout LayoutOf(const Batch& batch, const NoiseKey& key,
+                double random_length_ratio) {
+  const at::Tensor& ids = batch.at("input_ids");
+  Layout layout;
+  layout.batch = ids.size(0);
+  layout.length = ids.size(1);
+  const int64_t tokens = layout.batch * layout.length;
+  const at::Tensor samples = OnHost(batch, "sample_position");
+  CHECK(samples.defined() && samples.numel() == layout.batch)
+      << "the batch says of which samples it is";
+  const int64_t* const sample = samples.const_data_ptr<int64_t>();
+  layout.samples.assign(sample, sample + layout.batch);
+  const at::Tensor labels = OnHost(batch, "labels");
+  layout.is_target.assign(tokens, 1);
+  if (labels.defined()) {
+    CHECK(labels.sizes() == ids.sizes());
+    const int64_t* const label = labels.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < tokens; ++i) layout.is_target[i] = label[i] >= 0;
+  }
+  const at::Tensor positions = OnHost(batch, "positions");
+  if (positions.defined()) CHECK(positions.sizes() == ids.sizes());
+  layout.whole_rows = !positions.defined();
+  for (int64_t row = 0; row < layout.batch; ++row) {
+    const int64_t end =
+        EndOfRow(layout, row, labels.defined() && layout.whole_rows, key,
+                 random_length_ratio);
+    const auto target = layout.is_target.begin() + row * layout.length;
+    std::fill(target + end, target + layout.length, 0);
+    int64_t begin = 0;
+    if (positions.defined()) {
+      const int64_t* const position =
+          positions.const_data_ptr<int64_t>() + row * layout.length;
+      for (int64_t i = 1; i < end; ++i) {
+        if (position[i] != 0) continue;
+        AddDocument(row, begin, i, &layout);
+        begin = i;
+      }
+    }
+    AddDocument(row, begin, end, &layout);
+    if (end < layout.length) {
+      AddDocument(row, end, layout.length, &layout);
+    }
+  }
+  layout.whole_rows =
+      static_cast<int64_t>(layout.documents.size()) == layout.batch;
+  return layout;
+}
+
+Noise DrawNoise(const Layout& layout, const NoiseKey& key, double eps) {
+  // Its multiples' fractions fill [0, 1) evenly (Weyl, 1916).
+  constexpr double kGoldenRatio = 0.61803398874989484820;
+  Noise noise;
+  noise.hidden.assign(layout.is_target.size(), 0);
+  for (const Document& document : layout.documents) {
+    const int64_t row_begin = document.row * layout.length;
+    const int64_t sample = layout.samples[document.row];
+    const int64_t begin = document.begin - row_begin;
+    double t = Uniform(key.t, begin, key.even_t ? 0 : sample);
+    if (key.even_t) {
+      t += static_cast<double>(sample) * kGoldenRatio;
+      t -= std::floor(t);
+    }
+    const double p = (1.0 - eps) * t + eps;
+    noise.p.push_back(p);
+    if (document.targets == 0) continue;
+    for (int64_t i = document.begin; i < document.end; ++i) {
+      noise.hidden[i] = layout.is_target[i] != 0 &&
+                        Uniform(key.mask, i - row_begin, sample) < p;
+    }
+  }
+  return noise;
+}
+
+int64_t CountOf(const Layout& layout, const Noise& noise, Config::Loss loss) {
+  if (loss == Config::MASKED_MEAN) {
+    return std::count(noise.hidden.begin(), noise.hidden.end(), 1);
+  }
+  int64_t count = 0;
+  for (const Document& document : layout.documents) {
+    if (loss == Config::PRETRAIN) {
+      count += document.targets;
+    } else {
+      count += document.targets > 0 ? 1 : 0;
+    }
+  }
+  return count;
+}
+
+HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
+                 Config::Loss loss, int64_t mask_token) {
+  const at::Tensor& ids = batch.at("input_ids");
+  const auto labels = batch.find("labels");
+  HiddenBatch made;
+  const at::Tensor hidden =
+      TensorOf(noise.hidden, layout, at::kBool).to(ids.device());
+  made.input.tokens = ids.masked_fill(hidden, mask_token);
+  if (!layout.whole_rows) {
+    made.input.positions = PositionsOf(layout).to(ids.device());
+  }
+  made.targets.tokens = (labels == batch.end() ? ids : labels->second)
+                            .masked_fill(hidden.logical_not(), kIgnored);
+  if (loss == Config::MASKED_MEAN) return made;
+  std::vector<float> weights(noise.hidden.size(), 0.0f);
+  for (size_t d = 0; d < layout.documents.size(); ++d) {
+    const Document& document = layout.documents[d];
+    if (document.targets == 0) continue;
+    const double length =
+        loss == Config::SFT ? static_cast<double>(document.targets) : 1.0;
+    std::fill(weights.begin() + document.begin, weights.begin() + document.end,
+              static_cast<float>(1.0 / (noise.p[d] * length)));
+  }
+  made.targets.weights = TensorOf(weights, layout, at::kFloat).to(ids.device());
+  return made;
+}
+
+}  // namespace masked_diffusion
+}  // namespace capstan

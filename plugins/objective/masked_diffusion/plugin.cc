@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Apart from the code, so that a test can link several plugins' code.
+#include "plugins/sdk/plugin.h"
+
+#include "plugins/objective/masked_diffusion/masked_diffusion.h"
+
+namespace capstan {
+namespace masked_diffusion {
+
+CAPSTAN_PLUGIN(
+    Objective, MaskedDiffusion, capstan::masked_diffusion::Config,
+    "masked diffusion (LLaDA): hides tokens and finds them; samples by blocks");
+
+}  // namespace masked_diffusion
+}  // namespace capstan

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The block-wise sampler of masked diffusion, as generate.py of LLaDA's
+// authors has it, but that the mask token itself is never chosen.
+#ifndef CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_SAMPLER_H_
+#define CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_SAMPLER_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "plugins/sdk/model.h"
+
+namespace capstan {
+namespace masked_diffusion {
+
+struct SamplerOptions {
+  int64_t max_new_tokens = 128;
+  int64_t block_length = 0;  // 0: see masked_diffusion.proto
+  int64_t steps = 0;         // 0: one a new token
+  double temperature = 0.0;
+  bool random_remasking = false;
+  double cfg_scale = 0.0;
+  uint64_t seed = 0;
+  // The text ends behind the first of these.
+  std::vector<int64_t> stop_tokens;
+};
+
+// FieldError for values that make no sense.
+absl::Status CheckSamplerOptions(const SamplerOptions& options);
+
+// What happens in which step.
+struct Schedule {
+  int64_t blocks = 0;
+  int64_t block_length = 0;
+  int64_t steps_per_block = 0;
+  // How many tokens step 0, 1, .. of a block chooses: as many in each, and the
+  // remainder in the first ones. May be 0.
+  int64_t TokensIn(int64_t step) const;
+};
+
+// The schedule for at most `room` new tokens. FieldError for options that make
+// no sense, or that don't divide each other; FAILED_PRECONDITION if no block
+// fits.
+absl::StatusOr<Schedule> ScheduleOf(const SamplerOptions& options,
+                                    int64_t room);
+
+// Called after each step with the text, `mask_token` where none is chosen yet;
+// may be null.
+using OnText = std::function<void(absl::Span<const int64_t> text)>;
+
+// `prompt` and its continuation, which ends with the first stop token if there
+// is one. Without gradients. INVALID_ARGUMENT if the logits aren't finite.
+absl::StatusOr<std::vector<int64_t>> Unmask(
+    TokenModel& model, const std::vector<int64_t>& prompt, int64_t mask_token,
+    const SamplerOptions& options, const OnText& on_text, UnitRunner& runner);
+
+}  // namespace masked_diffusion
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_SAMPLER_H_

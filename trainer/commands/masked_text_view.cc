@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/masked_text_view.h"
+
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace capstan {
+namespace {
+
+constexpr char kMasked[] = "\xe2\x96\x91";  // U+2591, a light shade
+
+// A terminal's height now; 24 if it doesn't say.
+size_t Rows(int fd) {
+  winsize size = {};
+  if (ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) return 24;
+  return size.ws_row;
+}
+
+// The first character of valid UTF-8, which is cut off `text`.
+uint32_t NextCharacter(absl::string_view* text, absl::string_view* bytes) {
+  const auto first = static_cast<uint8_t>((*text)[0]);
+  const size_t length = first >= 0xf0   ? 4
+                        : first >= 0xe0 ? 3
+                        : first >= 0xc0 ? 2
+                                        : 1;
+  *bytes = text->substr(0, length);
+  text->remove_prefix(bytes->size());
+  uint32_t code = length == 1 ? first : first & (0x7f >> length);
+  for (size_t i = 1; i < bytes->size(); ++i) {
+    code = code << 6 | (static_cast<uint8_t>((*bytes)[i]) & 0x3f);
+  }
+  return code;
+}
+
+// The cells that a terminal gives a character: the wide and the combining
+// blocks of Unicode. (wcwidth would need a locale.)
+int Width(uint32_t code) {
+  struct Range {
+    uint32_t first, last;
+  };
+  static constexpr Range kNone[] = {
+      {0x300, 0x36f}, {0x200b, 0x200f}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}};
+  static constexpr Range kTwo[] = {
+      {0x1100, 0x115f}, {0x2e80, 0xa4cf},   {0xac00, 0xd7a3},
+      {0xf900, 0xfaff}, {0xfe30, 0xfe6f},   {0xff00, 0xff60},
+      {0xffe0, 0xffe6}, {0x1f300, 0x1faff}, {0x20000, 0x3fffd}};
+  const auto in = [code](const Range& r) {
+    return code >= r.first && code <= r.last;
+  };
+  if (std::any_of(std::begin(kNone), std::end(kNone), in)) return 0;
+  return std::any_of(std::begin(kTwo), std::end(kTwo), in) ? 2 : 1;
+}
+
+}  // namespace
+
+std::vector<std::string> TerminalLines(absl::string_view text, int columns) {
+  std::vector<std::string> lines(1);
+  int width = 0;
+  const auto add = [&](absl::string_view bytes, int cells) {
+    if (width + cells > columns && width > 0) {
+      lines.emplace_back();
+      width = 0;
+    }
+    lines.back().append(bytes.data(), bytes.size());
+    width += cells;
+  };
+  while (!text.empty()) {
+    absl::string_view bytes;
+    const uint32_t code = NextCharacter(&text, &bytes);
+    if (code == '\n') {
+      lines.emplace_back();
+      width = 0;
+    } else if (code == '\t') {
+      for (int spaces = 8 - width % 8; spaces > 0; --spaces) add(" ", 1);
+    } else {
+      add(bytes, Width(code));
+    }
+  }
+  return lines;
+}
+
+MaskedTextView::MaskedTextView(int fd, const Tokenizer* tokenizer,
+                               int64_t mask_token, std::vector<int64_t> stops,
+                               absl::string_view before)
+    : fd_(fd),
+      console_(fd),
+      tokenizer_(tokenizer),
+      mask_token_(mask_token),
+      stops_(std::move(stops)),
+      before_(PrintableText(before)) {
+  stops_.erase(std::remove(stops_.begin(), stops_.end(), -1), stops_.end());
+}
+
+absl::Span<const int64_t> MaskedTextView::BeforeStop(
+    absl::Span<const int64_t> tokens) const {
+  const auto stop = std::find_first_of(tokens.begin(), tokens.end(),
+                                       stops_.begin(), stops_.end());
+  return tokens.first(stop - tokens.begin());
+}
+
+std::string MaskedTextView::Decode(absl::Span<const int64_t> tokens) const {
+  return tokenizer_->Decode(BeforeStop(tokens));
+}
+
+std::string MaskedTextView::Erase() {
+  if (drawn_ == 0) return "";
+  const size_t below = std::exchange(drawn_, 0) - 1;
+  const std::string up =
+      below > 0 ? absl::StrCat("\x1b[", below, "A") : std::string();
+  // Line by line: some terminals keep a screen that is wiped out at once.
+  std::string erase = absl::StrCat(up, "\r\x1b[K");
+  for (size_t i = 0; i < below; ++i) erase += "\n\x1b[K";
+  return absl::StrCat(erase, up, "\r");
+}
+
+void MaskedTextView::Show(absl::Span<const int64_t> tokens) {
+  if (!console_.terminal()) return;
+  std::string text = before_;
+  // How much of it is surely worth seeing.
+  size_t chosen = text.size();
+  tokens = BeforeStop(tokens);
+  for (auto at = tokens.begin(); at != tokens.end();) {
+    const auto masks = std::find(at, tokens.end(), mask_token_);
+    if (masks != at) {
+      text += PrintableText(
+          tokenizer_->Decode(tokens.subspan(at - tokens.begin(), masks - at)));
+      chosen = text.size();
+    }
+    for (at = masks; at != tokens.end() && *at == mask_token_; ++at) {
+      text += kMasked;
+    }
+  }
+  const int columns = console_.Columns();
+  std::vector<std::string> lines = TerminalLines(text, columns);
+  // A terminal can't go back to lines that have left it: those are not drawn.
+  const size_t most = std::max<size_t>(Rows(fd_), 2) - 1;
+  if (lines.size() > most) {
+    const size_t seen =
+        TerminalLines(absl::string_view(text).substr(0, chosen), columns)
+            .size();
+    const size_t end = std::max(seen, most);
+    lines.resize(std::min(lines.size(), end));
+    lines.erase(lines.begin(), lines.end() - most);
+  }
+  // Without the terminal's own line breaks, lest a character of another width
+  // than thought add a line.
+  std::string frame =
+      absl::StrCat("\x1b[?7l", Erase(), absl::StrJoin(lines, "\n"), "\x1b[?7h");
+  drawn_ = lines.size();
+  console_.Write(frame);
+}
+
+void MaskedTextView::Finish(absl::Span<const int64_t> tokens) {
+  console_.Write(
+      absl::StrCat(Erase(), before_, PrintableText(Decode(tokens)), "\n"));
+}
+
+}  // namespace capstan
