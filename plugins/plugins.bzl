@@ -1,12 +1,16 @@
 """The plugins that come with the trainer: a new one is added here."""
 
 PLUGINS = [
+    "//datasets/ad_history:libcapstan_ad_history.so",
     "//datasets/chat:libcapstan_chat.so",
+    "//datasets/darkroom:libcapstan_darkroom.so",
     "//datasets/llada_windows:libcapstan_llada_windows.so",
     "//datasets/text:libcapstan_text.so",
+    "//plugins/model/ad_transformer:libcapstan_ad_transformer.so",
     "//plugins/model/llada:libcapstan_llada.so",
     "//plugins/model/llada_scratch:libcapstan_llada_scratch.so",
     "//plugins/model/llama:libcapstan_llama.so",
+    "//plugins/objective/algorithm_distillation:libcapstan_algorithm_distillation.so",
     "//plugins/objective/causal_lm:libcapstan_causal_lm.so",
     "//plugins/objective/masked_diffusion:libcapstan_masked_diffusion.so",
     "//plugins/optimizer/adamw:libcapstan_adamw.so",

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/ad_history/ad_history.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace ad_history {
+namespace {
+
+constexpr int64_t kDefaultTransit = 80;
+constexpr int64_t kDefaultRegion = 80;
+constexpr int64_t kDefaultSteps = 1000;
+constexpr int64_t kIgnored = -100;
+constexpr int64_t kNone = 0;  // token types
+constexpr int64_t kEnd = 2;
+
+// The batch's tensor of that name, of an earlier batch if it has the shape.
+template <typename T>
+T* Tensor(Batch* batch, const char* name, at::IntArrayRef shape,
+          c10::ScalarType type) {
+  at::Tensor& tensor = (*batch)[name];
+  if (!tensor.defined() || tensor.sizes() != shape) {
+    tensor = at::empty(shape, type);
+  }
+  return tensor.mutable_data_ptr<T>();
+}
+
+absl::Status CheckNumbers(const Config& config) {
+  const bool compressed = config.mode() == Config::COMPRESSED;
+  if (compressed && (config.n_transit() != 0 || config.short_contexts())) {
+    return FieldError(
+        config.short_contexts() ? "short_contexts" : "n_transit",
+        "is for mode PLAIN; here region says how long a sample is");
+  }
+  if (!compressed && (config.region() != 0 || config.skip_last_action())) {
+    return FieldError(config.region() != 0 ? "region" : "skip_last_action",
+                      "is for mode COMPRESSED; PLAIN has no regions");
+  }
+  if (config.n_transit() < 0 || config.n_transit() == 1) {
+    return FieldError("n_transit", absl::StrCat("must be at least 2, is ",
+                                                config.n_transit()));
+  }
+  if (config.region() < 0 || config.region() == 1) {
+    return FieldError("region",
+                      absl::StrCat("must be at least 2, is ", config.region()));
+  }
+  if (config.steps() < 0) {
+    return FieldError(
+        "steps", absl::StrCat("must be greater than 0, is ", config.steps()));
+  }
+  if (config.streams() < 0) {
+    return FieldError("streams", absl::StrCat("must be greater than 0, is ",
+                                              config.streams()));
+  }
+  return absl::OkStatus();
+}
+
+HistoryForm FormOf(const Config& config) {
+  HistoryForm form;
+  form.compressed = config.mode() == Config::COMPRESSED;
+  const int64_t length = form.compressed ? config.region() : config.n_transit();
+  const int64_t usual = form.compressed ? kDefaultRegion : kDefaultTransit;
+  form.length = length > 0 ? length : usual;
+  form.last_action = !config.skip_last_action();
+  form.terminal_states = config.episode_end() == Config::TERMINAL_IN_EVALUATION;
+  if (config.tasks() == Config::PERMUTED) {
+    form.variant = darkroom::Variant::kPermuted;
+  }
+  return form;
+}
+
+}  // namespace
+
+AdHistory::AdHistory(const Config& config, const HistoryForm& form,
+                     std::vector<int> tasks,
+                     std::shared_ptr<const HistoryTable> table)
+    : config_(config),
+      form_(form),
+      tasks_(std::move(tasks)),
+      table_(std::move(table)),
+      layout_(form_, config_.short_contexts(), table_->steps(),
+              table_->histories()) {}
+
+absl::StatusOr<std::unique_ptr<AdHistory>> AdHistory::Create(
+    const Config& config) {
+  if (config.path().empty()) {
+    return FieldError("path", "is not set: name a file of learning histories");
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckNumbers(config));
+  const HistoryForm form = FormOf(config);
+  const darkroom::Split split =
+      darkroom::SplitTasks(darkroom::TaskCount(form.variant, form.room));
+  TableOptions options;
+  options.path = config.path();
+  options.room = form.room;
+  options.tasks = config.split() == Config::TEST ? split.test : split.train;
+  options.streams = config.streams();
+  if (options.streams == 0 && config.split() == Config::TEST) {
+    options.streams = 1;
+  }
+  options.steps = config.steps() > 0 ? config.steps() : kDefaultSteps;
+  if (options.steps < form.length) {
+    return FieldError(
+        "steps",
+        absl::StrCat("is ", options.steps, ", but a sample is of ", form.length,
+                     " (", form.compressed ? "region" : "n_transit", ")"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(std::shared_ptr<const HistoryTable> table,
+                           HistoryTable::Load(options));
+  return std::unique_ptr<AdHistory>(
+      new AdHistory(config, form, std::move(options.tasks), std::move(table)));
+}
+
+absl::Status AdHistory::Read(absl::Span<const int64_t> indices,
+                             Batch* batch) const {
+  const int64_t count = static_cast<int64_t>(indices.size());
+  int64_t tokens = 0;
+  for (const int64_t index : indices) {
+    if (index < 0 || index >= size()) {
+      return absl::OutOfRangeError(absl::StrCat(config_.path(),
+                                                ": there is no sample ", index,
+                                                ", only 0 to ", size() - 1));
+    }
+    tokens = std::max(tokens, layout_.Length(layout_.At(index)));
+  }
+  auto* transitions = Tensor<uint8_t>(
+      batch, "transitions", {count, tokens, kHistoryColumns}, at::kByte);
+  auto* kinds = Tensor<uint8_t>(batch, "kinds", {count, tokens}, at::kByte);
+  auto* lengths = Tensor<int64_t>(batch, "lengths", {count}, at::kLong);
+  auto* actions = Tensor<int64_t>(batch, "action", {count}, at::kLong);
+  int64_t* types = form_.compressed ? Tensor<int64_t>(batch, "token_type",
+                                                      {count}, at::kLong)
+                                    : nullptr;
+  for (int64_t i = 0; i < count; ++i) {
+    const Sample sample = layout_.At(indices[i]);
+    const uint8_t* history = table_->history(sample.history);
+    layout_.Write(sample, history, tokens,
+                  transitions + i * tokens * kHistoryColumns,
+                  kinds + i * tokens);
+    lengths[i] = layout_.Length(sample);
+    const bool learned = form_.last_action || !sample.ends_region;
+    actions[i] = learned
+                     ? history[sample.query * kTransitionBytes + kHistoryAction]
+                     : kIgnored;
+    if (types != nullptr) types[i] = sample.ends_region ? kEnd : kNone;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<DatasetReader>> AdHistory::Validation() const {
+  if (config_.split() == Config::TEST) return nullptr;
+  Config config = config_;
+  config.set_split(Config::TEST);
+  config.set_streams(1);
+  config.set_shuffle(false);
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<AdHistory> test, Create(config));
+  return std::unique_ptr<DatasetReader>(std::move(test));
+}
+
+}  // namespace ad_history
+}  // namespace capstan

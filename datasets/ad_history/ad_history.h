@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_AD_HISTORY_AD_HISTORY_H_
+#define CAPSTAN_DATASETS_AD_HISTORY_AD_HISTORY_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "datasets/ad_history/ad_history.pb.h"
+#include "datasets/ad_history/history_source.h"
+#include "datasets/ad_history/history_table.h"
+#include "datasets/ad_history/sample_layout.h"
+#include "plugins/sdk/dataset.h"
+
+namespace capstan {
+namespace ad_history {
+
+// Learning histories as samples, each asking for one action. Gives, T being the
+// longest sample's tokens,
+//   "transitions" [n, T, 6] uint8 and "kinds" [n, T] uint8 (history_model.h),
+//   "lengths" [n] int64: tokens of each sample,
+//   "action" [n] int64: what was done, -100 if it isn't learned,
+//   "token_type" [n] int64: what follows, 2 (END) at a region's last step,
+//     else 0; compressed only.
+class AdHistory final : public DatasetReader, public HistorySource {
+ public:
+  static absl::StatusOr<std::unique_ptr<AdHistory>> Create(
+      const Config& config);
+
+  int64_t size() const override { return layout_.size(); }
+  bool shuffle() const override { return config_.shuffle(); }
+  absl::Status Read(absl::Span<const int64_t> indices,
+                    Batch* batch) const override;
+  // The other tasks: of a TRAIN reader those of TEST; null of a TEST reader.
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override;
+  int64_t max_sequence_length() const override { return form_.max_tokens(); }
+
+  HistoryForm history_form() const override { return form_; }
+  std::vector<int> tasks() const override { return tasks_; }
+
+ private:
+  AdHistory(const Config& config, const HistoryForm& form,
+            std::vector<int> tasks, std::shared_ptr<const HistoryTable> table);
+
+  const Config config_;
+  const HistoryForm form_;
+  const std::vector<int> tasks_;
+  const std::shared_ptr<const HistoryTable> table_;
+  const SampleLayout layout_;
+};
+
+}  // namespace ad_history
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_AD_HISTORY_AD_HISTORY_H_

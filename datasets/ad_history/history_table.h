@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_AD_HISTORY_HISTORY_TABLE_H_
+#define CAPSTAN_DATASETS_AD_HISTORY_HISTORY_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "datasets/darkroom/darkroom.h"
+
+namespace capstan {
+namespace ad_history {
+
+// Bytes of a transition: row, column, action, reward, next row, next column.
+constexpr int64_t kTransitionBytes = 6;
+
+// What is read of a file.
+struct TableOptions {
+  std::string path;
+  darkroom::Room room;
+  std::vector<int> tasks;
+  int64_t streams = 0;  // 0: all
+  int64_t steps = 0;
+};
+
+// Histories in memory, a history behind the other: 44 MB for 73 tasks of 100
+// streams of 1000 steps. Ranks that are forked later share it.
+class HistoryTable {
+ public:
+  // Reads the file. Errors are the file's, or a FieldError of "path", "steps"
+  // or "streams" where it has fewer than asked for.
+  static absl::StatusOr<std::shared_ptr<const HistoryTable>> Load(
+      const TableOptions& options);
+
+  int64_t histories() const { return histories_; }
+  int64_t steps() const { return steps_; }
+  // Transitions of a history, [steps, kTransitionBytes].
+  const uint8_t* history(int64_t index) const {
+    return bytes_.data() + index * steps_ * kTransitionBytes;
+  }
+
+ private:
+  HistoryTable() = default;
+
+  int64_t histories_ = 0;
+  int64_t steps_ = 0;
+  std::vector<uint8_t> bytes_;
+};
+
+}  // namespace ad_history
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_AD_HISTORY_HISTORY_TABLE_H_

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Apart from the code, so that a test can link several plugins' code.
+#include "plugins/sdk/plugin.h"
+
+#include "datasets/ad_history/ad_history.h"
+
+namespace capstan {
+namespace ad_history {
+
+CAPSTAN_PLUGIN(DatasetReader, AdHistory, capstan::ad_history::Config,
+               "learning histories of darkroom, plain or in regions");
+
+}  // namespace ad_history
+}  // namespace capstan

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_DARKROOM_COLLECTOR_H_
+#define CAPSTAN_DATASETS_DARKROOM_COLLECTOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "datasets/darkroom/darkroom.h"
+#include "datasets/darkroom/darkroom.pb.h"
+#include "datasets/darkroom/ppo_networks.h"
+#include "plugins/sdk/collector.h"
+
+namespace capstan {
+namespace darkroom {
+
+// What a Config asks for, its defaults filled in.
+struct CollectorSettings {
+  std::string output;
+  Variant variant = Variant::kGoals;
+  Room room;
+  int tasks = 0;
+  int64_t streams = 100;
+  int64_t updates = 13;  // of each task
+  int64_t seed = 42;
+  int threads = 1;
+  PpoSettings ppo;
+};
+
+// FieldErrors.
+absl::StatusOr<CollectorSettings> ReadSettings(const Config& config);
+
+// Writes the learning histories (history_file.h) of a PpoLearner for each task.
+// Learners are spread over threads; each history goes to the file in its turn,
+// so the file's bytes don't depend on the number of threads.
+class DarkroomCollector : public Collector {
+ public:
+  static absl::StatusOr<std::unique_ptr<DarkroomCollector>> Create(
+      const Config& config);
+
+  std::string output() const override { return settings_.output; }
+  // Makes the output's folder if need be. Errors: the file's.
+  absl::Status Collect(const CollectProgress& progress) override;
+
+ private:
+  explicit DarkroomCollector(CollectorSettings settings)
+      : settings_(std::move(settings)) {}
+
+  const CollectorSettings settings_;
+};
+
+}  // namespace darkroom
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_DARKROOM_COLLECTOR_H_

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_DARKROOM_HDF5_HANDLE_H_
+#define CAPSTAN_DATASETS_DARKROOM_HDF5_HANDLE_H_
+
+#include <hdf5/serial/hdf5.h>
+
+namespace capstan {
+namespace darkroom {
+
+// An identifier of HDF5's with the function that closes it; below 0: none.
+class Hdf5Handle {
+ public:
+  using Close = herr_t (*)(hid_t);
+
+  Hdf5Handle(hid_t id, Close close) : id_(id), close_(close) {}
+  ~Hdf5Handle() {
+    if (id_ >= 0) close_(id_);
+  }
+  Hdf5Handle(const Hdf5Handle&) = delete;
+  Hdf5Handle& operator=(const Hdf5Handle&) = delete;
+
+  operator hid_t() const { return id_; }
+
+ private:
+  const hid_t id_;
+  const Close close_;
+};
+
+// While it lives, HDF5 prints none of this thread's errors.
+class QuietHdf5 {
+ public:
+  QuietHdf5() {
+    H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+  }
+  ~QuietHdf5() { H5Eset_auto2(H5E_DEFAULT, function_, data_); }
+  QuietHdf5(const QuietHdf5&) = delete;
+  QuietHdf5& operator=(const QuietHdf5&) = delete;
+
+ private:
+  H5E_auto2_t function_ = nullptr;
+  void* data_ = nullptr;
+};
+
+}  // namespace darkroom
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_DARKROOM_HDF5_HANDLE_H_

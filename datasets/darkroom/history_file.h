@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Learning histories: what agents did and got while they learned. A file is
+// HDF5 with a group for each task, "0", "1", .., each with the datasets
+//   states            integer [T, S, 2]   row and column
+//   actions           integer [T, S]
+//   rewards           integer [T, S]      0 or 1
+//   next_states       integer [T, S, 2]   after an episode's last step: the
+//                                         start of the next episode
+//   dones             bool    [T, S]      whether the step ended its episode
+//   compress_markers  integer [T, S]      1: the first step of a region, 2: its
+//                                         last, 0: others; may be missing
+// of T steps of S agents (streams) that learned together. h5py reads what is
+// written here, and what it writes is read.
+//
+// HDF5 is to be called from one thread at a time. Nothing of it is printed.
+#ifndef CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_
+#define CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "datasets/darkroom/darkroom.h"
+
+namespace capstan {
+namespace darkroom {
+
+// One group, in compact form; time-major as in the file.
+struct History {
+  int64_t steps = 0;                      // T
+  int64_t streams = 0;                    // S
+  std::vector<uint8_t> states;            // [T, S, 2]
+  std::vector<uint8_t> actions;           // [T, S]
+  std::vector<uint8_t> rewards;           // [T, S]
+  std::vector<uint8_t> next_states;       // [T, S, 2]
+  std::vector<uint8_t> dones;             // [T, S], 0 or 1
+  std::vector<uint8_t> compress_markers;  // [T, S], or empty
+};
+
+struct HistoryShape {
+  int64_t steps = 0;
+  int64_t streams = 0;
+};
+
+class HistoryReader {
+ public:
+  // Errors: the file's (NOT_FOUND etc.), and INVALID_ARGUMENT if it isn't HDF5,
+  // is damaged, or has something else than groups of tasks.
+  static absl::StatusOr<std::unique_ptr<HistoryReader>> Open(
+      const std::string& path);
+  ~HistoryReader();
+  HistoryReader(const HistoryReader&) = delete;
+  HistoryReader& operator=(const HistoryReader&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  // The tasks that there are groups of, ascending.
+  const std::vector<int>& tasks() const { return tasks_; }
+
+  // INVALID_ARGUMENT naming the groups that are missing, if there isn't one for
+  // each of these tasks.
+  absl::Status CheckTasks(const std::vector<int>& tasks) const;
+
+  // INVALID_ARGUMENT if a task isn't one of the variant's in such a room: its
+  // goal would be outside of it.
+  absl::Status CheckVariant(Variant variant, const Room& room) const;
+
+  // The steps and streams of a task. INVALID_ARGUMENT if a dataset is missing,
+  // or one's type or shape is not as above.
+  absl::StatusOr<HistoryShape> Shape(int task) const;
+
+  // The first `steps` steps of the first `streams` streams; -1: all. Errors: as
+  // Shape's; that many aren't there; a state that is outside the room, an
+  // action, reward or marker that there isn't; the file can't be read.
+  absl::StatusOr<History> Read(int task, const Room& room, int64_t steps = -1,
+                               int64_t streams = -1) const;
+
+ private:
+  HistoryReader(std::string path, int64_t file)
+      : path_(std::move(path)), file_(file) {}
+
+  absl::Status ListTasks();
+
+  const std::string path_;
+  const int64_t file_;  // HDF5's handle
+  std::vector<int> tasks_;
+};
+
+// Writes a file under another name beside `path`, which it takes when it is
+// complete; there is none of it otherwise.
+class HistoryWriter {
+ public:
+  // Errors: errno's, if the folder can't be written to.
+  static absl::StatusOr<std::unique_ptr<HistoryWriter>> Create(
+      const std::string& path);
+  ~HistoryWriter();
+  HistoryWriter(const HistoryWriter&) = delete;
+  HistoryWriter& operator=(const HistoryWriter&) = delete;
+
+  // Adds the group of a task, compressed with gzip; each once.
+  absl::Status Write(int task, const History& history);
+
+  // Completes the file, which replaces any at `path`. The last call.
+  absl::Status Commit();
+
+ private:
+  HistoryWriter(std::string path, std::string partial, int64_t file)
+      : path_(std::move(path)), partial_(std::move(partial)), file_(file) {}
+
+  const std::string path_;
+  const std::string partial_;
+  int64_t file_;  // HDF5's handle, or -1 when closed
+};
+
+}  // namespace darkroom
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/darkroom/history_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <hdf5/serial/hdf5.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <numeric>
+
+namespace capstan {
+namespace darkroom {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr Room kRoom;
+// Written by h5py: 81 tasks, 160 steps of 3 streams that act at random.
+constexpr char kGolden[] = "datasets/darkroom/testdata/history_small.hdf5";
+
+// Unlike any of the same shape.
+History Example(int64_t steps, int64_t streams, int salt) {
+  History h;
+  h.steps = steps;
+  h.streams = streams;
+  const auto values = [&](int64_t each, int below) {
+    std::vector<uint8_t> v(steps * streams * each);
+    for (size_t i = 0; i < v.size(); ++i) v[i] = (i * 7 + i / 5 + salt) % below;
+    return v;
+  };
+  h.states = values(2, 9);
+  h.next_states = values(2, 8);
+  h.actions = values(1, 5);
+  h.rewards = values(1, 2);
+  h.dones = values(1, 2);
+  h.compress_markers = values(1, 3);
+  return h;
+}
+
+class HistoryFileTest : public testing::Test {
+ protected:
+  HistoryFileTest() {
+    path_ = fs::path(testing::TempDir()) /
+            testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove(path_);
+  }
+
+  // A file of one group, "0", that `change` has changed.
+  void Make(const std::function<void(hid_t)>& change) {
+    auto writer = HistoryWriter::Create(path_);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_TRUE((*writer)->Write(0, Example(40, 3, 0)).ok());
+    ASSERT_TRUE((*writer)->Commit().ok());
+    const hid_t file = H5Fopen(path_.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+    change(file);
+    H5Fclose(file);
+  }
+
+  // Replaces a dataset by one full of `value`.
+  static void Replace(hid_t file, const char* name, hid_t type,
+                      const std::vector<hsize_t>& sizes, double value = 0) {
+    H5Ldelete(file, name, H5P_DEFAULT);
+    const hid_t space = H5Screate_simple(sizes.size(), sizes.data(), nullptr);
+    const hid_t set = H5Dcreate2(file, name, type, space, H5P_DEFAULT,
+                                 H5P_DEFAULT, H5P_DEFAULT);
+    hsize_t count = 1;
+    for (const hsize_t size : sizes) count *= size;
+    const std::vector<double> values(count, value);
+    H5Dwrite(set, H5T_NATIVE_DOUBLE, H5S_ALL, H5S_ALL, H5P_DEFAULT,
+             values.data());
+    H5Dclose(set);
+    H5Sclose(space);
+  }
+
+  absl::Status OpenAndRead(int task = 0, int64_t steps = -1,
+                           int64_t streams = -1) {
+    auto reader = HistoryReader::Open(path_);
+    if (!reader.ok()) return reader.status();
+    return (*reader)->Read(task, kRoom, steps, streams).status();
+  }
+
+  // Reading fails with all of these words and names the file; HDF5 prints
+  // nothing.
+  void ExpectRefused(const std::vector<std::string>& words) {
+    testing::internal::CaptureStderr();
+    const absl::Status status = OpenAndRead();
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    const std::string message(status.message());
+    EXPECT_THAT(message, HasSubstr(path_));
+    for (const std::string& word : words) {
+      EXPECT_THAT(message, HasSubstr(word));
+    }
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+  }
+
+  std::string path_;
+};
+
+TEST_F(HistoryFileTest, ReadsH5pysFiles) {
+  auto reader = HistoryReader::Open(kGolden);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::vector<int> all(81);
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_EQ((*reader)->tasks(), all);
+  EXPECT_TRUE((*reader)->CheckTasks(all).ok());
+  EXPECT_TRUE((*reader)->CheckVariant(Variant::kGoals, kRoom).ok());
+  for (const int task : all) {
+    auto history = (*reader)->Read(task, kRoom);
+    ASSERT_TRUE(history.ok()) << history.status();
+    ASSERT_EQ(history->steps, 160);
+    ASSERT_EQ(history->streams, 3);
+    // Play it again.
+    Darkroom rooms(
+        kRoom, std::vector<Task>(3, MakeTask(Variant::kGoals, kRoom, task)));
+    for (int64_t t = 0; t < 160; ++t) {
+      for (int s = 0; s < 3; ++s) {
+        const uint8_t* cell = &history->states[(t * 3 + s) * 2];
+        ASSERT_EQ((Cell{cell[0], cell[1]}), rooms.states()[s]);
+      }
+      uint8_t rewards[3];
+      rooms.Step(&history->actions[t * 3], rewards);
+      const bool done = rooms.done();
+      if (done) rooms.Reset();
+      for (int s = 0; s < 3; ++s) {
+        const uint8_t* cell = &history->next_states[(t * 3 + s) * 2];
+        ASSERT_EQ((Cell{cell[0], cell[1]}), rooms.states()[s]);
+        ASSERT_EQ(history->rewards[t * 3 + s], rewards[s]);
+        ASSERT_EQ(history->dones[t * 3 + s], done);
+        ASSERT_EQ(history->compress_markers[t * 3 + s], t % 80 == 0    ? 1
+                                                        : t % 80 == 79 ? 2
+                                                                       : 0);
+      }
+    }
+  }
+}
+
+TEST_F(HistoryFileTest, ReadsAPart) {
+  auto reader = HistoryReader::Open(kGolden);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto whole = (*reader)->Read(17, kRoom);
+  const auto part = (*reader)->Read(17, kRoom, 90, 2);
+  ASSERT_TRUE(whole.ok() && part.ok());
+  ASSERT_EQ(part->steps, 90);
+  ASSERT_EQ(part->streams, 2);
+  for (int t = 0; t < 90; ++t) {
+    for (int s = 0; s < 2; ++s) {
+      ASSERT_EQ(part->actions[t * 2 + s], whole->actions[t * 3 + s]);
+      for (int i = 0; i < 2; ++i) {
+        ASSERT_EQ(part->states[(t * 2 + s) * 2 + i],
+                  whole->states[(t * 3 + s) * 2 + i]);
+      }
+    }
+  }
+}
+
+TEST_F(HistoryFileTest, ReadsWhatItWrote) {
+  // More than a chunk.
+  const History first = Example(3000, 100, 1);
+  History second = Example(40, 1, 2);
+  second.compress_markers.clear();
+  auto writer = HistoryWriter::Create(path_);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->Write(12, first).ok());
+  ASSERT_TRUE((*writer)->Write(3, second).ok());
+  EXPECT_FALSE(fs::exists(path_));
+  ASSERT_TRUE((*writer)->Commit().ok());
+
+  auto reader = HistoryReader::Open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_THAT((*reader)->tasks(), ElementsAre(3, 12));
+  for (const auto& [task, wanted] : {std::pair(12, first), {3, second}}) {
+    const auto shape = (*reader)->Shape(task);
+    ASSERT_TRUE(shape.ok()) << shape.status();
+    EXPECT_EQ(shape->steps, wanted.steps);
+    EXPECT_EQ(shape->streams, wanted.streams);
+    const auto read = (*reader)->Read(task, kRoom);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->states, wanted.states);
+    EXPECT_EQ(read->actions, wanted.actions);
+    EXPECT_EQ(read->rewards, wanted.rewards);
+    EXPECT_EQ(read->next_states, wanted.next_states);
+    EXPECT_EQ(read->dones, wanted.dones);
+    EXPECT_EQ(read->compress_markers, wanted.compress_markers);
+  }
+}
+
+TEST_F(HistoryFileTest, NothingIsLeftOfAnIncompleteFile) {
+  const fs::path folder = path_ + ".folder";
+  fs::remove_all(folder);
+  fs::create_directory(folder);
+  {
+    auto writer = HistoryWriter::Create(folder / "x.hdf5");
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_TRUE((*writer)->Write(0, Example(40, 3, 0)).ok());
+    EXPECT_FALSE(fs::is_empty(folder));
+  }
+  EXPECT_TRUE(fs::is_empty(folder));
+}
+
+TEST_F(HistoryFileTest, ATaskIsWrittenOnce) {
+  auto writer = HistoryWriter::Create(path_);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->Write(7, Example(40, 3, 0)).ok());
+  EXPECT_THAT((*writer)->Write(7, Example(40, 3, 0)).message(),
+              HasSubstr("task 7"));
+}
+
+TEST_F(HistoryFileTest, NoFolderToWriteTo) {
+  EXPECT_EQ(HistoryWriter::Create(path_ + "/no/x.hdf5").status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(HistoryFileTest, NoFile) {
+  EXPECT_EQ(OpenAndRead().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(HistoryFileTest, NotHdf5) {
+  std::ofstream(path_) << "states,actions\n";
+  ExpectRefused({"not an HDF5 file"});
+}
+
+TEST_F(HistoryFileTest, CutShort) {
+  Make([](hid_t) {});
+  fs::resize_file(path_, fs::file_size(path_) / 2);
+  ExpectRefused({"cut short"});
+}
+
+TEST_F(HistoryFileTest, AnotherLayout) {
+  Make([](hid_t file) { Replace(file, "mode", H5T_NATIVE_INT32, {3}); });
+  ExpectRefused({"\"mode\"", "a group for each task"});
+}
+
+TEST_F(HistoryFileTest, Empty) {
+  Make([](hid_t file) { H5Ldelete(file, "0", H5P_DEFAULT); });
+  ExpectRefused({"has no group"});
+}
+
+TEST_F(HistoryFileTest, ADatasetForATask) {
+  Make([](hid_t file) { Replace(file, "0", H5T_NATIVE_INT32, {3}); });
+  ExpectRefused({": 0 must be a group"});
+}
+
+TEST_F(HistoryFileTest, TasksMissing) {
+  Make([](hid_t) {});
+  auto reader = HistoryReader::Open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_THAT((*reader)->CheckTasks({5, 0, 3}).message(),
+              AllOf(HasSubstr(path_), HasSubstr("missing: 3, 5")));
+}
+
+TEST_F(HistoryFileTest, AGoalOutsideOfTheRoom) {
+  Make([](hid_t file) {
+    H5Lmove(file, "0", file, "81", H5P_DEFAULT, H5P_DEFAULT);
+  });
+  auto reader = HistoryReader::Open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_THAT((*reader)->CheckVariant(Variant::kGoals, kRoom).message(),
+              HasSubstr("row 9 and column 0, is outside"));
+  EXPECT_TRUE((*reader)->CheckVariant(Variant::kGoals, {10, 20}).ok());
+  EXPECT_TRUE((*reader)->CheckVariant(Variant::kPermuted, kRoom).ok());
+}
+
+TEST_F(HistoryFileTest, DatasetMissing) {
+  Make([](hid_t file) { H5Ldelete(file, "0/rewards", H5P_DEFAULT); });
+  ExpectRefused({"group 0 has no dataset \"rewards\""});
+}
+
+TEST_F(HistoryFileTest, OtherType) {
+  Make([](hid_t file) {
+    Replace(file, "0/actions", H5T_NATIVE_FLOAT, {40, 3});
+  });
+  ExpectRefused({"0/actions must be of integers, and is of floats"});
+}
+
+TEST_F(HistoryFileTest, OtherIntegersWillDo) {
+  Make([](hid_t file) {
+    Replace(file, "0/actions", H5T_STD_I64BE, {40, 3}, 4);
+    Replace(file, "0/dones", H5T_NATIVE_UINT8, {40, 3}, 1);
+  });
+  auto reader = HistoryReader::Open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto history = (*reader)->Read(0, kRoom);
+  ASSERT_TRUE(history.ok()) << history.status();
+  EXPECT_EQ(history->actions, std::vector<uint8_t>(120, 4));
+  EXPECT_EQ(history->dones, std::vector<uint8_t>(120, 1));
+}
+
+TEST_F(HistoryFileTest, OtherShape) {
+  Make([](hid_t file) {
+    Replace(file, "0/states", H5T_NATIVE_INT32, {40, 3});
+  });
+  ExpectRefused({"0/states must be [steps, streams, 2]", "is [40, 3]"});
+}
+
+TEST_F(HistoryFileTest, ShapesThatDiffer) {
+  Make([](hid_t file) { Replace(file, "0/dones", H5T_NATIVE_INT8, {39, 3}); });
+  ExpectRefused({"0/dones is of 39 steps and 3 streams"});
+}
+
+TEST_F(HistoryFileTest, NoSteps) {
+  Make([](hid_t file) {
+    Replace(file, "0/states", H5T_NATIVE_INT32, {0, 3, 2});
+  });
+  ExpectRefused({"none of them 0"});
+}
+
+TEST_F(HistoryFileTest, AStateOutsideOfTheRoom) {
+  Make([](hid_t file) {
+    Replace(file, "0/next_states", H5T_NATIVE_INT32, {40, 3, 2}, 9);
+  });
+  ExpectRefused({"0/next_states has 9 at [0, 0, 0]", "9 x 9"});
+}
+
+TEST_F(HistoryFileTest, ANegativeAction) {
+  Make([](hid_t file) {
+    Replace(file, "0/actions", H5T_NATIVE_INT32, {40, 3}, -1);
+  });
+  ExpectRefused({"0/actions has -1 at [0, 0]", "0 to 4"});
+}
+
+TEST_F(HistoryFileTest, AnActionThatOnlyFitsAfterWrapping) {
+  Make([](hid_t file) {
+    Replace(file, "0/actions", H5T_NATIVE_INT64, {40, 3}, 4294967297.0);
+  });
+  ExpectRefused({"0/actions has 2147483647"});
+}
+
+TEST_F(HistoryFileTest, MoreThanThereIs) {
+  Make([](hid_t) {});
+  EXPECT_THAT(OpenAndRead(0, 41).message(),
+              HasSubstr("has 40 steps of 3 streams; 41"));
+  EXPECT_THAT(OpenAndRead(0, -1, 4).message(), HasSubstr("3 streams"));
+  EXPECT_TRUE(OpenAndRead(0, 40, 3).ok());
+}
+
+}  // namespace
+}  // namespace darkroom
+}  // namespace capstan

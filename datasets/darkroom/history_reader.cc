@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <hdf5/serial/hdf5.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "datasets/darkroom/hdf5_handle.h"
+#include "datasets/darkroom/history_file.h"
+#include "plugins/sdk/status.h"
+
+namespace capstan {
+namespace darkroom {
+namespace {
+
+struct Dataset {
+  const char* name;
+  int rank;  // 3: [T, S, 2], 2: [T, S]
+  std::vector<uint8_t> History::*values;
+  bool is_bool;
+  const char* what;  // a value
+};
+
+constexpr Dataset kDatasets[] = {
+    {"states", 3, &History::states, false, "a state"},
+    {"actions", 2, &History::actions, false, "an action"},
+    {"rewards", 2, &History::rewards, false, "a reward"},
+    {"next_states", 3, &History::next_states, false, "a state"},
+    {"dones", 2, &History::dones, true, "a bool"},
+    {"compress_markers", 2, &History::compress_markers, false, "a marker"},
+};
+constexpr const Dataset& kStates = kDatasets[0];
+constexpr const Dataset& kMarkers = kDatasets[5];
+
+bool IsMarkers(const Dataset& dataset) {
+  return dataset.values == kMarkers.values;
+}
+
+// Values of a dataset are below this.
+int Bound(const Dataset& dataset, const Room& room) {
+  if (dataset.rank == 3) return room.size;
+  if (dataset.values == &History::actions) return kActions;
+  return IsMarkers(dataset) ? 3 : 2;
+}
+
+bool Has(hid_t group, const char* name) {
+  return H5Lexists(group, name, H5P_DEFAULT) > 0;
+}
+
+std::string Dimensions(const std::vector<hsize_t>& sizes) {
+  return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
+}
+
+// One dataset of a group that is open.
+class Source {
+ public:
+  Source(const std::string& path, int task, hid_t group, const Dataset& layout)
+      : layout_(layout),
+        what_(absl::StrCat(path, ": ", task, "/", layout.name)),
+        id_(H5Dopen2(group, layout.name, H5P_DEFAULT), H5Dclose),
+        space_(id_ < 0 ? -1 : H5Dget_space(id_), H5Sclose) {}
+
+  absl::Status CheckType() const {
+    if (id_ < 0) return Error("is not a dataset");
+    const Hdf5Handle type(H5Dget_type(id_), H5Tclose);
+    const H5T_class_t kind = H5Tget_class(type);
+    if (kind == H5T_INTEGER || (layout_.is_bool && kind == H5T_ENUM)) {
+      return absl::OkStatus();
+    }
+    return Error(absl::StrCat("must be of ",
+                              layout_.is_bool ? "bools" : "integers", ", and ",
+                              kind == H5T_FLOAT ? "is of floats" : "isn't"));
+  }
+
+  // [T, S] of [T, S] or [T, S, 2].
+  absl::StatusOr<HistoryShape> Shape() const {
+    std::vector<hsize_t> sizes(std::max(0, H5Sget_simple_extent_ndims(space_)));
+    H5Sget_simple_extent_dims(space_, sizes.data(), nullptr);
+    if (static_cast<int>(sizes.size()) != layout_.rank ||
+        (layout_.rank == 3 && sizes[2] != 2) || sizes[0] == 0 ||
+        sizes[1] == 0) {
+      return Error(absl::StrCat(
+          "must be [steps, streams", layout_.rank == 3 ? ", 2" : "",
+          "], none of them 0, and is ", Dimensions(sizes)));
+    }
+    return HistoryShape{static_cast<int64_t>(sizes[0]),
+                        static_cast<int64_t>(sizes[1])};
+  }
+
+  // Reads that many steps and streams; each value must be below `bound`.
+  absl::Status Read(const HistoryShape& part, int bound,
+                    std::vector<uint8_t>* values) const {
+    const hsize_t start[3] = {0, 0, 0};
+    const hsize_t sizes[3] = {static_cast<hsize_t>(part.steps),
+                              static_cast<hsize_t>(part.streams), 2};
+    if (H5Sselect_hyperslab(space_, H5S_SELECT_SET, start, nullptr, sizes,
+                            nullptr) < 0) {
+      return Error("can't be read");
+    }
+    const Hdf5Handle memory(H5Screate_simple(layout_.rank, sizes, nullptr),
+                            H5Sclose);
+    std::vector<int32_t> wide(part.steps * part.streams *
+                              (layout_.rank == 3 ? 2 : 1));
+    // Numbers that are no int32 become the nearest that is.
+    if (H5Dread(id_, H5T_NATIVE_INT32, memory, space_, H5P_DEFAULT,
+                wide.data()) < 0) {
+      return Error("can't be read: the file is damaged");
+    }
+    values->resize(wide.size());
+    for (size_t i = 0; i < wide.size(); ++i) {
+      if (wide[i] < 0 || wide[i] >= bound) return OutOfRange(wide[i], bound, i);
+      (*values)[i] = static_cast<uint8_t>(wide[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Error(absl::string_view problem) const {
+    return absl::InvalidArgumentError(absl::StrCat(what_, " ", problem));
+  }
+
+ private:
+  absl::Status OutOfRange(int value, int bound, size_t index) const {
+    std::vector<hsize_t> sizes(layout_.rank);
+    H5Sget_select_bounds(space_, std::vector<hsize_t>(layout_.rank).data(),
+                         sizes.data());
+    std::vector<hsize_t> at(layout_.rank);
+    for (int d = layout_.rank - 1; d >= 0; --d) {
+      at[d] = index % (sizes[d] + 1);
+      index /= sizes[d] + 1;
+    }
+    return Error(absl::StrCat(
+        "has ", value, " at ", Dimensions(at), ", but ", layout_.what,
+        layout_.rank == 3
+            ? absl::StrCat(" in a room of ", bound, " x ", bound, " has")
+            : " is one",
+        " of 0 to ", bound - 1));
+  }
+
+  const Dataset& layout_;
+  const std::string what_;
+  const Hdf5Handle id_;
+  const Hdf5Handle space_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HistoryReader>> HistoryReader::Open(
+    const std::string& path) {
+  struct stat info;
+  if (access(path.c_str(), R_OK) != 0 || stat(path.c_str(), &info) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be read"));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a file"));
+  }
+  const QuietHdf5 quiet;
+  if (H5Fis_hdf5(path.c_str()) <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path,
+        " is not an HDF5 file; learning histories are expected, as "
+        "`trainer collect` makes them"));
+  }
+  const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  if (file < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path,
+        " is an HDF5 file that is damaged, cut short, or still being "
+        "written"));
+  }
+  std::unique_ptr<HistoryReader> reader(new HistoryReader(path, file));
+  CAPSTAN_RETURN_IF_ERROR(reader->ListTasks());
+  return reader;
+}
+
+HistoryReader::~HistoryReader() { H5Fclose(file_); }
+
+absl::Status HistoryReader::ListTasks() {
+  H5G_info_t info;
+  if (H5Gget_info(file_, &info) < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_, " is damaged: its groups can't be listed"));
+  }
+  for (hsize_t i = 0; i < info.nlinks; ++i) {
+    char name[64] = "";
+    H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, i, name,
+                       sizeof(name), H5P_DEFAULT);
+    int task = -1;
+    if (!absl::SimpleAtoi(name, &task) || absl::StrCat(task) != name ||
+        task < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path_, " has something called \"", name,
+          "\"; learning histories have a group for each task, \"0\", \"1\", "
+          ".."));
+    }
+    tasks_.push_back(task);
+  }
+  if (tasks_.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_,
+                     " has no group; learning histories have one for "
+                     "each task, \"0\", \"1\", .."));
+  }
+  std::sort(tasks_.begin(), tasks_.end());
+  return absl::OkStatus();
+}
+
+absl::Status HistoryReader::CheckTasks(const std::vector<int>& tasks) const {
+  std::vector<int> missing;
+  for (const int task : tasks) {
+    if (!std::binary_search(tasks_.begin(), tasks_.end(), task)) {
+      missing.push_back(task);
+    }
+  }
+  if (missing.empty()) return absl::OkStatus();
+  std::sort(missing.begin(), missing.end());
+  return absl::InvalidArgumentError(absl::StrCat(
+      path_, " has ", tasks_.size(), " tasks' histories, of the ", tasks.size(),
+      " that are wanted these are missing: ", absl::StrJoin(missing, ", ")));
+}
+
+absl::Status HistoryReader::CheckVariant(Variant variant,
+                                         const Room& room) const {
+  const int task = tasks_.back();
+  if (task < TaskCount(variant, room)) return absl::OkStatus();
+  if (variant == Variant::kPermuted) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path_, " has a group ", task, ", but the actions have only ",
+        TaskCount(variant, room), " permutations"));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(path_, " has a group ", task, ": its goal, row ",
+                   task / room.size, " and column ", task % room.size,
+                   ", is outside of a room of ", room.size, " x ", room.size));
+}
+
+absl::StatusOr<HistoryShape> HistoryReader::Shape(int task) const {
+  const QuietHdf5 quiet;
+  CAPSTAN_RETURN_IF_ERROR(CheckTasks({task}));
+  const Hdf5Handle group(
+      H5Gopen2(file_, absl::StrCat(task).c_str(), H5P_DEFAULT), H5Gclose);
+  if (group < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_, ": ", task, " must be a group, and isn't"));
+  }
+  HistoryShape shape;
+  for (const Dataset& dataset : kDatasets) {
+    if (!Has(group, dataset.name)) {
+      if (IsMarkers(dataset)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          path_, ": group ", task, " has no dataset \"", dataset.name, "\""));
+    }
+    const Source source(path_, task, group, dataset);
+    CAPSTAN_RETURN_IF_ERROR(source.CheckType());
+    CAPSTAN_ASSIGN_OR_RETURN(const HistoryShape own, source.Shape());
+    if (dataset.values == kStates.values) shape = own;
+    if (own.steps != shape.steps || own.streams != shape.streams) {
+      return source.Error(absl::StrCat("is of ", own.steps, " steps and ",
+                                       own.streams, " streams, states ", "of ",
+                                       shape.steps, " and ", shape.streams));
+    }
+  }
+  return shape;
+}
+
+absl::StatusOr<History> HistoryReader::Read(int task, const Room& room,
+                                            int64_t steps,
+                                            int64_t streams) const {
+  CAPSTAN_ASSIGN_OR_RETURN(HistoryShape shape, Shape(task));
+  if (steps > shape.steps || streams > shape.streams) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path_, ": group ", task, " has ", shape.steps, " steps of ",
+        shape.streams, " streams; ", std::max(steps, int64_t{1}), " of ",
+        std::max(streams, int64_t{1}), " are wanted"));
+  }
+  if (steps >= 0) shape.steps = steps;
+  if (streams >= 0) shape.streams = streams;
+  const QuietHdf5 quiet;
+  const Hdf5Handle group(
+      H5Gopen2(file_, absl::StrCat(task).c_str(), H5P_DEFAULT), H5Gclose);
+  History history;
+  history.steps = shape.steps;
+  history.streams = shape.streams;
+  for (const Dataset& dataset : kDatasets) {
+    if (IsMarkers(dataset) && !Has(group, dataset.name)) continue;
+    CAPSTAN_RETURN_IF_ERROR(
+        Source(path_, task, group, dataset)
+            .Read(shape, Bound(dataset, room), &(history.*dataset.values)));
+  }
+  return history;
+}
+
+}  // namespace darkroom
+}  // namespace capstan

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DATASETS_DARKROOM_PPO_H_
+#define CAPSTAN_DATASETS_DARKROOM_PPO_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "datasets/darkroom/darkroom.h"
+#include "datasets/darkroom/history_file.h"
+#include "datasets/darkroom/ppo_networks.h"
+
+namespace capstan {
+namespace darkroom {
+
+// Generalised advantage estimation (Schulman et al., arXiv 1506.02438) over
+// `steps` steps of `streams` streams: rewards, dones and advantages are [steps,
+// streams], values [steps + 1, streams]. What follows a done step counts for
+// nothing.
+void EstimateAdvantages(double discount, double lambda, int64_t steps,
+                        int64_t streams, const uint8_t* rewards,
+                        const uint8_t* dones, const float* values,
+                        float* advantages);
+
+// Learns one task with many agents (streams) at once, and records what they do.
+// Does what stable-baselines3's PPO does with that many environments: the end
+// of an episode is the end of its returns, and the next one starts with the
+// next step. What it does depends on the seed alone. One thread.
+class PpoLearner {
+ public:
+  PpoLearner(const PpoSettings& settings, const Room& room, const Task& task,
+             int64_t streams, uint64_t seed);
+
+  // settings.steps_per_update steps of each stream, which history() gets, and
+  // then settings.epochs passes over them.
+  void Update();
+
+  // Of all updates; compress_markers tell which steps were of one.
+  const History& history() const { return history_; }
+
+  // Of the episodes that ended in the last update, or the one before where none
+  // did; 0 before the first.
+  double mean_return() const { return mean_return_; }
+
+ private:
+  void CollectSteps();
+  void Record(const uint8_t* actions, const uint8_t* rewards,
+              const std::vector<Cell>& before, bool first, bool last);
+  // Fills in the samples' advantages and targets.
+  void Judge();
+  void Learn();
+
+  int CellOf(const Cell& cell) const {
+    return cell.row * rooms_.room().size + cell.column;
+  }
+
+  const PpoSettings settings_;
+  const int64_t streams_;
+  const uint64_t action_key_, order_key_;
+  Darkroom rooms_;
+  PpoNetworks networks_;
+  History history_;
+  int64_t updates_ = 0, steps_ = 0;
+
+  std::vector<float> log_probabilities_;  // [cells, kActions]
+  std::vector<float> values_;             // [cells]
+  // Of the current update, [steps, streams].
+  std::vector<PpoSample> samples_;
+  std::vector<uint8_t> rewards_, dones_;
+  std::vector<PpoSample> minibatch_;
+  std::vector<int32_t> order_;
+  std::vector<int32_t> returns_;  // of the current episodes, [streams]
+  double mean_return_ = 0.0;
+};
+
+}  // namespace darkroom
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_DARKROOM_PPO_H_

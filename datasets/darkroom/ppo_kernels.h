@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arithmetic of small learners: a network of two tanh layers on two inputs,
+// its gradients, and Adam. Compiled for several instruction sets as
+// kernels/simd.h; one thread each. The same numbers on every processor that has
+// the same instruction set.
+#ifndef CAPSTAN_DATASETS_DARKROOM_PPO_KERNELS_H_
+#define CAPSTAN_DATASETS_DARKROOM_PPO_KERNELS_H_
+
+#include <cstdint>
+
+namespace capstan {
+namespace darkroom {
+
+// Sizes of a network. Outputs beyond those in use have weights of 0.
+constexpr int kInputs = 2;
+constexpr int kHidden = 64;
+constexpr int kOutputs = 8;
+// Rows are worked on this many at a time.
+constexpr int kRowBlock = 4;
+
+// A network's parameters, and its gradients. Every row is whole cache lines.
+struct alignas(64) Network {
+  float w1[kInputs][kHidden];
+  float b1[kHidden];
+  float w2[kHidden][kHidden];  // [from][to]
+  float b2[kHidden];
+  float wo[kOutputs][kHidden];  // [to][from]
+  float bo[kHidden];            // kOutputs, padded
+};
+constexpr int64_t kNetworkSize = sizeof(Network) / sizeof(float);
+
+// Adam's constants at a step (Kingma and Ba, ICLR 2015), as torch.optim.Adam.
+struct AdamStep {
+  float gradient_scale;  // what clipping leaves of the gradient
+  float beta1, beta2;
+  float weight1, weight2;  // 1 - beta1, 1 - beta2
+  float rate;              // learning rate / (1 - beta1^t)
+  float root2;             // 1 / sqrt(1 - beta2^t)
+  float epsilon;
+};
+
+struct PpoKernels {
+  const char* name;
+
+  // y = tanh(x), n a multiple of 16, to 2 ulp; NaN stays NaN. y may be x.
+  void (*tanh)(const float* x, int64_t n, float* y);
+
+  // h1 = tanh(x w1 + b1), h2 = tanh(h1 w2 + b2), [rows, kHidden], and the first
+  // `outputs` of out = h2 wo + bo, [rows, kOutputs], of inputs x [rows,
+  // kInputs]; rows is a multiple of kRowBlock.
+  void (*forward)(const Network& net, const float* x, int64_t rows, int outputs,
+                  float* h1, float* h2, float* out);
+
+  // The gradient by the parameters from that by the outputs; both of which are
+  // 0 beyond `outputs`. h1 and h2 are overwritten.
+  void (*backward)(const Network& net, const float* x, const float* d_out,
+                   int64_t rows, int outputs, float* h1, float* h2,
+                   Network* gradient);
+
+  // Of n numbers, a multiple of 64.
+  float (*sum_of_squares)(const float* x, int64_t n);
+
+  // One step of n parameters, a multiple of 16, with their running means of
+  // gradients and of squared gradients.
+  void (*adam)(const AdamStep& step, const float* gradient, int64_t n,
+               float* parameter, float* mean, float* square);
+};
+
+// The best for this processor.
+const PpoKernels& BestPpoKernels();
+
+// Each set that this processor can run, the plain one first: for tests.
+// Returns the number of sets, and writes that many (3 at most) to `sets`.
+int RunnablePpoKernels(const PpoKernels* sets[3]);
+
+}  // namespace darkroom
+}  // namespace capstan
+
+#endif  // CAPSTAN_DATASETS_DARKROOM_PPO_KERNELS_H_

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/darkroom/ppo.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+namespace capstan {
+namespace darkroom {
+namespace {
+
+constexpr Room kRoom;
+
+TEST(AdvantagesTest, AreDiscountedSumsOfSurprises) {
+  constexpr int kSteps = 7, kStreams = 2;
+  constexpr double kDiscount = 0.9, kLambda = 0.8;
+  const std::vector<uint8_t> rewards = {0, 1, 1, 0, 0, 0, 1,
+                                        1, 0, 1, 0, 0, 1, 0};
+  const std::vector<uint8_t> dones = {0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0};
+  std::vector<float> values((kSteps + 1) * kStreams);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(std::sin(1.0 + i));
+  }
+  std::vector<float> advantages(kSteps * kStreams);
+  EstimateAdvantages(kDiscount, kLambda, kSteps, kStreams, rewards.data(),
+                     dones.data(), values.data(), advantages.data());
+  for (int s = 0; s < kStreams; ++s) {
+    for (int t = 0; t < kSteps; ++t) {
+      double wanted = 0.0, factor = 1.0;
+      for (int later = t; later < kSteps; ++later) {
+        const int i = later * kStreams + s;
+        const double next = dones[i] ? 0.0 : values[i + kStreams];
+        wanted += factor * (rewards[i] + kDiscount * next - values[i]);
+        factor *= kDiscount * kLambda;
+        if (dones[i]) break;
+      }
+      EXPECT_NEAR(advantages[t * kStreams + s], wanted, 1e-6) << t << " " << s;
+    }
+  }
+}
+
+// The return of each episode of a history, in order.
+std::vector<int> Returns(const History& h, int64_t stream) {
+  std::vector<int> returns = {0};
+  for (int64_t t = 0; t < h.steps; ++t) {
+    returns.back() += h.rewards[t * h.streams + stream];
+    if (h.dones[t * h.streams + stream]) returns.push_back(0);
+  }
+  returns.pop_back();
+  return returns;
+}
+
+TEST(PpoLearnerTest, RecordsWhatHappened) {
+  PpoSettings settings;
+  settings.steps_per_update = 30;  // an episode and a half
+  settings.epochs = 1;
+  const Task task = MakeTask(Variant::kGoals, kRoom, 41);
+  const auto learner =
+      std::make_unique<PpoLearner>(settings, kRoom, task, 6, 1);
+  for (int i = 0; i < 3; ++i) learner->Update();
+  const History& h = learner->history();
+  ASSERT_EQ(h.steps, 90);
+  ASSERT_EQ(h.streams, 6);
+  ASSERT_EQ(h.compress_markers.size(), 540);
+  Darkroom rooms(kRoom, std::vector<Task>(6, task));
+  for (int64_t t = 0; t < 90; ++t) {
+    std::vector<Cell> before = rooms.states();
+    uint8_t rewards[6];
+    rooms.Step(&h.actions[t * 6], rewards);
+    const bool done = rooms.done();
+    if (done) rooms.Reset();
+    for (int s = 0; s < 6; ++s) {
+      const int64_t i = t * 6 + s;
+      ASSERT_EQ((Cell{h.states[2 * i], h.states[2 * i + 1]}), before[s]);
+      ASSERT_EQ((Cell{h.next_states[2 * i], h.next_states[2 * i + 1]}),
+                rooms.states()[s]);
+      ASSERT_EQ(h.rewards[i], rewards[s]);
+      ASSERT_EQ(h.dones[i], done);
+      ASSERT_EQ(h.compress_markers[i], t % 30 == 0 ? 1 : t % 30 == 29 ? 2 : 0);
+    }
+  }
+  // The last update saw the episodes end that began in the one before it, and
+  // the ones after those.
+  double total = 0;
+  for (int s = 0; s < 6; ++s) total += Returns(h, s)[3];
+  EXPECT_DOUBLE_EQ(learner->mean_return(), total / 6);
+}
+
+TEST(PpoLearnerTest, ActsAtRandomAtFirst) {
+  PpoSettings settings;
+  settings.epochs = 1;
+  const auto learner = std::make_unique<PpoLearner>(
+      settings, kRoom, MakeTask(Variant::kGoals, kRoom, 0), 100, 7);
+  learner->Update();
+  const History& h = learner->history();
+  std::vector<int> counts(kActions);
+  for (const uint8_t action : h.actions) ++counts[action];
+  for (const int count : counts) EXPECT_NEAR(count, 1600, 250);
+  // Streams differ.
+  int same = 0;
+  for (int64_t t = 0; t < h.steps; ++t) {
+    same += h.actions[t * 100] == h.actions[t * 100 + 1];
+  }
+  EXPECT_LT(same, 40);
+}
+
+TEST(PpoLearnerTest, DependsOnTheSeedAlone) {
+  PpoSettings settings;
+  settings.epochs = 2;
+  const Task task = MakeTask(Variant::kGoals, kRoom, 33);
+  const auto run = [&](uint64_t seed) {
+    const auto learner =
+        std::make_unique<PpoLearner>(settings, kRoom, task, 4, seed);
+    for (int i = 0; i < 4; ++i) learner->Update();
+    return learner->history().actions;
+  };
+  EXPECT_EQ(run(3), run(3));
+  EXPECT_NE(run(3), run(4));
+}
+
+// A goal in a corner, the farthest there is, with the original's settings.
+TEST(PpoLearnerTest, LearnsToReachTheGoal) {
+  const Task task = MakeTask(Variant::kGoals, kRoom, 80);
+  const auto learner =
+      std::make_unique<PpoLearner>(PpoSettings(), kRoom, task, 100, 42 + 80);
+  learner->Update();
+  EXPECT_LT(learner->mean_return(), 1.0);
+  for (int i = 1; i < 13; ++i) learner->Update();
+  EXPECT_EQ(learner->history().steps, 1040);
+  EXPECT_GT(learner->mean_return(), 0.85 * OptimalReturn(kRoom, task));
+  EXPECT_LE(learner->mean_return(), OptimalReturn(kRoom, task));
+}
+
+TEST(PpoLearnerTest, LearnsWhatActionsMean) {
+  Room room;
+  room.size = 4;
+  const Task task = MakeTask(Variant::kPermuted, room, 119);
+  PpoSettings settings;
+  const auto learner =
+      std::make_unique<PpoLearner>(settings, room, task, 50, 1);
+  for (int i = 0; i < 13; ++i) learner->Update();
+  EXPECT_GT(learner->mean_return(), 0.85 * OptimalReturn(room, task));
+}
+
+}  // namespace
+}  // namespace darkroom
+}  // namespace capstan

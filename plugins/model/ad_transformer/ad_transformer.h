@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The transformer of Algorithm Distillation as its darkroom program computes
+// it: torch.nn.TransformerEncoder (post-norm, GELU), used causally, over
+// transitions and one queried state, whose place alone is read:
+//   x_t = embedding of token t + its type's + its position's
+//   logits = pred_action(encoder(x)_last), pred_token_type(encoder(x)_last)
+#ifndef CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_
+#define CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/encoder_block.h"
+#include "plugins/model/ad_transformer/ad_transformer_config.h"
+#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/safetensors.h"
+
+namespace capstan {
+namespace ad_transformer {
+
+class AdTransformer final : public Model, public HistoryModel {
+ public:
+  // Opens and checks the folder's files, if the config names one.
+  static absl::StatusOr<std::unique_ptr<AdTransformer>> Create(
+      const Config& config);
+
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+  absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
+                            int64_t count, float* out) const override;
+  void Bind(std::vector<at::Tensor> parameters) override;
+  absl::Status SaveConfig(const std::string& folder,
+                          c10::ScalarType dtype) const override;
+  // length: tokens of a history; 0: n_transit.
+  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
+                                    c10::ScalarType compute) const override;
+
+  HistorySpec history_spec() const override;
+  at::Tensor LastLogits(const HistoryInput& input, UnitRunner& runner) override;
+  std::unique_ptr<HistoryCache> NewCache(int64_t rows) const override;
+  at::Tensor NextLogits(HistoryCache& cache, const HistoryInput& input,
+                        UnitRunner& runner) override;
+
+  // Takes LibTorch's operators even where there are faster loops: for tests.
+  void UsePlainOperators() { plain_ = true; }
+
+ private:
+  AdTransformer(const Sizes& sizes, std::unique_ptr<SafetensorsReader> weights);
+
+  std::vector<at::Tensor> EmbeddingWeights() const;
+  kernels::EncoderBlockWeights LayerWeights(int64_t layer) const;
+  at::Tensor Head(const at::Tensor& last, UnitRunner& runner) const;
+  int head_unit() const { return static_cast<int>(units_.size()) - 1; }
+
+  const Sizes sizes_;
+  const std::unique_ptr<SafetensorsReader> weights_;  // null: random
+  const std::vector<ParameterSpec> specs_;
+  const std::vector<std::string> units_;
+  std::vector<at::Tensor> parameters_;
+  bool plain_ = false;
+};
+
+}  // namespace ad_transformer
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_

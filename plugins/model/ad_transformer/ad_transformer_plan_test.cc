@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PlanUnits against what one forward and backward really allocate.
+#include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "plugins/model/ad_transformer/ad_transformer_testing.h"
+#include "plugins/sdk/memory.h"
+#include "trainer/memory/memory_plan.h"
+#include "trainer/memory/tracking_allocator.h"
+
+namespace capstan {
+namespace ad_transformer {
+namespace {
+
+// As a strategy that copies each gradient as soon as it is there.
+class DropGradient final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  void operator()(const at::Tensor& parameter) override {
+    parameter.mutable_grad().reset();
+  }
+};
+
+constexpr int64_t kSamples = 64, kLength = 80;
+
+Config Sizes() {
+  Config config;
+  config.set_embedding(64);
+  config.set_layers(4);
+  config.set_heads(4);
+  config.set_n_transit(kLength);
+  return config;
+}
+
+int64_t Measured(AdTransformer& model) {
+  HistoryInput input = Histories(std::vector<int64_t>(kSamples, kLength),
+                                 kLength, /*compressed=*/false);
+  input.sample_positions = at::arange(kSamples);
+  PlainRunner runner;
+  const MemoryByCategory before = TrackedMemory().live;
+  ResetTrackedPeak();
+  {
+    at::Tensor loss;
+    {
+      const MemoryScope scope(MemoryCategory::kActivations);
+      loss = model.LastLogits(input, runner).sum();
+    }
+    const MemoryScope scope(MemoryCategory::kWorkspace);
+    torch::autograd::backward({loss}, {at::full({}, 1.0)});
+  }
+  return Total(TrackedMemory().at_peak) - Total(before);
+}
+
+int64_t Planned(const AdTransformer& model, at::ScalarType compute) {
+  const std::vector<UnitMemory> units =
+      model.PlanUnits(kSamples, kLength, compute);
+  EXPECT_EQ(units.size(), model.units().size());
+  StrategyPlan strategy;
+  strategy.backward_workspace.resize(units.size());
+  for (const ParameterSpec& spec : model.parameters()) {
+    int64_t& largest = strategy.backward_workspace[spec.unit];
+    largest =
+        std::max<int64_t>(largest, spec.numel() * c10::elementSize(compute));
+  }
+  return Total(PlanMemory(strategy, /*optimizer_state=*/0, units,
+                          ActivationCheckpointing(), /*on_gpu=*/false)
+                   .at_peak);
+}
+
+void Compare(at::ScalarType compute, double bound) {
+  at::set_num_threads(1);
+  InstallTrackingAllocator();
+  const auto model = Make(Sizes());
+  for (at::Tensor& p : BindTo(*model, compute)) {
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        p, std::make_unique<DropGradient>());
+  }
+  const int64_t measured = Measured(*model);
+  EXPECT_NEAR(Planned(*model, compute), measured,
+              bound * static_cast<double>(measured));
+}
+
+TEST(AdTransformerPlanTest, Float32) { Compare(at::kFloat, 0.03); }
+
+TEST(AdTransformerPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.25); }
+
+}  // namespace
+}  // namespace ad_transformer
+}  // namespace capstan

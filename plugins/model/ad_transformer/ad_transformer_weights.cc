@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/model/ad_transformer/ad_transformer_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "plugins/sdk/random.h"
+
+namespace capstan {
+namespace ad_transformer {
+namespace {
+
+using kernels::EncoderWeight;
+
+constexpr const char* kLayerNames[kernels::kEncoderWeights] = {
+    "self_attn.in_proj_weight",
+    "self_attn.in_proj_bias",
+    "self_attn.out_proj.weight",
+    "self_attn.out_proj.bias",
+    "linear1.weight",
+    "linear1.bias",
+    "linear2.weight",
+    "linear2.bias",
+    "norm1.weight",
+    "norm1.bias",
+    "norm2.weight",
+    "norm2.bias",
+};
+
+std::vector<int64_t> LayerShape(const Sizes& s, int weight) {
+  const int64_t e = s.embedding, f = s.feed_forward;
+  switch (weight) {
+    case kernels::kInWeight:
+      return {3 * e, e};
+    case kernels::kInBias:
+      return {3 * e};
+    case kernels::kOutWeight:
+      return {e, e};
+    case kernels::kUpWeight:
+      return {f, e};
+    case kernels::kUpBias:
+      return {f};
+    case kernels::kDownWeight:
+      return {e, f};
+    default:
+      return {e};
+  }
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+void FillUniform(uint64_t key, double bound, int64_t begin, int64_t count,
+                 float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = static_cast<float>(
+        bound *
+        (2.0 * RandomUniform(key, static_cast<uint64_t>(begin + i)) - 1.0));
+  }
+}
+
+// What a parameter is at first.
+struct Start {
+  enum Kind { kConstant, kUniform, kNormal } kind;
+  double size;  // the constant, the bound or the standard deviation
+};
+
+// torch.nn.Linear's weight and bias.
+Start OfLinear(int64_t inputs) {
+  return {Start::kUniform, 1.0 / std::sqrt(static_cast<double>(inputs))};
+}
+
+Start StartOf(const Sizes& s, int index) {
+  if (index >= HeadIndex(s)) return OfLinear(s.embedding);
+  if (index < EmbeddingParameters(s)) {
+    if (index == kPositions) return {Start::kNormal, 0.02};
+    if (index == kContextWeight || index == kContextBias) {
+      return OfLinear(s.features());
+    }
+    return {Start::kNormal, 1.0};
+  }
+  switch ((index - EmbeddingParameters(s)) % kernels::kEncoderWeights) {
+    case kernels::kInWeight:  // Xavier, of [3E, E]
+      return {Start::kUniform,
+              std::sqrt(6.0 / (4.0 * static_cast<double>(s.embedding)))};
+    case kernels::kOutWeight:
+    case kernels::kUpWeight:
+    case kernels::kUpBias:
+      return OfLinear(s.embedding);
+    case kernels::kDownWeight:
+    case kernels::kDownBias:
+      return OfLinear(s.feed_forward);
+    case kernels::kNorm1Weight:
+    case kernels::kNorm2Weight:
+      return {Start::kConstant, 1.0};
+    default:
+      return {Start::kConstant, 0.0};
+  }
+}
+
+}  // namespace
+
+int EmbeddingParameters(const Sizes& sizes) {
+  return sizes.compressed ? kEndToken + 1 : kQueryStates + 1;
+}
+
+std::vector<std::string> UnitNames(const Sizes& sizes) {
+  std::vector<std::string> names = {"embed"};
+  for (int64_t i = 0; i < sizes.layers; ++i) {
+    names.push_back(absl::StrCat("layers.", i));
+  }
+  names.push_back("head");
+  return names;
+}
+
+std::vector<ParameterSpec> ParameterSpecs(const Sizes& s) {
+  const int64_t e = s.embedding;
+  std::vector<ParameterSpec> specs;
+  int unit = 0;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    specs.push_back({name, std::move(shape), unit});
+    // Gradients of the embeddings are put where the rows came from.
+    specs.back().read_in_backward = unit > 0;
+  };
+  add("pos_embedding", {1, s.n_transit, e});
+  add("embed_context.weight", {e, s.features()});
+  add("embed_context.bias", {e});
+  add("embed_query_state.weight", {s.grid * s.grid, e});
+  if (s.compressed) {
+    add("token_type_embedding.weight", {kTokenTypes, e});
+    add("compress_start_token", {1, 1, e});
+    add("compress_end_token", {1, 1, e});
+  }
+  for (int64_t i = 0; i < s.layers; ++i) {
+    ++unit;
+    for (int w = 0; w < kernels::kEncoderWeights; ++w) {
+      add(absl::StrCat("transformer_encoder.layers.", i, ".", kLayerNames[w]),
+          LayerShape(s, w));
+    }
+  }
+  ++unit;
+  add("pred_action.weight", {s.actions, e});
+  add("pred_action.bias", {s.actions});
+  if (s.compressed) {
+    add("pred_token_type.weight", {kTokenTypes, e});
+    add("pred_token_type.bias", {kTokenTypes});
+  }
+  return specs;
+}
+
+void RandomValue(const Sizes& sizes, int index, const ParameterSpec& spec,
+                 uint64_t seed, int64_t begin, int64_t count, float* out) {
+  const Start start = StartOf(sizes, index);
+  const uint64_t key = RandomKey(seed, spec.name);
+  switch (start.kind) {
+    case Start::kConstant:
+      std::fill(out, out + count, static_cast<float>(start.size));
+      break;
+    case Start::kUniform:
+      FillUniform(key, start.size, begin, count, out);
+      break;
+    case Start::kNormal:
+      FillNormal(key, begin, count, 0.0f, static_cast<float>(start.size), out);
+      break;
+  }
+}
+
+absl::Status CheckWeights(const std::vector<ParameterSpec>& specs,
+                          const SafetensorsReader& weights,
+                          const std::string& folder) {
+  std::set<std::string> known;
+  for (const ParameterSpec& spec : specs) {
+    known.insert(spec.name);
+    const auto it = weights.tensors().find(spec.name);
+    if (it == weights.tensors().end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(folder, ": the weights lack tensor '", spec.name,
+                       "', which config.json asks for"));
+    }
+    const TensorEntry& entry = it->second;
+    if (entry.shape != spec.shape) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(entry.file, ": tensor '", spec.name, "' has the shape ",
+                       ShapeText(entry.shape), ", but config.json makes it ",
+                       ShapeText(spec.shape)));
+    }
+    if (entry.dtype != c10::ScalarType::Float &&
+        entry.dtype != c10::ScalarType::Half &&
+        entry.dtype != c10::ScalarType::BFloat16) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          entry.file, ": tensor '", spec.name,
+          "' must be F32, F16 or BF16, is ", c10::toString(entry.dtype)));
+    }
+  }
+  for (const auto& [name, entry] : weights.tensors()) {
+    if (known.count(name) > 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(entry.file, ": tensor '", name,
+                     "' has no place in the model that config.json describes"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ad_transformer
+}  // namespace capstan

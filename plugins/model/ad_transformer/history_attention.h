@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Keys and values of past tokens, for evaluation in context.
+#ifndef CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_HISTORY_ATTENTION_H_
+#define CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_HISTORY_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "kernels/encoder_block.h"
+#include "plugins/model/ad_transformer/ad_transformer_config.h"
+#include "plugins/model/ad_transformer/history_model.h"
+
+namespace capstan {
+namespace ad_transformer {
+
+class KeysAndValues final : public HistoryCache {
+ public:
+  // What one call's layers have in common; n tokens a row.
+  struct Step {
+    int64_t tokens = 0;  // n
+    int64_t keys = 0;    // of the longest row, new ones included
+    at::Tensor first;    // [rows] int64: position of a row's first new token
+    at::Tensor slots;    // [rows, n] int64: where its keys go
+    at::Tensor unseen;   // [rows, 1, n, keys] bool
+    at::Tensor last;     // [rows] int64: of the rows * n, the one that is read
+  };
+
+  KeysAndValues(int64_t rows, const Sizes& sizes, const at::TensorOptions& of);
+
+  int64_t rows() const override {
+    return static_cast<int64_t>(lengths_.size());
+  }
+  int64_t length(int64_t row) const override { return lengths_[row]; }
+  void Clear(int64_t row) override { lengths_[row] = 0; }
+
+  // For [rows, n] tokens of which lengths [rows], on the CPU, count.
+  Step Begin(const at::Tensor& lengths, int64_t n) const;
+  // An encoder layer on x [rows * n, E], whose keys and values it keeps.
+  at::Tensor Layer(const Step& step, int layer,
+                   const kernels::EncoderBlockWeights& w, const at::Tensor& x);
+  // The tokens, but for queries, are there from now on; kinds [rows, n] and
+  // lengths on the CPU.
+  void End(const at::Tensor& kinds, const at::Tensor& lengths);
+
+ private:
+  const Sizes sizes_;
+  std::vector<int64_t> lengths_;
+  // One a layer, [rows, n_transit + 1, E]: the last place is for what doesn't
+  // count.
+  std::vector<at::Tensor> keys_, values_;
+};
+
+}  // namespace ad_transformer
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_HISTORY_ATTENTION_H_

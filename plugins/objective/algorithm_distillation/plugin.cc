@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Apart from the code, so that a test can link several plugins' code.
+#include "plugins/sdk/plugin.h"
+
+#include "plugins/objective/algorithm_distillation/algorithm_distillation.h"
+
+namespace capstan {
+namespace algorithm_distillation {
+
+CAPSTAN_PLUGIN(Objective, AlgorithmDistillation,
+               capstan::algorithm_distillation::Config,
+               "imitates learning histories; plays held-out tasks in context");
+
+}  // namespace algorithm_distillation
+}  // namespace capstan
