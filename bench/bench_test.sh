@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# bench_test.py, by the python3 of the machine: it needs nothing but that.
+# The tests of bench/, by the python3 of the machine: it needs nothing but that.
 set -eu
 cd "$(dirname "$0")"
-exec python3 -m unittest bench_test
+exec python3 -m unittest bench_test collect_test

@@ -138,7 +138,11 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                            CreateModel(loaded, *context.host));
   const TokenModel* const tokens = model->token_model();
-  if (tokens != nullptr && !tokens->sampling_objective().empty()) {
+  if (tokens == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, " is no model of texts: it can't write any"));
+  }
+  if (!tokens->sampling_objective().empty()) {
     return slot + ObjectiveSlot(tokens->sampling_objective());
   }
   const size_t split = architecture.find("For");

@@ -89,6 +89,8 @@ std::string Axes(const Frame& frame) {
   const double losses = MarkDistance(frame.high - frame.low);
   for (double mark = std::ceil(frame.low / losses) * losses; mark <= frame.high;
        mark += losses) {
+    // A sum of marks may miss 0 by a bit, and on its lower side.
+    if (std::fabs(mark) < 1e-9 * losses) mark = 0.0;
     const double y = frame.Y(mark);
     absl::StrAppendFormat(&svg,
                           "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" "

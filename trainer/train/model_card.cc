@@ -27,9 +27,14 @@ std::string LastName(std::string path) {
 }
 
 std::string Front(const ModelCardFacts& facts) {
-  std::string front = absl::StrCat(
-      "---\nlibrary_name: ", facts.adapter ? "peft" : "transformers",
-      "\npipeline_tag: text-generation\ntags:\n- capstan\n");
+  std::string front = "---\n";
+  if (facts.causal || facts.adapter) {
+    absl::StrAppend(&front,
+                    "library_name: ", facts.adapter ? "peft" : "transformers",
+                    "\n");
+  }
+  if (facts.texts) absl::StrAppend(&front, "pipeline_tag: text-generation\n");
+  absl::StrAppend(&front, "tags:\n- capstan\n");
   if (facts.adapter) absl::StrAppend(&front, "- lora\n");
   if (!facts.base_model.empty()) {
     // Its place at a hub isn't known.
@@ -86,6 +91,13 @@ std::string Use(const ModelCardFacts& facts) {
            "model = AutoPeftModelForCausalLM.from_pretrained(\"FOLDER\")\n"
            "```\n\n`trainer merge` makes a whole model of it.\n";
   }
+  if (!facts.texts) {
+    return "`model { [plugin/..] { pretrained: \"FOLDER\" } }` in a config of "
+           "Capstan goes on from it.\n";
+  }
+  if (!facts.causal) {
+    return "```\ntrainer generate --model=FOLDER --prompt=\"..\"\n```\n";
+  }
   return "```python\nfrom transformers import AutoModelForCausalLM, "
          "AutoTokenizer\n\n"
          "model = AutoModelForCausalLM.from_pretrained(\"FOLDER\")\n"
@@ -109,10 +121,9 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     absl::StrAppend(&card, "A LoRA adapter",
                     base.empty() ? "" : absl::StrCat(" for ", base));
   } else {
-    absl::StrAppend(
-        &card, base.empty()
-                   ? "A language model, trained from scratch"
-                   : absl::StrCat("A language model, fine-tuned from ", base));
+    absl::StrAppend(&card, facts.texts ? "A language model, " : "A model, ",
+                    base.empty() ? "trained from scratch"
+                                 : absl::StrCat("fine-tuned from ", base));
   }
   absl::StrAppend(&card, " with Capstan.\n\n## Training\n\n", Numbers(facts),
                   "\n");

@@ -20,6 +20,10 @@ struct ModelCardFacts {
   std::string config_text;
   std::string base_model;  // "": from scratch
   bool adapter = false;
+  // Whether it is a model of texts, and one that goes from left to right, as
+  // transformers' AutoModelForCausalLM are.
+  bool texts = true;
+  bool causal = true;
   std::string metrics_path;  // metrics.jsonl
   int world_size = 1;
   int64_t global_batch_size = 1;

@@ -96,6 +96,9 @@ ModelCardFacts TrainLoop::CardFacts() const {
   facts.config_text = config_text_;
   facts.base_model = BaseModelOf(config_);
   facts.adapter = parts_.lora.has_value();
+  const TokenModel* const tokens = parts_.model->token_model();
+  facts.texts = tokens != nullptr;
+  facts.causal = tokens != nullptr && tokens->causal();
   facts.metrics_path = output_dir_ + "/metrics.jsonl";
   facts.world_size = group_->size();
   facts.global_batch_size = job_->batch.global_batch_size;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/ad_transformer/ad_transformer_config.h"
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "plugins/common/text_file.h"
+#include "plugins/model/common/config_keys.h"
 #include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace ad_transformer {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = ConfigJson;
 
 constexpr char kModelType[] = "ad_transformer";
 
@@ -94,15 +94,11 @@ absl::StatusOr<Sizes> SizesOf(const Config& config) {
 absl::StatusOr<Sizes> ReadSizes(const std::string& folder) {
   const std::string path = folder + "/config.json";
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
   const auto fail = [&](absl::string_view key, absl::string_view problem) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": ", key, " ", problem));
   };
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": not a JSON object"));
-  }
   if (json.value("model_type", Json()) != kModelType) {
     return fail("model_type", absl::StrCat("must be \"", kModelType, "\""));
   }
@@ -141,9 +137,7 @@ absl::Status WriteSizes(const Sizes& sizes, const std::string& folder,
   ForSizes(s, [&](const char* key, int64_t& value) { json[key] = value; });
   json["compressed"] = s.compressed;
   json["dropout"] = s.dropout;
-  json["dtype"] = dtype == c10::ScalarType::BFloat16 ? "bfloat16"
-                  : dtype == c10::ScalarType::Half   ? "float16"
-                                                     : "float32";
+  json["dtype"] = DtypeName(dtype);
   return WriteTextFile(folder + "/config.json", json.dump(2) + "\n");
 }
 

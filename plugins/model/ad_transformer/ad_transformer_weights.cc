@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "plugins/sdk/random.h"
 
 namespace capstan {
@@ -48,10 +46,6 @@ std::vector<int64_t> LayerShape(const Sizes& s, int weight) {
     default:
       return {e};
   }
-}
-
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
 void FillUniform(uint64_t key, double bound, int64_t begin, int64_t count,
@@ -167,42 +161,6 @@ void RandomValue(const Sizes& sizes, int index, const ParameterSpec& spec,
       FillNormal(key, begin, count, 0.0f, static_cast<float>(start.size), out);
       break;
   }
-}
-
-absl::Status CheckWeights(const std::vector<ParameterSpec>& specs,
-                          const SafetensorsReader& weights,
-                          const std::string& folder) {
-  std::set<std::string> known;
-  for (const ParameterSpec& spec : specs) {
-    known.insert(spec.name);
-    const auto it = weights.tensors().find(spec.name);
-    if (it == weights.tensors().end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(folder, ": the weights lack tensor '", spec.name,
-                       "', which config.json asks for"));
-    }
-    const TensorEntry& entry = it->second;
-    if (entry.shape != spec.shape) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(entry.file, ": tensor '", spec.name, "' has the shape ",
-                       ShapeText(entry.shape), ", but config.json makes it ",
-                       ShapeText(spec.shape)));
-    }
-    if (entry.dtype != c10::ScalarType::Float &&
-        entry.dtype != c10::ScalarType::Half &&
-        entry.dtype != c10::ScalarType::BFloat16) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          entry.file, ": tensor '", spec.name,
-          "' must be F32, F16 or BF16, is ", c10::toString(entry.dtype)));
-    }
-  }
-  for (const auto& [name, entry] : weights.tensors()) {
-    if (known.count(name) > 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(entry.file, ": tensor '", name,
-                     "' has no place in the model that config.json describes"));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace ad_transformer

@@ -8,11 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "kernels/encoder_block.h"
 #include "plugins/model/ad_transformer/ad_transformer_config.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/safetensors.h"
 
 namespace capstan {
 namespace ad_transformer {
@@ -47,11 +45,6 @@ std::vector<ParameterSpec> ParameterSpecs(const Sizes& sizes);
 // each layer by itself (torch.nn.TransformerEncoder copies one layer's).
 void RandomValue(const Sizes& sizes, int index, const ParameterSpec& spec,
                  uint64_t seed, int64_t begin, int64_t count, float* out);
-
-// Whether the file has these parameters and no others.
-absl::Status CheckWeights(const std::vector<ParameterSpec>& specs,
-                          const SafetensorsReader& weights,
-                          const std::string& folder);
 
 }  // namespace ad_transformer
 }  // namespace capstan

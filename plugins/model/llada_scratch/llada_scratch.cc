@@ -55,14 +55,14 @@ enum LayerParameter {
 };
 enum HeadParameter { kNorm, kNormBias, kHead, kHeadBias, kHeadParameters };
 
-std::vector<ParameterSpec> ParameterSpecs(const Config &c) {
+std::vector<ParameterSpec> ParameterSpecs(const Config& c) {
   const int64_t hidden = c.hidden_size(), inner = c.intermediate_size();
   std::vector<ParameterSpec> specs;
   int unit = 0;
-  const auto add = [&](const std::string &name, std::vector<int64_t> shape) {
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
     specs.push_back({name, std::move(shape), unit});
   };
-  const auto add_norm = [&](const std::string &name) {
+  const auto add_norm = [&](const std::string& name) {
     add(name + ".weight", {hidden});
     add(name + ".bias", {hidden});
   };
@@ -74,7 +74,7 @@ std::vector<ParameterSpec> ParameterSpecs(const Config &c) {
     ++unit;
     const std::string layer = absl::StrCat("layers.", i, ".");
     add_norm(layer + "attention_norm");
-    for (const char *name : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
+    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
       add(absl::StrCat(layer, "attention.", name, ".weight"), {hidden, hidden});
     }
     add_norm(layer + "mlp_norm");
@@ -90,7 +90,7 @@ std::vector<ParameterSpec> ParameterSpecs(const Config &c) {
   return specs;
 }
 
-std::vector<std::string> UnitNames(const Config &c) {
+std::vector<std::string> UnitNames(const Config& c) {
   std::vector<std::string> names = {"embed"};
   for (int64_t i = 0; i < c.num_hidden_layers(); ++i) {
     names.push_back(absl::StrCat("layers.", i));
@@ -99,8 +99,8 @@ std::vector<std::string> UnitNames(const Config &c) {
   return names;
 }
 
-at::Tensor LayerNorm(const at::Tensor &x, const at::Tensor &weight,
-                     const at::Tensor &bias, double eps) {
+at::Tensor LayerNorm(const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& bias, double eps) {
   return at::layer_norm(x, {x.size(-1)}, weight, bias, eps);
 }
 
@@ -112,8 +112,8 @@ struct Layer {
 };
 
 // x: [B * T, hidden].
-at::Tensor RunLayer(const Layer &layer, const at::Tensor &x) {
-  const std::vector<at::Tensor> &p = layer.parameters;
+at::Tensor RunLayer(const Layer& layer, const at::Tensor& x) {
+  const std::vector<at::Tensor>& p = layer.parameters;
   const at::Tensor n =
       LayerNorm(x, p[kAttentionNorm], p[kAttentionNormBias], layer.eps);
   const at::Tensor mixed =
@@ -129,8 +129,8 @@ at::Tensor RunLayer(const Layer &layer, const at::Tensor &x) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LladaScratch>> LladaScratch::Create(
-    const Config &config) {
-  const std::string &folder = config.pretrained();
+    const Config& config) {
+  const std::string& folder = config.pretrained();
   if (folder.empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(Config sizes, Sizes(config));
     return std::unique_ptr<LladaScratch>(
@@ -164,8 +164,8 @@ LladaScratch::LladaScratch(Config sizes,
       units_(UnitNames(sizes_)) {}
 
 absl::Status LladaScratch::InitialValue(int index, uint64_t seed, int64_t begin,
-                                        int64_t count, float *out) const {
-  const ParameterSpec &spec = specs_[index];
+                                        int64_t count, float* out) const {
+  const ParameterSpec& spec = specs_[index];
   if (weights_ != nullptr) {
     return weights_->ReadFloats(spec.name, begin, count, out);
   }
@@ -189,7 +189,7 @@ void LladaScratch::Bind(std::vector<at::Tensor> parameters) {
   parameters_ = std::move(parameters);
 }
 
-absl::Status LladaScratch::SaveConfig(const std::string &folder,
+absl::Status LladaScratch::SaveConfig(const std::string& folder,
                                       c10::ScalarType dtype) const {
   return WriteConfig(sizes_, folder, dtype);
 }
@@ -203,7 +203,7 @@ std::vector<at::Tensor> LladaScratch::Parameters(int first, int count) const {
   return {parameters_.begin() + first, parameters_.begin() + first + count};
 }
 
-at::Tensor LladaScratch::Hidden(const TokenInput &input, UnitRunner &runner) {
+at::Tensor LladaScratch::Hidden(const TokenInput& input, UnitRunner& runner) {
   CHECK(input.cache == nullptr) << "this model has no cache";
   const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
   TORCH_CHECK(length <= max_positions(), "a text of ", length,
@@ -229,7 +229,7 @@ at::Tensor LladaScratch::Hidden(const TokenInput &input, UnitRunner &runner) {
   const double eps = layer.eps;
   at::Tensor x = runner.Run(
       0, input.tokens.to(device),
-      [embed, positions, dropout, eps](const at::Tensor &tokens) {
+      [embed, positions, dropout, eps](const at::Tensor& tokens) {
         const at::Tensor sum =
             kernels::Embedding(embed[kToken], tokens.reshape({-1}), nullptr) +
             kernels::Embedding(embed[kPosition], positions.reshape({-1}),
@@ -240,20 +240,20 @@ at::Tensor LladaScratch::Hidden(const TokenInput &input, UnitRunner &runner) {
   for (int i = 0; i < sizes_.num_hidden_layers(); ++i) {
     layer.parameters =
         Parameters(kEmbedParameters + i * kLayerParameters, kLayerParameters);
-    x = runner.Run(1 + i, x, [layer](const at::Tensor &input) {
+    x = runner.Run(1 + i, x, [layer](const at::Tensor& input) {
       return RunLayer(layer, input);
     });
   }
   return x;
 }
 
-at::Tensor LladaScratch::Logits(const TokenInput &input, UnitRunner &runner) {
+at::Tensor LladaScratch::Logits(const TokenInput& input, UnitRunner& runner) {
   const at::Tensor hidden = Hidden(input, runner);
   const int first = static_cast<int>(specs_.size()) - kHeadParameters;
   const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
   const double eps = sizes_.layer_norm_eps();
   const at::Tensor logits =
-      runner.Run(head_unit(), hidden, [head, eps](const at::Tensor &x) {
+      runner.Run(head_unit(), hidden, [head, eps](const at::Tensor& x) {
         return at::linear(LayerNorm(x, head[kNorm], head[kNormBias], eps),
                           head[kHead], head[kHeadBias]);
       });
@@ -261,9 +261,9 @@ at::Tensor LladaScratch::Logits(const TokenInput &input, UnitRunner &runner) {
       {input.tokens.size(0), input.tokens.size(1), sizes_.vocab_size()});
 }
 
-at::Tensor LladaScratch::CrossEntropySum(const TokenInput &input,
-                                         const TokenTargets &targets,
-                                         UnitRunner &runner) {
+at::Tensor LladaScratch::CrossEntropySum(const TokenInput& input,
+                                         const TokenTargets& targets,
+                                         UnitRunner& runner) {
   const at::Tensor hidden = Hidden(input, runner);
   const int first = static_cast<int>(specs_.size()) - kHeadParameters;
   const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
@@ -272,7 +272,7 @@ at::Tensor LladaScratch::CrossEntropySum(const TokenInput &input,
   const at::Tensor factors =
       targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
   return runner.Run(
-      head_unit(), hidden, [head, eps, flat, factors](const at::Tensor &x) {
+      head_unit(), hidden, [head, eps, flat, factors](const at::Tensor& x) {
         const MemoryScope scope(MemoryCategory::kLogits);
         const at::Tensor n = LayerNorm(x, head[kNorm], head[kNormBias], eps);
         // The bias is one more column of the weight, for a channel of ones.

@@ -27,29 +27,29 @@ class LladaScratch final : public Model, public TokenModel {
  public:
   // Opens and checks the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<LladaScratch>> Create(
-      const Config &config);
+      const Config& config);
 
-  const std::vector<ParameterSpec> &parameters() const override {
+  const std::vector<ParameterSpec>& parameters() const override {
     return specs_;
   }
-  const std::vector<std::string> &units() const override { return units_; }
+  const std::vector<std::string>& units() const override { return units_; }
   absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
-                            int64_t count, float *out) const override;
+                            int64_t count, float* out) const override;
   void Bind(std::vector<at::Tensor> parameters) override;
-  absl::Status SaveConfig(const std::string &folder,
+  absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override;
   std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
                                     c10::ScalarType compute) const override;
-  TokenModel *token_model() override { return this; }
+  TokenModel* token_model() override { return this; }
 
   int64_t vocab_size() const override { return sizes_.vocab_size(); }
   int64_t max_positions() const override {
     return sizes_.max_sequence_length();
   }
-  at::Tensor Logits(const TokenInput &input, UnitRunner &runner) override;
-  at::Tensor CrossEntropySum(const TokenInput &input,
-                             const TokenTargets &targets,
-                             UnitRunner &runner) override;
+  at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override;
+  at::Tensor CrossEntropySum(const TokenInput& input,
+                             const TokenTargets& targets,
+                             UnitRunner& runner) override;
   bool causal() const override { return false; }
   absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
       int64_t batch, int64_t max_length) const override;
@@ -65,7 +65,7 @@ class LladaScratch final : public Model, public TokenModel {
   LladaScratch(Config sizes, std::unique_ptr<SafetensorsReader> weights);
 
   // What the last layer leaves, [B * T, hidden_size].
-  at::Tensor Hidden(const TokenInput &input, UnitRunner &runner);
+  at::Tensor Hidden(const TokenInput& input, UnitRunner& runner);
   // `count` parameters from `first` on.
   std::vector<at::Tensor> Parameters(int first, int count) const;
   int head_unit() const { return static_cast<int>(units_.size()) - 1; }

@@ -13,7 +13,7 @@ constexpr int64_t kFloatBytes = 4;
 
 // Bytes of the tensors that come and go.
 struct Bytes {
-  Bytes(const Config &c, int64_t samples, int64_t length,
+  Bytes(const Config& c, int64_t samples, int64_t length,
         c10::ScalarType compute)
       : rows(samples * length),
         element(static_cast<int64_t>(c10::elementSize(compute))),
@@ -33,7 +33,7 @@ struct Bytes {
   int64_t log_sum_exp;
 };
 
-UnitMemory PlanEmbedding(const Config &c, const Bytes &b) {
+UnitMemory PlanEmbedding(const Config& c, const Bytes& b) {
   const bool dropout = c.dropout() > 0.0;
   const int64_t mask = dropout ? b.rows * c.hidden_size() : 0;
   UnitMemory unit;
@@ -54,7 +54,7 @@ UnitMemory PlanEmbedding(const Config &c, const Bytes &b) {
   return unit;
 }
 
-UnitMemory PlanLayer(const Config &c, const Bytes &b) {
+UnitMemory PlanLayer(const Config& c, const Bytes& b) {
   UnitMemory unit;
   unit.output = b.x;
   // The attention's input, q, k, v and what it mixes, the sum, the MLP's input
@@ -69,7 +69,7 @@ UnitMemory PlanLayer(const Config &c, const Bytes &b) {
   return unit;
 }
 
-UnitMemory PlanHead(const Config &c, const Bytes &b) {
+UnitMemory PlanHead(const Config& c, const Bytes& b) {
   // The bias goes as a column of the weight (CrossEntropySum).
   const int64_t width = c.hidden_size() + 1;
   const int64_t weight = c.vocab_size() * width;
@@ -108,7 +108,7 @@ UnitMemory PlanHead(const Config &c, const Bytes &b) {
 
 }  // namespace
 
-std::vector<UnitMemory> PlanUnits(const Config &sizes, int64_t samples,
+std::vector<UnitMemory> PlanUnits(const Config& sizes, int64_t samples,
                                   int64_t length, c10::ScalarType compute) {
   const Bytes bytes(sizes, samples, length, compute);
   std::vector<UnitMemory> units = {PlanEmbedding(sizes, bytes)};

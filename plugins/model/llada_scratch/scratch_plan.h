@@ -16,7 +16,7 @@ namespace llada_scratch {
 // What Model::PlanUnits asks for: what LibTorch's operators and autograd hold
 // in one forward and backward, with a target at each place. To be kept in step
 // with llada_scratch.cc.
-std::vector<UnitMemory> PlanUnits(const Config &sizes, int64_t samples,
+std::vector<UnitMemory> PlanUnits(const Config& sizes, int64_t samples,
                                   int64_t length, c10::ScalarType compute);
 
 }  // namespace llada_scratch

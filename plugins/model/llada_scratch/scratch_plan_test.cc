@@ -13,7 +13,7 @@ namespace llada_scratch {
 namespace {
 
 struct Shape {
-  const char *name;
+  const char* name;
   int64_t vocab, width, layers, heads, length, samples;
   double dropout = 0.1;
 };
@@ -36,7 +36,7 @@ class ScratchPlanTest : public ::testing::TestWithParam<Shape> {
   }
 
   static void Compare(at::ScalarType compute, double bound) {
-    const Shape &shape = GetParam();
+    const Shape& shape = GetParam();
     Config config;
     config.set_vocab_size(shape.vocab);
     config.set_hidden_size(shape.width);
@@ -64,7 +64,7 @@ TEST_P(ScratchPlanTest, Float32) { Compare(at::kFloat, 0.01); }
 TEST_P(ScratchPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ScratchPlanTest, ::testing::ValuesIn(kShapes),
-                         [](const auto &info) { return info.param.name; });
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace llada_scratch
