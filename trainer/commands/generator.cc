@@ -103,10 +103,29 @@ std::string ObjectiveSlot(const std::string& package) {
   return absl::StrCat("objective { [plugin/", package, ".Config] {} }\n");
 }
 
+// The objective of the run that made a folder, with its settings of sampling;
+// "" if no run did, or its plugins aren't all here.
+std::string ObjectiveOfRun(const std::string& folder,
+                           const ConfigContext& context) {
+  std::ifstream file(folder + "/capstan.json");
+  const nlohmann::json json =
+      nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("config") ||
+      !json["config"].is_string()) {
+    return "";
+  }
+  const absl::StatusOr<LoadedConfig> run =
+      ParseConfig(json["config"], folder + "/capstan.json", context);
+  if (!run.ok() || !run->config.has_objective()) return "";
+  RunConfig objective;
+  *objective.mutable_objective() = run->config.objective();
+  return PrintConfig(objective);
+}
+
 // The config of a Hugging Face folder's model and objective. The model's
 // package follows from its config.json: model_type "llama" is capstan.llama.
-// The objective is what the model names; else architecture "LlamaForCausalLM"
-// is sampled by capstan.causal_lm.
+// The objective is the run's that made it, or else what the model names, or
+// else architecture "LlamaForCausalLM" is sampled by capstan.causal_lm.
 absl::StatusOr<std::string> FolderConfig(const std::string& folder,
                                          const ConfigContext& context) {
   const std::string path = folder + "/config.json";
@@ -142,6 +161,8 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
     return absl::InvalidArgumentError(
         absl::StrCat(folder, " is no model of texts: it can't write any"));
   }
+  const std::string objective = ObjectiveOfRun(folder, context);
+  if (!objective.empty()) return slot + objective;
   if (!tokens->sampling_objective().empty()) {
     return slot + ObjectiveSlot(tokens->sampling_objective());
   }
