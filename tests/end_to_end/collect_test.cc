@@ -22,13 +22,14 @@ using ::testing::SizeIs;
 using ::testing::StartsWith;
 
 // 81 goals, 80 steps of two agents each; `path` has its histories.
-RunText SmallAd(const std::string& path, const std::string& more = "") {
+RunText SmallAd(const std::string& path,
+                const std::string& more = "steps: 160") {
   RunText run;
   run.Set("collect",
-          absl::StrCat("[plugin/capstan.darkroom.Config] { output: \"", path,
-                       "\" streams: 2 steps: 160 ppo { n_steps: 20 batch_size: "
-                       "20 n_epochs: 2 } ",
-                       more, "}"))
+          absl::StrCat(
+              "[plugin/capstan.darkroom.Config] { output: \"", path,
+              "\" streams: 2 ppo { n_steps: 20 batch_size: 20 n_epochs: 2 } ",
+              more, "}"))
       .Set("model",
            "[plugin/capstan.ad_transformer.Config] { embedding: 16 layers: 2 "
            "heads: 2 n_transit: 12 }")
@@ -70,7 +71,7 @@ TEST(CollectTest, TheCommandCollectsInAnyCase) {
                  {"collect", "nothing to collect"});
   ExpectOneError(
       RunTrainer(
-          {"collect", "--config=" + SmallAd(path, "horizon: -1 ").File()}),
+          {"collect", "--config=" + SmallAd(path, "horizon: -1").File()}),
       {"collect.horizon"});
 }
 
@@ -79,7 +80,7 @@ TEST(CollectTest, StopsWhenAskedAndLeavesWhatWasThere) {
   const std::string path = folder + "/history.hdf5";
   WriteText(path, "old");
   TrainerProcess process(
-      {"collect", "--config=" + SmallAd(path, "steps: 100000000 ").File()});
+      {"collect", "--config=" + SmallAd(path, "steps: 2000000").File()});
   while (process.Running() && process.Seconds() < 2.0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
