@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "datasets/common/hidden_file.h"
 #include "datasets/common/mapped_file.h"
 
 namespace capstan {
@@ -123,10 +124,6 @@ class NpyWriter {
  public:
   static absl::StatusOr<std::unique_ptr<NpyWriter>> Create(
       const std::string& path, NpyType type, const std::vector<int64_t>& shape);
-  ~NpyWriter();
-
-  NpyWriter(const NpyWriter&) = delete;
-  NpyWriter& operator=(const NpyWriter&) = delete;
 
   // The next elements in C order; T must be the array's type.
   template <typename T>
@@ -142,16 +139,13 @@ class NpyWriter {
   absl::Status Close();
 
  private:
-  NpyWriter(std::string path, NpyType type, int64_t elements, int fd);
+  NpyWriter(std::unique_ptr<HiddenFile> file, NpyType type, int64_t elements);
   absl::Status AppendBytes(NpyType type, absl::string_view bytes);
-  absl::Status Write(absl::string_view bytes);
 
-  const std::string path_;
-  const std::string hidden_;
+  const std::unique_ptr<HiddenFile> file_;
   const NpyType type_;
   const int64_t elements_;
   int64_t written_ = 0;  // bytes of elements
-  int fd_;               // -1: closed
 };
 
 // A whole array at once, e.g. WriteNpy<double>("returns.npy", {8, 500},

@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "datasets/common/hidden_file.h"
 #include "datasets/common/mapped_file.h"
 
 namespace capstan {
@@ -44,10 +45,6 @@ class TokenFileWriter {
  public:
   static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(
       const std::string& path, const TokenFileInfo& info);
-  // Without Close the file is removed.
-  ~TokenFileWriter();
-  TokenFileWriter(const TokenFileWriter&) = delete;
-  TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
   // More tokens of the document that is being written.
   absl::Status Append(absl::Span<const int64_t> ids);
@@ -59,16 +56,13 @@ class TokenFileWriter {
   int64_t documents() const { return static_cast<int64_t>(begins_.size()) - 1; }
 
  private:
-  TokenFileWriter(std::string path, const TokenFileInfo& info, int fd);
-  absl::Status Write(absl::string_view bytes);
+  TokenFileWriter(std::unique_ptr<HiddenFile> file, const TokenFileInfo& info);
   absl::Status WriteChunk();
   std::string Header(uint32_t tail_crc) const;
 
-  const std::string path_;
-  const std::string hidden_;
+  const std::unique_ptr<HiddenFile> file_;
   const TokenFileInfo info_;
   const size_t token_bytes_;
-  int fd_;
   int64_t tokens_ = 0;
   std::vector<uint64_t> begins_ = {0};
   std::string chunk_;  // tokens that aren't written yet

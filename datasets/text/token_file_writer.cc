@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
 #include <isa-l/crc64.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,22 +10,6 @@
 
 namespace capstan {
 namespace text {
-namespace {
-
-absl::Status PathError(const std::string& path) {
-  const std::string message =
-      absl::StrCat(path, " can't be written: ", std::strerror(errno));
-  return errno == ENOSPC ? absl::ResourceExhaustedError(message)
-                         : absl::UnavailableError(message);
-}
-
-std::string Hidden(const std::string& path) {
-  const std::filesystem::path p(path);
-  return (p.parent_path() / absl::StrCat(".", p.filename().string(), ".new"))
-      .string();
-}
-
-}  // namespace
 
 uint64_t TokenizerHash(absl::string_view tokenizer_json) {
   return crc64_ecma_refl(
@@ -39,13 +17,11 @@ uint64_t TokenizerHash(absl::string_view tokenizer_json) {
       tokenizer_json.size());
 }
 
-TokenFileWriter::TokenFileWriter(std::string path, const TokenFileInfo& info,
-                                 int fd)
-    : path_(std::move(path)),
-      hidden_(Hidden(path_)),
+TokenFileWriter::TokenFileWriter(std::unique_ptr<HiddenFile> file,
+                                 const TokenFileInfo& info)
+    : file_(std::move(file)),
       info_(info),
-      token_bytes_(TokenBytes(info.vocab_size)),
-      fd_(fd) {}
+      token_bytes_(TokenBytes(info.vocab_size)) {}
 
 absl::StatusOr<std::unique_ptr<TokenFileWriter>> TokenFileWriter::Create(
     const std::string& path, const TokenFileInfo& info) {
@@ -53,35 +29,17 @@ absl::StatusOr<std::unique_ptr<TokenFileWriter>> TokenFileWriter::Create(
     return absl::InvalidArgumentError(absl::StrCat(
         path, ": a vocabulary of ", info.vocab_size, " can't be written"));
   }
-  const std::string hidden = Hidden(path);
-  const int fd =
-      open(hidden.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return PathError(hidden);
-  std::unique_ptr<TokenFileWriter> writer(new TokenFileWriter(path, info, fd));
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<HiddenFile> file,
+                           HiddenFile::Create(path));
   // Its place; what belongs there is known at the end.
-  CAPSTAN_RETURN_IF_ERROR(writer->Write(std::string(kHeaderBytes, '\0')));
-  return writer;
-}
-
-TokenFileWriter::~TokenFileWriter() {
-  if (fd_ < 0) return;
-  close(fd_);
-  unlink(hidden_.c_str());
-}
-
-absl::Status TokenFileWriter::Write(absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return PathError(hidden_);
-    bytes.remove_prefix(n);
-  }
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(file->Write(std::string(kHeaderBytes, '\0')));
+  return std::unique_ptr<TokenFileWriter>(
+      new TokenFileWriter(std::move(file), info));
 }
 
 absl::Status TokenFileWriter::WriteChunk() {
   crcs_.push_back(Crc32c(chunk_));
-  CAPSTAN_RETURN_IF_ERROR(Write(chunk_));
+  CAPSTAN_RETURN_IF_ERROR(file_->Write(chunk_));
   chunk_.clear();
   return absl::OkStatus();
 }
@@ -90,8 +48,8 @@ absl::Status TokenFileWriter::Append(absl::Span<const int64_t> ids) {
   for (int64_t id : ids) {
     if (id < 0 || id >= info_.vocab_size) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path_, ": token ", id, " isn't in a vocabulary of ",
-                       info_.vocab_size));
+          absl::StrCat(file_->path(), ": token ", id,
+                       " isn't in a vocabulary of ", info_.vocab_size));
     }
     if (token_bytes_ == 2) {
       AppendNumber(static_cast<uint16_t>(id), &chunk_);
@@ -128,19 +86,16 @@ std::string TokenFileWriter::Header(uint32_t tail_crc) const {
 absl::Status TokenFileWriter::Close() {
   const uint64_t bytes = tokens_ * token_bytes_;
   if (!chunk_.empty()) CAPSTAN_RETURN_IF_ERROR(WriteChunk());
-  CAPSTAN_RETURN_IF_ERROR(Write(std::string(RoundUp8(bytes) - bytes, '\0')));
+  CAPSTAN_RETURN_IF_ERROR(
+      file_->Write(std::string(RoundUp8(bytes) - bytes, '\0')));
   std::string tail;
   for (uint32_t crc : crcs_) AppendNumber(crc, &tail);
   tail.resize(RoundUp8(tail.size()));
   for (uint64_t begin : begins_) AppendNumber(begin, &tail);
-  CAPSTAN_RETURN_IF_ERROR(Write(tail));
-  if (lseek(fd_, 0, SEEK_SET) != 0) return PathError(hidden_);
-  CAPSTAN_RETURN_IF_ERROR(Write(Header(Crc32c(tail))));
-  if (fsync(fd_) != 0) return PathError(hidden_);
-  if (std::rename(hidden_.c_str(), path_.c_str()) != 0) return PathError(path_);
-  close(fd_);
-  fd_ = -1;
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(file_->Write(tail));
+  CAPSTAN_RETURN_IF_ERROR(file_->Rewind());
+  CAPSTAN_RETURN_IF_ERROR(file_->Write(Header(Crc32c(tail))));
+  return file_->Close();
 }
 
 }  // namespace text
