@@ -43,6 +43,9 @@ struct StepInfo {
   bool training = false;
   // StepTotals, summed over all batches of all ranks.
   std::vector<double> totals;
+  // An evaluation by itself (`trainer eval`), which also wants the metrics()
+  // that cost more than the loss, such as accuracy.
+  bool thorough = false;
 };
 
 // What Measure is told.
@@ -53,6 +56,9 @@ struct MeasureInfo {
   bool last = false;  // after the run's last step
   // To be called now and then with the part that is done, in [0, 1].
   std::function<void(double done)> progress = [](double) {};
+  // To be asked before each forward, by all ranks equally often; once it is
+  // true, Measure returns CANCELLED. May throw, as collectives do.
+  std::function<bool()> stop = [] { return false; };
 };
 
 // How to sample. Unset fields take the objective's own config.
@@ -72,6 +78,8 @@ struct SampleOptions {
   // after each step with the whole text, prompt included, and the model's
   // mask_token where none is chosen yet; may be null.
   std::function<void(absl::Span<const int64_t> text)> on_text;
+  // As MeasureInfo::stop.
+  std::function<bool()> stop = [] { return false; };
 };
 
 class Objective {
@@ -117,6 +125,13 @@ class Objective {
   // What the sums of Measure mean.
   virtual Measurement Summarize(absl::Span<const double> sums,
                                 const MeasureInfo& info) const {
+    return {};
+  }
+
+  // What follows from an evaluation's mean loss, by name: {"perplexity",
+  // e^loss} where the loss is nats a token.
+  virtual std::vector<std::pair<std::string, double>> DerivedFromLoss(
+      double loss) const {
     return {};
   }
 

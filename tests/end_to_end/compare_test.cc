@@ -202,8 +202,28 @@ TEST(CompareTest, CtrlCEndsTheRunsToo) {
   EXPECT_TRUE(result.all_gone);
   EXPECT_LT(result.seconds - before, 10.0);
   EXPECT_THAT(result.err, AllOf(HasSubstr("SIGINT: stopped during ddp fp32"),
+                                HasSubstr("go on with: "),
+                                HasSubstr("--resume --output_dir="),
                                 Not(HasSubstr("ERROR"))));
   EXPECT_FALSE(fs::exists(compare.output + "/report.json"));
+}
+
+TEST(CompareTest, ResumedItKeepsTheRunsThatAreDone) {
+  const CompareText compare(absl::StrCat(kSingle, kDdp, "processes: 1"));
+  const std::vector<std::string> steps = {"--set", "train.max_steps=2"};
+  ASSERT_EQ(compare.Run(steps).exit_code, 0);
+  const std::string runs = compare.output + "/runs/";
+  const auto done = Snapshot(runs + "01-single-fp32-1");
+  fs::remove(compare.output + "/report.json");
+  fs::remove(runs + "02-ddp-fp32-1/summary.json");
+  ExpectOneError(compare.Run(steps), {"already holds", "--resume"});
+  std::vector<std::string> resume = steps;
+  resume.insert(resume.end(), {"--resume", "--output_dir=" + compare.output});
+  const TrainerResult result = compare.Run(resume);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Snapshot(runs + "01-single-fp32-1"), done);
+  EXPECT_TRUE(fs::exists(runs + "02-ddp-fp32-1/summary.json"));
+  EXPECT_EQ(ReadJson(compare.output + "/report.json")["runs"].size(), 2);
 }
 
 TEST(CompareTest, KilledItTakesTheRunsWithIt) {

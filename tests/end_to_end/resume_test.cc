@@ -139,13 +139,23 @@ TEST(ResumeEdgesTest, AnotherSeedIsRefused) {
   EXPECT_EQ(Snapshot(folder), before);
 }
 
-TEST(ResumeEdgesTest, NothingLeftToDoChangesNoWeight) {
+TEST(ResumeEdgesTest, NothingLeftToDoChangesNothing) {
   const std::string folder = MustTrain(SmallRun());
-  const std::string weights = ReadText(folder + kWeights);
-  const std::vector<double> losses = ReadMetrics(folder).losses();
-  MustTrain(Resumed(SmallRun(), folder));
-  EXPECT_TRUE(ReadText(folder + kWeights) == weights);
-  EXPECT_EQ(ReadMetrics(folder).losses(), losses);
+  const auto before = Snapshot(folder);
+  const RunText run = Resumed(SmallRun(), folder);
+  const TrainerResult result = RunTrainer({"--config=" + run.File()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr(folder + " is finished: all of its 10"));
+  EXPECT_THAT(result.out, HasSubstr("train.max_steps"));
+  EXPECT_EQ(Snapshot(folder), before);
+}
+
+// What is asked for beyond its steps is done.
+TEST(ResumeEdgesTest, AFinishedRunGoesOnToMoreSteps) {
+  const std::string folder = MustTrain(SmallRun());
+  MustTrain(Resumed(SmallRun(), folder, kSteps + 2));
+  EXPECT_EQ(ReadMetrics(folder).steps.size(), kSteps + 2);
+  EXPECT_EQ(ReadJson(folder + "/summary.json")["steps"], kSteps + 2);
 }
 
 class SignalTest : public ::testing::TestWithParam<int> {};

@@ -22,6 +22,17 @@ absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
   return absl::OkStatus();
 }
 
+absl::Status AgreeOnError(ProcessGroup& group, const absl::Status& mine,
+                          const char* what) {
+  // It can't agree with them.
+  if (absl::IsUnavailable(mine)) return mine;
+  try {
+    return Agree(group, mine, [what](int) { return std::string(what); });
+  } catch (...) {
+    return mine.ok() ? CurrentExceptionToStatus() : mine;
+  }
+}
+
 absl::Status CatchAll(const std::function<absl::Status()>& fn) {
   try {
     return fn();

@@ -18,6 +18,12 @@ namespace capstan {
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const std::function<std::string(int rank)>& what);
 
+// The same where all ranks do one thing, "rank R could not WHAT"; what the
+// collective throws is a Status, too. A rank that has lost the others
+// (UNAVAILABLE) returns at once.
+absl::Status AgreeOnError(ProcessGroup& group, const absl::Status& mine,
+                          const char* what);
+
 // fn(), with what it throws as a Status: for work between two collectives,
 // which an exception must not skip.
 absl::Status CatchAll(const std::function<absl::Status()>& fn);

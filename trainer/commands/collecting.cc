@@ -4,8 +4,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <string>
 
@@ -14,16 +12,11 @@
 #include "plugins/sdk/status.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
+#include "trainer/metrics/work_bar.h"
 #include "trainer/train/run_parts.h"
 
 namespace capstan {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-constexpr std::chrono::milliseconds kRedrawEvery(100);
-constexpr std::chrono::seconds kLineEvery(10);
-constexpr int kBar = 30;
 
 volatile sig_atomic_t stop_signal = 0;
 
@@ -49,49 +42,6 @@ class StopSignals {
   struct sigaction terminate_ = {};
 };
 
-class CollectBar {
- public:
-  CollectBar() : console_(STDOUT_FILENO) {}
-  ~CollectBar() {
-    if (drawn_) console_.Write("\r\x1b[K");
-  }
-
-  void Show(double done, absl::string_view words) {
-    const Clock::time_point now = Clock::now();
-    const bool terminal = console_.terminal();
-    if (now - last_ < (terminal ? Clock::duration(kRedrawEvery)
-                                : Clock::duration(kLineEvery))) {
-      return;
-    }
-    last_ = now;
-    const double seconds = std::chrono::duration<double>(now - begin_).count();
-    const std::string left =
-        done > 0.0 ? ClockTime(seconds * (1.0 - done) / done) : "-:--";
-    if (!terminal) {
-      console_.Write(absl::StrFormat("collecting %3.0f %%  %s  ETA %s\n",
-                                     100.0 * done, words, left));
-      return;
-    }
-    const int filled = static_cast<int>(std::clamp(done, 0.0, 1.0) * kBar);
-    std::string line = absl::StrFormat(
-        "[%s%s] %3.0f %%  %s  ETA %s", std::string(filled, '='),
-        std::string(kBar - filled, ' '), 100.0 * done, words, left);
-    line.resize(std::min<size_t>(line.size(), console_.Columns() - 1));
-    console_.Write(absl::StrCat("\r\x1b[K", line));
-    drawn_ = true;
-  }
-
-  double Seconds() const {
-    return std::chrono::duration<double>(Clock::now() - begin_).count();
-  }
-
- private:
-  const Console console_;
-  const Clock::time_point begin_ = Clock::now();
-  Clock::time_point last_ = begin_;
-  bool drawn_ = false;
-};
-
 }  // namespace
 
 absl::Status CollectWithProgress(Collector& collector) {
@@ -100,7 +50,7 @@ absl::Status CollectWithProgress(Collector& collector) {
   double seconds = 0.0;
   {
     const StopSignals signals;
-    CollectBar bar;
+    WorkBar bar("collecting", STDOUT_FILENO);
     try {
       CAPSTAN_RETURN_IF_ERROR(
           collector.Collect([&bar](double done, absl::string_view words) {

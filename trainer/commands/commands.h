@@ -25,6 +25,8 @@ struct RunOptions {
   std::vector<std::string> plugin_path;
   bool print_config = false;
   double start_seconds = 0.0;  // as given to Main
+  // The words of the command line (CommandWords), to say how to go on.
+  std::vector<std::string> command;
   // What the config's `collect` makes is made where it is missing; else that is
   // an error.
   bool collect = false;
@@ -42,7 +44,10 @@ struct CompareOptions {
   std::string config;
   std::vector<std::string> overrides;
   std::string output_dir;  // empty: as the config says
+  // Runs that are done already in output_dir aren't run again.
+  bool resume = false;
   std::vector<std::string> plugin_path;
+  std::vector<std::string> command;  // the words of the command line
 };
 
 struct GenerateOptions {
@@ -72,6 +77,20 @@ struct ChatOptions {
   absl::optional<double> top_p;
   uint64_t seed = 0;
   std::vector<std::string> overrides;  // of the model's config
+  std::vector<std::string> plugin_path;
+};
+
+struct EvalOptions {
+  std::string model;
+  std::string adapter;               // empty: none
+  std::vector<std::string> configs;  // empty: the run that made the model
+  std::string data;                  // empty: what that run evaluates on
+  int64_t batch_size = 0;            // samples of a forward; 0: the run's
+  int64_t max_batches = 0;           // 0: the whole data
+  bool loss_only = false;
+  bool json = false;
+  std::string output;                  // a folder; empty: nothing is written
+  std::vector<std::string> overrides;  // of eval_data, objective and the rest
   std::vector<std::string> plugin_path;
 };
 
@@ -119,6 +138,7 @@ int CheckCommand(const RunOptions& options);
 int PlanCommand(const RunOptions& options);
 int PreviewCommand(const PreviewOptions& options);
 int CompareCommand(const CompareOptions& options);
+int EvalCommand(const EvalOptions& options);
 int GenerateCommand(const GenerateOptions& options);
 int ChatCommand(const ChatOptions& options);
 int MergeCommand(const MergeOptions& options);

@@ -29,8 +29,10 @@
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
+#include "trainer/metrics/summary.h"
 #include "trainer/process_group/create.h"
 #include "trainer/train/output_folder.h"
+#include "trainer/train/resume_command.h"
 
 namespace capstan {
 namespace {
@@ -45,7 +47,8 @@ struct PreparedCompare {
   std::string folder;
 };
 
-// The report's folder, where no report may be yet.
+// The report's folder, where no report may be yet, nor, unless it is resumed,
+// runs.
 absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
                                           const LoadedCompare& loaded,
                                           const ConfigContext& context) {
@@ -55,11 +58,19 @@ absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
                            ? loaded.config.output_dir()
                            : FromCaller({options.output_dir})[0]);
   const fs::path folder = where.output_dir();
+  if (options.resume && where.output_dir().empty()) {
+    return absl::InvalidArgumentError(
+        "--resume: name the folder of the comparison with --output_dir");
+  }
   for (const char* name : {"report.json", "runs"}) {
+    if (options.resume && name == std::string("runs")) continue;
     if (!where.output_dir().empty() && fs::exists(folder / name)) {
       return absl::AlreadyExistsError(
           absl::StrCat("output_dir: ", folder.string(),
-                       " already holds a comparison; name another folder"));
+                       " already holds a comparison; name another folder",
+                       fs::exists(folder / "report.json")
+                           ? ""
+                           : ", or go on with it with --resume"));
     }
   }
   return PrepareOutputFolder(where, context.workspace_folder);
@@ -100,6 +111,26 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   return prepared;
 }
 
+// Whether the folder holds that run, completed.
+bool IsDone(const std::string& folder, const std::string& config_path,
+            const std::string& config) {
+  if (!CompletedSteps(folder).has_value()) return false;
+  const absl::StatusOr<std::string> ran = ReadWholeFile(config_path);
+  return ran.ok() && *ran == config;
+}
+
+void Measure(const std::string& folder, int64_t max_steps, ComparedRun* run) {
+  absl::StatusOr<RunMeasurements> measured =
+      ReadMeasurements(folder, max_steps);
+  if (measured.ok()) {
+    run->measured = *std::move(measured);
+    run->status = ComparedRun::Status::kCompleted;
+  } else {
+    run->status = ComparedRun::Status::kFailed;
+    run->reason = std::string(measured.status().message());
+  }
+}
+
 // Runs one combination; what it comes to is in its `run`. Returns the signal
 // that stopped it, or 0.
 absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
@@ -107,32 +138,31 @@ absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
                            CompareProgress* progress) {
   ComparedRun& run = combination->run;
   const std::string folder = absl::StrCat(prepared.folder, "/runs/", run.id);
-  CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
   combination->config.set_output_dir(folder);
+  const std::string config = PrintConfig(combination->config);
   const std::string config_path = folder + "/run.pbtxt";
   const std::string log_path = folder + "/output.txt";
-  CAPSTAN_RETURN_IF_ERROR(
-      WriteWholeFile(config_path, PrintConfig(combination->config)));
+  progress->BeginRun(run);
+  if (IsDone(folder, config_path, config)) {
+    Measure(folder, prepared.comparison.max_steps, &run);
+    progress->EndRun(run);
+    return 0;
+  }
+  // What a run that was stopped has left: its times would not be whole.
+  CAPSTAN_RETURN_IF_ERROR(RemoveTree(folder));
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
+  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(config_path, config));
   std::vector<std::string> args = {"train", "--config=" + config_path};
   for (const std::string& path : prepared.plugin_path) {
     args.push_back("--plugin_path=" + path);
   }
-  progress->BeginRun(run);
   MetricsFollower metrics(folder + "/metrics.jsonl");
   CAPSTAN_ASSIGN_OR_RETURN(
       const TrainerChildResult ended,
       RunTrainerChild(args, log_path, [&] { progress->Step(metrics.Poll()); }));
   if (ended.stop_signal != 0) return ended.stop_signal;
   if (ended.wait_status == 0) {
-    absl::StatusOr<RunMeasurements> measured =
-        ReadMeasurements(folder, prepared.comparison.max_steps);
-    if (measured.ok()) {
-      run.measured = *std::move(measured);
-      run.status = ComparedRun::Status::kCompleted;
-    } else {
-      run.status = ComparedRun::Status::kFailed;
-      run.reason = std::string(measured.status().message());
-    }
+    Measure(folder, prepared.comparison.max_steps, &run);
   } else {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string output, ReadWholeFile(log_path));
     run.status = ComparedRun::Status::kFailed;
@@ -194,12 +224,18 @@ void PrintResult(const Comparison& comparison, const std::string& folder) {
   }
 }
 
-int Interrupted(const PreparedCompare& prepared, const std::string& label,
-                int signal) {
+int Interrupted(const CompareOptions& options, const PreparedCompare& prepared,
+                const std::string& label, int signal) {
+  std::vector<std::string> words = options.command;
+  if (!options.resume) words.push_back("--resume");
+  if (options.output_dir.empty()) {
+    words.push_back("--output_dir=" + prepared.folder);
+  }
   std::cout.flush();
   std::cerr << SignalName(signal) << ": stopped during " << label
-            << "; there is no report, the runs so far are in "
-            << prepared.folder << "/runs" << std::endl;
+            << "; there is no report yet, the runs so far are in "
+            << prepared.folder << "/runs; go on with: " << ShellText(words)
+            << std::endl;
   return 128 + signal;
 }
 
@@ -224,7 +260,8 @@ int CompareCommand(const CompareOptions& options) {
         if (!stopped.ok()) return Fail(stopped.status());
         if (*stopped != 0) {
           progress.End();
-          return Interrupted(*prepared, combination.run.Label(), *stopped);
+          return Interrupted(options, *prepared, combination.run.Label(),
+                             *stopped);
         }
       }
       comparison.runs.push_back(std::move(combination.run));

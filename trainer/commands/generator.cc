@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/types/optional.h"
 #include "plugins/sdk/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -103,31 +104,36 @@ std::string ObjectiveSlot(const std::string& package) {
   return absl::StrCat("objective { [plugin/", package, ".Config] {} }\n");
 }
 
-// The objective of the run that made a folder, with its settings of sampling;
-// "" if no run did, or its plugins aren't all here.
-std::string ObjectiveOfRun(const std::string& folder,
-                           const ConfigContext& context) {
+// The config of the run that made a folder; none if no run did, or its plugins
+// aren't all here.
+absl::optional<RunConfig> RunOf(const std::string& folder,
+                                const ConfigContext& context) {
   std::ifstream file(folder + "/capstan.json");
   const nlohmann::json json =
       nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("config") ||
       !json["config"].is_string()) {
-    return "";
+    return absl::nullopt;
   }
-  const absl::StatusOr<LoadedConfig> run =
+  absl::StatusOr<LoadedConfig> run =
       ParseConfig(json["config"], folder + "/capstan.json", context);
-  if (!run.ok() || !run->config.has_objective()) return "";
+  if (!run.ok()) return absl::nullopt;
+  return std::move(run->config);
+}
+
+std::string ObjectiveText(const RunConfig& run) {
   RunConfig objective;
-  *objective.mutable_objective() = run->config.objective();
+  *objective.mutable_objective() = run.objective();
   return PrintConfig(objective);
 }
 
 // The config of a Hugging Face folder's model and objective. The model's
 // package follows from its config.json: model_type "llama" is capstan.llama.
-// The objective is the run's that made it, or else what the model names, or
-// else architecture "LlamaForCausalLM" is sampled by capstan.causal_lm.
+// The objective is that of `run` if it has one, or else what the model names,
+// or else architecture "LlamaForCausalLM" is sampled by capstan.causal_lm.
 absl::StatusOr<std::string> FolderConfig(const std::string& folder,
-                                         const ConfigContext& context) {
+                                         const ConfigContext& context,
+                                         const absl::optional<RunConfig>& run) {
   const std::string path = folder + "/config.json";
   std::ifstream file(path);
   const nlohmann::json json =
@@ -152,17 +158,17 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
       "model { [plugin/capstan.", model_type,
       ".Config] { pretrained: ", InQuotes(fs::absolute(folder).string()),
       " } }\n");
+  if (run.has_value() && run->has_objective())
+    return slot + ObjectiveText(*run);
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                            ParseConfig(slot, folder, context));
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                            CreateModel(loaded, *context.host));
   const TokenModel* const tokens = model->token_model();
   if (tokens == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, " is no model of texts: it can't write any"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        folder, " is no model of texts, and doesn't say which run made it"));
   }
-  const std::string objective = ObjectiveOfRun(folder, context);
-  if (!objective.empty()) return slot + objective;
   if (!tokens->sampling_objective().empty()) {
     return slot + ObjectiveSlot(tokens->sampling_objective());
   }
@@ -220,6 +226,57 @@ void FindTokenizer(const Sources& sources, Generator* generator) {
   generator->tokenizer = generator->folder_tokenizer.get();
 }
 
+// The slot of an adapter's folder, if there is one.
+std::string AdapterText(const Sources& sources) {
+  if (sources.adapter.empty()) return "";
+  return absl::StrCat("adapter { lora { pretrained: ",
+                      InQuotes(fs::absolute(sources.adapter).string()),
+                      " } }\n");
+}
+
+// Makes model and objective of `text`, and gives the model its weights, which
+// lie in `folder`.
+absl::Status Load(const std::string& folder, const std::string& text,
+                  const std::vector<std::string>& overrides,
+                  Generator* generator) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      generator->loaded,
+      ParseConfig(text, folder, DefaultConfigContext(generator->host.get()),
+                  overrides));
+  const LoadedConfig& loaded = generator->loaded;
+  CAPSTAN_ASSIGN_OR_RETURN(generator->model,
+                           CreateModel(loaded, *generator->host));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      generator->objective,
+      Create<Objective>(loaded.config.objective(), PluginCategory::kObjective,
+                        *generator->host));
+  return BindWeights(folder, IsCheckpoint(folder), *generator->model);
+}
+
+// What of a run's config its evaluation needs beside model and objective.
+std::string EvaluationText(const RunConfig& run) {
+  RunConfig needed;
+  if (run.has_eval_data()) {
+    *needed.mutable_eval_data() = run.eval_data();
+  } else if (run.has_train_data()) {
+    *needed.mutable_eval_data() = run.train_data();
+  }
+  needed.mutable_train()->set_seed(run.train().seed());
+  needed.mutable_batch()->set_micro_batch_size(run.batch().micro_batch_size());
+  return PrintConfig(needed);
+}
+
+// A checkpoint's model, with its adapter, and an objective.
+std::string ModelText(const RunConfig& checkpoint, const RunConfig& run) {
+  RunConfig text;
+  *text.mutable_model() = checkpoint.model();
+  if (checkpoint.has_adapter()) {
+    *text.mutable_adapter() = checkpoint.adapter();
+  }
+  *text.mutable_objective() = run.objective();
+  return PrintConfig(text);
+}
+
 }  // namespace
 
 absl::StatusOr<Generator> LoadGenerator(
@@ -236,26 +293,18 @@ absl::StatusOr<Generator> LoadGenerator(
   if (is_checkpoint) {
     CAPSTAN_ASSIGN_OR_RETURN(text, CheckpointConfig(sources.model));
   } else {
-    CAPSTAN_ASSIGN_OR_RETURN(text, FolderConfig(sources.model, context));
+    CAPSTAN_ASSIGN_OR_RETURN(text, FolderConfig(sources.model, context,
+                                                RunOf(sources.model, context)));
   }
-  if (!sources.adapter.empty()) {
-    absl::StrAppend(&text, "adapter { lora { pretrained: ",
-                    InQuotes(fs::absolute(sources.adapter).string()), " } }\n");
+  absl::StrAppend(&text, AdapterText(sources));
+  CAPSTAN_RETURN_IF_ERROR(Load(sources.model, text, overrides, &generator));
+  if (generator.model->token_model() == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        sources.model, " is no model of texts: it can't write any"));
   }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const LoadedConfig loaded,
-      ParseConfig(text, sources.model, context, overrides));
-  CAPSTAN_ASSIGN_OR_RETURN(generator.model,
-                           CreateModel(loaded, *generator.host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      generator.objective,
-      Create<Objective>(loaded.config.objective(), PluginCategory::kObjective,
-                        *generator.host));
-  CAPSTAN_RETURN_IF_ERROR(
-      BindWeights(sources.model, is_checkpoint, *generator.model));
   if (is_checkpoint) {
     absl::StatusOr<std::unique_ptr<DatasetReader>> data =
-        Create<DatasetReader>(loaded.config.train_data(),
+        Create<DatasetReader>(generator.loaded.config.train_data(),
                               PluginCategory::kDatasetReader, *generator.host);
     generator.tokenizer_error = data.status();
     if (data.ok()) generator.data = *std::move(data);
@@ -263,6 +312,50 @@ absl::StatusOr<Generator> LoadGenerator(
   } else {
     FindTokenizer(sources, &generator);
   }
+  return generator;
+}
+
+absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
+                                                const std::string& adapter,
+                                                const RunConfig* run,
+                                                const ConfigContext& context) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Sources sources,
+                           Find(context.caller_folder, model, adapter));
+  EvaluationSource source;
+  source.folder = sources.model;
+  absl::optional<RunConfig> settings;
+  if (run != nullptr) settings = *run;
+  if (IsCheckpoint(sources.model)) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string config,
+                             CheckpointConfig(sources.model));
+    CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig checkpoint,
+                             ParseConfig(config, sources.model, context));
+    if (!settings.has_value()) settings = checkpoint.config;
+    source.config = ModelText(checkpoint.config, *settings);
+  } else {
+    if (!settings.has_value()) {
+      settings = RunOf(
+          sources.adapter.empty() ? sources.model : sources.adapter, context);
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(source.config,
+                             FolderConfig(sources.model, context, settings));
+  }
+  if (settings.has_value()) {
+    absl::StrAppend(&source.config, EvaluationText(*settings));
+    source.data_is_training =
+        !settings->has_eval_data() && settings->has_train_data();
+  }
+  absl::StrAppend(&source.config, AdapterText(sources));
+  return source;
+}
+
+absl::StatusOr<Generator> LoadToEvaluate(
+    const EvaluationSource& source, std::unique_ptr<PluginHost> host,
+    const std::vector<std::string>& overrides) {
+  Generator generator;
+  generator.host = std::move(host);
+  CAPSTAN_RETURN_IF_ERROR(
+      Load(source.folder, source.config, overrides, &generator));
   return generator;
 }
 

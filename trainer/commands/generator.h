@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A trained model, ready to write: what generate, chat and merge have in
+// A trained model, ready to write: what generate, chat, merge and eval have in
 // common.
 #ifndef CAPSTAN_TRAINER_COMMANDS_GENERATOR_H_
 #define CAPSTAN_TRAINER_COMMANDS_GENERATOR_H_
@@ -15,6 +15,7 @@
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
+#include "trainer/config/load_config.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
@@ -24,6 +25,7 @@ struct Generator {
   std::unique_ptr<PluginHost> host;
   std::unique_ptr<Model> model;
   std::unique_ptr<Objective> objective;
+  LoadedConfig loaded;                  // what they were made from
   std::unique_ptr<DatasetReader> data;  // owns the tokenizer of a checkpoint
   std::unique_ptr<Tokenizer> folder_tokenizer;
   absl::Status tokenizer_error;
@@ -40,6 +42,30 @@ absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const std::string& adapter,
     const std::vector<std::string>& plugin_path,
     const std::vector<std::string>& overrides = {});
+
+// What `trainer eval` makes a Generator of: any model, with what its run
+// evaluates on.
+struct EvaluationSource {
+  std::string folder;  // of the weights
+  std::string config;  // text for ParseConfig
+  // The config's eval_data is what the run trains on: what that holds back is
+  // to be evaluated.
+  bool data_is_training = false;
+};
+
+// `model` and `adapter` as for LoadGenerator. Objective, data, seed and
+// micro-batch are those of `run`, or, if it is null, of the run that made the
+// model; the config has no eval_data if none did.
+absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
+                                                const std::string& adapter,
+                                                const RunConfig* run,
+                                                const ConfigContext& context);
+
+// The model and objective of a source's config, as overridden; no tokenizer.
+// Takes over the context's host.
+absl::StatusOr<Generator> LoadToEvaluate(
+    const EvaluationSource& source, std::unique_ptr<PluginHost> host,
+    const std::vector<std::string>& overrides);
 
 // Text that comes in pieces of bytes, cut anywhere: a character is given when
 // it is whole, and what is no text (or would move a terminal's cursor) as

@@ -7,6 +7,7 @@
 #include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
 #include "trainer/config/load_config.h"
+#include "trainer/train/resume_command.h"
 
 // Last: LibTorch has logging macros of its own.
 #include <glog/logging.h>
@@ -59,6 +60,9 @@ void AddCompareOptions(CLI::App* app, CompareOptions* options) {
   app->add_option("--output_dir", options->output_dir,
                   "Where the report and the runs go")
       ->type_name("FOLDER");
+  app->add_flag("--resume", options->resume,
+                "Go on with a comparison that was stopped, in --output_dir: "
+                "runs that are done stay");
   AddPluginPath(app, &options->plugin_path);
 }
 
@@ -113,6 +117,45 @@ void AddChatOptions(CLI::App* app, ChatOptions* options) {
                   "How conversations are written: chatml, smollm2, llama3, "
                   "gemma, llada; default: as the tokenizer says");
   AddSampling(app, options);
+  AddPluginPath(app, &options->plugin_path);
+}
+
+void AddEvalOptions(CLI::App* app, EvalOptions* options) {
+  app->add_option("--model", options->model,
+                  "A Hugging Face folder, a run's folder, or one of its "
+                  "checkpoints")
+      ->type_name("FOLDER")
+      ->required();
+  app->add_option("--adapter", options->adapter,
+                  "A folder with a LoRA adapter for the model (PEFT's files)")
+      ->type_name("FOLDER");
+  app->add_option("--data", options->data,
+                  "What to evaluate on, all of it, as the run reads its data; "
+                  "default: what the run that made the model evaluates on")
+      ->type_name("FILE");
+  app->add_option("--config", options->configs,
+                  "Take data and objective from this run's config; for models "
+                  "that no run of the trainer has made")
+      ->type_name("FILE");
+  app->add_option("--set", options->overrides,
+                  "Sets a field: eval_data.max_length=512, "
+                  "eval_data=capstan.chat, "
+                  "objective.evaluation.tasks=[3,14], train.seed=7; may be "
+                  "given several times")
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false);
+  app->add_option("--batch_size", options->batch_size,
+                  "Samples of one forward; default: the run's")
+      ->check(CLI::PositiveNumber);
+  app->add_option("--max_batches", options->max_batches,
+                  "Only so many; default: the whole data")
+      ->check(CLI::PositiveNumber);
+  app->add_flag("--loss_only", options->loss_only,
+                "Leave out accuracy, which doubles the time");
+  app->add_flag("--json", options->json, "Print JSON");
+  app->add_option("--output", options->output,
+                  "Also write eval.json, and what the objective draws, there")
+      ->type_name("FOLDER");
   AddPluginPath(app, &options->plugin_path);
 }
 
@@ -257,6 +300,10 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* chat_app =
       app.add_subcommand("chat", "Talk with a model in the terminal");
   AddChatOptions(chat_app, &chat);
+  EvalOptions eval;
+  CLI::App* eval_app = app.add_subcommand(
+      "eval", "Evaluate a model: loss, accuracy, what its objective measures");
+  AddEvalOptions(eval_app, &eval);
   MergeOptions merge;
   CLI::App* merge_app = app.add_subcommand(
       "merge", "Make a whole model of a base and a LoRA adapter");
@@ -290,9 +337,13 @@ int Main(int argc, char** argv, double start_seconds) {
   if (*plan_app) return PlanCommand(plan);
   if (*collect_app) return CollectCommand(collect);
   if (*preview_app) return PreviewCommand(preview);
-  if (*compare_app) return CompareCommand(compare);
+  if (*compare_app) {
+    compare.command = CommandWords(argc, argv);
+    return CompareCommand(compare);
+  }
   if (*generate_app) return GenerateCommand(generate);
   if (*chat_app) return ChatCommand(chat);
+  if (*eval_app) return EvalCommand(eval);
   if (*merge_app) return MergeCommand(merge);
   if (*tokenize_app) return TokenizeCommand(tokenize);
   if (*llada_app) {
@@ -304,6 +355,7 @@ int Main(int argc, char** argv, double start_seconds) {
   if (*env_app) return EnvCommand();
   train.start_seconds = start_seconds;
   train.collect = true;
+  train.command = CommandWords(argc, argv);
   return TrainCommand(train);
 }
 

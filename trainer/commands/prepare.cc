@@ -56,6 +56,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
                         prepared->context));
   if (options.print_config) return prepared;
   job.start_seconds = options.start_seconds;
+  job.command = options.command;
   job.workspace_folder = prepared->context.workspace_folder;
   job.gpus = CountGpus();
   if (job.gpus > 0 && !HasGpuParts()) {

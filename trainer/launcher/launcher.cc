@@ -167,7 +167,7 @@ void Supervisor::HandleSignals() {
     } else if (stop_signal_ == 0) {
       stop_signal_ = signal;
       PrintToStderr(absl::StrCat(SignalName(signal),
-                                 ": stopping after this step; a second signal "
+                                 ": stopping and saving; a second signal "
                                  "stops at once\n"));
       SignalAll(signal);
     } else {

@@ -27,7 +27,7 @@ void OnStopSignal(int signal) {
   if (!second_ends_process.load()) return;
   if (!first) _exit(128 + signal);
   constexpr char kNote[] =
-      "stopping after this step; a second signal stops at once\n";
+      "stopping and saving; a second signal stops at once\n";
   const ssize_t written = write(STDERR_FILENO, kNote, sizeof(kNote) - 1);
   (void)written;
 }

@@ -74,7 +74,9 @@ absl::StatusOr<GenerationsLog> GenerationsLog::Open(const std::string& path,
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const Json json = Json::parse(line.begin(), line.end(), nullptr,
                                   /*allow_exceptions=*/false);
-    if (json.value("step", -1) != 0) continue;
+    if (!json.is_object()) continue;  // the end of a line was never written
+    log.steps_.insert(json.value("step", int64_t{-1}));
+    if (json.value("step", int64_t{-1}) != 0) continue;
     log.before_[json.value("prompt", "")] = json.value("text", "");
   }
   return log;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -28,12 +29,15 @@ class GenerationsLog {
   absl::Status Add(int64_t step, const Generation& generation);
   // The text of step 0, also of the part of a run before it was resumed.
   absl::optional<std::string> Before(const std::string& prompt) const;
+  // Whether the part of a run before it was resumed has texts of `step`.
+  bool Has(int64_t step) const { return steps_.count(step) > 0; }
 
  private:
   explicit GenerationsLog(std::string path) : path_(std::move(path)) {}
 
   std::string path_;
   std::map<std::string, std::string> before_;  // by prompt
+  std::set<int64_t> steps_;  // that the file had when it was opened
 };
 
 // Two texts in columns with a line between them, each wrapped to its half of

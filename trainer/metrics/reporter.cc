@@ -79,6 +79,10 @@ class ReporterImpl : public Reporter {
   void Generations(int64_t step, const std::string& title,
                    const std::vector<Generation>& generations) override;
 
+  bool HasGenerations(int64_t step) const override {
+    return generations_.Has(step);
+  }
+
   void Note(const std::string& line) override {
     bar_.PrintAbove(absl::StrCat(PrintableText(line), "\n"));
   }

@@ -129,6 +129,9 @@ class Reporter {
   // it wrote to the same prompts before training (step 0, if it did).
   virtual void Generations(int64_t step, const std::string& title,
                            const std::vector<Generation>& generations) = 0;
+  // Whether generations.jsonl has some of step `step`, made before the run was
+  // resumed.
+  virtual bool HasGenerations(int64_t step) const = 0;
   // One line for the user, above the bar.
   virtual void Note(const std::string& line) = 0;
   // Lines for the user, as they are, each ended.

@@ -2,6 +2,7 @@
 #include "trainer/metrics/summary.h"
 
 #include <algorithm>
+#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -134,6 +135,20 @@ std::string SummaryTable(const RunSummary& summary,
   AddMemory(summary.memory, &rows);
   rows.emplace_back("output", output_dir);
   return absl::StrCat("\n", TableText(rows));
+}
+
+absl::optional<int64_t> CompletedSteps(const std::string& output_dir) {
+  std::ifstream file(output_dir + "/summary.json");
+  const Json json =
+      Json::parse(file, /*callback=*/nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return absl::nullopt;
+  const auto status = json.find("status");
+  const auto steps = json.find("steps");
+  if (status == json.end() || *status != "completed" || steps == json.end() ||
+      !steps->is_number_integer()) {
+    return absl::nullopt;
+  }
+  return steps->get<int64_t>();
 }
 
 }  // namespace capstan

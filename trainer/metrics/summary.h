@@ -4,8 +4,10 @@
 #ifndef CAPSTAN_TRAINER_METRICS_SUMMARY_H_
 #define CAPSTAN_TRAINER_METRICS_SUMMARY_H_
 
+#include <cstdint>
 #include <string>
 
+#include "absl/types/optional.h"
 #include "trainer/metrics/reporter.h"
 
 namespace capstan {
@@ -16,6 +18,10 @@ std::string SummaryJson(const RunSummary& summary);
 
 std::string SummaryTable(const RunSummary& summary,
                          const std::string& output_dir);
+
+// The steps of the run whose summary.json in `output_dir` says that it is
+// completed; unset if there is none.
+absl::optional<int64_t> CompletedSteps(const std::string& output_dir);
 
 }  // namespace capstan
 

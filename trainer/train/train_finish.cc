@@ -14,6 +14,7 @@
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/output_file.h"
 #include "trainer/train/hub_upload.h"
+#include "trainer/train/resume_command.h"
 #include "trainer/train/train_loop.h"
 
 namespace capstan {
@@ -121,15 +122,18 @@ ModelCardFacts TrainLoop::CardFacts() const {
   return facts;
 }
 
+absl::Status TrainLoop::SaveAll() {
+  if (!stopping_) CAPSTAN_RETURN_IF_ERROR(Evaluate());
+  if (state_.step > 0) CAPSTAN_RETURN_IF_ERROR(Save());
+  if (stopping_) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(RestoreBest());
+  CAPSTAN_RETURN_IF_ERROR(Generate("after training"));
+  return stopping_ ? absl::OkStatus() : SaveFinal();
+}
+
 absl::Status TrainLoop::Finish() {
   loader_.reset();
-  if (!stopping_) {
-    CAPSTAN_RETURN_IF_ERROR(Evaluate());
-    CAPSTAN_RETURN_IF_ERROR(Save());
-    CAPSTAN_RETURN_IF_ERROR(RestoreBest());
-    CAPSTAN_RETURN_IF_ERROR(Generate("after training"));
-    CAPSTAN_RETURN_IF_ERROR(SaveFinal());
-  }
+  CAPSTAN_RETURN_IF_ERROR(SaveAll());
   absl::Status status = WriteProfile();
   const RunSummary summary = Summary();
   if (reporter_ != nullptr) {
@@ -137,10 +141,7 @@ absl::Status TrainLoop::Finish() {
     status.Update(reporter_->status());
   }
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "write its output"));
-  if (stopping_) {
-    return absl::CancelledError(absl::StrCat("stopped after step ", state_.step,
-                                             "; saved in ", output_dir_));
-  }
+  if (stopping_) return Stopped();
   // Last, since it takes its time: no other rank waits for it.
   if (reporter_ == nullptr || !config_.has_hub_upload()) {
     return absl::OkStatus();
@@ -149,6 +150,21 @@ absl::Status TrainLoop::Finish() {
       UploadToHub(config_.hub_upload(), output_dir_ + "/final");
   if (told.ok()) reporter_->Note(*told);
   return told.status();
+}
+
+absl::Status TrainLoop::Stopped() const {
+  const std::string command =
+      ResumeCommand(job_->command, config_, output_dir_);
+  const std::string how = command.empty()
+                              ? "resume it with train.resume: AUTO"
+                              : absl::StrCat("go on with: ", command);
+  if (state_.step == 0) {
+    return absl::CancelledError(absl::StrCat(
+        "stopped before the first step: there is nothing to save; ", how));
+  }
+  return absl::CancelledError(absl::StrCat("stopped after step ", state_.step,
+                                           "; saved in ", output_dir_, "; ",
+                                           how));
 }
 
 absl::Status TrainLoop::WriteProfile() {

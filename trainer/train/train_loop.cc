@@ -55,28 +55,43 @@ TrainLoop::~TrainLoop() = default;
 
 absl::Status TrainLoop::Run() {
   CAPSTAN_RETURN_IF_ERROR(SetUp());
-  if (first_step_ == 0) CAPSTAN_RETURN_IF_ERROR(Generate("before training"));
+  if (finished_before_) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(TakeUp());
   const Train& train = config_.train();
-  const auto goes_on = [this] {
-    return state_.step < max_steps_ && !OutOfPatience();
-  };
-  while (goes_on() && !stopping_) {
+  while (GoesOn()) {
     CAPSTAN_RETURN_IF_ERROR(Step());
     const bool evaluate = Due(train.eval_every(), state_.step);
-    const bool save = Due(train.save_every(), state_.step) || stopping_;
-    if (evaluate || save || state_.step == max_steps_) {
+    const bool save = Due(train.save_every(), state_.step);
+    if (evaluate || save || stopping_ || state_.step == max_steps_) {
       CAPSTAN_RETURN_IF_ERROR(CatchUp());
     }
-    if (evaluate) {
-      CAPSTAN_RETURN_IF_ERROR(Evaluate());
-      if (goes_on()) {
-        CAPSTAN_RETURN_IF_ERROR(
-            Generate(absl::StrCat("after step ", state_.step)));
-      }
+    if (evaluate && !stopping_) CAPSTAN_RETURN_IF_ERROR(Evaluate());
+    if (evaluate && GoesOn()) {
+      CAPSTAN_RETURN_IF_ERROR(
+          Generate(absl::StrCat("after step ", state_.step)));
     }
     if (save || stopping_) CAPSTAN_RETURN_IF_ERROR(Save());
   }
   return Finish();
+}
+
+bool TrainLoop::GoesOn() const {
+  return state_.step < max_steps_ && !OutOfPatience() && !stopping_;
+}
+
+absl::Status TrainLoop::TakeUp() {
+  if (stopping_) return absl::OkStatus();
+  if (first_step_ == 0) return Generate("before training");
+  if (!Due(config_.train().eval_every(), first_step_) || !GoesOn()) {
+    return absl::OkStatus();
+  }
+  if (state_.eval_step != first_step_) CAPSTAN_RETURN_IF_ERROR(Evaluate());
+  double generated[] = {
+      reporter_ != nullptr && reporter_->HasGenerations(first_step_) ? 1.0
+                                                                     : 0.0};
+  group_->AllReduceHost(absl::MakeSpan(generated));
+  if (generated[0] > 0 || !GoesOn()) return absl::OkStatus();
+  return Generate(absl::StrCat("after step ", first_step_));
 }
 
 absl::Status TrainLoop::Step() {
@@ -221,7 +236,9 @@ absl::Status TrainLoop::SumTotals() {
   const auto read = [&]() -> absl::Status {
     for (int64_t i = 0; i < job_->batch.accumulation; ++i) {
       CAPSTAN_ASSIGN_OR_RETURN(Batch batch, NextBatch());
-      AddTotals(batch, info_, &sums);
+      const std::vector<double> totals =
+          parts_.objective->StepTotals(batch, info_);
+      for (size_t k = 0; k < sums.size(); ++k) sums[k] += totals.at(k);
       batches.push_back(std::move(batch));
     }
     return absl::OkStatus();
@@ -237,12 +254,6 @@ absl::Status TrainLoop::SumTotals() {
   batches_ = std::move(batches);
   info_.totals = std::move(sums);
   return status;
-}
-
-void TrainLoop::AddTotals(const Batch& batch, const StepInfo& info,
-                          std::vector<double>* sums) const {
-  const std::vector<double> totals = parts_.objective->StepTotals(batch, info);
-  for (size_t i = 0; i < sums->size(); ++i) (*sums)[i] += totals.at(i);
 }
 
 absl::StatusOr<Batch> TrainLoop::NextBatch() {

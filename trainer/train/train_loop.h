@@ -20,6 +20,7 @@
 #include "trainer/train/loss_scaler.h"
 #include "trainer/train/model_card.h"
 #include "trainer/train/run_parts.h"
+#include "trainer/train/stop.h"
 #include "trainer/train/strategy_runner.h"
 #include "trainer/train/train_job.h"
 #include "trainer/train/verdict.h"
@@ -46,7 +47,8 @@ class TrainLoop {
             Verdicts verdicts = Verdicts::kAuto);
   ~TrainLoop();
 
-  // OK: all steps are done. CANCELLED: stopped by a signal, and saved.
+  // OK: all steps are done (by an earlier run, perhaps, of which nothing is
+  // touched then). CANCELLED: stopped by a signal, and saved.
   // UNAVAILABLE: another rank failed; the error is that one's.
   absl::Status Run();
 
@@ -65,6 +67,8 @@ class TrainLoop {
   absl::Status Publish();
   void AllocateOptimizerState();
   absl::Status ResumeIfAsked();
+  // Sets finished_before_.
+  absl::Status CheckFinished();
   absl::Status CheckResumed(const TrainState& mine,
                             const std::string& checkpoint) const;
   absl::Status StartReporter();
@@ -76,13 +80,12 @@ class TrainLoop {
   absl::Status TryForwardAndBackward();
   void UseMicroBatch(int64_t size);
 
+  bool GoesOn() const;
   absl::Status Step();
   absl::Status RunMicroSteps(Verdict* mine);
   absl::Status MicroStep(int index, Verdict* mine);
   // The step's batches, and of them StepInfo::totals.
   absl::Status SumTotals();
-  void AddTotals(const Batch& batch, const StepInfo& info,
-                 std::vector<double>* sums) const;
   absl::StatusOr<Batch> NextBatch();
   LossSum Forward(const Batch& batch);
   void Backward(const at::Tensor& loss_sum);
@@ -105,27 +108,30 @@ class TrainLoop {
   TaggedNumbers SumMetrics(const at::Tensor& mine);
   int64_t LogEvery() const;
 
+  // Evaluation and samples that the run owes for the step it has come to: those
+  // that a signal has broken off before it was resumed.
+  absl::Status TakeUp();
   absl::Status Evaluate();
-  int64_t EvaluationBatches() const;
-  absl::StatusOr<Batch> EvaluationBatch(int64_t index) const;
-  // StepInfo::totals of all the evaluation's batches.
-  absl::Status EvaluationTotals(StepInfo* info);
-  // Loss sum, count, and the objective's numbers, of this rank's part of the
-  // evaluation.
-  absl::Status SumEvaluation(const StepInfo& info, absl::Span<double> sums);
-  // What the objective measures beyond its loss.
-  absl::Status Measure();
   // Whether it is the best yet, and what follows; the same on all ranks.
   absl::Status Remember(double eval_loss);
   // Whether too many evaluations have brought nothing.
   bool OutOfPatience() const;
   absl::Status Generate(const std::string& title);
+  absl::StatusOr<std::vector<Generation>> Sample(const std::string& title,
+                                                 StopPoll* poll);
+  // CANCELLED, on all ranks alike, ends the run after a checkpoint.
+  absl::Status StopIfCancelled(const absl::Status& status);
   absl::Status Save();
   // With keep_best the weights of the best evaluation, if they aren't these.
   absl::Status RestoreBest();
   absl::Status SaveFinal();
   ModelCardFacts CardFacts() const;
+  // The last evaluation, checkpoint and samples, and the final folder; a signal
+  // leaves only the checkpoint.
+  absl::Status SaveAll();
   absl::Status Finish();
+  // What the run says when a signal has stopped it.
+  absl::Status Stopped() const;
   absl::Status WriteProfile();
   absl::Status AgreeOnError(const absl::Status& mine, const char* what);
   RunSummary Summary();
@@ -173,6 +179,8 @@ class TrainLoop {
   bool told_no_targets_ = false;
   std::string micro_batch_note_;
   bool stopping_ = false;
+  // A resumed run had done all its steps, and its final folder is there.
+  bool finished_before_ = false;
   int64_t last_saved_step_ = -1;
   double ready_seconds_ = 0.0;
   absl::optional<double> eval_loss_;  // the last

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <malloc.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,9 +18,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/agree.h"
+#include "trainer/checkpoint/file_util.h"
 #include "trainer/data/batch_slot.h"
 #include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
+#include "trainer/metrics/console.h"
+#include "trainer/metrics/summary.h"
 #include "trainer/process_group/create.h"
 #include "trainer/profile/profiled_group.h"
 #include "trainer/train/output_folder.h"
@@ -100,6 +104,8 @@ absl::Status TrainLoop::SetUp() {
                           job_->batch.global_batch_size);
   prompts_ = SamplePrompts(config_.train());
   CAPSTAN_RETURN_IF_ERROR(SetUpStrategy());
+  CAPSTAN_RETURN_IF_ERROR(CheckFinished());
+  if (finished_before_) return absl::OkStatus();
   if (job_->batch.automatic) CAPSTAN_RETURN_IF_ERROR(SettleMicroBatch());
 
   DataLoaderOptions options;
@@ -249,6 +255,33 @@ absl::Status TrainLoop::ResumeIfAsked() {
   return absl::OkStatus();
 }
 
+absl::Status TrainLoop::CheckFinished() {
+  if (first_step_ == 0 || (first_step_ < max_steps_ && !OutOfPatience())) {
+    return absl::OkStatus();
+  }
+  double completed[] = {0.0};
+  if (group_->rank() == 0 && CompletedSteps(output_dir_) == first_step_ &&
+      PathExists(output_dir_ + "/final")) {
+    completed[0] = 1.0;
+  }
+  try {
+    group_->AllReduceHost(absl::MakeSpan(completed));
+  } catch (...) {
+    return CurrentExceptionToStatus();
+  }
+  finished_before_ = completed[0] > 0;
+  if (finished_before_ && group_->rank() == 0) {
+    Console(STDOUT_FILENO)
+        .Write(absl::StrCat(
+            output_dir_, " is finished: all of its ", first_step_,
+            " steps are done, and nothing in it is changed. Raise "
+            "train.max_steps (or max_epochs) to train on; `trainer eval "
+            "--model=",
+            output_dir_, "` evaluates it\n"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TrainLoop::CheckResumed(const TrainState& mine,
                                      const std::string& checkpoint) const {
   if (state_.seed != mine.seed) {
@@ -325,14 +358,7 @@ absl::Status TrainLoop::StartReporter() {
 
 absl::Status TrainLoop::AgreeOnError(const absl::Status& mine,
                                      const char* what) {
-  // A rank that has lost the others can't agree with them.
-  if (absl::IsUnavailable(mine)) return mine;
-  try {
-    return capstan::Agree(*group_, mine,
-                          [what](int) { return std::string(what); });
-  } catch (...) {
-    return mine.ok() ? CurrentExceptionToStatus() : mine;
-  }
+  return capstan::AgreeOnError(*group_, mine, what);
 }
 
 std::vector<double> TrainLoop::FromAllRanks(double mine) {

@@ -245,6 +245,7 @@ absl::StatusOr<std::vector<double>> AlgorithmDistillation::Measure(
   options.episodes = episodes;
   options.key = RandomKey(info.seed, "algorithm_distillation.evaluation");
   options.progress = info.progress;
+  options.stop = info.stop;
   // Trial t is of task t / streams, and rank t % world_size plays it. A rank
   // with fewer than others plays some more, which don't count.
   const int64_t streams = Streams();

@@ -80,9 +80,11 @@ class Player {
     if (options.form.compressed) cache_ = model->NewCache(room_.count());
   }
 
-  void PlayEpisode(int64_t episode, std::vector<double>* returns) {
+  // False if it was stopped.
+  bool PlayEpisode(int64_t episode, std::vector<double>* returns) {
     room_.Reset();
     while (!room_.done()) {
+      if (options_.stop()) return false;
       const int64_t step = episode * room_.room().horizon + room_.step();
       Act(step);
       Step();
@@ -90,6 +92,7 @@ class Player {
         (*returns)[i * options_.episodes + episode] += rewards_[i];
       }
     }
+    return true;
   }
 
   bool finite() const { return finite_; }
@@ -250,7 +253,9 @@ absl::StatusOr<std::vector<double>> PlayInContext(
   std::vector<double> returns(trials.size() * options.episodes, 0.0);
   Player player(&model, trials, options, &runner);
   for (int64_t episode = 0; episode < options.episodes; ++episode) {
-    player.PlayEpisode(episode, &returns);
+    if (!player.PlayEpisode(episode, &returns)) {
+      return absl::CancelledError("the evaluation was stopped");
+    }
     options.progress((episode + 1.0) / options.episodes);
   }
   if (!player.finite()) {

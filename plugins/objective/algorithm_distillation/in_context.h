@@ -68,6 +68,8 @@ struct TrialOptions {
   uint64_t key = 0;  // RandomKey
   // Told the part that is done, in [0, 1], after each episode.
   std::function<void(double done)> progress = [](double) {};
+  // Asked before each step of an episode; true: CANCELLED.
+  std::function<bool()> stop = [] { return false; };
 };
 
 // Plays `episodes` episodes in each trial, one after the other, without

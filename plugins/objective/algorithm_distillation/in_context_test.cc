@@ -215,6 +215,16 @@ TEST_F(InContextTest, ModelsAreCalledEquallyOften) {
   }
 }
 
+TEST_F(InContextTest, CanBeStoppedBetweenSteps) {
+  Plain(8);
+  FakeHistoryModel model(false);
+  int asked = 0;
+  options_.stop = [&asked] { return ++asked == 6; };
+  const auto returns = PlayInContext(model, {Goal(3, 7)}, options_, runner_);
+  EXPECT_TRUE(absl::IsCancelled(returns.status())) << returns.status();
+  EXPECT_EQ(model.calls, 5);
+}
+
 TEST_F(InContextTest, NumberAndKeyDecideAlone) {
   Plain(8);
   const auto played = [&](uint64_t number) {

@@ -6,9 +6,11 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "plugins/objective/common/accuracy.h"
 #include "plugins/sdk/random.h"
 #include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
@@ -159,9 +161,17 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
     input.sample_positions = Optional(batch, "sample_position");
   }
   loss.sum = tokens->CrossEntropySum(input, {targets}, runner);
+  if (info.thorough) {
+    loss.metrics = CountCorrect(*tokens, input, targets, runner);
+  }
   loss.count = CountTargets(batch, info);
   loss.tokens = batch.at("input_ids").numel();
   return loss;
+}
+
+std::vector<std::pair<std::string, double>> CausalLm::DerivedFromLoss(
+    double loss) const {
+  return {{"perplexity", std::exp(loss)}};
 }
 
 SamplerOptions CausalLm::Merged(const SampleOptions& options) const {
@@ -205,6 +215,7 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
   Context context(tokens, static_cast<int64_t>(text.size()) + wanted);
   const uint64_t key = RandomKey(options.seed, "sample");
   for (int64_t i = 0; i < wanted; ++i) {
+    if (options.stop()) return absl::CancelledError("sampling was stopped");
     CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor logits,
                              context.NextLogits(text, runner));
     CAPSTAN_ASSIGN_OR_RETURN(

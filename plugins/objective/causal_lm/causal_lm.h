@@ -23,8 +23,14 @@ class CausalLm final : public Objective {
 
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
+  // Accuracy at the targets; only where StepInfo::thorough asks for it.
+  std::vector<MetricTags> metrics() const override {
+    return {{"train/accuracy", "eval/accuracy"}};
+  }
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override;
+  std::vector<std::pair<std::string, double>> DerivedFromLoss(
+      double loss) const override;
   absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) override;

@@ -244,6 +244,15 @@ TEST_F(CausalLmTest, StopsAtTheEndOfTextUnlessToldNotTo) {
   EXPECT_EQ(Sample(options).size(), 10u);
 }
 
+TEST_F(CausalLmTest, CanBeStoppedBetweenTokens) {
+  SampleOptions options;
+  int asked = 0;
+  options.stop = [&asked] { return ++asked == 3; };
+  const auto text = objective_->Sample(model_, {2, 3}, options, runner_);
+  EXPECT_TRUE(absl::IsCancelled(text.status())) << text.status();
+  EXPECT_EQ(model_.lengths.size(), 2u);
+}
+
 TEST_F(CausalLmTest, GoesOnWithTheLaterHalfWhenTheModelsPositionsEnd) {
   SampleOptions options;
   options.stop_at_eos = false;

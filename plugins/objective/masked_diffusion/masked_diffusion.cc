@@ -4,12 +4,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "plugins/objective/common/accuracy.h"
 #include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -194,9 +196,20 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
   }
   LossSum loss;
   loss.sum = tokens->CrossEntropySum(hidden.input, hidden.targets, runner);
+  if (info.thorough) {
+    loss.metrics =
+        CountCorrect(*tokens, hidden.input, hidden.targets.tokens, runner);
+  }
   loss.count = CountOf(drawn.layout, drawn.noise, config_.loss());
   loss.tokens = batch.at("input_ids").numel();
   return loss;
+}
+
+std::vector<std::pair<std::string, double>> MaskedDiffusion::DerivedFromLoss(
+    double loss) const {
+  // Only this one bounds the negative log-likelihood of a token.
+  if (config_.loss() != Config::PRETRAIN) return {};
+  return {{"bound_nats_per_token", loss}, {"perplexity_bound", std::exp(loss)}};
 }
 
 absl::StatusOr<SamplerOptions> MaskedDiffusion::Merged(
@@ -218,6 +231,7 @@ absl::StatusOr<SamplerOptions> MaskedDiffusion::Merged(
   }
   if (options.greedy) merged.temperature = 0.0;
   merged.seed = options.seed;
+  merged.stop = options.stop;
   if (options.stop_at_eos) {
     merged.stop_tokens = options.stop_tokens;
     if (model.eos_token() >= 0) merged.stop_tokens.push_back(model.eos_token());

@@ -250,6 +250,7 @@ absl::StatusOr<std::vector<int64_t>> Unmask(
     for (int64_t step = 0; step < schedule.steps_per_block; ++step) {
       const int64_t count = schedule.TokensIn(step);
       if (count == 0) break;  // and no more comes
+      if (options.stop()) return absl::CancelledError("sampling was stopped");
       CAPSTAN_RETURN_IF_ERROR(unmasker.Step(begin, end, count));
       if (on_text) on_text(text);
       // Once all before a stop is chosen, nothing changes it any more.

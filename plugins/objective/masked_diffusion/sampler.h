@@ -27,6 +27,8 @@ struct SamplerOptions {
   uint64_t seed = 0;
   // The text ends behind the first of these.
   std::vector<int64_t> stop_tokens;
+  // Asked before each step; true: CANCELLED.
+  std::function<bool()> stop = [] { return false; };
 };
 
 // FieldError for values that make no sense.

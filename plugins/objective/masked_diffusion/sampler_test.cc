@@ -245,6 +245,15 @@ TEST_F(UnmaskTest, WhatStandsBehindTheEndIsNotWaitedFor) {
   EXPECT_EQ(model_.inputs.size(), 3u);
 }
 
+TEST_F(UnmaskTest, CanBeStoppedBetweenSteps) {
+  SamplerOptions options = Options(8, 8, 8);
+  int asked = 0;
+  options.stop = [&asked] { return ++asked == 3; };
+  const auto text = Unmask(model_, {1, 2}, kMask, options, nullptr, runner_);
+  EXPECT_TRUE(absl::IsCancelled(text.status())) << text.status();
+  EXPECT_EQ(model_.inputs.size(), 2u);
+}
+
 TEST_F(UnmaskTest, LogitsThatAreNotFiniteAreAnError) {
   model_.logit = [](int64_t, int64_t t, int64_t v) {
     return t == 3 && v == 5 ? std::numeric_limits<float>::quiet_NaN() : 0.0f;

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// eval: a model's loss on data, and what its objective measures, by itself. One
+// process, in float32; writes nowhere but to --output.
+#include <ATen/Parallel.h>
+#include <google/protobuf/descriptor.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "datasets/common/npy.h"
+#include "plugins/sdk/status.h"
+#include "trainer/checkpoint/file_util.h"
+#include "trainer/commands/commands.h"
+#include "trainer/commands/generator.h"
+#include "trainer/config/load_config.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/metrics/curve.h"
+#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/output_file.h"
+#include "trainer/metrics/work_bar.h"
+#include "trainer/process_group/create.h"
+#include "trainer/train/evaluation.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kDefaultBatch = 8;
+
+// Numbers by name, in the order to show them.
+using Numbers = std::vector<std::pair<std::string, double>>;
+
+// What the evaluation of a model comes to.
+struct Outcome {
+  int64_t samples = 0;
+  double seconds = 0.0;
+  EvaluationResult result;
+  Numbers numbers;  // loss, what follows from it, and the objective's
+};
+
+// The overrides that --data stands for: the reader's `path`, or its `folder` if
+// it is one, and all of it.
+absl::StatusOr<std::vector<std::string>> DataOverrides(
+    const EvalOptions& options, const google::protobuf::Any& reader) {
+  std::vector<std::string> overrides;
+  if (options.data.empty()) return overrides;
+  const google::protobuf::Descriptor* const type =
+      google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(
+          TypeOf(reader));
+  const auto has = [type](const char* name) {
+    return type != nullptr && type->FindFieldByName(name) != nullptr;
+  };
+  const std::string data = FromCaller({options.data})[0];
+  if (!fs::exists(data)) {
+    return absl::NotFoundError(
+        absl::StrCat("--data=", options.data, ": there is no such file"));
+  }
+  const char* const field =
+      fs::is_directory(data) && has("folder") ? "folder" : "path";
+  if (!has(field)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data: ", TypeOf(reader), " has no field `", field,
+                     "`: say what it reads with --set eval_data.FIELD=VALUE"));
+  }
+  overrides.push_back(absl::StrCat("eval_data.", field, "=", data));
+  if (has("source")) overrides.push_back("eval_data.source=[]");
+  if (has("validation_fraction")) {
+    overrides.push_back("eval_data.validation_fraction=0");
+  }
+  return overrides;
+}
+
+// A model and what to evaluate it on.
+struct Loaded {
+  Generator generator;
+  std::unique_ptr<DatasetReader> data;
+};
+
+absl::StatusOr<std::unique_ptr<DatasetReader>> OpenData(
+    const EvalOptions& options, const Generator& generator, bool is_training) {
+  const google::protobuf::Any& any = generator.loaded.config.eval_data();
+  absl::StatusOr<std::unique_ptr<DatasetReader>> reader =
+      generator.host->Create<DatasetReader>(
+          TypeOf(any), PluginCategory::kDatasetReader, any.value());
+  CAPSTAN_RETURN_IF_ERROR(
+      generator.loaded.Locate(reader.status(), "eval_data"));
+  if (!is_training) return reader;
+  absl::StatusOr<std::unique_ptr<DatasetReader>> held_back =
+      (*reader)->Validation();
+  CAPSTAN_RETURN_IF_ERROR(
+      generator.loaded.Locate(held_back.status(), "eval_data"));
+  if (*held_back != nullptr) return held_back;
+  if (!options.data.empty()) return reader;
+  return absl::InvalidArgumentError(
+      "the run that made this model holds nothing back from training: say what "
+      "to evaluate on with --data=FILE");
+}
+
+absl::StatusOr<Loaded> Load(const EvalOptions& options) {
+  auto host = std::make_unique<PluginHost>(FromCaller(options.plugin_path));
+  const ConfigContext context = DefaultConfigContext(host.get());
+  absl::optional<LoadedConfig> run;
+  if (!options.configs.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(run, LoadConfig(options.configs, {}, context));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const EvaluationSource source,
+      FindToEvaluate(options.model, options.adapter,
+                     run.has_value() ? &run->config : nullptr, context));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const LoadedConfig config,
+      ParseConfig(source.config, source.folder, context, options.overrides));
+  if (!config.config.has_eval_data()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model=", options.model,
+        " doesn't say what it was trained on: name a reader with --set "
+        "eval_data=PACKAGE (`trainer plugins` lists them) and a file with "
+        "--data, or a run's config with --config"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(std::vector<std::string> overrides,
+                           DataOverrides(options, config.config.eval_data()));
+  const auto is_reader = [](const std::string& override) {
+    return absl::StartsWith(override, "eval_data=");
+  };
+  const bool other_reader = std::any_of(options.overrides.begin(),
+                                        options.overrides.end(), is_reader);
+  overrides.insert(overrides.begin(), options.overrides.begin(),
+                   options.overrides.end());
+  Loaded loaded;
+  CAPSTAN_ASSIGN_OR_RETURN(loaded.generator,
+                           LoadToEvaluate(source, std::move(host), overrides));
+  CAPSTAN_ASSIGN_OR_RETURN(loaded.data,
+                           OpenData(options, loaded.generator,
+                                    source.data_is_training && !other_reader));
+  return loaded;
+}
+
+absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
+                                 const Generator& generator,
+                                 const DatasetReader& data) {
+  const RunConfig& config = generator.loaded.config;
+  CAPSTAN_RETURN_IF_ERROR(generator.loaded.Locate(
+      generator.objective->Check(*generator.model, data), "eval_data"));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
+                           CreateProcessGroup(RankInfo(), /*gpus=*/0));
+  PlainRunner runner;
+  WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
+  EvaluationRequest request;
+  request.model = generator.model.get();
+  request.objective = generator.objective.get();
+  request.data = &data;
+  request.group = group.get();
+  request.runner = &runner;
+  const int64_t of_run = config.batch().micro_batch_size();
+  request.micro_batch_size = options.batch_size > 0 ? options.batch_size
+                             : of_run > 0 && of_run != Batching::AUTO
+                                 ? of_run
+                                 : kDefaultBatch;
+  request.max_batches = options.max_batches;
+  request.seed = config.train().seed();
+  request.last = true;
+  request.thorough = !options.loss_only;
+  request.progress = [&bar](double done) { bar.Show(done, "loss"); };
+  request.measuring = [&bar](double done) { bar.Show(done, "measuring"); };
+  Outcome outcome;
+  CAPSTAN_ASSIGN_OR_RETURN(outcome.result, capstan::Evaluate(request));
+  outcome.seconds = bar.Seconds();
+  outcome.samples = data.size();
+  if (options.max_batches > 0) {
+    outcome.samples = std::min(outcome.samples,
+                               options.max_batches * request.micro_batch_size);
+  }
+  const EvaluationResult& result = outcome.result;
+  if (result.count > 0) {
+    const double loss = result.loss_sum / result.count;
+    outcome.numbers.emplace_back("loss", loss);
+    const Numbers derived = generator.objective->DerivedFromLoss(loss);
+    outcome.numbers.insert(outcome.numbers.end(), derived.begin(),
+                           derived.end());
+  }
+  Numbers tagged = result.tagged;
+  if (result.measurement.has_value()) {
+    tagged.insert(tagged.end(), result.measurement->scalars.begin(),
+                  result.measurement->scalars.end());
+  }
+  for (const auto& [tag, value] : tagged) {
+    outcome.numbers.emplace_back(tag.substr(tag.rfind('/') + 1), value);
+  }
+  return outcome;
+}
+
+std::string Json(const EvalOptions& options, const Outcome& outcome) {
+  nlohmann::ordered_json json;
+  json["model"] = options.model;
+  json["data"] = options.data.empty() ? nlohmann::ordered_json(nullptr)
+                                      : nlohmann::ordered_json(options.data);
+  json["samples"] = outcome.samples;
+  json["targets"] = static_cast<int64_t>(outcome.result.count);
+  json["seconds"] = outcome.seconds;
+  for (const auto& [name, value] : outcome.numbers) json[name] = value;
+  return json.dump(2, ' ', /*ensure_ascii=*/false,
+                   nlohmann::ordered_json::error_handler_t::replace) +
+         "\n";
+}
+
+std::string Table(const EvalOptions& options, const Outcome& outcome) {
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"model", options.model},
+      {"data",
+       options.data.empty() ? "what the run evaluates on" : options.data},
+      {"samples", WithCommas(outcome.samples)},
+      {"targets", WithCommas(static_cast<int64_t>(outcome.result.count))}};
+  for (const auto& [name, value] : outcome.numbers) {
+    rows.emplace_back(name, absl::StrFormat("%.6g", value));
+  }
+  rows.emplace_back("took", ShortDuration(outcome.seconds));
+  if (!options.output.empty()) rows.emplace_back("output", options.output);
+  return TableText(rows);
+}
+
+// Before the evaluation: a folder that can't be used costs no time then.
+absl::Status PrepareOutput(const std::string& folder) {
+  if (fs::exists(folder + "/eval.json")) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("--output: ", folder,
+                     " already holds an evaluation; name another folder"));
+  }
+  return MakeFolder(folder);
+}
+
+absl::Status Write(const std::string& folder, const std::string& json,
+                   const Outcome& outcome) {
+  if (outcome.result.measurement.has_value()) {
+    for (const MeasuredCurve& curve : outcome.result.measurement->curves) {
+      CAPSTAN_RETURN_IF_ERROR(
+          ReplaceFile(absl::StrCat(folder, "/", curve.name, ".svg"),
+                      MeasuredCurvesSvg({{0, curve}})));
+    }
+    for (const MeasuredArray& array : outcome.result.measurement->arrays) {
+      CAPSTAN_RETURN_IF_ERROR(
+          WriteNpy<double>(absl::StrCat(folder, "/", array.name, ".npy"),
+                           array.shape, array.values));
+    }
+  }
+  // Last: with it the folder is whole.
+  return ReplaceFile(folder + "/eval.json", json);
+}
+
+absl::Status Eval(const EvalOptions& options) {
+  at::set_num_threads(AvailableCores());
+  const std::string output =
+      options.output.empty() ? "" : FromCaller({options.output})[0];
+  if (!output.empty()) CAPSTAN_RETURN_IF_ERROR(PrepareOutput(output));
+  CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
+  for (const std::string& note : loaded.data->notes()) {
+    std::cerr << note << "\n";
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const Outcome outcome,
+                           Evaluate(options, loaded.generator, *loaded.data));
+  const std::string json = Json(options, outcome);
+  if (!output.empty()) {
+    CAPSTAN_RETURN_IF_ERROR(Write(output, json, outcome));
+  }
+  std::cout << (options.json ? json : Table(options, outcome)) << std::flush;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int EvalCommand(const EvalOptions& options) {
+  absl::Status status;
+  try {
+    status = Eval(options);
+  } catch (...) {
+    status = CurrentExceptionToStatus();
+  }
+  return status.ok() ? 0 : Fail(status);
+}
+
+}  // namespace capstan

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_METRICS_WORK_BAR_H_
+#define CAPSTAN_TRAINER_METRICS_WORK_BAR_H_
+
+#include <chrono>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan {
+
+// How far a long piece of work other than training has come: a bar on a
+// terminal, which goes when the work does; elsewhere a line now and then.
+class WorkBar {
+ public:
+  // `what` is being done: "collecting".
+  WorkBar(std::string what, int fd);
+  ~WorkBar();
+  WorkBar(const WorkBar&) = delete;
+  WorkBar& operator=(const WorkBar&) = delete;
+
+  // The part that is done, in [0, 1], and a few words on it. Call it as often
+  // as you like.
+  void Show(double done, absl::string_view words);
+  double Seconds() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const std::string what_;
+  const Console console_;
+  const Clock::time_point begin_ = Clock::now();
+  Clock::time_point last_ = begin_;
+  bool drawn_ = false;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_METRICS_WORK_BAR_H_
