@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "plugins/model/ad_transformer/history_model.h"
 #include "plugins/sdk/status.h"
 
@@ -79,11 +80,11 @@ HistoryForm FormOf(const Config& config) {
 }  // namespace
 
 AdHistory::AdHistory(const Config& config, const HistoryForm& form,
-                     std::vector<int> tasks,
+                     darkroom::Split split,
                      std::shared_ptr<const HistoryTable> table)
     : config_(config),
       form_(form),
-      tasks_(std::move(tasks)),
+      split_(std::move(split)),
       table_(std::move(table)),
       layout_(form_, config_.short_contexts(), table_->steps(),
               table_->histories()) {}
@@ -95,11 +96,12 @@ absl::StatusOr<std::unique_ptr<AdHistory>> AdHistory::Create(
   }
   CAPSTAN_RETURN_IF_ERROR(CheckNumbers(config));
   const HistoryForm form = FormOf(config);
-  const darkroom::Split split =
+  darkroom::Split split =
       darkroom::SplitTasks(darkroom::TaskCount(form.variant, form.room));
   TableOptions options;
   options.path = config.path();
   options.room = form.room;
+  options.variant = form.variant;
   options.tasks = config.split() == Config::TEST ? split.test : split.train;
   options.streams = config.streams();
   if (options.streams == 0 && config.split() == Config::TEST) {
@@ -115,7 +117,7 @@ absl::StatusOr<std::unique_ptr<AdHistory>> AdHistory::Create(
   CAPSTAN_ASSIGN_OR_RETURN(std::shared_ptr<const HistoryTable> table,
                            HistoryTable::Load(options));
   return std::unique_ptr<AdHistory>(
-      new AdHistory(config, form, std::move(options.tasks), std::move(table)));
+      new AdHistory(config, form, std::move(split), std::move(table)));
 }
 
 absl::Status AdHistory::Read(absl::Span<const int64_t> indices,
@@ -155,13 +157,47 @@ absl::Status AdHistory::Read(absl::Span<const int64_t> indices,
 }
 
 absl::StatusOr<std::unique_ptr<DatasetReader>> AdHistory::Validation() const {
-  if (config_.split() == Config::TEST) return nullptr;
+  if (config_.split() == Config::TEST || CountInFile(split_.test) == 0) {
+    return nullptr;
+  }
   Config config = config_;
   config.set_split(Config::TEST);
   config.set_streams(1);
   config.set_shuffle(false);
   CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<AdHistory> test, Create(config));
   return std::unique_ptr<DatasetReader>(std::move(test));
+}
+
+std::vector<int> AdHistory::tasks() const {
+  // Playing a task takes no history of it.
+  return config_.split() == Config::TEST ? split_.test : table_->tasks();
+}
+
+int64_t AdHistory::CountInFile(const std::vector<int>& tasks) const {
+  const std::vector<int>& file = table_->tasks_of_file();
+  return std::count_if(tasks.begin(), tasks.end(), [&](int task) {
+    return std::binary_search(file.begin(), file.end(), task);
+  });
+}
+
+std::vector<std::string> AdHistory::notes() const {
+  const size_t all = split_.train.size() + split_.test.size();
+  if (config_.split() == Config::TEST ||
+      table_->tasks_of_file().size() == all) {
+    return {};
+  }
+  const int64_t held_out = CountInFile(split_.test);
+  std::string note = absl::StrCat(
+      config_.path(), " has histories of ", table_->tasks_of_file().size(),
+      " of the ", all, " tasks: ", table_->tasks().size(), " are trained on, ",
+      held_out, " of the ", split_.test.size(),
+      " that are held out can be evaluated on");
+  if (held_out == 0) {
+    std::vector<int> test = split_.test;
+    std::sort(test.begin(), test.end());
+    absl::StrAppend(&note, " (", absl::StrJoin(test, ", "), ")");
+  }
+  return {note + "."};
 }
 
 }  // namespace ad_history

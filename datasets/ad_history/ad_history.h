@@ -3,6 +3,7 @@
 #define CAPSTAN_DATASETS_AD_HISTORY_AD_HISTORY_H_
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,20 +32,26 @@ class AdHistory final : public DatasetReader, public HistorySource {
   bool shuffle() const override { return config_.shuffle(); }
   absl::Status Read(absl::Span<const int64_t> indices,
                     Batch* batch) const override;
-  // The other tasks: of a TRAIN reader those of TEST; null of a TEST reader.
+  // The other tasks: of a TRAIN reader those of TEST, null if the file has none
+  // of them; null of a TEST reader.
   absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override;
   int64_t max_sequence_length() const override { return form_.max_tokens(); }
+  // Of a TRAIN reader: how many of the tasks the file has, if not all.
+  std::vector<std::string> notes() const override;
 
   HistoryForm history_form() const override { return form_; }
-  std::vector<int> tasks() const override { return tasks_; }
+  std::vector<int> tasks() const override;
 
  private:
   AdHistory(const Config& config, const HistoryForm& form,
-            std::vector<int> tasks, std::shared_ptr<const HistoryTable> table);
+            darkroom::Split split, std::shared_ptr<const HistoryTable> table);
+
+  // How many of these tasks the file has.
+  int64_t CountInFile(const std::vector<int>& tasks) const;
 
   const Config config_;
   const HistoryForm form_;
-  const std::vector<int> tasks_;
+  const darkroom::Split split_;  // of all tasks that there are
   const std::shared_ptr<const HistoryTable> table_;
   const SampleLayout layout_;
 };

@@ -19,8 +19,11 @@ namespace capstan {
 namespace ad_history {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr int64_t kSteps = 26;
 constexpr int64_t kStreams = 3;
@@ -161,6 +164,36 @@ TEST(AdHistoryTest, TasksAreSplitAsTheOriginals) {
   EXPECT_EQ(*test->Validation(), nullptr);
 }
 
+// As `collect.tasks` makes them: what is held out stays so.
+TEST(AdHistoryTest, AFileMayHaveSomeOfTheTasks) {
+  Config config = Small(Config::PLAIN);
+  EXPECT_THAT(MustCreate(config)->notes(), IsEmpty());
+  config.set_path(File(20));
+  const auto train = MustCreate(config);
+  EXPECT_EQ(train->tasks().size(), 19u);
+  EXPECT_THAT(train->tasks(), Not(Contains(5)));
+  EXPECT_EQ(train->size(), 19 * kStreams * (kSteps - kLength + 1));
+  EXPECT_THAT(train->notes(),
+              ElementsAre(HasSubstr("20 of the 81 tasks: 19 are trained on, 1 "
+                                    "of the 8 that are held out")));
+  const auto test = *train->Validation();
+  ASSERT_NE(test, nullptr);
+  EXPECT_EQ(test->size(), kSteps - kLength + 1);
+  const auto* source = dynamic_cast<const HistorySource*>(test.get());
+  EXPECT_THAT(source->tasks(), ElementsAre(38, 51, 62, 65, 33, 5, 53, 49));
+  Batch batch;
+  ASSERT_TRUE(test->Read({0}, &batch).ok());
+  EXPECT_EQ(Row(batch, 0),
+            Transitions(5, 0, 0, kLength - 1) + Query(5, 0, kLength - 1));
+
+  config.set_path(File(5));
+  const auto few = MustCreate(config);
+  EXPECT_EQ(*few->Validation(), nullptr);
+  EXPECT_THAT(few->notes(),
+              ElementsAre(HasSubstr("0 of the 8 that are held out can be "
+                                    "evaluated on (5, 33, 38, ")));
+}
+
 TEST(AdHistoryTest, PlainIsTheTransitionsBeforeAStep) {
   const auto reader = MustCreate(Small(Config::PLAIN));
   Batch batch;
@@ -268,8 +301,13 @@ TEST(AdHistoryTest, WhatIsWrongIsSaid) {
   config.set_path("/nowhere/histories.hdf5");
   ExpectFieldError(config, "path", "/nowhere/histories.hdf5");
   config = Small(Config::PLAIN);
-  config.set_path(File(40));  // without tasks 40 to 80
-  ExpectFieldError(config, "path", "40");
+  config.set_path(File(5));  // none of those that are held out
+  config.set_split(Config::TEST);
+  ExpectFieldError(config, "path",
+                   "5 tasks (0, 1, 2, 3, 4), but of none of "
+                   "those that are wanted: 5, 33, 38, 49, 51, 53, 62, 65");
+  config.set_path(File(100));
+  ExpectFieldError(config, "path", "has a group 99: its goal, row 11");
   config = Small(Config::PLAIN);
   config.set_steps(kSteps + 1);
   ExpectFieldError(config, "steps", "is 27, but");
@@ -291,9 +329,6 @@ TEST(AdHistoryTest, WhatIsWrongIsSaid) {
   config = Small(Config::COMPRESSED);
   config.set_short_contexts(true);
   ExpectFieldError(config, "short_contexts", "mode PLAIN");
-  config = Small(Config::PLAIN);
-  config.set_tasks(Config::PERMUTED);  // 120 of them
-  ExpectFieldError(config, "path", "81");
 }
 
 }  // namespace

@@ -35,8 +35,9 @@ class HistorySource {
  public:
   virtual ~HistorySource() = default;
   virtual HistoryForm history_form() const = 0;
-  // The tasks that this reader's samples are of: for validation data those
-  // that no training sample shows.
+  // The tasks that this reader stands for: those of its training samples; of
+  // validation data all that no training sample may show, be there histories of
+  // them or not.
   virtual std::vector<int> tasks() const = 0;
 };
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "datasets/ad_history/history_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "datasets/darkroom/history_file.h"
 #include "plugins/sdk/status.h"
 
@@ -42,6 +44,28 @@ absl::Status CheckShape(const TableOptions& options, int task,
   return absl::OkStatus();
 }
 
+// The wanted tasks that the file has.
+absl::StatusOr<std::vector<int>> TasksIn(const darkroom::HistoryReader& file,
+                                         const TableOptions& options) {
+  const absl::Status status = file.CheckVariant(options.variant, options.room);
+  if (!status.ok()) return FieldError("path", status.message());
+  std::vector<int> tasks;
+  for (const int task : options.tasks) {
+    if (std::binary_search(file.tasks().begin(), file.tasks().end(), task)) {
+      tasks.push_back(task);
+    }
+  }
+  if (!tasks.empty()) return tasks;
+  std::vector<int> wanted = options.tasks;
+  std::sort(wanted.begin(), wanted.end());
+  return FieldError(
+      "path",
+      absl::StrCat(options.path, " has histories of ", file.tasks().size(),
+                   " tasks (", absl::StrJoin(file.tasks(), ", "),
+                   "), but of none of those that are wanted: ",
+                   absl::StrJoin(wanted, ", ")));
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const HistoryTable>> HistoryTable::Load(
@@ -49,22 +73,20 @@ absl::StatusOr<std::shared_ptr<const HistoryTable>> HistoryTable::Load(
   absl::StatusOr<std::unique_ptr<darkroom::HistoryReader>> file =
       darkroom::HistoryReader::Open(options.path);
   if (!file.ok()) return FieldError("path", file.status().message());
-  if (const absl::Status status = (*file)->CheckTasks(options.tasks);
-      !status.ok()) {
-    return FieldError("path", status.message());
-  }
   std::shared_ptr<HistoryTable> table(new HistoryTable);
+  CAPSTAN_ASSIGN_OR_RETURN(table->tasks_, TasksIn(**file, options));
+  table->tasks_of_file_ = (*file)->tasks();
   table->steps_ = options.steps;
   int64_t streams = options.streams;
-  for (size_t i = 0; i < options.tasks.size(); ++i) {
-    const int task = options.tasks[i];
+  for (size_t i = 0; i < table->tasks_.size(); ++i) {
+    const int task = table->tasks_[i];
     const auto shape = (*file)->Shape(task);
     if (!shape.ok()) return FieldError("path", shape.status().message());
     // All streams: as many as the first task has.
     if (streams == 0) streams = shape->streams;
     CAPSTAN_RETURN_IF_ERROR(CheckShape(options, task, *shape, streams));
     if (i == 0) {
-      table->histories_ = streams * static_cast<int64_t>(options.tasks.size());
+      table->histories_ = streams * static_cast<int64_t>(table->tasks_.size());
       table->bytes_.resize(table->histories_ * table->steps_ *
                            kTransitionBytes);
     }

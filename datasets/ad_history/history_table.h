@@ -20,8 +20,9 @@ constexpr int64_t kTransitionBytes = 6;
 struct TableOptions {
   std::string path;
   darkroom::Room room;
-  std::vector<int> tasks;
-  int64_t streams = 0;  // 0: all
+  darkroom::Variant variant = darkroom::Variant::kGoals;
+  std::vector<int> tasks;  // those of them that the file has
+  int64_t streams = 0;     // 0: all
   int64_t steps = 0;
 };
 
@@ -29,11 +30,17 @@ struct TableOptions {
 // streams of 1000 steps. Ranks that are forked later share it.
 class HistoryTable {
  public:
-  // Reads the file. Errors are the file's, or a FieldError of "path", "steps"
-  // or "streams" where it has fewer than asked for.
+  // Reads the file. Errors are the file's, a FieldError of "path" where it has
+  // none of the tasks, or of "steps" or "streams" where it has fewer than asked
+  // for.
   static absl::StatusOr<std::shared_ptr<const HistoryTable>> Load(
       const TableOptions& options);
 
+  // The tasks that there are histories of, in the order of the options; the
+  // same number of each.
+  const std::vector<int>& tasks() const { return tasks_; }
+  // All that the file has, ascending.
+  const std::vector<int>& tasks_of_file() const { return tasks_of_file_; }
   int64_t histories() const { return histories_; }
   int64_t steps() const { return steps_; }
   // Transitions of a history, [steps, kTransitionBytes].
@@ -44,6 +51,8 @@ class HistoryTable {
  private:
   HistoryTable() = default;
 
+  std::vector<int> tasks_;
+  std::vector<int> tasks_of_file_;
   int64_t histories_ = 0;
   int64_t steps_ = 0;
   std::vector<uint8_t> bytes_;

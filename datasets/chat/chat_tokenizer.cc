@@ -2,12 +2,13 @@
 #include "datasets/chat/chat_tokenizer.h"
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "plugins/common/json.h"
+#include "plugins/common/text_file.h"
 #include "plugins/sdk/status.h"
 
 namespace capstan {
@@ -55,19 +56,15 @@ class ChatTokenizer final : public Tokenizer {
   SpecialIds ids_;
 };
 
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(path, " can't be written"));
-}
-
 absl::Status ChatTokenizer::Save(const std::string& folder) const {
   CAPSTAN_RETURN_IF_ERROR(base_->Save(folder));
   const std::string path = folder + "/tokenizer_config.json";
-  Json config = Json::parse(std::ifstream(path), nullptr, false);
-  if (!config.is_object()) config = Json::object();
+  Json config = Json::object();
+  if (std::filesystem::exists(path)) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+    config = ParseJson<Json>(text);
+    if (!config.is_object()) config = Json::object();
+  }
   const auto set = [&](const char* key, int64_t id) {
     if (id >= 0) config[key] = base_->Decode({id});
   };
@@ -75,12 +72,12 @@ absl::Status ChatTokenizer::Save(const std::string& folder) const {
   set("eos_token", ids_.eos);
   set("pad_token", ids_.pad);
   config["chat_template"] = jinja_;
-  CAPSTAN_RETURN_IF_ERROR(WriteFile(path, config.dump(2) + "\n"));
+  CAPSTAN_RETURN_IF_ERROR(WriteTextFile(path, config.dump(2) + "\n"));
   // Where there is one, it is read instead.
   const std::string own = folder + "/chat_template.jinja";
   std::error_code error;
   if (!std::filesystem::exists(own, error)) return absl::OkStatus();
-  return WriteFile(own, jinja_);
+  return WriteTextFile(own, jinja_);
 }
 
 }  // namespace

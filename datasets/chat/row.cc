@@ -3,10 +3,14 @@
 
 #include <simdjson.h>
 
-#include <algorithm>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "datasets/chat/row_json.h"
+#include "datasets/chat/turns.h"
+#include "plugins/common/json_document.h"
 #include "plugins/sdk/status.h"
 
 namespace capstan {
@@ -15,120 +19,7 @@ namespace {
 
 using simdjson::dom::array;
 using simdjson::dom::element;
-using simdjson::dom::element_type;
 using simdjson::dom::object;
-
-absl::Status Bad(const std::string& problem) {
-  return absl::InvalidArgumentError(problem);
-}
-
-// "a list", for errors.
-const char* TypeText(const element& value) {
-  switch (value.type()) {
-    case element_type::ARRAY:
-      return "a list";
-    case element_type::OBJECT:
-      return "an object";
-    case element_type::STRING:
-      return "a text";
-    case element_type::BOOL:
-      return "true or false";
-    case element_type::NULL_VALUE:
-      return "null";
-    default:
-      return "a number";
-  }
-}
-
-bool Has(const object& row, const char* key) {
-  return row.at_key(key).error() == simdjson::SUCCESS;
-}
-
-absl::Status Text(const object& row, const char* key, absl::string_view* out) {
-  element value;
-  if (row.at_key(key).get(value) != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("has no \"", key, "\""));
-  }
-  std::string_view text;
-  if (value.get(text) != simdjson::SUCCESS) {
-    return Bad(
-        absl::StrCat("\"", key, "\" is ", TypeText(value), ", not a text"));
-  }
-  *out = absl::string_view(text.data(), text.size());
-  return absl::OkStatus();
-}
-
-// The same; "" where the row has no such key, or null.
-absl::Status OptionalText(const object& row, const char* key,
-                          absl::string_view* out) {
-  *out = "";
-  element value;
-  if (row.at_key(key).get(value) != simdjson::SUCCESS || value.is_null()) {
-    return absl::OkStatus();
-  }
-  return Text(row, key, out);
-}
-
-absl::Status List(const object& row, const char* key, array* out) {
-  element value;
-  if (row.at_key(key).get(value) != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("has no \"", key, "\""));
-  }
-  if (value.get(*out) != simdjson::SUCCESS) {
-    return Bad(
-        absl::StrCat("\"", key, "\" is ", TypeText(value), ", not a list"));
-  }
-  if (out->size() == 0) return Bad(absl::StrCat("\"", key, "\" is empty"));
-  return absl::OkStatus();
-}
-
-// "from" of ShareGPT's turns, as templates call it; "" if it is none of them.
-absl::string_view ShareGptRole(absl::string_view from) {
-  if (from == "human" || from == "user") return "user";
-  // A call is what the model writes, what comes of it is what it is shown.
-  if (from == "gpt" || from == "assistant" || from == "function_call") {
-    return "assistant";
-  }
-  if (from == "system") return "system";
-  return from == "observation" ? "tool" : "";
-}
-
-absl::Status AddMessages(const object& parent, const char* key,
-                         const char* role_key, const char* content_key,
-                         bool sharegpt, Row* row) {
-  array list;
-  CAPSTAN_RETURN_IF_ERROR(List(parent, key, &list));
-  size_t number = 0;
-  for (const element value : list) {
-    ++number;
-    const auto annotate = [&](const absl::Status& status) {
-      return Bad(absl::StrCat("message ", number, " of \"", key, "\" ",
-                              status.message()));
-    };
-    object message;
-    if (value.get(message) != simdjson::SUCCESS) {
-      return annotate(
-          Bad(absl::StrCat("is ", TypeText(value), ", not an object")));
-    }
-    absl::string_view role;
-    absl::string_view content;
-    absl::Status status = Text(message, role_key, &role);
-    if (status.ok()) status = Text(message, content_key, &content);
-    if (!status.ok()) return annotate(status);
-    if (sharegpt) {
-      const absl::string_view known = ShareGptRole(role);
-      if (known.empty()) {
-        return annotate(Bad(
-            absl::StrCat("is from \"", role,
-                         "\"; known are human, gpt, system, function_call and "
-                         "observation")));
-      }
-      role = known;
-    }
-    row->Add(role, content);
-  }
-  return absl::OkStatus();
-}
 
 absl::Status AddSystem(const object& from, Row* row) {
   absl::string_view system;
@@ -141,10 +32,11 @@ absl::Status FillPromptCompletion(const object& from, Row* row) {
   element prompt;
   if (from.at_key("prompt").get(prompt) == simdjson::SUCCESS &&
       prompt.is_array()) {
-    CAPSTAN_RETURN_IF_ERROR(
-        AddMessages(from, "prompt", "role", "content", false, row));
+    std::string tools;
+    CAPSTAN_RETURN_IF_ERROR(ToolsText(from, &tools));
+    CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "prompt", kMessageKeys, tools, row));
     row->prompt_messages = row->messages().size();
-    return AddMessages(from, "completion", "role", "content", false, row);
+    return AddTurns(from, "completion", kMessageKeys, "", row);
   }
   absl::string_view text;
   row->is_text = true;
@@ -153,6 +45,24 @@ absl::Status FillPromptCompletion(const object& from, Row* row) {
   CAPSTAN_RETURN_IF_ERROR(Text(from, "completion", &text));
   row->completion.assign(text.data(), text.size());
   return absl::OkStatus();
+}
+
+absl::Status FillMessages(const object& from, Row* row) {
+  std::string tools;
+  CAPSTAN_RETURN_IF_ERROR(ToolsText(from, &tools));
+  return AddTurns(from, "messages", kMessageKeys, tools, row);
+}
+
+absl::Status FillShareGpt(const object& from, Row* row) {
+  std::string tools;
+  CAPSTAN_RETURN_IF_ERROR(ToolsText(from, &tools));
+  absl::string_view system;
+  CAPSTAN_RETURN_IF_ERROR(OptionalText(from, "system", &system));
+  if (!system.empty()) {
+    row->Add("system", SystemText(system, tools));
+    tools.clear();
+  }
+  return AddTurns(from, "conversations", kShareGptKeys, tools, row);
 }
 
 absl::Status FillText(const object& from, Row* row) {
@@ -248,10 +158,9 @@ absl::Status UnknownKeys(const object& row) {
 absl::Status Fill(const object& from, Row* row) {
   switch (row->kind) {
     case MESSAGES:
-      return AddMessages(from, "messages", "role", "content", false, row);
+      return FillMessages(from, row);
     case SHAREGPT:
-      CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
-      return AddMessages(from, "conversations", "from", "value", true, row);
+      return FillShareGpt(from, row);
     case PROMPT_COMPLETION:
       return FillPromptCompletion(from, row);
     case ALPACA:
@@ -272,8 +181,6 @@ absl::Status Fill(const object& from, Row* row) {
 
 struct RowParser::State {
   simdjson::dom::parser parser;
-  // The last rows of a file, with room behind them.
-  std::string padded;
 };
 
 RowParser::RowParser() : state_(std::make_unique<State>()) {}
@@ -282,15 +189,9 @@ RowParser::~RowParser() = default;
 absl::Status RowParser::Parse(absl::string_view json, size_t readable,
                               Kind kind, Row* row) {
   row->Clear();
-  const char* data = json.data();
-  if (readable < json.size() + simdjson::SIMDJSON_PADDING) {
-    state_->padded.assign(json.data(), json.size());
-    state_->padded.append(simdjson::SIMDJSON_PADDING, ' ');
-    data = state_->padded.data();
-  }
   element value;
   const simdjson::error_code error =
-      state_->parser.parse(data, json.size(), false).get(value);
+      ParseJsonDocument(json, readable, &state_->parser, &value);
   if (error == simdjson::UTF8_ERROR) return Bad("is not UTF-8");
   if (error != simdjson::SUCCESS) {
     return Bad(absl::StrCat("broken JSON: ", simdjson::error_message(error)));

@@ -16,6 +16,8 @@ namespace chat {
 namespace {
 
 constexpr uint64_t kMagic = 0x32574f5250414343ULL;  // "CCAPROW2"
+// Raised when rows of the same bytes become other tokens than before.
+constexpr uint64_t kRowsVersion = 2;
 
 struct Header {
   uint64_t magic = kMagic;
@@ -77,6 +79,7 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
   CAPSTAN_RETURN_IF_ERROR(key.AddFile(source.path));
   key.Add(tokenizer_hash)
       .Add(encoder.Settings())
+      .Add(kRowsVersion)
       .Add(Kind_Name(kind))
       .Add(BadRows_Name(bad_rows));
   RowIndex index;

@@ -84,6 +84,79 @@ TEST(RowTest, PromptAndCompletionAreTextsOrMessages) {
               ElementsAre(HasSubstr("\"completion\" is a text, not a list")));
 }
 
+// An integer that no parser of ours holds, where nobody reads it.
+TEST(RowTest, NumbersMayBeOfAnySize) {
+  for (const char* number :
+       {"18446744073709551616", "1000000000000000019884624838656", "1e400",
+        "-99999999999999999999"}) {
+    const std::string row =
+        std::string(R"({"id": )") + number +
+        R"(, "messages": [{"role": "user", "content": "1e400"}]})";
+    EXPECT_THAT(Messages(row), ElementsAre("user:1e400")) << number;
+  }
+  EXPECT_THAT(Messages(R"({"text": 18446744073709551616})"),
+              ElementsAre(HasSubstr("\"text\" is a number, not a text")));
+}
+
+TEST(RowTest, ContentsMayBeTextParts) {
+  EXPECT_THAT(Messages(R"({"messages": [{"role": "user", "content": )"
+                       R"([{"type": "text", "text": "a"}, )"
+                       R"({"text": " b", "type": "text", "cache": 1}]}, )"
+                       R"({"role": "assistant", "content": []}]})"),
+              ElementsAre("user:a b", "assistant:"));
+  EXPECT_THAT(
+      Messages(R"({"prompt": [{"role": "user", "content": )"
+               R"([{"type": "text", "text": "a"}]}], )"
+               R"("completion": [{"role": "assistant", "content": "b"}]})"),
+      ElementsAre("user:a", "assistant:b"));
+}
+
+// The assistant's turn is what it calls: one as an object, several as a list.
+TEST(RowTest, ToolCallsAreWritten) {
+  EXPECT_THAT(
+      Messages(
+          R"({"messages": [{"role": "assistant", "content": null, )"
+          R"("tool_calls": [{"id": "1", "type": "function", "function": )"
+          R"({"name": "f", "arguments": "{\"a\": 1}"}}]}, )"
+          R"({"role": "tool", "tool_call_id": "1", "content": "2"}, )"
+          R"({"role": "assistant", "content": "So:", "tool_calls": [)"
+          R"({"name": "g", "arguments": {"b": ["c"]}}, {"name": "h\""}]}, )"
+          R"({"role": "assistant", "content": "2", "tool_calls": null}]})"),
+      ElementsAre(R"(assistant:{"name": "f", "arguments": {"a": 1}})", "tool:2",
+                  "assistant:So:\n"
+                  R"([{"name": "g", "arguments": {"b":["c"]}}, )"
+                  R"({"name": "h\"", "arguments": {}}])",
+                  "assistant:2"));
+}
+
+// What an assistant may call is in the system's turn.
+TEST(RowTest, ToolsAreToldToTheSystem) {
+  const std::string head =
+      "Tools that you may call, each by a JSON object with its \"name\" and "
+      "\"arguments\":\n";
+  const std::string turns =
+      R"("conversations": [{"from": "human", "value": "h"}, )"
+      R"({"from": "function_call", "value": "{}"}, )"
+      R"({"from": "observation", "value": "o"}])";
+  const std::string tools = R"("tools": "[{\"name\": \"f\"}]")";
+  EXPECT_THAT(Messages("{" + turns + ", " + tools + "}"),
+              ElementsAre("system:" + head + R"([{"name": "f"}])", "user:h",
+                          "assistant:{}", "tool:o"));
+  EXPECT_THAT(
+      Messages(R"({"system": "s", )" + turns + ", " + tools + "}").front(),
+      "system:s\n\n" + head + R"([{"name": "f"}])");
+  EXPECT_THAT(
+      Messages(R"({"tools": [{"name": "f"}], "messages": [)"
+               R"({"role": "system", "content": "s"}, )"
+               R"({"role": "user", "content": "u"}]})"),
+      ElementsAre("system:s\n\n" + head + R"([{"name":"f"}])", "user:u"));
+  for (const char* none : {"null", "\"\"", "[]", "\" [] \""}) {
+    EXPECT_THAT(Messages("{" + turns + R"(, "tools": )" + none + "}").front(),
+                "user:h")
+        << none;
+  }
+}
+
 // Each with what is wrong; nothing crashes.
 TEST(RowTest, WrongRowsSayWhatIsWrong) {
   const std::vector<std::pair<std::string, std::string>> cases = {
@@ -107,6 +180,24 @@ TEST(RowTest, WrongRowsSayWhatIsWrong) {
        "message 1 of \"messages\" has no \"content\""},
       {R"({"messages": [{"role": "user", "content": null}]})",
        "\"content\" is null, not a text"},
+      {R"({"messages": [{"role": "user", "content": [{"type": "text", )"
+       R"("text": "a"}, {"type": "image_url", "image_url": {}}]}]})",
+       "message 1 of \"messages\" part 2 of \"content\" has the type "
+       "\"image_url\": only \"text\""},
+      {R"({"messages": [{"role": "user", "content": ["a"]}]})",
+       "part 1 of \"content\" is a text, not an object"},
+      {R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
+       "part 1 of \"content\" has no \"text\""},
+      {R"({"messages": [{"role": "assistant", "content": null, )"
+       R"("tool_calls": []}]})",
+       "\"content\" is null, not a text"},
+      {R"({"messages": [{"role": "assistant", "content": null, )"
+       R"("tool_calls": [{"function": {"arguments": "{}"}}]}]})",
+       "has \"tool_calls\" that aren't objects with a function's name"},
+      {R"({"messages": [{"role": "assistant", "tool_calls": 3}]})",
+       "\"tool_calls\" is a number, not a list"},
+      {R"({"tools": 1, "messages": [{"role": "user", "content": "a"}]})",
+       "\"tools\" is a number, not a list"},
       {R"({"messages": [{"role": 1, "content": ""}]})",
        "\"role\" is a number, not a text"},
       {R"({"conversations": [{"from": "bot", "value": "a"}]})",

@@ -11,7 +11,8 @@
 //   compress_markers  integer [T, S]      1: the first step of a region, 2: its
 //                                         last, 0: others; may be missing
 // of T steps of S agents (streams) that learned together. h5py reads what is
-// written here, and what it writes is read.
+// written here, and what it writes is read: integers of any width, and
+// floating-point numbers that are whole.
 //
 // HDF5 is to be called from one thread at a time. Nothing of it is printed.
 #ifndef CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_
@@ -75,7 +76,8 @@ class HistoryReader {
 
   // The first `steps` steps of the first `streams` streams; -1: all. Errors: as
   // Shape's; that many aren't there; a state that is outside the room, an
-  // action, reward or marker that there isn't; the file can't be read.
+  // action, reward or marker that there isn't, a number that isn't whole; the
+  // file can't be read.
   absl::StatusOr<History> Read(int task, const Room& room, int64_t steps = -1,
                                int64_t streams = -1) const;
 

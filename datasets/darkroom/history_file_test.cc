@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <hdf5/serial/hdf5.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -273,22 +274,56 @@ TEST_F(HistoryFileTest, DatasetMissing) {
 
 TEST_F(HistoryFileTest, OtherType) {
   Make([](hid_t file) {
-    Replace(file, "0/actions", H5T_NATIVE_FLOAT, {40, 3});
+    H5Ldelete(file, "0/actions", H5P_DEFAULT);
+    const hsize_t sizes[] = {40, 3};
+    const hid_t space = H5Screate_simple(2, sizes, nullptr);
+    H5Dclose(H5Dcreate2(file, "0/actions", H5T_C_S1, space, H5P_DEFAULT,
+                        H5P_DEFAULT, H5P_DEFAULT));
+    H5Sclose(space);
   });
-  ExpectRefused({"0/actions must be of integers, and is of floats"});
+  ExpectRefused({"0/actions must be of numbers, and isn't"});
 }
 
-TEST_F(HistoryFileTest, OtherIntegersWillDo) {
+TEST_F(HistoryFileTest, OtherNumbersWillDo) {
   Make([](hid_t file) {
+    Replace(file, "0/states", H5T_IEEE_F32BE, {40, 3, 2}, 8);
     Replace(file, "0/actions", H5T_STD_I64BE, {40, 3}, 4);
+    Replace(file, "0/rewards", H5T_NATIVE_DOUBLE, {40, 3}, 1);
+    Replace(file, "0/next_states", H5T_NATIVE_INT16, {40, 3, 2}, 3);
     Replace(file, "0/dones", H5T_NATIVE_UINT8, {40, 3}, 1);
+    Replace(file, "0/compress_markers", H5T_NATIVE_FLOAT, {40, 3}, 2);
   });
   auto reader = HistoryReader::Open(path_);
   ASSERT_TRUE(reader.ok()) << reader.status();
   const auto history = (*reader)->Read(0, kRoom);
   ASSERT_TRUE(history.ok()) << history.status();
+  EXPECT_EQ(history->states, std::vector<uint8_t>(240, 8));
   EXPECT_EQ(history->actions, std::vector<uint8_t>(120, 4));
+  EXPECT_EQ(history->rewards, std::vector<uint8_t>(120, 1));
+  EXPECT_EQ(history->next_states, std::vector<uint8_t>(240, 3));
   EXPECT_EQ(history->dones, std::vector<uint8_t>(120, 1));
+  EXPECT_EQ(history->compress_markers, std::vector<uint8_t>(120, 2));
+}
+
+TEST_F(HistoryFileTest, NumbersThatArentWhole) {
+  Make([](hid_t file) {
+    Replace(file, "0/rewards", H5T_NATIVE_FLOAT, {40, 3}, 0.5);
+  });
+  ExpectRefused({"0/rewards has 0.5 at [0, 0]", "whole numbers 0 to 1"});
+}
+
+TEST_F(HistoryFileTest, NotANumber) {
+  Make([](hid_t file) {
+    Replace(file, "0/states", H5T_NATIVE_DOUBLE, {40, 3, 2}, std::nan(""));
+  });
+  ExpectRefused({"0/states has nan at [0, 0, 0]"});
+}
+
+TEST_F(HistoryFileTest, AFloatBeyondAllIntegers) {
+  Make([](hid_t file) {
+    Replace(file, "0/actions", H5T_NATIVE_DOUBLE, {40, 3}, 1e300);
+  });
+  ExpectRefused({"0/actions has 1e+300"});
 }
 
 TEST_F(HistoryFileTest, OtherShape) {

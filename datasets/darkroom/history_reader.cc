@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "datasets/darkroom/hdf5_handle.h"
 #include "datasets/darkroom/history_file.h"
@@ -67,14 +68,13 @@ class Source {
 
   absl::Status CheckType() const {
     if (id_ < 0) return Error("is not a dataset");
-    const Hdf5Handle type(H5Dget_type(id_), H5Tclose);
-    const H5T_class_t kind = H5Tget_class(type);
-    if (kind == H5T_INTEGER || (layout_.is_bool && kind == H5T_ENUM)) {
+    const H5T_class_t kind = Class();
+    if (kind == H5T_INTEGER || kind == H5T_FLOAT ||
+        (layout_.is_bool && kind == H5T_ENUM)) {
       return absl::OkStatus();
     }
-    return Error(absl::StrCat("must be of ",
-                              layout_.is_bool ? "bools" : "integers", ", and ",
-                              kind == H5T_FLOAT ? "is of floats" : "isn't"));
+    return Error(absl::StrCat(
+        "must be of ", layout_.is_bool ? "bools" : "numbers", ", and isn't"));
   }
 
   // [T, S] of [T, S] or [T, S, 2].
@@ -104,19 +104,11 @@ class Source {
     }
     const Hdf5Handle memory(H5Screate_simple(layout_.rank, sizes, nullptr),
                             H5Sclose);
-    std::vector<int32_t> wide(part.steps * part.streams *
-                              (layout_.rank == 3 ? 2 : 1));
-    // Numbers that are no int32 become the nearest that is.
-    if (H5Dread(id_, H5T_NATIVE_INT32, memory, space_, H5P_DEFAULT,
-                wide.data()) < 0) {
-      return Error("can't be read: the file is damaged");
-    }
-    values->resize(wide.size());
-    for (size_t i = 0; i < wide.size(); ++i) {
-      if (wide[i] < 0 || wide[i] >= bound) return OutOfRange(wide[i], bound, i);
-      (*values)[i] = static_cast<uint8_t>(wide[i]);
-    }
-    return absl::OkStatus();
+    values->resize(part.steps * part.streams * (layout_.rank == 3 ? 2 : 1));
+    // Integers that are no int32 become the nearest that is.
+    return Class() == H5T_FLOAT
+               ? ReadAs<double>(H5T_NATIVE_DOUBLE, memory, bound, values)
+               : ReadAs<int32_t>(H5T_NATIVE_INT32, memory, bound, values);
   }
 
   absl::Status Error(absl::string_view problem) const {
@@ -124,7 +116,30 @@ class Source {
   }
 
  private:
-  absl::Status OutOfRange(int value, int bound, size_t index) const {
+  H5T_class_t Class() const {
+    const Hdf5Handle type(H5Dget_type(id_), H5Tclose);
+    return H5Tget_class(type);
+  }
+
+  template <typename T>
+  absl::Status ReadAs(hid_t type, hid_t memory, int bound,
+                      std::vector<uint8_t>* values) const {
+    std::vector<T> wide(values->size());
+    if (H5Dread(id_, type, memory, space_, H5P_DEFAULT, wide.data()) < 0) {
+      return Error("can't be read: the file is damaged");
+    }
+    for (size_t i = 0; i < wide.size(); ++i) {
+      // Neither is NaN in that range.
+      const bool within = wide[i] >= 0 && wide[i] < bound;
+      (*values)[i] = within ? static_cast<uint8_t>(wide[i]) : 0;
+      if (!within || (*values)[i] != wide[i]) {
+        return NotOneOf(wide[i], bound, i);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status NotOneOf(double value, int bound, size_t index) const {
     std::vector<hsize_t> sizes(layout_.rank);
     H5Sget_select_bounds(space_, std::vector<hsize_t>(layout_.rank).data(),
                          sizes.data());
@@ -134,11 +149,12 @@ class Source {
       index /= sizes[d] + 1;
     }
     return Error(absl::StrCat(
-        "has ", value, " at ", Dimensions(at), ", but ", layout_.what,
+        "has ", absl::StrFormat("%.10g", value), " at ", Dimensions(at),
+        ", but ", layout_.what,
         layout_.rank == 3
-            ? absl::StrCat(" in a room of ", bound, " x ", bound, " has")
+            ? absl::StrCat(" in a room of ", bound, " x ", bound, " has two")
             : " is one",
-        " of 0 to ", bound - 1));
+        " of the whole numbers 0 to ", bound - 1));
   }
 
   const Dataset& layout_;

@@ -14,6 +14,7 @@
 #include "datasets/common/npy.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
+#include "plugins/common/json.h"
 #include "plugins/common/text_file.h"
 #include "plugins/sdk/status.h"
 
@@ -44,7 +45,7 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
         absl::StrCat(path, " is missing: `trainer llada-data` writes it"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json json = ParseJson<Json>(text);
   if (!json.is_object()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " isn't a JSON object"));
@@ -55,11 +56,17 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
 absl::StatusOr<int64_t> Integer(const Json& json, const std::string& path,
                                 const char* key) {
   const auto found = json.find(key);
-  if (found == json.end() || !found->is_number_integer()) {
+  if (found == json.end()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " has no whole number \"", key, "\""));
   }
-  return found->get<int64_t>();
+  const absl::optional<int64_t> integer = JsonInteger(*found);
+  if (!integer.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", key, " must be a whole number below 2^63, is ",
+                     found->dump()));
+  }
+  return *integer;
 }
 
 struct Metadata {
@@ -160,7 +167,7 @@ absl::StatusOr<std::map<uint32_t, int64_t>> ReadCharacters(
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": \"", text, "\" in char_to_id isn't one character"));
     }
-    const int64_t id = value.is_number_integer() ? value.get<int64_t>() : -1;
+    const int64_t id = JsonInteger(value).value_or(-1);
     if (id < kFirstCharacter || id >= vocab_size || taken[id]) {
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": \"", text, "\" must have an id of its own from ",

@@ -350,6 +350,11 @@ TEST(NpyFolderTest, EachMistakeIsOneSentence) {
       HasSubstr("val_data.npy has the shape [4, 64]"));
   EXPECT_THAT(error("metadata.json", "\"bos_token\": 1", "\"bos\": 1"),
               HasSubstr("has no whole number \"bos_token\""));
+  EXPECT_THAT(error("metadata.json", "\"bos_token\": 1",
+                    "\"bos_token\": 18446744073709551616"),
+              HasSubstr("metadata.json: bos_token must be a whole number below "
+                        "2^63, is 1.8446744073709552e+19"));
+  EXPECT_EQ(error("metadata.json", "}", ", \"n\": 18446744073709551616}"), "");
   EXPECT_THAT(error("metadata.json", "\"bos_token\": 1", "\"bos_token\": 7"),
               HasSubstr("bos_token of characters is 1, not 7"));
   EXPECT_THAT(error("metadata.json", "}", ""), HasSubstr("isn't a JSON"));

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "plugins/common/json.h"
 #include "plugins/common/text_file.h"
 #include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
@@ -56,7 +57,7 @@ class ConfigReader {
     RefuseOthers();
     LoraSpec spec;
     if (const Json* r = Find("r")) {
-      spec.rank = r->is_number_integer() ? r->get<int64_t>() : 0;
+      spec.rank = JsonInteger(*r).value_or(0);
       if (spec.rank < 1) Fail("r", "must be an integer greater than 0", *r);
     }
     spec.alpha = Number("lora_alpha", spec.alpha);
@@ -202,7 +203,7 @@ std::string AdapterConfigJson(const LoraSpec& spec,
 absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder) {
   const std::string path = folder + "/adapter_config.json";
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = ParseJson<Json>(text);
   if (!json.is_object()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": not a JSON object"));

@@ -167,6 +167,8 @@ TEST(LoraTest, BrokenConfigsAreErrors) {
   EXPECT_THAT(Refusal(R"({"peft_type": "IA3"})"), HasSubstr("peft_type"));
   EXPECT_THAT(Refusal(R"({"r": 0})"), HasSubstr("r must be"));
   EXPECT_THAT(Refusal(R"({"r": "8"})"), HasSubstr("r must be"));
+  EXPECT_THAT(Refusal(R"({"r": 18446744073709551615})"),
+              HasSubstr("r must be an integer"));
   EXPECT_THAT(Refusal(R"({"lora_alpha": "8"})"),
               HasSubstr("lora_alpha must be a number, is \"8\""));
   EXPECT_THAT(Refusal(R"({"lora_dropout": 1.5})"), HasSubstr("lora_dropout"));

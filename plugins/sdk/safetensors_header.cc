@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "plugins/common/json.h"
 #include "plugins/sdk/status.h"
 
 namespace capstan {
@@ -97,6 +98,9 @@ class StrictSax final : public nlohmann::json_sax<Json> {
 absl::StatusOr<Json> StrictParse(absl::string_view text, int max_depth) {
   StrictSax sax(max_depth);
   if (!Json::sax_parse(text.begin(), text.end(), &sax)) {
+    if (const auto fitting = WithNumbersThatFit(text)) {
+      return StrictParse(*fitting, max_depth);
+    }
     return absl::InvalidArgumentError(sax.error());
   }
   if (!sax.root().is_object()) {
@@ -113,12 +117,13 @@ absl::StatusOr<std::vector<int64_t>> Naturals(const Json& value,
   }
   std::vector<int64_t> numbers;
   for (const Json& number : value) {
-    if (!number.is_number_unsigned() ||
-        number.get<uint64_t>() > std::numeric_limits<int64_t>::max()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          key, " holds ", number.dump(), ", which isn't a natural number"));
+    const absl::optional<int64_t> natural = JsonInteger(number);
+    if (natural.value_or(-1) < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(key, " holds ", number.dump(),
+                       ", which isn't a natural number below 2^63"));
     }
-    numbers.push_back(number.get<int64_t>());
+    numbers.push_back(*natural);
   }
   return numbers;
 }

@@ -161,6 +161,10 @@ TEST(SafetensorsTest, HostileHeaders) {
   const std::string good = "{\"a\":" + F32(2, 0, 8) + "}";
   EXPECT_EQ(OpenErrorOf(good + "   ", data), "");
   EXPECT_EQ(OpenErrorOf("{}", ""), "");
+  EXPECT_EQ(OpenErrorOf("{\"a\":{\"n\":18446744073709551616,\"m\":[1e400]," +
+                            F32(2, 0, 8).substr(1) + "}",
+                        data),
+            "");
   EXPECT_THAT(OpenErrorOfBytes(""), HasSubstr("too short"));
   EXPECT_THAT(OpenErrorOfBytes("1234567"), HasSubstr("too short"));
   EXPECT_THAT(OpenErrorOfBytes(std::string(8, '\xff') + good + data),
@@ -213,6 +217,10 @@ TEST(SafetensorsTest, HostileTensors) {
   EXPECT_THAT(error("\"a\":{\"dtype\":\"F32\",\"shape\":[36893488147419103232],"
                     "\"data_offsets\":[0,8]}"),
               HasSubstr("natural number"));
+  EXPECT_THAT(error("\"a\":{\"dtype\":\"F32\",\"shape\":[2],"
+                    "\"data_offsets\":[0,9223372036854775808]}"),
+              HasSubstr("data_offsets holds 9223372036854775808, which isn't a "
+                        "natural number below 2^63"));
   EXPECT_THAT(error("\"a\":{\"dtype\":\"F33\",\"shape\":[2],"
                     "\"data_offsets\":[0,8]}"),
               HasSubstr("unknown dtype 'F33'"));

@@ -232,6 +232,21 @@ TEST(HfTokenizerTest, EndsAndSpecialIdsAndTemplate) {
   EXPECT_EQ((*tokenizer)->chat_template(), "d");
 }
 
+// "No limit" as PreTrainedTokenizerFast.save_pretrained spells it.
+TEST(HfTokenizerTest, NumbersMayBeOfAnySize) {
+  const std::string no_limit =
+      R"({"model_max_length": 1000000000000000019884624838656})";
+  std::string tokenizer_json = ByteTokenizerJson();
+  tokenizer_json.insert(tokenizer_json.rfind('}'),
+                        ", \"truncation\": {\"max_length\": 1e400}");
+  const auto tokenizer = Load(tokenizer_json, no_limit);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->Encode("ab"), (std::vector<int64_t>{97, 98}));
+  const std::string to = NewFolder("saved");
+  ASSERT_TRUE((*tokenizer)->Save(to).ok());
+  EXPECT_EQ(ReadText(to + "/tokenizer_config.json"), no_limit);
+}
+
 TEST(HfTokenizerTest, SavesTheFilesAsTheyWere) {
   const std::string from = NewFolder("from");
   const std::string to = NewFolder("to");

@@ -56,6 +56,8 @@ TEST(HostileFilesTest, Vocabulary) {
   ExpectError(With("/model/vocab/x", -1), kInvalid, "id -1");
   ExpectError(With("/model/vocab/xy", 4000000000u), kInvalid, "id 4000000000");
   ExpectError(With("/model/vocab/xy", "7"), kInvalid, "must be an integer");
+  ExpectError(R"({"model":{"vocab":{"a":18446744073709551616},"merges":[]}})",
+              kInvalid, "model.vocab: the id of \"a\" must be an integer");
   ExpectError(With("/model/vocab/xy", 65), kInvalid, "id 65 is that of");
   ExpectError(R"({"model":{"vocab":{"a":0,"a":1},"merges":[]}})", kInvalid,
               "is there twice");
@@ -84,6 +86,8 @@ TEST(HostileFilesTest, AddedTokens) {
   ExpectError(with("content", "<y>"), kInvalid, "id 256 is that of");
   ExpectError(with("content", ""), kInvalid, "added_tokens[1]");
   ExpectError(with("id", 1e9), kInvalid, "added_tokens[1].id");
+  ExpectError(with("id", 1e30), kInvalid,
+              "added_tokens[1].id: must be an integer");
   ExpectError(with("id", -5), kInvalid, "id -5");
   ExpectError(with("lstrip", "yes"), kInvalid, "added_tokens[1].lstrip");
   ExpectError(with("colour", "red"), kUnsupported, "added_tokens[1].colour");

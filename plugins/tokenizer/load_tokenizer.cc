@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "plugins/common/json_document.h"
 #include "plugins/sdk/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "plugins/tokenizer/hf_tokenizer.h"
@@ -21,7 +22,7 @@ absl::Status WithJson(const std::string& text, const std::string& name,
   simdjson::dom::parser parser;
   simdjson::dom::element root;
   const simdjson::error_code error =
-      parser.parse(simdjson::padded_string(text)).get(root);
+      ParseJsonDocument(text, text.size(), &parser, &root);
   if (error != simdjson::SUCCESS) {
     return absl::InvalidArgumentError(absl::StrCat(
         name, " isn't valid JSON: ", simdjson::error_message(error)));

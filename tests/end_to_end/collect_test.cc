@@ -18,6 +18,7 @@ namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::HasSubstr;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
@@ -52,11 +53,14 @@ TEST(CollectTest, WhatIsMissingIsSaid) {
   EXPECT_FALSE(fs::exists(path));
 }
 
-TEST(CollectTest, TheCommandCollectsInAnyCase) {
+TEST(CollectTest, TheCommandReplacesNothingUnasked) {
   const std::string path = NewTestFolder("data") + "/history.hdf5";
   WriteText(path, "old");
-  const TrainerResult result =
-      RunTrainer({"collect", "--config=" + SmallAd(path).File()});
+  const std::string config = "--config=" + SmallAd(path).File();
+  ExpectOneError(RunTrainer({"collect", config}),
+                 {path, "is there already", "--force"});
+  EXPECT_EQ(ReadText(path), "old");
+  const TrainerResult result = RunTrainer({"collect", config, "--force"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(ReadText(path), StartsWith("\x89HDF"));
   // Of the configs that come with the trainer.
@@ -75,12 +79,37 @@ TEST(CollectTest, TheCommandCollectsInAnyCase) {
       {"collect.horizon"});
 }
 
+// A part of the tasks, where train_data says that the data is.
+TEST(CollectTest, WhatIsCollectedOfSomeTasksCanBeTrainedOn) {
+  const std::string path = NewTestFolder("data") + "/history.hdf5";
+  RunText run = SmallAd(path);
+  run.Train("max_steps: 2 eval_every: 1");
+  const std::string config = "--config=" + run.File();
+  const TrainerResult trained =
+      RunTrainer({config, "--set", "collect.tasks=20", "--set",
+                  "collect.output=", "--set", "train_data.streams=2"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_TRUE(fs::exists(path));
+  EXPECT_THAT(trained.out, HasSubstr("20 of the 81 tasks: 19 are trained on"));
+  // None of the first four is held out.
+  const TrainerResult few =
+      RunTrainer({"collect", "--force", config, "--set", "collect.tasks=4"});
+  ASSERT_EQ(few.exit_code, 0) << few.err;
+  ExpectOneError(RunTrainer({"check", config}),
+                 {"train.eval_every", "nothing to evaluate on",
+                  "0 of the 8 that are held out"});
+  ExpectOneError(
+      RunTrainer({"check", config, "--set", "train_data.split=TEST"}),
+      {"train_data.path", "but of none of those that are wanted"});
+}
+
 TEST(CollectTest, StopsWhenAskedAndLeavesWhatWasThere) {
   const std::string folder = NewTestFolder("data");
   const std::string path = folder + "/history.hdf5";
   WriteText(path, "old");
   TrainerProcess process(
-      {"collect", "--config=" + SmallAd(path, "steps: 2000000").File()});
+      {"collect", "--force",
+       "--config=" + SmallAd(path, "steps: 2000000").File()});
   while (process.Running() && process.Seconds() < 2.0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plugins/common/json.h"
 #include "plugins/sdk/lora.h"
 #include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
@@ -122,7 +123,7 @@ absl::Status SetSpecialTokensIn(const std::string& path,
   Json json = Json::object();
   if (PathExists(path)) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-    json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    json = ParseJson<Json>(text);
     if (!json.is_object()) {
       return absl::InternalError(absl::StrCat(path, " isn't a JSON object"));
     }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
 #include <iostream>
+#include <system_error>
 
 #include "trainer/commands/collecting.h"
 #include "trainer/commands/commands.h"
@@ -29,6 +31,10 @@ absl::Status Collect(const RunOptions& options) {
                    "isn't set, so that there is nothing to collect: write "
                    "collect { [plugin/PACKAGE.Config] { .. } }"),
         "");
+  }
+  std::error_code error;
+  if (!options.force && std::filesystem::exists(collector->output(), error)) {
+    CAPSTAN_RETURN_IF_ERROR(AskToReplace(collector->output()));
   }
   return CollectWithProgress(*collector);
 }

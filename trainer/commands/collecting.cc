@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <iostream>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plugins/sdk/status.h"
@@ -64,6 +66,20 @@ absl::Status CollectWithProgress(Collector& collector) {
   }
   console.Write(absl::StrFormat("collected in %s\n", ClockTime(seconds)));
   return absl::OkStatus();
+}
+
+absl::Status AskToReplace(const std::string& path) {
+  if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(path, " is there already: --force collects it anew"));
+  }
+  std::cout << path << " is there already. Collect it anew? [y/N] "
+            << std::flush;
+  std::string answer;
+  std::getline(std::cin, answer);
+  absl::AsciiStrToLower(&answer);
+  if (answer == "y" || answer == "yes") return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat(path, " stays as it is"));
 }
 
 absl::Status CollectMissing(const LoadedConfig& loaded, PluginHost& host,

@@ -4,6 +4,8 @@
 #ifndef CAPSTAN_TRAINER_COMMANDS_COLLECTING_H_
 #define CAPSTAN_TRAINER_COMMANDS_COLLECTING_H_
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "plugins/sdk/collector.h"
 #include "trainer/config/load_config.h"
@@ -15,6 +17,10 @@ namespace capstan {
 // then elsewhere. CANCELLED after Ctrl-C or SIGTERM; what was there before is
 // there still.
 absl::Status CollectWithProgress(Collector& collector);
+
+// Whether data at `path` may be replaced: on a terminal the user is asked.
+// ALREADY_EXISTS elsewhere, CANCELLED if the answer isn't yes.
+absl::Status AskToReplace(const std::string& path);
 
 // If the config has `collect` and its data isn't there: makes it, or, if not
 // `make`, an error that says how to.

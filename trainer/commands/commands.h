@@ -30,6 +30,7 @@ struct RunOptions {
   // What the config's `collect` makes is made where it is missing; else that is
   // an error.
   bool collect = false;
+  bool force = false;  // `collect` may replace data that is there
   // In place of configs: one's text, which a command has made.
   std::string config_text;
 };

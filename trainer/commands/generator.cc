@@ -5,13 +5,14 @@
 
 #include <cctype>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/types/optional.h"
+#include "plugins/common/json.h"
+#include "plugins/common/text_file.h"
 #include "plugins/sdk/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -23,6 +24,7 @@ namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::json;
 
 // Which weights to load.
 struct Sources {
@@ -42,11 +44,15 @@ bool IsAdapter(const fs::path& folder) {
          !fs::exists(folder / "config.json");
 }
 
+// What the file holds; is_discarded() where it can't be read or isn't JSON.
+Json ReadJson(const std::string& path) {
+  const absl::StatusOr<std::string> text = ReadTextFile(path);
+  return text.ok() ? ParseJson<Json>(*text) : Json(Json::value_t::discarded);
+}
+
 // The base that an adapter's folder names.
 absl::StatusOr<std::string> BaseOf(const std::string& adapter) {
-  std::ifstream file(adapter + "/adapter_config.json");
-  const nlohmann::json json =
-      nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const Json json = ReadJson(adapter + "/adapter_config.json");
   std::string base;
   if (json.is_object()) {
     const auto named = json.find("base_model_name_or_path");
@@ -108,9 +114,7 @@ std::string ObjectiveSlot(const std::string& package) {
 // aren't all here.
 absl::optional<RunConfig> RunOf(const std::string& folder,
                                 const ConfigContext& context) {
-  std::ifstream file(folder + "/capstan.json");
-  const nlohmann::json json =
-      nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const Json json = ReadJson(folder + "/capstan.json");
   if (!json.is_object() || !json.contains("config") ||
       !json["config"].is_string()) {
     return absl::nullopt;
@@ -135,9 +139,7 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
                                          const ConfigContext& context,
                                          const absl::optional<RunConfig>& run) {
   const std::string path = folder + "/config.json";
-  std::ifstream file(path);
-  const nlohmann::json json =
-      nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const Json json = ReadJson(path);
   if (!json.is_object()) {
     return absl::NotFoundError(absl::StrCat(
         folder,

@@ -283,6 +283,8 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* collect_app = app.add_subcommand(
       "collect", "Make the data that a config's `collect` describes");
   AddRunOptions(collect_app, &collect);
+  collect_app->add_flag("--force", collect.force,
+                        "Replace the data that is there already");
   PreviewOptions preview;
   CLI::App* preview_app = app.add_subcommand(
       "preview", "Show a run's first samples, and what of them is trained on");

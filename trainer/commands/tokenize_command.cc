@@ -20,6 +20,7 @@
 #include "datasets/text/in_order.h"
 #include "datasets/text/text_pieces.h"
 #include "datasets/text/token_file.h"
+#include "plugins/common/json_document.h"
 #include "plugins/sdk/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/commands/commands.h"
@@ -106,7 +107,7 @@ absl::StatusOr<absl::string_view> RowText(absl::string_view line,
                                           simdjson::dom::parser* parser) {
   simdjson::dom::element row;
   const simdjson::error_code error =
-      parser->parse(line.data(), line.size()).get(row);
+      ParseJsonDocument(line, line.size(), parser, &row);
   if (error != simdjson::SUCCESS) {
     return absl::InvalidArgumentError(
         absl::StrCat("isn't valid JSON: ", simdjson::error_message(error)));

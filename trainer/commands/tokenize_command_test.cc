@@ -70,11 +70,11 @@ TEST(TokenizeCommandTest, TextsAndRowsAreDocuments) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   std::string text;
   while (text.size() < 3 << 20) text += "A line of words, and more.\n";
-  TokenizeOptions options =
-      Options({File("a.txt", text),
-               File("b.jsonl",
-                    "{\"text\": \"one\\u00e9\"}\n\n  \r\n"
-                    "{\"id\": 1, \"text\": \"\"}\r\n{\"text\": \"two\"}")});
+  TokenizeOptions options = Options(
+      {File("a.txt", text), File("b.jsonl",
+                                 "{\"text\": \"one\\u00e9\"}\n\n  \r\n"
+                                 "{\"id\": 18446744073709551616, \"text\": "
+                                 "\"\"}\r\n{\"text\": \"two\"}")});
   ASSERT_EQ(TokenizeCommand(options), 0);
   EXPECT_EQ(Documents(),
             std::vector<Ids>({(*tokenizer)->Encode(text),

@@ -74,6 +74,11 @@ std::string PrintConfig(const google::protobuf::Message& config);
 // "capstan.ddp.Config".
 std::string TypeOf(const google::protobuf::Any& any);
 
+// What a slot of `config` holds, with the strings that it doesn't set and that
+// its plugin takes from another slot (default_from in options.proto).
+absl::StatusOr<google::protobuf::Any> WithDefaults(
+    const google::protobuf::Any& slot, const RunConfig& config);
+
 // Whether `slot` is a plugin slot of RunConfig that is set.
 bool HasSlot(const RunConfig& config, const std::string& slot);
 

@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class LoadConfigTest : public ::testing::Test {
  protected:
@@ -210,6 +211,33 @@ TEST_F(LoadConfigTest, LocateNamesTheFieldOrTheNearestAround) {
   EXPECT_EQ(loaded->Locate(FieldError("first_bucket_mib", "bad"), "strategy")
                 .message(),
             "run.pbtxt:1:1: strategy.first_bucket_mib: bad");
+}
+
+// default_from: a collector's output is what train_data reads.
+TEST_F(LoadConfigTest, ASlotMayTakeAStringFromAnother) {
+  const auto output = [&](const std::string& collect,
+                          const std::string& data) -> std::string {
+    const auto loaded =
+        Load(absl::StrCat("collect { [plugin/capstan.darkroom.Config] { ",
+                          collect, " } }\ntrain_data { ", data, " }\n"));
+    if (!loaded.ok()) return std::string(loaded.status().message());
+    const auto filled = WithDefaults(loaded->config.collect(), loaded->config);
+    if (!filled.ok()) return std::string(filled.status().message());
+    RunConfig config;
+    *config.mutable_collect() = *filled;
+    return PrintConfig(config);
+  };
+  const std::string data =
+      "[plugin/capstan.ad_history.Config] { path: \"/a.hdf5\" }";
+  EXPECT_THAT(output("tasks: 3", data),
+              AllOf(HasSubstr("output: \"/a.hdf5\""), HasSubstr("tasks: 3")));
+  EXPECT_THAT(output("output: \"/b.hdf5\"", data),
+              HasSubstr("output: \"/b.hdf5\""));
+  for (const char* other :
+       {"", "[plugin/capstan.ad_history.Config] {}",
+        "[plugin/capstan.darkroom.Config] { output: \"/c\" }"}) {
+    EXPECT_THAT(output("tasks: 3", other), Not(HasSubstr("output"))) << other;
+  }
 }
 
 }  // namespace

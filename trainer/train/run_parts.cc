@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "plugins/sdk/lora.h"
 #include "plugins/sdk/status.h"
 #include "trainer/train/schedule.h"
@@ -130,10 +131,15 @@ absl::Status CheckEvaluation(const LoadedConfig& loaded,
         {"keep_best", train.keep_best()},
         {"early_stopping_patience", train.early_stopping_patience() > 0}}) {
     if (!asked || parts.eval_data != nullptr) continue;
+    // Why train_data holds nothing back may be among what it has to say.
+    const std::vector<std::string> notes = parts.train_data->notes();
     return loaded.Locate(
-        FieldError(field,
-                   "there is nothing to evaluate on: set eval_data, or have "
-                   "train_data hold something back"),
+        FieldError(
+            field,
+            absl::StrCat("there is nothing to evaluate on: set "
+                         "eval_data, or have train_data hold something "
+                         "back",
+                         notes.empty() ? "" : "; ", absl::StrJoin(notes, " "))),
         "train");
   }
   if (train.early_stopping_patience() > 0 && train.eval_every() == 0) {
@@ -317,7 +323,10 @@ absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
 absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
     const LoadedConfig& loaded, PluginHost& host) {
   if (!loaded.config.has_collect()) return std::unique_ptr<Collector>();
-  return CreateSlot<Collector>(loaded, "collect", loaded.config.collect(),
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const google::protobuf::Any collect,
+      WithDefaults(loaded.config.collect(), loaded.config));
+  return CreateSlot<Collector>(loaded, "collect", collect,
                                PluginCategory::kCollector, host);
 }
 

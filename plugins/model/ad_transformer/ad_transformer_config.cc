@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "plugins/common/json.h"
 #include "plugins/common/text_file.h"
 #include "plugins/model/common/config_keys.h"
 #include "plugins/sdk/status.h"
@@ -106,11 +107,11 @@ absl::StatusOr<Sizes> ReadSizes(const std::string& folder) {
   absl::Status status;
   ForSizes(s, [&](const char* key, int64_t& value) {
     const Json found = json.value(key, Json());
-    if (found.is_number_integer()) {
-      value = found.get<int64_t>();
+    if (const absl::optional<int64_t> integer = JsonInteger(found)) {
+      value = *integer;
     } else if (status.ok()) {
       status =
-          fail(key, absl::StrCat("must be an integer, is ",
+          fail(key, absl::StrCat("must be an integer below 2^63, is ",
                                  found.is_null() ? "missing" : found.dump()));
     }
   });

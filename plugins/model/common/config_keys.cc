@@ -2,13 +2,13 @@
 #include "plugins/model/common/config_keys.h"
 
 #include "absl/strings/str_cat.h"
+#include "plugins/common/json.h"
 
 namespace capstan {
 
 absl::StatusOr<ConfigJson> ParseObject(const std::string& path,
                                        const std::string& text) {
-  ConfigJson json =
-      ConfigJson::parse(text, nullptr, /*allow_exceptions=*/false);
+  ConfigJson json = ParseJson<ConfigJson>(text);
   if (json.is_object()) return json;
   return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON object"));
 }
@@ -19,8 +19,11 @@ int64_t ConfigKeys::Int(const char* key, absl::optional<int64_t> otherwise) {
     if (!otherwise.has_value()) Fail(key, "is missing");
     return otherwise.value_or(1);
   }
-  if (value->is_number_integer()) return value->get<int64_t>();
-  Fail(key, absl::StrCat("must be an integer, is ", value->dump()));
+  const absl::optional<int64_t> integer = JsonInteger(*value);
+  if (integer.has_value()) return *integer;
+  Fail(key, absl::StrCat(value->is_number() ? "must be an integer below 2^63"
+                                            : "must be an integer",
+                         ", is ", value->dump()));
   return 1;
 }
 
@@ -44,7 +47,8 @@ absl::optional<int64_t> ConfigKeys::Token(const char* key) {
   const ConfigJson* value = Find(key);
   if (value == nullptr) return absl::nullopt;
   if (value->is_array() && !value->empty()) value = &value->front();
-  if (value->is_number_integer()) return value->get<int64_t>();
+  const absl::optional<int64_t> id = JsonInteger(*value);
+  if (id.has_value()) return id;
   Fail(key, absl::StrCat("must be a token id, is ", value->dump()));
   return absl::nullopt;
 }

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "plugins/common/json.h"
 #include "plugins/common/text_file.h"
 #include "plugins/sdk/status.h"
 
@@ -29,7 +30,7 @@ absl::Status FinishFromFolder(const std::string& folder, std::string source,
 
 Json SourceKeys(const LlamaConfig& config) {
   return config.source_config.empty() ? Json::object()
-                                      : Json::parse(config.source_config);
+                                      : ParseJson<Json>(config.source_config);
 }
 
 absl::Status WriteConfigFiles(const LlamaConfig& c, Json json,
@@ -39,7 +40,7 @@ absl::Status WriteConfigFiles(const LlamaConfig& c, Json json,
   json["torch_dtype"] = DtypeName(dtype);
   Json generation = {{"_from_model_config", true}};
   if (!c.source_generation_config.empty()) {
-    generation = Json::parse(c.source_generation_config);
+    generation = ParseJson<Json>(c.source_generation_config);
   }
   // A folder's own ids stay as they are: there may be several.
   const auto keep_or_set = [](const char* key, absl::optional<int64_t> id,

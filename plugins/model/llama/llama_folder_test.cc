@@ -208,6 +208,17 @@ TEST_F(LlamaFolderTest, ReadsOlderAndNewerKeys) {
   EXPECT_EQ(config->rope_theta, 600.0);
 }
 
+TEST_F(LlamaFolderTest, NumbersThatNobodyReadsMayBeOfAnySize) {
+  Save(SmallSizes());
+  for (const char* name : {"/config.json", "/generation_config.json"}) {
+    std::string text = Read(folder_ + name);
+    text.insert(text.rfind('}'),
+                ", \"a\": 18446744073709551616, \"b\": [1e400]");
+    Write(folder_ + name, text);
+  }
+  EXPECT_TRUE(CreateFromFolder().ok()) << CreateFromFolder();
+}
+
 TEST_F(LlamaFolderTest, WhatIsNotImplementedNamesFileAndKey) {
   Save(SmallSizes());
   ExpectConfigError([](Json& j) { j["model_type"] = "gemma2"; },
@@ -234,6 +245,10 @@ TEST_F(LlamaFolderTest, WrongConfigsNameFileAndKey) {
   ExpectConfigError([](Json& j) { j.erase("hidden_size"); },
                     {"hidden_size", "missing"});
   ExpectConfigError([](Json& j) { j["vocab_size"] = "7"; }, {"vocab_size"});
+  ExpectConfigError([](Json& j) { j["vocab_size"] = 18446744073709551615u; },
+                    {"vocab_size must be an integer below 2^63"});
+  ExpectConfigError([](Json& j) { j["eos_token_id"] = 1e30; },
+                    {"eos_token_id must be a token id"});
   ExpectConfigError(
       [](Json& j) {
         j["hidden_size"] = 13;
