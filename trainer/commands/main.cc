@@ -23,6 +23,11 @@ std::string FolderProblem(const std::string& folder) {
              : folder + " is not a folder";
 }
 
+// The same of a count. (CLI11's own check prints the range of doubles.)
+std::string NegativeProblem(const std::string& number) {
+  return number[0] == '-' ? "must not be negative, is " + number : "";
+}
+
 void AddPluginPath(CLI::App* app, std::vector<std::string>* plugin_path) {
   app->add_option("--plugin_path", *plugin_path,
                   "A folder with plugins (lib*.so), searched before the "
@@ -59,10 +64,10 @@ void AddPreviewOptions(CLI::App* app, PreviewOptions* options) {
   app->add_option(
          "--samples", options->samples,
          "How many, from the first on; 0: what there is to know of all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NegativeProblem);
   app->add_option("--tokens", options->tokens,
                   "How many of each sample's tokens are listed")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NegativeProblem);
 }
 
 void AddCompareOptions(CLI::App* app, CompareOptions* options) {
