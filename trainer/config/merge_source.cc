@@ -72,6 +72,7 @@ class Merger {
     const Reflection& reflection = *from.GetReflection();
     const bool is_message =
         field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    ForgetOthers(field, path);
     if (is_message && !field->is_repeated()) {
       const ParseInfoTree* nested = tree.GetTreeForNested(field, -1);
       const Message& value = reflection.GetMessage(from, field);
@@ -88,7 +89,6 @@ class Merger {
       to->GetReflection()->ClearField(to, field);
       places_->Forget(path);
     }
-    ForgetOthers(field, path);
     if (is_message && field->message_type()->full_name() == kAnyType) {
       return MergeSlots(tree, path, field, from, to);
     }
