@@ -42,6 +42,16 @@ TrainerResult Preview(const std::string& config,
   return RunTrainer(args);
 }
 
+TEST(PreviewTest, OfNoSampleShowsWhatThereIs) {
+  const TrainerResult result =
+      Preview(ConfigOf(std::string(kTalk) + kTalk), {"--samples=0"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("capstan.chat"), HasSubstr("samples"),
+                                Not(HasSubstr("sample 0"))));
+  const TrainerResult negative = Preview(ConfigOf(kTalk), {"--samples=-1"});
+  ExpectOneError(negative, {"--samples"});
+}
+
 TEST(PreviewTest, ShowsTextTokensAndWhatIsTrainedOn) {
   const TrainerResult result =
       Preview(ConfigOf(std::string(kTalk) + kTalk, "loss_on: ASSISTANT"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Talking with a model in the terminal, where the terminal is a pipe.
+// Talking with a model in the terminal, where the terminal is a file.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,15 +40,11 @@ std::string Trained(const std::string& adapter = "") {
 // What `trainer chat` answers to the lines of `input`.
 TrainerResult Chat(const std::string& input,
                    const std::vector<std::string>& args) {
-  const std::string path = WriteText(NewTestFolder("chat") + "/input", input);
   TrainerOptions options;
-  options.binary = "/bin/sh";
-  std::string command =
-      absl::StrCat("exec '", Runfile("trainer/trainer"), "' chat");
-  for (const std::string& arg : args) {
-    absl::StrAppend(&command, " '", arg, "'");
-  }
-  return RunTrainer({"-c", absl::StrCat(command, " < ", path)}, options);
+  options.input = input;
+  std::vector<std::string> words = {"chat"};
+  words.insert(words.end(), args.begin(), args.end());
+  return RunTrainer(words, options);
 }
 
 TEST(ChatCommandTest, AnswersEachLine) {

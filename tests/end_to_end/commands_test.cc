@@ -106,6 +106,9 @@ TEST(GenerateTest, BadRequests) {
                  {"512"});
   ExpectOneError(RunTrainer({"generate", "--model=nowhere", "--prompt_ids=1"}),
                  {"--model=nowhere", "no such folder"});
+  ExpectOneError(RunTrainer({"generate", "--model=HuggingFaceTB/SmolLM2-135M",
+                             "--prompt_ids=1"}),
+                 {"hf download HuggingFaceTB/SmolLM2-135M"});
   const std::string empty = NewTestFolder("empty");
   ExpectOneError(RunTrainer({"generate", "--model=" + empty, "--prompt_ids=1"}),
                  {empty, "config.json"});
@@ -300,6 +303,25 @@ TEST(EnvTest, SaysWhatABugReportNeeds) {
     EXPECT_THAT(result.out, HasSubstr(name));
   }
   EXPECT_THAT(result.out, HasSubstr("2.11.0"));
+}
+
+TEST(PluginPathTest, MustBeAFolder) {
+  const std::string config = "--config=" + RunText().File();
+  for (const char* command : {"train", "check", "plugins", "generate"}) {
+    const std::vector<std::string> args =
+        command == std::string("plugins")
+            ? std::vector<std::string>{command}
+            : std::vector<std::string>{
+                  command,
+                  command == std::string("generate") ? "--model=x" : config};
+    for (const std::string& path :
+         {std::string("/no/plugins"), Runfile("tests/testdata/corpus.txt")}) {
+      std::vector<std::string> with_path = args;
+      with_path.push_back("--plugin_path=" + path);
+      ExpectOneError(RunTrainer(with_path),
+                     {"--plugin_path", path + " is not a folder"});
+    }
+  }
 }
 
 TEST(HelpTest, OfEachCommand) {

@@ -131,6 +131,41 @@ TEST(LladaTest, TrainsAndTheBestIsAFolderAgain) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
+TEST(LladaTest, ResumesAndTakesOverrides) {
+  const std::string save = NewTestFolder("llada_resume") + "/run";
+  std::vector<std::string> args = {"llada",
+                                   "--data_dir=" + Npy(),
+                                   "--model_name=" + Model(),
+                                   "--no_fp16",
+                                   "--batch_size=4",
+                                   "--epochs=2",
+                                   "--save_dir=" + save};
+  // Broken off after 3 of the 9 steps, which the schedule counts on.
+  std::vector<std::string> first = args;
+  first.insert(first.end(),
+               {"--set", "train.max_steps=3", "--set", "schedule.total_steps=9",
+                "--set", "strategy=capstan.ddp"});
+  TrainerResult result = RunTrainer(first);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(ReadMetrics(save).steps.size(), 3u);
+  ExpectOneError(RunTrainer(args), {save, "already holds a run"});
+  args.push_back("--resume");
+  result = RunTrainer(args);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Metrics metrics = ReadMetrics(save);
+  EXPECT_EQ(metrics.steps.size(), 9u);
+  EXPECT_THAT(result.out, HasSubstr("step 3"));
+  // As if unbroken.
+  const std::string unbroken = NewTestFolder("llada_unbroken") + "/run";
+  args.back() = "--save_dir=" + unbroken;
+  args.insert(args.end(), {"--set", "strategy=capstan.ddp"});
+  result = RunTrainer(args);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(ReadMetrics(unbroken).losses().front(), metrics.losses().front());
+  EXPECT_NEAR(ReadMetrics(unbroken).losses().back(), metrics.losses().back(),
+              1e-5);
+}
+
 TEST(LladaTest, WhatCantBeIsSaid) {
   const std::string data = "--data_dir=" + Npy();
   ExpectOneError(RunTrainer({"llada", data}),

@@ -127,5 +127,22 @@ TEST(TorchrunTest, IncompleteEnvironment) {
                  {"WORLD_SIZE", "is not set"});
 }
 
+// `srun --ntasks=2 trainer ..` would be two runs in one folder.
+TEST(TorchrunTest, TasksThatKnowNoRankAreRefused) {
+  TrainerOptions options;
+  options.environment = {{"SLURM_NTASKS", "2"},
+                         {"SLURM_PROCID", "1"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_STEP_NUM_TASKS", "2"}};
+  const RunText run =
+      RunText().Train("max_steps: 1").Output(NewTestFolder("run") + "/out");
+  ExpectOneError(RunTrainer({"--config=" + run.File()}, options),
+                 {"SLURM_STEP_NUM_TASKS is 2", "srun", "torchrun"});
+  EXPECT_FALSE(std::filesystem::exists(run.output()));
+  // A batch script's own process isn't one of srun's.
+  options.environment = {{"SLURM_NTASKS", "2"}, {"SLURM_PROCID", "0"}};
+  MustTrain(run, options);
+}
+
 }  // namespace
 }  // namespace capstan

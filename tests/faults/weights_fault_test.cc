@@ -256,5 +256,29 @@ TEST(GenerateFaultTest, TruncatedWeights) {
       {Weights(folder), "tensor '", "truncated"});
 }
 
+// A model's name on the Hub in place of a folder.
+TEST(HubNameTest, SaysHowToDownload) {
+  const std::string config = "--config=" + RunText().File();
+  const TrainerResult named =
+      RunTrainer({config, "--set",
+                  "model={ [plugin/capstan.llama.Config] { pretrained: "
+                  "\"HuggingFaceTB/SmolLM2-135M\" } }"});
+  ExpectOneError(named, {"model.pretrained",
+                         "hf download HuggingFaceTB/SmolLM2-135M --local-dir "
+                         "SmolLM2-135M",
+                         "--set model.pretrained=SmolLM2-135M"});
+  const TrainerResult adapter =
+      RunTrainer({config, "--set", "adapter.lora.pretrained=OWNER/ADAPTER"});
+  ExpectOneError(adapter, {"adapter.lora.pretrained",
+                           "hf download OWNER/ADAPTER --local-dir ADAPTER"});
+  for (const char* path : {"/no/model", "../no/model", "model"}) {
+    const TrainerResult missing =
+        RunTrainer({config, "--set", "model=capstan.llada", "--set",
+                    absl::StrCat("model.pretrained=", path)});
+    ExpectOneError(missing, {"model.pretrained"});
+    EXPECT_THAT(missing.err, ::testing::Not(::testing::HasSubstr("hf ")));
+  }
+}
+
 }  // namespace
 }  // namespace capstan

@@ -67,6 +67,9 @@ RunText& RunText::Train(const std::string& more) {
       }
     }
   }
+  // The two exclude each other.
+  if (absl::StrContains(more, "max_epochs:")) fields.erase("max_steps:");
+  if (absl::StrContains(more, "max_steps:")) fields.erase("max_epochs:");
   train_.clear();
   for (const auto& [name, value] : fields) {
     absl::StrAppend(&train_, " ", name, value);

@@ -52,6 +52,8 @@ TrainerProcess::TrainerProcess(const std::vector<std::string>& args,
   const std::string own = NewTestFolder("trainer");
   out_path_ = own + "/stdout";
   err_path_ = own + "/stderr";
+  in_path_ = own + "/stdin";
+  WriteText(in_path_, options_.input);
   if (options_.folder.empty()) options_.folder = own;
   if (options_.binary.empty()) options_.binary = Runfile("trainer/trainer");
   // Every process that descends from the trainer inherits the write end, so
@@ -71,7 +73,7 @@ void TrainerProcess::BecomeTrainer(const std::vector<std::string>& args) const {
   setpgid(0, 0);
   const int out = open(out_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   const int err = open(err_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  const int in = open("/dev/null", O_RDONLY);
+  const int in = open(in_path_.c_str(), O_RDONLY);
   if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0 ||
       chdir(options_.folder.c_str()) != 0) {
     _exit(125);

@@ -16,6 +16,8 @@ struct TrainerOptions {
   // Beside PATH, HOME and OMP_NUM_THREADS=1; the test's own environment is not
   // passed on.
   std::map<std::string, std::string> environment;
+  // What it reads from standard input, a file.
+  std::string input;
   // Where it runs; default: a folder of its own.
   std::string folder;
   // Killed after that many seconds.
@@ -68,6 +70,7 @@ class TrainerProcess {
   TrainerOptions options_;
   std::string out_path_;
   std::string err_path_;
+  std::string in_path_;
   double start_ = 0.0;
   pid_t pid_ = -1;
   int alive_fd_ = -1;

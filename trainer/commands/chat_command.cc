@@ -80,24 +80,15 @@ class Chat {
       return absl::FailedPreconditionError(absl::StrCat(
           "--model=", options_.model, " isn't a model of token sequences"));
     }
-    if (!options_.chat_template.empty()) {
-      CAPSTAN_ASSIGN_OR_RETURN(template_,
-                               ChatTemplate::Named(options_.chat_template));
-    } else {
-      absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
-          ChatTemplate::Recognise(*tokenizer);
-      if (!found.ok()) {
-        return Annotate(found.status(), absl::StrCat("--model=", options_.model,
-                                                     " (or say --template)"));
-      }
-      template_ = *std::move(found);
+    absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
+        FindChatTemplate(options_.chat_template, *tokenizer);
+    if (!found.ok() && options_.chat_template.empty()) {
+      return Annotate(found.status(), absl::StrCat("--model=", options_.model,
+                                                   " (or say --template)"));
     }
-    CAPSTAN_RETURN_IF_ERROR(template_->Check(*tokenizer));
-    for (const absl::optional<int64_t> id :
-         {tokenizer->IdOf(template_->end_of_turn()),
-          absl::optional<int64_t>(tokenizer->special_ids().eos)}) {
-      if (id.has_value() && *id >= 0) stops_.push_back(*id);
-    }
+    CAPSTAN_RETURN_IF_ERROR(found.status());
+    template_ = *std::move(found);
+    stops_ = AnswerStops(*template_, *tokenizer);
     return absl::OkStatus();
   }
 

@@ -56,6 +56,9 @@ struct GenerateOptions {
   std::string adapter;  // empty: none
   absl::optional<std::string> prompt;
   std::vector<int64_t> prompt_ids;
+  // Prompts, one a line (commands/prompts.h); "-": standard input.
+  std::string input;
+  std::string output;  // a file of prompts and texts; empty: they are shown
   absl::optional<int64_t> max_new_tokens;
   bool greedy = false;
   absl::optional<double> temperature;
@@ -119,9 +122,8 @@ struct LladaOptions {
   double learning_rate = 1e-5;
   std::string save_dir = "checkpoints_pretrained";
   bool fp16 = true;
-  bool print_config = false;
-  std::vector<std::string> plugin_path;
-  double start_seconds = 0.0;  // as given to Main
+  bool resume = false;
+  RunOptions run;  // configs are not used
 };
 
 // docs/llada.md has the files that it writes.

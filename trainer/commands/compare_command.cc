@@ -45,6 +45,7 @@ struct PreparedCompare {
   std::vector<Combination> combinations;
   std::vector<std::string> plugin_path;
   std::string folder;
+  std::vector<std::string> notes;
 };
 
 // The report's folder, where no report may be yet, nor, unless it is resumed,
@@ -95,6 +96,7 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
                            CrossAxes(loaded, gpus, host));
   Comparison& comparison = prepared.comparison;
   CAPSTAN_ASSIGN_OR_RETURN(comparison.precisions, ListPrecisions(loaded, host));
+  prepared.notes = loaded.shared.notes;
   comparison.name = loaded.config.name();
   comparison.time =
       absl::FormatTime("%Y-%m-%d %H:%M", absl::Now(), absl::LocalTimeZone());
@@ -182,6 +184,9 @@ void PrintPlan(const PreparedCompare& prepared, int runs) {
                                   comparison.global_batch_size, " samples")},
                     {"device", comparison.device},
                     {"output", prepared.folder}});
+  for (const std::string& note : prepared.notes) {
+    std::cout << "  note: " << note << "\n";
+  }
   for (const Combination& combination : prepared.combinations) {
     if (combination.run.status != ComparedRun::Status::kSkipped) continue;
     std::cout << "  left out: " << combination.run.Label() << ": "

@@ -17,6 +17,7 @@
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/commands.h"
+#include "trainer/config/hub_name.h"
 #include "trainer/config/load_config.h"
 #include "trainer/train/run_parts.h"
 
@@ -71,8 +72,9 @@ absl::StatusOr<Sources> Find(const std::string& caller,
   Sources sources;
   sources.model = ModelFolder((fs::path(caller) / model).string());
   if (!fs::is_directory(sources.model)) {
-    return absl::NotFoundError(
-        absl::StrCat("--model=", model, ": no such folder"));
+    return absl::NotFoundError(absl::StrCat("--model=", model,
+                                            ": no such folder",
+                                            HubDownloadHint(model, "--model")));
   }
   if (!adapter.empty()) {
     sources.adapter = ModelFolder((fs::path(caller) / adapter).string());
@@ -359,6 +361,27 @@ absl::StatusOr<Generator> LoadToEvaluate(
   CAPSTAN_RETURN_IF_ERROR(
       Load(source.folder, source.config, overrides, &generator));
   return generator;
+}
+
+absl::StatusOr<std::unique_ptr<ChatTemplate>> FindChatTemplate(
+    const std::string& name, const Tokenizer& tokenizer) {
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
+      name.empty() ? ChatTemplate::Recognise(tokenizer)
+                   : ChatTemplate::Named(name);
+  CAPSTAN_RETURN_IF_ERROR(found.status());
+  CAPSTAN_RETURN_IF_ERROR((*found)->Check(tokenizer));
+  return found;
+}
+
+std::vector<int64_t> AnswerStops(const ChatTemplate& chat_template,
+                                 const Tokenizer& tokenizer) {
+  std::vector<int64_t> stops;
+  for (const absl::optional<int64_t> id :
+       {tokenizer.IdOf(chat_template.end_of_turn()),
+        absl::optional<int64_t>(tokenizer.special_ids().eos)}) {
+    if (id.has_value() && *id >= 0) stops.push_back(*id);
+  }
+  return stops;
 }
 
 }  // namespace capstan

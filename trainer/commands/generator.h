@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
@@ -66,6 +67,15 @@ absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
 absl::StatusOr<Generator> LoadToEvaluate(
     const EvaluationSource& source, std::unique_ptr<PluginHost> host,
     const std::vector<std::string>& overrides);
+
+// The template named `name`, or, if it is empty, the tokenizer's own, whose
+// special tokens the tokenizer has.
+absl::StatusOr<std::unique_ptr<ChatTemplate>> FindChatTemplate(
+    const std::string& name, const Tokenizer& tokenizer);
+
+// The tokens that end an answer: of the turn, and of a text.
+std::vector<int64_t> AnswerStops(const ChatTemplate& chat_template,
+                                 const Tokenizer& tokenizer);
 
 // Text that comes in pieces of bytes, cut anywhere: a character is given when
 // it is whole, and what is no text (or would move a terminal's cursor) as

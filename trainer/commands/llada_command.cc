@@ -3,7 +3,6 @@
 // llada and llada-data: for those who have the flags of LLaDA's Python scripts
 // in scripts of their own. A translation: what the flags mean is written down
 // here as a config, which then runs as any other.
-#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -16,6 +15,7 @@
 #include "plugins/sdk/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/commands/commands.h"
+#include "trainer/config/hub_name.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/metrics/number_text.h"
@@ -54,9 +54,10 @@ train {
   eval_every: $7
   save_every: $8
   keep_best: true
+  resume: $9
   activation_checkpointing: EVERY_UNIT
 }
-$9)";
+)";
 
 constexpr int64_t kSaveEveryEpochs = 5;
 constexpr int kCpuProcesses = 2;
@@ -93,19 +94,10 @@ bool SameTokens(const Tokenizer& a, const Tokenizer& b) {
 absl::Status CheckModel(const LladaOptions& options,
                         const std::string& folder) {
   if (fs::is_directory(folder)) return absl::OkStatus();
-  const std::string& name = options.model_name;
-  std::string problem = absl::StrCat(name, " is not a folder");
-  // OWNER/NAME
-  if (std::count(name.begin(), name.end(), '/') == 1 && name[0] != '/' &&
-      name[0] != '.') {
-    const std::string local = name.substr(name.find('/') + 1);
-    absl::StrAppend(&problem,
-                    "; if it is a model on the Hub, download it first: hf "
-                    "download ",
-                    name, " --local-dir ", local,
-                    ", and say --model_name=", local);
-  }
-  return FieldError("--model_name", problem);
+  return FieldError(
+      "--model_name",
+      absl::StrCat(options.model_name, " is not a folder",
+                   HubDownloadHint(options.model_name, "--model_name")));
 }
 
 // Whether ids of the data mean to the model what they mean in the data.
@@ -155,11 +147,13 @@ absl::StatusOr<std::string> ConfigText(const LladaOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Ranks ranks, RanksOfRun());
   const int64_t global = options.batch_size * ranks.count;
   const int64_t epoch = (data->train->size() + global - 1) / global;
-  return absl::Substitute(
+  const std::string config = absl::Substitute(
       kRecipe, absl::CEscape(FromCaller({options.save_dir})[0]),
       absl::CEscape(model), absl::CEscape(folder),
       options.fp16 ? "fp16" : "fp32", options.learning_rate, options.batch_size,
-      options.epochs, epoch, kSaveEveryEpochs * epoch, ranks.launch);
+      options.epochs, epoch, kSaveEveryEpochs * epoch,
+      options.resume ? "AUTO" : "NEVER");
+  return config + ranks.launch;
 }
 
 absl::Status WriteData(const LladaDataOptions& options) {
@@ -191,10 +185,7 @@ absl::Status WriteData(const LladaDataOptions& options) {
 }  // namespace
 
 int LladaCommand(const LladaOptions& options) {
-  RunOptions run;
-  run.plugin_path = options.plugin_path;
-  run.print_config = options.print_config;
-  run.start_seconds = options.start_seconds;
+  RunOptions run = options.run;
   try {
     absl::StatusOr<std::string> text = ConfigText(options);
     if (!text.ok()) return Fail(text.status());

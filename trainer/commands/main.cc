@@ -4,6 +4,7 @@
 #include <iostream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
 #include "trainer/config/load_config.h"
@@ -15,11 +16,39 @@
 namespace capstan {
 namespace {
 
+// What is wrong with a folder that an option names; "" if nothing is.
+std::string FolderProblem(const std::string& folder) {
+  std::error_code error;
+  return std::filesystem::is_directory(FromCaller({folder})[0], error)
+             ? ""
+             : folder + " is not a folder";
+}
+
+// The same of a count. (CLI11's own check prints the range of doubles.)
+std::string NegativeProblem(const std::string& number) {
+  return number[0] == '-' ? "must not be negative, is " + number : "";
+}
+
 void AddPluginPath(CLI::App* app, std::vector<std::string>* plugin_path) {
   app->add_option("--plugin_path", *plugin_path,
                   "A folder with plugins (lib*.so), searched before the "
                   "trainer's own; may be given several times")
-      ->type_name("FOLDER");
+      ->type_name("FOLDER")
+      ->check(FolderProblem);
+}
+
+// What a run has beside its config.
+void AddChanges(CLI::App* app, RunOptions* options) {
+  app->add_option("--set", options->overrides,
+                  "Overrides one field: train.max_steps=10, "
+                  "model.hidden_size=64, strategy=capstan.single; clears it: "
+                  "collect=; sets a list or adds to it: profile.steps=[3,4], "
+                  "profile.steps+=5")
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false);
+  app->add_flag("--print_config", options->print_config,
+                "Print the merged config and stop");
+  AddPluginPath(app, &options->plugin_path);
 }
 
 void AddRunOptions(CLI::App* app, RunOptions* options) {
@@ -28,23 +57,18 @@ void AddRunOptions(CLI::App* app, RunOptions* options) {
                   "looked up from the caller's folder, then in configs/; "
                   "given several times, later files merge over earlier ones")
       ->type_name("FILE");
-  app->add_option("--set", options->overrides,
-                  "Overrides one field: train.max_steps=10, "
-                  "model.hidden_size=64, strategy=capstan.single")
-      ->type_name("PATH=VALUE")
-      ->allow_extra_args(false);
-  app->add_flag("--print_config", options->print_config,
-                "Print the merged config and stop");
-  AddPluginPath(app, &options->plugin_path);
+  AddChanges(app, options);
 }
 
 void AddPreviewOptions(CLI::App* app, PreviewOptions* options) {
   AddRunOptions(app, &options->run);
-  app->add_option("--samples", options->samples, "How many, from the first on")
-      ->check(CLI::PositiveNumber);
+  app->add_option(
+         "--samples", options->samples,
+         "How many, from the first on; 0: what there is to know of all")
+      ->check(NegativeProblem);
   app->add_option("--tokens", options->tokens,
                   "How many of each sample's tokens are listed")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NegativeProblem);
 }
 
 void AddCompareOptions(CLI::App* app, CompareOptions* options) {
@@ -96,7 +120,17 @@ void AddGenerateOptions(CLI::App* app, GenerateOptions* options) {
                   "checkpoints")
       ->type_name("FOLDER")
       ->required();
-  app->add_option("--prompt", options->prompt, "The text to continue");
+  app->add_option("--prompt", options->prompt,
+                  "The text to continue; default: what standard input says");
+  app->add_option("--input", options->input,
+                  "Prompts, one a line; rows {\"prompt\": ..}, "
+                  "{\"messages\": [..]} or \"text\" in a .jsonl; - is standard "
+                  "input")
+      ->type_name("FILE");
+  app->add_option("--output", options->output,
+                  "Write the texts into a new file, rows {\"prompt\": .., "
+                  "\"text\": ..}, instead of showing them")
+      ->type_name("FILE");
   app->add_option("--prompt_ids", options->prompt_ids,
                   "Token ids to continue, 1,2,3; prints ids: for folders "
                   "without a tokenizer")
@@ -212,9 +246,10 @@ void AddLladaOptions(CLI::App* app, LladaOptions* options) {
       ->capture_default_str();
   app->add_flag("--fp16,!--no_fp16", options->fp16,
                 "Compute in float16 (the default), or in float32");
-  app->add_flag("--print_config", options->print_config,
-                "Print the config that the flags stand for and stop");
-  AddPluginPath(app, &options->plugin_path);
+  app->add_flag("--resume", options->resume,
+                "Continue from the newest checkpoint in save_dir, if there is "
+                "one");
+  AddChanges(app, &options->run);
 }
 
 void AddLladaDataOptions(CLI::App* app, LladaDataOptions* options) {
@@ -329,6 +364,10 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* env_app =
       app.add_subcommand("env", "Versions and hardware, for a bug report");
   app.require_subcommand(0, 1);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& e) {
+    return absl::StrCat("ERROR: ", e.what(), " (", failed->get_name(),
+                        " --help)\n");
+  });
 
   try {
     app.parse(argc, argv);
@@ -349,7 +388,7 @@ int Main(int argc, char** argv, double start_seconds) {
   if (*merge_app) return MergeCommand(merge);
   if (*tokenize_app) return TokenizeCommand(tokenize);
   if (*llada_app) {
-    llada.start_seconds = start_seconds;
+    llada.run.start_seconds = start_seconds;
     return LladaCommand(llada);
   }
   if (*llada_data_app) return LladaDataCommand(llada_data);

@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
       options.config_text.empty()
           ? LoadConfig(options.configs, options.overrides, prepared->context)
           : ParseConfig(options.config_text, "the command's config",
-                        prepared->context));
+                        prepared->context, options.overrides));
   if (options.print_config) return prepared;
   job.start_seconds = options.start_seconds;
   job.command = options.command;

@@ -5,6 +5,7 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/text_format.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -40,29 +41,58 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
 }
 
 absl::Status AddText(const std::string& text, const std::string& name,
-                     bool has_lines, const std::string& folder,
-                     const ConfigContext& context,
+                     const std::string& folder, const ConfigContext& context,
                      google::protobuf::Message* config, FieldPlaces* places) {
-  CAPSTAN_ASSIGN_OR_RETURN(
-      std::unique_ptr<TextSource> source,
-      ParseText(text, name, has_lines, *config, *context.host));
-  return MergeSource(*source, name, has_lines, folder, context, config, places);
+  TextOrigin origin;
+  origin.name = name;
+  origin.folder = folder;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<TextSource> source,
+                           ParseText(text, origin, *config, *context.host));
+  return MergeSource(*source, origin, context, config, places);
 }
 
-absl::Status AddOverride(const std::string& text, const ConfigContext& context,
-                         LoadedConfig* loaded) {
-  const std::string name = absl::StrCat("--set ", text);
-  const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": write it path=value"));
+absl::Status AddOverrides(const std::vector<std::string>& overrides,
+                          const ConfigContext& context, LoadedConfig* loaded) {
+  for (const std::string& text : overrides) {
+    CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
   }
-  const absl::StatusOr<std::string> proto_text = OverrideText(
-      text.substr(0, equals), text.substr(equals + 1), loaded->config);
-  if (!proto_text.ok()) return Annotate(proto_text.status(), name);
-  return AddText(*proto_text, name, /*has_lines=*/false, context.caller_folder,
-                 context, &loaded->config, loaded);
+  return absl::OkStatus();
 }
+
+// Keeps schedule.warmup_steps in proportion to the length of the run that it
+// was written for. Update is called after each file, and once after all --set.
+class WarmupFit {
+ public:
+  void Update(const LoadedConfig& loaded) {
+    const auto place = loaded.locations.find("schedule.warmup_steps");
+    if (place == loaded.locations.end() || place->second == place_) return;
+    place_ = place->second;
+    written_for_ = loaded.config.train().max_steps();
+  }
+
+  void Apply(LoadedConfig* loaded) const {
+    Schedule& schedule = *loaded->config.mutable_schedule();
+    const int64_t warmup = schedule.warmup_steps();
+    const int64_t steps = loaded->config.train().max_steps();
+    if (schedule.total_steps() > 0 || steps <= 0 || warmup <= steps ||
+        warmup > written_for_) {
+      return;
+    }
+    // Rounded up, as warmup_ratio is.
+    const int64_t fitted = static_cast<int64_t>(
+        std::ceil(static_cast<double>(warmup) * static_cast<double>(steps) /
+                  static_cast<double>(written_for_)));
+    schedule.set_warmup_steps(fitted);
+    loaded->notes.push_back(
+        absl::StrCat("schedule.warmup_steps is ", fitted, " of ", steps,
+                     " steps, in proportion to the ", warmup, " of ",
+                     written_for_, " at ", place_));
+  }
+
+ private:
+  std::string place_;
+  int64_t written_for_ = 0;
+};
 
 }  // namespace
 
@@ -85,6 +115,19 @@ absl::Status FieldPlaces::Locate(const absl::Status& status,
   return absl::Status(
       status.code(),
       absl::StrCat(where, path, path.empty() ? "" : ": ", status.message()));
+}
+
+void FieldPlaces::Forget(const std::string& path) {
+  const auto erase = [&path](auto* places) {
+    for (auto it = places->begin(); it != places->end();) {
+      const bool below = absl::StartsWith(it->first, path + ".") ||
+                         absl::StartsWith(it->first, path + "[");
+      it = below ? places->erase(it) : std::next(it);
+    }
+  };
+  erase(&locations);
+  erase(&paths);
+  paths.erase(path);
 }
 
 ConfigContext DefaultConfigContext(PluginHost* host) {
@@ -123,7 +166,7 @@ absl::StatusOr<std::string> LoadMessage(const std::string& file,
     return absl::PermissionDeniedError(
         absl::StrCat("--config=", file, ": ", path, " can't be read"));
   }
-  CAPSTAN_RETURN_IF_ERROR(AddText(text.str(), file, /*has_lines=*/true,
+  CAPSTAN_RETURN_IF_ERROR(AddText(text.str(), file,
                                   fs::path(path).parent_path().string(),
                                   context, config, places));
   return path;
@@ -133,6 +176,7 @@ absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,
     const std::vector<std::string>& overrides, const ConfigContext& context) {
   LoadedConfig loaded;
+  WarmupFit warmup;
   for (const std::string& file : files) {
     CAPSTAN_ASSIGN_OR_RETURN(
         const std::string path,
@@ -140,10 +184,11 @@ absl::StatusOr<LoadedConfig> LoadConfig(
     if (loaded.config.name().empty()) {
       loaded.config.set_name(fs::path(path).stem().string());
     }
+    warmup.Update(loaded);
   }
-  for (const std::string& text : overrides) {
-    CAPSTAN_RETURN_IF_ERROR(AddOverride(text, context, &loaded));
-  }
+  CAPSTAN_RETURN_IF_ERROR(AddOverrides(overrides, context, &loaded));
+  warmup.Update(loaded);
+  warmup.Apply(&loaded);
   return loaded;
 }
 
@@ -151,12 +196,13 @@ absl::StatusOr<LoadedConfig> ParseConfig(
     const std::string& text, const std::string& name,
     const ConfigContext& context, const std::vector<std::string>& overrides) {
   LoadedConfig loaded;
-  CAPSTAN_RETURN_IF_ERROR(AddText(text, name, /*has_lines=*/true,
-                                  context.caller_folder, context,
+  WarmupFit warmup;
+  CAPSTAN_RETURN_IF_ERROR(AddText(text, name, context.caller_folder, context,
                                   &loaded.config, &loaded));
-  for (const std::string& change : overrides) {
-    CAPSTAN_RETURN_IF_ERROR(AddOverride(change, context, &loaded));
-  }
+  warmup.Update(loaded);
+  CAPSTAN_RETURN_IF_ERROR(AddOverrides(overrides, context, &loaded));
+  warmup.Update(loaded);
+  warmup.Apply(&loaded);
   return loaded;
 }
 

@@ -24,11 +24,23 @@ struct FieldPlaces {
   // message: "run.pbtxt:3:27: model.hidden_size: must be ..".
   absl::Status Locate(const absl::Status& status,
                       const std::string& slot) const;
+
+  // Fields that are paths, as they were written and as they are now, absolute.
+  struct Path {
+    std::string written;
+    std::string absolute;
+  };
+  std::map<std::string, Path> paths;
+
+  // Forgets the fields below `path` and its elements: they are gone.
+  void Forget(const std::string& path);
 };
 
 // A run's config.
 struct LoadedConfig : FieldPlaces {
   RunConfig config;
+  // What was changed to fit something else that was set, a sentence each.
+  std::vector<std::string> notes;
 };
 
 // Where names and relative paths are looked up.
@@ -46,9 +58,10 @@ ConfigContext DefaultConfigContext(PluginHost* host);
 
 // Reads `files` in order, each over the ones before (fields that it sets
 // replace theirs; a slot of the same plugin is merged field by field), then
-// applies `overrides`, each "path=value": "train.max_steps=10",
-// "model.hidden_size=64", "strategy=capstan.single". Plugins are loaded as
-// their types are met. Errors name file, line, column and field, and the
+// applies `overrides`: "train.max_steps=10", "model.hidden_size=64",
+// "strategy=capstan.single"; "collect=" clears; a list is set whole,
+// "profile.steps=[3, 4]", or added to, "profile.steps+=5". Plugins are loaded
+// as their types are met. Errors name file, line, column and field, and the
 // nearest valid name.
 absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,

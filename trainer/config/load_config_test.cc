@@ -16,6 +16,7 @@ namespace capstan {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -145,7 +146,191 @@ TEST_F(LoadConfigTest, SetReachesIntoPlugins) {
   EXPECT_EQ(loaded->config.schedule().kind(), Schedule::COSINE);
 }
 
+TEST_F(LoadConfigTest, SetOfAListReplacesIt) {
+  const std::string text =
+      "train { sample_prompts { prompt: \"old\" } }\n"
+      "profile { steps: 9 }\n"
+      "train_data { [plugin/capstan.chat.Config] { source { path: \"a\" } } }\n"
+      "adapter { lora { target_modules: \"x\" } }";
+  const auto loaded = Load(
+      text, {"train.sample_prompts=[{prompt: \"a\"}, {user: \"b\"}]",
+             "profile.steps=[3, 4]", "adapter.lora.target_modules=[\"q\", 'v']",
+             "train_data.source=[{path: \"b\" weight: 2}, {path: \"c\"}]"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_EQ(loaded->config.train().sample_prompts_size(), 2);
+  EXPECT_EQ(loaded->config.train().sample_prompts(0).prompt(), "a");
+  EXPECT_EQ(loaded->config.train().sample_prompts(1).user(), "b");
+  EXPECT_THAT(loaded->config.profile().steps(), ElementsAre(3, 4));
+  EXPECT_THAT(loaded->config.adapter().lora().target_modules(),
+              ElementsAre("q", "v"));
+  const std::string printed = PrintConfig(loaded->config);
+  EXPECT_THAT(printed, HasSubstr(absl::StrCat("\"", folder_, "/b\"")));
+  EXPECT_THAT(printed, HasSubstr(absl::StrCat("\"", folder_, "/c\"")));
+  EXPECT_THAT(printed, Not(HasSubstr(absl::StrCat("\"", folder_, "/a\""))));
+  EXPECT_THAT(loaded->locations.at("train_data.source[1].path"),
+              HasSubstr("--set train_data.source=["));
+  // One element needs no brackets.
+  const auto one =
+      Load(text, {"train.sample_prompts=prompt: \"c\"", "profile.steps=5"});
+  ASSERT_TRUE(one.ok()) << one.status();
+  ASSERT_EQ(one->config.train().sample_prompts_size(), 1);
+  EXPECT_THAT(one->config.profile().steps(), ElementsAre(5));
+}
+
+TEST_F(LoadConfigTest, SetAddsToAList) {
+  const auto loaded = Load(
+      "train { sample_prompts { prompt: \"a\" } }\n"
+      "profile { steps: 9 }\n"
+      "train_data { [plugin/capstan.chat.Config] { source { path: \"a\" } } }",
+      {"train.sample_prompts+={user: \"b\"}",
+       "train.sample_prompts+=[{prompt: \"c\"}, {prompt: \"d\"}]",
+       "profile.steps+=10", "profile.steps+=[11, 12]",
+       "train_data.source+={path: \"b\"}"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_EQ(loaded->config.train().sample_prompts_size(), 4);
+  EXPECT_EQ(loaded->config.train().sample_prompts(0).prompt(), "a");
+  EXPECT_EQ(loaded->config.train().sample_prompts(3).prompt(), "d");
+  EXPECT_THAT(loaded->config.profile().steps(), ElementsAre(9, 10, 11, 12));
+  EXPECT_THAT(PrintConfig(loaded->config),
+              AllOf(HasSubstr(absl::StrCat("\"", folder_, "/a\"")),
+                    HasSubstr(absl::StrCat("\"", folder_, "/b\""))));
+  EXPECT_EQ(loaded->locations.at("train_data.source[0].path"),
+            "run.pbtxt:3:55");
+  EXPECT_THAT(loaded->locations.at("train_data.source[1].path"),
+              HasSubstr("--set train_data.source+="));
+}
+
+TEST_F(LoadConfigTest, SetToNothingClears) {
+  const auto loaded = Load(
+      "name: \"x\"\n"
+      "collect { [plugin/capstan.darkroom.Config] { tasks: 3 } }\n"
+      "strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 "
+      "first_bucket_mib: 2 } }\n"
+      "schedule { kind: COSINE warmup_steps: 2 }\n"
+      "train { max_steps: 7 seed: 3 sample_prompts { prompt: \"a\" } }\n"
+      "profile { steps: [1, 2] }",
+      {"collect=", "strategy.bucket_cap_mib=", "schedule=", "train.seed=",
+       "train.sample_prompts=[]",
+       "profile.steps=", "name=", "eval_data=", "adapter.lora="});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_FALSE(loaded->config.has_collect());
+  EXPECT_FALSE(loaded->config.has_schedule());
+  EXPECT_FALSE(loaded->config.has_adapter());
+  EXPECT_EQ(loaded->config.train().seed(), 0);
+  EXPECT_EQ(loaded->config.train().max_steps(), 7);
+  EXPECT_EQ(loaded->config.train().sample_prompts_size(), 0);
+  EXPECT_EQ(loaded->config.profile().steps_size(), 0);
+  EXPECT_EQ(loaded->config.name(), "");
+  EXPECT_THAT(PrintConfig(loaded->config),
+              AllOf(HasSubstr("first_bucket_mib: 2"),
+                    Not(HasSubstr("bucket_cap_mib"))));
+  EXPECT_EQ(loaded->locations.count("schedule.warmup_steps"), 0);
+  EXPECT_EQ(loaded->locations.at("strategy.bucket_cap_mib"),
+            "--set strategy.bucket_cap_mib=");
+  // And another plugin takes an optional slot.
+  const auto again = Load("", {"collect=capstan.darkroom", "collect.tasks=4"});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_THAT(PrintConfig(again->config),
+              AllOf(HasSubstr("[plugin/capstan.darkroom.Config]"),
+                    HasSubstr("tasks: 4")));
+}
+
+TEST_F(LoadConfigTest, StepsAndEpochsReplaceEachOther) {
+  const std::string steps = "train { max_steps: 7 }";
+  auto loaded = Load(steps, {"train.max_epochs=2"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.train().max_epochs(), 2);
+  EXPECT_THAT(PrintConfig(loaded->config),
+              AllOf(HasSubstr("max_epochs: 2"), Not(HasSubstr("max_steps"))));
+  EXPECT_EQ(loaded->locations.count("train.max_steps"), 0);
+
+  Write("a.pbtxt", steps);
+  Write("b.pbtxt", "train { max_epochs: 3 } schedule { warmup_ratio: 0.1 }");
+  Write("c.pbtxt", "schedule { warmup_steps: 4 }");
+  loaded = LoadConfig({"a.pbtxt", "b.pbtxt", "c.pbtxt"}, {}, context_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_FALSE(loaded->config.train().has_max_steps());
+  EXPECT_EQ(loaded->config.train().max_epochs(), 3);
+  EXPECT_FALSE(loaded->config.schedule().has_warmup_ratio());
+  EXPECT_EQ(loaded->config.schedule().warmup_steps(), 4);
+
+  // As scripts do that were written when both could be set.
+  loaded = Load(steps, {"train.max_steps=0", "train.max_epochs=2"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.train().max_epochs(), 2);
+  EXPECT_THAT(ErrorOf("train { max_steps: 7 max_epochs: 2 }"),
+              AllOf(HasSubstr("run.pbtxt:1:"), HasSubstr("max_epochs"),
+                    HasSubstr("max_steps")));
+}
+
+TEST_F(LoadConfigTest, WarmupShrinksWithTheRun) {
+  const std::string text =
+      "train { max_steps: 1000 }\nschedule { warmup_steps: 100 }";
+  const auto warmup = [&](const std::vector<std::string>& overrides) {
+    const auto loaded = Load(text, overrides);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->notes.empty(),
+              loaded->config.schedule().warmup_steps() == 100);
+    return loaded->config.schedule().warmup_steps();
+  };
+  EXPECT_EQ(warmup({"train.max_steps=5"}), 1);
+  EXPECT_EQ(warmup({"train.max_steps=95"}), 10);
+  // Wherever it fits, it stays.
+  EXPECT_EQ(warmup({"train.max_steps=100"}), 100);
+  EXPECT_EQ(warmup({"train.max_steps=5", "train.max_steps=2000"}), 100);
+  EXPECT_EQ(warmup({"train.max_steps=5", "schedule.total_steps=500"}), 100);
+  EXPECT_THAT(
+      Load(text, {"train.max_steps=5"})->notes,
+      ElementsAre("schedule.warmup_steps is 1 of 5 steps, in proportion "
+                  "to the 100 of 1000 at run.pbtxt:2:12"));
+  // What is said together is meant so.
+  EXPECT_EQ(warmup({"schedule.warmup_steps=100", "train.max_steps=5"}), 100);
+  const auto file = Load("train { max_steps: 5 } schedule { warmup_steps: 9 }");
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(file->config.schedule().warmup_steps(), 9);
+  // A later file lowers the run's length.
+  Write("a.pbtxt", text);
+  Write("b.pbtxt", "train { max_steps: 50 }");
+  const auto both = LoadConfig({"a.pbtxt", "b.pbtxt"}, {}, context_);
+  ASSERT_TRUE(both.ok());
+  EXPECT_EQ(both->config.schedule().warmup_steps(), 5);
+  EXPECT_EQ(both->notes.size(), 1);
+}
+
+TEST_F(LoadConfigTest, APluginsShortNameSuggestsTheWhole) {
+  const std::string ddp = "[plugin/capstan.ddp.Config] {}";
+  EXPECT_THAT(ErrorOf("", {"strategy=ddp"}),
+              AllOf(HasSubstr("--set strategy=ddp"),
+                    HasSubstr("did you mean \"capstan.ddp\"?")));
+  EXPECT_THAT(ErrorOf("strategy { [plugin/ddp.Config] {} }"),
+              AllOf(HasSubstr("run.pbtxt:1:"),
+                    HasSubstr("did you mean \"capstan.ddp\"?")));
+  for (const char* text :
+       {"strategy { ddp {} }", "strategy: ddp", "strategy: \"ddp\"",
+        "strategy: capstan.ddp", "strategy { capstan.ddp {} }"}) {
+    EXPECT_THAT(ErrorOf(text),
+                AllOf(HasSubstr("run.pbtxt:1:"),
+                      HasSubstr(absl::StrCat("did you mean { ", ddp, " }?"))))
+        << text;
+  }
+  EXPECT_THAT(ErrorOf("strategy: nonsense"),
+              HasSubstr("[plugin/PACKAGE.Config]"));
+  EXPECT_THAT(ErrorOf("strategy { [capstan.ddp.Config] {} }"),
+              HasSubstr("[plugin/PACKAGE.Config]"));
+  EXPECT_THAT(ErrorOf("train: 3"), Not(HasSubstr("plugin")));
+}
+
 TEST_F(LoadConfigTest, SetErrorsNameTheFlag) {
+  EXPECT_THAT(ErrorOf("", {"train.max_steps+=1"}),
+              AllOf(HasSubstr("--set train.max_steps+=1: += adds to a list"),
+                    HasSubstr("train.max_steps=1")));
+  EXPECT_THAT(ErrorOf("", {"profile.steps+="}), HasSubstr("nothing to append"));
+  EXPECT_THAT(ErrorOf("", {"train.sample_prompts.prompt=x"}),
+              HasSubstr("\"sample_prompts\" is a list"));
+  EXPECT_THAT(ErrorOf("", {"profile.steps=[1, x]"}),
+              HasSubstr("--set profile.steps=[1, x]: "));
+  EXPECT_THAT(ErrorOf("", {"model.hidden_size="}),
+              HasSubstr("no plugin is set for \"model\""));
   EXPECT_THAT(ErrorOf("", {"trian.max_steps=1"}),
               AllOf(HasSubstr("--set trian.max_steps=1"),
                     HasSubstr("did you mean \"train\"?")));

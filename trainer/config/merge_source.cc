@@ -9,10 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/config/text_source.h"
 
@@ -32,13 +29,9 @@ constexpr char kAnyType[] = "google.protobuf.Any";
 // Copies the fields that one text sets from its message to the merged one.
 class Merger {
  public:
-  Merger(std::string name, bool has_lines, std::string folder,
-         const ConfigContext& context, FieldPlaces* places)
-      : name_(std::move(name)),
-        has_lines_(has_lines),
-        folder_(std::move(folder)),
-        context_(context),
-        places_(places) {}
+  Merger(const TextOrigin& origin, const ConfigContext& context,
+         FieldPlaces* places)
+      : origin_(origin), context_(context), places_(places) {}
 
   absl::Status Merge(const ParseInfoTree& tree, const std::string& prefix,
                      const Message& from, Message* to) {
@@ -61,9 +54,16 @@ class Merger {
  private:
   std::string PlaceText(
       const google::protobuf::TextFormat::ParseLocation& place) const {
-    return has_lines_
-               ? absl::StrCat(name_, ":", place.line + 1, ":", place.column + 1)
-               : name_;
+    return origin_.has_lines ? absl::StrCat(origin_.name, ":", place.line + 1,
+                                            ":", place.column + 1)
+                             : origin_.name;
+  }
+
+  // Of one element of a list; one written [a, b] has a place as a whole.
+  std::string ElementPlace(const ParseInfoTree& tree,
+                           const FieldDescriptor* field, int i) const {
+    while (i > 0 && tree.GetLocation(field, i).line < 0) --i;
+    return PlaceText(tree.GetLocation(field, i));
   }
 
   absl::Status MergeField(const ParseInfoTree& tree, const std::string& path,
@@ -72,6 +72,7 @@ class Merger {
     const Reflection& reflection = *from.GetReflection();
     const bool is_message =
         field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    ForgetOthers(field, path);
     if (is_message && !field->is_repeated()) {
       const ParseInfoTree* nested = tree.GetTreeForNested(field, -1);
       const Message& value = reflection.GetMessage(from, field);
@@ -84,7 +85,10 @@ class Merger {
       return Merge(*nested, path, value, target);
     }
     // Scalars, and repeated fields as a whole.
-    to->GetReflection()->ClearField(to, field);
+    if (!field->is_repeated() || !origin_.append) {
+      to->GetReflection()->ClearField(to, field);
+      places_->Forget(path);
+    }
     if (is_message && field->message_type()->full_name() == kAnyType) {
       return MergeSlots(tree, path, field, from, to);
     }
@@ -96,8 +100,9 @@ class Merger {
         !field->is_repeated() && field->options().GetExtension(capstan::path)) {
       const std::string text = reflection.GetString(from, field);
       if (!text.empty()) {
-        CAPSTAN_ASSIGN_OR_RETURN(std::string resolved, Resolve(text));
+        const std::string resolved = Resolve(text);
         to->GetReflection()->SetString(to, field, resolved);
+        places_->paths[path] = {text, resolved};
       }
     }
     return absl::OkStatus();
@@ -123,7 +128,7 @@ class Merger {
     if (to->type_url() == from.type_url()) {
       merged->ParseFromString(to->value());
     } else {
-      ForgetLocations(path);
+      places_->Forget(path);  // the old plugin's fields
     }
     CAPSTAN_RETURN_IF_ERROR(Merge(tree, path, *value, merged.get()));
     to->set_type_url(from.type_url());
@@ -131,14 +136,15 @@ class Merger {
     return absl::OkStatus();
   }
 
-  // A repeated slot, into an empty one.
+  // A repeated slot, behind what is there.
   absl::Status MergeSlots(const ParseInfoTree& tree, const std::string& path,
                           const FieldDescriptor* field, const Message& from,
                           Message* to) {
     const Reflection& reflection = *from.GetReflection();
+    const int before = reflection.FieldSize(*to, field);
     for (int i = 0; i < reflection.FieldSize(from, field); ++i) {
-      const std::string slot = absl::StrCat(path, "[", i, "]");
-      places_->locations[slot] = PlaceText(tree.GetLocation(field, i));
+      const std::string slot = absl::StrCat(path, "[", before + i, "]");
+      places_->locations[slot] = ElementPlace(tree, field, i);
       const ParseInfoTree* nested = tree.GetTreeForNested(field, i);
       Message* target = to->GetReflection()->AddMessage(to, field);
       if (nested == nullptr) continue;
@@ -151,14 +157,15 @@ class Merger {
     return absl::OkStatus();
   }
 
-  // A repeated message, into an empty one: its paths are resolved, too.
+  // The same of a repeated message: its paths are resolved, too.
   absl::Status MergeMessages(const ParseInfoTree& tree, const std::string& path,
                              const FieldDescriptor* field, const Message& from,
                              Message* to) {
     const Reflection& reflection = *from.GetReflection();
+    const int before = reflection.FieldSize(*to, field);
     for (int i = 0; i < reflection.FieldSize(from, field); ++i) {
-      const std::string element = absl::StrCat(path, "[", i, "]");
-      places_->locations[element] = PlaceText(tree.GetLocation(field, i));
+      const std::string element = absl::StrCat(path, "[", before + i, "]");
+      places_->locations[element] = ElementPlace(tree, field, i);
       const ParseInfoTree* nested = tree.GetTreeForNested(field, i);
       Message* target = to->GetReflection()->AddMessage(to, field);
       if (nested == nullptr) continue;
@@ -169,17 +176,23 @@ class Merger {
     return absl::OkStatus();
   }
 
-  // Another plugin took the slot: the old one's fields are gone.
-  void ForgetLocations(const std::string& path) {
-    const std::string prefix = path + ".";
-    for (auto it = places_->locations.begin();
-         it != places_->locations.end();) {
-      it = absl::StartsWith(it->first, prefix) ? places_->locations.erase(it)
-                                               : std::next(it);
+  // A member of a oneof takes the place of the others.
+  void ForgetOthers(const FieldDescriptor* field, const std::string& path) {
+    const google::protobuf::OneofDescriptor* const oneof =
+        field->real_containing_oneof();
+    if (oneof == nullptr) return;
+    const std::string parent =
+        path.substr(0, path.size() - field->name().size());
+    for (int i = 0; i < oneof->field_count(); ++i) {
+      if (oneof->field(i) == field) continue;
+      const std::string other = parent + oneof->field(i)->name();
+      places_->locations.erase(other);
+      places_->paths.erase(other);
+      places_->Forget(other);
     }
   }
 
-  absl::StatusOr<std::string> Resolve(const std::string& text) const {
+  std::string Resolve(const std::string& text) const {
     if (absl::StartsWith(text, "//")) {
       const std::string relative =
           absl::StrReplaceAll(text.substr(2), {{":", "/"}});
@@ -187,49 +200,13 @@ class Merger {
           .lexically_normal()
           .string();
     }
-    return (fs::path(folder_) / text).lexically_normal().string();
+    return (fs::path(origin_.folder) / text).lexically_normal().string();
   }
 
-  const std::string name_;
-  const bool has_lines_;
-  const std::string folder_;
+  const TextOrigin& origin_;
   const ConfigContext& context_;
   FieldPlaces* const places_;
 };
-
-// The names of a message's fields, for a message about a wrong one.
-std::string FieldProblem(const Descriptor* type, const std::string& name) {
-  std::vector<std::string> names;
-  for (int i = 0; i < type->field_count(); ++i) {
-    names.push_back(type->field(i)->name());
-  }
-  const std::string nearest = NearestName(name, names);
-  return absl::StrCat(
-      "unknown field \"", name, "\" in ", type->full_name(),
-      nearest.empty() ? absl::StrCat("; it has: ", absl::StrJoin(names, ", "))
-                      : absl::StrCat("; did you mean \"", nearest, "\"?"));
-}
-
-// `value` as text format wants it for `field`.
-std::string ValueText(const FieldDescriptor* field, const std::string& value) {
-  const bool quoted = value.size() >= 2 && value.front() == value.back() &&
-                      (value.front() == '"' || value.front() == '\'');
-  if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING && !quoted) {
-    return absl::StrCat(
-        ": \"",
-        absl::StrReplaceAll(value,
-                            {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}}),
-        "\"");
-  }
-  if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-    return absl::StrCat(": ", value);
-  }
-  const bool is_package = value.find_first_of(" []{}:") == std::string::npos;
-  if (field->message_type()->full_name() == kAnyType && is_package) {
-    return absl::StrCat(" { [plugin/", value, ".Config] {} }");
-  }
-  return absl::StrCat(" { ", value, " }");
-}
 
 }  // namespace
 
@@ -255,58 +232,11 @@ absl::StatusOr<std::unique_ptr<Message>> Unpack(const Any& any) {
   return message;
 }
 
-absl::Status MergeSource(const TextSource& source, const std::string& name,
-                         bool has_lines, const std::string& folder,
+absl::Status MergeSource(const TextSource& source, const TextOrigin& origin,
                          const ConfigContext& context, Message* config,
                          FieldPlaces* places) {
-  return Merger(name, has_lines, folder, context, places)
+  return Merger(origin, context, places)
       .Merge(source.tree, "", *source.message, config);
-}
-
-absl::StatusOr<std::string> OverrideText(const std::string& path,
-                                         const std::string& value,
-                                         const RunConfig& base) {
-  const std::vector<std::string> names = absl::StrSplit(path, '.');
-  const Message* message = &base;
-  std::unique_ptr<Message> unpacked;
-  const Descriptor* type = base.GetDescriptor();
-  std::string text;
-  std::string closing;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const FieldDescriptor* field = type->FindFieldByName(names[i]);
-    if (field == nullptr) {
-      return absl::InvalidArgumentError(FieldProblem(type, names[i]));
-    }
-    absl::StrAppend(&text, names[i]);
-    if (i + 1 == names.size()) {
-      return absl::StrCat(text, ValueText(field, value), closing);
-    }
-    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE ||
-        field->is_repeated()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("\"", names[i], "\" has no fields of its own"));
-    }
-    type = field->message_type();
-    if (message != nullptr) {
-      message = &message->GetReflection()->GetMessage(*message, field);
-    }
-    absl::StrAppend(&text, " { ");
-    absl::StrAppend(&closing, " }");
-    if (type->full_name() == kAnyType) {
-      const Any* any = static_cast<const Any*>(message);
-      if (any == nullptr || any->type_url().empty()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("no plugin is set for \"", names[i],
-                         "\": set it first, --set ", names[i], "=PACKAGE"));
-      }
-      CAPSTAN_ASSIGN_OR_RETURN(unpacked, Unpack(*any));
-      absl::StrAppend(&text, "[", any->type_url(), "] { ");
-      absl::StrAppend(&closing, " }");
-      message = unpacked.get();
-      type = unpacked->GetDescriptor();
-    }
-  }
-  return absl::InternalError("empty path");
 }
 
 }  // namespace capstan

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <google/protobuf/any.pb.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/io/tokenizer.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "trainer/config/text_source.h"
 
 namespace capstan {
@@ -49,46 +52,57 @@ class PluginFinder : public TextFormat::Finder {
   mutable std::string error_;
 };
 
-// What protobuf says, with the nearest name where a field's name is wrong.
-std::string WithSuggestion(const std::string& message) {
-  // Message type "T" has no field named "f".
-  const std::vector<std::string> words = absl::StrSplit(message, '"');
-  if (words.size() < 5 || !absl::StrContains(message, "has no field named")) {
-    return message;
-  }
-  const Descriptor* type =
-      DescriptorPool::generated_pool()->FindMessageTypeByName(words[1]);
-  if (type == nullptr) return message;
-  std::vector<std::string> names;
-  for (int i = 0; i < type->field_count(); ++i) {
-    names.push_back(type->field(i)->name());
-  }
-  const std::string nearest = NearestName(words[3], names);
-  std::string text =
-      absl::StrCat("unknown field \"", words[3], "\" in ", words[1]);
-  if (!nearest.empty()) {
-    absl::StrAppend(&text, "; did you mean \"", nearest, "\"?");
-  } else {
-    absl::StrAppend(&text, "; it has: ", absl::StrJoin(names, ", "));
-  }
-  return text;
+// Whether the line's last word before `column` names a plugin slot, and a
+// colon follows: "strategy: ddp".
+bool SlotBefore(absl::string_view line, size_t column, const Descriptor* type) {
+  absl::string_view text =
+      absl::StripTrailingAsciiWhitespace(line.substr(0, column));
+  if (!absl::ConsumeSuffix(&text, ":")) return false;
+  text = absl::StripTrailingAsciiWhitespace(text);
+  const size_t begin = text.find_last_of(" \t{};,");
+  if (begin != absl::string_view::npos) text.remove_prefix(begin + 1);
+  const google::protobuf::FieldDescriptor* const field =
+      type->FindFieldByName(std::string(text));
+  return field != nullptr &&
+         field->message_type() == google::protobuf::Any::descriptor();
 }
 
-// Keeps the first error: the later ones follow from it.
+// The name that stands at `column`, maybe in quotes: "capstan.ddp".
+std::string NameAt(absl::string_view line, size_t column) {
+  line.remove_prefix(std::min(column, line.size()));
+  const size_t begin = line.find_first_not_of("\"'");
+  if (begin == absl::string_view::npos) return "";
+  size_t end = begin;
+  while (end < line.size() && (absl::ascii_isalnum(line[end]) ||
+                               line[end] == '_' || line[end] == '.')) {
+    ++end;
+  }
+  return std::string(line.substr(begin, end - begin));
+}
+
+// Says what protobuf does in terms of the config. Keeps the first error: the
+// later ones follow from it.
 class FirstError : public google::protobuf::io::ErrorCollector {
  public:
-  FirstError(const PluginFinder& finder, std::string name, bool has_lines)
-      : finder_(finder), name_(std::move(name)), has_lines_(has_lines) {}
+  FirstError(const PluginFinder& finder, const PluginHost& host,
+             const TextOrigin& origin, const std::string& text,
+             const Descriptor* type)
+      : finder_(finder),
+        host_(host),
+        origin_(origin),
+        lines_(absl::StrSplit(text, '\n')),
+        type_(type) {}
 
   void AddError(int line, google::protobuf::io::ColumnNumber column,
                 const std::string& message) override {
     const std::string plugin_error = finder_.TakeError();
     if (!text_.empty()) return;
     const std::string what =
-        plugin_error.empty() ? WithSuggestion(message) : plugin_error;
-    text_ = has_lines_ && line >= 0 ? absl::StrCat(name_, ":", line + 1, ":",
-                                                   column + 1, ": ", what)
-                                    : absl::StrCat(name_, ": ", what);
+        plugin_error.empty() ? InOurTerms(line, column, message) : plugin_error;
+    text_ = origin_.has_lines && line >= 0
+                ? absl::StrCat(origin_.name, ":", line + 1, ":", column + 1,
+                               ": ", what)
+                : absl::StrCat(origin_.name, ": ", what);
   }
   void AddWarning(int, google::protobuf::io::ColumnNumber,
                   const std::string&) override {}
@@ -96,30 +110,69 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   const std::string& text() const { return text_; }
 
  private:
+  std::string InOurTerms(int line_number, int column_number,
+                         const std::string& message) const {
+    const std::vector<std::string> words = absl::StrSplit(message, '"');
+    const absl::string_view line =
+        line_number >= 0 && static_cast<size_t>(line_number) < lines_.size()
+            ? absl::string_view(lines_[line_number])
+            : "";
+    const size_t column = static_cast<size_t>(std::max(column_number, 0));
+    // Message type "T" has no field named "f".
+    if (words.size() >= 5 && absl::StrContains(message, "has no field named")) {
+      const Descriptor* const type =
+          DescriptorPool::generated_pool()->FindMessageTypeByName(words[1]);
+      if (type == google::protobuf::Any::descriptor()) {
+        return HowToWriteAPlugin(NameAt(line, line.rfind(words[3], column)));
+      }
+      return type == nullptr ? message : UnknownField(type, words[3]);
+    }
+    if (absl::StartsWith(message, "Expected \"{\", found") &&
+        SlotBefore(line, column, type_)) {
+      return HowToWriteAPlugin(NameAt(line, column));
+    }
+    if (absl::StartsWith(message, "Expected \"/\"")) {
+      return absl::StrCat(message,
+                          " A plugin is written [plugin/PACKAGE.Config].");
+    }
+    return message;
+  }
+
+  std::string HowToWriteAPlugin(const std::string& name) const {
+    const std::string nearest = host_.NearestPackage(name);
+    return nearest.empty()
+               ? absl::StrCat("\"", name, "\" is no plugin: one is written ",
+                              "{ [plugin/PACKAGE.Config] { .. } }")
+               : absl::StrCat("\"", name, "\" is no plugin; did you mean ",
+                              "{ [plugin/", nearest, ".Config] {} }?");
+  }
+
   const PluginFinder& finder_;
-  const std::string name_;
-  const bool has_lines_;
+  const PluginHost& host_;
+  const TextOrigin& origin_;
+  const std::vector<std::string> lines_;
+  const Descriptor* const type_;
   std::string text_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TextSource>> ParseText(
-    const std::string& text, const std::string& name, bool has_lines,
+    const std::string& text, const TextOrigin& origin,
     const google::protobuf::Message& prototype, PluginHost& host) {
   auto source = std::make_unique<TextSource>();
   source->message.reset(prototype.New());
   PluginFinder finder(host);
-  FirstError errors(finder, name, has_lines);
+  FirstError errors(finder, host, origin, text, prototype.GetDescriptor());
   TextFormat::Parser parser;
   parser.SetFinder(&finder);
   parser.RecordErrorsTo(&errors);
   parser.WriteLocationsTo(&source->tree);
   if (!parser.ParseFromString(text, source->message.get())) {
     return absl::InvalidArgumentError(
-        errors.text().empty()
-            ? absl::StrCat(name, ": not a ", prototype.GetDescriptor()->name())
-            : errors.text());
+        errors.text().empty() ? absl::StrCat(origin.name, ": not a ",
+                                             prototype.GetDescriptor()->name())
+                              : errors.text());
   }
   return source;
 }

@@ -21,26 +21,35 @@ struct TextSource {
   google::protobuf::TextFormat::ParseInfoTree tree;
 };
 
-// Parses `text` as a message of `prototype`'s type; `name` stands for it in
-// errors ("run.pbtxt:2:5: ..", or "--set x=1: .." where has_lines is false).
-// Loads plugins as it meets them.
+// Where a text comes from.
+struct TextOrigin {
+  std::string name;       // stands for it in errors: "run.pbtxt", "--set x=1"
+  bool has_lines = true;  // whether errors add line and column
+  std::string folder;     // of its relative paths
+  bool append = false;    // its lists add to those that are there
+};
+
+// Parses `text` as a message of `prototype`'s type. Loads plugins as it meets
+// them.
 absl::StatusOr<std::unique_ptr<TextSource>> ParseText(
-    const std::string& text, const std::string& name, bool has_lines,
+    const std::string& text, const TextOrigin& origin,
     const google::protobuf::Message& prototype, PluginHost& host);
 
 // Merges `source` over `config`, of the same type: the fields that the text
-// sets, be it to their default value, and their places; makes paths absolute
-// against `folder`.
-absl::Status MergeSource(const TextSource& source, const std::string& name,
-                         bool has_lines, const std::string& folder,
+// sets, be it to their default value, and their places; makes paths absolute.
+absl::Status MergeSource(const TextSource& source, const TextOrigin& origin,
                          const ConfigContext& context,
                          google::protobuf::Message* config,
                          FieldPlaces* places);
 
-// The text that sets the field at `path` of a config like `base` to `value`.
-absl::StatusOr<std::string> OverrideText(const std::string& path,
-                                         const std::string& value,
-                                         const RunConfig& base);
+// Applies one --set: "path=value", "path=" (cleared), "list=[a, b]" or
+// "list+=value".
+absl::Status ApplyOverride(const std::string& text,
+                           const ConfigContext& context, LoadedConfig* loaded);
+
+// What is wrong with `name`, which `type` has no field of.
+std::string UnknownField(const google::protobuf::Descriptor* type,
+                         const std::string& name);
 
 // The message that an Any of a loaded plugin's type holds.
 absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(

@@ -102,10 +102,44 @@ absl::Status FillMaster(RankInfo* info) {
   return absl::OkStatus();
 }
 
+// Several tasks of srun or mpirun, none of which has been told its rank: each
+// would train alone, into the same folder. A batch script that calls no srun is
+// one process whatever SLURM_NTASKS is, and no SLURM_STEP_* is set in it.
+absl::Status RefuseOtherLaunchers() {
+  const int limit = std::numeric_limits<int>::max();
+  struct Launcher {
+    const char* variable;
+    const char* name;
+    const char* one;    // starts one task
+    const char* nodes;  // starts one on each node
+  };
+  for (const Launcher& launcher :
+       {Launcher{"SLURM_STEP_NUM_TASKS", "srun", "srun --ntasks=1",
+                 "srun --ntasks-per-node=1"},
+        Launcher{"OMPI_COMM_WORLD_SIZE", "mpirun", "mpirun -np 1",
+                 "mpirun --map-by ppr:1:node"},
+        Launcher{"PMI_SIZE", "mpirun", "mpirun -np 1", "mpirun -ppn 1"}}) {
+    CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<int> tasks,
+                             GetInt(launcher.variable, 1, limit));
+    if (tasks.value_or(1) == 1) continue;
+    return Error(
+        launcher.variable,
+        absl::StrCat("is ", *tasks, ", but RANK and WORLD_SIZE aren't set: ",
+                     launcher.name, " has started ", *tasks,
+                     " trainers, and each would train alone; start one (",
+                     launcher.one,
+                     "), which launches a rank for each GPU of its machine, or "
+                     "on several machines `",
+                     launcher.nodes, " torchrun --no-python .. trainer ..`"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<absl::optional<RankInfo>> RankFromEnvironment() {
   if (!Get("RANK").has_value() && !Get("WORLD_SIZE").has_value()) {
+    CAPSTAN_RETURN_IF_ERROR(RefuseOtherLaunchers());
     return absl::optional<RankInfo>();
   }
   RankInfo info;

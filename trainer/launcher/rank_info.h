@@ -27,7 +27,8 @@ struct RankInfo {
 // The place that torchrun (or whoever else) has set in the environment: RANK,
 // WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. nullopt
 // when RANK and WORLD_SIZE are not set; an error that names the variable when
-// they are incomplete or make no sense.
+// they are incomplete or make no sense, or when srun or mpirun has started
+// several tasks without them.
 absl::StatusOr<absl::optional<RankInfo>> RankFromEnvironment();
 
 // Intra-op threads of each of `local_world_size` ranks of this machine:

@@ -11,6 +11,7 @@
 namespace capstan {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 using Environment = std::map<std::string, std::string>;
@@ -18,7 +19,9 @@ using Environment = std::map<std::string, std::string>;
 absl::StatusOr<absl::optional<RankInfo>> From(const Environment& environment) {
   for (const char* name :
        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-        "MASTER_PORT", "OMP_NUM_THREADS"}) {
+        "MASTER_PORT", "OMP_NUM_THREADS", "SLURM_NTASKS", "SLURM_PROCID",
+        "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK"}) {
     unsetenv(name);
   }
   for (const auto& variable : environment) {
@@ -74,6 +77,46 @@ TEST(RankFromEnvironment, OneRankNeedsNoMaster) {
   const auto info = From({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   ASSERT_TRUE(info.ok()) << info.status();
   EXPECT_EQ((*info)->world_size, 1);
+}
+
+TEST(RankFromEnvironment, TasksOfOtherLaunchersAreRefused) {
+  EXPECT_THAT(ErrorFrom({{"SLURM_PROCID", "1"},
+                         {"SLURM_NTASKS", "4"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_STEP_NUM_TASKS", "4"}}),
+              AllOf(HasSubstr("SLURM_STEP_NUM_TASKS is 4"),
+                    HasSubstr("srun has started 4"),
+                    HasSubstr("srun --ntasks=1"), HasSubstr("torchrun")));
+  EXPECT_THAT(
+      ErrorFrom({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}}),
+      AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE is 2"), HasSubstr("mpirun")));
+  EXPECT_THAT(ErrorFrom({{"PMI_SIZE", "8"}, {"PMI_RANK", "7"}}),
+              AllOf(HasSubstr("PMI_SIZE is 8"), HasSubstr("mpirun")));
+}
+
+TEST(RankFromEnvironment, OneTaskOfAnotherLauncherIsFine) {
+  for (const Environment& environment :
+       {// A batch script of four tasks that calls no srun.
+        Environment{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}},
+        // `srun --ntasks=1` in it.
+        Environment{{"SLURM_PROCID", "0"},
+                    {"SLURM_NTASKS", "1"},
+                    {"SLURM_STEP_ID", "0"},
+                    {"SLURM_STEP_NUM_TASKS", "1"}},
+        Environment{{"OMPI_COMM_WORLD_SIZE", "1"}},
+        Environment{{"PMI_SIZE", "1"}}}) {
+    const auto info = From(environment);
+    ASSERT_TRUE(info.ok()) << info.status();
+    EXPECT_FALSE(info->has_value());
+  }
+  // A wrapper that says RANK and WORLD_SIZE.
+  const auto info = From({{"RANK", "1"},
+                          {"WORLD_SIZE", "4"},
+                          {"MASTER_ADDR", "n0"},
+                          {"MASTER_PORT", "29500"},
+                          {"SLURM_STEP_NUM_TASKS", "4"}});
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ((*info)->rank, 1);
 }
 
 TEST(RankFromEnvironment, NamesWhatIsWrong) {

@@ -26,6 +26,13 @@ std::string LibraryName(const std::string& config_type) {
       "lib", absl::StrReplaceAll(PackageOf(config_type), {{".", "_"}}), ".so");
 }
 
+// "a strategy", "an optimizer"
+std::string WithArticle(absl::string_view noun) {
+  const bool vowel =
+      absl::string_view("aeiou").find(noun[0]) != absl::string_view::npos;
+  return absl::StrCat(vowel ? "an " : "a ", noun);
+}
+
 int EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<int> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
@@ -118,15 +125,14 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
     return &loaded_.emplace(config_type, *std::move(plugin)).first->second;
   }
   const std::string package = PackageOf(config_type);
-  const std::vector<std::string> available = Available();
   std::string message =
       absl::StrCat("there is no plugin \"", package, "\": no ", library, " in ",
                    absl::StrJoin(folders_, ", "));
-  const std::string nearest = NearestName(package, available);
+  const std::string nearest = NearestPackage(package);
   if (!nearest.empty()) {
     absl::StrAppend(&message, "; did you mean \"", nearest, "\"?");
   } else {
-    absl::StrAppend(&message, "; there are ", absl::StrJoin(available, ", "));
+    absl::StrAppend(&message, "; there are ", absl::StrJoin(Available(), ", "));
   }
   return absl::NotFoundError(message);
 }
@@ -186,16 +192,31 @@ std::vector<std::string> PluginHost::Available() const {
   return std::vector<std::string>(packages.begin(), packages.end());
 }
 
+std::string PluginHost::NearestPackage(absl::string_view name) const {
+  const std::vector<std::string> packages = Available();
+  const std::string nearest = NearestName(name, packages);
+  if (!nearest.empty()) return nearest;
+  // "ddp" for "capstan.ddp".
+  const auto last = [](absl::string_view package) {
+    return std::string(package.substr(package.rfind('.') + 1));
+  };
+  std::vector<std::string> names;
+  for (const std::string& package : packages) names.push_back(last(package));
+  const std::string found = NearestName(last(name), names);
+  const auto at = std::find(names.begin(), names.end(), found);
+  return at == names.end() ? "" : packages[at - names.begin()];
+}
+
 absl::Status PluginHost::CreateInstance(const std::string& config_type,
                                         PluginCategory category,
                                         absl::string_view config,
                                         void** instance) {
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* plugin, Load(config_type));
   if (plugin->descriptor->category != category) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(PackageOf(config_type), " is a ",
-                     CategoryName(plugin->descriptor->category), ", a ",
-                     CategoryName(category), " is wanted here"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        PackageOf(config_type), " is ",
+        WithArticle(CategoryName(plugin->descriptor->category)), ", ",
+        WithArticle(CategoryName(category)), " is wanted here"));
   }
   const absl::Status status = plugin->descriptor->create(config, instance);
   if (status.ok() || FieldOf(status).has_value()) return status;

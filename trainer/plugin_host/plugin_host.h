@@ -36,6 +36,10 @@ class PluginHost {
   // Packages ("capstan.ddp") of all libraries in the search path, sorted.
   std::vector<std::string> Available() const;
 
+  // The one of them that `name`, a package or its last part ("ddp"), is meant
+  // to be; "" if none is near.
+  std::string NearestPackage(absl::string_view name) const;
+
   // Makes a `Base` (Strategy, Model, ..) from serialized config bytes. The
   // plugin must be loaded and of `category`. Errors are the plugin's own, with
   // its name before them and the field they are about (FieldOf).

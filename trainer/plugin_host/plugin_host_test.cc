@@ -50,6 +50,11 @@ TEST(PluginHostTest, WrongSlotNamesBothCategories) {
                                               PluginCategory::kStrategy, "");
   EXPECT_THAT(std::string(strategy.status().message()),
               HasSubstr("capstan.fp16 is a precision, a strategy is wanted"));
+  const auto precision = host.Create<Precision>("capstan.adamw.Config",
+                                                PluginCategory::kPrecision, "");
+  EXPECT_THAT(
+      std::string(precision.status().message()),
+      HasSubstr("capstan.adamw is an optimizer, a precision is wanted"));
 }
 
 // A copy of a real plugin whose fingerprint says another LibTorch.
@@ -92,6 +97,16 @@ TEST(PluginHostTest, MissingPluginListsTheFoldersTried) {
   EXPECT_THAT(std::string(host.Load("capstan.lama.Config").status().message()),
               AllOf(HasSubstr(PluginFolder()), HasSubstr("libcapstan_lama.so"),
                     HasSubstr("did you mean \"capstan.llama\"?")));
+}
+
+TEST(PluginHostTest, AShortNameIsNearTheWhole) {
+  PluginHost host({PluginFolder()});
+  EXPECT_EQ(host.NearestPackage("ddp"), "capstan.ddp");
+  EXPECT_EQ(host.NearestPackage("acme.ddp"), "capstan.ddp");
+  EXPECT_EQ(host.NearestPackage("capstan.dpd"), "capstan.ddp");
+  EXPECT_EQ(host.NearestPackage("ful_moon"), "");
+  EXPECT_THAT(std::string(host.Load("ddp.Config").status().message()),
+              HasSubstr("did you mean \"capstan.ddp\"?"));
 }
 
 TEST(FingerprintTest, EachDifferenceIsListedWithBothSides) {

@@ -2,15 +2,35 @@
 #include "trainer/train/run_parts.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "plugins/sdk/lora.h"
 #include "plugins/sdk/status.h"
+#include "trainer/config/hub_name.h"
 #include "trainer/train/schedule.h"
 
 namespace capstan {
 namespace {
+
+// `status`, an error about a slot's field. Where that is a model's folder that
+// isn't there, and may be meant as a name on the Hub, says what to do.
+absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
+                         const std::string& slot) {
+  const absl::optional<std::string> field = FieldOf(status);
+  if (!field.has_value()) return status;
+  const std::string path = absl::StrCat(slot, ".", *field);
+  const auto found = loaded.paths.find(path);
+  std::error_code error;
+  if (found == loaded.paths.end() ||
+      std::filesystem::exists(found->second.absolute, error)) {
+    return status;
+  }
+  const std::string hint =
+      HubDownloadHint(found->second.written, absl::StrCat("--set ", path));
+  return FieldError(*field, absl::StrCat(status.message(), hint));
+}
 
 // The plugin in a slot; its errors say where the config set it.
 template <typename Base>
@@ -19,15 +39,20 @@ absl::StatusOr<std::unique_ptr<Base>> CreateSlot(
     const google::protobuf::Any& any, PluginCategory category,
     PluginHost& host) {
   if (any.type_url().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        slot, ": no ", CategoryName(category), " is set; write ", slot,
-        " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` lists the ",
-        "packages)"));
+    return loaded.Locate(
+        absl::InvalidArgumentError(absl::StrCat(
+            "no ", CategoryName(category), " is set; write ", slot,
+            " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` lists the ",
+            "packages)")),
+        slot);
   }
   absl::StatusOr<std::unique_ptr<Base>> made =
       host.Create<Base>(TypeOf(any), category, any.value());
-  if (!made.ok()) return loaded.Locate(made.status(), slot);
-  return made;
+  if (made.ok()) return made;
+  return loaded.Locate(category == PluginCategory::kModel
+                           ? WithHubHint(made.status(), loaded, slot)
+                           : made.status(),
+                       slot);
 }
 
 std::string PackageIn(const google::protobuf::Any& any) {
@@ -94,12 +119,10 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
   const Train& train = loaded.config.train();
   if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
     return loaded.Locate(
-        FieldError("max_steps", "must be greater than 0, or max_epochs"),
+        train.has_max_epochs()
+            ? FieldError("max_epochs", "must be greater than 0, or max_steps")
+            : FieldError("max_steps", "must be greater than 0, or max_epochs"),
         "train");
-  }
-  if (train.max_steps() != 0 && train.max_epochs() != 0) {
-    return loaded.Locate(
-        FieldError("max_epochs", "set either this or max_steps"), "train");
   }
   for (const auto& [field, value] :
        {std::pair<const char*, double>{"log_every", train.log_every()},
@@ -300,7 +323,10 @@ absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
         absl::InvalidArgumentError("no kind is set: write lora {}"), "adapter");
   }
   absl::StatusOr<LoraSpec> spec = SpecOf(adapter.lora());
-  if (!spec.ok()) return loaded.Locate(spec.status(), "adapter.lora");
+  if (!spec.ok()) {
+    return loaded.Locate(WithHubHint(spec.status(), loaded, "adapter.lora"),
+                         "adapter.lora");
+  }
   spec->seed = loaded.config.train().seed();
   return *std::move(spec);
 }

@@ -67,9 +67,6 @@ absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps) {
     return FieldError("warmup_ratio", absl::StrCat("must be in [0, 1], is ",
                                                    schedule.warmup_ratio()));
   }
-  if (schedule.warmup_ratio() > 0 && schedule.warmup_steps() > 0) {
-    return FieldError("warmup_ratio", "set either this or warmup_steps");
-  }
   if (schedule.total_steps() < 0) {
     return FieldError("total_steps", "must not be negative");
   }
@@ -82,7 +79,7 @@ absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps) {
     return FieldError(
         "warmup_steps",
         absl::StrCat(schedule.warmup_steps(), " is more than the schedule's ",
-                     total, " steps"));
+                     total, " steps; warmup_ratio is a part of all steps"));
   }
   return absl::OkStatus();
 }

@@ -347,6 +347,7 @@ absl::Status TrainLoop::StartReporter() {
   facts.log_every = LogEvery();
   CAPSTAN_ASSIGN_OR_RETURN(reporter_, Reporter::Create(facts));
   reporter_->Banner();
+  for (const std::string& note : job_->loaded.notes) reporter_->Note(note);
   for (const DatasetReader* data :
        {parts_.train_data.get(), parts_.eval_data.get()}) {
     if (data == nullptr) continue;

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// generate's prompts of files and of standard input, and the file it writes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// A model of bytes, made once.
+std::string Texts() {
+  static const auto* const folder =
+      new std::string(MustTrain(RunText().Train("max_steps: 10")));
+  return *folder;
+}
+
+// A model of conversations.
+std::string Chats() {
+  static const auto* const folder = new std::string(MustTrain(
+      RunText()
+          .Set("model",
+               "[plugin/capstan.llama.Config] { vocab_size: 4096 hidden_size: "
+               "32 intermediate_size: 88 num_hidden_layers: 2 "
+               "num_attention_heads: 4 max_position_embeddings: 128 }")
+          .Set("train_data",
+               absl::StrCat("[plugin/capstan.chat.Config] { path: \"",
+                            Runfile("datasets/samples/chats.jsonl"),
+                            "\" tokenizer: \"",
+                            Runfile("datasets/samples/tokenizer"),
+                            "\" chat_template: \"chatml\" max_length: 96 }"))
+          .Train("max_steps: 2")));
+  return *folder;
+}
+
+TrainerResult Generate(const std::string& model,
+                       const std::vector<std::string>& more,
+                       const std::string& input = "") {
+  TrainerOptions options;
+  options.input = input;
+  std::vector<std::string> args = {"generate", "--model=" + model,
+                                   "--max_new_tokens=6", "--greedy"};
+  args.insert(args.end(), more.begin(), more.end());
+  return RunTrainer(args, options);
+}
+
+std::vector<nlohmann::json> Rows(const std::string& path) {
+  std::vector<nlohmann::json> rows;
+  const std::string text = ReadText(path);
+  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    rows.push_back(nlohmann::json::parse(line));
+  }
+  return rows;
+}
+
+TEST(GenerateInputTest, StandardInputIsAPromptALine) {
+  const TrainerResult one = Generate(Texts(), {"--prompt=THE CAPTAIN"});
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  const TrainerResult other = Generate(Texts(), {"--prompt=And"});
+  EXPECT_EQ(Generate(Texts(), {}, "THE CAPTAIN\n").out, one.out);
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{}, {"--input=-"}}) {
+    const TrainerResult both =
+        Generate(Texts(), more, "THE CAPTAIN\r\n\nAnd\n");
+    EXPECT_EQ(both.exit_code, 0) << both.err;
+    EXPECT_EQ(both.err, "");
+    EXPECT_EQ(both.out, absl::StrCat(one.out, "\n", other.out));
+  }
+}
+
+TEST(GenerateInputTest, RowsInRowsOut) {
+  const std::string folder = NewTestFolder("rows");
+  const std::string input =
+      WriteText(folder + "/prompts.jsonl",
+                "{\"prompt\": \"THE CAPTAIN\", \"id\": 7}\n\n\"And\"\n");
+  const std::string output = folder + "/texts.jsonl";
+  const TrainerResult result =
+      Generate(Texts(), {"--input=" + input, "--output=" + output});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 texts"));
+  const std::vector<nlohmann::json> rows = Rows(output);
+  ASSERT_EQ(rows.size(), 2);
+  EXPECT_EQ(rows[0]["prompt"], "THE CAPTAIN");
+  EXPECT_EQ(rows[1]["prompt"], "And");
+  // What --prompt shows behind the prompt.
+  const std::string shown = Generate(Texts(), {"--prompt=And"}).out;
+  EXPECT_EQ(absl::StrCat("And", rows[1]["text"].get<std::string>(), "\n"),
+            shown);
+  // Rows of standard input are recognised; one text of --prompt has a file.
+  fs::remove(output);
+  ASSERT_EQ(
+      Generate(Texts(), {"--output=" + output}, ReadText(input)).exit_code, 0);
+  EXPECT_EQ(Rows(output), rows);
+  fs::remove(output);
+  ASSERT_EQ(Generate(Texts(), {"--prompt=And", "--output=" + output}).exit_code,
+            0);
+  EXPECT_EQ(Rows(output)[0], rows[1]);
+}
+
+TEST(GenerateInputTest, ConversationsAreAnswered) {
+  const std::string folder = NewTestFolder("rows");
+  const std::string messages =
+      "[{\"role\": \"user\", \"content\": \"Hello!\"}]";
+  const std::string input =
+      WriteText(folder + "/prompts.jsonl",
+                absl::StrCat("{\"messages\": ", messages,
+                             "}\n{\"prompt\": ", messages, "}\n"));
+  const std::string output = folder + "/texts.jsonl";
+  const TrainerResult result =
+      Generate(Chats(), {"--input=" + input, "--output=" + output});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<nlohmann::json> rows = Rows(output);
+  ASSERT_EQ(rows.size(), 2);
+  EXPECT_EQ(rows[0], rows[1]);
+  EXPECT_EQ(rows[0]["prompt"], nlohmann::json::parse(messages));
+  // As chat answers.
+  TrainerOptions options;
+  options.input = "Hello!\n";
+  EXPECT_EQ(RunTrainer({"chat", "--model=" + Chats(), "--max_new_tokens=6",
+                        "--greedy"},
+                       options)
+                .out,
+            rows[0]["text"].get<std::string>() + "\n");
+  EXPECT_THAT(Generate(Chats(), {"--input=" + input}).out,
+              StartsWith("> Hello!\n"));
+}
+
+TEST(GenerateInputTest, WhatCantBeIsSaid) {
+  const std::string folder = NewTestFolder("rows");
+  const std::string output = WriteText(folder + "/there.jsonl", "mine\n");
+  ExpectOneError(Generate(Texts(), {"--prompt=And", "--output=" + output}),
+                 {"--output", output, "is there already"});
+  EXPECT_EQ(ReadText(output), "mine\n");
+  ExpectOneError(Generate(Texts(), {}),
+                 {"--prompt=TEXT", "--input=FILE", "standard input"});
+  ExpectOneError(Generate(Texts(), {"--prompt=a", "--input=-"}),
+                 {"give one of --prompt=TEXT"});
+  ExpectOneError(
+      Generate(Texts(), {"--prompt_ids=1", "--output=" + folder + "/x"}),
+      {"--output", "--prompt_ids"});
+  ExpectOneError(Generate(Texts(), {"--input=/nowhere.jsonl"}),
+                 {"/nowhere.jsonl"});
+  struct Case {
+    std::string rows;
+    std::string words;
+  };
+  for (const Case& c :
+       {Case{"\"a\"\n{\"prompt\": 3}\n", "rows.jsonl:2: must be"},
+        Case{"{\"prompt\"", "rows.jsonl:1: isn't valid JSON"},
+        Case{"{\"messages\": [{\"role\": \"user\"}]}", "\"content\""},
+        Case{"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+             "{\"role\": \"assistant\", \"content\": \"b\"}]}",
+             "rows.jsonl:1: the last message is the assistant's"},
+        Case{"\n", "no prompt in"},
+        // A model without a chat template.
+        Case{"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",
+             "--model=" + Texts()},
+        Case{absl::StrCat("\"a\"\n\"", std::string(200, 'b'), "\""),
+             "rows.jsonl:2 has 200 tokens, the model only 128"}}) {
+    const std::string input = WriteText(folder + "/rows.jsonl", c.rows);
+    const std::string fresh = folder + "/fresh.jsonl";
+    ExpectOneError(Generate(Texts(), {"--input=" + input, "--output=" + fresh}),
+                   {c.words});
+    EXPECT_FALSE(fs::exists(fresh));
+  }
+}
+
+}  // namespace
+}  // namespace capstan

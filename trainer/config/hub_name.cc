@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/config/hub_name.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace capstan {
+
+std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {
+  const size_t slash = name.find('/');
+  if (slash == absl::string_view::npos || slash == 0 ||
+      slash + 1 == name.size() || name[0] == '.' || name[0] == '~' ||
+      std::count(name.begin(), name.end(), '/') != 1) {
+    return "";
+  }
+  const absl::string_view local = name.substr(slash + 1);
+  return absl::StrCat(
+      "; if it is a model on the Hub, download it first: hf download ", name,
+      " --local-dir ", local, ", and say ", setting, "=", local);
+}
+
+}  // namespace capstan
