@@ -215,12 +215,11 @@ TEST(MergeTest, OfARunsFolderOnItsOwnBaseAlone) {
                         "--output=" + other})
                 .exit_code,
             0);
-  const std::vector<std::string> again = {
-      "merge", "--model=" + other, "--adapter=" + folder,
-      "--output=" + root + "/again"};
-  ExpectOneError(RunTrainer(again),
-                 {folder + "/final was trained on a base", other,
-                  "--other_base"});
+  const std::vector<std::string> again = {"merge", "--model=" + other,
+                                          "--adapter=" + folder,
+                                          "--output=" + root + "/again"};
+  ExpectOneError(RunTrainer(again), {folder + "/final was trained on a base",
+                                     other, "--other_base"});
   EXPECT_FALSE(fs::exists(root + "/again"));
   std::vector<std::string> forced = again;
   forced.push_back("--other_base");

@@ -15,7 +15,7 @@ namespace capstan {
 
 // No file beside weights is as large; what is stays behind, and is named.
 constexpr int64_t kMostModelFileBytes = int64_t{64} << 20;
-constexpr int64_t kMostModelFilesBytes = int64_t{256} << 20;  // all together
+constexpr int64_t kMostModelFilesBytes = int64_t{128} << 20;  // all together
 
 struct ModelFiles {
   std::vector<std::string> copied;  // by name

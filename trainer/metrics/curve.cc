@@ -139,7 +139,7 @@ std::string PastSteps(
   }
   if (steps.size() == 1) return absl::StrCat("grey: after step ", steps[0]);
   // More would run into the title.
-  constexpr size_t kMostSteps = 4;
+  constexpr size_t kMostSteps = 5;
   if (steps.size() > kMostSteps) {
     return absl::StrCat("grey: the ", steps.size(), " before, from step ",
                         steps.front(), " on");
