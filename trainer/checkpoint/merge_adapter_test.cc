@@ -78,8 +78,8 @@ TEST(MergeAdapterTest, IsPeftsMerge) {
 
 TEST(MergeAdapterTest, ShardsStayAsTheyAre) {
   const std::string output = NewFolder() + "/merged";
-  const absl::Status status = Merge(Golden("llama_untied_sharded"),
-                                    Golden("llama_lora"), output);
+  const absl::Status status =
+      Merge(Golden("llama_untied_sharded"), Golden("llama_lora"), output);
   ASSERT_TRUE(status.ok()) << status;
   const auto got = Open(output);
   const auto base = Open(Golden("llama_untied_sharded"));
@@ -107,14 +107,13 @@ uint32_t ChecksumOf(const std::string& base) {
   const absl::Status status =
       Merge(base, WithChecksum(0x12345678), NewFolder() + "/merged");
   const std::string message(status.message());
-  EXPECT_THAT(message,
-              AllOf(HasSubstr("checksum 12345678"), HasSubstr(base),
-                    HasSubstr("--other_base")));
+  EXPECT_THAT(message, AllOf(HasSubstr("checksum 12345678"), HasSubstr(base),
+                             HasSubstr("--other_base")));
   uint32_t checksum = 0;
   const std::string before = " have ";
   const size_t at = message.find(before);
-  EXPECT_TRUE(absl::SimpleHexAtoi(message.substr(at + before.size(), 8),
-                                  &checksum));
+  EXPECT_TRUE(
+      absl::SimpleHexAtoi(message.substr(at + before.size(), 8), &checksum));
   return checksum;
 }
 
