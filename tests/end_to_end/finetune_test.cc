@@ -123,6 +123,9 @@ TEST(FinalTest, IsCompleteForAHub) {
             HasSubstr("| steps | 6 |"), HasSubstr("lowest evaluation loss"),
             HasSubstr("learning_rate: 0.003"), HasSubstr("LibTorch 2.")));
   EXPECT_THAT(card, Not(HasSubstr("license")));
+  // Nothing of this machine's folders.
+  EXPECT_THAT(card, HasSubstr("path: \"corpus.txt\""));
+  EXPECT_THAT(card, Not(HasSubstr("\"/")));
   EXPECT_THAT(ReadText(folder + "/final/loss_curve.svg"),
               AllOf(HasSubstr("<svg "), HasSubstr("evaluation loss")));
 }

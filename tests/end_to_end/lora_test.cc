@@ -194,6 +194,38 @@ TEST(MergeTest, OfARunOfOurs) {
             merged);
 }
 
+TEST(MergeTest, OfARunsFolderOnItsOwnBaseAlone) {
+  const std::string folder = MustTrain(LoraRun());
+  // As runs/NAME, whose newest run is behind a link.
+  const std::string runs = NewTestFolder("runs");
+  fs::create_directory_symlink(folder, runs + "/latest");
+  const std::string root = NewTestFolder("merged");
+  int count = 0;
+  for (const std::string& run : {folder, runs, runs + "/latest"}) {
+    const std::string output = absl::StrCat(root, "/", ++count);
+    const TrainerResult result =
+        RunTrainer({"merge", "--model=" + Base(), "--adapter=" + run,
+                    "--output=" + output});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(Greedy({"--model=" + output}), Greedy({"--model=" + folder}));
+  }
+  // The same shapes, other weights: as merged before.
+  const std::string other = root + "/other";
+  ASSERT_EQ(RunTrainer({"merge", "--model=" + Base(), "--adapter=" + folder,
+                        "--output=" + other})
+                .exit_code,
+            0);
+  const std::vector<std::string> again = {"merge", "--model=" + other,
+                                          "--adapter=" + folder,
+                                          "--output=" + root + "/again"};
+  ExpectOneError(RunTrainer(again), {folder + "/final was trained on a base",
+                                     other, "--other_base"});
+  EXPECT_FALSE(fs::exists(root + "/again"));
+  std::vector<std::string> forced = again;
+  forced.push_back("--other_base");
+  EXPECT_EQ(RunTrainer(forced).exit_code, 0);
+}
+
 TEST(MergeTest, AnAdapterForAnotherModel) {
   const std::string adapter = Runfile("tests/golden/testdata/llama_lora");
   const std::string other =

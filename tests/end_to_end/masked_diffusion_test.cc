@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 namespace capstan {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -127,6 +129,42 @@ TEST(MaskedDiffusionTest, ChatsWithWhatItHasLearned) {
     EXPECT_EQ(chat.err, "");
     EXPECT_FALSE(chat.out.empty());
   }
+}
+
+// What config.json's auto_map points to, and the licence.
+TEST(MaskedDiffusionTest, AFoldersOwnCodeGoesAlong) {
+  const std::string base =
+      CopyFolder(Runfile("tests/golden/testdata/llada"), "own_code");
+  nlohmann::json config = ReadJson(base + "/config.json");
+  config["auto_map"] = {{"AutoConfig", "configuration_llada.LLaDAConfig"},
+                        {"AutoModel", "modeling_llada.LLaDAModelLM"}};
+  WriteText(base + "/config.json", config.dump());
+  WriteText(base + "/configuration_llada.py", "import configuration");
+  WriteText(base + "/modeling_llada.py", "import modeling");
+  WriteText(base + "/LICENSE", "free");
+  WriteText(base + "/optimizer.pt", "no");
+  RunText run;
+  run.Set("model", absl::StrCat("[plugin/capstan.llada.Config] { pretrained: "
+                                "\"",
+                                base, "\" }"))
+      .Set("objective", Objective(""))
+      .Train("max_steps: 1")
+      .Output(NewTestFolder("run") + "/out");
+  const TrainerResult result = RunTrainer({"--config=" + run.File()});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string final = run.output() + "/final";
+  EXPECT_EQ(ReadText(final + "/modeling_llada.py"), "import modeling");
+  EXPECT_EQ(ReadText(final + "/configuration_llada.py"),
+            "import configuration");
+  EXPECT_EQ(ReadText(final + "/LICENSE"), "free");
+  EXPECT_EQ(ReadJson(final + "/config.json")["auto_map"], config["auto_map"]);
+  EXPECT_FALSE(fs::exists(final + "/optimizer.pt"));
+  EXPECT_THAT(
+      result.out,
+      HasSubstr("what isn't weights: LICENSE, configuration_llada.py, "));
+  EXPECT_THAT(ReadText(final + "/README.md"),
+              HasSubstr("AutoModel.from_pretrained(\".\", "
+                        "trust_remote_code=True)"));
 }
 
 TEST(MaskedDiffusionTest, WhatDoesNotGoTogetherIsSaid) {

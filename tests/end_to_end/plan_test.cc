@@ -133,6 +133,41 @@ INSTANTIATE_TEST_SUITE_P(All, PlanTest,
                                                std::get<1>(info.param).name);
                          });
 
+// Batches with rows that are cut, which hold most, are planned for.
+TEST(MaskedDiffusionPlanTest, IsWithinFivePercentOfTheRun) {
+  for (const char* precision : {"fp32", "bf16", "fp16"}) {
+    RunText run;
+    run.Set("model",
+            "[plugin/capstan.llada.Config] { vocab_size: 257 d_model: 128 "
+            "mlp_hidden_size: 344 n_layers: 8 n_heads: 4 n_kv_heads: 2 "
+            "max_sequence_length: 128 }")
+        .Set("objective",
+             "[plugin/capstan.masked_diffusion.Config] { random_length_ratio: "
+             "1 }")
+        .Set("train_data", TextData(Runfile("tests/testdata/corpus.txt"), 128))
+        .Batch(8, 8)
+        .Precision(precision)
+        .Train("max_steps: 3");
+    const nlohmann::json summary = ReadJson(MustTrain(run) + "/summary.json");
+    const nlohmann::json& memory = summary["memory"];
+    const double measured = memory["total"]["measured"];
+    EXPECT_NEAR(memory["total"]["predicted"].get<double>(), measured,
+                0.05 * measured)
+        << precision << memory.dump(2);
+  }
+}
+
+// Of small runs it is several times what their tensors need.
+TEST(SummaryTest, SaysWhatTheProcessHolds) {
+  const nlohmann::json summary =
+      ReadJson(MustTrain(Layers().Ddp(2).Batch(2, 4)) + "/summary.json");
+  const nlohmann::json& process = summary["process_memory"];
+  const double measured = process["measured"];
+  EXPECT_NEAR(process["predicted"].get<double>(), measured, 0.25 * measured);
+  EXPECT_GT(measured, summary["memory"]["total"]["measured"]);
+  EXPECT_EQ(summary["peak_memory_bytes"].size(), 2);
+}
+
 TEST(SummaryTest, SaysWhatCommunicationCost) {
   const std::string folder = MustTrain(Layers().Ddp(2).Batch(2, 4));
   const nlohmann::json summary = ReadJson(folder + "/summary.json");
@@ -174,6 +209,8 @@ TEST(PlanCommandTest, HasAColumnForEachStrategy) {
   EXPECT_THAT(result.out, ContainsRegex("\n +capstan.ddp +capstan.fsdp"));
   EXPECT_THAT(result.out, ContainsRegex("\nmemory of a rank +this run +def"));
   EXPECT_THAT(result.out, ContainsRegex("\n  optimizer state +[1-9]"));
+  EXPECT_THAT(result.out, ContainsRegex("\n  all tensors +[1-9]"));
+  EXPECT_THAT(result.out, ContainsRegex("\n  the process, roughly +[1-9]"));
   EXPECT_THAT(result.out, ContainsRegex("\nsent in a step +[1-9]"));
   EXPECT_THAT(result.out,
               ContainsRegex("Not for this run: capstan.single runs on one"));

@@ -47,8 +47,8 @@ CONVERSATIONS = [
 ]
 
 
-def parser_of(description):
-    """With what every check takes."""
+def new_parser(description):
+    """What every check here takes."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--python", type=pathlib.Path,
@@ -60,13 +60,13 @@ def parser_of(description):
 
 
 def parse():
-    parser = parser_of(__doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("folders", nargs="+", type=pathlib.Path)
     return parser.parse_args()
 
 
-def run_in_peer(args, script=__file__):
-    """A script again, by an interpreter that has the packages."""
+def run_in_peer(args):
+    """The running script again, by an interpreter that has the packages."""
     if args.answers is None:
         subprocess.run([str(ROOT / "bazelw"), "build", "//tests/peers:answers"],
                        check=True, cwd=ROOT)
@@ -76,7 +76,7 @@ def run_in_peer(args, script=__file__):
         subprocess.run([str(python), "-m", "pip", "install", "-q", "-r",
                         str(HERE / "requirements.txt")], check=True)
         (VENV / "made").touch()
-    os.execve(python, [str(python), script, *sys.argv[1:]],
+    os.execve(python, [str(python), *sys.argv],
               dict(os.environ, **{IN_PEER: "1"}, OMP_NUM_THREADS="1",
                    CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1",
                    TRANSFORMERS_VERBOSITY="error"))
@@ -85,9 +85,10 @@ def run_in_peer(args, script=__file__):
 class Folder:
     """One folder in the peers' hands and in ours."""
 
-    def __init__(self, path, answers):
+    def __init__(self, path, answers, own_code=False):
         self._path = path.resolve()
         self._answers = answers or ANSWERS
+        self._own_code = own_code  # whether the folder's own code is run
         self._problems = 0
 
     def _say(self, what, problem=""):
@@ -111,7 +112,8 @@ class Folder:
         if adapter.exists():
             folder = json.loads(adapter.read_text())["base_model_name_or_path"]
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype="float32", output_loading_info=True)
+            folder, dtype="float32", output_loading_info=True,
+            trust_remote_code=self._own_code)
         left = {k: v for k, v in info.items() if v}
         if adapter.exists():
             import peft

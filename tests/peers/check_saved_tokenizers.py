@@ -28,7 +28,7 @@ CHATML = (
 
 
 def parse():
-    parser = check_folders.parser_of(__doc__)
+    parser = check_folders.new_parser(__doc__)
     parser.add_argument("--folder", action="append", default=[],
                         type=pathlib.Path,
                         help="a tokenizer's, to be saved anew")
@@ -77,7 +77,7 @@ def saved(args, folder):
 def main():
     args = parse()
     if check_folders.IN_PEER not in os.environ:
-        check_folders.run_in_peer(args, __file__)
+        check_folders.run_in_peer(args)
     well = []
     with tempfile.TemporaryDirectory(prefix="capstan_peers_") as folder:
         for path in saved(args, pathlib.Path(folder)):

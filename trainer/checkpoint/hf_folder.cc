@@ -17,7 +17,9 @@
 #include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/agree.h"
+#include "trainer/checkpoint/base_checksum.h"
 #include "trainer/checkpoint/file_util.h"
+#include "trainer/checkpoint/model_files.h"
 
 namespace capstan {
 namespace {
@@ -146,12 +148,31 @@ absl::Status SetSpecialTokensIn(const std::string& path,
   return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
+// What the base's folder has beyond that; `path` is on its way to become the
+// final folder.
+absl::Status AddBaseFiles(const std::string& path, const FinalFolder& folder) {
+  // An adapter leaves them to its base.
+  if (folder.base_model.empty() || folder.lora.has_value()) {
+    return absl::OkStatus();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const ModelFiles files,
+      CopyModelFiles(folder.base_model, path,
+                     /*own_tokenizer=*/folder.tokenizer != nullptr));
+  const std::string note =
+      ModelFilesNote(folder.base_model, folder.path, files);
+  if (folder.note != nullptr && !note.empty()) folder.note(note);
+  return absl::OkStatus();
+}
+
 absl::Status WriteOtherFiles(const std::string& path, const FinalFolder& folder,
                              const Model& model) {
+  absl::optional<uint32_t> base_checksum;
   if (folder.lora.has_value()) {
     CAPSTAN_RETURN_IF_ERROR(
         WriteWholeFile(path + "/adapter_config.json",
                        AdapterConfigJson(*folder.lora, folder.base_model)));
+    CAPSTAN_ASSIGN_OR_RETURN(base_checksum, BaseChecksum(model, folder.seed));
   } else {
     CAPSTAN_RETURN_IF_ERROR(model.SaveConfig(path, folder.dtype));
     if (folder.tokenizer != nullptr) {
@@ -165,8 +186,9 @@ absl::Status WriteOtherFiles(const std::string& path, const FinalFolder& folder,
     CAPSTAN_RETURN_IF_ERROR(
         WriteWholeFile(absl::StrCat(path, "/", name), text));
   }
-  const Json capstan = {{"format", 1}, {"config", folder.config_text}};
-  return WriteWholeFile(path + "/capstan.json", capstan.dump(2) + "\n");
+  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
+      path + "/capstan.json", CapstanJson(folder.config_text, base_checksum)));
+  return AddBaseFiles(path, folder);
 }
 
 // The parameters that go into the folder.

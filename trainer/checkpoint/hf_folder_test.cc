@@ -116,6 +116,8 @@ struct Wish {
   Tokenizer::SpecialIds special_ids;
   std::vector<std::pair<std::string, std::string>> files;
   absl::Status config_status;
+  std::string base_model;
+  std::string* note = nullptr;
 };
 
 std::vector<absl::Status> SaveTo(const std::string& folder, const Wish& wish,
@@ -133,6 +135,10 @@ std::vector<absl::Status> SaveTo(const std::string& folder, const Wish& wish,
     if (wish.tokenizer) final.tokenizer = &tokenizer;
     final.files = wish.files;
     final.config_text = "name: \"test\"\n";
+    final.base_model = wish.base_model;
+    if (wish.note != nullptr && group.rank() == 0) {
+      final.note = [&wish](const std::string& line) { *wish.note = line; };
+    }
     return SaveHuggingFaceFolder(final, model, strategy, group);
   });
 }
@@ -199,6 +205,29 @@ TEST(HfFolderTest, TheTokenizersSpecialTokensAreTheModels) {
   ASSERT_TRUE(FirstError(SaveTo(out, wish)).ok());
   EXPECT_EQ(Json::parse(*ReadWholeFile(out + "/config.json"))["eos_token_id"],
             Json({5, 6}));
+}
+
+// What we write ourselves wins.
+TEST(HfFolderTest, TheBasesCodeGoesAlong) {
+  const std::string base = NewFolder() + "/base", out = NewFolder();
+  ASSERT_TRUE(MakeFolder(base).ok());
+  for (const char* name : {"config.json", "tokenizer.json", "vocab.json",
+                           "modeling_x.py", "model-00001.safetensors"}) {
+    ASSERT_TRUE(WriteWholeFile(base + "/" + name, "base").ok());
+  }
+  std::string note;
+  Wish wish;
+  wish.tokenizer = true;
+  wish.base_model = base;
+  wish.note = &note;
+  const absl::Status status = FirstError(SaveTo(out + "/final", wish));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(Names(out + "/final"),
+              ElementsAre("capstan.json", "config.json", "model.safetensors",
+                          "modeling_x.py", "tokenizer.json"));
+  EXPECT_EQ(*ReadWholeFile(out + "/final/modeling_x.py"), "base");
+  EXPECT_NE(*ReadWholeFile(out + "/final/config.json"), "base");
+  EXPECT_EQ(note, "final/ has from base what isn't weights: modeling_x.py");
 }
 
 TEST(HfFolderTest, ShardsAndAnIndex) {

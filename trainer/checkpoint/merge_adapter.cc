@@ -10,20 +10,21 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "plugins/sdk/lora.h"
 #include "plugins/sdk/safetensors.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/agree.h"
+#include "trainer/checkpoint/base_checksum.h"
 #include "trainer/checkpoint/file_util.h"
 #include "trainer/checkpoint/hf_folder.h"
+#include "trainer/checkpoint/model_files.h"
 
 namespace capstan {
 namespace {
@@ -131,78 +132,88 @@ absl::Status WriteMerged(const std::string& path,
   return writer->Close();
 }
 
-bool IsTokenizerFile(const std::string& name) {
-  static const std::set<std::string>* const names = new std::set<std::string>{
-      "tokenizer.json",   "tokenizer_config.json",   "chat_template.jinja",
-      "merges.txt",       "special_tokens_map.json", "vocab.json",
-      "added_tokens.json"};
-  return names->count(name) > 0;
-}
-
-absl::Status CopyFile(const fs::path& from, const std::string& folder) {
+// The list of the base's shards, which `to` has, too.
+absl::Status CopyIndex(const std::string& base, const std::string& to) {
+  constexpr char kIndex[] = "/model.safetensors.index.json";
+  if (!PathExists(base + kIndex)) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
-                           ReadWholeFile(from.string()));
-  return WriteWholeFile(absl::StrCat(folder, "/", from.filename().string()),
-                        text);
+                           ReadWholeFile(base + kIndex));
+  return WriteWholeFile(to + kIndex, text);
 }
 
-// All that isn't weights.
-absl::Status CopyOtherFiles(const std::string& base, const std::string& adapter,
-                            const std::string& to) {
-  const bool own_tokenizer = PathExists(adapter + "/tokenizer.json");
-  for (const auto& entry : fs::directory_iterator(base)) {
-    const std::string name = entry.path().filename().string();
-    const bool text =
-        absl::EndsWith(name, ".json") || absl::EndsWith(name, ".txt") ||
-        absl::EndsWith(name, ".jinja") || absl::EndsWith(name, ".model");
-    if (!entry.is_regular_file() || !text || name == "capstan.json" ||
-        (own_tokenizer && IsTokenizerFile(name))) {
-      continue;
-    }
-    CAPSTAN_RETURN_IF_ERROR(CopyFile(entry.path(), to));
-  }
-  if (!own_tokenizer) return absl::OkStatus();
-  for (const auto& entry : fs::directory_iterator(adapter)) {
-    if (entry.is_regular_file() &&
-        IsTokenizerFile(entry.path().filename().string())) {
-      CAPSTAN_RETURN_IF_ERROR(CopyFile(entry.path(), to));
+// The base's files beside weights, but for the tokenizer where the adapter has
+// one. Returns a note for people.
+absl::StatusOr<std::string> CopyOtherFiles(const AdapterMerge& merge,
+                                           const std::string& to) {
+  const bool own_tokenizer = PathExists(merge.adapter + "/tokenizer.json");
+  if (own_tokenizer) {
+    for (const auto& entry : fs::directory_iterator(merge.adapter)) {
+      const std::string name = entry.path().filename().string();
+      if (!entry.is_regular_file() || !IsTokenizerFile(name)) continue;
+      CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
+                               ReadWholeFile(entry.path().string()));
+      CAPSTAN_RETURN_IF_ERROR(
+          WriteWholeFile(absl::StrCat(to, "/", name), text));
     }
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
-                           LoadTokenizer(adapter));
-  return SetSpecialTokens(to, *tokenizer);
+  CAPSTAN_ASSIGN_OR_RETURN(const ModelFiles files,
+                           CopyModelFiles(merge.base, to, own_tokenizer));
+  if (own_tokenizer) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
+                             LoadTokenizer(merge.adapter));
+    CAPSTAN_RETURN_IF_ERROR(SetSpecialTokens(to, *tokenizer));
+  }
+  return ModelFilesNote(merge.base, merge.output, files);
 }
 
-std::string LastName(const std::string& folder) {
-  const fs::path path = fs::path(folder).lexically_normal();
-  return (path.has_filename() ? path : path.parent_path()).filename().string();
-}
-
-absl::Status WriteCard(const std::string& title, const std::string& base,
-                       const std::string& adapter, const std::string& to) {
+absl::Status WriteCard(const AdapterMerge& merge, const std::string& to) {
   return WriteWholeFile(
       to + "/README.md",
       absl::StrCat("---\nlibrary_name: transformers\npipeline_tag: "
-                   "text-generation\ntags:\n- capstan\n---\n\n# ",
-                   title, "\n\n`", LastName(base), "` with the LoRA adapter `",
-                   LastName(adapter),
+                   "text-generation\ntags:\n- capstan\n",
+                   BaseModelMetadata(merge.base), "---\n\n# ",
+                   ModelName(merge.output), "\n\n`", ModelName(merge.base),
+                   "` with the LoRA adapter `", ModelName(merge.adapter),
                    "` merged into its weights by `trainer merge`.\n"));
 }
 
-// Into the folder `to`.
-absl::Status Merge(const std::string& base_folder,
-                   const std::string& adapter_folder, const std::string& to) {
+// Whether the adapter was trained on these weights, as far as it tells.
+absl::Status CheckBase(const AdapterMerge& merge, const SafetensorsReader& base,
+                       const std::map<std::string, Factors>& factors) {
+  const absl::optional<uint32_t> want = ReadBaseChecksum(merge.adapter);
+  if (!want.has_value() || merge.other_base) return absl::OkStatus();
+  std::map<std::string, int64_t> weights;
+  for (const auto& [name, found] : factors) {
+    weights[name] = base.tensors().at(name).numel;
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const uint32_t is,
+      BaseChecksum(weights, [&base](const std::string& name, int64_t begin,
+                                    int64_t count, float* out) {
+        return base.ReadFloats(name, begin, count, out);
+      }));
+  if (is == *want) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "%s was trained on a base whose weights have the checksum %08x, those of "
+      "%s have %08x: it is another model, or another state of it; merge onto "
+      "the adapter's own base, or say --other_base to merge all the same",
+      merge.adapter, *want, merge.base, is));
+}
+
+// Into the folder `to`. Returns a note for people.
+absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
+                                  const std::string& to) {
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const LoraSpec spec,
-                           ReadAdapterConfig(adapter_folder));
+                           ReadAdapterConfig(merge.adapter));
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsReader> base,
-                           SafetensorsReader::Open(base_folder));
+                           SafetensorsReader::Open(merge.base));
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsReader> adapter,
                            SafetensorsReader::Open(absl::StrCat(
-                               adapter_folder, "/", kAdapterWeights)));
+                               merge.adapter, "/", kAdapterWeights)));
   CAPSTAN_ASSIGN_OR_RETURN(
-      const auto factors,
-      FactorsOf(*adapter, *base, spec.rank, adapter_folder));
+      const auto factors, FactorsOf(*adapter, *base, spec.rank, merge.adapter));
+  CAPSTAN_RETURN_IF_ERROR(CheckBase(merge, *base, factors));
   std::map<std::string, std::vector<std::string>> files;
   for (const auto& [name, entry] : base->tensors()) {
     files[fs::path(entry.file).filename().string()].push_back(name);
@@ -214,14 +225,16 @@ absl::Status Merge(const std::string& base_folder,
                                         *base, *adapter, factors,
                                         spec.scale()));
   }
-  return CopyOtherFiles(base_folder, adapter_folder, to);
+  CAPSTAN_RETURN_IF_ERROR(CopyIndex(merge.base, to));
+  CAPSTAN_RETURN_IF_ERROR(WriteCard(merge, to));
+  return CopyOtherFiles(merge, to);
 }
 
 }  // namespace
 
-absl::Status MergeAdapter(const std::string& base, const std::string& adapter,
-                          const std::string& output) {
-  std::string path = output;
+absl::StatusOr<std::string> MergeAdapter(const AdapterMerge& request) {
+  AdapterMerge merge = request;
+  std::string& path = merge.output;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   std::error_code error;
   if (PathExists(path) && !fs::is_empty(path, error)) {
@@ -229,15 +242,17 @@ absl::Status MergeAdapter(const std::string& base, const std::string& adapter,
         absl::StrCat(path, " is there already; name another folder"));
   }
   const std::string temporary = HiddenSibling(path, "tmp");
+  std::string note;
   absl::Status status = CatchAll([&] {
-    CAPSTAN_RETURN_IF_ERROR(Merge(base, adapter, temporary));
-    CAPSTAN_RETURN_IF_ERROR(
-        WriteCard(LastName(path), base, adapter, temporary));
+    CAPSTAN_ASSIGN_OR_RETURN(note, Merge(merge, temporary));
     CAPSTAN_RETURN_IF_ERROR(SyncFolder(temporary, /*files=*/true));
     return ReplaceFolder(temporary, path);
   });
-  if (!status.ok()) RemoveTree(temporary).IgnoreError();
-  return status;
+  if (!status.ok()) {
+    RemoveTree(temporary).IgnoreError();
+    return status;
+  }
+  return note;
 }
 
 }  // namespace capstan

@@ -9,12 +9,15 @@
 #include <memory>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "plugins/sdk/safetensors.h"
+#include "trainer/checkpoint/base_checksum.h"
 #include "trainer/checkpoint/file_util.h"
 
 namespace capstan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string Golden(const std::string& name) {
@@ -26,6 +29,11 @@ std::string NewFolder() {
   std::string folder = ::testing::TempDir() + "/merge_XXXXXX";
   EXPECT_NE(mkdtemp(&folder[0]), nullptr);
   return folder;
+}
+
+absl::Status Merge(const std::string& base, const std::string& adapter,
+                   const std::string& output, bool other_base = false) {
+  return MergeAdapter({base, adapter, output, other_base}).status();
 }
 
 std::unique_ptr<SafetensorsReader> Open(const std::string& folder) {
@@ -45,7 +53,7 @@ std::vector<float> Values(const SafetensorsReader& reader,
 TEST(MergeAdapterTest, IsPeftsMerge) {
   const std::string output = NewFolder() + "/merged";
   const absl::Status status =
-      MergeAdapter(Golden("llama"), Golden("llama_lora"), output);
+      Merge(Golden("llama"), Golden("llama_lora"), output);
   ASSERT_TRUE(status.ok()) << status;
   const auto got = Open(output);
   const auto want = Open(Golden("llama_lora_merged"));
@@ -70,8 +78,8 @@ TEST(MergeAdapterTest, IsPeftsMerge) {
 
 TEST(MergeAdapterTest, ShardsStayAsTheyAre) {
   const std::string output = NewFolder() + "/merged";
-  const absl::Status status = MergeAdapter(Golden("llama_untied_sharded"),
-                                           Golden("llama_lora"), output);
+  const absl::Status status =
+      Merge(Golden("llama_untied_sharded"), Golden("llama_lora"), output);
   ASSERT_TRUE(status.ok()) << status;
   const auto got = Open(output);
   const auto base = Open(Golden("llama_untied_sharded"));
@@ -84,15 +92,62 @@ TEST(MergeAdapterTest, ShardsStayAsTheyAre) {
   }
 }
 
+// The adapter's folder as a run leaves it, with its base's checksum.
+std::string WithChecksum(uint32_t checksum) {
+  const std::string folder = NewFolder() + "/adapter";
+  std::filesystem::copy(Golden("llama_lora"), folder);
+  EXPECT_TRUE(WriteWholeFile(folder + "/capstan.json",
+                             CapstanJson("name: \"x\"", checksum))
+                  .ok());
+  return folder;
+}
+
+// What the error about a wrong checksum says of the base.
+uint32_t ChecksumOf(const std::string& base) {
+  const absl::Status status =
+      Merge(base, WithChecksum(0x12345678), NewFolder() + "/merged");
+  const std::string message(status.message());
+  EXPECT_THAT(message, AllOf(HasSubstr("checksum 12345678"), HasSubstr(base),
+                             HasSubstr("--other_base")));
+  uint32_t checksum = 0;
+  const std::string before = " have ";
+  const size_t at = message.find(before);
+  EXPECT_TRUE(
+      absl::SimpleHexAtoi(message.substr(at + before.size(), 8), &checksum));
+  return checksum;
+}
+
+TEST(MergeAdapterTest, AnotherBaseIsNoticed) {
+  const uint32_t own = ChecksumOf(Golden("llama"));
+  EXPECT_NE(ChecksumOf(Golden("llama_lora_merged")), own);
+  const std::string output = NewFolder() + "/merged";
+  absl::Status status = Merge(Golden("llama"), WithChecksum(own), output);
+  EXPECT_TRUE(status.ok()) << status;
+  status = Merge(Golden("llama"), WithChecksum(own + 1), output + "2",
+                 /*other_base=*/true);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(MergeAdapterTest, TheBasesCodeComesAlong) {
+  const std::string base = NewFolder() + "/base", output = NewFolder() + "/m";
+  std::filesystem::copy(Golden("llama"), base);
+  ASSERT_TRUE(WriteWholeFile(base + "/modeling_x.py", "code").ok());
+  const absl::StatusOr<std::string> note =
+      MergeAdapter({base, Golden("llama_lora"), output});
+  ASSERT_TRUE(note.ok()) << note.status();
+  EXPECT_THAT(*note, HasSubstr("modeling_x.py"));
+  EXPECT_EQ(*ReadWholeFile(output + "/modeling_x.py"), "code");
+}
+
 TEST(MergeAdapterTest, LeavesNothingBehindAndTouchesNothingElse) {
   const std::string folder = NewFolder();
   const std::string output = folder + "/merged";
-  EXPECT_FALSE(MergeAdapter(Golden("llama"), Golden("llama"), output).ok());
+  EXPECT_FALSE(Merge(Golden("llama"), Golden("llama"), output).ok());
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   ASSERT_TRUE(MakeFolder(output).ok());
   ASSERT_TRUE(WriteWholeFile(output + "/mine", "x").ok());
   const absl::Status status =
-      MergeAdapter(Golden("llama"), Golden("llama_lora"), output);
+      Merge(Golden("llama"), Golden("llama_lora"), output);
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(status.message()), HasSubstr("is there already"));
 }

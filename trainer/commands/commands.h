@@ -102,6 +102,7 @@ struct MergeOptions {
   std::string model;
   std::string adapter;
   std::string output;
+  bool other_base = false;
   std::vector<std::string> plugin_path;
 };
 

@@ -33,13 +33,6 @@ struct Sources {
   std::string adapter;  // a PEFT folder, or ""
 };
 
-// A run's folder stands for its final folder, else for its newest checkpoint.
-std::string ModelFolder(const std::string& folder) {
-  if (fs::exists(fs::path(folder) / "final")) return folder + "/final";
-  const std::string newest = NewestCheckpoint(folder);
-  return newest.empty() ? folder : newest;
-}
-
 bool IsAdapter(const fs::path& folder) {
   return fs::exists(folder / "adapter_config.json") &&
          !fs::exists(folder / "config.json");
@@ -282,6 +275,14 @@ std::string ModelText(const RunConfig& checkpoint, const RunConfig& run) {
 }
 
 }  // namespace
+
+std::string ModelFolder(const std::string& folder) {
+  if (fs::exists(fs::path(folder) / "final")) return folder + "/final";
+  const std::string newest = NewestCheckpoint(folder);
+  if (!newest.empty()) return newest;
+  const std::string latest = folder + "/latest";
+  return fs::is_directory(latest) ? ModelFolder(latest) : folder;
+}
 
 absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const std::string& adapter,

@@ -33,12 +33,16 @@ struct Generator {
   const Tokenizer* tokenizer = nullptr;
 };
 
-// `model` is a Hugging Face folder, a run's folder (its final/, else its newest
-// checkpoint), a checkpoint, or a PEFT folder, whose base is then where its
-// adapter_config.json says. `adapter`, if not empty, is a PEFT folder to add.
-// `overrides` are applied to the config that a checkpoint holds, or that is
-// made for a folder: "objective.steps=64". The weights are bound in float32.
-// Relative folders are the caller's.
+// A run's folder (runs/NAME, or one of its runs/NAME/TIME) stands for its final
+// folder, else for its newest checkpoint; others for themselves.
+std::string ModelFolder(const std::string& folder);
+
+// `model` is a Hugging Face folder, a run's folder (ModelFolder), a checkpoint,
+// or a PEFT folder, whose base is then where its adapter_config.json says.
+// `adapter`, if not empty, is a PEFT folder to add. `overrides` are applied to
+// the config that a checkpoint holds, or that is made for a folder:
+// "objective.steps=64". The weights are bound in float32. Relative folders are
+// the caller's.
 absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const std::string& adapter,
     const std::vector<std::string>& plugin_path,

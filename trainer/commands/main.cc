@@ -198,12 +198,16 @@ void AddMergeOptions(CLI::App* app, MergeOptions* options) {
       ->type_name("FOLDER")
       ->required();
   app->add_option("--adapter", options->adapter,
-                  "The adapter, a folder with PEFT's files")
+                  "The adapter, a folder with PEFT's files, or a run that "
+                  "trained one (runs/NAME)")
       ->type_name("FOLDER")
       ->required();
   app->add_option("--output", options->output, "The folder to write")
       ->type_name("FOLDER")
       ->required();
+  app->add_flag("--other_base", options->other_base,
+                "Merge although the adapter was trained on a base with other "
+                "weights");
   AddPluginPath(app, &options->plugin_path);
 }
 

@@ -7,8 +7,10 @@
 #include <filesystem>
 #include <iostream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plugins/sdk/status.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/merge_adapter.h"
 #include "trainer/commands/commands.h"
 #include "trainer/commands/generator.h"
@@ -45,12 +47,22 @@ absl::StatusOr<at::Tensor> LogitsOf(const std::string& model,
 absl::Status Merge(const MergeOptions& options) {
   at::set_num_threads(AvailableCores());
   const at::NoGradGuard no_grad;
-  const auto folder = [](const std::string& path) {
-    return FromCaller({path})[0];
-  };
-  CAPSTAN_RETURN_IF_ERROR(MergeAdapter(
-      folder(options.model), folder(options.adapter), folder(options.output)));
+  const std::vector<std::string> folders =
+      FromCaller({options.model, options.adapter, options.output});
+  AdapterMerge merge;
+  merge.base = ModelFolder(folders[0]);
+  merge.adapter = ModelFolder(folders[1]);
+  if (IsCheckpoint(merge.adapter)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--adapter=", options.adapter,
+                     ": the run has no final/ yet, and a checkpoint can't be "
+                     "merged: let it end first"));
+  }
+  merge.output = folders[2];
+  merge.other_base = options.other_base;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string note, MergeAdapter(merge));
   std::cout << "wrote " << options.output << std::endl;
+  if (!note.empty()) std::cout << note << std::endl;
   CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor apart,
                            LogitsOf(options.model, options.adapter, options));
   CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor merged,

@@ -140,16 +140,16 @@ std::string CostTable(const Comparison& comparison) {
     rows.push_back({run.strategy, run.precision, absl::StrCat(run.processes),
                     WithCommas(std::llround(measured.tokens_per_second)),
                     ShortDuration(measured.step_seconds), BytesText(predicted),
-                    BytesText(total), BytesText(measured.bytes_sent),
-                    SecondsText(hidden),
+                    BytesText(total), BytesText(measured.peak_memory_bytes),
+                    BytesText(measured.bytes_sent), SecondsText(hidden),
                     SecondsText(measured.exposed_seconds)});
   }
   if (rows.empty()) return "";
   return absl::StrCat(
-      "## What each costs\n\nPer step, medians; memory and traffic of the rank "
-      "with most.\n\n",
+      "## What each costs\n\nPer step, medians; memory (of tensors, and of the "
+      "whole process) and traffic of the rank with most.\n\n",
       Table({"strategy", "precision", "ranks", "tokens/s", "step",
-             "memory predicted", "memory measured", "bytes sent",
+             "memory predicted", "memory measured", "process", "bytes sent",
              "communication hidden", "communication exposed"},
             rows));
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/memory/block_cache.h"
 #include "trainer/metrics/number_text.h"
 
 namespace capstan {
@@ -164,8 +165,25 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
     units = request.strategy.model->PlanUnits(
         request.samples, request.length, request.strategy.precision.compute);
   }
-  return PlanMemory(plan, OptimizerState(plan, request), units,
-                    request.checkpointing, request.on_gpu);
+  MemoryPlan memory = PlanMemory(plan, OptimizerState(plan, request), units,
+                                 request.checkpointing, request.on_gpu);
+  if (memory.activations_known && !request.on_gpu && request.resident > 0) {
+    memory.process = ExpectedProcess(request.resident, Total(memory.at_peak),
+                                     request.strategy.precision.compute);
+  }
+  return memory;
+}
+
+int64_t ExpectedProcess(int64_t resident, int64_t tensors,
+                        c10::ScalarType compute) {
+  // Code that the first step loads, the heap, buffers between ranks.
+  constexpr int64_t kRest = int64_t{44} << 20;
+  // oneDNN's kernels for 16-bit types, made for each shape.
+  constexpr int64_t kHalfRest = int64_t{30} << 20;
+  // The cache fills as far as sizes differ: of small runs it keeps less.
+  const int64_t kept = std::min(BlockCache::Slack(tensors), tensors / 2);
+  return resident + tensors + kept + kRest +
+         (compute == c10::ScalarType::Float ? 0 : kHalfRest);
 }
 
 absl::Status CheckHostMemory(const Strategy& strategy,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/optional.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/memory/tracking_allocator.h"
@@ -24,6 +25,8 @@ struct MemoryRequest {
   int64_t length = 0;   // tokens of a sample; 0: not known
   ActivationCheckpointing checkpointing;
   bool on_gpu = false;
+  // What the process holds before it makes its first tensor; 0: not known.
+  int64_t resident = 0;
 };
 
 // What the rank that holds most will hold; in bytes.
@@ -37,12 +40,24 @@ struct MemoryPlan {
   bool activations_known = false;
   // By one rank in a step, with all its micro-steps.
   int64_t sent = 0;
+  // Roughly the most that the rank's process will hold, tensors included, in
+  // host memory; none where they, or what it holds before, aren't known, and
+  // on a GPU, whose driver's share nobody knows.
+  absl::optional<int64_t> process;
 
   // Whether at_peak tells of that category.
   bool Knows(MemoryCategory category) const;
 };
 
 MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request);
+
+// A process that held `resident` bytes before its first tensor, once its
+// tensors have held `tensors` at most, computing in `compute` on a CPU: with
+// the blocks that are kept for the next step, the libraries' code and tables,
+// and what isn't a tensor. Measured, not derived: within a fifth of what runs
+// have held.
+int64_t ExpectedProcess(int64_t resident, int64_t tensors,
+                        c10::ScalarType compute);
 
 // The same of what a strategy and a model have said of themselves.
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,

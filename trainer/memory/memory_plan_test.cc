@@ -176,6 +176,31 @@ TEST(MemoryPlanTest, OffloadThatDoesNotFitIsRefused) {
   EXPECT_FALSE(CheckHostMemory(strategy, 5000, 2, 20000).ok());
 }
 
+// What runs have held (configs/ for a few steps, on two cores): within a fifth.
+TEST(MemoryPlanTest, AProcessIsMoreThanItsTensors) {
+  constexpr double kMiB = 1 << 20;
+  struct Run {
+    double resident, tensors, process;
+    c10::ScalarType compute;
+  };
+  for (const Run& run : std::vector<Run>{
+           {61.0, 3.8, 108.8, c10::ScalarType::Float},
+           {61.0, 45.9, 167.1, c10::ScalarType::Float},
+           {61.5, 48.6, 184.0, c10::ScalarType::Float},
+           {61.5, 81.8, 217.1, c10::ScalarType::Float},
+           {61.5, 107.7, 289.2, c10::ScalarType::Float},
+           {61.5, 147.8, 299.5, c10::ScalarType::Float},
+           {61.5, 208.3, 385.9, c10::ScalarType::Float},
+           {61.5, 34.4, 194.5, c10::ScalarType::BFloat16},
+           {61.5, 84.6, 250.3, c10::ScalarType::Half},
+       }) {
+    const double expected =
+        ExpectedProcess(static_cast<int64_t>(run.resident * kMiB),
+                        static_cast<int64_t>(run.tensors * kMiB), run.compute);
+    EXPECT_NEAR(expected / kMiB, run.process, 0.2 * run.process);
+  }
+}
+
 TEST(MemoryPlanTest, AvailableMemoryIsSane) {
   EXPECT_GT(AvailableHostMemory(), int64_t{1} << 20);
   EXPECT_LT(AvailableHostMemory(), int64_t{1} << 50);

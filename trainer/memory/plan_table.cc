@@ -62,10 +62,11 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
   grid.Row("", [](const PlannedStrategy& s) { return s.name; });
   grid.Row("memory of a rank",
            [](const PlannedStrategy& s) { return s.settings; });
-  bool all_known = true, any_on_host = false;
+  bool all_known = true, any_on_host = false, any_process = false;
   for (const PlannedStrategy& s : strategies) {
     all_known = all_known && s.plan.activations_known;
     any_on_host = any_on_host || s.plan.host > 0;
+    any_process = any_process || s.plan.process.has_value();
   }
   for (int i = 1; i < kMemoryCategories; ++i) {  // nothing plans for kOther
     const auto category = static_cast<MemoryCategory>(i);
@@ -77,9 +78,14 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
                return ShortBytes(s.plan.at_peak[static_cast<int>(category)]);
              });
   }
-  grid.Row("  total", [](const PlannedStrategy& s) {
+  grid.Row("  all tensors", [](const PlannedStrategy& s) {
     return ShortBytes(Total(s.plan.at_peak));
   });
+  if (any_process) {
+    grid.Row("  the process, roughly", [](const PlannedStrategy& s) {
+      return s.plan.process.has_value() ? ShortBytes(*s.plan.process) : "?";
+    });
+  }
   if (any_on_host) {
     grid.Row("  in host memory, beside it",
              [](const PlannedStrategy& s) { return ShortBytes(s.plan.host); });
@@ -89,6 +95,11 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
   std::string text = grid.Text();
   absl::StrAppend(&text, "\nMemory is that of the moment when a rank holds ",
                   "most.\n");
+  if (any_process) {
+    absl::StrAppend(&text,
+                    "The process has code, data and blocks kept for the next "
+                    "step beside its tensors.\n");
+  }
   if (!all_known) {
     absl::StrAppend(&text, "?: this model doesn't tell; not in the total.\n");
   }

@@ -31,7 +31,7 @@ TEST(PlanTableTest, HasARowACategoryAndAColumnAStrategy) {
   EXPECT_THAT(table, ContainsRegex("capstan.ddp +acme.other_strategy\n"));
   EXPECT_THAT(table, ContainsRegex("  optimizer state +4.00 MiB +4.00 MiB\n"));
   EXPECT_THAT(table, ContainsRegex("  workspace +8.00 MiB +8.00 MiB\n"));
-  EXPECT_THAT(table, ContainsRegex("  total +36.0 MiB +36.0 MiB\n"));
+  EXPECT_THAT(table, ContainsRegex("  all tensors +36.0 MiB +36.0 MiB\n"));
   EXPECT_THAT(table, ContainsRegex("sent in a step +1.21 KiB +1.21 KiB\n"));
   EXPECT_THAT(table, Not(HasSubstr("host")));
   EXPECT_THAT(table, Not(HasSubstr("?")));

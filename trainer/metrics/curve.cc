@@ -8,6 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace capstan {
 namespace {
@@ -21,7 +24,7 @@ constexpr int kTop = 28;
 constexpr int kBottom = 36;
 constexpr char kTrainColour[] = "#3b82c4";
 constexpr char kEvalColour[] = "#d9730d";
-constexpr char kPastColour[] = "#88888866";
+constexpr char kPastColour[] = "#888888";
 
 std::vector<CurvePoint> Thinned(const std::vector<CurvePoint>& points) {
   const size_t every = (points.size() + kMostPoints - 1) / kMostPoints;
@@ -108,20 +111,43 @@ std::string Axes(const Frame& frame) {
   return svg;
 }
 
+// `title` (may be "") is shown under the pointer.
 std::string Line(const std::vector<CurvePoint>& points, const Frame& frame,
-                 const char* colour) {
+                 const char* colour, double opacity = 1.0,
+                 const std::string& title = "") {
   if (points.empty()) return "";
   std::string svg = absl::StrFormat(
-      "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"1.6\" points=\"",
-      colour);
+      "<polyline fill=\"none\" stroke=\"%s\" stroke-opacity=\"%.2f\" "
+      "stroke-width=\"1.6\" points=\"",
+      colour, opacity);
   for (const CurvePoint& point : points) {
     absl::StrAppendFormat(&svg, "%.1f,%.1f ",
                           frame.X(static_cast<double>(point.step)),
                           frame.Y(point.loss));
   }
   svg.back() = '"';
-  absl::StrAppend(&svg, "/>\n");
-  return svg;
+  if (title.empty()) return svg + "/>\n";
+  return absl::StrCat(svg, "><title>", title, "</title></polyline>\n");
+}
+
+// "grey: after steps 250, 500 and 750", of all but the last.
+std::string PastSteps(
+    const std::vector<std::pair<int64_t, MeasuredCurve>>& curves) {
+  std::vector<int64_t> steps;
+  for (size_t i = 0; i + 1 < curves.size(); ++i) {
+    steps.push_back(curves[i].first);
+  }
+  if (steps.size() == 1) return absl::StrCat("grey: after step ", steps[0]);
+  // More would run into the title.
+  constexpr size_t kMostSteps = 5;
+  if (steps.size() > kMostSteps) {
+    return absl::StrCat("grey: the ", steps.size(), " before, from step ",
+                        steps.front(), " on");
+  }
+  const int64_t last = steps.back();
+  steps.pop_back();
+  return absl::StrCat("grey: after steps ", absl::StrJoin(steps, ", "), " and ",
+                      last);
 }
 
 std::string Head() {
@@ -133,8 +159,9 @@ std::string Head() {
 }
 
 // `text` in `colour`, above the picture at x.
-std::string Title(double x, const char* colour, const std::string& text) {
-  return absl::StrCat("<g fill=\"", colour, "\">", Text(x, 16, "start", text),
+std::string Title(double x, const char* colour, const std::string& text,
+                  const char* anchor = "start") {
+  return absl::StrCat("<g fill=\"", colour, "\">", Text(x, 16, anchor, text),
                       "</g>\n");
 }
 
@@ -154,6 +181,14 @@ absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path) {
       const auto loss = json.find(key);
       if (loss == json.end() || !loss->is_number()) continue;
       points->push_back({json["step"].get<int64_t>(), loss->get<double>()});
+    }
+    for (const auto& [key, value] : json.items()) {
+      absl::string_view name = key;
+      if (!absl::ConsumePrefix(&name, "eval_") || name == "loss" ||
+          !value.is_number()) {
+        continue;
+      }
+      curves.measured[std::string(name)] = value.get<double>();
     }
   }
   if (file.bad()) {
@@ -203,14 +238,22 @@ std::string MeasuredCurvesSvg(
   std::string svg = absl::StrCat(Head(), Axes(frame));
   for (size_t i = 0; i < points.size(); ++i) {
     const bool last = i + 1 == points.size();
+    // From light to dark.
+    const double age = static_cast<double>(i + 1) / points.size();
     absl::StrAppend(&svg,
-                    Line(points[i], frame, last ? kTrainColour : kPastColour));
+                    Line(points[i], frame, last ? kTrainColour : kPastColour,
+                         last ? 1.0 : 0.2 + 0.5 * age,
+                         absl::StrCat("after step ", curves[i].first)));
   }
   const auto& [step, curve] = curves.back();
   absl::StrAppend(&svg,
                   Text(kWidth - kRight, kHeight - 4, "end", curve.x_label),
                   Title(kLeft, kTrainColour,
                         absl::StrCat(curve.y_label, " after step ", step)));
+  if (curves.size() > 1) {
+    absl::StrAppend(
+        &svg, Title(kWidth - kRight, kPastColour, PastSteps(curves), "end"));
+  }
   return absl::StrCat(svg, "</svg>\n");
 }
 

@@ -5,6 +5,7 @@
 #define CAPSTAN_TRAINER_METRICS_CURVE_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,8 @@ struct CurvePoint {
 struct LossCurves {
   std::vector<CurvePoint> train;
   std::vector<CurvePoint> eval;
+  // The last values of what else evaluations have told, by name: "mean_return".
+  std::map<std::string, double> measured;
 };
 
 // Those of a metrics.jsonl, without losses that aren't finite; of long runs
@@ -33,7 +36,8 @@ absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path);
 std::string LossCurveSvg(const LossCurves& curves);
 
 // The same of what has been measured after each step, of one name: the last in
-// colour, the ones before in grey.
+// colour, the ones before in grey, the earlier the lighter; a legend names the
+// steps of both, and each line says its own under the pointer.
 std::string MeasuredCurvesSvg(
     const std::vector<std::pair<int64_t, MeasuredCurve>>& curves);
 

@@ -80,5 +80,33 @@ TEST(CurveTest, WhatIsMeasuredInEachEvaluation) {
   EXPECT_EQ(lines, 2);
 }
 
+// Every line is told apart: the last above the picture, the others in grey.
+TEST(CurveTest, TheLegendNamesTheEarlierEvaluations) {
+  const MeasuredCurve curve = {"return", "episode", "mean return", {1.0, 2.0}};
+  const auto drawn = [&curve](const std::vector<int64_t>& steps) {
+    std::vector<std::pair<int64_t, MeasuredCurve>> curves;
+    for (const int64_t step : steps) curves.emplace_back(step, curve);
+    return MeasuredCurvesSvg(curves);
+  };
+  EXPECT_THAT(drawn({50}), Not(HasSubstr("grey")));
+  EXPECT_THAT(drawn({50, 100}), HasSubstr(">grey: after step 50<"));
+  EXPECT_THAT(drawn({50, 100, 150, 200}),
+              HasSubstr(">grey: after steps 50, 100 and 150<"));
+  const std::string many = drawn({50, 100, 150, 200, 250, 300, 350});
+  EXPECT_THAT(many, HasSubstr(">grey: the 6 before, from step 50 on<"));
+  EXPECT_THAT(many, HasSubstr("<title>after step 250</title>"));
+}
+
+TEST(LossCurveTest, WhatElseEvaluationsTold) {
+  const std::string path = ::testing::TempDir() + "/measured.jsonl";
+  std::ofstream(path)
+      << "{\"step\": 1, \"eval_loss\": 2, \"eval_acc\": 0.5}\n"
+         "{\"step\": 2, \"eval_mean_return\": 3.5}\n"
+         "{\"step\": 3, \"eval_loss\": 1, \"eval_acc\": 0.75}\n";
+  EXPECT_THAT(ReadLossCurves(path)->measured,
+              ::testing::ElementsAre(::testing::Pair("acc", 0.75),
+                                     ::testing::Pair("mean_return", 3.5)));
+}
+
 }  // namespace
 }  // namespace capstan

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -37,6 +38,13 @@ std::string TaggedText(const TaggedNumbers& tagged) {
                           value);
   }
   return text;
+}
+
+// What a model wrote, so that nothing can be told from not having looked.
+std::string ShownText(const std::string& text) {
+  if (text.empty()) return "(empty)";
+  return absl::StripAsciiWhitespace(text).empty() ? "(white space alone)"
+                                                  : PrintableText(text);
 }
 
 class ReporterImpl : public Reporter {
@@ -73,6 +81,12 @@ class ReporterImpl : public Reporter {
   }
 
   void Measured(int64_t step, const Measurement& measurement) override;
+
+  std::vector<std::string> pictures() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, curves] : curves_) names.push_back(name);
+    return names;
+  }
 
   void Evaluating(double done) override { bar_.Evaluating(done); }
 
@@ -150,10 +164,10 @@ void ReporterImpl::Generations(int64_t step, const std::string& title,
   std::string markdown;
   for (const Generation& generation : generations) {
     const std::string prompt = PrintableText(generation.prompt);
-    const std::string text = PrintableText(generation.text);
+    const std::string text = ShownText(generation.text);
     absl::optional<std::string> before;
     if (step > 0) before = generations_.Before(generation.prompt);
-    if (before.has_value()) before = PrintableText(*before);
+    if (before.has_value()) before = ShownText(*before);
     status_.Update(generations_.Add(step, generation));
     Show(step, PrintableText(title), prompt, text, generation.answer, before);
     const std::string between = generation.answer ? "\n\n" : "";

@@ -94,6 +94,9 @@ struct RunSummary {
   // Per rank: the most that the process has held in host memory beyond what it
   // held when it began to set up.
   std::vector<int64_t> memory_growth_bytes;
+  // Of a rank's process on a CPU, what `plan` said; "process_memory" in
+  // summary.json, with the largest of peak_memory_bytes.
+  absl::optional<int64_t> planned_process_bytes;
   // Of tensors on the device, when they held most, on the rank that held most;
   // ends with "total". An object by category in summary.json.
   std::vector<CategoryBytes> memory;
@@ -123,6 +126,8 @@ class Reporter {
                     const TaggedNumbers& tagged) = 0;
   // What the objective has measured beyond it.
   virtual void Measured(int64_t step, const Measurement& measurement) = 0;
+  // Names of the curves among it, each drawn as OUTPUT/NAME.svg.
+  virtual std::vector<std::string> pictures() const = 0;
   // That an evaluation is so far, in [0, 1].
   virtual void Evaluating(double done) = 0;
   // What the model has written: title e.g. "after step 50". Shown beside what

@@ -145,6 +145,16 @@ TEST_F(ReporterTest, GenerationsBesideThoseBefore) {
                                  "Hi!\n---\n"));
 }
 
+TEST_F(ReporterTest, AnEmptyAnswerIsSaidToBeEmpty) {
+  const std::string printed = Printed([](Reporter* reporter) {
+    reporter->Generations(0, "before training", {{"Hello?", "", true}});
+    reporter->Generations(5, "after step 5", {{"Hello?", " \n", true}});
+  });
+  EXPECT_THAT(printed, HasSubstr("Hello?\n(empty)\n---\n"));
+  EXPECT_THAT(printed, HasSubstr("(empty)                                | "
+                                 "(white space alone)\n---\n"));
+}
+
 TEST_F(ReporterTest, NotesEvaluationsAndSamples) {
   const std::string printed = Printed([](Reporter* reporter) {
     reporter->Note("a note");

@@ -22,6 +22,13 @@ Json OrNull(const absl::optional<T>& value) {
   return value.has_value() ? Json(*value) : Json(nullptr);
 }
 
+// Of the rank that held most.
+absl::optional<int64_t> LargestPeak(const RunSummary& summary) {
+  const std::vector<int64_t>& peaks = summary.peak_memory_bytes;
+  if (peaks.empty()) return absl::nullopt;
+  return *std::max_element(peaks.begin(), peaks.end());
+}
+
 Json MemoryJson(const std::vector<CategoryBytes>& memory) {
   Json json = Json::object();
   for (const CategoryBytes& bytes : memory) {
@@ -86,6 +93,9 @@ std::string SummaryJson(const RunSummary& summary) {
       OrNull(summary.exposed_communication_seconds);
   json["peak_memory_bytes"] = summary.peak_memory_bytes;
   json["memory_growth_bytes"] = summary.memory_growth_bytes;
+  json["process_memory"] = {
+      {"predicted", OrNull(summary.planned_process_bytes)},
+      {"measured", OrNull(LargestPeak(summary))}};
   json["memory"] = MemoryJson(summary.memory);
   json["final_loss"] = OrNull(summary.final_loss);
   json["eval_loss"] = OrNull(summary.eval_loss);
@@ -124,13 +134,15 @@ std::string SummaryTable(const RunSummary& summary,
     rows.emplace_back("communication", Communication(summary));
   }
   rows.emplace_back("ready after", ShortDuration(summary.ready_seconds));
-  if (!summary.peak_memory_bytes.empty()) {
+  if (const absl::optional<int64_t> peak = LargestPeak(summary)) {
+    std::string text = ShortBytes(*peak);
+    if (summary.planned_process_bytes.has_value()) {
+      absl::StrAppend(&text, " of the process, planned ",
+                      ShortBytes(*summary.planned_process_bytes));
+    }
     rows.emplace_back(
         "peak memory",
-        absl::StrCat(
-            ShortBytes(*std::max_element(summary.peak_memory_bytes.begin(),
-                                         summary.peak_memory_bytes.end())),
-            summary.world_size > 1 ? " (largest rank)" : ""));
+        absl::StrCat(text, summary.world_size > 1 ? " (largest rank)" : ""));
   }
   AddMemory(summary.memory, &rows);
   rows.emplace_back("output", output_dir);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "trainer/memory/device_memory.h"
+#include "trainer/memory/process_memory.h"
 
 namespace capstan {
 namespace {
@@ -27,6 +28,7 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.checkpointing =
       CheckpointingOf(job.loaded.config.train(), *job.parts.model);
   request.on_gpu = job.gpus > 0;
+  request.resident = ReadProcessMemory().resident;
   return request;
 }
 

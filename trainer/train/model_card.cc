@@ -10,21 +10,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "plugins/common/text_file.h"
 #include "plugins/sdk/status.h"
+#include "trainer/checkpoint/model_files.h"
 #include "trainer/config/load_config.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/number_text.h"
+#include "trainer/train/portable_config.h"
 
 namespace capstan {
 namespace {
 
 constexpr char kCurveFile[] = "loss_curve.svg";
-
-// The last part of a path that doesn't end with '/'.
-std::string LastName(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path.substr(path.rfind('/') + 1);
-}
 
 std::string Front(const ModelCardFacts& facts) {
   std::string front = "---\n";
@@ -37,8 +34,7 @@ std::string Front(const ModelCardFacts& facts) {
   absl::StrAppend(&front, "tags:\n- capstan\n");
   if (facts.adapter) absl::StrAppend(&front, "- lora\n");
   if (!facts.base_model.empty()) {
-    // Its place at a hub isn't known.
-    absl::StrAppend(&front, "# Base model: ", LastName(facts.base_model), "\n");
+    absl::StrAppend(&front, BaseModelMetadata(facts.base_model));
   }
   return absl::StrCat(front, "---\n\n");
 }
@@ -48,7 +44,7 @@ std::string Row(const std::string& name, const std::string& value) {
                       absl::StrReplaceAll(value, {{"|", "\\|"}}), " |\n");
 }
 
-std::string Numbers(const ModelCardFacts& facts) {
+std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
   const RunConfig& config = *facts.config;
   std::string table = "| | |\n|---|---|\n";
   const auto add = [&table](const std::string& name, const std::string& value) {
@@ -82,26 +78,87 @@ std::string Numbers(const ModelCardFacts& facts) {
                         *facts.best_step,
                         config.train().keep_best() ? " (these weights)" : ""));
   }
+  for (const auto& [name, value] : curves.measured) {
+    add(absl::StrCat("last evaluation: ",
+                     absl::StrReplaceAll(name, {{"_", " "}})),
+        absl::StrFormat("%.4f", value));
+  }
   return table;
 }
 
-std::string Use(const ModelCardFacts& facts) {
+// Where whoever has this folder has the base: at the hub, or beside it.
+std::string BasePlace(const ModelCardFacts& facts) {
+  const std::string hub = HubName(facts.base_model);
+  if (!hub.empty()) return hub;
+  return absl::StrCat(
+      "../", facts.base_model.empty() ? "BASE" : ModelName(facts.base_model));
+}
+
+// Python that makes `model`, and `tokenizer` if there is one.
+std::string Python(const ModelCardFacts& facts) {
+  const bool own_code = !facts.auto_class.empty();
+  const std::string model_class =
+      own_code ? facts.auto_class : "AutoModelForCausalLM";
+  std::string code = "```python\n";
+  if (facts.adapter) absl::StrAppend(&code, "from peft import PeftModel\n");
+  absl::StrAppend(&code, "from transformers import ", model_class,
+                  facts.tokenizer ? ", AutoTokenizer" : "", "\n\n",
+                  facts.adapter ? "base" : "model", " = ", model_class,
+                  ".from_pretrained(\"", facts.adapter ? BasePlace(facts) : ".",
+                  "\"", own_code ? ", trust_remote_code=True" : "", ")\n");
   if (facts.adapter) {
-    return "```python\nfrom peft import AutoPeftModelForCausalLM\n\n"
-           "model = AutoPeftModelForCausalLM.from_pretrained(\"FOLDER\")\n"
-           "```\n\n`trainer merge` makes a whole model of it.\n";
+    absl::StrAppend(&code, "model = PeftModel.from_pretrained(base, \".\")\n");
   }
+  if (facts.tokenizer) {
+    absl::StrAppend(&code,
+                    "tokenizer = AutoTokenizer.from_pretrained(\".\")\n");
+  }
+  return code + "```\n";
+}
+
+std::string Use(const ModelCardFacts& facts) {
   if (!facts.texts) {
-    return "`model { [plugin/..] { pretrained: \"FOLDER\" } }` in a config of "
-           "Capstan goes on from it.\n";
+    return absl::StrCat(
+        "A config of Capstan in this folder goes on from it with\n\n```\nmodel "
+        "{ [plugin/",
+        TypeOf(facts.config->model()), "] { pretrained: \".\" } }\n```\n");
   }
-  if (!facts.causal) {
-    return "```\ntrainer generate --model=FOLDER --prompt=\"..\"\n```\n";
+  std::string use = "In this folder";
+  if (facts.adapter && HubName(facts.base_model).empty()) {
+    absl::StrAppend(&use, ", with the base model's in ", BasePlace(facts));
   }
-  return "```python\nfrom transformers import AutoModelForCausalLM, "
-         "AutoTokenizer\n\n"
-         "model = AutoModelForCausalLM.from_pretrained(\"FOLDER\")\n"
-         "tokenizer = AutoTokenizer.from_pretrained(\"FOLDER\")\n```\n";
+  absl::StrAppend(&use, ":\n\n");
+  if (facts.causal || !facts.auto_class.empty()) {
+    absl::StrAppend(&use, Python(facts), "\n");
+  }
+  absl::StrAppend(&use, "With Capstan's `trainer`:\n\n```\n");
+  if (!facts.adapter) {
+    absl::StrAppend(&use, "trainer generate --model=. --prompt=\"Once\"\n");
+    return use + "```\n";
+  }
+  const std::string hub = HubName(facts.base_model);
+  const std::string base = "../" + hub.substr(hub.rfind('/') + 1);
+  if (!hub.empty()) {
+    absl::StrAppend(&use, "hf download ", hub, " --local-dir ", base, "\n");
+  }
+  const std::string place = hub.empty() ? BasePlace(facts) : base;
+  absl::StrAppend(&use, "trainer generate --model=", place,
+                  " --adapter=. --prompt=\"Once\"\n",
+                  "trainer merge --model=", place,
+                  " --adapter=. --output=../merged\n");
+  return use + "```\n";
+}
+
+// The picture of what was measured by that name.
+absl::Status AddPicture(
+    const ModelCardFacts& facts, const std::string& name, std::string* card,
+    std::vector<std::pair<std::string, std::string>>* files) {
+  const std::string file = name + ".svg";
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::string svg, ReadTextFile(absl::StrCat(facts.output_dir, "/", file)));
+  absl::StrAppend(card, "![", name, " in evaluations](", file, ")\n\n");
+  files->emplace_back(file, std::move(svg));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -109,14 +166,14 @@ std::string Use(const ModelCardFacts& facts) {
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     const ModelCardFacts& facts) {
   CAPSTAN_ASSIGN_OR_RETURN(const LossCurves curves,
-                           ReadLossCurves(facts.metrics_path));
+                           ReadLossCurves(facts.output_dir + "/metrics.jsonl"));
   const std::string svg = LossCurveSvg(curves);
   std::string card =
       absl::StrCat(Front(facts), "# ", facts.config->name(), "\n\n");
   const std::string base =
       facts.base_model.empty()
           ? ""
-          : absl::StrCat("`", LastName(facts.base_model), "`");
+          : absl::StrCat("`", ModelName(facts.base_model), "`");
   if (facts.adapter) {
     absl::StrAppend(&card, "A LoRA adapter",
                     base.empty() ? "" : absl::StrCat(" for ", base));
@@ -125,18 +182,22 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
                     base.empty() ? "trained from scratch"
                                  : absl::StrCat("fine-tuned from ", base));
   }
-  absl::StrAppend(&card, " with Capstan.\n\n## Training\n\n", Numbers(facts),
-                  "\n");
+  absl::StrAppend(&card, " with Capstan.\n\n## Training\n\n",
+                  Numbers(facts, curves), "\n");
+  std::vector<std::pair<std::string, std::string>> files;
   if (!svg.empty()) {
     absl::StrAppend(&card, "![Loss by step](", kCurveFile, ")\n\n");
+    files.emplace_back(kCurveFile, svg);
+  }
+  for (const std::string& name : facts.pictures) {
+    CAPSTAN_RETURN_IF_ERROR(AddPicture(facts, name, &card, &files));
   }
   absl::StrAppend(&card, "All settings, data included:\n\n```\n",
-                  facts.config_text, "```\n\n## Use\n\n", Use(facts),
+                  PrintConfig(PortableConfig(*facts.config)),
+                  "```\n\n## Use\n\n", Use(facts),
                   "\n## Versions\n\nCapstan with LibTorch ", TORCH_VERSION,
                   ".\n");
-  std::vector<std::pair<std::string, std::string>> files = {
-      {"README.md", std::move(card)}};
-  if (!svg.empty()) files.emplace_back(kCurveFile, svg);
+  files.emplace_back("README.md", std::move(card));
   return files;
 }
 

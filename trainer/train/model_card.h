@@ -17,14 +17,19 @@ namespace capstan {
 
 struct ModelCardFacts {
   const RunConfig* config = nullptr;
-  std::string config_text;
-  std::string base_model;  // "": from scratch
+  std::string base_model;  // a folder; "": from scratch
   bool adapter = false;
   // Whether it is a model of texts, and one that goes from left to right, as
   // transformers' AutoModelForCausalLM are.
   bool texts = true;
   bool causal = true;
-  std::string metrics_path;  // metrics.jsonl
+  bool tokenizer = false;  // whether the folder has one
+  // The class of transformers that opens the model with code of its own, which
+  // lies in the folder (config.json's auto_map); "": none.
+  std::string auto_class;
+  std::string output_dir;  // for metrics.jsonl and the pictures
+  // Names of what was measured and drawn: "return" is OUTPUT/return.svg.
+  std::vector<std::string> pictures;
   int world_size = 1;
   int64_t global_batch_size = 1;
   int64_t training_samples = 0;
@@ -41,9 +46,10 @@ struct ModelCardFacts {
   std::string precision;
 };
 
-// README.md, with the metadata that model hubs read at its head, and
-// loss_curve.svg, if there is a curve, by name. A base model's folder on this
-// machine goes by its last name.
+// README.md, with the metadata that model hubs read at its head,
+// loss_curve.svg, if there is a curve, and the other pictures, by name. Nothing
+// in it is of this machine: folders go by their names, and its commands are for
+// whoever has the folder and is in it.
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     const ModelCardFacts& facts);
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "trainer/checkpoint/checkpoint_folder.h"
 #include "trainer/checkpoint/hf_folder.h"
+#include "trainer/checkpoint/model_files.h"
 #include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/output_file.h"
@@ -85,7 +86,9 @@ absl::Status TrainLoop::SaveFinal() {
   final.config_text = config_text_;
   final.lora = parts_.lora;
   final.base_model = BaseModelOf(config_);
+  final.seed = config_.train().seed();
   if (reporter_ != nullptr) {
+    final.note = [this](const std::string& line) { reporter_->Note(line); };
     CAPSTAN_ASSIGN_OR_RETURN(final.files, ModelCard(CardFacts()));
   }
   return SaveHuggingFaceFolder(final, *parts_.model, *parts_.strategy, *group_);
@@ -94,13 +97,15 @@ absl::Status TrainLoop::SaveFinal() {
 ModelCardFacts TrainLoop::CardFacts() const {
   ModelCardFacts facts;
   facts.config = &config_;
-  facts.config_text = config_text_;
   facts.base_model = BaseModelOf(config_);
   facts.adapter = parts_.lora.has_value();
   const TokenModel* const tokens = parts_.model->token_model();
   facts.texts = tokens != nullptr;
   facts.causal = tokens != nullptr && tokens->causal();
-  facts.metrics_path = output_dir_ + "/metrics.jsonl";
+  facts.tokenizer = parts_.train_data->tokenizer() != nullptr;
+  facts.auto_class = AutoClass(facts.base_model);
+  facts.output_dir = output_dir_;
+  if (reporter_ != nullptr) facts.pictures = reporter_->pictures();
   facts.world_size = group_->size();
   facts.global_batch_size = job_->batch.global_batch_size;
   facts.training_samples = parts_.train_data->size();
@@ -240,6 +245,7 @@ void TrainLoop::AddMemory(RunSummary* summary) {
   };
   summary->peak_memory_bytes = gather(gpu ? held : host);
   summary->memory_growth_bytes = gather(host - memory_before_);
+  if (!gpu) summary->planned_process_bytes = job_->memory.process;
 
   const std::vector<int64_t> totals = gather(held);
   const size_t most =

@@ -54,6 +54,7 @@ UnitMemory PlanEmbedding(const Sizes& s) {
   int64_t positions = 64;  // of LlamaModel::RopeAt's table
   while (positions < s.length) positions *= 2;
   unit.kept = unit.output + positions * s.head() * kFloatBytes;
+  if (s.cut()) unit.kept += s.rows() * s.head() * kFloatBytes;  // by position
   if (!s.trained()) return unit;  // no backward comes here
   const LlamaConfig& c = s.config;
   const int64_t weight = s.Weight(c.vocab_size);

@@ -91,12 +91,18 @@ void AttentionForward(const Sizes& s, Ledger* ledger) {
   if (s.grouped()) ledger->Take(2 * s.q());
   ledger->Pass(s.q() + s.log_sum_exp() + AttentionBlocks(s, 1));
   ledger->Take(s.q() + s.log_sum_exp());
+  // The documents' outputs, of which the next operator keeps one piece.
+  if (s.cut()) ledger->Take(s.q());
 }
 
 // The incoming gradient, [rows, heads * head_dim], is used up.
 void AttentionBackward(const Sizes& s, Ledger* ledger) {
   ledger->Pass(3 * s.q() + AttentionBlocks(s, 2));
   ledger->Take(3 * s.q());
+  if (s.cut()) {
+    ledger->Pass(s.q());  // the documents' gradients, put together
+    ledger->Free(s.q());
+  }
   ledger->Free(s.q() + 2 * (s.grouped() ? s.q() : s.kv()));
   ledger->Free(2 * s.q() + s.log_sum_exp());  // the output and its gradient
   if (!s.grouped()) return;

@@ -71,6 +71,10 @@ struct Sizes {
   bool grouped() const {
     return config.num_attention_heads != config.num_key_value_heads;
   }
+  // Whether rows are computed document by document. Masked diffusion cuts the
+  // end off a row (TokenInput::positions): any batch of a model that sees both
+  // sides may be so.
+  bool cut() const { return !config.causal; }
   // Whether the model's own parameters have gradients.
   bool trained() const { return lora == nullptr; }
   // The gradient of a norm's weight.

@@ -66,13 +66,15 @@ inline void BindRandom(Model& model, at::ScalarType compute) {
 }
 
 // The peak of one forward and backward beyond what was there before, for
-// `tokens` [samples, length].
+// `tokens` [samples, length]; `positions` may be undefined.
 inline MemoryByCategory MeasuredPeak(TokenModel& model,
                                      const at::Tensor& tokens,
-                                     const TokenTargets& targets) {
+                                     const TokenTargets& targets,
+                                     const at::Tensor& positions = {}) {
   PlainRunner runner;
   TokenInput input;
   input.tokens = tokens;
+  input.positions = positions;
   input.sample_positions = at::arange(tokens.size(0)).to(at::kLong);
   const MemoryByCategory before = TrackedMemory().live;
   ResetTrackedPeak();

@@ -137,6 +137,7 @@ function runRow(run) {
           'td', {}, Math.round(run.tokens_per_second).toLocaleString('en')),
       element('td', {}, bytesText(total.predicted)),
       element('td', {}, bytesText(total.measured)),
+      element('td', {}, bytesText(run.peak_memory_bytes)),
       element('td', {}, bytesText(run.bytes_sent_per_step)),
       element('td', {}, secondsText(hiddenSeconds(run))),
       element('td', {}, secondsText(run.exposed_communication_seconds)));
@@ -148,7 +149,8 @@ function addTable() {
   for (const [index, text] of
            ['strategy', 'precision', 'ranks', 'accu-\nmulation', 'final loss',
             'loss:\nmax delta', 'grad norm:\nmax delta', 'tokens/s',
-            'memory\npredicted', 'memory\nmeasured', 'sent\na step',
+            'memory\npredicted', 'memory\nmeasured', 'whole\nprocess',
+            'sent\na step',
             'hidden\ncomm.', 'exposed\ncomm.']
                .entries()) {
     const cell = element('th', {class: index < 2 ? 'name' : ''}, text);
