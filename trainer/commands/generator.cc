@@ -15,6 +15,7 @@
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/commands.h"
+#include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
 #include "trainer/train/run_parts.h"
 
@@ -30,7 +31,8 @@ struct Sources {
 };
 
 // A run's folder stands for its final folder, else for its newest checkpoint.
-std::string ModelFolder(const std::string& folder) {
+std::string ModelFolder(const fs::path& path) {
+  const std::string folder = FollowLatestRun(path.string());
   if (fs::exists(fs::path(folder) / "final")) return folder + "/final";
   const std::string newest = NewestCheckpoint(folder);
   return newest.empty() ? folder : newest;
@@ -62,13 +64,13 @@ absl::StatusOr<Sources> Find(const std::string& caller,
                              const std::string& model,
                              const std::string& adapter) {
   Sources sources;
-  sources.model = ModelFolder((fs::path(caller) / model).string());
+  sources.model = ModelFolder(fs::path(caller) / model);
   if (!fs::is_directory(sources.model)) {
     return absl::NotFoundError(
         absl::StrCat("--model=", model, ": no such folder"));
   }
   if (!adapter.empty()) {
-    sources.adapter = ModelFolder((fs::path(caller) / adapter).string());
+    sources.adapter = ModelFolder(fs::path(caller) / adapter);
     if (!IsAdapter(sources.adapter)) {
       return absl::NotFoundError(absl::StrCat(
           "--adapter=", adapter, ": no folder with an adapter_config.json"));

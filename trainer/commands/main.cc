@@ -6,6 +6,7 @@
 
 #include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
+#include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
 
 // Last: LibTorch has logging macros of its own.
@@ -209,7 +210,8 @@ std::vector<std::string> FromCaller(const std::vector<std::string>& folders) {
   const std::string caller = DefaultConfigContext(nullptr).caller_folder;
   std::vector<std::string> absolute;
   for (const std::string& folder : folders) {
-    absolute.push_back((std::filesystem::path(caller) / folder).string());
+    absolute.push_back(
+        FollowLatestRun((std::filesystem::path(caller) / folder).string()));
   }
   return absolute;
 }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "plugins/sdk/options.pb.h"
+#include "trainer/config/latest_run.h"
 #include "trainer/config/text_source.h"
 
 namespace capstan {
@@ -187,7 +188,8 @@ class Merger {
           .lexically_normal()
           .string();
     }
-    return (fs::path(folder_) / text).lexically_normal().string();
+    return FollowLatestRun(
+        (fs::path(folder_) / text).lexically_normal().string());
   }
 
   const std::string name_;
