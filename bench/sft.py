@@ -21,7 +21,6 @@ import datetime
 import json
 import os
 import pathlib
-import re
 import shlex
 import shutil
 import signal
@@ -78,7 +77,6 @@ class Runner(contestants.Runner):
         super().__init__("cpu", python, trainer)
         self._data = str(data.resolve())
         self._steps = steps
-        self._lengths = None
 
     def _sizes(self):
         sizes = contestants.SHAPES[SHAPE]._asdict()
@@ -108,43 +106,18 @@ class Runner(contestants.Runner):
                           contestants.RUN_LIMIT_SECONDS)
             summary = json.loads(pathlib.Path(run, "summary.json").read_text())
             summary["tokens_per_second"] = self._speed(
-                contestant.strategy,
-                pathlib.Path(run, "metrics.jsonl").read_text(), command)
+                pathlib.Path(run, "metrics.jsonl").read_text())
         summary["peak_memory_bytes"] = max(summary["peak_memory_bytes"])
         return summary, None
 
-    def _row_lengths(self):
-        """In tokens, padding left out."""
-        if self._lengths is None:
-            output = processes.run(
-                [self._python, *self._peer_arguments(), "--lengths"],
-                contestants.ROOT, self._environment(),
-                contestants.PEER_LIMIT_SECONDS[comparison.EAGER])
-            self._lengths = json.loads(output.strip().splitlines()[-1])
-        return self._lengths
-
-    def _samples(self, command):
-        """How many samples a run of ours has: packs, where rows are packed."""
-        output = processes.run([command[0], "check", *command[1:]],
-                               contestants.ROOT, self._environment(), 120)
-        return int(re.search(r"([\d,]+) training samples",
-                             output)[1].replace(",", ""))
-
-    def _speed(self, packing, metrics, command):
-        """Tokens of rows (as the peer counts, no padding) a second after the
-        warm-up. Padded rows come in the file's order; of packs the mean is
-        taken."""
-        seconds = [line["step_seconds"] for line in
-                   map(json.loads, metrics.splitlines()) if "loss" in line]
-        lengths = self._row_lengths()
-        batch = MICRO_BATCH_SIZE * contestants.RANKS["cpu"]
-        if packing == "packed":
-            tokens = ((len(seconds) - WARM_UP_STEPS) * batch * sum(lengths) /
-                      self._samples(command))
-        else:
-            tokens = sum(lengths[i % len(lengths)] for i in range(
-                WARM_UP_STEPS * batch, len(seconds) * batch))
-        return tokens / sum(seconds[WARM_UP_STEPS:])
+    def _speed(self, metrics):
+        """Tokens a second after the warm-up, without padding, as the peer
+        counts them."""
+        steps = [line for line in map(json.loads, metrics.splitlines())
+                 if "loss" in line]
+        seconds = sum(step["step_seconds"] for step in steps[WARM_UP_STEPS:])
+        return (steps[-1]["tokens"] -
+                steps[WARM_UP_STEPS - 1]["tokens"]) / seconds
 
     def _peer_arguments(self):
         return [str(contestants.BENCH / "peers/trl_sft.py"),

@@ -5,7 +5,6 @@ A Llama of random weights on conversations: the tokenizer's own chat template,
 loss on all tokens, rows in the file's order, packed by best fit or padded;
 AdamW, clipping at 1.0, gradients averaged by DistributedDataParallel. Run alone
 or under torchrun; prints one JSON line. Tokens are those of rows: no padding.
-With --lengths it trains nothing, and prints the rows' lengths in tokens.
 """
 
 import argparse
@@ -39,7 +38,6 @@ def parse():
     parser.add_argument("--rows", required=True, help="JSONL of conversations")
     parser.add_argument("--tokenizer", required=True, help="a folder")
     parser.add_argument("--packing", action="store_true")
-    parser.add_argument("--lengths", action="store_true")
     return parser.parse_args()
 
 
@@ -108,13 +106,6 @@ def main():
     with open(args.rows, encoding="utf-8") as file:
         data = Dataset.from_list(
             [{"messages": messages(json.loads(line))} for line in file])
-    if args.lengths:
-        print(json.dumps([
-            min(args.max_length, len(tokenizer(
-                tokenizer.apply_chat_template(m, tokenize=False),
-                add_special_tokens=False)["input_ids"]))
-            for m in data["messages"]]))
-        return
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = SFTTrainer(

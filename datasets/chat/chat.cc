@@ -68,10 +68,9 @@ absl::StatusOr<Config> Complete(Config config) {
 }
 
 // Tensor `name` of the batch, of this shape; of an earlier batch if it fits.
-int64_t* Room(const char* name, const std::array<int64_t, 2>& shape,
-              Batch* batch) {
+int64_t* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
   at::Tensor& tensor = (*batch)[name];
-  if (!tensor.defined() || tensor.sizes() != at::IntArrayRef(shape)) {
+  if (!tensor.defined() || tensor.sizes() != shape) {
     tensor = at::empty(shape, at::kLong);
   }
   return tensor.mutable_data_ptr<int64_t>();
@@ -217,13 +216,14 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
                                         out.length};
   out.ids = Room("input_ids", shape, batch);
   out.labels = Room("labels", shape, batch);
+  int64_t* tokens = Room(kTokenCounts, shape[0], batch);
   if (packed) {
     out.positions = Room("positions", shape, batch);
   } else {
     batch->erase("positions");
   }
   for (int64_t index : indices) {
-    CAPSTAN_RETURN_IF_ERROR(ReadSample(index, out));
+    CAPSTAN_ASSIGN_OR_RETURN(*tokens++, ReadSample(index, out));
     out.ids += out.length;
     out.labels += out.length;
     if (packed) out.positions += out.length;
@@ -231,7 +231,7 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   return absl::OkStatus();
 }
 
-absl::Status Chat::ReadSample(int64_t index, const Out& out) const {
+absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
   uint32_t one = 0;
@@ -255,7 +255,7 @@ absl::Status Chat::ReadSample(int64_t index, const Out& out) const {
   if (out.positions != nullptr) {
     CountUp(out.positions + at, out.length - at);
   }
-  return absl::OkStatus();
+  return at;
 }
 
 absl::Status Chat::ReadRow(const OpenedSource& source, const IndexedRow& row,

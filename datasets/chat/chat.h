@@ -23,7 +23,8 @@ namespace chat {
 // "input_ids" and "labels" [n, T] int64. With packing T is max_length, and
 // there is "positions" [n, T] int64: of each token in its row; a pack's rest is
 // a document of its own, without labels. Else T is the longest of the batch,
-// and shorter rows are padded behind. Memory: what a batch takes; rows and
+// and shorter rows are padded behind. kTokenCounts says what isn't padding.
+// Memory: what a batch takes; rows and
 // indexes are mapped files.
 class Chat final : public DatasetReader {
  public:
@@ -83,7 +84,8 @@ class Chat final : public DatasetReader {
   static absl::StatusOr<Mixture> Mix(const Data& data, Part part);
 
   absl::Status CheckIndices(absl::Span<const int64_t> indices) const;
-  absl::Status ReadSample(int64_t index, const Out& out) const;
+  // Returns how many tokens it has: the rest is padding.
+  absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
   // The row's tokens, checked against the index.
   absl::Status ReadRow(const OpenedSource& source, const IndexedRow& row,
                        TokenRow* tokens) const;

@@ -70,6 +70,12 @@ std::vector<int64_t> Row(const Batch& batch, const char* name, int64_t row) {
   return {begin, begin + length};
 }
 
+std::vector<int64_t> Counts(const Batch& batch) {
+  const at::Tensor& counts = batch.at(kTokenCounts);
+  const int64_t* begin = counts.const_data_ptr<int64_t>();
+  return {begin, begin + counts.numel()};
+}
+
 std::string TextOf(const DatasetReader& reader, int64_t index) {
   Batch batch;
   EXPECT_TRUE(reader.Read({index}, &batch).ok());
@@ -96,10 +102,13 @@ TEST(ChatTest, BatchesArePaddedToTheirLongest) {
   EXPECT_THAT(Row(batch, "input_ids", 1), ElementsAre('a', 'b', 257, 257, 257));
   EXPECT_THAT(Row(batch, "labels", 1), ElementsAre('a', 'b', -100, -100, -100));
   EXPECT_THAT(Row(batch, "labels", 0), ElementsAre('c', 'd', 'e', 'f', 'g'));
+  EXPECT_THAT(Counts(batch), ElementsAre(5, 2));
+  EXPECT_EQ(CountTokens(batch).padding, 3);
   EXPECT_EQ(batch.count("positions"), 0);
   EXPECT_EQ(chat->sample_length(1), 5);
   ASSERT_TRUE(chat->Read({0}, &batch).ok());
   EXPECT_THAT(Row(batch, "input_ids", 0), ElementsAre('a', 'b'));
+  EXPECT_THAT(Counts(batch), ElementsAre(2));
   EXPECT_FALSE(chat->Read({3}, &batch).ok());
   EXPECT_FALSE(chat->Read({-1}, &batch).ok());
   EXPECT_EQ(chat->max_sequence_length(), 100);
@@ -122,6 +131,7 @@ TEST(ChatTest, PacksRestartPositionsAndDoNotPredictAcrossRows) {
   EXPECT_THAT(Row(batch, "labels", 0),
               ElementsAre(-100, 'b', 'c', -100, -100, -100, -100));
   EXPECT_THAT(Row(batch, "positions", 0), ElementsAre(0, 1, 2, 0, 1, 2, 3));
+  EXPECT_THAT(Counts(batch), ElementsAre(3, 7));
   EXPECT_EQ(chat->sample_length(0), 0);
 }
 

@@ -23,10 +23,24 @@ namespace capstan {
 // "positions" [B, T] int64 (of each token in its document, where a row holds
 // several documents one behind the other: none sees another's tokens).
 //
+// A reader of text whose rows have padding gives kTokenCounts as well.
+//
 // The core adds "sample_position" [B] int64: where in the run's sequence of
 // samples each comes, a key for random numbers that are the same under every
 // strategy and number of ranks; in evaluation the sample's own index.
 using Batch = std::map<std::string, at::Tensor>;
+
+// [B] int64: of each row of "input_ids", how many of its positions hold tokens;
+// the others are padding. Without it none are. For training the core leaves it
+// in CPU memory, so that counting tokens waits for no device.
+extern const char kTokenCounts[];
+
+// The tokens of a batch of text, and the positions of it that hold none.
+struct TokenTotals {
+  int64_t tokens = 0;
+  int64_t padding = 0;
+};
+TokenTotals CountTokens(const Batch& batch);
 
 // Random access to the samples of a dataset. Order, epochs, sharding over
 // ranks, prefetching, resuming and copies to a GPU are the core's: a reader

@@ -13,8 +13,8 @@ namespace capstan {
 
 // Numbers over 1, 2, ..: episodes, say.
 struct MeasuredCurve {
-  // "return": OUTPUT/return.svg, and eval_return/step_N in TensorBoard, of the
-  // evaluation after step N.
+  // "return": OUTPUT/return.svg; in TensorBoard eval/return, how the values of
+  // each evaluation are distributed.
   std::string name;
   std::string x_label;
   std::string y_label;

@@ -22,10 +22,14 @@ namespace capstan {
 struct LossSum {
   at::Tensor sum;      // scalar float32, with gradient in training
   int64_t count = 0;   // targets; 0 is legal and contributes nothing
-  int64_t tokens = 0;  // input tokens (or samples) seen, for throughput
+  int64_t tokens = 0;  // in unit(): input tokens without padding, or samples
   // [metrics().size(), 2] float64 on the model's device, without gradient: of
   // each a sum and what it is to be divided by. Undefined where there are none.
   at::Tensor metrics;
+  // Positions that were computed, but hold no token.
+  int64_t padding = 0;
+  // The tokens at which there is a loss; negative: as many as `count`.
+  int64_t trained = -1;
 };
 
 // A number beside the loss, by the tags under which training and evaluation
@@ -140,6 +144,10 @@ class Objective {
   virtual absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) = 0;
+
+  // What LossSum::tokens counts, as reports call it: "tokens", or what a step
+  // takes in where that isn't text ("samples"). Constant.
+  virtual std::string unit() const { return "tokens"; }
 };
 
 }  // namespace capstan

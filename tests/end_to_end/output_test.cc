@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
+#include "trainer/config/latest_run.h"
 
 namespace capstan {
 namespace {
@@ -39,6 +40,8 @@ TEST(OutputTest, MetricsAndSummary) {
     const nlohmann::json& line = metrics.steps[i];
     // 8 sequences of 32 tokens.
     EXPECT_EQ(line["tokens"], (i + 1) * 8 * 32);
+    EXPECT_EQ(line["trained_tokens"], (i + 1) * 8 * 31);
+    EXPECT_EQ(line["padding"], 0.0);
     EXPECT_DOUBLE_EQ(line["lr"], 3e-3);
     EXPECT_GT(line["grad_norm"], 0.0);
     EXPECT_GT(line["step_seconds"], 0.0);
@@ -181,12 +184,26 @@ TEST(OutputTest, WithoutOutputDirEachRunGetsAFolder) {
   for (int i = 1; i <= 2; ++i) {
     const TrainerResult result = RunTrainer({"--config=" + config}, options);
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    const fs::path latest = options.folder + "/runs/run/latest";
-    ASSERT_TRUE(fs::is_symlink(latest));
+    const std::string file = options.folder + "/runs/run/latest";
+    // Not a link: TensorBoard would show the run twice.
+    ASSERT_TRUE(fs::is_regular_file(fs::symlink_status(file)));
+    const fs::path latest = FollowLatestRun(file);
     EXPECT_TRUE(fs::exists(latest / "final/model.safetensors"));
     folders.insert(fs::canonical(latest).string());
     EXPECT_EQ(folders.size(), i);
   }
+  // What a user says for it, in commands and in configs.
+  for (const char* path : {"runs/run/latest", "runs/run/latest/final"}) {
+    const TrainerResult result =
+        RunTrainer({"generate", absl::StrCat("--model=", path), "--prompt=a",
+                    "--max_new_tokens=1"},
+                   options);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+  const TrainerResult result = RunTrainer(
+      {"--config=runs/run/latest/config.pbtxt", "--set", "output_dir=again"},
+      options);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
 TEST(OutputTest, RunsAreTheSameEachTime) {

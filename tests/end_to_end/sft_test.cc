@@ -132,6 +132,9 @@ class SftLayoutTest : public ::testing::TestWithParam<Layout> {
     const Metrics want = ReadMetrics(reference);
     ASSERT_EQ(got.steps.size(), kSteps);
     EXPECT_EQ(got.Values("lr"), want.Values("lr"));
+    // Of rows, however much padding a split needs.
+    EXPECT_EQ(got.Values("tokens"), want.Values("tokens"));
+    EXPECT_EQ(got.Values("trained_tokens"), want.Values("trained_tokens"));
     for (int i = 0; i < kSteps; ++i) {
       EXPECT_NEAR(got.losses()[i], want.losses()[i], 1e-6 * want.losses()[i])
           << "step " << i + 1;
@@ -177,6 +180,37 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{"GroupedByLength", "shuffle: true",
                              "group_by_length: true"}),
     [](const auto& info) { return info.param.name; });
+
+TEST(SftTest, TokensArePaddingsNeighbours) {
+  const std::string chats = SampleChats(0, 16);
+  const auto train = [&](int micro, const std::string& fields) {
+    return MustTrain(SftRun(chats, fields)
+                         .Set("batch", absl::StrCat("micro_batch_size: ", micro,
+                                                    " global_batch_size: 16"))
+                         .Train("max_steps: 1"));
+  };
+  // A row alone needs no padding.
+  const nlohmann::json alone = ReadJson(train(1, "") + "/summary.json");
+  EXPECT_EQ(alone["padding"], 0.0);
+  EXPECT_GT(alone["tokens"], alone["trained_tokens"]);
+  const std::string folder = train(16, "");
+  const nlohmann::json together = ReadJson(folder + "/summary.json");
+  EXPECT_EQ(together["tokens"], alone["tokens"]);
+  EXPECT_EQ(together["trained_tokens"], alone["trained_tokens"]);
+  EXPECT_GT(together["padding"], 0.0);
+  const nlohmann::json step = ReadMetrics(folder).steps.at(0);
+  EXPECT_EQ(step["tokens"], alone["tokens"]);
+  EXPECT_EQ(step["padding"], together["padding"]);
+  EXPECT_NEAR(step["tokens_per_second"].get<double>() *
+                  step["step_seconds"].get<double>(),
+              alone["tokens"].get<double>(), 1.0);
+  EXPECT_THAT(ReadText(folder + "/final/README.md"),
+              HasSubstr("| padding beside them | "));
+  // In one pack the rest of the row is padding.
+  const nlohmann::json packed = ReadJson(
+      train(16, "packing: BEST_FIT max_length: 128") + "/summary.json");
+  EXPECT_GT(packed["padding"], 0.0);
+}
 
 // The shipped config, with a smaller model, cut short.
 TEST(SftQuickstartTest, LearnsAndSpeaksBeforeAndAfter) {

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
+#include "trainer/config/latest_run.h"
 
 namespace capstan {
 namespace {
@@ -83,11 +84,12 @@ TEST(TorchrunTest, WithoutOutputDir) {
        RunRanks(SmallRun().Train("max_steps: 1").File(), folder)) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
   }
-  EXPECT_EQ(CheckpointSteps(folder + "/runs/run/latest").size(), 1);
+  const std::string latest = FollowLatestRun(folder + "/runs/run/latest");
+  EXPECT_EQ(CheckpointSteps(latest).size(), 1);
   int runs = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(folder + "/runs/run")) {
-    runs += entry.is_symlink() ? 0 : 1;
+    runs += entry.is_directory() ? 1 : 0;
   }
   EXPECT_EQ(runs, 1);
 }

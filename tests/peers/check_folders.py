@@ -65,28 +65,51 @@ def parse():
     return parser.parse_args()
 
 
+def peer_python(requirements=HERE / "requirements.txt"):
+    """An interpreter that has the packages."""
+    python = VENV / "bin/python"
+    made = VENV / ("made." + requirements.name)
+    if not made.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "-r",
+                        str(requirements)], check=True)
+        made.touch()
+    return python
+
+
+def peer_environment():
+    return dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
+                HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+
+
+def build(target):
+    subprocess.run([str(ROOT / "bazelw"), "build", target], check=True,
+                   cwd=ROOT)
+
+
 def run_in_peer(args):
     """The running script again, by an interpreter that has the packages."""
     if args.answers is None:
-        subprocess.run([str(ROOT / "bazelw"), "build", "//tests/peers:answers"],
-                       check=True, cwd=ROOT)
-    python = args.python or VENV / "bin/python"
-    if args.python is None and not (VENV / "made").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "-r",
-                        str(HERE / "requirements.txt")], check=True)
-        (VENV / "made").touch()
+        build("//tests/peers:answers")
+    python = args.python or peer_python()
     os.execve(python, [str(python), *sys.argv],
-              dict(os.environ, **{IN_PEER: "1"}, OMP_NUM_THREADS="1",
-                   CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1",
-                   TRANSFORMERS_VERBOSITY="error"))
+              dict(peer_environment(), **{IN_PEER: "1"}))
+
+
+def followed(path):
+    """With what runs/NAME/latest stands for: a file with a folder's name."""
+    for latest in path.parents if path.name != "latest" else (path,):
+        if latest.name == "latest" and latest.is_file():
+            run = latest.parent / latest.read_text().strip()
+            return run / path.relative_to(latest)
+    return path
 
 
 class Folder:
     """One folder in the peers' hands and in ours."""
 
     def __init__(self, path, answers, own_code=False):
-        self._path = path.resolve()
+        self._path = followed(path).resolve()
         self._answers = answers or ANSWERS
         self._own_code = own_code  # whether the folder's own code is run
         self._problems = 0

@@ -32,7 +32,11 @@ struct TrainState {
   int64_t step = 0;             // steps done, skipped ones included
   int64_t optimizer_steps = 0;  // updates done
   int64_t samples = 0;          // samples consumed: the data position
-  int64_t tokens = 0;           // input tokens trained on
+  // As LossSum has them. Older checkpoints' tokens may hold padding, and the
+  // other two begin with what came after.
+  int64_t tokens = 0;
+  int64_t trained_tokens = 0;
+  int64_t padding = 0;
   // What makes the data position mean the same samples again.
   uint64_t seed = 0;
   int64_t data_size = 0;  // samples in the training data

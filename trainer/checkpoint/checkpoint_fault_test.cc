@@ -200,6 +200,13 @@ TEST_F(CheckpointFaultTest, OfAnotherTrainer) {
   EXPECT_THAT(LoadError(), HasSubstr("saved by a newer trainer"));
 }
 
+// Of a trainer that counted tokens alone.
+TEST_F(CheckpointFaultTest, AnOlderCheckpointLoads) {
+  Edit("\"trained_tokens\"", "\"unknown\"");
+  Edit("\"padding\"", "\"unknown_too\"");
+  EXPECT_EQ(LoadError(), "");
+}
+
 TEST_F(CheckpointFaultTest, RangesAndFilesOfTheManifestAreChecked) {
   const std::string path = folder_ + "/manifest.json";
   const std::string text = *ReadWholeFile(path);

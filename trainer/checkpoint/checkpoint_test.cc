@@ -60,6 +60,8 @@ TEST(CheckpointTest, TrainStateIsExact) {
   EXPECT_EQ(got->optimizer_steps, want.optimizer_steps);
   EXPECT_EQ(got->samples, want.samples);
   EXPECT_EQ(got->tokens, want.tokens);
+  EXPECT_EQ(got->trained_tokens, want.trained_tokens);
+  EXPECT_EQ(got->padding, want.padding);
   EXPECT_EQ(got->seed, want.seed);
   EXPECT_EQ(got->loss_scale, want.loss_scale);
   EXPECT_EQ(got->loss_scale_good_steps, want.loss_scale_good_steps);

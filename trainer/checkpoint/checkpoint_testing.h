@@ -128,6 +128,8 @@ inline TrainState StateAt(int64_t step) {
   state.optimizer_steps = step - 1;
   state.samples = 8 * step;
   state.tokens = 512 * step;
+  state.trained_tokens = 300 * step;
+  state.padding = 77 * step;
   state.seed = 0xfedcba9876543210u;
   state.data_group = 400;
   state.frozen_crc32c = 0xdeadbeef;

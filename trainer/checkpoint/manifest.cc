@@ -50,6 +50,8 @@ Json TrainStateToJson(const TrainState& state) {
           {"optimizer_steps", state.optimizer_steps},
           {"samples", state.samples},
           {"tokens", state.tokens},
+          {"trained_tokens", state.trained_tokens},
+          {"padding", state.padding},
           {"seed", state.seed},
           {"data_size", state.data_size},
           {"data_shuffle", state.data_shuffle},
@@ -70,6 +72,8 @@ TrainState TrainStateFromJson(const Json& json) {
   state.optimizer_steps = json.at("optimizer_steps").get<int64_t>();
   state.samples = json.at("samples").get<int64_t>();
   state.tokens = json.at("tokens").get<int64_t>();
+  state.trained_tokens = json.value("trained_tokens", int64_t{0});
+  state.padding = json.value("padding", int64_t{0});
   state.seed = json.at("seed").get<uint64_t>();
   state.data_size = json.at("data_size").get<int64_t>();
   state.data_shuffle = json.at("data_shuffle").get<bool>();

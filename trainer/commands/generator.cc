@@ -18,6 +18,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/commands.h"
 #include "trainer/config/hub_name.h"
+#include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
 #include "trainer/train/run_parts.h"
 
@@ -276,11 +277,12 @@ std::string ModelText(const RunConfig& checkpoint, const RunConfig& run) {
 
 }  // namespace
 
-std::string ModelFolder(const std::string& folder) {
+std::string ModelFolder(const std::string& path) {
+  const std::string folder = FollowLatestRun(path);
   if (fs::exists(fs::path(folder) / "final")) return folder + "/final";
   const std::string newest = NewestCheckpoint(folder);
   if (!newest.empty()) return newest;
-  const std::string latest = folder + "/latest";
+  const std::string latest = FollowLatestRun(folder + "/latest");
   return fs::is_directory(latest) ? ModelFolder(latest) : folder;
 }
 

@@ -35,7 +35,7 @@ struct Generator {
 
 // A run's folder (runs/NAME, or one of its runs/NAME/TIME) stands for its final
 // folder, else for its newest checkpoint; others for themselves.
-std::string ModelFolder(const std::string& folder);
+std::string ModelFolder(const std::string& path);
 
 // `model` is a Hugging Face folder, a run's folder (ModelFolder), a checkpoint,
 // or a PEFT folder, whose base is then where its adapter_config.json says.

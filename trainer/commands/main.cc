@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
+#include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
 #include "trainer/train/resume_command.h"
 
@@ -291,7 +292,8 @@ std::vector<std::string> FromCaller(const std::vector<std::string>& folders) {
   const std::string caller = DefaultConfigContext(nullptr).caller_folder;
   std::vector<std::string> absolute;
   for (const std::string& folder : folders) {
-    absolute.push_back((std::filesystem::path(caller) / folder).string());
+    absolute.push_back(
+        FollowLatestRun((std::filesystem::path(caller) / folder).string()));
   }
   return absolute;
 }

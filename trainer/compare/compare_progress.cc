@@ -46,6 +46,7 @@ void CompareProgress::Step(const NewestStep& newest) {
   progress.loss = newest.loss;
   progress.lr = newest.lr;
   progress.tokens_per_second = newest.tokens_per_second;
+  progress.unit = newest.unit;
   if (progress.step > 0) {
     progress.seconds_left = SecondsSince(start_) / progress.step *
                             (progress.max_steps - progress.step);
@@ -74,9 +75,9 @@ void CompareProgress::EndRun(const ComparedRun& run) {
                       runs_, kLabelWidth, run.Label());
   if (run.status == ComparedRun::Status::kCompleted) {
     absl::StrAppendFormat(
-        &line, "final loss %.4f  %s tokens/s  %s", run.measured.loss.back(),
+        &line, "final loss %.4f  %s %s/s  %s", run.measured.loss.back(),
         WithCommas(std::llround(run.measured.tokens_per_second)),
-        ShortDuration(SecondsSince(run_start_)));
+        run.measured.unit, ShortDuration(SecondsSince(run_start_)));
   } else {
     absl::StrAppend(&line, "failed: ", run.reason);
   }

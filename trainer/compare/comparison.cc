@@ -132,6 +132,13 @@ std::string ComparedRun::Label() const {
                       processes == 1 ? " rank" : " ranks");
 }
 
+std::string Comparison::Unit() const {
+  for (const ComparedRun& run : runs) {
+    if (run.status == ComparedRun::Status::kCompleted) return run.measured.unit;
+  }
+  return RunMeasurements().unit;
+}
+
 const ComparedRun* Comparison::FindRun(const std::string& id) const {
   const auto it =
       std::find_if(runs.begin(), runs.end(),

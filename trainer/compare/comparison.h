@@ -32,7 +32,8 @@ struct RunMeasurements {
 
   // Medians over the steps, after the first two.
   double step_seconds = 0.0;
-  double tokens_per_second = 0.0;
+  double tokens_per_second = 0.0;  // of `unit`
+  std::string unit = "tokens";     // as RunFacts has it
   absl::optional<double> bytes_sent;
   absl::optional<double> communication_seconds;
   // The part of communication that the step has waited for.
@@ -110,6 +111,8 @@ struct Comparison {
   bool passed() const { return problems.empty(); }
 
   const ComparedRun* FindRun(const std::string& id) const;
+  // What the runs' speed counts.
+  std::string Unit() const;
 };
 
 // Chooses the references, and fills what depends on them: references, deltas,

@@ -69,7 +69,7 @@ void AddMeasurements(const RunMeasurements& measured, Json* json) {
   (*json)["parameters"] = measured.parameters;
   (*json)["skipped_steps"] = measured.skipped_steps;
   (*json)["step_seconds"] = measured.step_seconds;
-  (*json)["tokens_per_second"] = measured.tokens_per_second;
+  (*json)[measured.unit + "_per_second"] = measured.tokens_per_second;
   (*json)["bytes_sent_per_step"] = OrNull(measured.bytes_sent);
   (*json)["communication_seconds"] = OrNull(measured.communication_seconds);
   (*json)["exposed_communication_seconds"] = OrNull(measured.exposed_seconds);
@@ -120,6 +120,7 @@ std::string ReportJson(const Comparison& comparison) {
   json["device"] = comparison.device;
   json["max_steps"] = comparison.max_steps;
   json["global_batch_size"] = comparison.global_batch_size;
+  json["unit"] = comparison.Unit();
   json["precisions"] = Json::array();
   for (const ComparedPrecision& precision : comparison.precisions) {
     json["precisions"].push_back(PrecisionJson(precision));

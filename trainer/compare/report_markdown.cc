@@ -148,7 +148,7 @@ std::string CostTable(const Comparison& comparison) {
   return absl::StrCat(
       "## What each costs\n\nPer step, medians; memory (of tensors, and of the "
       "whole process) and traffic of the rank with most.\n\n",
-      Table({"strategy", "precision", "ranks", "tokens/s", "step",
+      Table({"strategy", "precision", "ranks", comparison.Unit() + "/s", "step",
              "memory predicted", "memory measured", "process", "bytes sent",
              "communication hidden", "communication exposed"},
             rows));

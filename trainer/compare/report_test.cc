@@ -98,6 +98,18 @@ TEST(ReportJsonTest, Schema) {
   EXPECT_EQ(report["runs"][3]["reason"], "one rank only");
 }
 
+TEST(ReportTest, SamplesAreNotCalledTokens) {
+  Comparison comparison = Sample();
+  for (ComparedRun& run : comparison.runs) run.measured.unit = "samples";
+  const json report = json::parse(ReportJson(comparison));
+  EXPECT_EQ(report["unit"], "samples");
+  EXPECT_EQ(report["runs"][1]["samples_per_second"], 12345.0);
+  EXPECT_FALSE(report["runs"][1].contains("tokens_per_second"));
+  const std::string text = ReportMarkdown(comparison);
+  EXPECT_THAT(text, HasSubstr("| samples/s |"));
+  EXPECT_THAT(text, Not(HasSubstr("tokens")));
+}
+
 TEST(ReportMarkdownTest, SaysEverything) {
   const std::string text = ReportMarkdown(Sample());
   EXPECT_THAT(

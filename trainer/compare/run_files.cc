@@ -2,6 +2,7 @@
 #include "trainer/compare/run_files.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/file_util.h"
 
@@ -37,6 +40,19 @@ absl::optional<double> Number(const Json& object, const char* key) {
 
 double NumberOrNan(const Json& object, const char* key) {
   return Number(object, key).value_or(std::numeric_limits<double>::quiet_NaN());
+}
+
+// A step's speed, which is named after what it counts: "tokens_per_second".
+// Sets *unit to that.
+absl::optional<double> Rate(const Json& step, std::string* unit) {
+  for (const auto& [key, value] : step.items()) {
+    absl::string_view name = key;
+    if (!absl::ConsumeSuffix(&name, "_per_second")) continue;
+    *unit = std::string(name);
+    if (value.is_number()) return value.get<double>();
+    break;
+  }
+  return absl::nullopt;
 }
 
 // The greatest number in an array of one a rank; unset where there is none.
@@ -91,7 +107,7 @@ absl::Status ReadMetrics(const std::string& path, int64_t steps,
     measured->grad_norm.push_back(NumberOrNan(object, "grad_norm"));
     if (object.value("skipped", false)) ++measured->skipped_steps;
     seconds.push_back(Number(object, "step_seconds"));
-    rates.push_back(Number(object, "tokens_per_second"));
+    rates.push_back(Rate(object, &measured->unit));
     bytes.push_back(Number(object, "bytes_sent"));
     communication.push_back(Number(object, "communication_seconds"));
     exposed.push_back(Number(object, "exposed_seconds"));
@@ -152,7 +168,7 @@ const NewestStep& MetricsFollower::Poll() {
     newest_.step = static_cast<int64_t>(*Number(object, "step"));
     newest_.loss = NumberOrNan(object, "loss");
     newest_.lr = NumberOrNan(object, "lr");
-    newest_.tokens_per_second = NumberOrNan(object, "tokens_per_second");
+    newest_.tokens_per_second = Rate(object, &newest_.unit).value_or(NAN);
   }
   return newest_;
 }

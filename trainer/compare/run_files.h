@@ -21,7 +21,8 @@ struct NewestStep {
   int64_t step = 0;
   double loss = 0.0;
   double lr = 0.0;
-  double tokens_per_second = 0.0;
+  double tokens_per_second = 0.0;  // of `unit`
+  std::string unit = "tokens";     // as RunFacts has it
 };
 
 // Follows a metrics.jsonl that grows. One thread.

@@ -70,6 +70,7 @@ TEST_F(RunFilesTest, WhatARunHasMeasured) {
   // Medians of steps 3 to 6.
   EXPECT_EQ(measured->step_seconds, 4.5);
   EXPECT_EQ(measured->tokens_per_second, 450);
+  EXPECT_EQ(measured->unit, "tokens");
   EXPECT_EQ(*measured->bytes_sent, 4500);
   EXPECT_EQ(*measured->communication_seconds, 0.5);
   EXPECT_EQ(*measured->exposed_seconds, 0.125);
@@ -81,6 +82,21 @@ TEST_F(RunFilesTest, WhatARunHasMeasured) {
   EXPECT_EQ(*measured->memory[0].predicted, 10);
   EXPECT_EQ(*measured->memory[0].measured, 11.5);
   EXPECT_FALSE(measured->memory[1].predicted.has_value());
+}
+
+TEST_F(RunFilesTest, SpeedInWhatTheRunCounts) {
+  const std::string line =
+      "{\"step\": 1, \"loss\": 2.5, \"samples\": 40, "
+      "\"samples_per_second\": 20.5}\n";
+  Write("metrics.jsonl", line);
+  Write("summary.json", "{}");
+  const absl::StatusOr<RunMeasurements> measured = ReadMeasurements(folder_, 1);
+  ASSERT_TRUE(measured.ok()) << measured.status();
+  EXPECT_EQ(measured->tokens_per_second, 20.5);
+  EXPECT_EQ(measured->unit, "samples");
+  MetricsFollower follower(folder_ + "/metrics.jsonl");
+  EXPECT_EQ(follower.Poll().tokens_per_second, 20.5);
+  EXPECT_EQ(follower.Poll().unit, "samples");
 }
 
 TEST_F(RunFilesTest, WhatIsMissingIsUnknown) {

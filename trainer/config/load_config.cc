@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "trainer/config/latest_run.h"
 #include "trainer/config/text_source.h"
 
 namespace capstan {
@@ -26,7 +27,8 @@ namespace fs = std::filesystem;
 // workspace's configs/.
 absl::StatusOr<std::string> FindConfig(const std::string& name,
                                        const ConfigContext& context) {
-  std::vector<fs::path> tried = {fs::path(context.caller_folder) / name};
+  std::vector<fs::path> tried = {
+      FollowLatestRun((fs::path(context.caller_folder) / name).string())};
   if (!context.workspace_folder.empty()) {
     tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
   }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "plugins/sdk/options.pb.h"
+#include "trainer/config/latest_run.h"
 #include "trainer/config/text_source.h"
 
 namespace capstan {
@@ -200,7 +201,8 @@ class Merger {
           .lexically_normal()
           .string();
     }
-    return (fs::path(origin_.folder) / text).lexically_normal().string();
+    return FollowLatestRun(
+        (fs::path(origin_.folder) / text).lexically_normal().string());
   }
 
   const TextOrigin& origin_;

@@ -82,6 +82,11 @@ absl::Status BatchSlot::Fill(const DatasetReader& reader,
 void BatchSlot::CopyToDevice(const c10::Stream& copies) {
   const c10::StreamGuard guard(copies);
   for (auto& [name, tensor] : host_) {
+    if (name == kTokenCounts) {
+      // A copy, since the next batch is written into this one.
+      device_[name] = tensor.clone();
+      continue;
+    }
     // The first time only, if the reader writes into what it is given.
     if (!tensor.is_pinned()) tensor = tensor.pin_memory();
     device_[name] = tensor.to(copies.device(), /*non_blocking=*/true);

@@ -40,7 +40,8 @@ void AppendTagged(const TaggedNumbers& tagged, std::string* line) {
 }  // namespace
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
-                                            int64_t first_step) {
+                                            int64_t first_step,
+                                            const std::string& unit) {
   if (first_step > 0) {
     CAPSTAN_RETURN_IF_ERROR(KeepLinesUpTo(first_step, path));
   }
@@ -48,10 +49,11 @@ absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
       OutputFile file,
       OutputFile::Open(path, first_step > 0 ? OutputFile::Start::kAtEnd
                                             : OutputFile::Start::kEmpty));
-  return MetricsLog(std::move(file));
+  return MetricsLog(std::move(file), unit);
 }
 
-MetricsLog::MetricsLog(OutputFile file) : file_(std::move(file)) {}
+MetricsLog::MetricsLog(OutputFile file, const std::string& unit)
+    : file_(std::move(file)), unit_(unit) {}
 
 absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   line_.clear();
@@ -59,9 +61,14 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   AppendNumber(", \"loss\": ", metrics.loss, &line_);
   AppendNumber(", \"grad_norm\": ", metrics.grad_norm, &line_);
   AppendNumber(", \"lr\": ", metrics.lr, &line_);
-  absl::StrAppend(&line_, ", \"tokens\": ", metrics.tokens);
+  absl::StrAppend(&line_, ", \"", unit_, "\": ", metrics.tokens);
+  if (unit_ == kTokenUnit) {
+    absl::StrAppend(&line_, ", \"trained_tokens\": ", metrics.trained_tokens);
+    AppendNumber(", \"padding\": ", metrics.padding, &line_);
+  }
   AppendNumber(", \"step_seconds\": ", metrics.step_seconds, &line_);
-  AppendNumber(", \"tokens_per_second\": ", metrics.tokens_per_second, &line_);
+  AppendNumber(absl::StrCat(", \"", unit_, "_per_second\": "),
+               metrics.tokens_per_second, &line_);
   absl::StrAppend(&line_, ", \"bytes_sent\": ", metrics.bytes_sent);
   AppendNumber(", \"communication_seconds\": ",
                metrics.communication_seconds.value_or(NAN), &line_);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // OUTPUT/metrics.jsonl: one JSON object a line. A step's keys: step loss
-// grad_norm lr tokens step_seconds tokens_per_second, and, only when set,
-// skipped, loss_scale and what the objective adds. An evaluation's: step
-// eval_loss, and what the objective adds. Doubles keep every bit; those that
-// aren't finite are null.
+// grad_norm lr tokens trained_tokens padding step_seconds tokens_per_second
+// bytes_sent communication_seconds exposed_seconds, and, only when set,
+// skipped, loss_scale and what the objective adds. Where the run counts samples
+// there are samples and samples_per_second in place of the four of tokens. An
+// evaluation's: step eval_loss, and what the objective adds. Doubles keep every
+// bit; those that aren't finite are null.
 #ifndef CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 #define CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 
@@ -24,8 +26,10 @@ class MetricsLog {
   // Continues after step `first_step`: keeps the lines of earlier steps and
   // its own, and drops those beyond, along with a last line cut short by a
   // crash. With first_step 0 the file begins anew.
+  // `unit`: as in RunFacts.
   static absl::StatusOr<MetricsLog> Open(const std::string& path,
-                                         int64_t first_step);
+                                         int64_t first_step,
+                                         const std::string& unit = kTokenUnit);
 
   absl::Status Step(const StepMetrics& metrics);
   absl::Status Eval(int64_t step, double eval_loss,
@@ -33,9 +37,10 @@ class MetricsLog {
   absl::Status Numbers(int64_t step, const TaggedNumbers& tagged);
 
  private:
-  explicit MetricsLog(OutputFile file);
+  MetricsLog(OutputFile file, const std::string& unit);
 
   OutputFile file_;
+  std::string unit_;
   std::string line_;  // kept for its memory
 };
 

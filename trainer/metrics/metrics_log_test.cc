@@ -51,6 +51,8 @@ StepMetrics SomeStep() {
   metrics.grad_norm = 1.0 / 3.0;
   metrics.lr = 1e-5;
   metrics.tokens = 123456789012;
+  metrics.trained_tokens = 98765432101;
+  metrics.padding = 2.0 / 3.0;
   metrics.step_seconds = 5e-324;
   metrics.tokens_per_second = 1.7976931348623157e308;
   metrics.bytes_sent = 98765432109;
@@ -69,20 +71,33 @@ TEST(MetricsLog, KeysInOrderAndDoublesKeepEveryBit) {
   ASSERT_EQ(lines.size(), 1);
   EXPECT_EQ(Keys(lines[0]),
             (std::vector<std::string>{
-                "step", "loss", "grad_norm", "lr", "tokens", "step_seconds",
-                "tokens_per_second", "bytes_sent", "communication_seconds",
-                "exposed_seconds"}));
+                "step", "loss", "grad_norm", "lr", "tokens", "trained_tokens",
+                "padding", "step_seconds", "tokens_per_second", "bytes_sent",
+                "communication_seconds", "exposed_seconds"}));
   EXPECT_EQ(lines[0]["step"], 7);
   EXPECT_EQ(lines[0]["loss"].get<double>(), metrics.loss);
   EXPECT_EQ(lines[0]["grad_norm"].get<double>(), metrics.grad_norm);
   EXPECT_EQ(lines[0]["lr"].get<double>(), metrics.lr);
   EXPECT_EQ(lines[0]["tokens"].get<int64_t>(), metrics.tokens);
+  EXPECT_EQ(lines[0]["trained_tokens"].get<int64_t>(), metrics.trained_tokens);
+  EXPECT_EQ(lines[0]["padding"].get<double>(), metrics.padding);
   EXPECT_EQ(lines[0]["step_seconds"].get<double>(), metrics.step_seconds);
   EXPECT_EQ(lines[0]["tokens_per_second"].get<double>(),
             metrics.tokens_per_second);
   EXPECT_EQ(lines[0]["bytes_sent"].get<int64_t>(), metrics.bytes_sent);
   EXPECT_EQ(lines[0]["communication_seconds"].get<double>(), 0.7);
   EXPECT_EQ(lines[0]["exposed_seconds"].get<double>(), 1.0 / 7.0);
+}
+
+TEST(MetricsLog, SamplesAreNotTokens) {
+  absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 0, "samples");
+  ASSERT_TRUE(log.ok()) << log.status();
+  ASSERT_TRUE(log->Step(SomeStep()).ok());
+  EXPECT_EQ(ReadText().find("tokens"), std::string::npos);
+  const Json line = ReadLines()[0];
+  EXPECT_EQ(line["samples"], 123456789012);
+  EXPECT_EQ(line["samples_per_second"], SomeStep().tokens_per_second);
+  EXPECT_FALSE(line.contains("padding"));
 }
 
 TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
@@ -97,7 +112,7 @@ TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
   ASSERT_TRUE(log->Step(metrics).ok());
   const std::vector<Json> lines = ReadLines();
   ASSERT_EQ(lines.size(), 1);
-  EXPECT_EQ(lines[0].size(), 12);
+  EXPECT_EQ(lines[0].size(), 14);
   EXPECT_TRUE(lines[0]["exposed_seconds"].is_null());
   EXPECT_TRUE(lines[0]["loss"].is_null());
   EXPECT_TRUE(lines[0]["grad_norm"].is_null());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -51,7 +52,8 @@ std::string ProgressLine(const Progress& progress, int columns) {
       {0, Fraction(progress)},
       {1, absl::StrFormat("loss %.4f", progress.loss)},
       {4, absl::StrFormat("lr %.2e", progress.lr)},
-      {3, absl::StrCat(ShortCount(progress.tokens_per_second), " tokens/s")},
+      {3, absl::StrCat(ShortCount(progress.tokens_per_second), " ",
+                       progress.unit, "/s")},
       {2, progress.evaluated < 0.0
               ? absl::StrCat("ETA ", ClockTime(progress.seconds_left))
               : absl::StrFormat("evaluating %2.0f %%",
@@ -79,11 +81,15 @@ std::string ProgressLine(const Progress& progress, int columns) {
   return absl::StrCat(Bar(progress, std::min(room, kMaxBar)), " ", line);
 }
 
-ProgressBar::ProgressBar(const Console* console, const RunFacts& facts)
+ProgressBar::ProgressBar(const Console* console, const RunFacts& facts,
+                         std::function<Clock::time_point()> now)
     : console_(console),
+      now_(std::move(now)),
       log_every_(std::max<int64_t>(facts.log_every, 1)),
       last_shown_step_(facts.first_step),
-      last_update_(Clock::now()) {
+      time_left_(facts),
+      last_update_(now_()) {
+  progress_.unit = facts.unit;
   progress_.step = facts.first_step;
   progress_.max_steps = facts.max_steps;
 }
@@ -93,63 +99,53 @@ ProgressBar::~ProgressBar() {
 }
 
 void ProgressBar::Step(const StepMetrics& metrics) {
-  const Clock::time_point now = Clock::now();
-  if (steps_ == 0.0 && new_steps_ == 0) {
-    // What came before the first step (an evaluation, a text) is no measure
-    // of the steps to come.
-    last_update_ = now - std::chrono::duration_cast<Clock::duration>(
-                             std::chrono::duration<double>(
-                                 std::clamp(metrics.step_seconds, 0.0, 1e6)));
-  }
+  const Clock::time_point now = now_();
+  time_left_.Step(metrics.step,
+                  std::chrono::duration<double>(now.time_since_epoch()).count(),
+                  metrics.step_seconds);
   progress_.evaluated = -1.0;
   progress_.step = metrics.step;
   progress_.loss = metrics.loss;
   progress_.lr = metrics.lr;
   progress_.skipped += metrics.skipped ? 1 : 0;
   grad_norm_ = metrics.grad_norm;
-  ++new_steps_;
   new_tokens_ += metrics.tokens_per_second * metrics.step_seconds;
   new_step_seconds_ += metrics.step_seconds;
 
   const bool last = metrics.step >= progress_.max_steps;
   if (!console_->terminal()) {
     if (last || metrics.step % log_every_ == 0) {
-      UpdateRates(now);
+      Update(now);
       PrintPlainLine();
     }
-  } else if (last || steps_ == 0.0 || now - last_update_ >= kRedrawEvery) {
-    UpdateRates(now);
+  } else if (last || step_seconds_ == 0.0 ||
+             now - last_update_ >= kRedrawEvery) {
+    Update(now);
     Draw();
   }
 }
 
 void ProgressBar::Evaluating(double done) {
   if (!console_->terminal()) return;
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = now_();
   if (now - last_evaluating_ < kRedrawEvery) return;
   last_evaluating_ = now;
   progress_.evaluated = done;
   Draw();
 }
 
-void ProgressBar::UpdateRates(Clock::time_point now) {
+void ProgressBar::Update(Clock::time_point now) {
   const double elapsed =
       std::chrono::duration<double>(now - last_update_).count();
   const double kept = std::exp(-elapsed / kRateSeconds);
-  steps_ = steps_ * kept + new_steps_;
-  seconds_ = seconds_ * kept + elapsed;
   tokens_ = tokens_ * kept + new_tokens_;
   step_seconds_ = step_seconds_ * kept + new_step_seconds_;
   last_update_ = now;
-  new_steps_ = 0;
   new_tokens_ = new_step_seconds_ = 0.0;
   if (step_seconds_ > 0.0) {
     progress_.tokens_per_second = tokens_ / step_seconds_;
   }
-  if (steps_ > 0.0) {
-    progress_.seconds_left =
-        (progress_.max_steps - progress_.step) * seconds_ / steps_;
-  }
+  progress_.seconds_left = time_left_.Seconds();
 }
 
 void ProgressBar::Draw() {
@@ -162,11 +158,11 @@ void ProgressBar::Draw() {
 
 void ProgressBar::PrintPlainLine() {
   std::string line = Fraction(progress_);
-  absl::StrAppendFormat(
-      &line, "  loss %.4f  lr %.2e  grad norm %.3f  %s tokens/s  ETA %s",
-      progress_.loss, progress_.lr, grad_norm_,
-      WithCommas(std::llround(progress_.tokens_per_second)),
-      ClockTime(progress_.seconds_left));
+  absl::StrAppendFormat(&line,
+                        "  loss %.4f  lr %.2e  grad norm %.3f  %s %s/s  ETA %s",
+                        progress_.loss, progress_.lr, grad_norm_,
+                        WithCommas(std::llround(progress_.tokens_per_second)),
+                        progress_.unit, ClockTime(progress_.seconds_left));
   if (progress_.skipped > 0) {
     absl::StrAppend(&line, "  skipped ", progress_.skipped);
   }
@@ -185,7 +181,7 @@ void ProgressBar::PrintAbove(absl::string_view lines) {
 
 void ProgressBar::End() {
   if (progress_.step > last_shown_step_) {
-    UpdateRates(Clock::now());
+    Update(now_());
     if (console_->terminal()) {
       Draw();
     } else {

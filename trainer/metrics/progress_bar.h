@@ -6,11 +6,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/metrics/time_left.h"
 
 namespace capstan {
 
@@ -20,7 +22,8 @@ struct Progress {
   int64_t max_steps = 0;
   double loss = 0.0;
   double lr = 0.0;
-  double tokens_per_second = 0.0;
+  double tokens_per_second = 0.0;  // of `unit`
+  std::string unit = kTokenUnit;
   double seconds_left = -1.0;  // negative: not known yet
   int64_t skipped = 0;         // steps without an update so far
   double evaluated = -1.0;     // part of an evaluation, negative: in none
@@ -35,8 +38,11 @@ std::string ProgressLine(const Progress& progress, int columns);
 // a plain line every log_every steps and at the last step. One thread.
 class ProgressBar {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // `console` must outlive it.
-  ProgressBar(const Console* console, const RunFacts& facts);
+  ProgressBar(const Console* console, const RunFacts& facts,
+              std::function<Clock::time_point()> now = Clock::now);
   // Ends the line if End has not been called, so that an error message begins
   // on a line of its own.
   ~ProgressBar();
@@ -52,30 +58,27 @@ class ProgressBar {
   void End();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  // Takes what has gathered since the last call into the running rates.
-  void UpdateRates(Clock::time_point now);
+  // Takes what has gathered since the last call into what is shown.
+  void Update(Clock::time_point now);
   void Draw();
   void PrintPlainLine();
 
   const Console* const console_;
+  const std::function<Clock::time_point()> now_;
   const int64_t log_every_;
   Progress progress_;
   double grad_norm_ = 0.0;
   int64_t last_shown_step_;
   bool drawn_ = false;  // the cursor stands behind the bar
 
-  // Since the last update of the rates: a terminal's with each drawing, a
-  // plain line's with each line.
+  TimeLeft time_left_;
+  // Since the last update: a terminal's with each drawing, a plain line's with
+  // each line.
   Clock::time_point last_update_;
   Clock::time_point last_evaluating_;
-  int64_t new_steps_ = 0;
   double new_tokens_ = 0.0;
   double new_step_seconds_ = 0.0;
-  // Sums whose past fades away, so that the rates follow the run.
-  double steps_ = 0.0;
-  double seconds_ = 0.0;
+  // Sums whose past fades away, so that the rate follows the run.
   double tokens_ = 0.0;
   double step_seconds_ = 0.0;
 };

@@ -2,6 +2,7 @@
 #include "trainer/metrics/progress_bar.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -87,10 +88,17 @@ class ProgressBarTest : public testing::Test {
   }
 
   std::string TakeScreen() {
+    // The kernel passes on what was written a moment later.
+    constexpr int kQuietMilliseconds = 50;
+    std::string text;
     char bytes[65536];
-    fcntl(screen_, F_SETFL, O_NONBLOCK);
-    const ssize_t n = read(screen_, bytes, sizeof(bytes));
-    return std::string(bytes, n > 0 ? n : 0);
+    pollfd screen = {screen_, POLLIN, 0};
+    while (poll(&screen, 1, kQuietMilliseconds) > 0) {
+      const ssize_t n = read(screen_, bytes, sizeof(bytes));
+      if (n <= 0) break;
+      text.append(bytes, n);
+    }
+    return text;
   }
 
   StepMetrics AtStep(int64_t step) {
@@ -154,6 +162,34 @@ TEST_F(ProgressBarTest, TimeLeftFollowsTheSteps) {
   bar.Step(AtStep(1));
   // 999 steps of half a second.
   EXPECT_THAT(TakeScreen(), HasSubstr("ETA 8:20"));
+}
+
+TEST_F(ProgressBarTest, TimeLeftAfterAnEvaluation) {
+  const Console console(terminal_);
+  facts_.eval_every = 50;
+  ProgressBar::Clock::time_point now;
+  ProgressBar bar(&console, facts_, [&now] { return now; });
+  const auto step = [&](int64_t step) {
+    StepMetrics metrics = AtStep(step);
+    metrics.step_seconds = 0.049;
+    now += std::chrono::milliseconds(49);
+    bar.Step(metrics);
+  };
+  for (int i = 1; i <= 50; ++i) step(i);
+  now += std::chrono::milliseconds(600);  // the evaluation
+  TakeScreen();
+  step(51);
+  // 949 steps, and 19 evaluations of 0.6 s more.
+  EXPECT_THAT(TakeScreen(), HasSubstr("ETA 0:58"));
+}
+
+TEST_F(ProgressBarTest, SamplesWhereThereAreNoTokens) {
+  const Console console(terminal_);
+  facts_.unit = "samples";
+  SetColumns(120);
+  ProgressBar bar(&console, facts_);
+  bar.Step(AtStep(1));
+  EXPECT_THAT(TakeScreen(), HasSubstr("1.00 k samples/s"));
 }
 
 }  // namespace

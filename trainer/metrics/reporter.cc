@@ -139,11 +139,8 @@ void ReporterImpl::Measured(int64_t step, const Measurement& measurement) {
   }
   const std::string folder = facts_.output_dir + "/";
   for (const MeasuredCurve& curve : measurement.curves) {
-    const std::string tag = absl::StrCat("eval_", curve.name, "/step_", step);
-    for (size_t i = 0; i < curve.values.size(); ++i) {
-      status_.Update(tensorboard_->Scalars(static_cast<int64_t>(i) + 1,
-                                           {{tag, curve.values[i]}}));
-    }
+    status_.Update(
+        tensorboard_->Histogram(step, "eval/" + curve.name, curve.values));
     std::vector<std::pair<int64_t, MeasuredCurve>>& drawn = curves_[curve.name];
     drawn.emplace_back(step, curve);
     status_.Update(ReplaceFile(absl::StrCat(folder, curve.name, ".svg"),
@@ -201,13 +198,17 @@ void ReporterImpl::Show(int64_t step, const std::string& title,
 
 }  // namespace
 
+double PaddingShare(double tokens, double padding) {
+  return padding > 0.0 ? padding / (tokens + padding) : 0.0;
+}
+
 Reporter::~Reporter() = default;
 
 absl::StatusOr<std::unique_ptr<Reporter>> Reporter::Create(
     const RunFacts& facts) {
-  CAPSTAN_ASSIGN_OR_RETURN(
-      MetricsLog log,
-      MetricsLog::Open(facts.output_dir + "/metrics.jsonl", facts.first_step));
+  CAPSTAN_ASSIGN_OR_RETURN(MetricsLog log,
+                           MetricsLog::Open(facts.output_dir + "/metrics.jsonl",
+                                            facts.first_step, facts.unit));
   CAPSTAN_ASSIGN_OR_RETURN(
       GenerationsLog generations,
       GenerationsLog::Open(facts.output_dir + "/generations.jsonl",
@@ -215,7 +216,7 @@ absl::StatusOr<std::unique_ptr<Reporter>> Reporter::Create(
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<TensorBoardWriter> tensorboard,
       TensorBoardWriter::Open(facts.output_dir + "/tensorboard",
-                              facts.first_step));
+                              facts.first_step, facts.unit));
   return std::unique_ptr<Reporter>(std::make_unique<ReporterImpl>(
       facts, std::move(log), std::move(generations), std::move(tensorboard)));
 }

@@ -20,15 +20,25 @@ namespace capstan {
 // tag of "train/" is without it, and other tags are written with '_' for '/'.
 using TaggedNumbers = std::vector<std::pair<std::string, double>>;
 
+// RunFacts::unit where a run reads text.
+constexpr char kTokenUnit[] = "tokens";
+
+// Of all positions those without a token, in [0, 1].
+double PaddingShare(double tokens, double padding);
+
 // One line of metrics.jsonl.
 struct StepMetrics {
   int64_t step = 0;  // 1 for the first
   double loss = 0.0;
   double grad_norm = 0.0;  // before clipping
   double lr = 0.0;
-  int64_t tokens = 0;  // input tokens so far
+  // So far, in RunFacts::unit: input tokens without padding, or samples; and
+  // the tokens with a loss among them.
+  int64_t tokens = 0;
+  int64_t trained_tokens = 0;
+  double padding = 0.0;  // its share of this step's positions
   double step_seconds = 0.0;
-  double tokens_per_second = 0.0;  // input tokens of this step, all ranks
+  double tokens_per_second = 0.0;  // of this step, all ranks, in the same unit
   // Of rank 0's collectives in this step: what they sent; the seconds in which
   // one was under way, and those in which training waited for one. The seconds
   // are unset where the backend can't tell.
@@ -63,6 +73,11 @@ struct RunFacts {
   int64_t first_step = 0;  // > 0 when resumed
   int64_t max_steps = 0;
   int64_t log_every = 10;
+  // What the run's throughput counts: "tokens", "samples".
+  std::string unit = kTokenUnit;
+  // Steps from one to the next; 0: none.
+  int64_t eval_every = 0;
+  int64_t save_every = 0;
 };
 
 // Bytes of one category of memory; unset: not known.
@@ -72,11 +87,15 @@ struct CategoryBytes {
   absl::optional<int64_t> measured;
 };
 
-// summary.json, keys as the fields are named.
+// summary.json, keys as the fields are named; those of tokens are named after
+// the unit, and trained_tokens and padding are there where that is tokens.
 struct RunSummary {
   std::string status;  // "completed", "stopped"
   int64_t steps = 0;
+  std::string unit = kTokenUnit;  // as in RunFacts
   int64_t tokens = 0;
+  int64_t trained_tokens = 0;
+  double padding = 0.0;  // its share of the run's positions
   int64_t parameters = 0;
   int world_size = 1;
   std::string strategy;

@@ -202,6 +202,8 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   EXPECT_EQ(keys, (std::vector<std::string>{"status",
                                             "steps",
                                             "tokens",
+                                            "trained_tokens",
+                                            "padding",
                                             "parameters",
                                             "world_size",
                                             "strategy",
@@ -244,6 +246,29 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   EXPECT_THAT(printed, Not(HasSubstr("optimizer state"))) << "there is none";
   EXPECT_THAT(printed, HasSubstr("12,345 tokens/s, 45.1 ms a step\n"));
   EXPECT_THAT(printed, HasSubstr("180 MiB (largest rank)\n"));
+}
+
+TEST_F(ReporterTest, TokensPaddingAndSamples) {
+  RunSummary summary;
+  summary.tokens = 13104;
+  summary.trained_tokens = 9876;
+  summary.padding = PaddingShare(13104, 2164);
+  EXPECT_THAT(Printed([&](Reporter* reporter) { reporter->Finish(summary); }),
+              HasSubstr("13,104, 9,876 of them trained on; padding takes 14.2 "
+                        "% of the positions\n"));
+  EXPECT_EQ(PaddingShare(0, 0), 0.0);
+  facts_.unit = summary.unit = "samples";
+  const std::string printed = Printed([&](Reporter* reporter) {
+    reporter->Step(AtStep(25));
+    reporter->Finish(summary);
+  });
+  EXPECT_THAT(printed, ContainsRegex("samples +13,104\n"));
+  EXPECT_THAT(printed, HasSubstr("12,345 samples/s"));
+  EXPECT_THAT(printed, Not(HasSubstr("token")));
+  EXPECT_THAT(Read("summary.json"), HasSubstr("\"samples\": 13104"));
+  EXPECT_THAT(Read("summary.json"), HasSubstr("\"samples_per_second\""));
+  EXPECT_THAT(Read("summary.json") + Read("metrics.jsonl"),
+              Not(HasSubstr("token")));
 }
 
 TEST_F(ReporterTest, SummaryWithoutLosses) {

@@ -60,6 +60,19 @@ void AddMemory(const std::vector<CategoryBytes>& memory,
   }
 }
 
+// "13,104, 9,871 of them trained on; padding takes 14.2 % of the positions".
+std::string Amount(const RunSummary& summary) {
+  std::string text = WithCommas(summary.tokens);
+  if (summary.unit != kTokenUnit) return text;
+  absl::StrAppend(&text, ", ", WithCommas(summary.trained_tokens),
+                  " of them trained on");
+  if (summary.padding > 0.0) {
+    absl::StrAppendFormat(&text, "; padding takes %.1f %% of the positions",
+                          100.0 * summary.padding);
+  }
+  return text;
+}
+
 std::string Communication(const RunSummary& summary) {
   std::string text =
       absl::StrCat(ShortBytes(summary.bytes_sent_per_step), " sent a step");
@@ -79,14 +92,18 @@ std::string SummaryJson(const RunSummary& summary) {
   Json json;
   json["status"] = summary.status;
   json["steps"] = summary.steps;
-  json["tokens"] = summary.tokens;
+  json[summary.unit] = summary.tokens;
+  if (summary.unit == kTokenUnit) {
+    json["trained_tokens"] = summary.trained_tokens;
+    json["padding"] = summary.padding;
+  }
   json["parameters"] = summary.parameters;
   json["world_size"] = summary.world_size;
   json["strategy"] = summary.strategy;
   json["precision"] = summary.precision;
   json["ready_seconds"] = summary.ready_seconds;
   json["step_seconds_median"] = summary.step_seconds_median;
-  json["tokens_per_second"] = summary.tokens_per_second;
+  json[summary.unit + "_per_second"] = summary.tokens_per_second;
   json["bytes_sent_per_step"] = summary.bytes_sent_per_step;
   json["communication_seconds"] = OrNull(summary.communication_seconds);
   json["exposed_communication_seconds"] =
@@ -111,7 +128,7 @@ std::string SummaryTable(const RunSummary& summary,
   std::vector<std::pair<std::string, std::string>> rows;
   rows.emplace_back("status", summary.status);
   rows.emplace_back("steps", WithCommas(summary.steps));
-  rows.emplace_back("tokens", WithCommas(summary.tokens));
+  rows.emplace_back(summary.unit, Amount(summary));
   if (summary.final_loss.has_value()) {
     rows.emplace_back("final loss",
                       absl::StrFormat("%.4f", *summary.final_loss));
@@ -128,8 +145,8 @@ std::string SummaryTable(const RunSummary& summary,
   rows.emplace_back(
       "speed",
       absl::StrCat(WithCommas(static_cast<int64_t>(summary.tokens_per_second)),
-                   " tokens/s, ", ShortDuration(summary.step_seconds_median),
-                   " a step"));
+                   " ", summary.unit, "/s, ",
+                   ShortDuration(summary.step_seconds_median), " a step"));
   if (summary.world_size > 1) {
     rows.emplace_back("communication", Communication(summary));
   }

@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -22,6 +24,7 @@ namespace {
 constexpr std::chrono::seconds kFlushEvery(1);
 constexpr size_t kMaxWaitingBytes = 1 << 20;
 constexpr int kDtString = 7;
+constexpr int kBuckets = 30;  // of a histogram; as many as TensorBoard shows
 
 void AppendLittleEndian(uint64_t value, int bytes, std::string* out) {
   for (int i = 0; i < bytes; ++i) {
@@ -51,6 +54,33 @@ void AddScalar(const std::string& tag, double value,
   scalar->set_simple_value(static_cast<float>(value));
 }
 
+// Buckets of one width. `values` are finite, and at least one.
+void FillHistogram(const std::vector<double>& values,
+                   tensorboard::Histogram* histogram) {
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  const double low = *least;
+  const double width = (*most - low) / kBuckets;
+  std::vector<double> counts(width > 0.0 ? kBuckets : 1, 0.0);
+  double sum = 0.0, squares = 0.0;
+  for (const double value : values) {
+    const double bucket = width > 0.0 ? (value - low) / width : 0.0;
+    counts[std::min(static_cast<size_t>(bucket), counts.size() - 1)] += 1.0;
+    sum += value;
+    squares += value * value;
+  }
+  histogram->set_min(low);
+  histogram->set_max(*most);
+  histogram->set_num(static_cast<double>(values.size()));
+  histogram->set_sum(sum);
+  histogram->set_sum_squares(squares);
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const bool last = i + 1 == counts.size();
+    histogram->add_bucket_limit(
+        last ? *most : low + width * static_cast<double>(i + 1));
+    histogram->add_bucket(counts[i]);
+  }
+}
+
 }  // namespace
 
 void AppendTfRecord(const std::string& data, std::string* records) {
@@ -63,14 +93,14 @@ void AppendTfRecord(const std::string& data, std::string* records) {
 }
 
 absl::StatusOr<std::unique_ptr<TensorBoardWriter>> TensorBoardWriter::Open(
-    const std::string& folder, int64_t first_step) {
+    const std::string& folder, int64_t first_step, const std::string& unit) {
   CAPSTAN_RETURN_IF_ERROR(Annotate(MakeFolder(folder), "TensorBoard's folder"));
   const std::string path = absl::StrCat(
       folder, "/events.out.tfevents.", absl::ToUnixSeconds(absl::Now()), ".",
       HostName(), ".", static_cast<int64_t>(getpid()));
   CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
                            OutputFile::Open(path, OutputFile::Start::kAtEnd));
-  auto writer = absl::WrapUnique(new TensorBoardWriter(std::move(file)));
+  auto writer = absl::WrapUnique(new TensorBoardWriter(std::move(file), unit));
   writer->NewEvent(/*step=*/0)->set_file_version("brain.Event:2");
   CAPSTAN_RETURN_IF_ERROR(writer->Add());
   if (first_step > 0) {
@@ -83,8 +113,9 @@ absl::StatusOr<std::unique_ptr<TensorBoardWriter>> TensorBoardWriter::Open(
   return writer;
 }
 
-TensorBoardWriter::TensorBoardWriter(OutputFile file)
+TensorBoardWriter::TensorBoardWriter(OutputFile file, const std::string& unit)
     : file_(std::move(file)),
+      rate_tag_(absl::StrCat("train/", unit, "_per_second")),
       event_(std::make_unique<tensorboard::Event>()),
       last_flush_(std::chrono::steady_clock::now()) {}
 
@@ -96,7 +127,7 @@ absl::Status TensorBoardWriter::Step(const StepMetrics& metrics) {
   AddScalar("train/loss", metrics.loss, summary);
   AddScalar("train/lr", metrics.lr, summary);
   AddScalar("train/grad_norm", metrics.grad_norm, summary);
-  AddScalar("train/tokens_per_second", metrics.tokens_per_second, summary);
+  AddScalar(rate_tag_, metrics.tokens_per_second, summary);
   for (const auto& [tag, value] : metrics.tagged) {
     AddScalar(tag, value, summary);
   }
@@ -107,6 +138,20 @@ absl::Status TensorBoardWriter::Scalars(int64_t step,
                                         const TaggedNumbers& tagged) {
   tensorboard::Summary* const summary = NewEvent(step)->mutable_summary();
   for (const auto& [tag, value] : tagged) AddScalar(tag, value, summary);
+  return Add();
+}
+
+absl::Status TensorBoardWriter::Histogram(int64_t step, const std::string& tag,
+                                          const std::vector<double>& values) {
+  std::vector<double> finite;
+  for (const double value : values) {
+    if (std::isfinite(value)) finite.push_back(value);
+  }
+  if (finite.empty()) return absl::OkStatus();
+  tensorboard::Summary::Value* const value =
+      NewEvent(step)->mutable_summary()->add_value();
+  value->set_tag(tag);
+  FillHistogram(finite, value->mutable_histo());
   return Add();
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,26 +27,32 @@ class TensorBoardWriter {
  public:
   // Makes the folder. With first_step > 0 TensorBoard is told to forget what
   // older files hold of later steps.
+  // `unit`: as in RunFacts.
   static absl::StatusOr<std::unique_ptr<TensorBoardWriter>> Open(
-      const std::string& folder, int64_t first_step);
+      const std::string& folder, int64_t first_step,
+      const std::string& unit = kTokenUnit);
   // Writes what is left; an error is lost, so Flush first.
   ~TensorBoardWriter();
 
-  // train/loss, train/lr, train/grad_norm, train/tokens_per_second, and what
-  // is tagged.
+  // train/loss, train/lr, train/grad_norm, train/tokens_per_second (or what
+  // the unit is), and what is tagged.
   absl::Status Step(const StepMetrics& metrics);
   absl::Status Scalars(int64_t step, const TaggedNumbers& tagged);
+  // How the finite ones of `values` are distributed; nothing if there are none.
+  absl::Status Histogram(int64_t step, const std::string& tag,
+                         const std::vector<double>& values);
   // A text, shown as Markdown under "samples". Valid UTF-8.
   absl::Status Text(int64_t step, const std::string& markdown);
   absl::Status Flush();
 
  private:
-  explicit TensorBoardWriter(OutputFile file);
+  TensorBoardWriter(OutputFile file, const std::string& unit);
   tensorboard::Event* NewEvent(int64_t step);
   // Takes event_; writes when it is time to.
   absl::Status Add();
 
   OutputFile file_;
+  const std::string rate_tag_;
   std::unique_ptr<tensorboard::Event> event_;  // kept for its memory
   std::string event_bytes_;
   std::string waiting_;  // records not yet written

@@ -131,6 +131,38 @@ TEST_F(TensorBoardWriterTest, ScalarsAndTexts) {
   EXPECT_EQ(text.tensor().string_val(0), "words");
 }
 
+TEST_F(TensorBoardWriterTest, AHistogramIsOneTag) {
+  absl::StatusOr<std::unique_ptr<TensorBoardWriter>> writer =
+      TensorBoardWriter::Open(folder_, 0, "samples");
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE(
+      (*writer)->Histogram(7, "eval/return", {1.0, NAN, 4.0, 4.0}).ok());
+  ASSERT_TRUE((*writer)->Histogram(8, "eval/return", {2.5, 2.5}).ok());
+  ASSERT_TRUE((*writer)->Histogram(9, "eval/return", {NAN}).ok());
+  ASSERT_TRUE((*writer)->Step(StepMetrics()).ok());
+  ASSERT_TRUE((*writer)->Flush().ok());
+  const std::vector<tensorboard::Event> events = ReadEvents();
+  ASSERT_EQ(events.size(), 4) << "of the three histograms one has no value";
+  EXPECT_EQ(events[1].step(), 7);
+  EXPECT_EQ(events[1].summary().value(0).tag(), "eval/return");
+  const tensorboard::Histogram& histogram =
+      events[1].summary().value(0).histo();
+  EXPECT_EQ(histogram.min(), 1.0);
+  EXPECT_EQ(histogram.max(), 4.0);
+  EXPECT_EQ(histogram.num(), 3.0);
+  EXPECT_EQ(histogram.sum(), 9.0);
+  EXPECT_EQ(histogram.sum_squares(), 33.0);
+  ASSERT_EQ(histogram.bucket_size(), histogram.bucket_limit_size());
+  EXPECT_EQ(histogram.bucket(0), 1.0);
+  EXPECT_EQ(histogram.bucket(histogram.bucket_size() - 1), 2.0);
+  EXPECT_EQ(histogram.bucket_limit(histogram.bucket_size() - 1), 4.0);
+  const tensorboard::Histogram& alike = events[2].summary().value(0).histo();
+  ASSERT_EQ(alike.bucket_size(), 1);
+  EXPECT_EQ(alike.bucket(0), 2.0);
+  EXPECT_EQ(alike.bucket_limit(0), 2.5);
+  EXPECT_EQ(events[3].summary().value(3).tag(), "train/samples_per_second");
+}
+
 TEST_F(TensorBoardWriterTest, AResumedRunSupersedesLaterSteps) {
   ASSERT_TRUE(TensorBoardWriter::Open(folder_, 100).ok());
   const std::vector<tensorboard::Event> events = ReadEvents();

@@ -16,6 +16,7 @@
 #include "trainer/config/load_config.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/number_text.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/train/portable_config.h"
 
 namespace capstan {
@@ -56,7 +57,11 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
   }
   add("training samples", WithCommas(facts.training_samples));
   add("steps", WithCommas(facts.steps));
-  add("tokens seen", WithCommas(facts.tokens));
+  add(facts.unit + " seen", WithCommas(facts.tokens));
+  if (facts.unit == kTokenUnit) {
+    add("tokens trained on", WithCommas(facts.trained_tokens));
+    add("padding beside them", absl::StrFormat("%.1f %%", 100 * facts.padding));
+  }
   add("global batch", WithCommas(facts.global_batch_size));
   add("learning rate",
       absl::StrFormat("%g, %s", facts.learning_rate,

@@ -33,7 +33,10 @@ struct ModelCardFacts {
   int world_size = 1;
   int64_t global_batch_size = 1;
   int64_t training_samples = 0;
+  std::string unit;  // of what the next two count
   int64_t tokens = 0;
+  int64_t trained_tokens = 0;
+  double padding = 0.0;  // its share of all positions
   int64_t steps = 0;
   double final_loss = 0.0;
   absl::optional<double> eval_loss;

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/config/latest_run.h"
 
 namespace capstan {
 namespace {
@@ -71,11 +72,9 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
     std::error_code error;
     // false without an error: another run has it.
     if (fs::create_directory(folder, error)) {
-      const fs::path link = runs / "latest";
-      const fs::path fresh =
-          runs / absl::StrCat(".latest.", folder.filename().string());
-      fs::create_directory_symlink(folder.filename(), fresh, error);
-      fs::rename(fresh, link, error);
+      CAPSTAN_RETURN_IF_ERROR(
+          Annotate(SetLatestRun(runs.string(), folder.filename().string()),
+                   "output_dir"));
       return folder.string();
     }
     if (error) {
@@ -94,7 +93,7 @@ absl::StatusOr<std::string> PrepareOutputFolder(
     const fs::path base = workspace_folder.empty() ? fs::current_path()
                                                    : fs::path(workspace_folder);
     const fs::path runs = base / "runs" / config.name();
-    const fs::path latest = runs / "latest";
+    const fs::path latest = FollowLatestRun((runs / "latest").string());
     if (resume && !NewestCheckpoint(latest.string()).empty() &&
         !fs::exists(latest / "final")) {
       const fs::path folder = fs::canonical(latest);

@@ -10,7 +10,7 @@
 namespace capstan {
 
 // Makes the run's folder and returns it: config.output_dir, or
-// WORKSPACE/runs/NAME/TIME with runs/NAME/latest pointing to it. With
+// WORKSPACE/runs/NAME/TIME, for which runs/NAME/latest then stands. With
 // train.resume AUTO a folder with checkpoints is taken up again (of a run
 // without output_dir: the latest, unless it is finished). A folder that holds
 // a run, or that a run is using now, is an error otherwise: nothing in it is

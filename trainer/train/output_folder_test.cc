@@ -8,6 +8,8 @@
 #include <fstream>
 #include <string>
 
+#include "trainer/config/latest_run.h"
+
 namespace capstan {
 namespace {
 
@@ -33,8 +35,7 @@ TEST(OutputFolderTest, EachRunGetsItsOwnAndLatestPointsToIt) {
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_NE(*first, *second);
   EXPECT_TRUE(fs::is_directory(*first));
-  EXPECT_EQ(fs::canonical(workspace + "/runs/demo/latest"),
-            fs::canonical(*second));
+  EXPECT_EQ(FollowLatestRun(workspace + "/runs/demo/latest"), *second);
 }
 
 TEST(OutputFolderTest, AUsedFolderIsRefusedAndLeftAlone) {
@@ -66,6 +67,24 @@ TEST(OutputFolderTest, ResumeWithoutOutputDirTakesUpTheLatestRun) {
             fs::canonical(second));
   fs::create_directories(second + "/final");
   EXPECT_NE(PrepareOutputFolder(config, workspace).value(), second);
+}
+
+// A link that an earlier trainer has left.
+TEST(OutputFolderTest, ResumesWhereAnOlderLinkPoints) {
+  const std::string workspace = Folder();
+  const std::string run = workspace + "/runs/demo/before";
+  fs::create_directories(run + "/checkpoints/step-00000005");
+  std::ofstream(run + "/checkpoints/step-00000005/manifest.json") << "{}";
+  fs::create_directory_symlink("before", workspace + "/runs/demo/latest");
+  RunConfig config;
+  config.set_name("demo");
+  config.mutable_train()->set_resume(Train::AUTO);
+  EXPECT_EQ(fs::canonical(PrepareOutputFolder(config, workspace).value()),
+            fs::canonical(run));
+  config.mutable_train()->set_resume(Train::NEVER);
+  const std::string next = PrepareOutputFolder(config, workspace).value();
+  EXPECT_EQ(FollowLatestRun(workspace + "/runs/demo/latest"), next);
+  EXPECT_TRUE(fs::exists(run + "/checkpoints/step-00000005/manifest.json"));
 }
 
 // As another process would see it: flock is by open file.

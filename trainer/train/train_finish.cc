@@ -109,7 +109,10 @@ ModelCardFacts TrainLoop::CardFacts() const {
   facts.world_size = group_->size();
   facts.global_batch_size = job_->batch.global_batch_size;
   facts.training_samples = parts_.train_data->size();
+  facts.unit = parts_.objective->unit();
   facts.tokens = state_.tokens;
+  facts.trained_tokens = state_.trained_tokens;
+  facts.padding = PaddingShare(state_.tokens, state_.padding);
   facts.steps = state_.step;
   facts.final_loss = state_.last_loss;
   if (state_.best_step >= 0) {
@@ -196,7 +199,10 @@ RunSummary TrainLoop::Summary() {
   RunSummary summary;
   summary.status = stopping_ ? "stopped" : "completed";
   summary.steps = state_.step;
+  summary.unit = parts_.objective->unit();
   summary.tokens = state_.tokens;
+  summary.trained_tokens = state_.trained_tokens;
+  summary.padding = PaddingShare(state_.tokens, state_.padding);
   for (const ParameterSpec& spec : parts_.model->parameters()) {
     summary.parameters += spec.numel();
   }

@@ -139,9 +139,11 @@ absl::Status TrainLoop::Agree(bool good, Verdict* verdict) {
     if (late_ == nullptr) {
       double sums[] = {verdict->loss_sum,     verdict->count,
                        verdict->tokens,       verdict->gradient_squared_sum,
-                       verdict->failed_ranks, verdict->stop_requests};
+                       verdict->failed_ranks, verdict->stop_requests,
+                       verdict->trained,      verdict->padding};
       group_->AllReduceHost(absl::MakeSpan(sums));
-      *verdict = {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]};
+      *verdict = {sums[0], sums[1], sums[2], sums[3],
+                  sums[4], sums[5], sums[6], sums[7]};
       return Heed(*verdict, state_.step + 1);
     }
     // By now the device has long come past the end of the last step's verdict,
@@ -225,6 +227,9 @@ absl::Status TrainLoop::MicroStep(int index, Verdict* mine) {
   }
   mine->count += static_cast<double>(loss.count);
   mine->tokens += static_cast<double>(loss.tokens);
+  mine->trained +=
+      static_cast<double>(loss.trained < 0 ? loss.count : loss.trained);
+  mine->padding += static_cast<double>(loss.padding);
   return absl::OkStatus();
 }
 
@@ -327,6 +332,8 @@ absl::Status TrainLoop::Conclude(const Verdict& verdict,
         "): lower the learning rate, or train in a wider precision"));
   }
   state_.tokens += static_cast<int64_t>(verdict.tokens);
+  state_.trained_tokens += static_cast<int64_t>(verdict.trained);
+  state_.padding += static_cast<int64_t>(verdict.padding);
   if (verdict.count > 0) state_.last_loss = verdict.loss_sum / verdict.count;
   Report(verdict, judgement, step);
   return absl::OkStatus();
@@ -357,6 +364,8 @@ void TrainLoop::Report(const Verdict& verdict, const Judgement& judgement,
   metrics.grad_norm = judgement.grad_norm;
   metrics.lr = step.lr;
   metrics.tokens = state_.tokens;
+  metrics.trained_tokens = state_.trained_tokens;
+  metrics.padding = PaddingShare(verdict.tokens, verdict.padding);
   metrics.step_seconds = seconds;
   metrics.tokens_per_second = verdict.tokens / std::max(seconds, 1e-9);
   const CommunicationStats& communication = step_communication_.back();

@@ -345,6 +345,10 @@ absl::Status TrainLoop::StartReporter() {
   facts.first_step = first_step_;
   facts.max_steps = max_steps_;
   facts.log_every = LogEvery();
+  facts.unit = parts_.objective->unit();
+  facts.eval_every =
+      parts_.eval_data != nullptr ? config_.train().eval_every() : 0;
+  facts.save_every = config_.train().save_every();
   CAPSTAN_ASSIGN_OR_RETURN(reporter_, Reporter::Create(facts));
   reporter_->Banner();
   for (const std::string& note : job_->loaded.notes) reporter_->Note(note);

@@ -17,8 +17,17 @@ namespace capstan {
 namespace {
 
 // The fields of Verdict in order.
-enum Field : int { kLossSum, kCount, kTokens, kSquaredSum, kFailed, kStop };
-constexpr int kFields = 6;
+enum Field : int {
+  kLossSum,
+  kCount,
+  kTokens,
+  kSquaredSum,
+  kFailed,
+  kStop,
+  kTrained,
+  kPadding
+};
+constexpr int kFields = 8;
 static_assert(sizeof(Verdict) == kFields * sizeof(double));
 
 // As torch.nn.utils.clip_grad_norm_ has it.

@@ -16,10 +16,12 @@ namespace capstan {
 struct Verdict {
   double loss_sum = 0.0;
   double count = 0.0;   // targets
-  double tokens = 0.0;  // input tokens
+  double tokens = 0.0;  // as LossSum has them
   double gradient_squared_sum = 0.0;
   double failed_ranks = 0.0;
   double stop_requests = 0.0;
+  double trained = 0.0;  // tokens with a loss
+  double padding = 0.0;  // positions without a token
 };
 
 // How gradients are made those of the mean loss, and clipped. The gradients
@@ -60,7 +62,7 @@ class LateVerdict {
   Verdict Read();
 
  private:
-  at::Tensor host_;  // [6] float64; pinned for a GPU
+  at::Tensor host_;  // Verdict as float64; pinned for a GPU
   at::Tensor sums_;  // the same on the device
   at::Tensor scale_;
   absl::optional<c10::Event> read_;  // where the device isn't the CPU

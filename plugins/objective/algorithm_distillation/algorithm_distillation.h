@@ -34,6 +34,7 @@ class AlgorithmDistillation final : public Objective {
                                  const StepInfo& info) const override;
   // Names as the original's scalars.
   std::vector<MetricTags> metrics() const override;
+  std::string unit() const override { return "samples"; }
   // The sum is made so that sum / count over the whole step is the sum of the
   // two means, whatever micro-batches and ranks hold the rows.
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,

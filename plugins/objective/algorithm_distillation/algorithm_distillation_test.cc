@@ -124,6 +124,8 @@ TEST(AlgorithmDistillationTest, TheLossIsTwoMeans) {
   }
   const LossSum loss = Compute(objective.get(), &model, batch, totals);
   EXPECT_EQ(loss.count, 4);
+  EXPECT_EQ(loss.tokens, 4);
+  EXPECT_EQ(objective->unit(), "samples");
   EXPECT_NEAR(loss.sum.item<double>() / loss.count, action + type, 1e-6);
   // In the order of metrics(): sums and what divides them.
   ASSERT_EQ(loss.metrics.sizes(), at::IntArrayRef({4, 2}));

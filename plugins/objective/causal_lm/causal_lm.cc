@@ -165,7 +165,9 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
     loss.metrics = CountCorrect(*tokens, input, targets, runner);
   }
   loss.count = CountTargets(batch, info);
-  loss.tokens = batch.at("input_ids").numel();
+  const TokenTotals totals = CountTokens(batch);
+  loss.tokens = totals.tokens;
+  loss.padding = totals.padding;
   return loss;
 }
 

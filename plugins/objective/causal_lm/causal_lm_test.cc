@@ -163,6 +163,18 @@ TEST_F(CausalLmTest, LabelsSayWhatIsTrainedOn) {
       at::tensor({-100, 3, 4, -100}, at::kLong).view({1, 4})));
 }
 
+TEST_F(CausalLmTest, PaddingIsNoToken) {
+  Batch batch = {
+      {"input_ids", at::tensor({1, 2, 3, 4, 9, 9}, at::kLong).view({2, 3})}};
+  EXPECT_EQ(objective_->Compute(model_, batch, info_, runner_).tokens, 6);
+  EXPECT_EQ(objective_->Compute(model_, batch, info_, runner_).padding, 0);
+  batch[kTokenCounts] = at::tensor({3, 1}, at::kLong);
+  const LossSum loss = objective_->Compute(model_, batch, info_, runner_);
+  EXPECT_EQ(loss.tokens, 4);
+  EXPECT_EQ(loss.padding, 2);
+  EXPECT_EQ(objective_->unit(), "tokens");
+}
+
 TEST_F(CausalLmTest, NothingIsPredictedAcrossDocuments) {
   Batch batch = {
       {"input_ids", at::tensor({1, 2, 3, 4, 5, 6}, at::kLong).view({1, 6})},

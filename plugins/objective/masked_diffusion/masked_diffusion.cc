@@ -201,7 +201,11 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
         CountCorrect(*tokens, hidden.input, hidden.targets.tokens, runner);
   }
   loss.count = CountOf(drawn.layout, drawn.noise, config_.loss());
-  loss.tokens = batch.at("input_ids").numel();
+  // Whatever the loss is a mean over, it is computed where tokens are hidden.
+  loss.trained = CountOf(drawn.layout, drawn.noise, Config::MASKED_MEAN);
+  const TokenTotals totals = CountTokens(batch);
+  loss.tokens = totals.tokens;
+  loss.padding = totals.padding;
   return loss;
 }
 

@@ -39,7 +39,9 @@ TEST_F(NoiseTest, PretrainCountsAllTokens) {
   const LossSum loss = Compute(Rows(0, 4, 32));
   EXPECT_EQ(loss.count, 4 * 32);
   EXPECT_EQ(loss.tokens, 4 * 32);
+  EXPECT_EQ(loss.padding, 0);
   const at::Tensor hidden = targets().tokens.ge(0);
+  EXPECT_EQ(loss.trained, hidden.sum().item<int64_t>());
   EXPECT_NEAR(loss.sum.item<double>(),
               std::log(FakeModel::kVocab) *
                   (hidden * targets().weights).sum().item<double>(),
@@ -69,9 +71,13 @@ TEST_F(NoiseTest, SftCountsAnswersAndDividesByTheirLength) {
   batch["labels"][2].fill_(-100);                 // of none
   EXPECT_EQ(Compute(batch).count, 7);
   const at::Tensor inverse_p = targets().weights;
+  batch[kTokenCounts] = at::tensor({8, 8, 4}, at::kLong);
   SetConfig(Config::SFT, 0.0);
   const LossSum loss = Compute(batch);
   EXPECT_EQ(loss.count, 2);
+  EXPECT_EQ(loss.trained, targets().tokens.ge(0).sum().item<int64_t>());
+  EXPECT_EQ(loss.tokens, 20);
+  EXPECT_EQ(loss.padding, 4);
   EXPECT_TRUE(std::isfinite(loss.sum.item<double>()));
   EXPECT_NEAR(targets().weights[0][7].item<double>(),
               inverse_p[0][7].item<double>() / 2, 1e-3);

@@ -392,9 +392,9 @@ function addCharts() {
   page.append(costs);
   const several = completed.filter((run) => run.processes > 1);
   addBars(
-      costs, 'Speed', 'tokens a second, all ranks', completed,
-      (run) => run.tokens_per_second,
-      (value) => `${Math.round(value).toLocaleString('en')} tokens/s`);
+      costs, 'Speed', `${report.unit} a second, all ranks`, completed, speedOf,
+      (value) =>
+          `${Math.round(value).toLocaleString('en')} ${report.unit}/s`);
   addBars(
       costs, 'Time of a step', 'milliseconds', completed,
       (run) => 1e3 * run.step_seconds, (ms) => secondsText(ms / 1e3));

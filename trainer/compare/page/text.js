@@ -71,6 +71,11 @@ function secondsText(seconds) {
                        `${Number(seconds.toPrecision(3))} s`;
 }
 
+// Of all ranks, in report.unit.
+function speedOf(run) {
+  return run[`${report.unit}_per_second`];
+}
+
 function hiddenSeconds(run) {
   if (run.communication_seconds === null ||
       run.exposed_communication_seconds === null) {
@@ -134,7 +139,7 @@ function runRow(run) {
       deltaCell(run, 'loss_delta', precision.bounds.loss),
       deltaCell(run, 'grad_norm_delta', precision.bounds.grad_norm),
       element(
-          'td', {}, Math.round(run.tokens_per_second).toLocaleString('en')),
+          'td', {}, Math.round(speedOf(run)).toLocaleString('en')),
       element('td', {}, bytesText(total.predicted)),
       element('td', {}, bytesText(total.measured)),
       element('td', {}, bytesText(run.peak_memory_bytes)),
@@ -148,7 +153,7 @@ function addTable() {
   const head = element('tr');
   for (const [index, text] of
            ['strategy', 'precision', 'ranks', 'accu-\nmulation', 'final loss',
-            'loss:\nmax delta', 'grad norm:\nmax delta', 'tokens/s',
+            'loss:\nmax delta', 'grad norm:\nmax delta', `${report.unit}/s`,
             'memory\npredicted', 'memory\nmeasured', 'whole\nprocess',
             'sent\na step',
             'hidden\ncomm.', 'exposed\ncomm.']
