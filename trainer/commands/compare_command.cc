@@ -83,7 +83,8 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(prepared.combinations,
                            CrossAxes(loaded, gpus, host));
   Comparison& comparison = prepared.comparison;
-  CAPSTAN_ASSIGN_OR_RETURN(comparison.precisions, ListPrecisions(loaded, host));
+  CAPSTAN_ASSIGN_OR_RETURN(comparison.precisions,
+                           ListPrecisions(loaded, gpus, host));
   comparison.name = loaded.config.name();
   comparison.time =
       absl::FormatTime("%Y-%m-%d %H:%M", absl::Now(), absl::LocalTimeZone());

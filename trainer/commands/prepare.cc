@@ -9,6 +9,7 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/memory/device_memory.h"
 #include "trainer/process_group/create.h"
+#include "trainer/train/device_precision.h"
 #include "trainer/train/micro_batch.h"
 
 namespace capstan {
@@ -74,8 +75,12 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
       CollectMissing(job.loaded, *prepared->host,
                      options.collect && !prepared->environment.has_value()));
   CAPSTAN_ASSIGN_OR_RETURN(
-      job.parts,
-      CreateRunParts(job.loaded, prepared->processes, *prepared->host));
+      job.parts, CreateRunParts(job.loaded, prepared->processes, job.gpus,
+                                *prepared->host));
+  const std::string slow =
+      SlowPrecisionNote(*job.parts.precision, job.parts.precision_name,
+                        job.parts.device, *prepared->host);
+  if (!slow.empty()) job.notes.push_back(slow);
   CAPSTAN_ASSIGN_OR_RETURN(
       job.batch, PlanBatch(job.loaded.config.batch(), prepared->processes));
   const int ranks_here = prepared->environment.has_value()

@@ -58,6 +58,7 @@ int CheckCommand(const RunOptions& options) {
                           job.parts.train_data->size(),
                           job.batch.global_batch_size)
             << " steps\n";
+  for (const std::string& note : job.notes) std::cout << note << "\n";
   for (const std::string& note : job.parts.train_data->notes()) {
     std::cout << note << "\n";
   }

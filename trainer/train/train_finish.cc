@@ -78,7 +78,7 @@ absl::Status TrainLoop::RestoreBest() {
 absl::Status TrainLoop::SaveFinal() {
   FinalFolder final;
   final.path = output_dir_ + "/final";
-  final.dtype = parts_.precision->policy().compute;
+  final.dtype = parts_.policy().compute;
   final.max_shard_bytes = kMaxShardBytes;
   final.tokenizer = parts_.train_data->tokenizer();
   final.config_text = config_text_;

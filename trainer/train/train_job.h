@@ -3,6 +3,7 @@
 #define CAPSTAN_TRAINER_TRAIN_TRAIN_JOB_H_
 
 #include <string>
+#include <vector>
 
 #include "trainer/config/load_config.h"
 #include "trainer/memory/memory_plan.h"
@@ -19,7 +20,8 @@ struct TrainJob {
   // Of the run; empty under torchrun, where rank 0 settles it.
   std::string output_dir;
   std::string workspace_folder;
-  int gpus = 0;  // of this machine; 0: CPU
+  int gpus = 0;                    // of this machine; 0: CPU
+  std::vector<std::string> notes;  // for the user, under the banner
   // When the run's first process was executed, on CLOCK_BOOTTIME.
   double start_seconds = 0.0;
 };

@@ -44,7 +44,7 @@ TrainLoop::TrainLoop(TrainJob* job, const RankInfo& rank, Verdicts verdicts)
       config_(job->loaded.config),
       verdicts_(verdicts),
       parts_(job->parts),
-      scaler_(job->parts.precision->policy().loss_scaling),
+      scaler_(job->parts.policy().loss_scaling),
       runner_(job->parts.strategy.get(),
               CheckpointingOf(job->loaded.config.train(), *job->parts.model)) {
   info_.seed = config_.train().seed();

@@ -61,6 +61,8 @@ class TrainLoop {
 
   absl::Status SetUp();
   absl::Status SetUpStrategy();
+  // Machines may have different devices: the least able one is the run's.
+  absl::Status AgreeOnDevice();
   absl::Status SettleOutputDir();
   absl::Status Publish();
   void AllocateOptimizerState();

@@ -22,6 +22,7 @@
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/process_group/create.h"
 #include "trainer/profile/profiled_group.h"
+#include "trainer/train/micro_batch.h"
 #include "trainer/train/output_folder.h"
 #include "trainer/train/schedule.h"
 #include "trainer/train/train_loop.h"
@@ -86,6 +87,7 @@ absl::Status TrainLoop::SetUp() {
     profiler_ = std::make_unique<Profiler>(
         std::set<int64_t>(profiled.begin(), profiled.end()));
   }
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnDevice());
   const bool late = verdicts_ == Verdicts::kAuto
                         ? group_->device().is_cuda() && !scaler_.enabled()
                         : verdicts_ == Verdicts::kLate;
@@ -124,7 +126,7 @@ absl::Status TrainLoop::SetUpStrategy() {
     StrategyContext context;
     context.model = parts_.model.get();
     context.group = group_.get();
-    context.precision = parts_.precision->policy();
+    context.precision = parts_.policy();
     context.seed = config_.train().seed();
     status = parts_.strategy->Setup(context);
     if (status.ok()) AllocateOptimizerState();
@@ -136,6 +138,21 @@ absl::Status TrainLoop::SetUpStrategy() {
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "set up"));
   // Only now: all ranks have masters.
   return AgreeOnError(Publish(), "publish parameters");
+}
+
+absl::Status TrainLoop::AgreeOnDevice() {
+  if (!parts_.precision->depends_on_device()) return absl::OkStatus();
+  const int mine = parts_.device.compute_capability;
+  const std::vector<double> all = FromAllRanks(mine);
+  const int least = static_cast<int>(*std::min_element(all.begin(), all.end()));
+  if (least == mine) return absl::OkStatus();
+  parts_.device.compute_capability = least;
+  parts_.precision_name = PrecisionName(config_, parts_);
+  scaler_ = LossScaler(parts_.policy().loss_scaling);
+  const MemoryRequest memory = MemoryRequestOf(*job_, group_->size());
+  job_->memory = PlanMemory(*parts_.strategy, memory);
+  return job_->loaded.Locate(parts_.strategy->Check(memory.strategy),
+                             "strategy");
 }
 
 absl::Status TrainLoop::SettleOutputDir() {
@@ -319,6 +336,7 @@ absl::Status TrainLoop::StartReporter() {
     if (data == nullptr) continue;
     for (const std::string& note : data->notes()) reporter_->Note(note);
   }
+  for (const std::string& note : job_->notes) reporter_->Note(note);
   if (!micro_batch_note_.empty()) reporter_->Note(micro_batch_note_);
   return absl::OkStatus();
 }
