@@ -74,7 +74,7 @@ struct CategoryBytes {
 
 // summary.json, keys as the fields are named.
 struct RunSummary {
-  std::string status;  // "completed", "stopped"
+  std::string status;  // "completed", "stopped", "failed"
   int64_t steps = 0;
   int64_t tokens = 0;
   int64_t parameters = 0;

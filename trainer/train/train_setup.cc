@@ -136,6 +136,7 @@ absl::Status TrainLoop::SetUpStrategy() {
     status = CurrentExceptionToStatus();
   }
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "set up"));
+  CAPSTAN_RETURN_IF_ERROR(CheckStart());
   // Only now: all ranks have masters.
   return AgreeOnError(Publish(), "publish parameters");
 }
