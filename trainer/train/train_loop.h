@@ -64,6 +64,8 @@ class TrainLoop {
   // Machines may have different devices: the least able one is the run's.
   absl::Status AgreeOnDevice();
   absl::Status SettleOutputDir();
+  // Each rank has planned its own; a resumed run's is in its folder.
+  absl::Status CompareBatches();
   absl::Status Publish();
   void AllocateOptimizerState();
   absl::Status ResumeIfAsked();

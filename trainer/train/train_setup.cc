@@ -24,6 +24,7 @@
 #include "trainer/profile/profiled_group.h"
 #include "trainer/train/micro_batch.h"
 #include "trainer/train/output_folder.h"
+#include "trainer/train/resume_batch.h"
 #include "trainer/train/schedule.h"
 #include "trainer/train/train_loop.h"
 
@@ -93,6 +94,7 @@ absl::Status TrainLoop::SetUp() {
                         : verdicts_ == Verdicts::kLate;
   if (late) late_ = std::make_unique<LateVerdict>(group_->device());
   CAPSTAN_RETURN_IF_ERROR(SettleOutputDir());
+  CAPSTAN_RETURN_IF_ERROR(CompareBatches());
   config_text_ = PrintConfig(config_);
 
   order_ =
@@ -183,6 +185,20 @@ absl::Status TrainLoop::SettleOutputDir() {
   return absl::OkStatus();
 }
 
+absl::Status TrainLoop::CompareBatches() {
+  const std::vector<double> all =
+      FromAllRanks(static_cast<double>(job_->batch.global_batch_size));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " has a global batch of ", all[rank], ", rank 0 one of ",
+        all[0],
+        ": all ranks must have the same config and see the same files "
+        "in output_dir"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TrainLoop::Publish() {
   try {
     const size_t shards = parts_.strategy->OptimizerShards().size();
@@ -254,6 +270,7 @@ absl::Status TrainLoop::ResumeIfAsked() {
   state_.data_size = order_.size;
   state_.data_shuffle = order_.shuffle;
   state_.data_group = order_.group;
+  state_.global_batch_size = job_->batch.global_batch_size;
   CAPSTAN_ASSIGN_OR_RETURN(state_.frozen_crc32c,
                            FrozenChecksum(*parts_.model, state_.seed));
   if (config_.train().resume() != Train::AUTO) return absl::OkStatus();
@@ -262,6 +279,7 @@ absl::Status TrainLoop::ResumeIfAsked() {
   const TrainState mine = state_;
   CAPSTAN_ASSIGN_OR_RETURN(state_, LoadCheckpoint(newest, Checkpointed()));
   CAPSTAN_RETURN_IF_ERROR(CheckResumed(mine, newest));
+  state_.global_batch_size = mine.global_batch_size;
   scaler_.Restore(state_.loss_scale, state_.loss_scale_good_steps);
   first_step_ = last_saved_step_ = state_.step;
   return absl::OkStatus();
@@ -276,6 +294,8 @@ absl::Status TrainLoop::CheckResumed(const TrainState& mine,
                                 checkpoint, " was started with ", state_.seed)),
         "train");
   }
+  CAPSTAN_RETURN_IF_ERROR(
+      job_->loaded.Locate(CheckGroups(checkpoint, state_, mine), "batch"));
   if (state_.data_size != mine.data_size ||
       state_.data_shuffle != mine.data_shuffle ||
       state_.data_group != mine.data_group) {
