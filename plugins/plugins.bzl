@@ -15,6 +15,7 @@ PLUGINS = [
     "//plugins/objective/masked_diffusion:libcapstan_masked_diffusion.so",
     "//plugins/optimizer/adamw:libcapstan_adamw.so",
     "//plugins/optimizer/sgd:libcapstan_sgd.so",
+    "//plugins/precision/auto:libcapstan_auto.so",
     "//plugins/precision/bf16:libcapstan_bf16.so",
     "//plugins/precision/fp16:libcapstan_fp16.so",
     "//plugins/precision/fp32:libcapstan_fp32.so",

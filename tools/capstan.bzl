@@ -1,6 +1,6 @@
 """The build macros of Capstan: protos, parts of the core, plugins, tests."""
 
-def capstan_proto(name, src, deps = [], in_core = False):
+def capstan_proto(name, src, deps = [], in_core = False, keyword = ""):
     """A .proto file as a C++ library.
 
     Each .proto is compiled into exactly one shared object: into the plugin
@@ -12,14 +12,20 @@ def capstan_proto(name, src, deps = [], in_core = False):
       src: the .proto file.
       deps: header targets (*_hdrs) of the protos that it imports.
       in_core: keep every symbol, for the core's shared library.
+      keyword: a part of the package that is a C++ keyword, which protoc takes
+        for a namespace: the namespace gets a '_' behind it.
     """
+    rename = "" if not keyword else (
+        " && sed -i 's/namespace {0} {{/namespace {0}_ {{/; s/::{0}::/::{0}_::/g'".format(keyword) +
+        " $(OUTS)"
+    )
     stem = src[:-len(".proto")]
     native.genrule(
         name = name + "_gen",
         srcs = [src],
         outs = [stem + ".pb.h", stem + ".pb.cc"],
         cmd = "$(location @system//:bin/protoc) -I. -I/usr/include " +
-              "--cpp_out=$(BINDIR) $(location %s)" % src,
+              "--cpp_out=$(BINDIR) $(location %s)" % src + rename,
         exec_tools = ["@system//:bin/protoc", "//plugins/sdk:options.proto"],
     )
     native.cc_library(

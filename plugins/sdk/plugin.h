@@ -79,20 +79,25 @@ absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
 // At namespace scope in one file of a plugin:
 //   CAPSTAN_PLUGIN(Strategy, Ddp, ::capstan::ddp::Config, "what it does");
 // where Ddp is a class of the enclosing namespace with a static Create.
-#define CAPSTAN_PLUGIN(Category, Impl, ConfigType, doc_line)           \
-  static const char capstan_plugin_fingerprint[]                       \
-      __attribute__((section("capstan_fp"))) = CAPSTAN_FINGERPRINT;    \
-  extern "C" __attribute__((visibility("default")))                    \
-  const ::capstan::PluginDescriptor capstan_plugin_v1 = {              \
-      ::capstan::kPluginMagic,                                         \
-      sizeof(::capstan::PluginDescriptor),                             \
-      ::capstan::kPluginApiMajor,                                      \
-      ::capstan::kPluginApiMinor,                                      \
-      ::capstan::PluginCategory::k##Category,                          \
-      #ConfigType,                                                     \
-      doc_line,                                                        \
-      capstan_plugin_fingerprint,                                      \
-      &::capstan::CreatePlugin<::capstan::Category, Impl, ConfigType>, \
+#define CAPSTAN_PLUGIN(Category, Impl, ConfigType, doc_line) \
+  CAPSTAN_PLUGIN_AS(#ConfigType, Category, Impl, ConfigType, doc_line)
+
+// The same for a config message whose C++ name isn't its own: a part of the
+// package that is a keyword has a '_' behind it in C++.
+#define CAPSTAN_PLUGIN_AS(type_name, Category, Impl, ConfigType, doc_line) \
+  static const char capstan_plugin_fingerprint[]                           \
+      __attribute__((section("capstan_fp"))) = CAPSTAN_FINGERPRINT;        \
+  extern "C" __attribute__((visibility("default")))                        \
+  const ::capstan::PluginDescriptor capstan_plugin_v1 = {                  \
+      ::capstan::kPluginMagic,                                             \
+      sizeof(::capstan::PluginDescriptor),                                 \
+      ::capstan::kPluginApiMajor,                                          \
+      ::capstan::kPluginApiMinor,                                          \
+      ::capstan::PluginCategory::k##Category,                              \
+      type_name,                                                           \
+      doc_line,                                                            \
+      capstan_plugin_fingerprint,                                          \
+      &::capstan::CreatePlugin<::capstan::Category, Impl, ConfigType>,     \
   }
 
 #endif  // CAPSTAN_PLUGINS_SDK_PLUGIN_H_

@@ -34,10 +34,24 @@ struct PrecisionPolicy {
   absl::optional<LossScaling> loss_scaling;
 };
 
+// What a run computes on; of several ranks' devices, the least able one.
+struct DeviceFacts {
+  bool gpu = false;
+  // Of a CUDA device, 10 * major + minor (80 is 8.0); 0: not known.
+  int compute_capability = 0;
+};
+
 class Precision {
  public:
   virtual ~Precision();
   virtual PrecisionPolicy policy() const = 0;
+  // Whether PolicyOn heeds the device: only then is its compute_capability
+  // looked for.
+  virtual bool depends_on_device() const { return false; }
+  // The policy of a run on `device`, the same on all ranks. Constant.
+  virtual PrecisionPolicy PolicyOn(const DeviceFacts& device) const {
+    return policy();
+  }
 };
 
 }  // namespace capstan

@@ -47,13 +47,30 @@ bool Holds(at::ScalarType wide, at::ScalarType narrow) {
   return true;
 }
 
+DeviceFacts Gpu(int compute_capability) {
+  DeviceFacts device;
+  device.gpu = true;
+  device.compute_capability = compute_capability;
+  return device;
+}
+
+// A CPU, and GPUs of all kinds.
+std::vector<DeviceFacts> Devices() {
+  return {DeviceFacts(), Gpu(0), Gpu(61), Gpu(70), Gpu(80), Gpu(90)};
+}
+
 TEST_P(PrecisionConformance, ThePolicyIsConstant) {
   ExpectSame(precision().policy(), precision().policy());
   ExpectSame(New()->policy(), precision().policy());
+  for (const DeviceFacts& device : Devices()) {
+    ExpectSame(New()->PolicyOn(device), precision().PolicyOn(device));
+    if (!precision().depends_on_device()) {
+      ExpectSame(precision().PolicyOn(device), precision().policy());
+    }
+  }
 }
 
-TEST_P(PrecisionConformance, SumsAndMastersHoldWhatIsComputed) {
-  const PrecisionPolicy policy = precision().policy();
+void ExpectSumsAndMastersHoldIt(const PrecisionPolicy& policy) {
   for (const at::ScalarType type :
        {policy.compute, policy.reduce, policy.master}) {
     ASSERT_TRUE(c10::isFloatingType(type)) << c10::toString(type);
@@ -66,17 +83,22 @@ TEST_P(PrecisionConformance, SumsAndMastersHoldWhatIsComputed) {
       << c10::toString(policy.compute);
 }
 
-// float16's smallest number is 6e-8: gradients vanish without it.
-TEST_P(PrecisionConformance, Float16ScalesItsLoss) {
-  const PrecisionPolicy policy = precision().policy();
-  if (policy.compute != at::kHalf) GTEST_SKIP() << "computes in another dtype";
-  EXPECT_TRUE(policy.loss_scaling.has_value());
+TEST_P(PrecisionConformance, SumsAndMastersHoldWhatIsComputed) {
+  for (const DeviceFacts& device : Devices()) {
+    ExpectSumsAndMastersHoldIt(precision().PolicyOn(device));
+  }
 }
 
-TEST_P(PrecisionConformance, LossScalesArePowersOfTwoWithinTheirLimits) {
-  const PrecisionPolicy policy = precision().policy();
-  if (!policy.loss_scaling.has_value()) GTEST_SKIP() << "no loss scaling";
-  const LossScaling& s = *policy.loss_scaling;
+// float16's smallest number is 6e-8: gradients vanish without it.
+TEST_P(PrecisionConformance, Float16ScalesItsLoss) {
+  for (const DeviceFacts& device : Devices()) {
+    const PrecisionPolicy policy = precision().PolicyOn(device);
+    if (policy.compute != at::kHalf) continue;
+    EXPECT_TRUE(policy.loss_scaling.has_value());
+  }
+}
+
+void ExpectPowersOfTwoWithinTheirLimits(const LossScaling& s) {
   EXPECT_TRUE(IsPowerOfTwo(s.initial_scale)) << s.initial_scale;
   EXPECT_TRUE(IsPowerOfTwo(s.min_scale)) << s.min_scale;
   EXPECT_TRUE(IsPowerOfTwo(s.growth_factor)) << s.growth_factor;
@@ -87,6 +109,14 @@ TEST_P(PrecisionConformance, LossScalesArePowersOfTwoWithinTheirLimits) {
   EXPECT_GE(s.growth_interval, 1);
   // The loss itself is a float32.
   EXPECT_LE(s.initial_scale, std::ldexp(1.0, 64));
+}
+
+TEST_P(PrecisionConformance, LossScalesArePowersOfTwoWithinTheirLimits) {
+  for (const DeviceFacts& device : Devices()) {
+    const PrecisionPolicy policy = precision().PolicyOn(device);
+    if (!policy.loss_scaling.has_value()) continue;
+    ExpectPowersOfTwoWithinTheirLimits(*policy.loss_scaling);
+  }
 }
 
 // As many steps as a broken run may make in a row, and then good ones.

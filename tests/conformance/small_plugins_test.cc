@@ -7,6 +7,8 @@
 
 CAPSTAN_PRECISION_CONFORMANCE(Fp32, "plugins/precision/fp32/libcapstan_fp32.so",
                               "[plugin/capstan.fp32.Config] {}");
+CAPSTAN_PRECISION_CONFORMANCE(Auto, "plugins/precision/auto/libcapstan_auto.so",
+                              "[plugin/capstan.auto.Config] {}");
 CAPSTAN_PRECISION_CONFORMANCE(Bf16, "plugins/precision/bf16/libcapstan_bf16.so",
                               "[plugin/capstan.bf16.Config] {}");
 CAPSTAN_PRECISION_CONFORMANCE(Bf16Sums,

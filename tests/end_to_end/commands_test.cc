@@ -285,8 +285,8 @@ TEST(PluginsTest, ListsEachWithItsCategory) {
   for (const char* name :
        {"strategy ", "capstan.single.Config", "capstan.ddp.Config",
         "precision ", "capstan.fp32.Config", "capstan.bf16.Config",
-        "capstan.fp16.Config", "dataset reader ", "capstan.text.Config",
-        "model ", "capstan.llama.Config", "objective ",
+        "capstan.fp16.Config", "capstan.auto.Config", "dataset reader ",
+        "capstan.text.Config", "model ", "capstan.llama.Config", "objective ",
         "capstan.causal_lm.Config", "optimizer ", "capstan.adamw.Config",
         "capstan.sgd.Config", "libtorch=2.11.0", "sdk="}) {
     EXPECT_THAT(result.out, HasSubstr(name));

@@ -132,6 +132,97 @@ TEST(ReshardWeightsTest, AreTheSameBits) {
   }
 }
 
+// A run whose global batch follows from its 2 ranks, 12.
+RunText OpenBatch(bool by_length) {
+  return SmallRun()
+      .Set("batch", absl::StrCat("micro_batch_size: 6 group_by_length: ",
+                                 by_length ? "true" : "false"))
+      .Strategy("zero2", 2)
+      // 26 and a part of the 80 sequences: 13 steps.
+      .Train("max_steps: 0 max_epochs: 1.9");
+}
+
+class ReshardBatchTest : public ::testing::TestWithParam<bool> {};
+
+// Its own: by ranks that need to accumulate, and that cut it differently.
+TEST_P(ReshardBatchTest, ARunKeepsItsGlobalBatch) {
+  const std::string straight = MustTrain(OpenBatch(GetParam()));
+  const Metrics want = ReadMetrics(straight);
+  ASSERT_EQ(want.steps.size(), kSteps);
+  const std::string folder = NewTestFolder("run") + "/out";
+  const auto leg = [&](int ranks, const std::string& more) {
+    return OpenBatch(GetParam())
+        .Strategy("zero2", ranks)
+        .Train("resume: AUTO " + more)
+        .Output(folder);
+  };
+  MustTrain(leg(2, "max_epochs: 0 max_steps: 4"));
+  TrainerResult result =
+      RunTrainer({"--config=" + leg(1, "max_epochs: 0 max_steps: 9").File()});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              ::testing::HasSubstr("goes on with the run's global batch of 12 "
+                                   "= micro 6 x 1 ranks x accumulation 2"));
+  result = RunTrainer({"--config=" + leg(3, "").File()});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              ::testing::HasSubstr("12 = micro 4 x 3 ranks x accumulation 1"));
+  const Metrics got = ReadMetrics(folder);
+  ASSERT_EQ(got.steps.size(), kSteps) << "as many steps in an epoch";
+  for (const char* key : {"lr", "tokens"}) {
+    EXPECT_EQ(got.Values(key), want.Values(key)) << key;
+  }
+  for (int i = 0; i < kSteps; ++i) {
+    EXPECT_NEAR(got.losses()[i], want.losses()[i], 1e-6 * want.losses()[i])
+        << "step " << i + 1;
+  }
+}
+
+TEST_P(ReshardBatchTest, RanksThatCantShareItAreToldWhatToSet) {
+  const std::string folder =
+      MustTrain(OpenBatch(GetParam()).Train("max_epochs: 0 max_steps: 2"));
+  const auto before = Snapshot(folder);
+  const RunText run = OpenBatch(GetParam())
+                          .Strategy("ddp", 5)
+                          .Train("resume: AUTO")
+                          .Output(folder);
+  ExpectOneError(RunTrainer({"--config=" + run.File()}),
+                 {"run.pbtxt:", "batch.global_batch_size", "5 ranks",
+                  "global batch of 12", "4 or 6 ranks", "launch.processes"});
+  EXPECT_EQ(Snapshot(folder), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReshardBatchTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "ByLength" : "AsItComes";
+                         });
+
+TEST(ReshardGlobalBatchTest, AnotherOneThatIsSet) {
+  for (const bool by_length : {false, true}) {
+    const std::string folder =
+        MustTrain(OpenBatch(by_length).Train("max_epochs: 0 max_steps: 2"));
+    const RunText run =
+        OpenBatch(by_length)
+            .Set("batch",
+                 absl::StrCat("micro_batch_size: 2 global_batch_size: 4 "
+                              "group_by_length: ",
+                              by_length ? "true" : "false"))
+            .Train("max_epochs: 0 max_steps: 4 resume: AUTO")
+            .Output(folder);
+    const TrainerResult result = RunTrainer({"--config=" + run.File()});
+    if (by_length) {
+      // Other samples would come together.
+      ExpectOneError(result, {"batch.global_batch_size", "is 4", "has 12",
+                              "group_by_length", "leave it out"});
+    } else {
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_THAT(result.out,
+                  ::testing::HasSubstr("goes on with batch.global_batch_size "
+                                       "4; the run in"));
+    }
+  }
+}
+
 // Each rank's file holds its share, about.
 TEST(ReshardFilesTest, ARankWritesItsShare) {
   for (const char* strategy : {"ddp", "zero2", "fsdp"}) {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -103,6 +104,8 @@ class Fp32 final : public Precision {
 // Momentum whose step depends on the number of updates, as Adam's does.
 class ToyOptimizer final : public Optimizer {
  public:
+  // overflow_at: the update that makes the weights infinite; 0: none.
+  explicit ToyOptimizer(int64_t overflow_at) : overflow_at_(overflow_at) {}
   double learning_rate() const override { return 0.05; }
   std::vector<std::string> state_names() const override { return {"momentum"}; }
   void Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
@@ -117,17 +120,24 @@ class ToyOptimizer final : public Optimizer {
     state[0].mul_(0.9).add_(gradient);
     shard.master.sub_(state[0] *
                       (step.learning_rate / (1.0 + 1.0 / step.step)));
+    if (step.step == overflow_at_) {
+      shard.master.fill_(std::numeric_limits<float>::infinity());
+    }
   }
 
   int late_updates = 0;
+
+ private:
+  const int64_t overflow_at_;
 };
 
 struct Settings {
   int64_t max_steps = 30;
   std::set<int64_t> bad_steps;
-  int64_t stop_step = 0;   // in which a signal comes; 0: none
-  std::string output_dir;  // default: a new one
-  int late_updates = 0;    // what the run has done
+  int64_t overflow_at = 0;  // of ToyOptimizer
+  int64_t stop_step = 0;    // in which a signal comes; 0: none
+  std::string output_dir;   // default: a new one
+  int late_updates = 0;     // what the run has done
 };
 
 absl::Status Train(Verdicts verdicts, Settings* settings) {
@@ -147,7 +157,7 @@ absl::Status Train(Verdicts verdicts, Settings* settings) {
   config.mutable_train()->set_eval_batches(2);
   config.mutable_train()->set_save_every(10);
   config.mutable_train()->set_resume(Train::AUTO);
-  auto optimizer = std::make_unique<ToyOptimizer>();
+  auto optimizer = std::make_unique<ToyOptimizer>(settings->overflow_at);
   const ToyOptimizer& updates = *optimizer;
   job.parts.model = std::make_unique<ToyModel>();
   job.parts.objective =
@@ -263,6 +273,28 @@ TEST(LateVerdictTest, ABrokenRunEnds) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_EQ(status, Train(Verdicts::kAtOnce, &at_once));
   EXPECT_EQ(StepLines(late.output_dir), StepLines(at_once.output_dir));
+}
+
+// Two skipped steps later, without a checkpoint of what can't be gone on from.
+TEST(LateVerdictTest, WeightsThatOverflowEndTheRun) {
+  Settings late, at_once;
+  late.overflow_at = at_once.overflow_at = 13;
+  const absl::Status status = Train(Verdicts::kAtOnce, &at_once);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::AllOf(::testing::HasSubstr("after step 15"),
+                               ::testing::HasSubstr("isn't finite"),
+                               ::testing::HasSubstr("after step 10"),
+                               ::testing::HasSubstr("learning_rate 0.05"),
+                               ::testing::HasSubstr("step-00000010")));
+  const absl::Status late_status = Train(Verdicts::kLate, &late);
+  EXPECT_EQ(late_status.code(), status.code());
+  for (const Settings& settings : {late, at_once}) {
+    EXPECT_EQ(StepLines(settings.output_dir).size(), 14);
+    EXPECT_EQ(CheckpointSteps(settings.output_dir), std::vector<int64_t>{10});
+    EXPECT_EQ(ReadJson(settings.output_dir + "/summary.json")["status"],
+              "failed");
+  }
 }
 
 }  // namespace

@@ -149,9 +149,21 @@ class ToyObjective final : public Objective {
   size_t evaluations_ = 0;
 };
 
-class Fp32 final : public Precision {
+class ToyPrecision final : public Precision {
  public:
+  explicit ToyPrecision(bool depends_on_device) : depends_(depends_on_device) {}
   PrecisionPolicy policy() const override { return {}; }
+  bool depends_on_device() const override { return depends_; }
+  PrecisionPolicy PolicyOn(const DeviceFacts& device) const override {
+    PrecisionPolicy policy;
+    if (depends_ && device.compute_capability >= 80) {
+      policy.compute = at::kBFloat16;
+    }
+    return policy;
+  }
+
+ private:
+  const bool depends_;
 };
 
 absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
@@ -170,7 +182,11 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
     job.parts.eval_data = std::make_unique<ToyData>(&run);
   }
   CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy, ddp::Ddp::Create(ddp::Config()));
-  job.parts.precision = std::make_unique<Fp32>();
+  const bool depends = run.compute_capability != nullptr;
+  job.parts.precision = std::make_unique<ToyPrecision>(depends);
+  if (depends) {
+    job.parts.device.compute_capability = run.compute_capability(rank.rank);
+  }
   job.parts.optimizer = std::make_unique<conformance::ToyOptimizer>();
   job.batch.global_batch_size = run.global_batch;
   job.batch.automatic = run.automatic;

@@ -23,6 +23,9 @@ struct ToyRun {
   std::vector<double> eval_losses;
   // The largest batch that rank r has memory for; default: any.
   std::function<int64_t(int rank)> room;
+  // The device of rank r, by which the precision is bfloat16 from 80 on,
+  // float32 below; default: float32 anywhere.
+  std::function<int(int rank)> compute_capability;
   // The loss is divided by all of a step's targets once more (which only
   // StepInfo::totals can tell), "mean" is what it was before, and each
   // evaluation measures numbers of which every rank has a part.

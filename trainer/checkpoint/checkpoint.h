@@ -41,7 +41,8 @@ struct TrainState {
   uint64_t seed = 0;
   int64_t data_size = 0;  // samples in the training data
   bool data_shuffle = false;
-  int64_t data_group = 0;  // samples that are sorted by length; 0: not
+  int64_t data_group = 0;         // samples that are sorted by length; 0: not
+  int64_t global_batch_size = 0;  // samples of a step; 0: not known
   // Of the frozen parameters (FrozenChecksum); 0: there are none.
   uint32_t frozen_crc32c = 0;
   // Evaluations so far: the last one's step, the lowest loss and its step (-1:
@@ -103,11 +104,13 @@ absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed);
 // The newest complete checkpoint in OUTPUT_DIR/checkpoints, or "" if none.
 std::string NewestCheckpoint(const std::string& output_dir);
 
-// For `generate`: whether `folder` is a checkpoint, its config, and its master
+// Whether `folder` is a checkpoint, its run's numbers and config, and, for
+// `generate`, its master
 // weights as a function to fill a model with. `initial` writes the whole value
 // of a frozen parameter, as the run's seed has it; without it they are an
 // error.
 bool IsCheckpoint(const std::string& folder);
+absl::StatusOr<TrainState> CheckpointState(const std::string& folder);
 absl::StatusOr<std::string> CheckpointConfig(const std::string& folder);
 using InitialValues =
     std::function<absl::Status(int index, uint64_t seed, float* out)>;

@@ -124,6 +124,11 @@ bool IsCheckpoint(const std::string& folder) {
   return PathExists(absl::StrCat(folder, "/", kManifestFile));
 }
 
+absl::StatusOr<TrainState> CheckpointState(const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
+  return manifest.train_state;
+}
+
 absl::StatusOr<std::string> CheckpointConfig(const std::string& folder) {
   CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(folder));
   return std::move(manifest.config_text);

@@ -56,6 +56,7 @@ Json TrainStateToJson(const TrainState& state) {
           {"data_size", state.data_size},
           {"data_shuffle", state.data_shuffle},
           {"data_group", state.data_group},
+          {"global_batch_size", state.global_batch_size},
           {"frozen_crc32c", state.frozen_crc32c},
           {"eval_step", state.eval_step},
           {"best_eval_loss", DoubleToJson(state.best_eval_loss)},
@@ -85,6 +86,11 @@ TrainState TrainStateFromJson(const Json& json) {
     state.best_eval_loss = DoubleFromJson(json.at("best_eval_loss"));
     state.best_step = json.at("best_step").get<int64_t>();
     state.evals_without_better = json.at("evals_without_better").get<int64_t>();
+  }
+  if (json.contains("global_batch_size")) {
+    state.global_batch_size = json.at("global_batch_size").get<int64_t>();
+  } else if (state.step > 0 && state.samples % state.step == 0) {
+    state.global_batch_size = state.samples / state.step;
   }
   state.loss_scale = DoubleFromJson(json.at("loss_scale"));
   state.loss_scale_good_steps = json.at("loss_scale_good_steps").get<int64_t>();

@@ -122,7 +122,8 @@ struct LladaOptions {
   int64_t epochs = 5;
   double learning_rate = 1e-5;
   std::string save_dir = "checkpoints_pretrained";
-  bool fp16 = true;
+  // Default: what the device is fast in.
+  absl::optional<bool> fp16;
   bool resume = false;
   RunOptions run;  // configs are not used
 };

@@ -95,7 +95,8 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(prepared.combinations,
                            CrossAxes(loaded, gpus, host));
   Comparison& comparison = prepared.comparison;
-  CAPSTAN_ASSIGN_OR_RETURN(comparison.precisions, ListPrecisions(loaded, host));
+  CAPSTAN_ASSIGN_OR_RETURN(comparison.precisions,
+                           ListPrecisions(loaded, gpus, host));
   prepared.notes = loaded.shared.notes;
   comparison.name = loaded.config.name();
   comparison.time =

@@ -123,6 +123,12 @@ absl::Status CheckTokens(const LladaOptions& options, const std::string& model,
           options.model_name, " --output=FOLDER, and say --data_dir=FOLDER"));
 }
 
+// The scripts' --fp16 is their default. Ours is 16 bits where they pay.
+std::string PrecisionOf(const LladaOptions& options) {
+  if (!options.fp16.has_value()) return "auto";
+  return *options.fp16 ? "fp16" : "fp32";
+}
+
 absl::StatusOr<std::string> ConfigText(const LladaOptions& options) {
   if (options.batch_size < 1) {
     return FieldError("--batch_size", absl::StrCat("must be at least 1, is ",
@@ -149,10 +155,9 @@ absl::StatusOr<std::string> ConfigText(const LladaOptions& options) {
   const int64_t epoch = (data->train->size() + global - 1) / global;
   const std::string config = absl::Substitute(
       kRecipe, absl::CEscape(FromCaller({options.save_dir})[0]),
-      absl::CEscape(model), absl::CEscape(folder),
-      options.fp16 ? "fp16" : "fp32", options.learning_rate, options.batch_size,
-      options.epochs, epoch, kSaveEveryEpochs * epoch,
-      options.resume ? "AUTO" : "NEVER");
+      absl::CEscape(model), absl::CEscape(folder), PrecisionOf(options),
+      options.learning_rate, options.batch_size, options.epochs, epoch,
+      kSaveEveryEpochs * epoch, options.resume ? "AUTO" : "NEVER");
   return config + ranks.launch;
 }
 

@@ -250,7 +250,8 @@ void AddLladaOptions(CLI::App* app, LladaOptions* options) {
       ->type_name("FOLDER")
       ->capture_default_str();
   app->add_flag("--fp16,!--no_fp16", options->fp16,
-                "Compute in float16 (the default), or in float32");
+                "Compute in float16, or in float32; default: bfloat16 or "
+                "float16 where the device is fast in it, else float32");
   app->add_flag("--resume", options->resume,
                 "Continue from the newest checkpoint in save_dir, if there is "
                 "one");

@@ -95,6 +95,9 @@ int PlanCommand(const RunOptions& options) {
   if (done.has_value()) return *done;
   const Plans plans = PlanAll(**prepared);
   std::cout << Heading(**prepared) << PlanTable(plans.planned, plans.refused);
+  for (const std::string& note : (*prepared)->job.notes) {
+    std::cout << note << "\n";
+  }
   return 0;
 }
 

@@ -9,7 +9,10 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/memory/device_memory.h"
 #include "trainer/process_group/create.h"
+#include "trainer/train/device_precision.h"
 #include "trainer/train/micro_batch.h"
+#include "trainer/train/output_folder.h"
+#include "trainer/train/resume_batch.h"
 
 namespace capstan {
 namespace {
@@ -34,6 +37,23 @@ absl::StatusOr<int> ProcessCount(const LoadedConfig& loaded, int gpus) {
   }
   if (processes > 0) return processes;
   return gpus > 0 ? gpus : kCpuProcesses;
+}
+
+// Before the batch is planned: what it keeps of the run that goes on.
+absl::Status KeepBatch(Prepared* prepared) {
+  TrainJob& job = prepared->job;
+  const std::string checkpoint =
+      CheckpointToResume(job.loaded.config, job.workspace_folder);
+  if (checkpoint.empty()) return absl::OkStatus();
+  const absl::StatusOr<TrainState> earlier = CheckpointState(checkpoint);
+  // A damaged one is told of when it is loaded.
+  if (!earlier.ok()) return absl::OkStatus();
+  const absl::StatusOr<std::string> note =
+      KeepGlobalBatch(checkpoint, *earlier, prepared->processes,
+                      job.loaded.config.mutable_batch());
+  CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(note.status(), "batch"));
+  if (!note->empty()) job.notes.push_back(*note);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -71,12 +91,17 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
     CAPSTAN_ASSIGN_OR_RETURN(prepared->processes,
                              ProcessCount(job.loaded, job.gpus));
   }
+  CAPSTAN_RETURN_IF_ERROR(KeepBatch(prepared.get()));
   CAPSTAN_RETURN_IF_ERROR(
       CollectMissing(job.loaded, *prepared->host,
                      options.collect && !prepared->environment.has_value()));
   CAPSTAN_ASSIGN_OR_RETURN(
-      job.parts,
-      CreateRunParts(job.loaded, prepared->processes, *prepared->host));
+      job.parts, CreateRunParts(job.loaded, prepared->processes, job.gpus,
+                                *prepared->host));
+  const std::string slow =
+      SlowPrecisionNote(*job.parts.precision, job.parts.precision_name,
+                        job.parts.device, *prepared->host);
+  if (!slow.empty()) job.notes.push_back(slow);
   CAPSTAN_ASSIGN_OR_RETURN(
       job.batch, PlanBatch(job.loaded.config.batch(), prepared->processes));
   const int ranks_here = prepared->environment.has_value()

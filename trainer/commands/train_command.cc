@@ -59,6 +59,7 @@ int CheckCommand(const RunOptions& options) {
                           job.batch.global_batch_size)
             << " steps\n";
   for (const std::string& note : job.loaded.notes) std::cout << note << "\n";
+  for (const std::string& note : job.notes) std::cout << note << "\n";
   for (const std::string& note : job.parts.train_data->notes()) {
     std::cout << note << "\n";
   }

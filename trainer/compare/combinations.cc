@@ -14,6 +14,7 @@
 #include "plugins/sdk/plan.h"
 #include "plugins/sdk/status.h"
 #include "trainer/plugin_host/plugin_host.h"
+#include "trainer/train/device_precision.h"
 #include "trainer/train/run_parts.h"
 
 namespace capstan {
@@ -105,7 +106,7 @@ RunConfig ConfigOf(const LoadedCompare& loaded, const ComparedRun& run,
 // Errors that no axis is to blame for: seen before the first run, by making
 // all of one run's parts.
 absl::Status CheckOne(const LoadedCompare& loaded,
-                      const std::vector<Combination>& combinations,
+                      const std::vector<Combination>& combinations, int gpus,
                       PluginHost& host) {
   const Combination* first_skipped = nullptr;
   for (const Combination& combination : combinations) {
@@ -115,7 +116,8 @@ absl::Status CheckOne(const LoadedCompare& loaded,
     }
     LoadedConfig whole = loaded.shared;
     whole.config = combination.config;
-    return CreateRunParts(whole, combination.run.processes, host).status();
+    return CreateRunParts(whole, combination.run.processes, gpus, host)
+        .status();
   }
   return loaded.Locate(
       FieldError("strategy",
@@ -152,7 +154,7 @@ std::vector<std::string> SlotLabels(const Slots& slots) {
 }
 
 absl::StatusOr<std::vector<ComparedPrecision>> ListPrecisions(
-    const LoadedCompare& loaded, PluginHost& host) {
+    const LoadedCompare& loaded, int gpus, PluginHost& host) {
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::vector<std::unique_ptr<Precision>> plugins,
       CreateAxis<Precision>(loaded, "precision", loaded.config.precision(),
@@ -165,7 +167,7 @@ absl::StatusOr<std::vector<ComparedPrecision>> ListPrecisions(
     precision.bounds = BoundsOf(
         loaded.config,
         PackageOf(TypeOf(loaded.config.precision(static_cast<int>(i)))),
-        plugins[i]->policy());
+        plugins[i]->PolicyOn(DeviceOf(*plugins[i], gpus)));
     precisions.push_back(std::move(precision));
   }
   return precisions;
@@ -202,7 +204,8 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
                                  FileName(run.precision), run.processes);
         StrategyRequest request;
         request.model = model.get();
-        request.precision = precisions[p]->policy();
+        request.precision =
+            precisions[p]->PolicyOn(DeviceOf(*precisions[p], gpus));
         request.world_size = run.processes;
         const absl::Status refusal =
             Refusal(*strategies[s], loaded.shared.config.batch(), gpus, request,
@@ -219,7 +222,7 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
       }
     }
   }
-  CAPSTAN_RETURN_IF_ERROR(CheckOne(loaded, combinations, host));
+  CAPSTAN_RETURN_IF_ERROR(CheckOne(loaded, combinations, gpus, host));
   return combinations;
 }
 

@@ -26,7 +26,7 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
 
 // The listed precisions with their bounds, as Compare wants them.
 absl::StatusOr<std::vector<ComparedPrecision>> ListPrecisions(
-    const LoadedCompare& loaded, PluginHost& host);
+    const LoadedCompare& loaded, int gpus, PluginHost& host);
 
 // What people call each slot of an axis: the last part of its package ("ddp"),
 // the whole package where two share the last part, with its fields

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/memory/device_memory.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -12,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "trainer/memory/gpu_query.h"
 
 namespace capstan {
 namespace {
@@ -87,27 +85,12 @@ int64_t AvailableHostMemory(const std::string& proc, const std::string& sys) {
 int64_t AvailableHostMemory() { return AvailableHostMemory("/proc", "/sys"); }
 
 int64_t FreeGpuMemory() {
-  std::string command =
-      "nvidia-smi --query-gpu=memory.free "
-      "--format=csv,noheader,nounits";
-  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-  const absl::string_view safe = visible == nullptr ? "" : visible;
-  if (!safe.empty() &&
-      safe.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz"
-                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ-,") ==
-          absl::string_view::npos) {
-    absl::StrAppend(&command, " --id=", safe);
-  }
-  absl::StrAppend(&command, " 2>/dev/null");
-  FILE* const pipe = popen(command.c_str(), "re");
-  if (pipe == nullptr) return kUnknown;
   int64_t least = kUnknown;
-  char line[256];
-  while (fgets(line, sizeof(line), pipe) != nullptr) {
+  for (const std::string& text : QueryGpus("memory.free")) {
     int64_t mib = 0;
-    if (absl::SimpleAtoi(line, &mib)) least = std::min(least, mib << 20);
+    if (absl::SimpleAtoi(text, &mib)) least = std::min(least, mib << 20);
   }
-  return pclose(pipe) == 0 ? least : kUnknown;
+  return least;
 }
 
 }  // namespace capstan

@@ -90,7 +90,7 @@ struct CategoryBytes {
 // summary.json, keys as the fields are named; those of tokens are named after
 // the unit, and trained_tokens and padding are there where that is tokens.
 struct RunSummary {
-  std::string status;  // "completed", "stopped"
+  std::string status;  // "completed", "stopped", "failed"
   int64_t steps = 0;
   std::string unit = kTokenUnit;  // as in RunFacts
   int64_t tokens = 0;

@@ -15,7 +15,7 @@ bool LossScaler::at_minimum() const {
 }
 
 void LossScaler::Restore(double scale, int64_t good_steps) {
-  if (!policy_.has_value()) return;
+  if (!policy_.has_value() || scale <= 0) return;
   scale_ = scale;
   good_steps_ = good_steps;
 }

@@ -22,12 +22,13 @@ class LossScaler {
   // Whether the scale can't go lower: more skipped steps won't help.
   bool at_minimum() const;
 
+  // `scale` 0: of a run without loss scaling, so that this one begins anew.
   void Restore(double scale, int64_t good_steps);
   // After a step whose gradients were finite, or not.
   void Update(bool finite);
 
  private:
-  const absl::optional<LossScaling> policy_;
+  absl::optional<LossScaling> policy_;
   double scale_ = 1.0;
   int64_t good_steps_ = 0;
 };

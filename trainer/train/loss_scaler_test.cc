@@ -53,5 +53,12 @@ TEST(LossScalerTest, RestoredScalerGoesOnAsTheSavedOne) {
   EXPECT_EQ(one.scale(), other.scale());
 }
 
+// Which has 0 in its checkpoint.
+TEST(LossScalerTest, ARunWithoutLossScalingLeavesTheFirstScale) {
+  LossScaler scaler(Policy());
+  scaler.Restore(0.0, 0);
+  EXPECT_EQ(scaler.scale(), LossScaler(Policy()).scale());
+}
+
 }  // namespace
 }  // namespace capstan

@@ -19,7 +19,7 @@ constexpr int64_t kProcessBytes = int64_t{300} << 20;
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   MemoryRequest request;
   request.strategy.model = job.parts.model.get();
-  request.strategy.precision = job.parts.precision->policy();
+  request.strategy.precision = job.parts.policy();
   request.strategy.world_size = world_size;
   request.strategy.accumulation = job.batch.accumulation;
   request.optimizer = job.parts.optimizer.get();

@@ -84,19 +84,36 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
   }
 }
 
+// Where the runs of a config without output_dir are.
+fs::path RunsFolder(const RunConfig& config,
+                    const std::string& workspace_folder) {
+  const fs::path base = workspace_folder.empty() ? fs::current_path()
+                                                 : fs::path(workspace_folder);
+  return base / "runs" / config.name();
+}
+
 }  // namespace
+
+std::string CheckpointToResume(const RunConfig& config,
+                               const std::string& workspace_folder) {
+  if (config.train().resume() != Train::AUTO) return "";
+  if (!config.output_dir().empty()) {
+    return NewestCheckpoint(config.output_dir());
+  }
+  const fs::path latest = FollowLatestRun(
+      (RunsFolder(config, workspace_folder) / "latest").string());
+  // What is finished isn't taken up again.
+  return fs::exists(latest / "final") ? "" : NewestCheckpoint(latest.string());
+}
 
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder) {
   const bool resume = config.train().resume() == Train::AUTO;
   if (config.output_dir().empty()) {
-    const fs::path base = workspace_folder.empty() ? fs::current_path()
-                                                   : fs::path(workspace_folder);
-    const fs::path runs = base / "runs" / config.name();
-    const fs::path latest = FollowLatestRun((runs / "latest").string());
-    if (resume && !NewestCheckpoint(latest.string()).empty() &&
-        !fs::exists(latest / "final")) {
-      const fs::path folder = fs::canonical(latest);
+    const fs::path runs = RunsFolder(config, workspace_folder);
+    if (!CheckpointToResume(config, workspace_folder).empty()) {
+      const fs::path folder =
+          fs::canonical(FollowLatestRun((runs / "latest").string()));
       CAPSTAN_RETURN_IF_ERROR(Lock(folder));
       return folder.string();
     }

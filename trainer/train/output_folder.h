@@ -18,6 +18,11 @@ namespace capstan {
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder);
 
+// The newest checkpoint of the folder that PrepareOutputFolder would take up
+// again, or "". Touches nothing.
+std::string CheckpointToResume(const RunConfig& config,
+                               const std::string& workspace_folder);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_TRAIN_OUTPUT_FOLDER_H_

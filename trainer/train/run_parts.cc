@@ -9,6 +9,7 @@
 #include "plugins/sdk/lora.h"
 #include "plugins/sdk/status.h"
 #include "trainer/config/hub_name.h"
+#include "trainer/train/device_precision.h"
 #include "trainer/train/schedule.h"
 
 namespace capstan {
@@ -240,7 +241,7 @@ absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
   CAPSTAN_RETURN_IF_ERROR(CheckSteps(loaded, parts, *plan));
   StrategyRequest request;
   request.model = parts.model.get();
-  request.precision = parts.precision->policy();
+  request.precision = parts.policy();
   request.world_size = world_size;
   request.accumulation = plan->accumulation;
   CAPSTAN_RETURN_IF_ERROR(
@@ -356,8 +357,15 @@ absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
                                PluginCategory::kCollector, host);
 }
 
+std::string PrecisionName(const RunConfig& config, const RunParts& parts) {
+  const std::string package = PackageIn(config.precision());
+  if (!parts.precision->depends_on_device()) return package;
+  return absl::StrCat(package, " (", DtypeName(parts.policy().compute), ")");
+}
+
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
-                                        int world_size, PluginHost& host) {
+                                        int world_size, int gpus,
+                                        PluginHost& host) {
   const RunConfig& config = loaded.config;
   RunParts parts;
   CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host));
@@ -394,7 +402,9 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
       CreateSlot<Optimizer>(loaded, "optimizer", config.optimizer(),
                             PluginCategory::kOptimizer, host));
   parts.strategy_name = PackageIn(config.strategy());
-  parts.precision_name = PackageIn(config.precision());
+  parts.device = DeviceOf(*parts.precision, gpus);
+  parts.precision_name = PrecisionName(config, parts);
+  parts.optimizer_name = PackageIn(config.optimizer());
   CAPSTAN_RETURN_IF_ERROR(CrossCheck(loaded, world_size, parts));
   return parts;
 }

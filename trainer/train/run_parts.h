@@ -32,10 +32,17 @@ struct RunParts {
   std::unique_ptr<Optimizer> optimizer;
   // What has been added to the model, if anything.
   absl::optional<LoraSpec> lora;
+  // Of the run: of all ranks, once they have met.
+  DeviceFacts device;
+  PrecisionPolicy policy() const { return precision->PolicyOn(device); }
   // Package names, for people: "capstan.ddp".
   std::string strategy_name;
-  std::string precision_name;
+  std::string precision_name;  // with the dtype, where the device decides on it
+  std::string optimizer_name;
 };
+
+// As RunParts::precision_name has it.
+std::string PrecisionName(const RunConfig& config, const RunParts& parts);
 
 // How a step's samples are spread.
 struct BatchPlan {
@@ -57,10 +64,11 @@ absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
 // The adapter that the config asks for.
 absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded);
 
-// Makes all plugins, and checks that they fit each other and `world_size`
-// ranks. Errors name the place in the config.
+// Makes all plugins, and checks that they fit each other, `world_size` ranks,
+// and this machine's GPUs (0: CPU). Errors name the place in the config.
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
-                                        int world_size, PluginHost& host);
+                                        int world_size, int gpus,
+                                        PluginHost& host);
 
 // Which units of the model are recomputed in backward.
 ActivationCheckpointing CheckpointingOf(const Train& train, const Model& model);

@@ -38,7 +38,8 @@ double Median(std::vector<double> values) {
 
 absl::Status TrainLoop::Save() {
   if (last_saved_step_ == state_.step) return absl::OkStatus();
-  state_.loss_scale = scaler_.scale();
+  CAPSTAN_RETURN_IF_ERROR(CheckFinite());
+  state_.loss_scale = scaler_.enabled() ? scaler_.scale() : 0.0;
   state_.loss_scale_good_steps = scaler_.good_steps();
   const int64_t keep = config_.train().keep_checkpoints() > 0
                            ? config_.train().keep_checkpoints()
@@ -80,7 +81,7 @@ absl::Status TrainLoop::RestoreBest() {
 absl::Status TrainLoop::SaveFinal() {
   FinalFolder final;
   final.path = output_dir_ + "/final";
-  final.dtype = parts_.precision->policy().compute;
+  final.dtype = parts_.policy().compute;
   final.max_shard_bytes = kMaxShardBytes;
   final.tokenizer = parts_.train_data->tokenizer();
   final.config_text = config_text_;

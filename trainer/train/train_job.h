@@ -22,7 +22,8 @@ struct TrainJob {
   std::string workspace_folder;
   // The words that started the run (CommandWords); empty: not known.
   std::vector<std::string> command;
-  int gpus = 0;  // of this machine; 0: CPU
+  int gpus = 0;                    // of this machine; 0: CPU
+  std::vector<std::string> notes;  // for the user, under the banner
   // When the run's first process was executed, on CLOCK_BOOTTIME.
   double start_seconds = 0.0;
 };

@@ -25,9 +25,6 @@
 namespace capstan {
 namespace {
 
-// After that many skipped steps in a row a run is broken, not unlucky.
-constexpr int64_t kMaxSkippedSteps = 20;
-
 double Now() {
   return std::chrono::duration<double>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -44,7 +41,7 @@ TrainLoop::TrainLoop(TrainJob* job, const RankInfo& rank, Verdicts verdicts)
       config_(job->loaded.config),
       verdicts_(verdicts),
       parts_(job->parts),
-      scaler_(job->parts.precision->policy().loss_scaling),
+      scaler_(job->parts.policy().loss_scaling),
       runner_(job->parts.strategy.get(),
               CheckpointingOf(job->loaded.config.train(), *job->parts.model)) {
   info_.seed = config_.train().seed();
@@ -324,13 +321,7 @@ absl::Status TrainLoop::Conclude(const Verdict& verdict,
   const bool was_at_minimum = scaler_.at_minimum();
   scaler_.Update(judgement.finite);
   skipped_in_a_row_ = judgement.finite ? 0 : skipped_in_a_row_ + 1;
-  if (!judgement.finite && was_at_minimum &&
-      skipped_in_a_row_ >= kMaxSkippedSteps) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "loss or gradients have not been finite for ", skipped_in_a_row_,
-        " steps in a row (since step ", state_.step + 1 - skipped_in_a_row_,
-        "): lower the learning rate, or train in a wider precision"));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckSkipped(was_at_minimum));
   state_.tokens += static_cast<int64_t>(verdict.tokens);
   state_.trained_tokens += static_cast<int64_t>(verdict.trained);
   state_.padding += static_cast<int64_t>(verdict.padding);

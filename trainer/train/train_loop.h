@@ -63,7 +63,11 @@ class TrainLoop {
 
   absl::Status SetUp();
   absl::Status SetUpStrategy();
+  // Machines may have different devices: the least able one is the run's.
+  absl::Status AgreeOnDevice();
   absl::Status SettleOutputDir();
+  // Each rank has planned its own; a resumed run's is in its folder.
+  absl::Status CompareBatches();
   absl::Status Publish();
   void AllocateOptimizerState();
   absl::Status ResumeIfAsked();
@@ -122,6 +126,18 @@ class TrainLoop {
   // CANCELLED, on all ranks alike, ends the run after a checkpoint.
   absl::Status StopIfCancelled(const absl::Status& status);
   absl::Status Save();
+  // An error, the same on all ranks, where the weights or the optimizer's state
+  // aren't finite: at the start, before they are saved, and once steps are
+  // skipped, when `at_minimum` says that no smaller loss scale will help.
+  absl::Status CheckStart();
+  absl::Status CheckFinite();
+  absl::Status CheckSkipped(bool at_minimum);
+  // Of frozen parameters.
+  absl::Status CheckFrozen();
+  // The first tensor on any rank that isn't finite, by name. Collective.
+  absl::StatusOr<absl::optional<std::string>> FirstNonFinite();
+  // `error`, which all ranks have: summary.json says so. Collective.
+  absl::Status Fail(const absl::Status& error);
   // With keep_best the weights of the best evaluation, if they aren't these.
   absl::Status RestoreBest();
   absl::Status SaveFinal();
@@ -182,6 +198,7 @@ class TrainLoop {
   // A resumed run had done all its steps, and its final folder is there.
   bool finished_before_ = false;
   int64_t last_saved_step_ = -1;
+  int64_t finite_step_ = -1;  // after which the weights were seen to be finite
   double ready_seconds_ = 0.0;
   absl::optional<double> eval_loss_;  // the last
   int64_t evaluated_step_ = -1;

@@ -26,7 +26,9 @@
 #include "trainer/metrics/summary.h"
 #include "trainer/process_group/create.h"
 #include "trainer/profile/profiled_group.h"
+#include "trainer/train/micro_batch.h"
 #include "trainer/train/output_folder.h"
+#include "trainer/train/resume_batch.h"
 #include "trainer/train/schedule.h"
 #include "trainer/train/train_loop.h"
 
@@ -90,11 +92,13 @@ absl::Status TrainLoop::SetUp() {
     profiler_ = std::make_unique<Profiler>(
         std::set<int64_t>(profiled.begin(), profiled.end()));
   }
+  CAPSTAN_RETURN_IF_ERROR(AgreeOnDevice());
   const bool late = verdicts_ == Verdicts::kAuto
                         ? group_->device().is_cuda() && !scaler_.enabled()
                         : verdicts_ == Verdicts::kLate;
   if (late) late_ = std::make_unique<LateVerdict>(group_->device());
   CAPSTAN_RETURN_IF_ERROR(SettleOutputDir());
+  CAPSTAN_RETURN_IF_ERROR(CompareBatches());
   config_text_ = PrintConfig(config_);
 
   order_ =
@@ -130,7 +134,7 @@ absl::Status TrainLoop::SetUpStrategy() {
     StrategyContext context;
     context.model = parts_.model.get();
     context.group = group_.get();
-    context.precision = parts_.precision->policy();
+    context.precision = parts_.policy();
     context.seed = config_.train().seed();
     status = parts_.strategy->Setup(context);
     if (status.ok()) AllocateOptimizerState();
@@ -140,8 +144,24 @@ absl::Status TrainLoop::SetUpStrategy() {
     status = CurrentExceptionToStatus();
   }
   CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "set up"));
+  CAPSTAN_RETURN_IF_ERROR(CheckStart());
   // Only now: all ranks have masters.
   return AgreeOnError(Publish(), "publish parameters");
+}
+
+absl::Status TrainLoop::AgreeOnDevice() {
+  if (!parts_.precision->depends_on_device()) return absl::OkStatus();
+  const int mine = parts_.device.compute_capability;
+  const std::vector<double> all = FromAllRanks(mine);
+  const int least = static_cast<int>(*std::min_element(all.begin(), all.end()));
+  if (least == mine) return absl::OkStatus();
+  parts_.device.compute_capability = least;
+  parts_.precision_name = PrecisionName(config_, parts_);
+  scaler_ = LossScaler(parts_.policy().loss_scaling);
+  const MemoryRequest memory = MemoryRequestOf(*job_, group_->size());
+  job_->memory = PlanMemory(*parts_.strategy, memory);
+  return job_->loaded.Locate(parts_.strategy->Check(memory.strategy),
+                             "strategy");
 }
 
 absl::Status TrainLoop::SettleOutputDir() {
@@ -168,6 +188,20 @@ absl::Status TrainLoop::SettleOutputDir() {
     return CurrentExceptionToStatus();
   }
   output_dir_ = static_cast<const char*>(path.data_ptr());
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::CompareBatches() {
+  const std::vector<double> all =
+      FromAllRanks(static_cast<double>(job_->batch.global_batch_size));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " has a global batch of ", all[rank], ", rank 0 one of ",
+        all[0],
+        ": all ranks must have the same config and see the same files "
+        "in output_dir"));
+  }
   return absl::OkStatus();
 }
 
@@ -242,6 +276,7 @@ absl::Status TrainLoop::ResumeIfAsked() {
   state_.data_size = order_.size;
   state_.data_shuffle = order_.shuffle;
   state_.data_group = order_.group;
+  state_.global_batch_size = job_->batch.global_batch_size;
   CAPSTAN_ASSIGN_OR_RETURN(state_.frozen_crc32c,
                            FrozenChecksum(*parts_.model, state_.seed));
   if (config_.train().resume() != Train::AUTO) return absl::OkStatus();
@@ -250,6 +285,7 @@ absl::Status TrainLoop::ResumeIfAsked() {
   const TrainState mine = state_;
   CAPSTAN_ASSIGN_OR_RETURN(state_, LoadCheckpoint(newest, Checkpointed()));
   CAPSTAN_RETURN_IF_ERROR(CheckResumed(mine, newest));
+  state_.global_batch_size = mine.global_batch_size;
   scaler_.Restore(state_.loss_scale, state_.loss_scale_good_steps);
   first_step_ = last_saved_step_ = state_.step;
   return absl::OkStatus();
@@ -291,6 +327,8 @@ absl::Status TrainLoop::CheckResumed(const TrainState& mine,
                                 checkpoint, " was started with ", state_.seed)),
         "train");
   }
+  CAPSTAN_RETURN_IF_ERROR(
+      job_->loaded.Locate(CheckGroups(checkpoint, state_, mine), "batch"));
   if (state_.data_size != mine.data_size ||
       state_.data_shuffle != mine.data_shuffle ||
       state_.data_group != mine.data_group) {
@@ -357,6 +395,7 @@ absl::Status TrainLoop::StartReporter() {
     if (data == nullptr) continue;
     for (const std::string& note : data->notes()) reporter_->Note(note);
   }
+  for (const std::string& note : job_->notes) reporter_->Note(note);
   if (!micro_batch_note_.empty()) reporter_->Note(micro_batch_note_);
   return absl::OkStatus();
 }

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_CHECKPOINT_FINITE_H_
+#define CAPSTAN_TRAINER_CHECKPOINT_FINITE_H_
+
+#include "absl/types/optional.h"
+#include "trainer/checkpoint/checkpoint.h"
+
+namespace capstan {
+
+// A tensor of a checkpoint that holds a NaN or an infinity.
+struct NonFiniteTensor {
+  int parameter = 0;  // of CheckpointParts::specs
+  // 0: the master; k + 1: the optimizer's state_names[k].
+  int kind = 0;
+};
+
+// The first, in the order of parameters and kinds, of what this rank saves. One
+// pass over it; on a GPU it waits for the device.
+absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_CHECKPOINT_FINITE_H_
