@@ -395,6 +395,7 @@ int Main(int argc, char** argv, double start_seconds) {
   if (*merge_app) return MergeCommand(merge);
   if (*tokenize_app) return TokenizeCommand(tokenize);
   if (*llada_app) {
+    llada.run.command = CommandWords(argc, argv);
     llada.run.start_seconds = start_seconds;
     return LladaCommand(llada);
   }
