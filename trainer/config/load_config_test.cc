@@ -195,7 +195,7 @@ TEST_F(LoadConfigTest, SetAddsToAList) {
               AllOf(HasSubstr(absl::StrCat("\"", folder_, "/a\"")),
                     HasSubstr(absl::StrCat("\"", folder_, "/b\""))));
   EXPECT_EQ(loaded->locations.at("train_data.source[0].path"),
-            "run.pbtxt:3:55");
+            "run.pbtxt:3:54");
   EXPECT_THAT(loaded->locations.at("train_data.source[1].path"),
               HasSubstr("--set train_data.source+="));
 }

@@ -119,8 +119,10 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
   if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
     return loaded.Locate(
         train.has_max_epochs()
-            ? FieldError("max_epochs", "must be greater than 0, or max_steps")
-            : FieldError("max_steps", "must be greater than 0, or max_epochs"),
+            ? FieldError("max_epochs",
+                         "must be greater than 0 (or set max_steps)")
+            : FieldError("max_steps",
+                         "must be greater than 0 (or set max_epochs)"),
         "train");
   }
   for (const auto& [field, value] :
