@@ -315,8 +315,9 @@ absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
   if (!loaded.config.has_adapter()) return absl::nullopt;
   const Adapter& adapter = loaded.config.adapter();
   if (!adapter.has_lora()) {
-    return loaded.Locate(
-        absl::InvalidArgumentError("no kind is set: write lora {}"), "adapter");
+    return loaded.Locate(absl::InvalidArgumentError(
+                             "no kind is set: write lora {}, or leave it out"),
+                         "adapter");
   }
   absl::StatusOr<LoraSpec> spec = SpecOf(adapter.lora());
   if (!spec.ok()) {
