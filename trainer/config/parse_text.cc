@@ -145,10 +145,10 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   std::string HowToWriteAPlugin(const std::string& name) const {
     const std::string nearest = host_.NearestPackage(name);
     return nearest.empty()
-               ? absl::StrCat("\"", name, "\" is no plugin: one is written ",
+               ? absl::StrCat("\"", name, "\": a plugin is written ",
                               "{ [plugin/PACKAGE.Config] { .. } }")
-               : absl::StrCat("\"", name, "\" is no plugin; did you mean ",
-                              "{ [plugin/", nearest, ".Config] {} }?");
+               : absl::StrCat("\"", name, "\": did you mean { [plugin/",
+                              nearest, ".Config] {} }?");
   }
 
   const PluginFinder& finder_;
