@@ -159,7 +159,7 @@ TEST(LladaTest, ResumesAndTakesOverrides) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const Metrics metrics = ReadMetrics(save);
   EXPECT_EQ(metrics.steps.size(), 9u);
-  EXPECT_THAT(result.out, HasSubstr("step 3"));
+  EXPECT_THAT(result.out, HasSubstr("resumed at step 3"));
   // As if unbroken.
   const std::string unbroken = NewTestFolder("llada_unbroken") + "/run";
   args.back() = "--save_dir=" + unbroken;

@@ -260,9 +260,8 @@ TEST(GenerateFaultTest, TruncatedWeights) {
 TEST(HubNameTest, SaysHowToDownload) {
   const std::string config = "--config=" + RunText().File();
   const TrainerResult named =
-      RunTrainer({config, "--set",
-                  "model={ [plugin/capstan.llama.Config] { pretrained: "
-                  "\"HuggingFaceTB/SmolLM2-135M\" } }"});
+      RunTrainer({config, "--set", "model=", "--set", "model=capstan.llama",
+                  "--set", "model.pretrained=HuggingFaceTB/SmolLM2-135M"});
   ExpectOneError(named, {"model.pretrained",
                          "hf download HuggingFaceTB/SmolLM2-135M --local-dir "
                          "SmolLM2-135M",

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/prompts.h"
 
-#include <unistd.h>
-
 #include <iostream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -12,6 +10,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/types/optional.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/file_util.h"
 
@@ -37,7 +37,7 @@ absl::Status AddMessages(const Json& messages, Prompt* prompt) {
     const auto string_of = [&message](const char* key) {
       const auto found = message.find(key);
       return found != message.end() && found->is_string()
-                 ? absl::optional<std::string>(*found)
+                 ? absl::make_optional(found->get<std::string>())
                  : absl::nullopt;
     };
     if (!message.is_object() || !string_of("role") || !string_of("content")) {

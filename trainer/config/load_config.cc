@@ -73,18 +73,17 @@ class WarmupFit {
   }
 
   void Apply(LoadedConfig* loaded) const {
-    Schedule& schedule = *loaded->config.mutable_schedule();
-    const int64_t warmup = schedule.warmup_steps();
+    const int64_t warmup = loaded->config.schedule().warmup_steps();
     const int64_t steps = loaded->config.train().max_steps();
-    if (schedule.total_steps() > 0 || steps <= 0 || warmup <= steps ||
-        warmup > written_for_) {
+    if (loaded->config.schedule().total_steps() > 0 || steps <= 0 ||
+        warmup <= steps || warmup > written_for_) {
       return;
     }
     // Rounded up, as warmup_ratio is.
     const int64_t fitted = static_cast<int64_t>(
         std::ceil(static_cast<double>(warmup) * static_cast<double>(steps) /
                   static_cast<double>(written_for_)));
-    schedule.set_warmup_steps(fitted);
+    loaded->config.mutable_schedule()->set_warmup_steps(fitted);
     loaded->notes.push_back(
         absl::StrCat("schedule.warmup_steps is ", fitted, " of ", steps,
                      " steps, in proportion to the ", warmup, " of ",

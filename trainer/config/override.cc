@@ -16,6 +16,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/types/span.h"
 #include "plugins/sdk/status.h"
 #include "trainer/config/text_source.h"
 
@@ -89,9 +90,11 @@ absl::StatusOr<std::vector<Step>> Resolve(const std::string& path,
     steps.push_back({field, ""});
     if (i + 1 == names.size()) break;
     if (field->is_repeated()) {
+      const std::string list =
+          absl::StrJoin(names.begin(), names.begin() + i + 1, ".");
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", names[i], "\" is a list: set it whole, ", names[i],
-                       "=[..], or add to it, ", names[i], "+=.."));
+          absl::StrCat("\"", names[i], "\" is a list: set it whole, ", list,
+                       "=[..], or add to it, ", list, "+=.."));
     }
     if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
       return absl::InvalidArgumentError(

@@ -127,6 +127,10 @@ class FirstError : public google::protobuf::io::ErrorCollector {
       }
       return type == nullptr ? message : UnknownField(type, words[3]);
     }
+    // Field "a" is specified along with field "b", another member of oneof ..
+    if (words.size() >= 5 && absl::StrContains(message, "another member of")) {
+      return absl::StrCat("set either ", words[1], " or ", words[3]);
+    }
     if (absl::StartsWith(message, "Expected \"{\", found") &&
         SlotBefore(line, column, type_)) {
       return HowToWriteAPlugin(NameAt(line, column));
@@ -141,10 +145,10 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   std::string HowToWriteAPlugin(const std::string& name) const {
     const std::string nearest = host_.NearestPackage(name);
     return nearest.empty()
-               ? absl::StrCat("\"", name, "\" is no plugin: one is written ",
+               ? absl::StrCat("\"", name, "\": a plugin is written ",
                               "{ [plugin/PACKAGE.Config] { .. } }")
-               : absl::StrCat("\"", name, "\" is no plugin; did you mean ",
-                              "{ [plugin/", nearest, ".Config] {} }?");
+               : absl::StrCat("\"", name, "\": did you mean { [plugin/",
+                              nearest, ".Config] {} }?");
   }
 
   const PluginFinder& finder_;

@@ -129,8 +129,8 @@ absl::StatusOr<std::string> PrepareOutputFolder(
   if (HoldsRun(folder) && !resume) {
     return absl::AlreadyExistsError(absl::StrCat(
         "output_dir: ", folder.string(),
-        " already holds a run; set train { resume: AUTO } to continue it, or "
-        "name another folder"));
+        " already holds a run; continue it with train { resume: AUTO } "
+        "(--set train.resume=AUTO), or name another folder"));
   }
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
   CAPSTAN_RETURN_IF_ERROR(Lock(folder));

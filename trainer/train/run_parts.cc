@@ -121,8 +121,10 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
   if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
     return loaded.Locate(
         train.has_max_epochs()
-            ? FieldError("max_epochs", "must be greater than 0, or max_steps")
-            : FieldError("max_steps", "must be greater than 0, or max_epochs"),
+            ? FieldError("max_epochs",
+                         "must be greater than 0 (or set max_steps)")
+            : FieldError("max_steps",
+                         "must be greater than 0 (or set max_epochs)"),
         "train");
   }
   for (const auto& [field, value] :
@@ -320,8 +322,9 @@ absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
   if (!loaded.config.has_adapter()) return absl::nullopt;
   const Adapter& adapter = loaded.config.adapter();
   if (!adapter.has_lora()) {
-    return loaded.Locate(
-        absl::InvalidArgumentError("no kind is set: write lora {}"), "adapter");
+    return loaded.Locate(absl::InvalidArgumentError(
+                             "no kind is set: write lora {}, or leave it out"),
+                         "adapter");
   }
   absl::StatusOr<LoraSpec> spec = SpecOf(adapter.lora());
   if (!spec.ok()) {
