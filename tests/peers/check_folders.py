@@ -161,7 +161,8 @@ class Folder:
 
     def check_tokenizer(self):
         import transformers
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self._path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            self._path, trust_remote_code=self._own_code)
         ours = self._ours(texts=TEXTS)
         before = self._problems
         for i, text in enumerate(TEXTS):

@@ -52,6 +52,13 @@ fs::path PlainPath(const std::string& folder) {
   return fs::path(folder + "/").lexically_normal().parent_path();
 }
 
+// Whether every tool that opens the folder reads that file, wherever a link
+// leads: a folder may be made of links alone.
+bool IsReadAnyway(const std::string& name) {
+  return name == "config.json" || name == "generation_config.json" ||
+         IsTokenizerFile(name);
+}
+
 // The place of `path` in the file system, if it is a file that lies in
 // `folder` (canonical) or, where that is a snapshot of Hugging Face's cache,
 // among its repository's blobs; else empty.
@@ -116,7 +123,12 @@ class Copier {
   absl::Status Copy(const std::string& name) {
     const std::string target = absl::StrCat(to_, "/", name);
     if (PathExists(target)) return absl::OkStatus();
-    const fs::path real = FileWithin(from_, from_ / name);
+    fs::path real = FileWithin(from_, from_ / name);
+    std::error_code unknown;
+    if (real.empty() && IsReadAnyway(name) &&
+        fs::is_regular_file(from_ / name, unknown)) {
+      real = from_ / name;
+    }
     if (real.empty()) return Leave(name, "not a file of the folder's own");
     std::error_code error;
     const auto bytes = static_cast<int64_t>(fs::file_size(real, error));

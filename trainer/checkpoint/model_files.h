@@ -30,7 +30,9 @@ struct ModelFiles {
 // files where `own_tokenizer` says that `to` has its own, and folders (onnx/,
 // runs/) but for what config.json's auto_map names in them. Links are followed
 // within the folder alone, and from a snapshot of Hugging Face's cache to its
-// repository's blobs. Fine if there is no folder `from`.
+// repository's blobs; those of config.json, generation_config.json and a
+// tokenizer's files, which are read anyway, wherever they lead. Fine if there
+// is no folder `from`.
 absl::StatusOr<ModelFiles> CopyModelFiles(const std::string& from,
                                           const std::string& to,
                                           bool own_tokenizer);

@@ -69,11 +69,13 @@ TEST(ModelFilesTest, NothingOutsideOfTheFolder) {
   fs::create_symlink("../secret.txt", from + "/outside.txt");
   fs::create_symlink("/etc/hostname", from + "/absolute.txt");
   fs::create_symlink("loop.py", from + "/loop.py");
+  // What is read anyway.
+  fs::create_symlink("../secret.txt", from + "/config.json");
   ASSERT_EQ(mkfifo((from + "/pipe.txt").c_str(), 0600), 0);
   // The folder itself may be behind a link.
   fs::create_directory_symlink(from, root + "/link");
   const ModelFiles files = Copy(root + "/link", to);
-  EXPECT_THAT(files.copied, ElementsAre("real.py", "within.py"));
+  EXPECT_THAT(files.copied, ElementsAre("config.json", "real.py", "within.py"));
   EXPECT_THAT(files.left,
               ElementsAre(HasSubstr("absolute.txt ("), HasSubstr("loop.py ("),
                           HasSubstr("outside.txt (not a file of"),

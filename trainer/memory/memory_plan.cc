@@ -176,7 +176,7 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
 
 int64_t ExpectedProcess(int64_t resident, int64_t tensors,
                         c10::ScalarType compute) {
-  // Code that the first step loads, the heap, buffers between ranks.
+  // Code that the first steps load, the heap, buffers between ranks.
   constexpr int64_t kRest = int64_t{44} << 20;
   // oneDNN's kernels for 16-bit types, made for each shape.
   constexpr int64_t kHalfRest = int64_t{30} << 20;

@@ -25,7 +25,8 @@ struct MemoryRequest {
   int64_t length = 0;   // tokens of a sample; 0: not known
   ActivationCheckpointing checkpointing;
   bool on_gpu = false;
-  // What the process holds before it makes its first tensor; 0: not known.
+  // What a rank's process inherits, which is all it holds before it makes its
+  // first tensor; 0: not known.
   int64_t resident = 0;
 };
 

@@ -16,6 +16,7 @@ ProcessMemory ReadProcessMemory() {
     int64_t kib = 0;
     if (name == "VmRSS:" && status >> kib) memory.resident = kib * 1024;
     if (name == "VmHWM:" && status >> kib) memory.peak = kib * 1024;
+    if (name == "RssAnon:" && status >> kib) memory.anonymous = kib * 1024;
     status.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
   return memory;

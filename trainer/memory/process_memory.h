@@ -13,6 +13,8 @@ namespace capstan {
 struct ProcessMemory {
   int64_t resident = 0;  // now: VmRSS
   int64_t peak = 0;      // the most so far: VmHWM
+  // Of `resident` what is in no file, and so is a forked child's, too: RssAnon.
+  int64_t anonymous = 0;
 };
 ProcessMemory ReadProcessMemory();
 

@@ -216,6 +216,7 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
                                             "exposed_communication_seconds",
                                             "peak_memory_bytes",
                                             "memory_growth_bytes",
+                                            "process_memory",
                                             "memory",
                                             "final_loss",
                                             "eval_loss",

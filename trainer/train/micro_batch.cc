@@ -28,7 +28,7 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.checkpointing =
       CheckpointingOf(job.loaded.config.train(), *job.parts.model);
   request.on_gpu = job.gpus > 0;
-  request.resident = ReadProcessMemory().resident;
+  request.resident = ReadProcessMemory().anonymous;
   return request;
 }
 
