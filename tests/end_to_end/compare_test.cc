@@ -13,7 +13,6 @@
 #include "absl/strings/str_join.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
-#include "trainer/config/latest_run.h"
 
 namespace capstan {
 namespace {
@@ -186,8 +185,8 @@ TEST(CompareTest, FoldersOfReports) {
   WriteText(compare.folder + "/mine.pbtxt",
             "config: \"run.pbtxt\" processes: 1");
   EXPECT_EQ(compare.Run(short_run, options).exit_code, 0);
-  EXPECT_TRUE(fs::exists(
-      FollowLatestRun(options.folder + "/runs/mine/latest/report.html")));
+  EXPECT_TRUE(
+      fs::exists(LatestRun(options.folder + "/runs/mine") + "/report.html"));
 }
 
 TEST(CompareTest, CtrlCEndsTheRunsToo) {

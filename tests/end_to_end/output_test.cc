@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
-#include "trainer/config/latest_run.h"
 
 namespace capstan {
 namespace {
@@ -187,7 +186,7 @@ TEST(OutputTest, WithoutOutputDirEachRunGetsAFolder) {
     const std::string file = options.folder + "/runs/run/latest";
     // Not a link: TensorBoard would show the run twice.
     ASSERT_TRUE(fs::is_regular_file(fs::symlink_status(file)));
-    const fs::path latest = FollowLatestRun(file);
+    const fs::path latest = LatestRun(options.folder + "/runs/run");
     EXPECT_TRUE(fs::exists(latest / "final/model.safetensors"));
     folders.insert(fs::canonical(latest).string());
     EXPECT_EQ(folders.size(), i);

@@ -207,8 +207,8 @@ TEST(SftTest, TokensArePaddingsNeighbours) {
   EXPECT_THAT(ReadText(folder + "/final/README.md"),
               HasSubstr("| padding beside them | "));
   // In one pack the rest of the row is padding.
-  const nlohmann::json packed = ReadJson(
-      train(16, "packing: BEST_FIT max_length: 128") + "/summary.json");
+  const nlohmann::json packed =
+      ReadJson(train(16, "packing: BEST_FIT") + "/summary.json");
   EXPECT_GT(packed["padding"], 0.0);
 }
 

@@ -16,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
-#include "trainer/config/latest_run.h"
 
 namespace capstan {
 namespace {
@@ -84,7 +83,7 @@ TEST(TorchrunTest, WithoutOutputDir) {
        RunRanks(SmallRun().Train("max_steps: 1").File(), folder)) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
   }
-  const std::string latest = FollowLatestRun(folder + "/runs/run/latest");
+  const std::string latest = LatestRun(folder + "/runs/run");
   EXPECT_EQ(CheckpointSteps(latest).size(), 1);
   int runs = 0;
   for (const auto& entry :

@@ -124,6 +124,12 @@ Metrics ReadMetrics(const std::string& output_dir) {
   return metrics;
 }
 
+std::string LatestRun(const std::string& runs) {
+  std::string name = ReadText(runs + "/latest");
+  while (!name.empty() && name.back() == '\n') name.pop_back();
+  return runs + "/" + name;
+}
+
 std::vector<int64_t> CheckpointSteps(const std::string& output_dir) {
   std::vector<int64_t> steps;
   const fs::path root = fs::path(output_dir) / "checkpoints";

@@ -42,6 +42,9 @@ struct Metrics {
 };
 Metrics ReadMetrics(const std::string& output_dir);
 
+// The newest run of runs/NAME, as its file "latest" says.
+std::string LatestRun(const std::string& runs);
+
 // Steps of the whole checkpoints in a run's folder, ascending.
 std::vector<int64_t> CheckpointSteps(const std::string& output_dir);
 
