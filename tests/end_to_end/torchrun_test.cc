@@ -2,6 +2,7 @@
 //
 // Ranks that somebody else starts, with torchrun's environment.
 #include <arpa/inet.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -119,6 +120,26 @@ TEST(TorchrunTest, ARankThatIsKilledEndsTheOthers) {
   const TrainerResult result = first.Wait();
   EXPECT_LT(result.seconds - before, 5.0);
   ExpectOneError(result, {"rank 0"});
+}
+
+TEST(TorchrunTest, AResumedRunKeepsItsGlobalBatch) {
+  const RunText run = RunText().Ddp(1).Set("batch", "micro_batch_size: 4");
+  const std::string folder = MustTrain(RunText(run).Train("max_steps: 2"));
+  const std::vector<TrainerResult> results = RunRanks(
+      RunText(run).Train("max_steps: 4 resume: AUTO").Output(folder).File());
+  for (const TrainerResult& result : results) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+  EXPECT_THAT(results[0].out,
+              ::testing::HasSubstr("goes on with the run's global batch of 4 = "
+                                   "micro 2 x 2 ranks x accumulation 1"));
+  const std::string straight = MustTrain(RunText(run).Train("max_steps: 4"));
+  const std::vector<double> want = ReadMetrics(straight).losses();
+  const std::vector<double> got = ReadMetrics(folder).losses();
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_NEAR(got[i], want[i], 1e-6 * want[i]);
+  }
 }
 
 TEST(TorchrunTest, IncompleteEnvironment) {

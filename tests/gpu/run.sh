@@ -90,6 +90,12 @@ resume() {
   same_losses "$work/resumed_$1" "$work/gpu_$1" 1e-6
 }
 
+# auto_precision: 16 bits, as on any GPU since 2017.
+auto_precision() {
+  train auto "$work/auto" 2 || return 1
+  grep -E '"precision": "capstan.auto \(b?float16\)"' "$work/auto/summary.json"
+}
+
 # strategy NAME ARGUMENT..: another strategy on the GPUs, and ddp there.
 strategy() {
   local folder="$work/$1"
@@ -109,6 +115,7 @@ for precision in fp32 bf16 fp16; do
   check "run_distributed in $precision: GPU as CPU" compare "$precision"
   check "run_distributed in $precision: resumed as straight" resume "$precision"
 done
+check "precision auto" auto_precision
 check "zero2 as ddp" strategy zero2 --set strategy=capstan.zero2
 check "zero2, offloaded, as ddp" strategy zero2_offload \
   --set strategy=capstan.zero2 --set strategy.offload_optimizer.device=CPU

@@ -86,6 +86,13 @@ class CheckpointFaultTest : public ::testing::Test {
   std::string folder_;
 };
 
+// By older trainers: samples a step say it.
+TEST_F(CheckpointFaultTest, WithoutTheGlobalBatch) {
+  Edit("\"global_batch_size\": 12", "\"another\": 12");
+  EXPECT_EQ(CheckpointState(folder_)->global_batch_size, 8);
+  EXPECT_EQ(LoadError(), "");
+}
+
 TEST_F(CheckpointFaultTest, TruncatedStateFile) {
   const std::string path = folder_ + kStateFile;
   fs::resize_file(path, fs::file_size(path) - 4);

@@ -67,6 +67,9 @@ TEST(CheckpointTest, TrainStateIsExact) {
   EXPECT_EQ(got->loss_scale_good_steps, want.loss_scale_good_steps);
   EXPECT_EQ(got->last_loss, want.last_loss);
   EXPECT_EQ(got->data_group, want.data_group);
+  EXPECT_EQ(got->global_batch_size, want.global_batch_size);
+  EXPECT_EQ(CheckpointState(NewestCheckpoint(out))->global_batch_size,
+            want.global_batch_size);
   EXPECT_EQ(got->frozen_crc32c, want.frozen_crc32c);
   EXPECT_EQ(got->eval_step, want.eval_step);
   EXPECT_EQ(got->best_eval_loss, want.best_eval_loss);

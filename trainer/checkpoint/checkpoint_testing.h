@@ -132,6 +132,7 @@ inline TrainState StateAt(int64_t step) {
   state.padding = 77 * step;
   state.seed = 0xfedcba9876543210u;
   state.data_group = 400;
+  state.global_batch_size = 12;
   state.frozen_crc32c = 0xdeadbeef;
   state.eval_step = step - 2;
   state.best_eval_loss = 1.0 / 7.0;
