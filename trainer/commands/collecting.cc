@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plugins/sdk/status.h"
+#include "trainer/launcher/launcher.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
 #include "trainer/metrics/work_bar.h"
@@ -53,15 +54,23 @@ absl::Status CollectWithProgress(Collector& collector) {
   {
     const StopSignals signals;
     WorkBar bar("collecting", STDOUT_FILENO);
+    absl::Status status;
     try {
-      CAPSTAN_RETURN_IF_ERROR(
-          collector.Collect([&bar](double done, absl::string_view words) {
-            bar.Show(done, words);
-            return stop_signal == 0;
-          }));
+      status = collector.Collect([&bar](double done, absl::string_view words) {
+        bar.Show(done, words);
+        return stop_signal == 0;
+      });
     } catch (...) {
       return CurrentExceptionToStatus();
     }
+    if (absl::IsCancelled(status) && stop_signal != 0) {
+      AdoptStop(stop_signal);
+      return absl::CancelledError(absl::StrCat(
+          "collecting was stopped: ", collector.output(),
+          " is made whole or not at all, so nothing of it is kept; the same "
+          "command begins anew"));
+    }
+    CAPSTAN_RETURN_IF_ERROR(status);
     seconds = bar.Seconds();
   }
   console.Write(absl::StrFormat("collected in %s\n", ClockTime(seconds)));

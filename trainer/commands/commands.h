@@ -155,7 +155,8 @@ int PluginsCommand(const std::vector<std::string>& plugin_path);
 int EnvCommand();
 
 // Prints "ERROR: message", with the field that it is about, and returns the
-// exit code for it.
+// exit code for it. What a signal has stopped (CANCELLED) is no error: its
+// message alone, and 128 + signal.
 int Fail(const absl::Status& status);
 
 // Relative folders made absolute against the caller's (under `bazel run` the

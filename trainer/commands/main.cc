@@ -9,6 +9,7 @@
 #include "trainer/commands/commands.h"
 #include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
+#include "trainer/launcher/launcher.h"
 #include "trainer/train/resume_command.h"
 
 // Last: LibTorch has logging macros of its own.
@@ -283,6 +284,10 @@ void AddLladaDataOptions(CLI::App* app, LladaDataOptions* options) {
 
 int Fail(const absl::Status& status) {
   std::cout.flush();
+  if (absl::IsCancelled(status) && StopRequested() != 0) {
+    std::cerr << status.message() << std::endl;
+    return 128 + StopRequested();
+  }
   const absl::optional<std::string> field = FieldOf(status);
   std::cerr << "ERROR: " << (field.has_value() ? *field + ": " : "")
             << status.message() << std::endl;

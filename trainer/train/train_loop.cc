@@ -51,7 +51,9 @@ TrainLoop::TrainLoop(TrainJob* job, const RankInfo& rank, Verdicts verdicts)
 TrainLoop::~TrainLoop() = default;
 
 absl::Status TrainLoop::Run() {
-  CAPSTAN_RETURN_IF_ERROR(SetUp());
+  const absl::Status set_up = SetUp();
+  if (absl::IsCancelled(set_up)) return Stopped();
+  CAPSTAN_RETURN_IF_ERROR(set_up);
   if (finished_before_) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(TakeUp());
   const Train& train = config_.train();
@@ -77,6 +79,10 @@ bool TrainLoop::GoesOn() const {
 }
 
 absl::Status TrainLoop::TakeUp() {
+  // A signal may have come while the run was set up.
+  CAPSTAN_RETURN_IF_ERROR(StopIfCancelled(AgreeOnStop(
+      *group_, StopRequested() != 0 ? absl::CancelledError() : absl::OkStatus(),
+      "start")));
   if (stopping_) return absl::OkStatus();
   if (first_step_ == 0) return Generate("before training");
   if (!Due(config_.train().eval_every(), first_step_) || !GoesOn()) {
