@@ -111,7 +111,7 @@ uint32_t ChecksumOf(const std::string& base) {
                              HasSubstr("--other_base")));
   uint32_t checksum = 0;
   const std::string before = " have ";
-  const size_t at = message.find(before);
+  const size_t at = message.rfind(before);
   EXPECT_TRUE(
       absl::SimpleHexAtoi(message.substr(at + before.size(), 8), &checksum));
   return checksum;
