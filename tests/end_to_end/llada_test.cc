@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -162,8 +163,9 @@ TEST(LladaTest, ResumesAndTakesOverrides) {
   EXPECT_THAT(result.out, HasSubstr("resumed at step 3"));
   // As if unbroken.
   const std::string unbroken = NewTestFolder("llada_unbroken") + "/run";
-  args.back() = "--save_dir=" + unbroken;
-  args.insert(args.end(), {"--set", "strategy=capstan.ddp"});
+  std::replace(args.begin(), args.end(), "--save_dir=" + save,
+               "--save_dir=" + unbroken);
+  args.back() = "--set=strategy=capstan.ddp";
   result = RunTrainer(args);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(ReadMetrics(unbroken).losses().front(), metrics.losses().front());

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eval: a model's loss on data, and what its objective measures, by itself. One
-// process, in float32; writes nowhere but to --output.
+// eval: a model's loss on data, and what its objective measures, by itself. In
+// float32 on the CPU; writes nowhere but to --output. The model is loaded once,
+// and shared by the ranks that are forked then.
 #include <ATen/Parallel.h>
 #include <google/protobuf/descriptor.h>
 #include <unistd.h>
@@ -37,6 +38,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kDefaultBatch = 8;
+constexpr int kMostRanks = 8;
 
 // Numbers by name, in the order to show them.
 using Numbers = std::vector<std::pair<std::string, double>>;
@@ -146,14 +148,21 @@ absl::StatusOr<Loaded> Load(const EvalOptions& options) {
   return loaded;
 }
 
+int64_t BatchSize(const EvalOptions& options, const RunConfig& config) {
+  if (options.batch_size > 0) return options.batch_size;
+  const int64_t of_run = config.batch().micro_batch_size();
+  return of_run > 0 && of_run != Batching::AUTO ? of_run : kDefaultBatch;
+}
+
+// One rank's part; the same outcome on all.
 absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
                                  const Generator& generator,
-                                 const DatasetReader& data) {
+                                 const DatasetReader& data,
+                                 const RankInfo& rank) {
   const RunConfig& config = generator.loaded.config;
-  CAPSTAN_RETURN_IF_ERROR(generator.loaded.Locate(
-      generator.objective->Check(*generator.model, data), "eval_data"));
+  at::set_num_threads(rank.threads);
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
-                           CreateProcessGroup(RankInfo(), /*gpus=*/0));
+                           CreateProcessGroup(rank, /*gpus=*/0));
   PlainRunner runner;
   WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
   EvaluationRequest request;
@@ -162,17 +171,15 @@ absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
   request.data = &data;
   request.group = group.get();
   request.runner = &runner;
-  const int64_t of_run = config.batch().micro_batch_size();
-  request.micro_batch_size = options.batch_size > 0 ? options.batch_size
-                             : of_run > 0 && of_run != Batching::AUTO
-                                 ? of_run
-                                 : kDefaultBatch;
+  request.micro_batch_size = BatchSize(options, config);
   request.max_batches = options.max_batches;
   request.seed = config.train().seed();
   request.last = true;
   request.thorough = !options.loss_only;
-  request.progress = [&bar](double done) { bar.Show(done, "loss"); };
-  request.measuring = [&bar](double done) { bar.Show(done, "measuring"); };
+  if (rank.rank == 0) {
+    request.progress = [&bar](double done) { bar.Show(done, "loss"); };
+    request.measuring = [&bar](double done) { bar.Show(done, "measuring"); };
+  }
   Outcome outcome;
   CAPSTAN_ASSIGN_OR_RETURN(outcome.result, capstan::Evaluate(request));
   outcome.seconds = bar.Seconds();
@@ -257,17 +264,8 @@ absl::Status Write(const std::string& folder, const std::string& json,
   return ReplaceFile(folder + "/eval.json", json);
 }
 
-absl::Status Eval(const EvalOptions& options) {
-  at::set_num_threads(AvailableCores());
-  const std::string output =
-      options.output.empty() ? "" : FromCaller({options.output})[0];
-  if (!output.empty()) CAPSTAN_RETURN_IF_ERROR(PrepareOutput(output));
-  CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
-  for (const std::string& note : loaded.data->notes()) {
-    std::cerr << note << "\n";
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(const Outcome outcome,
-                           Evaluate(options, loaded.generator, *loaded.data));
+absl::Status Report(const EvalOptions& options, const std::string& output,
+                    const Outcome& outcome) {
   const std::string json = Json(options, outcome);
   if (!output.empty()) {
     CAPSTAN_RETURN_IF_ERROR(Write(output, json, outcome));
@@ -276,16 +274,51 @@ absl::Status Eval(const EvalOptions& options) {
   return absl::OkStatus();
 }
 
+// As many as there are cores for and batches to share, and no more than share
+// a machine's memory well.
+int Ranks(const EvalOptions& options, const Generator& generator,
+          const DatasetReader& data) {
+  const int64_t micro = BatchSize(options, generator.loaded.config);
+  int64_t batches = (data.size() + micro - 1) / micro;
+  if (options.max_batches > 0) {
+    batches = std::min(batches, options.max_batches);
+  }
+  const int64_t most = std::min(AvailableCores(), kMostRanks);
+  return static_cast<int>(std::clamp<int64_t>(batches, 1, most));
+}
+
+absl::StatusOr<int> Eval(const EvalOptions& options) {
+  // Ranks are forked from this process: it must start no threads.
+  at::set_num_threads(1);
+  const std::string output =
+      options.output.empty() ? "" : FromCaller({options.output})[0];
+  if (!output.empty()) CAPSTAN_RETURN_IF_ERROR(PrepareOutput(output));
+  CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
+  const Generator& generator = loaded.generator;
+  const DatasetReader& data = *loaded.data;
+  CAPSTAN_RETURN_IF_ERROR(generator.loaded.Locate(
+      generator.objective->Check(*generator.model, data), "eval_data"));
+  for (const std::string& note : data.notes()) std::cerr << note << "\n";
+  return LaunchRanks(Ranks(options, generator, data),
+                     [&](const RankInfo& rank) -> absl::Status {
+                       CAPSTAN_ASSIGN_OR_RETURN(
+                           const Outcome outcome,
+                           Evaluate(options, generator, data, rank));
+                       return rank.rank == 0 ? Report(options, output, outcome)
+                                             : absl::OkStatus();
+                     });
+}
+
 }  // namespace
 
 int EvalCommand(const EvalOptions& options) {
-  absl::Status status;
+  absl::StatusOr<int> code;
   try {
-    status = Eval(options);
+    code = Eval(options);
   } catch (...) {
-    status = CurrentExceptionToStatus();
+    code = CurrentExceptionToStatus();
   }
-  return status.ok() ? 0 : Fail(status);
+  return code.ok() ? *code : Fail(code.status());
 }
 
 }  // namespace capstan

@@ -119,7 +119,7 @@ TEST(ReportMarkdownTest, SaysEverything) {
             HasSubstr("| single | 1 | 1 | 1.000000 | reference | reference |"),
             HasSubstr("2.5e-01, step 2 **too far**"),
             HasSubstr("not finite, step 3 **too far**"),
-            HasSubstr("| ddp | fp32 | 2 | 12,345 | 0 ms | 4.00 MiB | ? | "
+            HasSubstr("| ddp | fp32 | 2 | 12,345 | 0 ms | 4.00 MiB | ? | ? | "
                       "3.00 MiB | 6 ms | 4 ms |"),
             HasSubstr("- single fp32 on 2 ranks: one rank only")));
   EXPECT_THAT(text, HasSubstr("zero2 fp32 on 2 ranks failed: it broke"));

@@ -167,8 +167,8 @@ void Supervisor::HandleSignals() {
     } else if (stop_signal_ == 0) {
       stop_signal_ = signal;
       PrintToStderr(absl::StrCat(SignalName(signal),
-                                 ": stopping and saving; a second signal "
-                                 "stops at once\n"));
+                                 ": stopping; a second signal stops at "
+                                 "once\n"));
       SignalAll(signal);
     } else {
       stop_signal_ = signal;

@@ -26,8 +26,7 @@ void OnStopSignal(int signal) {
   const bool first = stop_signal.compare_exchange_strong(none, signal);
   if (!second_ends_process.load()) return;
   if (!first) _exit(128 + signal);
-  constexpr char kNote[] =
-      "stopping and saving; a second signal stops at once\n";
+  constexpr char kNote[] = "stopping; a second signal stops at once\n";
   const ssize_t written = write(STDERR_FILENO, kNote, sizeof(kNote) - 1);
   (void)written;
 }
