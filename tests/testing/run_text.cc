@@ -67,9 +67,14 @@ RunText& RunText::Train(const std::string& more) {
       }
     }
   }
-  // The two exclude each other.
-  if (absl::StrContains(more, "max_epochs:")) fields.erase("max_steps:");
-  if (absl::StrContains(more, "max_steps:")) fields.erase("max_epochs:");
+  // The two exclude each other; 0 is none.
+  for (const auto& [set, other] :
+       {std::pair<const char*, const char*>{"max_epochs:", "max_steps:"},
+        {"max_steps:", "max_epochs:"}}) {
+    if (absl::StrContains(more, set) && fields[set] != " 0") {
+      fields.erase(other);
+    }
+  }
   train_.clear();
   for (const auto& [name, value] : fields) {
     absl::StrAppend(&train_, " ", name, value);
