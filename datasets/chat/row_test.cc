@@ -182,12 +182,12 @@ TEST(RowTest, WrongRowsSayWhatIsWrong) {
        "\"content\" is null, not a text"},
       {R"({"messages": [{"role": "user", "content": [{"type": "text", )"
        R"("text": "a"}, {"type": "image_url", "image_url": {}}]}]})",
-       "message 1 of \"messages\" part 2 of \"content\" has the type "
+       "message 1 of \"messages\" has \"content\" whose part 2 has the type "
        "\"image_url\": only \"text\""},
       {R"({"messages": [{"role": "user", "content": ["a"]}]})",
-       "part 1 of \"content\" is a text, not an object"},
+       "\"content\" whose part 1 is a text, not an object"},
       {R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
-       "part 1 of \"content\" has no \"text\""},
+       "\"content\" whose part 1 has no \"text\""},
       {R"({"messages": [{"role": "assistant", "content": null, )"
        R"("tool_calls": []}]})",
        "\"content\" is null, not a text"},

@@ -53,7 +53,8 @@ absl::Status PartsText(const array& parts, const char* key, std::string* out) {
   for (const element value : parts) {
     ++number;
     const auto annotate = [&](absl::string_view problem) {
-      return Bad(absl::StrCat("part ", number, " of \"", key, "\" ", problem));
+      return Bad(
+          absl::StrCat("has \"", key, "\" whose part ", number, " ", problem));
     };
     object part;
     if (value.get(part) != simdjson::SUCCESS) {

@@ -84,9 +84,9 @@ TEST(GenerateInputTest, StandardInputIsAPromptALine) {
 
 TEST(GenerateInputTest, RowsInRowsOut) {
   const std::string folder = NewTestFolder("rows");
-  const std::string input =
-      WriteText(folder + "/prompts.jsonl",
-                "{\"prompt\": \"THE CAPTAIN\", \"id\": 7}\n\n\"And\"\n");
+  const std::string input = WriteText(folder + "/prompts.jsonl",
+                                      "{\"prompt\": \"THE CAPTAIN\", \"id\": "
+                                      "18446744073709551616}\n\n\"And\"\n");
   const std::string output = folder + "/texts.jsonl";
   const TrainerResult result =
       Generate(Texts(), {"--input=" + input, "--output=" + output});

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "plugins/common/json.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/file_util.h"
 
@@ -83,7 +84,7 @@ Json AutoMap(const std::string& folder) {
   const absl::StatusOr<std::string> text =
       ReadWholeFile(folder + "/config.json");
   if (!text.ok()) return Json::object();
-  const Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const Json json = ParseJson<Json>(*text);
   if (!json.is_object() || !json.contains("auto_map") ||
       !json["auto_map"].is_object()) {
     return Json::object();

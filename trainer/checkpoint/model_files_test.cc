@@ -105,7 +105,7 @@ TEST(ModelFilesTest, WhatAutoMapNames) {
   Write(from + "/code/configuration.py");
   Write(from + "/code/other.py");
   Write(to + "/config.json",
-        R"({"auto_map": {"AutoConfig": "code/configuration.C",
+        R"({"limit": 1e400, "auto_map": {"AutoConfig": "code/configuration.C",
             "AutoModel": "modeling.M", "AutoModelForCausalLM": "../up.M",
             "AutoTokenizer": ["gone.T", null],
             "AutoProcessor": "org/name--far.P", "Other": "/etc/passwd.P"}})");

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/optional.h"
+#include "plugins/common/json.h"
 #include "plugins/sdk/status.h"
 #include "trainer/checkpoint/file_util.h"
 
@@ -20,14 +21,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json Parse(absl::string_view line) {
-  return Json::parse(line.begin(), line.end(), nullptr,
-                     /*allow_exceptions=*/false);
-}
-
 bool IsRow(absl::string_view line) {
   if (!absl::StartsWith(line, "{")) return false;
-  const Json row = Parse(line);
+  const Json row = ParseJson<Json>(line);
   return row.is_object() &&
          (row.contains("prompt") || row.contains("messages"));
 }
@@ -57,7 +53,7 @@ absl::Status AddMessages(const Json& messages, Prompt* prompt) {
 }
 
 absl::Status ParseRow(absl::string_view line, Prompt* prompt) {
-  const Json row = Parse(line);
+  const Json row = ParseJson<Json>(line);
   if (row.is_discarded()) return absl::InvalidArgumentError("isn't valid JSON");
   if (row.is_object() && row.contains("messages") &&
       row["messages"].is_array()) {
