@@ -87,7 +87,10 @@ TEST_P(LlamaPlanTest, Float32) { Compare(at::kFloat, 0.002); }
 
 // oneDNN's products of 16-bit matrices may want memory of their own, which
 // depends on the processor.
-TEST_P(LlamaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
+// The temporaries of LibTorch's bfloat16 products depend on the processor: of
+// few_rows, the smallest, 4.3 % is missing on AMD (AVX512-BF16), 6.1 % on
+// Intel.
+TEST_P(LlamaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.07); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LlamaPlanTest, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return info.param.name; });
