@@ -137,16 +137,22 @@ RunText OpenBatch(bool by_length) {
   return SmallRun()
       .Set("batch", absl::StrCat("micro_batch_size: 6 group_by_length: ",
                                  by_length ? "true" : "false"))
-      .Strategy("zero2", 2)
-      // 26 and a part of the 80 sequences: 13 steps.
-      .Train("max_steps: 0 max_epochs: 1.9");
+      .Strategy("zero2", 2);
+}
+
+// 1.9 times the 80 sequences: 13 steps.
+TrainerResult TrainEpochs(const RunText& run) {
+  return RunTrainer(
+      {"--config=" + run.File(), "--set", "train.max_epochs=1.9"});
 }
 
 class ReshardBatchTest : public ::testing::TestWithParam<bool> {};
 
 // Its own: by ranks that need to accumulate, and that cut it differently.
 TEST_P(ReshardBatchTest, ARunKeepsItsGlobalBatch) {
-  const std::string straight = MustTrain(OpenBatch(GetParam()));
+  const std::string straight = NewTestFolder("run") + "/out";
+  TrainerResult result = TrainEpochs(OpenBatch(GetParam()).Output(straight));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   const Metrics want = ReadMetrics(straight);
   ASSERT_EQ(want.steps.size(), kSteps);
   const std::string folder = NewTestFolder("run") + "/out";
@@ -156,14 +162,13 @@ TEST_P(ReshardBatchTest, ARunKeepsItsGlobalBatch) {
         .Train("resume: AUTO " + more)
         .Output(folder);
   };
-  MustTrain(leg(2, "max_epochs: 0 max_steps: 4"));
-  TrainerResult result =
-      RunTrainer({"--config=" + leg(1, "max_epochs: 0 max_steps: 9").File()});
+  MustTrain(leg(2, "max_steps: 4"));
+  result = RunTrainer({"--config=" + leg(1, "max_steps: 9").File()});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
               ::testing::HasSubstr("goes on with the run's global batch of 12 "
-                                   "= micro 6 x 1 ranks x accumulation 2"));
-  result = RunTrainer({"--config=" + leg(3, "").File()});
+                                   "= micro 6 x 1 rank x accumulation 2"));
+  result = TrainEpochs(leg(3, ""));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
               ::testing::HasSubstr("12 = micro 4 x 3 ranks x accumulation 1"));
@@ -180,7 +185,7 @@ TEST_P(ReshardBatchTest, ARunKeepsItsGlobalBatch) {
 
 TEST_P(ReshardBatchTest, RanksThatCantShareItAreToldWhatToSet) {
   const std::string folder =
-      MustTrain(OpenBatch(GetParam()).Train("max_epochs: 0 max_steps: 2"));
+      MustTrain(OpenBatch(GetParam()).Train("max_steps: 2"));
   const auto before = Snapshot(folder);
   const RunText run = OpenBatch(GetParam())
                           .Strategy("ddp", 5)
@@ -200,14 +205,14 @@ INSTANTIATE_TEST_SUITE_P(All, ReshardBatchTest, ::testing::Bool(),
 TEST(ReshardGlobalBatchTest, AnotherOneThatIsSet) {
   for (const bool by_length : {false, true}) {
     const std::string folder =
-        MustTrain(OpenBatch(by_length).Train("max_epochs: 0 max_steps: 2"));
+        MustTrain(OpenBatch(by_length).Train("max_steps: 2"));
     const RunText run =
         OpenBatch(by_length)
             .Set("batch",
                  absl::StrCat("micro_batch_size: 2 global_batch_size: 4 "
                               "group_by_length: ",
                               by_length ? "true" : "false"))
-            .Train("max_epochs: 0 max_steps: 4 resume: AUTO")
+            .Train("max_steps: 4 resume: AUTO")
             .Output(folder);
     const TrainerResult result = RunTrainer({"--config=" + run.File()});
     if (by_length) {

@@ -192,7 +192,7 @@ TEST(DivergenceTest, IsAnError) {
   const RunText run =
       RunText()
           .Set("optimizer",
-               "[plugin/capstan.sgd.Config] { learning_rate: 1e30 }")
+               "[plugin/capstan.sgd.Config] { learning_rate: 1e12 }")
           .Ddp(2)
           .Train("max_steps: 1000 max_grad_norm: 0")
           .Output(NewTestFolder("run") + "/out");

@@ -283,7 +283,7 @@ TEST(LateVerdictTest, WeightsThatOverflowEndTheRun) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               ::testing::AllOf(::testing::HasSubstr("after step 15"),
-                               ::testing::HasSubstr("isn't finite"),
+                               ::testing::HasSubstr("holds NaN"),
                                ::testing::HasSubstr("after step 10"),
                                ::testing::HasSubstr("learning_rate 0.05"),
                                ::testing::HasSubstr("step-00000010")));

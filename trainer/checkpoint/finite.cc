@@ -5,16 +5,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <tuple>
 
 namespace capstan {
 namespace {
 
-// Both ends are NaN where any element is.
-bool AllFinite(const at::Tensor& values) {
+// The largest number whose square is a float32.
+const double kMostOfMasters = std::sqrt(std::numeric_limits<float>::max());
+constexpr double kMostOfState = std::numeric_limits<double>::max();
+
+// Whether no magnitude is above `most`. Both ends are NaN where any element is.
+bool AllWithin(const at::Tensor& values, double most) {
   const auto [low, high] = at::aminmax(values);
-  return std::isfinite(low.item<double>()) &&
-         std::isfinite(high.item<double>());
+  return low.item<double>() >= -most && high.item<double>() <= most;
 }
 
 }  // namespace
@@ -23,14 +27,17 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
   absl::optional<NonFiniteTensor> first;
   const auto look = [&](const OwnedSlice& slice, const at::Tensor& tensor,
                         int kind) {
+    const double most = kind == 0 ? kMostOfMasters : kMostOfState;
     if (slice.begin >= slice.end ||
-        AllFinite(tensor.narrow(0, slice.begin, slice.end - slice.begin))) {
+        AllWithin(tensor.narrow(0, slice.begin, slice.end - slice.begin),
+                  most)) {
       return;
     }
     for (const ParameterRange& range : parts.shards[slice.shard].ranges) {
       const int64_t low = std::max(slice.begin, range.offset);
       const int64_t high = std::min(slice.end, range.offset + range.length);
-      if (low >= high || AllFinite(tensor.narrow(0, low, high - low))) continue;
+      if (low >= high || AllWithin(tensor.narrow(0, low, high - low), most))
+        continue;
       if (!first.has_value() || std::tie(range.parameter, kind) <
                                     std::tie(first->parameter, first->kind)) {
         first = NonFiniteTensor{range.parameter, kind};

@@ -7,7 +7,8 @@
 
 namespace capstan {
 
-// A tensor of a checkpoint that holds a NaN or an infinity.
+// A tensor of a checkpoint that holds a NaN or an infinity, or, a master, a
+// number whose square overflows float32: no model computes with such weights.
 struct NonFiniteTensor {
   int parameter = 0;  // of CheckpointParts::specs
   // 0: the master; k + 1: the optimizer's state_names[k].

@@ -24,10 +24,18 @@ absl::optional<NonFiniteTensor> FoundWith(float value, int kind, int64_t at) {
   return FindNonFinite(run.Parts(group));
 }
 
-TEST(FiniteTest, LargeNumbersAreFinite) {
-  EXPECT_FALSE(FoundWith(std::numeric_limits<float>::max(), 0, 3).has_value());
-  EXPECT_FALSE(
-      FoundWith(std::numeric_limits<float>::lowest(), 0, 3).has_value());
+TEST(FiniteTest, LargeNumbers) {
+  for (const int kind : {1, 2}) {
+    EXPECT_FALSE(
+        FoundWith(std::numeric_limits<float>::max(), kind, 3).has_value());
+    EXPECT_FALSE(
+        FoundWith(std::numeric_limits<float>::lowest(), kind, 3).has_value());
+  }
+  // A weight is multiplied with others.
+  EXPECT_FALSE(FoundWith(1.8e19f, 0, 3).has_value());
+  EXPECT_FALSE(FoundWith(-1.8e19f, 0, 3).has_value());
+  EXPECT_TRUE(FoundWith(1.9e19f, 0, 3).has_value());
+  EXPECT_TRUE(FoundWith(-1.9e19f, 0, 3).has_value());
 }
 
 TEST(FiniteTest, NamesTheTensor) {

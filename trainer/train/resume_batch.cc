@@ -62,7 +62,8 @@ absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
   if (automatic) return note;
   batch->set_micro_batch_size(static_cast<Batching::MicroBatchSize>(fitting));
   absl::StrAppend(&note, " = micro ", fitting, " x ", world_size,
-                  " ranks x accumulation ", global / world_size / fitting);
+                  world_size == 1 ? " rank" : " ranks", " x accumulation ",
+                  global / world_size / fitting);
   if (fitting != micro) {
     absl::StrAppend(&note, " (micro_batch_size ", micro,
                     " doesn't cut it evenly)");

@@ -39,7 +39,7 @@ TEST(ResumeBatchTest, OnAsManyRanksNothingChanges) {
 TEST(ResumeBatchTest, FewerRanksAccumulate) {
   Batching batch = BatchOf(6, 0);
   EXPECT_THAT(*Keep(12, 1, &batch),
-              HasSubstr("global batch of 12 = micro 6 x 1 ranks x "
+              HasSubstr("global batch of 12 = micro 6 x 1 rank x "
                         "accumulation 2"));
   ExpectBatch(batch, 6, 12);
 }

@@ -39,6 +39,7 @@ double Median(std::vector<double> values) {
 absl::Status TrainLoop::Save() {
   if (last_saved_step_ == state_.step) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(CheckFinite());
+  if (AwaitsGoodStep()) return absl::OkStatus();
   state_.loss_scale = scaler_.enabled() ? scaler_.scale() : 0.0;
   state_.loss_scale_good_steps = scaler_.good_steps();
   const int64_t keep = config_.train().keep_checkpoints() > 0

@@ -20,6 +20,9 @@ namespace {
 // After that many skipped steps in a row a run is broken, not unlucky.
 constexpr int64_t kMaxSkippedSteps = 20;
 
+constexpr char kBroken[] =
+    " holds NaN, infinity or numbers too large to compute with";
+
 // No tensor.
 constexpr double kNone = std::numeric_limits<double>::max();
 
@@ -78,14 +81,14 @@ absl::Status TrainLoop::CheckStart() {
   if (first_step_ > 0) {
     const std::string checkpoint = NewestCheckpoint(output_dir_);
     return absl::FailedPreconditionError(
-        absl::StrCat(checkpoint, ": ", *bad,
-                     " isn't finite: remove that folder to resume from the "
+        absl::StrCat(checkpoint, ": ", *bad, kBroken,
+                     ": remove that folder to resume from the "
                      "checkpoint before, or start anew in another output_dir"));
   }
   return job_->loaded.Locate(
-      absl::FailedPreconditionError(absl::StrCat(
-          "the initial value of ", *bad,
-          " isn't finite: the weights that the model starts from are broken")),
+      absl::FailedPreconditionError(
+          absl::StrCat("the initial value of ", *bad, kBroken,
+                       ": the weights that the model starts from are broken")),
       "model");
 }
 
@@ -98,17 +101,16 @@ absl::Status TrainLoop::CheckFinite() {
     return absl::OkStatus();
   }
   const std::string newest = NewestCheckpoint(output_dir_);
-  return Fail(absl::FailedPreconditionError(
-      absl::StrCat("after step ", state_.step, " ", *bad,
-                   " isn't finite (all were after step ", finite_step_,
-                   "): ", parts_.optimizer_name, " with learning_rate ",
-                   parts_.optimizer->learning_rate(),
-                   " has overflowed; lower optimizer.learning_rate, or set "
-                   "train.max_grad_norm. Nothing of it is saved",
-                   newest.empty() ? ""
-                                  : absl::StrCat("; ", newest,
-                                                 " is the newest good "
-                                                 "checkpoint"))));
+  return Fail(absl::FailedPreconditionError(absl::StrCat(
+      "after step ", state_.step, " ", *bad, kBroken, " (none did after step ",
+      finite_step_, "): ", parts_.optimizer_name, " with learning_rate ",
+      parts_.optimizer->learning_rate(),
+      " has overflowed; lower optimizer.learning_rate, or set "
+      "train.max_grad_norm. Nothing of it is saved",
+      newest.empty() ? ""
+                     : absl::StrCat("; ", newest,
+                                    " is the newest good "
+                                    "checkpoint"))));
 }
 
 absl::Status TrainLoop::CheckFrozen() {
@@ -148,6 +150,11 @@ absl::Status TrainLoop::CheckSkipped(bool at_minimum) {
       "loss or gradients have not been finite for ", skipped,
       " steps in a row (since step ", state_.step + 1 - skipped,
       "): lower the learning rate, or train in a wider precision")));
+}
+
+bool TrainLoop::AwaitsGoodStep() const {
+  return skipped_in_a_row_ >= 2 && scaler_.at_minimum() && !stopping_ &&
+         state_.step < max_steps_ && state_.best_step != state_.step;
 }
 
 absl::Status TrainLoop::Fail(const absl::Status& error) {

@@ -127,13 +127,17 @@ class TrainLoop {
   absl::Status StopIfCancelled(const absl::Status& status);
   absl::Status Save();
   // An error, the same on all ranks, where the weights or the optimizer's state
-  // aren't finite: at the start, before they are saved, and once steps are
-  // skipped, when `at_minimum` says that no smaller loss scale will help.
+  // aren't finite or have overflowed otherwise (NonFiniteTensor): at the start,
+  // before they are saved, and once steps are skipped, when `at_minimum` says
+  // that no smaller loss scale will help.
   absl::Status CheckStart();
   absl::Status CheckFinite();
   absl::Status CheckSkipped(bool at_minimum);
   // Of frozen parameters.
   absl::Status CheckFrozen();
+  // Whether steps are skipped that no smaller loss scale will help, so that a
+  // checkpoint of these weights mustn't take the place of an older one yet.
+  bool AwaitsGoodStep() const;
   // The first tensor on any rank that isn't finite, by name. Collective.
   absl::StatusOr<absl::optional<std::string>> FirstNonFinite();
   // `error`, which all ranks have: summary.json says so. Collective.
