@@ -83,7 +83,12 @@ TEST_P(StopTest, InAnEvaluation) {
   const Metrics straight = ReadMetrics(MustTrain(
       RunText(run).Train(kFew).Output(NewTestFolder("straight") + "/out")));
   EXPECT_EQ(resumed.losses(), straight.losses());
-  EXPECT_EQ(resumed.Values("eval_loss"), straight.Values("eval_loss"));
+  ASSERT_EQ(resumed.evals.size(), 2);
+  ASSERT_EQ(straight.evals.size(), 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(resumed.evals[i]["step"], straight.evals[i]["step"]);
+    EXPECT_EQ(resumed.evals[i]["eval_loss"], straight.evals[i]["eval_loss"]);
+  }
 }
 
 // Text goes on where it was broken off, too.
