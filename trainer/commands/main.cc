@@ -250,11 +250,13 @@ void AddLladaOptions(CLI::App* app, LladaOptions* options) {
   app->add_option("--save_dir", options->save_dir, "Where the run goes")
       ->type_name("FOLDER")
       ->capture_default_str();
-  app->add_flag_function(
-      "--fp16,!--no_fp16",
-      [options](int64_t count) { options->fp16 = count > 0; },
-      "Compute in float16, or in float32; default: bfloat16 or float16 where "
-      "the device is fast in it, else float32");
+  // Callbacks, since CLI11 sets an optional flag to false where it isn't given.
+  app->add_flag_callback(
+      "--fp16", [options] { options->fp16 = true; },
+      "Compute in float16; default: bfloat16 or float16 where the device is "
+      "fast in it, else float32");
+  app->add_flag_callback(
+      "--no_fp16", [options] { options->fp16 = false; }, "Compute in float32");
   app->add_flag("--resume", options->resume,
                 "Continue from the newest checkpoint in save_dir, if there is "
                 "one");

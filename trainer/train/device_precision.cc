@@ -82,7 +82,7 @@ std::string SlowPrecisionNote(const Precision& precision,
   const std::vector<std::string> fast = FastPrecisions(device, host);
   return absl::StrCat(
       package, " computes in ", DtypeName(dtype),
-      ", in which CPUs are 4 to 20 times slower than in float32",
+      ", in which CPUs are often several times slower than in float32",
       fast.empty() ? "" : "; set ", absl::StrJoin(fast, " or "));
 }
 
