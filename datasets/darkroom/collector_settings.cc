@@ -80,7 +80,8 @@ absl::Status ReadRoom(const Config& config, CollectorSettings* to) {
 absl::StatusOr<CollectorSettings> ReadSettings(const Config& config) {
   CollectorSettings to;
   if (config.output().empty()) {
-    return FieldError("output", "must be set, or train_data.path: the HDF5 file to write");
+    return FieldError(
+        "output", "must be set, or train_data.path: the HDF5 file to write");
   }
   to.output = config.output();
   CAPSTAN_RETURN_IF_ERROR(ReadRoom(config, &to));
