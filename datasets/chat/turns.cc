@@ -164,6 +164,10 @@ absl::Status ToolsText(const object& from, std::string* out) {
     return absl::OkStatus();
   }
   array list;
+  object none;
+  if (value.get(none) == simdjson::SUCCESS && none.size() == 0) {
+    return absl::OkStatus();
+  }
   std::string_view text;
   std::string tools;
   if (value.get(text) == simdjson::SUCCESS) {

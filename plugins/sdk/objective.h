@@ -132,13 +132,6 @@ class Objective {
     return {};
   }
 
-  // What follows from an evaluation's mean loss, by name: {"perplexity",
-  // e^loss} where the loss is nats a token.
-  virtual std::vector<std::pair<std::string, double>> DerivedFromLoss(
-      double loss) const {
-    return {};
-  }
-
   // Continues `prompt` (token ids, at least one), without gradients; returns
   // prompt and continuation. UNIMPLEMENTED if the objective can't.
   virtual absl::StatusOr<std::vector<int64_t>> Sample(
@@ -148,6 +141,13 @@ class Objective {
   // What LossSum::tokens counts, as reports call it: "tokens", or what a step
   // takes in where that isn't text ("samples"). Constant.
   virtual std::string unit() const { return "tokens"; }
+
+  // What follows from an evaluation's mean loss, by name: {"perplexity",
+  // e^loss} where the loss is nats a token.
+  virtual std::vector<std::pair<std::string, double>> DerivedFromLoss(
+      double loss) const {
+    return {};
+  }
 };
 
 }  // namespace capstan

@@ -4,6 +4,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <string>
+
 #include "absl/types/optional.h"
 
 namespace capstan {
@@ -52,6 +54,9 @@ class Precision {
   virtual PrecisionPolicy PolicyOn(const DeviceFacts& device) const {
     return policy();
   }
+  // What to set where the device is slow in this precision, as --set takes it:
+  // "precision=capstan.fp32"; "": nothing is known.
+  virtual std::string instead() const { return ""; }
 };
 
 }  // namespace capstan

@@ -145,7 +145,7 @@ TEST(ResumeEdgesTest, NothingLeftToDoChangesNothing) {
   const RunText run = Resumed(SmallRun(), folder);
   const TrainerResult result = RunTrainer({"--config=" + run.File()});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr(folder + " is finished: all of its 10"));
+  EXPECT_THAT(result.out, HasSubstr(folder + " is finished after 10 steps"));
   EXPECT_THAT(result.out, HasSubstr("train.max_steps"));
   EXPECT_EQ(Snapshot(folder), before);
 }

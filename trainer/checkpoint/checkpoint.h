@@ -35,7 +35,7 @@ struct TrainState {
   // As LossSum has them. Older checkpoints' tokens may hold padding, and the
   // other two begin with what came after.
   int64_t tokens = 0;
-  int64_t trained_tokens = 0;
+  int64_t trained_tokens = 0;  // -1: an older trainer began the run
   int64_t padding = 0;
   // What makes the data position mean the same samples again.
   uint64_t seed = 0;

@@ -227,7 +227,7 @@ TEST(HfFolderTest, TheBasesCodeGoesAlong) {
                           "modeling_x.py", "tokenizer.json"));
   EXPECT_EQ(*ReadWholeFile(out + "/final/modeling_x.py"), "base");
   EXPECT_NE(*ReadWholeFile(out + "/final/config.json"), "base");
-  EXPECT_EQ(note, "final/ has from base what isn't weights: modeling_x.py");
+  EXPECT_EQ(note, "final/ also has modeling_x.py of base");
 }
 
 TEST(HfFolderTest, ShardsAndAnIndex) {

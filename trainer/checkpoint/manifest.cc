@@ -73,7 +73,7 @@ TrainState TrainStateFromJson(const Json& json) {
   state.optimizer_steps = json.at("optimizer_steps").get<int64_t>();
   state.samples = json.at("samples").get<int64_t>();
   state.tokens = json.at("tokens").get<int64_t>();
-  state.trained_tokens = json.value("trained_tokens", int64_t{0});
+  state.trained_tokens = json.value("trained_tokens", int64_t{-1});
   state.padding = json.value("padding", int64_t{0});
   state.seed = json.at("seed").get<uint64_t>();
   state.data_size = json.at("data_size").get<int64_t>();

@@ -227,11 +227,11 @@ std::string ModelFilesNote(const std::string& from, const std::string& to,
   if (files.copied.empty() && files.left.empty()) return "";
   std::string note = absl::StrCat(PlainPath(to).filename().string(), "/");
   if (!files.copied.empty()) {
-    absl::StrAppend(&note, " has from ", ModelName(from), " what isn't weights",
-                    ": ", Named(files.copied));
+    absl::StrAppend(&note, " also has ", Named(files.copied), " of ",
+                    ModelName(from));
   }
   if (!files.left.empty()) {
-    absl::StrAppend(&note, files.copied.empty() ? "" : ";", " lacks ",
+    absl::StrAppend(&note, files.copied.empty() ? "" : ";", " without ",
                     Named(files.left), " of ", ModelName(from));
   }
   return note;

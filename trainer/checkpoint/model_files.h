@@ -13,7 +13,7 @@
 
 namespace capstan {
 
-// No file beside weights is as large; what is stays behind, and is named.
+// Larger files that aren't weights stay behind, and are named.
 constexpr int64_t kMostModelFileBytes = int64_t{64} << 20;
 constexpr int64_t kMostModelFilesBytes = int64_t{128} << 20;  // all together
 

@@ -114,12 +114,18 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   return prepared;
 }
 
-// Whether the folder holds that run, completed.
-bool IsDone(const std::string& folder, const std::string& config_path,
-            const std::string& config) {
+// Whether the folder holds that run, completed. Another run that is completed
+// is an error: it isn't thrown away.
+absl::StatusOr<bool> IsDone(const std::string& folder,
+                            const std::string& config_path,
+                            const std::string& config) {
   if (!CompletedSteps(folder).has_value()) return false;
   const absl::StatusOr<std::string> ran = ReadWholeFile(config_path);
-  return ran.ok() && *ran == config;
+  if (ran.ok() && *ran == config) return true;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--resume: ", folder,
+                   " is completed, with other settings than now (its "
+                   "run.pbtxt): compare with those, or in another folder"));
 }
 
 void Measure(const std::string& folder, int64_t max_steps, ComparedRun* run) {
@@ -146,7 +152,9 @@ absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
   const std::string config_path = folder + "/run.pbtxt";
   const std::string log_path = folder + "/output.txt";
   progress->BeginRun(run);
-  if (IsDone(folder, config_path, config)) {
+  CAPSTAN_ASSIGN_OR_RETURN(const bool done,
+                           IsDone(folder, config_path, config));
+  if (done) {
     Measure(folder, prepared.comparison.max_steps, &run);
     progress->EndRun(run);
     return 0;

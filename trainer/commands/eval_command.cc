@@ -224,8 +224,8 @@ std::string Json(const EvalOptions& options, const Outcome& outcome) {
 std::string Table(const EvalOptions& options, const Outcome& outcome) {
   std::vector<std::pair<std::string, std::string>> rows = {
       {"model", options.model},
-      {"data",
-       options.data.empty() ? "what the run evaluates on" : options.data},
+      {"data", options.data.empty() ? "what the run holds for evaluation"
+                                    : options.data},
       {"samples", WithCommas(outcome.samples)},
       {"targets", WithCommas(static_cast<int64_t>(outcome.result.count))}};
   for (const auto& [name, value] : outcome.numbers) {
@@ -238,10 +238,11 @@ std::string Table(const EvalOptions& options, const Outcome& outcome) {
 
 // Before the evaluation: a folder that can't be used costs no time then.
 absl::Status PrepareOutput(const std::string& folder) {
-  if (fs::exists(folder + "/eval.json")) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("--output: ", folder,
-                     " already holds an evaluation; name another folder"));
+  std::error_code error;
+  if (fs::exists(folder) && !fs::is_empty(folder, error)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "--output: ", folder,
+        " already holds files; name a new folder, or an empty one"));
   }
   return MakeFolder(folder);
 }

@@ -21,6 +21,7 @@
 #include "trainer/commands/masked_text_view.h"
 #include "trainer/commands/prompts.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {
@@ -220,7 +221,12 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HiddenFile> file,
                            HiddenFile::Create(FromCaller({options.output})[0]));
   const Console console(STDOUT_FILENO);
-  for (size_t i = 0; i < tasks.size(); ++i) {
+  // A signal keeps the texts that are done.
+  InstallStopHandlers(SecondSignal::kEndsProcess);
+  sample.stop = [] { return StopRequested() != 0; };
+  size_t done = 0;
+  for (; done < tasks.size(); ++done) {
+    const size_t i = done;
     if (console.terminal()) {
       console.Write(absl::StrCat("\r\x1b[K", i, " of ", tasks.size()));
     }
@@ -228,10 +234,19 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
     sample.stop_tokens = tasks[i].stops;
     const absl::StatusOr<std::string> text =
         TextOf(tasks[i], generator, sample);
+    if (absl::IsCancelled(text.status())) break;
     if (!text.ok()) return Annotate(text.status(), tasks[i].prompt->place);
     CAPSTAN_RETURN_IF_ERROR(file->Write(OutputRow(*tasks[i].prompt, *text)));
   }
+  if (done == 0) {
+    return absl::CancelledError("stopped before the first text was done");
+  }
   CAPSTAN_RETURN_IF_ERROR(file->Close());
+  if (done < tasks.size()) {
+    return absl::CancelledError(absl::StrCat("stopped; ", options.output,
+                                             " has ", done, " of ",
+                                             tasks.size(), " texts"));
+  }
   console.Write(absl::StrCat(console.terminal() ? "\r\x1b[K" : "", "wrote ",
                              options.output, ": ", tasks.size(),
                              tasks.size() == 1 ? " text\n" : " texts\n"));

@@ -282,6 +282,10 @@ std::string ModelFolder(const std::string& path) {
   if (fs::exists(fs::path(folder) / "final")) return folder + "/final";
   const std::string newest = NewestCheckpoint(folder);
   if (!newest.empty()) return newest;
+  // A model's own folder may have a `latest` of other tools (DeepSpeed's).
+  for (const char* name : {"config.json", "adapter_config.json"}) {
+    if (fs::exists(fs::path(folder) / name)) return folder;
+  }
   const std::string latest = FollowLatestRun(folder + "/latest");
   return fs::is_directory(latest) ? ModelFolder(latest) : folder;
 }

@@ -15,6 +15,7 @@
 #include "plugins/sdk/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/commands/commands.h"
+#include "trainer/commands/generator.h"
 #include "trainer/config/hub_name.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/rank_info.h"
@@ -139,7 +140,7 @@ absl::StatusOr<std::string> ConfigText(const LladaOptions& options) {
                       absl::StrCat("must be at least 1, is ", options.epochs));
   }
   const std::string folder = FromCaller({options.data_dir})[0];
-  const std::string model = FromCaller({options.model_name})[0];
+  const std::string model = ModelFolder(FromCaller({options.model_name})[0]);
   absl::StatusOr<llada_windows::WindowData> data =
       llada_windows::OpenNpyFolder(folder);
   if (!data.ok()) return FieldError("--data_dir", data.status().message());

@@ -48,10 +48,12 @@ absl::Status KeepBatch(Prepared* prepared) {
   const absl::StatusOr<TrainState> earlier = CheckpointState(checkpoint);
   // A damaged one is told of when it is loaded.
   if (!earlier.ok()) return absl::OkStatus();
+  const int64_t micro_batch = job.loaded.config.batch().micro_batch_size();
   const absl::StatusOr<std::string> note =
       KeepGlobalBatch(checkpoint, *earlier, prepared->processes,
                       job.loaded.config.mutable_batch());
   CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(note.status(), "batch"));
+  if (micro_batch != Batching::AUTO) job.evaluation_batch = micro_batch;
   if (!note->empty()) job.notes.push_back(*note);
   return absl::OkStatus();
 }
@@ -98,9 +100,8 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(
       job.parts, CreateRunParts(job.loaded, prepared->processes, job.gpus,
                                 *prepared->host));
-  const std::string slow =
-      SlowPrecisionNote(*job.parts.precision, job.parts.precision_name,
-                        job.parts.device, *prepared->host);
+  const std::string slow = SlowPrecisionNote(
+      *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);
   CAPSTAN_ASSIGN_OR_RETURN(
       job.batch, PlanBatch(job.loaded.config.batch(), prepared->processes));

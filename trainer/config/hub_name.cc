@@ -2,6 +2,9 @@
 #include "trainer/config/hub_name.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <string>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 
@@ -12,6 +15,11 @@ std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {
   if (slash == absl::string_view::npos || slash == 0 ||
       slash + 1 == name.size() || name[0] == '.' || name[0] == '~' ||
       std::count(name.begin(), name.end(), '/') != 1) {
+    return "";
+  }
+  // A folder of this machine with a slip in its last name.
+  std::error_code error;
+  if (std::filesystem::exists(std::string(name.substr(0, slash)), error)) {
     return "";
   }
   const absl::string_view local = name.substr(slash + 1);

@@ -75,6 +75,10 @@ class WarmupFit {
   void Apply(LoadedConfig* loaded) const {
     const int64_t warmup = loaded->config.schedule().warmup_steps();
     const int64_t steps = loaded->config.train().max_steps();
+    if (loaded->config.train().max_epochs() > 0) {
+      FitToEpochs(loaded);
+      return;
+    }
     if (loaded->config.schedule().total_steps() > 0 || steps <= 0 ||
         warmup <= steps || warmup > written_for_) {
       return;
@@ -91,6 +95,21 @@ class WarmupFit {
   }
 
  private:
+  // How many steps the epochs are is known when the data is.
+  void FitToEpochs(LoadedConfig* loaded) const {
+    const int64_t warmup = loaded->config.schedule().warmup_steps();
+    if (loaded->config.schedule().total_steps() > 0 || warmup <= 0 ||
+        warmup > written_for_) {
+      return;
+    }
+    const double ratio =
+        static_cast<double>(warmup) / static_cast<double>(written_for_);
+    loaded->config.mutable_schedule()->set_warmup_ratio(ratio);
+    loaded->notes.push_back(absl::StrCat("schedule.warmup_ratio is ", ratio,
+                                         ", as the ", warmup, " of ",
+                                         written_for_, " steps at ", place_));
+  }
+
   std::string place_;
   int64_t written_for_ = 0;
 };

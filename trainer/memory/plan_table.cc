@@ -101,7 +101,7 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
                     "step beside its tensors.\n");
   }
   if (!all_known) {
-    absl::StrAppend(&text, "?: this model doesn't tell; not in the total.\n");
+    absl::StrAppend(&text, "?: this model doesn't tell; not in the sum.\n");
   }
   for (const RefusedStrategy& strategy : refused) {
     // Most say their name themselves.

@@ -47,7 +47,7 @@ TEST(PlanTableTest, SaysWhatIsNotKnownAndWhatIsOnTheHost) {
   const std::string table = PlanTable({strategy, Planned("b")}, {});
   EXPECT_THAT(table, ContainsRegex("  activations +\\? +6.00 MiB\n"));
   EXPECT_THAT(table, ContainsRegex("in host memory.* +3.00 GiB +0 B\n"));
-  EXPECT_THAT(table, HasSubstr("not in the total"));
+  EXPECT_THAT(table, HasSubstr("not in the sum"));
 }
 
 TEST(PlanTableTest, GivesTheReasonsOfThoseThatRefuse) {

@@ -63,7 +63,9 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   AppendNumber(", \"lr\": ", metrics.lr, &line_);
   absl::StrAppend(&line_, ", \"", unit_, "\": ", metrics.tokens);
   if (unit_ == kTokenUnit) {
-    absl::StrAppend(&line_, ", \"trained_tokens\": ", metrics.trained_tokens);
+    if (metrics.trained_tokens >= 0) {
+      absl::StrAppend(&line_, ", \"trained_tokens\": ", metrics.trained_tokens);
+    }
     AppendNumber(", \"padding\": ", metrics.padding, &line_);
   }
   AppendNumber(", \"step_seconds\": ", metrics.step_seconds, &line_);

@@ -35,8 +35,8 @@ struct StepMetrics {
   // So far, in RunFacts::unit: input tokens without padding, or samples; and
   // the tokens with a loss among them.
   int64_t tokens = 0;
-  int64_t trained_tokens = 0;
-  double padding = 0.0;  // its share of this step's positions
+  int64_t trained_tokens = 0;  // negative: not known
+  double padding = 0.0;        // its share of this step's positions
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;  // of this step, all ranks, in the same unit
   // Of rank 0's collectives in this step: what they sent; the seconds in which
@@ -94,8 +94,8 @@ struct RunSummary {
   int64_t steps = 0;
   std::string unit = kTokenUnit;  // as in RunFacts
   int64_t tokens = 0;
-  int64_t trained_tokens = 0;
-  double padding = 0.0;  // its share of the run's positions
+  int64_t trained_tokens = 0;  // negative: not known
+  double padding = 0.0;        // its share of the run's positions
   int64_t parameters = 0;
   int world_size = 1;
   std::string strategy;

@@ -63,7 +63,7 @@ void AddMemory(const std::vector<CategoryBytes>& memory,
 // "13,104, 9,871 of them trained on; padding takes 14.2 % of the positions".
 std::string Amount(const RunSummary& summary) {
   std::string text = WithCommas(summary.tokens);
-  if (summary.unit != kTokenUnit) return text;
+  if (summary.unit != kTokenUnit || summary.trained_tokens < 0) return text;
   absl::StrAppend(&text, ", ", WithCommas(summary.trained_tokens),
                   " of them trained on");
   if (summary.padding > 0.0) {
@@ -93,7 +93,7 @@ std::string SummaryJson(const RunSummary& summary) {
   json["status"] = summary.status;
   json["steps"] = summary.steps;
   json[summary.unit] = summary.tokens;
-  if (summary.unit == kTokenUnit) {
+  if (summary.unit == kTokenUnit && summary.trained_tokens >= 0) {
     json["trained_tokens"] = summary.trained_tokens;
     json["padding"] = summary.padding;
   }

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "trainer/memory/gpu_query.h"
 
 namespace capstan {
@@ -23,27 +21,6 @@ int LeastComputeCapability() {
     least = least == 0 ? capability : std::min(least, capability);
   }
   return least;
-}
-
-// The host's precisions that the device is not slow in, with their defaults.
-std::vector<std::string> FastPrecisions(const DeviceFacts& device,
-                                        PluginHost& host) {
-  std::vector<std::string> fast;
-  for (const std::string& package : host.Available()) {
-    const std::string type = absl::StrCat(package, ".Config");
-    const absl::StatusOr<const LoadedPlugin*> plugin = host.Load(type);
-    // `trainer plugins` is the place to learn of broken ones.
-    if (!plugin.ok() ||
-        (*plugin)->descriptor->category != PluginCategory::kPrecision) {
-      continue;
-    }
-    const absl::StatusOr<std::unique_ptr<Precision>> made =
-        host.Create<Precision>(type, PluginCategory::kPrecision, "");
-    if (made.ok() && !IsSlow((*made)->PolicyOn(device).compute, device)) {
-      fast.push_back(absl::StrCat("precision=", package));
-    }
-  }
-  return fast;
 }
 
 }  // namespace
@@ -76,14 +53,14 @@ bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device) {
 
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
-                              const DeviceFacts& device, PluginHost& host) {
+                              const DeviceFacts& device) {
   const c10::ScalarType dtype = precision.PolicyOn(device).compute;
   if (!IsSlow(dtype, device)) return "";
-  const std::vector<std::string> fast = FastPrecisions(device, host);
+  const std::string instead = precision.instead();
   return absl::StrCat(
       package, " computes in ", DtypeName(dtype),
       ", in which CPUs are often several times slower than in float32",
-      fast.empty() ? "" : "; set ", absl::StrJoin(fast, " or "));
+      instead.empty() ? "" : absl::StrCat("; set ", instead));
 }
 
 }  // namespace capstan

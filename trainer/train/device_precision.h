@@ -26,10 +26,10 @@ std::string DtypeName(c10::ScalarType dtype);
 bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device);
 
 // For the user, where the run computes in a dtype that its device is slow in:
-// that it does, and which of the host's precisions to set; else "".
+// that it does, and what to set instead; else "".
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
-                              const DeviceFacts& device, PluginHost& host);
+                              const DeviceFacts& device);
 
 }  // namespace capstan
 

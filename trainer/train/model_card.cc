@@ -58,7 +58,7 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
   add("training samples", WithCommas(facts.training_samples));
   add("steps", WithCommas(facts.steps));
   add(facts.unit + " seen", WithCommas(facts.tokens));
-  if (facts.unit == kTokenUnit) {
+  if (facts.unit == kTokenUnit && facts.trained_tokens >= 0) {
     add("tokens trained on", WithCommas(facts.trained_tokens));
     add("padding beside them", absl::StrFormat("%.1f %%", 100 * facts.padding));
   }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <iostream>
 #include <string>
 #include <system_error>
 
@@ -72,9 +73,10 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
     std::error_code error;
     // false without an error: another run has it.
     if (fs::create_directory(folder, error)) {
-      CAPSTAN_RETURN_IF_ERROR(
-          Annotate(SetLatestRun(runs.string(), folder.filename().string()),
-                   "output_dir"));
+      // The run itself doesn't need it.
+      const absl::Status latest =
+          SetLatestRun(runs.string(), folder.filename().string());
+      if (!latest.ok()) std::cerr << latest.message() << "\n";
       return folder.string();
     }
     if (error) {

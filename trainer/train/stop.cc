@@ -36,6 +36,11 @@ bool StopPoll::Ask() {
   return stop_;
 }
 
+absl::Status StopStatus() {
+  return StopRequested() != 0 ? absl::CancelledError("stopped by a signal")
+                              : absl::OkStatus();
+}
+
 absl::Status AgreeOnStop(ProcessGroup& group, const absl::Status& mine,
                          const char* what) {
   const bool stopped = absl::IsCancelled(mine);

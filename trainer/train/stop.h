@@ -35,6 +35,9 @@ class StopPoll {
       std::chrono::steady_clock::now();
 };
 
+// CANCELLED if a signal has come to this rank.
+absl::Status StopStatus();
+
 // Ends a part of the work that a signal may have broken off: `mine` is this
 // rank's outcome, CANCELLED if it has left its loop because of StopPoll.
 // Returns an error if a rank has one (AgreeOnError, with `what`); else

@@ -32,7 +32,9 @@ absl::Status TrainLoop::Evaluate() {
   request.group = group_.get();
   request.runner = &runner_;
   request.strategy = parts_.strategy.get();
-  request.micro_batch_size = job_->batch.micro_batch_size;
+  request.micro_batch_size = job_->evaluation_batch > 0
+                                 ? job_->evaluation_batch
+                                 : job_->batch.micro_batch_size;
   request.max_batches = config_.train().eval_batches();
   request.seed = config_.train().seed();
   request.last = state_.step >= max_steps_;
@@ -91,7 +93,8 @@ bool TrainLoop::OutOfPatience() const {
 absl::Status TrainLoop::Generate(const std::string& title) {
   if (prompts_.empty()) return absl::OkStatus();
   const bool collective = parts_.strategy->collective_forward();
-  absl::Status mine;
+  // Ranks that have no part in it may be all that the signal has come to.
+  absl::Status mine = StopStatus();
   std::vector<Generation> generations;
   if (reporter_ != nullptr || collective) {
     StopPoll poll(collective ? group_.get() : nullptr);
@@ -99,8 +102,8 @@ absl::Status TrainLoop::Generate(const std::string& title) {
     mine = made.status();
     if (made.ok()) generations = *std::move(made);
   }
-  // The ranks that have no part in it wait here rather than in the next step's
-  // collectives: a signal meanwhile must not cost that step.
+  // They wait here rather than in the next step's collectives: a signal
+  // meanwhile must not cost that step.
   CAPSTAN_RETURN_IF_ERROR(
       StopIfCancelled(AgreeOnStop(*group_, mine, "sample")));
   if (reporter_ != nullptr && !stopping_) {

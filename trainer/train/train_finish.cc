@@ -165,9 +165,10 @@ absl::Status TrainLoop::Finish() {
 absl::Status TrainLoop::Stopped() const {
   const std::string command =
       ResumeCommand(job_->command, config_, output_dir_);
-  const std::string how = command.empty()
-                              ? "resume it with train.resume: AUTO"
-                              : absl::StrCat("go on with: ", command);
+  const std::string how =
+      job_->output_dir.empty()
+          ? absl::StrCat("go on with the same launcher, and: ", command)
+          : absl::StrCat("go on with: ", command);
   if (state_.step == 0) {
     return absl::CancelledError(absl::StrCat(
         "stopped before the first step: there is nothing to save; ", how));

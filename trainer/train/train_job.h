@@ -16,6 +16,9 @@ struct TrainJob {
   LoadedConfig loaded;
   RunParts parts;
   BatchPlan batch;
+  // Samples of an evaluation's forward; 0: as in training. A resumed run that
+  // trains in smaller micro-batches than before still evaluates the same ones.
+  int64_t evaluation_batch = 0;
   MemoryPlan memory;
   // Of the run; empty under torchrun, where rank 0 settles it.
   std::string output_dir;

@@ -80,9 +80,8 @@ bool TrainLoop::GoesOn() const {
 
 absl::Status TrainLoop::TakeUp() {
   // A signal may have come while the run was set up.
-  CAPSTAN_RETURN_IF_ERROR(StopIfCancelled(AgreeOnStop(
-      *group_, StopRequested() != 0 ? absl::CancelledError() : absl::OkStatus(),
-      "start")));
+  CAPSTAN_RETURN_IF_ERROR(
+      StopIfCancelled(AgreeOnStop(*group_, StopStatus(), "start")));
   if (stopping_) return absl::OkStatus();
   if (first_step_ == 0) return Generate("before training");
   if (!Due(config_.train().eval_every(), first_step_) || !GoesOn()) {
@@ -329,8 +328,10 @@ absl::Status TrainLoop::Conclude(const Verdict& verdict,
   skipped_in_a_row_ = judgement.finite ? 0 : skipped_in_a_row_ + 1;
   CAPSTAN_RETURN_IF_ERROR(CheckSkipped(was_at_minimum));
   state_.tokens += static_cast<int64_t>(verdict.tokens);
-  state_.trained_tokens += static_cast<int64_t>(verdict.trained);
-  state_.padding += static_cast<int64_t>(verdict.padding);
+  if (state_.trained_tokens >= 0) {
+    state_.trained_tokens += static_cast<int64_t>(verdict.trained);
+    state_.padding += static_cast<int64_t>(verdict.padding);
+  }
   if (verdict.count > 0) state_.last_loss = verdict.loss_sum / verdict.count;
   Report(verdict, judgement, step);
   return absl::OkStatus();

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/data/batch_slot.h"
-#include "trainer/launcher/launcher.h"
 #include "trainer/train/micro_batch.h"
 #include "trainer/train/train_loop.h"
 
@@ -41,10 +40,7 @@ absl::Status TrainLoop::SettleMicroBatch() {
       static_cast<int64_t>(*std::min_element(planned.begin(), planned.end()));
   const int64_t first = size;
   for (bool fits = false;;) {
-    CAPSTAN_RETURN_IF_ERROR(AgreeOnStop(
-        *group_,
-        StopRequested() != 0 ? absl::CancelledError() : absl::OkStatus(),
-        "try a step"));
+    CAPSTAN_RETURN_IF_ERROR(AgreeOnStop(*group_, StopStatus(), "try a step"));
     UseMicroBatch(size);
     CAPSTAN_RETURN_IF_ERROR(TryMicroBatch(&fits));
     if (fits) break;

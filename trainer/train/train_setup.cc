@@ -307,13 +307,14 @@ absl::Status TrainLoop::CheckFinished() {
   }
   finished_before_ = completed[0] > 0;
   if (finished_before_ && group_->rank() == 0) {
+    const std::string more =
+        OutOfPatience() ? "Raise train.early_stopping_patience, which ended it,"
+                        : "Raise train.max_steps (or max_epochs)";
     Console(STDOUT_FILENO)
-        .Write(absl::StrCat(
-            output_dir_, " is finished: all of its ", first_step_,
-            " steps are done, and nothing in it is changed. Raise "
-            "train.max_steps (or max_epochs) to train on; `trainer eval "
-            "--model=",
-            output_dir_, "` evaluates it\n"));
+        .Write(absl::StrCat(output_dir_, " is finished after ", first_step_,
+                            " steps, and nothing in it is changed. ", more,
+                            " to train on; `trainer eval --model=", output_dir_,
+                            "` evaluates it\n"));
   }
   return absl::OkStatus();
 }

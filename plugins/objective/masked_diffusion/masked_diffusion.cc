@@ -197,8 +197,9 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
   LossSum loss;
   loss.sum = tokens->CrossEntropySum(hidden.input, hidden.targets, runner);
   if (info.thorough) {
-    loss.metrics =
-        CountCorrect(*tokens, hidden.input, hidden.targets.tokens, runner);
+    loss.metrics = at::cat(
+        {CountCorrect(*tokens, hidden.input, hidden.targets.tokens, runner),
+         Bound(*tokens, batch, drawn, runner)});
   }
   loss.count = CountOf(drawn.layout, drawn.noise, config_.loss());
   // Whatever the loss is a mean over, it is computed where tokens are hidden.
@@ -207,6 +208,22 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
   loss.tokens = totals.tokens;
   loss.padding = totals.padding;
   return loss;
+}
+
+at::Tensor MaskedDiffusion::Bound(TokenModel& model, const Batch& batch,
+                                  const Drawn& drawn,
+                                  UnitRunner& runner) const {
+  at::Tensor bound = at::zeros({1, 2}, at::kDouble);
+  // A prompt is never hidden: its tokens have no bound.
+  if (batch.count("labels") > 0)
+    return bound.to(batch.at("input_ids").device());
+  const HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise,
+                                  Config::PRETRAIN, MaskToken(model));
+  bound[0][0] = model.CrossEntropySum(hidden.input, hidden.targets, runner)
+                    .item<double>();
+  bound[0][1] =
+      static_cast<double>(CountOf(drawn.layout, drawn.noise, Config::PRETRAIN));
+  return bound.to(batch.at("input_ids").device());
 }
 
 std::vector<std::pair<std::string, double>> MaskedDiffusion::DerivedFromLoss(

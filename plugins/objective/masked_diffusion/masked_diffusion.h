@@ -28,9 +28,11 @@ class MaskedDiffusion final : public Objective {
 
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
-  // Accuracy at the targets; only where StepInfo::thorough asks for it.
+  // Accuracy at the targets, and of whole texts the bound of PRETRAIN's loss,
+  // whichever the loss is; only where StepInfo::thorough asks for them.
   std::vector<MetricTags> metrics() const override {
-    return {{"train/accuracy", "eval/accuracy"}};
+    return {{"train/accuracy", "eval/accuracy"},
+            {"train/bound", "eval/bound_nats_per_token"}};
   }
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override;

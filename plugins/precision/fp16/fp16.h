@@ -16,6 +16,9 @@ class Fp16 final : public Precision {
  public:
   static absl::StatusOr<std::unique_ptr<Fp16>> Create(const Config& config);
   PrecisionPolicy policy() const override { return policy_; }
+  std::string instead() const override {
+    return "precision=capstan.fp32 or precision=capstan.auto";
+  }
 
  private:
   PrecisionPolicy policy_;
