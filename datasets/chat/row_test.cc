@@ -150,7 +150,7 @@ TEST(RowTest, ToolsAreToldToTheSystem) {
                R"({"role": "system", "content": "s"}, )"
                R"({"role": "user", "content": "u"}]})"),
       ElementsAre("system:s\n\n" + head + R"([{"name":"f"}])", "user:u"));
-  for (const char* none : {"null", "\"\"", "[]", "\" [] \""}) {
+  for (const char* none : {"null", "\"\"", "[]", "{}", "\" [] \""}) {
     EXPECT_THAT(Messages("{" + turns + R"(, "tools": )" + none + "}").front(),
                 "user:h")
         << none;

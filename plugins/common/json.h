@@ -15,10 +15,12 @@
 
 namespace capstan {
 
-// The value that `text` holds; one that is_discarded() if it isn't JSON.
+// The value that `text` holds; one that is_discarded() if it isn't JSON, or
+// nests more deeply than kMostJsonDepth.
 // Numbers may be of any size: those beyond 64 bits are floating-point numbers.
 template <typename Json>
 Json ParseJson(absl::string_view text) {
+  if (JsonDepth(text) > kMostJsonDepth) return Json(Json::value_t::discarded);
   Json json = Json::parse(text.begin(), text.end(), /*cb=*/nullptr,
                           /*allow_exceptions=*/false);
   if (!json.is_discarded()) return json;

@@ -19,6 +19,11 @@ namespace capstan {
 // text that isn't JSON doesn't become JSON.
 absl::optional<std::string> WithNumbersThatFit(absl::string_view json);
 
+// How deep the brackets of `json` nest. Objects are copied and written by
+// recursion, so that a file nested too deeply would end the process.
+int JsonDepth(absl::string_view json);
+constexpr int kMostJsonDepth = 512;
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_PLUGINS_COMMON_JSON_NUMBERS_H_

@@ -91,5 +91,15 @@ TEST(JsonTest, IntegersAreThoseOfInt64) {
   }
 }
 
+TEST(JsonTest, TooDeepIsNoJson) {
+  const auto nested = [](int depth) {
+    return std::string(depth, '[') + std::string(depth, ']');
+  };
+  EXPECT_FALSE(ParseJson<nlohmann::json>(nested(512)).is_discarded());
+  EXPECT_TRUE(ParseJson<nlohmann::json>(nested(513)).is_discarded());
+  EXPECT_TRUE(ParseJson<nlohmann::json>(nested(200000)).is_discarded());
+  EXPECT_EQ(JsonDepth(R"({"a": "[[[\"[[", "b": [1]})"), 2);
+}
+
 }  // namespace
 }  // namespace capstan

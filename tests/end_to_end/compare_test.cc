@@ -220,6 +220,11 @@ TEST(CompareTest, ResumedItKeepsTheRunsThatAreDone) {
   ExpectOneError(compare.Run(steps), {"already holds", "--resume"});
   std::vector<std::string> resume = steps;
   resume.insert(resume.end(), {"--resume", "--output_dir=" + compare.output});
+  // With other settings the run that is done isn't thrown away.
+  std::vector<std::string> other = resume;
+  other.insert(other.end(), {"--set", "train.seed=2"});
+  ExpectOneError(compare.Run(other), {"01-single-fp32-1", "other settings"});
+  EXPECT_EQ(Snapshot(runs + "01-single-fp32-1"), done);
   const TrainerResult result = compare.Run(resume);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(Snapshot(runs + "01-single-fp32-1"), done);

@@ -81,6 +81,21 @@ TEST(EvalTest, WritesWhereItIsTold) {
   const auto before = Snapshot(output);
   ExpectOneError(RunTrainer(args), {"--output", "already holds"});
   EXPECT_EQ(Snapshot(output), before);
+  // Nor into the run, whose results have the same names.
+  const auto run = Snapshot(folder);
+  ExpectOneError(
+      RunTrainer({"eval", "--model=" + folder, "--output=" + folder}),
+      {"--output", "already holds"});
+  EXPECT_EQ(Snapshot(folder), run);
+}
+
+// What another tool calls `latest` in a model's own folder is not a run.
+TEST(EvalTest, AModelsFolderIsItself) {
+  const std::string folder = MustTrain(SmallRun());
+  const std::string model = CopyFolder(folder + "/final", "deepspeed");
+  std::filesystem::create_directory(model + "/global_step10");
+  WriteText(model + "/latest", "global_step10");
+  EXPECT_GT(Eval({"--model=" + model})["loss"], 0.0);
 }
 
 // A folder that no run of the trainer has made doesn't say what it reads.

@@ -251,5 +251,23 @@ TEST(ReshardFilesTest, ARankWritesItsShare) {
   }
 }
 
+// On four ranks the micro-batch shrinks from 8 to 2; the evaluation's first
+// three stay what they were, or its losses could not be compared.
+TEST(ReshardEvaluationTest, IsOfTheSameSamples) {
+  const auto run = [](int ranks, int steps) {
+    return RunText()
+        .Set("train_data",
+             TextData(CorpusPiece(16 << 10), 32, "validation_fraction: 0.5"))
+        .Set("batch", "micro_batch_size: 8")
+        .Strategy("ddp", ranks)
+        .Train(absl::StrCat("eval_batches: 3 max_steps: ", steps));
+  };
+  const std::string straight = MustTrain(run(1, 3));
+  const std::string folder = MustTrain(run(1, 2));
+  MustTrain(run(4, 3).Train("resume: AUTO").Output(folder));
+  EXPECT_NEAR(ReadMetrics(folder).evals.back()["eval_loss"],
+              ReadMetrics(straight).evals.back()["eval_loss"], 1e-5);
+}
+
 }  // namespace
 }  // namespace capstan

@@ -150,6 +150,14 @@ TEST(ResumeEdgesTest, NothingLeftToDoChangesNothing) {
   EXPECT_EQ(Snapshot(folder), before);
 }
 
+TEST(ResumeEdgesTest, AFinalFolderWithoutWeightsIsMadeAnew) {
+  const std::string folder = MustTrain(SmallRun());
+  const std::string weights = ReadText(folder + kWeights);
+  std::filesystem::remove(folder + kWeights);
+  MustTrain(Resumed(SmallRun(), folder));
+  EXPECT_TRUE(ReadText(folder + kWeights) == weights);
+}
+
 // What is asked for beyond its steps is done.
 TEST(ResumeEdgesTest, AFinishedRunGoesOnToMoreSteps) {
   const std::string folder = MustTrain(SmallRun());

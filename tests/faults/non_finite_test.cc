@@ -84,6 +84,23 @@ INSTANTIATE_TEST_SUITE_P(All, NonFiniteTest,
                                                info.param.ranks);
                          });
 
+// Weights of 1e10 are finite, and still nothing can be computed with them.
+TEST(NonFiniteRunTest, ARunThatEndsInSkippedStepsReplacesNothing) {
+  const RunText good = AtRate("3e-3").Train("save_every: 1");
+  const std::string folder = MustTrain(RunText(good).Train("max_steps: 4"));
+  const auto checkpoints = Snapshot(folder + "/checkpoints");
+  const auto final_folder = Snapshot(folder + "/final");
+  const TrainerResult result = RunTrainer(
+      {"--config=" + AtRate("1e12")
+                         .Train("resume: AUTO max_steps: 9 save_every: 0")
+                         .Output(folder)
+                         .File()});
+  ExpectOneError(result, {"finite", "capstan.adamw"});
+  EXPECT_EQ(Snapshot(folder + "/checkpoints"), checkpoints);
+  EXPECT_EQ(Snapshot(folder + "/final"), final_folder);
+  EXPECT_EQ(ReadJson(folder + "/summary.json")["status"], "failed");
+}
+
 TEST(NonFiniteRunTest, KeepBestSavesNothingOfIt) {
   const RunText run =
       AtRate("1e38")

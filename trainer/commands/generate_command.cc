@@ -223,6 +223,7 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
   const Console console(STDOUT_FILENO);
   // A signal keeps the texts that are done.
   InstallStopHandlers(SecondSignal::kEndsProcess);
+  RanksHaveMet();
   sample.stop = [] { return StopRequested() != 0; };
   size_t done = 0;
   for (; done < tasks.size(); ++done) {

@@ -32,6 +32,10 @@ int RunSingleRank(const RankInfo& info, const RankMain& rank_main);
 // Whether SIGINT or SIGTERM has come to this rank: which one, or 0.
 int StopRequested();
 
+// Until this is called a signal ends a rank of RunSingleRank at once: while it
+// waits for the others there is nothing to save, and nobody to agree with.
+void RanksHaveMet();
+
 // The ranks have agreed to stop because of a signal to one of them: counts as
 // `signal` to this rank, if none has come to it.
 void AdoptStop(int signal);

@@ -257,8 +257,10 @@ TEST(RunSingleRank, Ends) {
 TEST(RunSingleRank, FirstSignalAsksSecondEnds) {
   Result result = Capture(
       [] {
-        return RunSingleRank(
-            RankInfo(), [](const RankInfo& info) { return UntilStopped(); });
+        return RunSingleRank(RankInfo(), [](const RankInfo& info) {
+          RanksHaveMet();
+          return UntilStopped();
+        });
       },
       1, [](pid_t pid) { kill(pid, SIGTERM); });
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
@@ -267,6 +269,7 @@ TEST(RunSingleRank, FirstSignalAsksSecondEnds) {
       [] {
         return RunSingleRank(RankInfo(),
                              [](const RankInfo& info) -> absl::Status {
+                               RanksHaveMet();
                                Ready();
                                while (true) pause();
                              });
@@ -278,6 +281,20 @@ TEST(RunSingleRank, FirstSignalAsksSecondEnds) {
         kill(pid, SIGINT);
       });
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
+}
+
+// Alone, it has nothing to save.
+TEST(RunSingleRank, ASignalEndsItBeforeTheRanksHaveMet) {
+  const Result result = Capture(
+      [] {
+        return RunSingleRank(RankInfo(),
+                             [](const RankInfo& info) -> absl::Status {
+                               Ready();
+                               while (true) pause();
+                             });
+      },
+      1, [](pid_t pid) { kill(pid, SIGTERM); });
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ namespace {
 
 std::atomic<int> stop_signal{0};
 std::atomic<bool> second_ends_process{false};
+std::atomic<bool> ranks_have_met{false};
 static_assert(std::atomic<int>::is_always_lock_free,
               "a signal handler may only use lock-free atomics");
 
@@ -25,7 +26,7 @@ void OnStopSignal(int signal) {
   int none = 0;
   const bool first = stop_signal.compare_exchange_strong(none, signal);
   if (!second_ends_process.load()) return;
-  if (!first) _exit(128 + signal);
+  if (!first || !ranks_have_met.load()) _exit(128 + signal);
   constexpr char kNote[] = "stopping; a second signal stops at once\n";
   const ssize_t written = write(STDERR_FILENO, kNote, sizeof(kNote) - 1);
   (void)written;
@@ -43,6 +44,8 @@ sigset_t WatchedSignals() {
 }  // namespace
 
 int StopRequested() { return stop_signal.load(); }
+
+void RanksHaveMet() { ranks_have_met = true; }
 
 void AdoptStop(int signal) {
   int none = 0;

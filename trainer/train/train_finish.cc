@@ -134,6 +134,7 @@ ModelCardFacts TrainLoop::CardFacts() const {
 
 absl::Status TrainLoop::SaveAll() {
   if (!stopping_) CAPSTAN_RETURN_IF_ERROR(Evaluate());
+  if (!stopping_) CAPSTAN_RETURN_IF_ERROR(CheckEnd());
   if (state_.step > 0) CAPSTAN_RETURN_IF_ERROR(Save());
   if (stopping_) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(RestoreBest());

@@ -154,7 +154,24 @@ absl::Status TrainLoop::CheckSkipped(bool at_minimum) {
 
 bool TrainLoop::AwaitsGoodStep() const {
   return skipped_in_a_row_ >= 2 && scaler_.at_minimum() && !stopping_ &&
-         state_.step < max_steps_ && state_.best_step != state_.step;
+         state_.best_step != state_.step;
+}
+
+absl::Status TrainLoop::CheckEnd() {
+  if (skipped_in_a_row_ >= 2 && state_.optimizer_steps == 0) {
+    CAPSTAN_RETURN_IF_ERROR(CheckFrozen());
+  }
+  const bool broken = skipped_in_a_row_ >= 2 && scaler_.at_minimum();
+  const bool diverged = skipped_in_a_row_ > 0 && eval_loss_.has_value() &&
+                        !std::isfinite(*eval_loss_);
+  if (!broken && !diverged) return absl::OkStatus();
+  return Fail(absl::FailedPreconditionError(absl::StrCat(
+      "the run ends in steps whose loss or gradients are not finite (since "
+      "step ",
+      state_.step + 1 - skipped_in_a_row_, "): ", parts_.optimizer_name,
+      " with learning_rate ", parts_.optimizer->learning_rate(),
+      " has diverged; lower it, or train in a wider precision. Nothing of "
+      "them is saved")));
 }
 
 absl::Status TrainLoop::Fail(const absl::Status& error) {

@@ -138,6 +138,8 @@ class TrainLoop {
   // Whether steps are skipped that no smaller loss scale will help, so that a
   // checkpoint of these weights mustn't take the place of an older one yet.
   bool AwaitsGoodStep() const;
+  // An error, the same on all ranks, where the last steps have led nowhere.
+  absl::Status CheckEnd();
   // The first tensor on any rank that isn't finite, by name. Collective.
   absl::StatusOr<absl::optional<std::string>> FirstNonFinite();
   // `error`, which all ranks have: summary.json says so. Collective.

@@ -20,6 +20,7 @@
 #include "trainer/checkpoint/agree.h"
 #include "trainer/checkpoint/file_util.h"
 #include "trainer/data/batch_slot.h"
+#include "trainer/launcher/launcher.h"
 #include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
@@ -62,6 +63,15 @@ std::vector<SamplePrompt> SamplePrompts(const Train& train) {
   return prompts;
 }
 
+// Whether a final folder is whole: its weights were not taken away.
+bool HoldsWeights(const std::string& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json",
+                           "adapter_model.safetensors"}) {
+    if (PathExists(absl::StrCat(folder, "/", name))) return true;
+  }
+  return false;
+}
+
 int64_t ParameterCount(const Model& model) {
   int64_t count = 0;
   for (const ParameterSpec& spec : model.parameters()) count += spec.numel();
@@ -86,6 +96,7 @@ absl::Status TrainLoop::SetUp() {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   }
   CAPSTAN_ASSIGN_OR_RETURN(group_, CreateProcessGroup(rank_, job_->gpus));
+  RanksHaveMet();
   const auto& profiled = config_.profile().steps();
   if (!profiled.empty()) {
     group_ = ProfileWaits(std::move(group_));
@@ -297,7 +308,7 @@ absl::Status TrainLoop::CheckFinished() {
   }
   double completed[] = {0.0};
   if (group_->rank() == 0 && CompletedSteps(output_dir_) == first_step_ &&
-      PathExists(output_dir_ + "/final")) {
+      HoldsWeights(output_dir_ + "/final")) {
     completed[0] = 1.0;
   }
   try {

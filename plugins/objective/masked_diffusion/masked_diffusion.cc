@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/objective/masked_diffusion/masked_diffusion.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -230,7 +233,7 @@ std::vector<std::pair<std::string, double>> MaskedDiffusion::DerivedFromLoss(
     double loss) const {
   // Only this one bounds the negative log-likelihood of a token.
   if (config_.loss() != Config::PRETRAIN) return {};
-  return {{"bound_nats_per_token", loss}, {"perplexity_bound", std::exp(loss)}};
+  return {{"perplexity_bound", std::exp(loss)}};
 }
 
 absl::StatusOr<SamplerOptions> MaskedDiffusion::Merged(

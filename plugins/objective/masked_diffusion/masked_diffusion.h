@@ -54,6 +54,9 @@ class MaskedDiffusion final : public Objective {
     Noise noise;
   };
   Drawn Draw(const Batch& batch, const StepInfo& info) const;
+  // [1, 2]: PRETRAIN's loss sum of whole texts and its count; 0 of others.
+  at::Tensor Bound(TokenModel& model, const Batch& batch, const Drawn& drawn,
+                   UnitRunner& runner) const;
   absl::StatusOr<SamplerOptions> Merged(const SampleOptions& options,
                                         const TokenModel& model) const;
 
