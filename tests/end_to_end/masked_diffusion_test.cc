@@ -159,9 +159,8 @@ TEST(MaskedDiffusionTest, AFoldersOwnCodeGoesAlong) {
   EXPECT_EQ(ReadText(final + "/LICENSE"), "free");
   EXPECT_EQ(ReadJson(final + "/config.json")["auto_map"], config["auto_map"]);
   EXPECT_FALSE(fs::exists(final + "/optimizer.pt"));
-  EXPECT_THAT(
-      result.out,
-      HasSubstr("what isn't weights: LICENSE, configuration_llada.py, "));
+  EXPECT_THAT(result.out,
+              HasSubstr("also has LICENSE, configuration_llada.py, "));
   EXPECT_THAT(ReadText(final + "/README.md"),
               HasSubstr("AutoModel.from_pretrained(\".\", "
                         "trust_remote_code=True)"));
