@@ -55,8 +55,8 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request);
 // A process that held `resident` bytes before its first tensor, once its
 // tensors have held `tensors` at most, computing in `compute` on a CPU: with
 // the blocks that are kept for the next step, the libraries' code and tables,
-// and what isn't a tensor. Measured, not derived: within a fifth of what runs
-// on texts have held; Algorithm Distillation's took up to 40 % more.
+// and what isn't a tensor. Measured, not derived: runs have held from a tenth
+// less to 40 % more (Algorithm Distillation, and MKL's buffers on Intel).
 int64_t ExpectedProcess(int64_t resident, int64_t tensors,
                         c10::ScalarType compute);
 
