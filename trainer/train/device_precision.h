@@ -9,7 +9,6 @@
 #include <string>
 
 #include "plugins/sdk/precision.h"
-#include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 

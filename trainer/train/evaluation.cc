@@ -17,12 +17,11 @@ namespace capstan {
 namespace {
 
 // Of an evaluation's sums, before those of the objective's numbers.
-enum { kLoss, kCount, kTokens, kFirstMetric };
+enum { kLoss, kCount, kFirstMetric };
 
 void AddLoss(const LossSum& loss, absl::Span<double> sums) {
   sums[kLoss] += loss.sum.item<double>();
   sums[kCount] += static_cast<double>(loss.count);
-  sums[kTokens] += static_cast<double>(loss.tokens);
   if (!loss.metrics.defined()) return;
   const at::Tensor metrics =
       loss.metrics.to(at::kCPU, at::kDouble).contiguous();
@@ -57,7 +56,6 @@ class Evaluation {
     EvaluationResult result;
     result.loss_sum = sums[kLoss];
     result.count = sums[kCount];
-    result.tokens = sums[kTokens];
     for (size_t i = 0; i < tags.size(); ++i) {
       const double* pair = &sums[kFirstMetric + 2 * i];
       if (pair[1] == 0) continue;
@@ -105,8 +103,7 @@ class Evaluation {
       for (int64_t i = group_.rank(); i < batches; i += group_.size()) {
         if (poll.Ask()) return absl::CancelledError("stopped");
         CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, ReadBatch(i));
-        const std::vector<double> totals = objective_.StepTotals(batch, info_);
-        for (size_t k = 0; k < sums.size(); ++k) sums[k] += totals.at(k);
+        AddStepTotals(objective_, batch, info_, &sums);
       }
       return absl::OkStatus();
     };
@@ -201,6 +198,12 @@ class Evaluation {
 };
 
 }  // namespace
+
+void AddStepTotals(const Objective& objective, const Batch& batch,
+                   const StepInfo& info, std::vector<double>* sums) {
+  const std::vector<double> totals = objective.StepTotals(batch, info);
+  for (size_t i = 0; i < sums->size(); ++i) (*sums)[i] += totals.at(i);
+}
 
 absl::StatusOr<EvaluationResult> Evaluate(const EvaluationRequest& request) {
   return Evaluation(request).Run();

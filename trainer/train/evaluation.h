@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
@@ -41,13 +42,16 @@ struct EvaluationRequest {
 
 struct EvaluationResult {
   double loss_sum = 0.0;
-  double count = 0.0;   // targets
-  double tokens = 0.0;  // LossSum::tokens
+  double count = 0.0;  // targets
   TaggedNumbers
       tagged;  // by MetricTags::eval; those without a count are left out
   // Unset: the objective measures nothing.
   absl::optional<Measurement> measurement;
 };
+
+// Adds a batch's Objective::StepTotals to `sums`, which has one of each.
+void AddStepTotals(const Objective& objective, const Batch& batch,
+                   const StepInfo& info, std::vector<double>* sums);
 
 // Collective; the same result on all ranks. Takes no gradients. CANCELLED on
 // all ranks if a signal has come to any: the evaluation is broken off within

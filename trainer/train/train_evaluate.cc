@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "trainer/launcher/launcher.h"
 #include "trainer/train/evaluation.h"
 #include "trainer/train/stop.h"
 #include "trainer/train/train_loop.h"

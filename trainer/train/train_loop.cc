@@ -20,6 +20,7 @@
 #include "plugins/sdk/profile.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/profile/step_profile.h"
+#include "trainer/train/evaluation.h"
 #include "trainer/train/schedule.h"
 
 namespace capstan {
@@ -243,9 +244,7 @@ absl::Status TrainLoop::SumTotals() {
   const auto read = [&]() -> absl::Status {
     for (int64_t i = 0; i < job_->batch.accumulation; ++i) {
       CAPSTAN_ASSIGN_OR_RETURN(Batch batch, NextBatch());
-      const std::vector<double> totals =
-          parts_.objective->StepTotals(batch, info_);
-      for (size_t k = 0; k < sums.size(); ++k) sums[k] += totals.at(k);
+      AddStepTotals(*parts_.objective, batch, info_, &sums);
       batches.push_back(std::move(batch));
     }
     return absl::OkStatus();
