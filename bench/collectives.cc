@@ -24,7 +24,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/simd.h"
+#include "base/simd/simd.h"
 
 namespace capstan {
 namespace kernels {

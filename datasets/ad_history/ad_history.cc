@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "plugins/model/ad_transformer/history_model.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace ad_history {

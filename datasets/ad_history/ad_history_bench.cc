@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "datasets/ad_history/ad_history.h"
 #include "datasets/darkroom/history_file.h"
-#include "plugins/sdk/random.h"
 
 namespace capstan {
 namespace ad_history {

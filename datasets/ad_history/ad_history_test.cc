@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "datasets/darkroom/history_file.h"
 #include "plugins/model/ad_transformer/history_model.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace ad_history {

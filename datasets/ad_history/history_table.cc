@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "datasets/darkroom/history_file.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace ad_history {

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/chat/chat_tokenizer.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace chat {

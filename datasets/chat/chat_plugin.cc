@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mapped_file.h"
 #include "datasets/chat/cache_file.h"
 #include "datasets/chat/chat.h"
-#include "datasets/common/mapped_file.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/chat/index_builder.h"
-#include "plugins/chat_template/fake_tokenizer.h"
-#include "plugins/sdk/status.h"
+#include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan {
 namespace chat {

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/chat/cache_file.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace chat {

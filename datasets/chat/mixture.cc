@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 
 namespace capstan {
 namespace chat {

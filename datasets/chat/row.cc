@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/json_document.h"
+#include "base/status.h"
 #include "datasets/chat/row_json.h"
 #include "datasets/chat/turns.h"
-#include "plugins/common/json_document.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace chat {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "datasets/chat/chat_tokenizer.h"
-#include "plugins/chat_template/fake_tokenizer.h"
+#include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan {
 namespace chat {

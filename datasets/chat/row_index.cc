@@ -7,9 +7,9 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/chat/cache_file.h"
 #include "datasets/chat/index_builder.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace chat {

@@ -9,10 +9,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/mapped_file.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/source_file.h"
-#include "datasets/common/mapped_file.h"
 
 namespace capstan {
 namespace chat {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/source_file.h"
-#include "plugins/sdk/byte_tokenizer.h"
-#include "plugins/sdk/random.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan {
 namespace chat {

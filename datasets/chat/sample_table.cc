@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/chat/cache_file.h"
 #include "datasets/chat/packing.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace chat {

@@ -8,9 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/mapped_file.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_index.h"
-#include "datasets/common/mapped_file.h"
 
 namespace capstan {
 namespace chat {

@@ -9,10 +9,10 @@
 #include <numeric>
 #include <vector>
 
+#include "base/random.h"
 #include "datasets/chat/mixture.h"
 #include "datasets/chat/packing.h"
 #include "datasets/chat/sample_table.h"
-#include "plugins/sdk/random.h"
 
 namespace capstan {
 namespace chat {

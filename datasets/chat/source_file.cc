@@ -5,9 +5,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/chat/cache_file.h"
 #include "datasets/chat/unpack.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace chat {

@@ -4,8 +4,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "datasets/chat/row_json.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace chat {

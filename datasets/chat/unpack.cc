@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "datasets/common/mapped_file.h"
-#include "plugins/sdk/status.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace chat {

@@ -10,8 +10,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "glog/logging.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace {

@@ -3,9 +3,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "datasets/common/npy.h"
 #include "glog/logging.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace {

@@ -14,10 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status.h"
 #include "datasets/darkroom/history_file.h"
 #include "datasets/darkroom/ppo.h"
 #include "plugins/sdk/plugin.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace darkroom {

@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/darkroom/collector.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace darkroom {

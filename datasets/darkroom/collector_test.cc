@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "datasets/darkroom/history_file.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace darkroom {

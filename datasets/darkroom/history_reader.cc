@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "datasets/darkroom/hdf5_handle.h"
 #include "datasets/darkroom/history_file.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace darkroom {

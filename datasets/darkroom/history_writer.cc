@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/darkroom/hdf5_handle.h"
 #include "datasets/darkroom/history_file.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace darkroom {

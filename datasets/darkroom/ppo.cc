@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 
 namespace capstan {
 namespace darkroom {

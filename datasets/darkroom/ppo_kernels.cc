@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "datasets/darkroom/ppo_kernels.h"
 
-#include "kernels/simd.h"
+#include "base/simd/simd.h"
 
 namespace capstan {
 namespace darkroom {

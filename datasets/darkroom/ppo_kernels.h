@@ -2,8 +2,8 @@
 //
 // The arithmetic of small learners: a network of two tanh layers on two inputs,
 // its gradients, and Adam. Compiled for several instruction sets as
-// kernels/simd.h; one thread each. The same numbers on every processor that has
-// the same instruction set.
+// base/simd/simd.h; one thread each. The same numbers on every processor that
+// has the same instruction set.
 #ifndef CAPSTAN_DATASETS_DARKROOM_PPO_KERNELS_H_
 #define CAPSTAN_DATASETS_DARKROOM_PPO_KERNELS_H_
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // For processors with AVX2, FMA and F16C (Haswell, 2013, and later).
+#include "base/simd/simd.h"
 #include "datasets/darkroom/ppo_kernels.h"
-#include "kernels/simd.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>

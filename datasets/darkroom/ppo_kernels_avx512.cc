@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // For processors with AVX-512 (Skylake-X, Zen 4 and later).
+#include "base/simd/simd.h"
 #include "datasets/darkroom/ppo_kernels.h"
-#include "kernels/simd.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // For any processor.
+#include "base/simd/simd.h"
 #include "datasets/darkroom/ppo_kernels.h"
-#include "kernels/simd.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
 #define SIMD_LAMBDA __attribute__((always_inline))

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 
 namespace capstan {
 namespace darkroom {

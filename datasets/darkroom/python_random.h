@@ -13,7 +13,7 @@ namespace darkroom {
 
 // The numbers of Python's `random` module, to find a split that was made there:
 // MT19937 (Matsumoto and Nishimura, "Mersenne Twister", 1998). Nothing else
-// should use it; see plugins/sdk/random.h.
+// should use it; see base/random.h.
 class PythonRandom {
  public:
   // random.seed(seed).

@@ -7,8 +7,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "plugins/common/text_file.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
+#include "base/text_file.h"
 
 namespace capstan {
 namespace llada_windows {

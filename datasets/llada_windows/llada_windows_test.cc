@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace llada_windows {

@@ -10,13 +10,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "datasets/common/mapped_file.h"
+#include "base/json.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "base/text_file.h"
 #include "datasets/common/npy.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
-#include "plugins/common/json.h"
-#include "plugins/common/text_file.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace llada_windows {

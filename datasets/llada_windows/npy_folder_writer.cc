@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/text_file.h"
 #include "datasets/common/npy.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
-#include "plugins/common/text_file.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace llada_windows {

@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "datasets/common/mapped_file.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
 #include "datasets/text/in_order.h"
 #include "datasets/text/text_pieces.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace llada_windows {

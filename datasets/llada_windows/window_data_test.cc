@@ -15,9 +15,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/text_file.h"
 #include "datasets/common/npy.h"
 #include "datasets/llada_windows/characters.h"
-#include "plugins/common/text_file.h"
 
 namespace capstan {
 namespace llada_windows {

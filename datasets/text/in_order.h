@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace text {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "datasets/text/in_order.h"
-#include "plugins/sdk/byte_tokenizer.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan {
 namespace text {

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "datasets/text/token_file.h"
-#include "plugins/sdk/byte_tokenizer.h"
-#include "plugins/sdk/status.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan {
 namespace text {

@@ -6,8 +6,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/text/token_file_format.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace text {

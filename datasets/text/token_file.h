@@ -23,8 +23,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "datasets/common/hidden_file.h"
-#include "datasets/common/mapped_file.h"
+#include "base/hidden_file.h"
+#include "base/mapped_file.h"
 
 namespace capstan {
 namespace text {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "plugins/common/crc32c.h"
+#include "base/crc32c.h"
 
 namespace capstan {
 namespace text {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/text/token_file.h"
 #include "datasets/text/token_file_format.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace text {

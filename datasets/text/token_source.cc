@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "datasets/text/in_order.h"
 #include "datasets/text/text_pieces.h"
 #include "datasets/text/token_file.h"
-#include "plugins/sdk/byte_tokenizer.h"
-#include "plugins/sdk/status.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan {
 namespace text {

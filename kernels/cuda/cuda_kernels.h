@@ -100,7 +100,7 @@ struct SwiGluBackwardArgs {
 };
 
 // out = x * factor, and 0 where a number is dropped: those whose random bits
-// (plugins/sdk/random.h; four columns share a counter) are below a bound, of
+// (base/random.h; four columns share a counter) are below a bound, of
 // 2^32. The counter: the row's place in its sample and the columns', and the
 // sample.
 struct DropoutArgs {
@@ -144,7 +144,7 @@ struct EmbeddingBackwardArgs {
   int64_t rows, hidden, vocab;
 };
 
-// As kernels/adamw/adamw.h, with the same bits, over n elements.
+// As kernels/optimizer/adamw.h, with the same bits, over n elements.
 struct AdamWArgs {
   DType gradient_dtype;
   const void* gradient;

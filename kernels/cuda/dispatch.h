@@ -70,7 +70,8 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
 at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x,
                    const at::Tensor& samples, uint64_t key, double rate);
 
-// kernels/cross_entropy.h. logits must be contiguous; weights may be undefined.
+// kernels/loss/cross_entropy.h. logits must be contiguous; weights may be
+// undefined.
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
                            const at::Tensor& targets, bool gradient,
                            double factor, const at::Tensor& weights);

@@ -91,7 +91,7 @@ __global__ void SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
   Store<V>(d, d_out);
 }
 
-// Philox4x32-10, as in plugins/sdk/random.cc.
+// Philox4x32-10, as in base/random.cc.
 __device__ __forceinline__ void Philox(uint64_t key, uint64_t low,
                                        uint64_t high, uint32_t (&x)[4]) {
   uint32_t key0 = static_cast<uint32_t>(key);

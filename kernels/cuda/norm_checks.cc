@@ -15,9 +15,9 @@
 #include <cmath>
 #include <vector>
 
+#include "base/random.h"
 #include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
-#include "plugins/sdk/random.h"
 
 namespace capstan {
 namespace kernels {

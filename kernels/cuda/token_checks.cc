@@ -11,9 +11,9 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/adamw/adamw.h"
 #include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/optimizer/adamw.h"
 
 namespace capstan {
 namespace kernels {

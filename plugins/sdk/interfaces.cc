@@ -4,10 +4,10 @@
 // in the process, in the core.
 #include <cmath>
 
+#include "base/gradient_sink.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/dataset.h"
-#include "plugins/sdk/gradient_sink.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
@@ -19,7 +19,6 @@ namespace capstan {
 
 ChatTemplate::~ChatTemplate() = default;
 Collector::~Collector() = default;
-CommunicationError::~CommunicationError() = default;
 DatasetReader::~DatasetReader() = default;
 KvCache::~KvCache() = default;
 Model::~Model() = default;
@@ -30,7 +29,6 @@ ProcessGroup::~ProcessGroup() = default;
 Strategy::~Strategy() = default;
 Tokenizer::~Tokenizer() = default;
 TokenModel::~TokenModel() = default;
-GradientSink::~GradientSink() = default;
 UnitRunner::~UnitRunner() = default;
 Work::~Work() = default;
 

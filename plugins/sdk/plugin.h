@@ -15,8 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/status.h"
 #include "plugins/sdk/fingerprint.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 

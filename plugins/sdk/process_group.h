@@ -10,16 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/status.h"
 
 namespace capstan {
-
-// A collective failed: a peer is gone or the network broke. Never the cause of
-// a failure by itself, so the launcher prints it after the errors that are.
-class CommunicationError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-  ~CommunicationError() override;
-};
 
 // What a rank's collectives have cost so far.
 struct CommunicationStats {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/types/optional.h"
-#include "plugins/sdk/gradient_sink.h"
+#include "base/gradient_sink.h"
 #include "plugins/sdk/plan.h"
 #include "strategies/common/flat_layout.h"
 

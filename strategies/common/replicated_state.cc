@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
 

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace fsdp {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/zero2/zero2.h"
 

@@ -11,7 +11,7 @@
 #include <set>
 #include <utility>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 #include "tests/conformance/optimizer.h"
 
 namespace capstan {

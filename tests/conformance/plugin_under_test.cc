@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/config/load_config.h"
 
 namespace capstan {

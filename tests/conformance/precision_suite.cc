@@ -6,10 +6,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 #include "tests/conformance/precision.h"
 #include "tests/conformance/reference.h"
-#include "trainer/train/loss_scaler.h"
+#include "trainer/session/loss_scaler.h"
 
 namespace capstan {
 namespace conformance {

@@ -17,7 +17,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
 

@@ -12,11 +12,11 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "tests/conformance/ranks.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
-#include "trainer/train/loss_scaler.h"
+#include "trainer/session/loss_scaler.h"
 
 namespace capstan {
 namespace conformance {

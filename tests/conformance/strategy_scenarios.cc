@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "tests/conformance/strategy_checks.h"
 
 namespace capstan {

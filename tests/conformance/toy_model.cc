@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 
 namespace capstan {
 namespace conformance {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "plugins/sdk/gradient_sink.h"
+#include "base/gradient_sink.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {

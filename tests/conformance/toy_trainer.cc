@@ -10,7 +10,7 @@
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace conformance {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One rank's training of the toy under a strategy, step by step as the core's
-// loop (trainer/train/train_loop.cc) does it.
+// loop (trainer/session/train_loop.cc) does it.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_TOY_TRAINER_H_
 #define CAPSTAN_TESTS_CONFORMANCE_TOY_TRAINER_H_
 
@@ -16,8 +16,8 @@
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/train/loss_scaler.h"
-#include "trainer/train/strategy_runner.h"
+#include "trainer/session/loss_scaler.h"
+#include "trainer/session/strategy_runner.h"
 
 namespace capstan {
 namespace conformance {

@@ -16,7 +16,7 @@
 #include "plugins/model/llama/llama.h"
 #include "plugins/objective/causal_lm/causal_lm.h"
 #include "plugins/optimizer/adamw/adamw.h"
-#include "plugins/sdk/lora.h"
+#include "plugins/sdk/lib/lora.h"
 
 namespace capstan {
 namespace {

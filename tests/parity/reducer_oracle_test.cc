@@ -13,11 +13,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "strategies/ddp/ddp.h"
 #include "tests/conformance/ranks.h"
 #include "tests/conformance/toy_model.h"
-#include "trainer/train/strategy_runner.h"
+#include "trainer/session/strategy_runner.h"
 
 namespace capstan {
 namespace {

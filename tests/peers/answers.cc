@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/sdk/chat_template.h"
-#include "plugins/sdk/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/commands/generator.h"
 #include "trainer/plugin_host/plugin_host.h"

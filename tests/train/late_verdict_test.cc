@@ -18,13 +18,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "strategies/single/single.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/train/train_loop.h"
+#include "trainer/session/train_loop.h"
 
 namespace capstan {
 namespace {

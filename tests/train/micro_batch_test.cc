@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // micro_batch_size: AUTO.
-#include "trainer/train/micro_batch.h"
+#include "trainer/session/micro_batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

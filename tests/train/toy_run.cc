@@ -22,7 +22,7 @@
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/train/train_loop.h"
+#include "trainer/session/train_loop.h"
 
 namespace capstan {
 namespace {

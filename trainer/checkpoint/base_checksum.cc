@@ -8,10 +8,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "plugins/common/crc32c.h"
-#include "plugins/sdk/lora.h"
-#include "plugins/sdk/status.h"
-#include "trainer/checkpoint/file_util.h"
+#include "base/crc32c.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "plugins/sdk/lib/lora.h"
 
 namespace capstan {
 namespace {

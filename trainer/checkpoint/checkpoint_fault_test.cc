@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "plugins/common/crc32c.h"
+#include "base/crc32c.h"
+#include "base/files.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
-#include "trainer/checkpoint/file_util.h"
 
 namespace capstan {
 namespace {

@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "plugins/sdk/status.h"
+#include "base/files.h"
+#include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/checkpoint/file_util.h"
 #include "trainer/checkpoint/manifest.h"
 
 // After LibTorch's headers, which have macros of the same names.

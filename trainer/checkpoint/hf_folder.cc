@@ -12,13 +12,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "plugins/common/json.h"
-#include "plugins/sdk/lora.h"
-#include "plugins/sdk/safetensors.h"
-#include "plugins/sdk/status.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "plugins/sdk/lib/lora.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/agree.h"
 #include "trainer/checkpoint/base_checksum.h"
-#include "trainer/checkpoint/file_util.h"
 #include "trainer/checkpoint/model_files.h"
 
 namespace capstan {

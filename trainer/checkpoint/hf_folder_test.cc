@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/safetensors.h"
+#include "base/files.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
-#include "trainer/checkpoint/file_util.h"
 
 namespace capstan {
 namespace {

@@ -12,9 +12,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "plugins/common/crc32c.h"
-#include "plugins/sdk/status.h"
-#include "trainer/checkpoint/file_util.h"
+#include "base/crc32c.h"
+#include "base/files.h"
+#include "base/status.h"
 #include "trainer/checkpoint/range_index.h"
 
 namespace capstan {

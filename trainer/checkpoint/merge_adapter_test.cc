@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
-#include "plugins/sdk/safetensors.h"
+#include "base/files.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/base_checksum.h"
-#include "trainer/checkpoint/file_util.h"
 
 namespace capstan {
 namespace {

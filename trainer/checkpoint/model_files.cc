@@ -13,9 +13,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "plugins/common/json.h"
-#include "plugins/sdk/status.h"
-#include "trainer/checkpoint/file_util.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <string>
 
+#include "base/files.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
-#include "trainer/checkpoint/file_util.h"
 
 namespace capstan {
 namespace {

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "plugins/common/crc32c.h"
-#include "plugins/sdk/safetensors.h"
-#include "plugins/sdk/status.h"
+#include "base/crc32c.h"
+#include "base/status.h"
+#include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan {
 namespace {

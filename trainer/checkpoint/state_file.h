@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "trainer/checkpoint/file_util.h"
+#include "base/files.h"
 #include "trainer/checkpoint/manifest.h"
 
 namespace capstan {

@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/common/crc32c.h"
+#include "base/crc32c.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
 
 namespace capstan {

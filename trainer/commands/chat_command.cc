@@ -13,8 +13,9 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/machine.h"
+#include "base/status.h"
 #include "plugins/sdk/chat_template.h"
-#include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/masked_text_view.h"

@@ -5,7 +5,7 @@
 
 #include "trainer/commands/collecting.h"
 #include "trainer/commands/commands.h"
-#include "trainer/train/run_parts.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {

@@ -11,12 +11,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
 #include "trainer/metrics/work_bar.h"
-#include "trainer/train/run_parts.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {

@@ -15,7 +15,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "trainer/checkpoint/file_util.h"
+#include "base/files.h"
+#include "base/machine.h"
 #include "trainer/commands/commands.h"
 #include "trainer/compare/combinations.h"
 #include "trainer/compare/compare_config.h"
@@ -31,8 +32,8 @@
 #include "trainer/metrics/number_text.h"
 #include "trainer/metrics/summary.h"
 #include "trainer/process_group/create.h"
-#include "trainer/train/output_folder.h"
-#include "trainer/train/resume_command.h"
+#include "trainer/session/output_folder.h"
+#include "trainer/session/resume_command.h"
 
 namespace capstan {
 namespace {

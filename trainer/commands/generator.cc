@@ -11,16 +11,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/types/optional.h"
-#include "plugins/common/json.h"
-#include "plugins/common/text_file.h"
-#include "plugins/sdk/status.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "base/text_file.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/commands.h"
 #include "trainer/config/hub_name.h"
 #include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
-#include "trainer/train/run_parts.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {

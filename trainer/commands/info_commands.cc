@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "base/machine.h"
 #include "trainer/commands/commands.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/plugin_host/plugin_host.h"

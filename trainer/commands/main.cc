@@ -5,12 +5,12 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/commands/commands.h"
 #include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/train/resume_command.h"
+#include "trainer/session/resume_command.h"
 
 // Last: LibTorch has logging macros of its own.
 #include <glog/logging.h>

@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "plugins/sdk/byte_tokenizer.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan {
 namespace {

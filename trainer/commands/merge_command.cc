@@ -9,7 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "plugins/sdk/status.h"
+#include "base/machine.h"
+#include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/merge_adapter.h"
 #include "trainer/commands/commands.h"

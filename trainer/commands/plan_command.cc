@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/commands/commands.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/memory/plan_table.h"
 #include "trainer/metrics/number_text.h"
-#include "trainer/train/micro_batch.h"
+#include "trainer/session/micro_batch.h"
 
 namespace capstan {
 namespace {

@@ -5,14 +5,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/machine.h"
 #include "trainer/commands/collecting.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/memory/device_memory.h"
 #include "trainer/process_group/create.h"
-#include "trainer/train/device_precision.h"
-#include "trainer/train/micro_batch.h"
-#include "trainer/train/output_folder.h"
-#include "trainer/train/resume_batch.h"
+#include "trainer/session/device_precision.h"
+#include "trainer/session/micro_batch.h"
+#include "trainer/session/output_folder.h"
+#include "trainer/session/resume_batch.h"
 
 namespace capstan {
 namespace {

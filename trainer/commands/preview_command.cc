@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/status.h"
 #include "plugins/sdk/dataset.h"
-#include "plugins/sdk/status.h"
 #include "trainer/commands/commands.h"
 #include "trainer/config/load_config.h"
 #include "trainer/metrics/console.h"

@@ -12,9 +12,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/optional.h"
-#include "plugins/common/json.h"
-#include "plugins/sdk/status.h"
-#include "trainer/checkpoint/file_util.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {

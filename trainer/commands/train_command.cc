@@ -9,9 +9,9 @@
 #include "trainer/commands/commands.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/train/output_folder.h"
-#include "trainer/train/schedule.h"
-#include "trainer/train/train_loop.h"
+#include "trainer/session/output_folder.h"
+#include "trainer/session/schedule.h"
+#include "trainer/session/train_loop.h"
 
 namespace capstan {
 

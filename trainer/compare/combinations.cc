@@ -11,11 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status.h"
 #include "plugins/sdk/plan.h"
-#include "plugins/sdk/status.h"
 #include "trainer/plugin_host/plugin_host.h"
-#include "trainer/train/device_precision.h"
-#include "trainer/train/run_parts.h"
+#include "trainer/session/device_precision.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {

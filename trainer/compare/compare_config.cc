@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {

@@ -4,10 +4,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
-#include "plugins/sdk/status.h"
+#include "base/output_file.h"
+#include "base/status.h"
 #include "trainer/compare/page_assets.h"
 #include "trainer/compare/report.h"
-#include "trainer/metrics/output_file.h"
 
 namespace capstan {
 namespace {

@@ -13,8 +13,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "plugins/sdk/status.h"
-#include "trainer/checkpoint/file_util.h"
+#include "base/files.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {

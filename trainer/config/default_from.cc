@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "base/status.h"
 #include "plugins/sdk/options.pb.h"
-#include "plugins/sdk/status.h"
 #include "trainer/config/text_source.h"
 
 namespace capstan {

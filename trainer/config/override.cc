@@ -17,7 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/config/text_source.h"
 
 namespace capstan {

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 

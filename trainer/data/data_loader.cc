@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/data/batch_slot.h"
 
 namespace capstan {

@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 
 namespace capstan {
 namespace {

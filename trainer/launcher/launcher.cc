@@ -19,7 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/launcher/rank_process.h"
 #include "trainer/launcher/signals.h"
 

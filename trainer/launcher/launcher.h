@@ -40,13 +40,6 @@ void RanksHaveMet();
 // `signal` to this rank, if none has come to it.
 void AdoptStop(int signal);
 
-// This machine's cores that the process may use.
-int AvailableCores();
-
-// NVIDIA GPUs by /proc and CUDA_VISIBLE_DEVICES, without touching the driver's
-// library (a process that has can't fork).
-int CountGpus();
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_LAUNCHER_LAUNCHER_H_

@@ -8,7 +8,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/machine.h"
+#include "base/status.h"
 #include "trainer/launcher/launcher.h"
 
 namespace capstan {

@@ -13,7 +13,7 @@
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/memory/tracking_allocator.h"
-#include "trainer/train/strategy_runner.h"
+#include "trainer/session/strategy_runner.h"
 
 namespace capstan {
 

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "trainer/checkpoint/file_util.h"
+#include "base/files.h"
 
 namespace capstan {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {

@@ -13,9 +13,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "plugins/common/crc32c.h"
-#include "plugins/sdk/status.h"
-#include "trainer/checkpoint/file_util.h"
+#include "base/crc32c.h"
+#include "base/files.h"
+#include "base/status.h"
 #include "trainer/metrics/tensorboard_event.pb.h"
 
 namespace capstan {

@@ -16,7 +16,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/process_group/single_group.h"
 
 namespace capstan {

@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
-#include "plugins/sdk/status.h"
 #include "trainer/process_group/gloo_group.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/collectives_for_test.h"
 #include "trainer/process_group/create.h"

@@ -10,7 +10,7 @@
 #include <functional>
 #include <string>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
 

@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "plugins/sdk/profile.h"
-#include "plugins/sdk/status.h"
+#include "base/profile.h"
+#include "base/status.h"
 #include "trainer/profile/step_profile.h"
 
 namespace capstan {

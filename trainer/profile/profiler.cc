@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "plugins/sdk/profile.h"
+#include "base/profile.h"
 #include "trainer/profile/records.h"
 
 namespace capstan {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "plugins/sdk/profile.h"
+#include "base/profile.h"
 
 namespace capstan {
 

@@ -12,11 +12,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/model/ad_transformer/ad_transformer_weights.h"
 #include "plugins/model/ad_transformer/history_attention.h"
 #include "plugins/model/ad_transformer/history_embedding.h"
 #include "plugins/model/common/check_weights.h"
-#include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 

@@ -14,11 +14,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/encoder_block.h"
+#include "kernels/encoder/encoder_block.h"
 #include "plugins/model/ad_transformer/ad_transformer_config.h"
 #include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/safetensors.h"
 
 namespace capstan {
 namespace ad_transformer {

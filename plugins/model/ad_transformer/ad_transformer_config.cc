@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
-#include "plugins/common/json.h"
-#include "plugins/common/text_file.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "base/text_file.h"
 #include "plugins/model/common/config_keys.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace ad_transformer {

@@ -14,9 +14,9 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/status.h"
 #include "plugins/model/ad_transformer/ad_transformer_testing.h"
 #include "plugins/model/ad_transformer/ad_transformer_weights.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace ad_transformer {

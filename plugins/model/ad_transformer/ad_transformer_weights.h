@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/encoder_block.h"
+#include "kernels/encoder/encoder_block.h"
 #include "plugins/model/ad_transformer/ad_transformer_config.h"
 #include "plugins/sdk/model.h"
 

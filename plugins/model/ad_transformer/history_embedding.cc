@@ -16,10 +16,10 @@
 #include <cstring>
 #include <utility>
 
+#include "base/profile.h"
 #include "kernels/gemm/gemm.h"
 #include "plugins/model/ad_transformer/ad_transformer_weights.h"
 #include "plugins/model/ad_transformer/history_model.h"
-#include "plugins/sdk/profile.h"
 
 namespace capstan {
 namespace ad_transformer {

@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "kernels/encoder_block.h"
+#include "kernels/encoder/encoder_block.h"
 #include "plugins/model/ad_transformer/ad_transformer_config.h"
 
 namespace capstan {

@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/safetensors.h"
 
 namespace capstan {
 

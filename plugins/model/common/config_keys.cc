@@ -2,7 +2,7 @@
 #include "plugins/model/common/config_keys.h"
 
 #include "absl/strings/str_cat.h"
-#include "plugins/common/json.h"
+#include "base/json.h"
 
 namespace capstan {
 

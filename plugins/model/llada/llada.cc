@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/llada/llada.h"
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace llada {

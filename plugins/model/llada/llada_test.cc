@@ -21,8 +21,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "plugins/sdk/lora.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
+#include "plugins/sdk/lib/lora.h"
 
 namespace capstan {
 namespace llada {

@@ -14,14 +14,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/attention.h"
-#include "kernels/token_loss.h"
+#include "base/random.h"
+#include "base/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/loss/token_loss.h"
 #include "plugins/model/common/check_weights.h"
 #include "plugins/model/llada_scratch/scratch_dropout.h"
 #include "plugins/model/llada_scratch/scratch_plan.h"
 #include "plugins/sdk/memory.h"
-#include "plugins/sdk/random.h"
-#include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 

@@ -26,7 +26,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace llada_scratch {

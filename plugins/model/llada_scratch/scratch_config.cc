@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/common/text_file.h"
+#include "base/status.h"
+#include "base/text_file.h"
 #include "plugins/model/common/config_keys.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace llada_scratch {

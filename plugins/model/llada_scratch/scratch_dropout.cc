@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 
 namespace capstan {
 namespace llada_scratch {

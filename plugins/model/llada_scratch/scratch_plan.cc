@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/token_loss.h"
+#include "kernels/loss/token_loss.h"
 
 namespace capstan {
 namespace llada_scratch {

@@ -3,9 +3,9 @@
 
 #include <utility>
 
-#include "plugins/common/json.h"
-#include "plugins/common/text_file.h"
-#include "plugins/sdk/status.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "base/text_file.h"
 
 namespace capstan {
 namespace llama {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/common/text_file.h"
+#include "base/status.h"
+#include "base/text_file.h"
 #include "plugins/model/llama/config_files.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace llama {

@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/status.h"
 #include "plugins/model/llama/llama.h"
 #include "plugins/model/llama/llama_testing.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace llama {

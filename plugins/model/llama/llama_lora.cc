@@ -11,10 +11,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/random.h"
+#include "base/status.h"
 #include "plugins/model/common/check_weights.h"
-#include "plugins/sdk/lora.h"
-#include "plugins/sdk/random.h"
-#include "plugins/sdk/status.h"
+#include "plugins/sdk/lib/lora.h"
 
 namespace capstan {
 namespace llama {

@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/adapter.h"
+#include "kernels/layers/adapter.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/safetensors.h"
 
 namespace capstan {
 namespace llama {

@@ -18,10 +18,10 @@
 #include <fstream>
 #include <utility>
 
+#include "base/status.h"
 #include "plugins/model/llama/llama_testing.h"
 #include "plugins/model/llama/llama_weights.h"
-#include "plugins/sdk/lora.h"
-#include "plugins/sdk/status.h"
+#include "plugins/sdk/lib/lora.h"
 
 namespace capstan {
 namespace llama {

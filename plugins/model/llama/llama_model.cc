@@ -9,18 +9,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/attention.h"
-#include "kernels/attention_input.h"
-#include "kernels/gated_mlp.h"
-#include "kernels/linear.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rope.h"
-#include "kernels/transformer_block.h"
+#include "base/random.h"
+#include "base/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/layers/attention_input.h"
+#include "kernels/layers/gated_mlp.h"
+#include "kernels/layers/linear.h"
+#include "kernels/layers/rms_norm.h"
+#include "kernels/layers/rope.h"
+#include "kernels/layers/transformer_block.h"
 #include "plugins/model/common/check_weights.h"
 #include "plugins/model/llama/llama_weights.h"
 #include "plugins/sdk/memory.h"
-#include "plugins/sdk/random.h"
-#include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 

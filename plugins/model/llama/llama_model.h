@@ -15,13 +15,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/token_loss.h"
-#include "kernels/transformer_block.h"
+#include "kernels/layers/transformer_block.h"
+#include "kernels/loss/token_loss.h"
 #include "plugins/model/llama/llama_lora.h"
 #include "plugins/model/llama/llama_new_rows.h"
 #include "plugins/model/llama/llama_sizes.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/safetensors.h"
 
 namespace capstan {
 namespace llama {

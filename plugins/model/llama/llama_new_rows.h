@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "plugins/sdk/safetensors.h"
+#include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan {
 namespace llama {

@@ -5,7 +5,7 @@
 // 16-bit kernels for all dtypes.)
 #include <algorithm>
 
-#include "kernels/token_loss.h"
+#include "kernels/loss/token_loss.h"
 #include "plugins/model/llama/llama_model.h"
 #include "plugins/model/llama/llama_plan_sizes.h"
 

@@ -3,7 +3,7 @@
 // A layer's part of the rehearsal: see llama_plan.cc.
 #include <algorithm>
 
-#include "kernels/transformer_block.h"
+#include "kernels/layers/transformer_block.h"
 #include "plugins/model/llama/llama_plan_sizes.h"
 #include "plugins/model/llama/llama_weights.h"
 

@@ -9,9 +9,9 @@
 
 #include <cmath>
 
+#include "base/status.h"
 #include "plugins/model/llama/llama_testing.h"
 #include "plugins/model/llama/llama_weights.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace llama {

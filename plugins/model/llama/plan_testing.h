@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/gradient_sink.h"
 #include "plugins/model/llama/llama_model.h"
-#include "plugins/sdk/gradient_sink.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/memory/tracking_allocator.h"

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "base/status.h"
 #include "plugins/model/ad_transformer/history_model.h"
 #include "plugins/objective/algorithm_distillation/in_context.h"
-#include "plugins/sdk/random.h"
-#include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "plugins/objective/algorithm_distillation/fake_history_model.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace algorithm_distillation {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "plugins/model/ad_transformer/history_model.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/random.h"
 
 namespace capstan {
 namespace algorithm_distillation {

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 
 namespace capstan {
 namespace algorithm_distillation {

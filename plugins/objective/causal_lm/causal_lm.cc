@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "base/status.h"
 #include "plugins/objective/common/accuracy.h"
-#include "plugins/sdk/random.h"
-#include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 

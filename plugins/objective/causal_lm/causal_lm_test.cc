@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace causal_lm {

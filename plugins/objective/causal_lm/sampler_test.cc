@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace causal_lm {

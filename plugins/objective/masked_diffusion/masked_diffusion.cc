@@ -14,8 +14,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/objective/common/accuracy.h"
-#include "plugins/sdk/status.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 

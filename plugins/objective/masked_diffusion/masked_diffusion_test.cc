@@ -5,8 +5,8 @@
 
 #include <gmock/gmock.h>
 
+#include "base/status.h"
 #include "plugins/objective/masked_diffusion/objective_fixture.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace masked_diffusion {

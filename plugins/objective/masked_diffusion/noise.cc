@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "plugins/sdk/random.h"
+#include "base/random.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 

@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/random.h"
-#include "plugins/sdk/status.h"
+#include "base/random.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace masked_diffusion {

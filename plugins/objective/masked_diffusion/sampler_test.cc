@@ -8,8 +8,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/status.h"
 #include "plugins/objective/masked_diffusion/fake_model.h"
-#include "plugins/sdk/status.h"
 
 namespace capstan {
 namespace masked_diffusion {

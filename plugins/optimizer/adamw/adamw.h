@@ -7,15 +7,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/adamw/adamw.h"
+#include "kernels/optimizer/adamw.h"
 #include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/optimizer.h"
 
 namespace capstan {
 namespace adamw {
 
-// Adam with decoupled weight decay (the formula is in kernels/adamw/adamw.h),
-// in one pass over a shard's flat buffers. Masters and state are float32.
+// Adam with decoupled weight decay (the formula is in
+// kernels/optimizer/adamw.h), in one pass over a shard's flat buffers. Masters
+// and state are float32.
 class AdamW final : public Optimizer {
  public:
   static absl::StatusOr<std::unique_ptr<AdamW>> Create(const Config& config);

@@ -10,8 +10,8 @@
 #include <cmath>
 #include <limits>
 
-#include "plugins/sdk/random.h"
-#include "plugins/sdk/status.h"
+#include "base/random.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace adamw {

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <vector>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace sgd {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace fp16 {

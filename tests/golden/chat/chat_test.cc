@@ -16,8 +16,8 @@
 #include "datasets/chat/chat_tokenizer.h"
 #include "datasets/chat/row.h"
 #include "datasets/chat/row_encoder.h"
-#include "plugins/chat_template/fake_tokenizer.h"
 #include "plugins/sdk/chat_template.h"
+#include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan {
 namespace chat {

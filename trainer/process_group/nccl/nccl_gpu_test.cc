@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "plugins/sdk/status.h"
+#include "base/machine.h"
+#include "base/status.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/collectives_for_test.h"
 #include "trainer/process_group/create.h"

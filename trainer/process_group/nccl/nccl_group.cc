@@ -9,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
-#include "plugins/sdk/status.h"
 #include "trainer/process_group/backend_group.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"

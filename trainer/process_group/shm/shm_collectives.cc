@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {

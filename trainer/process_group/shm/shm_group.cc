@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/process_group/shm/shm_join.h"
 #include "trainer/process_group/single_group.h"
 

@@ -15,7 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "plugins/sdk/status.h"
+#include "base/status.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/shm/shm_group.h"
 

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// JSON that others wrote, as nlohmann's objects.
+#ifndef CAPSTAN_BASE_JSON_H_
+#define CAPSTAN_BASE_JSON_H_
+
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+#include "base/json_numbers.h"
+
+namespace capstan {
+
+// The value that `text` holds; one that is_discarded() if it isn't JSON, or
+// nests more deeply than kMostJsonDepth.
+// Numbers may be of any size: those beyond 64 bits are floating-point numbers.
+template <typename Json>
+Json ParseJson(absl::string_view text) {
+  if (JsonDepth(text) > kMostJsonDepth) return Json(Json::value_t::discarded);
+  Json json = Json::parse(text.begin(), text.end(), /*cb=*/nullptr,
+                          /*allow_exceptions=*/false);
+  if (!json.is_discarded()) return json;
+  const absl::optional<std::string> fitting = WithNumbersThatFit(text);
+  return fitting.has_value() ? Json::parse(*fitting, /*cb=*/nullptr,
+                                           /*allow_exceptions=*/false)
+                             : json;
+}
+
+// `value` as an integer; nullopt if it isn't one, or is beyond int64_t.
+template <typename Json>
+absl::optional<int64_t> JsonInteger(const Json& value) {
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() &&
+       value.template get<uint64_t>() >
+           static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))) {
+    return absl::nullopt;
+  }
+  return value.template get<int64_t>();
+}
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_BASE_JSON_H_

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/json.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "base/json_document.h"
+
+namespace capstan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Fitting(const std::string& json) {
+  return WithNumbersThatFit(json).value_or("as it is");
+}
+
+// The value at "x" of `json` by simdjson, which fails where it isn't JSON.
+simdjson::error_code Document(const std::string& json, double* x) {
+  simdjson::dom::parser parser;
+  simdjson::dom::element root;
+  const simdjson::error_code error =
+      ParseJsonDocument(json, json.size(), &parser, &root);
+  return error != simdjson::SUCCESS ? error : root["x"].get(*x);
+}
+
+TEST(JsonTest, WhatFitsStays) {
+  for (const char* json :
+       {"", "{}", "[1, -2, 3.5e10, 1e-400, -0]", "9223372036854775807",
+        "-9223372036854775808", "18446744073709551615",
+        R"({"a": "18446744073709551616 \" 1e999", "1e999": "\\"})",
+        R"("18446744073709551616)", "tru", "1-2", "--5", "1e", "1.2.3"}) {
+    EXPECT_EQ(Fitting(json), "as it is") << json;
+  }
+}
+
+TEST(JsonTest, WhatIsTooLargeIsSpelledSoThatItFits) {
+  EXPECT_EQ(Fitting("[18446744073709551616,1]"), "[18446744073709551616e0,1]");
+  EXPECT_EQ(Fitting("-9223372036854775809"), "-9223372036854775809e0");
+  EXPECT_EQ(Fitting(R"({"a\"":1e400,"b":-1.5E+999})"),
+            R"({"a\"":1.7976931348623157e308,"b":-1.7976931348623157e308})");
+  EXPECT_EQ(Fitting("[" + std::string(5000, '9') + "]"),
+            "[1.7976931348623157e308]");
+}
+
+// As PreTrainedTokenizerFast.save_pretrained writes "no limit", and worse.
+TEST(JsonTest, BothParsersTakeNumbersOfAnySize) {
+  for (const auto& [number, value] :
+       {std::pair<std::string, double>{"1000000000000000019884624838656", 1e30},
+        {"18446744073709551616", 18446744073709551616.0},
+        {"-9223372036854775809", -9223372036854775809.0},
+        {std::string(400, '9'), 1.7976931348623157e308},
+        {"-1e400", -1.7976931348623157e308},
+        {"3", 3.0}}) {
+    const std::string json =
+        "{\"text\": \"99999999999999999999\", \"x\": " + number +
+        ", \"y\": [1]}";
+    const Json parsed = ParseJson<Json>(json);
+    ASSERT_TRUE(parsed.is_object()) << json;
+    EXPECT_EQ(parsed["x"].get<double>(), value);
+    EXPECT_EQ(parsed["text"], "99999999999999999999");
+    double x = 0.0;
+    ASSERT_EQ(Document(json, &x), simdjson::SUCCESS) << json;
+    EXPECT_EQ(x, value);
+  }
+}
+
+TEST(JsonTest, BrokenJsonStaysBroken) {
+  for (const char* json :
+       {"", "{\"x\": 99999999999999999999", "{\"x\": 099999999999999999999}",
+        "{\"x\": -}", "{\"x\": 99999999999999999999x}",
+        "{\"x\": +99999999999999999999}", "{\"x\": 1e400 1e400}"}) {
+    EXPECT_TRUE(ParseJson<Json>(json).is_discarded()) << json;
+    double x = 0.0;
+    EXPECT_NE(Document(json, &x), simdjson::SUCCESS) << json;
+  }
+}
+
+TEST(JsonTest, IntegersAreThoseOfInt64) {
+  const auto integer = [](const char* text) {
+    return JsonInteger(ParseJson<Json>(text));
+  };
+  EXPECT_EQ(integer("9223372036854775807"), INT64_MAX);
+  EXPECT_EQ(integer("-9223372036854775808"), INT64_MIN);
+  for (const char* text :
+       {"9223372036854775808", "18446744073709551615", "18446744073709551616",
+        "-9223372036854775809", "1.0", "1e3", "\"1\"", "null", "true"}) {
+    EXPECT_EQ(integer(text), absl::nullopt) << text;
+  }
+}
+
+TEST(JsonTest, TooDeepIsNoJson) {
+  const auto nested = [](int depth) {
+    return std::string(depth, '[') + std::string(depth, ']');
+  };
+  EXPECT_FALSE(ParseJson<nlohmann::json>(nested(512)).is_discarded());
+  EXPECT_TRUE(ParseJson<nlohmann::json>(nested(513)).is_discarded());
+  EXPECT_TRUE(ParseJson<nlohmann::json>(nested(200000)).is_discarded());
+  EXPECT_EQ(JsonDepth(R"({"a": "[[[\"[[", "b": [1]})"), 2);
+}
+
+}  // namespace
+}  // namespace capstan

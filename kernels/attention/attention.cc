@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/attention/attention.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <vector>
+
+#include "kernels/attention/attention_loops.h"
+#include "kernels/fast_path.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+AttentionLayout DenseLayout(const AttentionShape& shape, const at::Tensor& q,
+                            const PackedRows* packing) {
+  AttentionLayout layout;
+  layout.shape = shape;
+  layout.packing = packing;
+  layout.queries = layout.keys = q.size(0) / shape.batch;
+  layout.kv_stride = shape.kv_heads * shape.head_dim;
+  layout.kv_batch_stride = layout.keys * layout.kv_stride;
+  return layout;
+}
+
+class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v,
+                            const AttentionShape& shape,
+                            const Packing& packing) {
+    const AttentionLayout layout = DenseLayout(shape, q, packing.get());
+    at::Tensor out = at::empty(q.sizes(), q.options());
+    at::Tensor log_sum_exp =
+        at::empty({shape.batch, shape.heads, layout.queries}, q.options());
+    AttentionForward(layout, q.const_data_ptr<float>(),
+                     k.const_data_ptr<float>(), v.const_data_ptr<float>(),
+                     out.mutable_data_ptr<float>(),
+                     log_sum_exp.mutable_data_ptr<float>());
+    ctx->save_for_backward({q, k, v, out, log_sum_exp});
+    ctx->saved_data["kv_heads"] = shape.kv_heads;
+    ctx->saved_data["causal"] = shape.causal;
+    if (packing)
+      ctx->saved_data["packing"] = c10::IValue::make_capsule(packing);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    const at::Tensor &out = saved[3], &log_sum_exp = saved[4];
+    AttentionShape shape;
+    shape.batch = log_sum_exp.size(0);
+    shape.heads = log_sum_exp.size(1);
+    shape.kv_heads = ctx->saved_data["kv_heads"].toInt();
+    shape.head_dim = q.size(1) / shape.heads;
+    shape.causal = ctx->saved_data["causal"].toBool();
+    Packing packing;
+    const auto packed = ctx->saved_data.find("packing");
+    if (packed != ctx->saved_data.end()) {
+      packing = c10::static_intrusive_pointer_cast<PackedRows>(
+          packed->second.toCapsule());
+    }
+    const at::Tensor d_out = grads[0].contiguous();
+    at::Tensor dq = at::empty(q.sizes(), q.options());
+    at::Tensor dk = at::empty(k.sizes(), k.options());
+    at::Tensor dv = at::empty(v.sizes(), v.options());
+    AttentionBackward(
+        DenseLayout(shape, q, packing.get()),
+        {q.const_data_ptr<float>(), k.const_data_ptr<float>(),
+         v.const_data_ptr<float>(), out.const_data_ptr<float>(),
+         d_out.const_data_ptr<float>(), log_sum_exp.const_data_ptr<float>(),
+         dq.mutable_data_ptr<float>(), dk.mutable_data_ptr<float>(),
+         dv.mutable_data_ptr<float>()});
+    return {dq, dk, dv, at::Tensor(), at::Tensor()};
+  }
+};
+
+// [batch, heads, T, head_dim] of [.., heads * head_dim].
+at::Tensor PerHead(const at::Tensor& x, const AttentionShape& shape) {
+  return x
+      .reshape({shape.batch, -1, x.size(-1) / shape.head_dim, shape.head_dim})
+      .transpose(1, 2);
+}
+
+// `mask`: see PackedRows; without one as the shape says.
+at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
+                             const at::Tensor& v, const AttentionShape& shape,
+                             std::optional<at::Tensor> mask = std::nullopt) {
+  const at::Tensor qh = PerHead(q, shape);
+  at::Tensor kh = PerHead(k, shape), vh = PerHead(v, shape);
+  const int64_t queries = qh.size(2), keys = kh.size(2);
+  bool grouped = shape.heads != shape.kv_heads;
+  if (grouped && (q.device().is_cpu() || mask.has_value())) {
+    // ATen's fused attention knows no groups on CPUs, and none with a mask.
+    kh = kh.repeat_interleave(shape.heads / shape.kv_heads, 1);
+    vh = vh.repeat_interleave(shape.heads / shape.kv_heads, 1);
+    grouped = false;
+  }
+  const bool masked = mask.has_value();
+  const bool causal = shape.causal && !masked;
+  if (causal && queries != keys && queries > 1) {
+    mask = at::ones({queries, keys}, q.options().dtype(at::kBool))
+               .tril(keys - queries);
+  }
+  const at::Tensor out =
+      at::scaled_dot_product_attention(qh, kh, vh, mask, /*dropout_p=*/0.0,
+                                       /*is_causal=*/causal && queries == keys,
+                                       /*scale=*/std::nullopt, grouped);
+  return out.transpose(1, 2).reshape({q.size(0), q.size(1)});
+}
+
+// On CPUs document by document, on GPUs, which had to wait for the lengths and
+// to start kernels for each, with a mask.
+at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
+                                   const at::Tensor& v,
+                                   const AttentionShape& shape,
+                                   const PackedRows& packing) {
+  if (!packing.on_cpu()) {
+    return ComposedAttention(q, k, v, shape, packing.mask(shape.causal));
+  }
+  std::vector<int64_t> lengths;
+  for (const PackedRows::Document& document : packing.documents()) {
+    lengths.push_back(document.length);
+  }
+  const std::vector<at::Tensor> qs = q.split_with_sizes(lengths);
+  const std::vector<at::Tensor> ks = k.split_with_sizes(lengths);
+  const std::vector<at::Tensor> vs = v.split_with_sizes(lengths);
+  AttentionShape alone = shape;
+  alone.batch = 1;
+  std::vector<at::Tensor> outs;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    outs.push_back(ComposedAttention(qs[i], ks[i], vs[i], alone));
+  }
+  return at::cat(outs);
+}
+
+}  // namespace
+
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v, const AttentionShape& shape,
+                     const Packing& packing) {
+  if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
+  return packing ? ComposedPackedAttention(q, k, v, shape, *packing)
+                 : ComposedAttention(q, k, v, shape);
+}
+
+at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, const AttentionShape& shape) {
+  TORCH_CHECK(shape.causal, "a cache of keys is for causal attention");
+  if (!FastPath(q)) return ComposedAttention(q, k, v, shape);
+  AttentionLayout layout;
+  layout.shape = shape;
+  layout.queries = q.size(0) / shape.batch;
+  layout.keys = k.size(1);
+  layout.kv_batch_stride = k.stride(0);
+  layout.kv_stride = k.stride(1);
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  std::vector<float> log_sum_exp(shape.batch * shape.heads * layout.queries);
+  AttentionForward(layout, q.const_data_ptr<float>(), k.const_data_ptr<float>(),
+                   v.const_data_ptr<float>(), out.mutable_data_ptr<float>(),
+                   log_sum_exp.data());
+  return out;
+}
+
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention with grouped queries, causal or bidirectional: softmax(q k^T /
+// sqrt(head_dim)) v, where query head h reads key-value head h / (heads /
+// kv_heads).
+#ifndef CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_
+#define CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/attention/packed_rows.h"
+
+namespace capstan {
+namespace kernels {
+
+struct AttentionShape {
+  int64_t batch = 1;
+  int64_t heads = 1;
+  int64_t kv_heads = 1;
+  int64_t head_dim = 1;
+  // Whether a query sees only the keys up to its own position, or all.
+  bool causal = true;
+};
+
+// Within each sequence, or each document of a packed one, with gradients. q:
+// [batch * T, heads * head_dim]; k, v: [batch * T, kv_heads * head_dim].
+// Returns a tensor of q's shape.
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v, const AttentionShape& shape,
+                     const Packing& packing = nullptr);
+
+// The same without gradients, of T queries that are the last of L positions,
+// causal:
+// k, v: [batch, L, kv_heads * head_dim], the first two dimensions of any
+// stride.
+at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, const AttentionShape& shape);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention within the documents of packed rows: against a plain formula with a
+// mask, against each document alone, and against what must not be seen.
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "kernels/attention/attention.h"
+#include "kernels/layers/rope.h"
+#include "kernels/testing.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+using Lengths = std::vector<std::vector<int64_t>>;  // of documents, by row
+
+at::Tensor Positions(const Lengths& lengths) {
+  std::vector<at::Tensor> documents;
+  for (const std::vector<int64_t>& row : lengths) {
+    for (int64_t length : row) documents.push_back(at::arange(length));
+  }
+  return at::cat(documents).to(at::kLong).view(
+      {static_cast<int64_t>(lengths.size()), -1});
+}
+
+struct Case {
+  Lengths lengths;
+  AttentionShape shape;
+  at::Tensor positions() const { return Positions(lengths); }
+  Packing packing() const {
+    return c10::make_intrusive<PackedRows>(positions());
+  }
+  int64_t rows() const { return positions().numel(); }
+  Tensors Inputs() const {
+    const int64_t kv = shape.kv_heads * shape.head_dim;
+    return {Wave({rows(), shape.heads * shape.head_dim}, 2.0),
+            Wave({rows(), kv}, 2.0), Wave({rows(), kv})};
+  }
+  Operator Packed() const {
+    return [shape = shape, packing = packing()](const Tensors& in) {
+      return Attention(in[0], in[1], in[2], shape, packing);
+    };
+  }
+};
+
+// Each causal, and bidirectional.
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const bool causal : {true, false}) {
+    cases.insert(cases.end(), {{{{1, 4, 3, 1}, {9}}, {2, 3, 1, 4, causal}},
+                               {{{1, 1, 1}}, {1, 2, 2, 4, causal}},
+                               {{{65, 1, 64, 7}, {3, 130, 1, 3}, {137}},
+                                {3, 4, 2, 8, causal}},
+                               {{{150}, {149, 1}}, {2, 2, 1, 16, causal}}});
+  }
+  return cases;
+}
+
+// Scores of all keys, those of other documents taken out, and of later tokens
+// if causal.
+at::Tensor PlainAttention(const Tensors& in, const AttentionShape& shape,
+                          const at::Tensor& positions) {
+  const int64_t hd = shape.head_dim, group = shape.heads / shape.kv_heads;
+  const auto heads = [&](const at::Tensor& x, int64_t repeats) {
+    return x.reshape({shape.batch, -1, x.size(-1) / hd, hd})
+        .transpose(1, 2)
+        .repeat_interleave(repeats, 1);
+  };
+  // Documents counted by their first tokens.
+  const at::Tensor document = positions.eq(0).cumsum(1);
+  const at::Tensor t = at::arange(positions.size(1));
+  at::Tensor hidden = document.unsqueeze(1) != document.unsqueeze(2);
+  if (shape.causal) {
+    hidden = hidden | (t.unsqueeze(0) > t.unsqueeze(1)).unsqueeze(0);
+  }
+  const at::Tensor scores =
+      (at::matmul(heads(in[0], 1), heads(in[1], group).transpose(2, 3)) /
+       std::sqrt(double(hd)))
+          .masked_fill(hidden.unsqueeze(1),
+                       -std::numeric_limits<double>::infinity());
+  return at::matmul(at::softmax(scores, -1), heads(in[2], group))
+      .transpose(1, 2)
+      .reshape(in[0].sizes());
+}
+
+TEST(PackedAttentionTest, EqualsThePlainFormulaWithAMask) {
+  for (const Case& c : Cases()) {
+    ExpectSame(
+        c.Packed(),
+        [&](const Tensors& in) {
+          return PlainAttention(in, c.shape, c.positions());
+        },
+        c.Inputs());
+  }
+}
+
+TEST(PackedAttentionTest, MaskShowsWhatIsSeen) {
+  const PackedRows packing(Positions({{2, 1}}));
+  const at::Tensor wanted =
+      at::tensor({1, 0, 0, 1, 1, 0, 0, 0, 1}).to(at::kBool).view({1, 1, 3, 3});
+  EXPECT_TRUE(at::equal(packing.mask(), wanted));
+  const at::Tensor both_ways =
+      at::tensor({1, 1, 0, 1, 1, 0, 0, 0, 1}).to(at::kBool).view({1, 1, 3, 3});
+  EXPECT_TRUE(at::equal(packing.mask(/*causal=*/false), both_ways));
+  EXPECT_TRUE(at::equal(packing.mask(), wanted));
+}
+
+// A document gets the bits that it gets alone: values and gradients.
+TEST(PackedAttentionTest, DocumentsAreAsIfAlone) {
+  for (const Case& c : Cases()) {
+    const Tensors inputs = c.Inputs();
+    for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      Tensors leaves;
+      for (const at::Tensor& t : inputs) {
+        leaves.push_back(t.to(type).requires_grad_(true));
+      }
+      const at::Tensor packed = c.Packed()(leaves);
+      packed.backward(packed.detach().cos());
+      int64_t begin = 0;
+      for (const std::vector<int64_t>& row : c.lengths) {
+        for (int64_t length : row) {
+          Tensors alone;
+          for (const at::Tensor& t : leaves) {
+            alone.push_back(t.detach()
+                                .narrow(0, begin, length)
+                                .clone()
+                                .requires_grad_(true));
+          }
+          AttentionShape shape = c.shape;
+          shape.batch = 1;
+          const at::Tensor y = Attention(alone[0], alone[1], alone[2], shape);
+          y.backward(y.detach().cos());
+          EXPECT_TRUE(at::equal(packed.narrow(0, begin, length), y));
+          for (int i = 0; i < 3; ++i) {
+            EXPECT_TRUE(at::equal(leaves[i].grad().narrow(0, begin, length),
+                                  alone[i].grad()))
+                << c10::toString(type) << " input " << i;
+          }
+          begin += length;
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedAttentionTest, OneDocumentARowIsNoPacking) {
+  for (const bool causal : {true, false}) {
+    const Case c = {{{70}, {70}}, {2, 4, 2, 8, causal}};
+    const Tensors inputs = c.Inputs();
+    const Operator unpacked = [&](const Tensors& in) {
+      return Attention(in[0], in[1], in[2], c.shape);
+    };
+    const Tensors wanted = RunBoth(unpacked, inputs, at::kFloat);
+    const Tensors got = RunBoth(c.Packed(), inputs, at::kFloat);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[i], wanted[i])) << "result " << i;
+    }
+  }
+}
+
+TEST(PackedAttentionTest, SameBitsOnAnyNumberOfThreads) {
+  for (const int i : {2, 6}) {  // causal and not
+    const Case c = Cases()[i];
+    const Tensors inputs = c.Inputs();
+    at::set_num_threads(1);
+    const Tensors one = RunBoth(c.Packed(), inputs, at::kFloat);
+    at::set_num_threads(3);
+    const Tensors three = RunBoth(c.Packed(), inputs, at::kFloat);
+    at::set_num_threads(1);
+    for (size_t k = 0; k < one.size(); ++k) {
+      EXPECT_TRUE(at::equal(one[k], three[k])) << "result " << k;
+    }
+  }
+}
+
+TEST(PackedAttentionTest, PositionsAreChecked) {
+  const auto message = [](std::vector<int64_t> positions) -> std::string {
+    try {
+      PackedRows(at::tensor(positions).view({1, -1}));
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  };
+  EXPECT_EQ(message({0, 1, 0, 0, 1, 2}), "");
+  EXPECT_NE(message({1, 2}).find("of row 0 must begin at 0"),
+            std::string::npos);
+  EXPECT_NE(message({0, 1, 3}).find("at 2 stands 3"), std::string::npos);
+  EXPECT_NE(message({0, -1}).find("at 1 stands -1"), std::string::npos);
+  EXPECT_ANY_THROW(PackedRows(at::tensor({0.0, 1.0}).view({1, 2})));
+}
+
+// The table's row of each token, one behind the other, rotates packed rows.
+TEST(PackedAttentionTest, RopeTakesATableOfEachTokensPosition) {
+  const at::Tensor table = RopeTable(6, 8, 100.0);
+  const at::Tensor positions = at::tensor({0, 1, 0, 0, 1, 2}, at::kLong);
+  const at::Tensor gathered = table.index_select(0, positions);
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = Wave({6, 16}).to(type);
+    at::Tensor packed = x.clone();
+    ApplyRope(gathered, RopeDirection::kForward, packed);
+    int64_t begin = 0;
+    for (int64_t length : {2, 1, 3}) {
+      at::Tensor alone = x.narrow(0, begin, length).clone();
+      ApplyRope(table.narrow(0, 0, length), RopeDirection::kForward, alone);
+      EXPECT_TRUE(at::equal(packed.narrow(0, begin, length), alone));
+      begin += length;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/encoder/encoder_block.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/profile.h"
+#include "kernels/encoder/encoder_block_memory.h"
+#include "kernels/encoder/encoder_block_pass.h"
+#include "kernels/fast_path.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor Space(int64_t floats, const at::Tensor& like) {
+  return at::empty({floats}, like.options().requires_grad(false));
+}
+
+// A forward that waits for its backward.
+struct Call : public torch::CustomClassHolder {
+  at::Tensor x;
+  EncoderBlockWeights weights;
+  EncoderBlockOptions options;
+  at::Tensor kept;
+
+  EncoderDims dims() const {
+    return EncoderDims(options.rows->offsets, x.size(1),
+                       weights[kUpWeight].size(0), options.heads,
+                       options.last_only, options.dropout.active());
+  }
+};
+
+EncoderPass PassOf(const Call& call, const EncoderDims& dims) {
+  EncoderPass pass(dims, call.kept.mutable_data_ptr<float>());
+  pass.rows = call.options.rows.get();
+  pass.x = call.x.const_data_ptr<float>();
+  pass.eps = static_cast<float>(call.options.eps);
+  for (int i = 0; i < kEncoderWeights; ++i) {
+    pass.weights[i] = call.weights[i].const_data_ptr<float>();
+  }
+  if (dims.dropout) {
+    const DropoutDraws& draws = call.options.dropout;
+    pass.factor = draws.factor();
+    pass.threshold = draws.threshold();
+    pass.samples = draws.samples.const_data_ptr<int64_t>();
+    const auto key = [&](DropoutPlace place, int64_t head) {
+      return DropoutKey(draws.seed, call.options.layer, place,
+                        static_cast<int>(head));
+    };
+    for (int64_t h = 0; h < dims.heads; ++h) {
+      pass.score_keys.push_back(key(DropoutPlace::kAttention, h));
+    }
+    pass.output_key = key(DropoutPlace::kOutput, 0);
+    pass.inner_key = key(DropoutPlace::kInner, 0);
+    pass.fed_key = key(DropoutPlace::kFeedForward, 0);
+  }
+  return pass;
+}
+
+int64_t Workers(const EncoderDims& dims) {
+  const int64_t groups = static_cast<int64_t>(dims.groups.size()) - 1;
+  return std::min<int64_t>(at::get_num_threads(), groups);
+}
+
+// body(worker, group) for all groups, shared out among the workers.
+template <typename Body>
+void ForGroups(const EncoderDims& dims, const Body& body) {
+  const int64_t groups = static_cast<int64_t>(dims.groups.size()) - 1;
+  const int64_t workers = Workers(dims);
+  at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t w = begin; w < end; ++w) {
+      for (int64_t g = groups * w / workers; g < groups * (w + 1) / workers;
+           ++g) {
+        body(w, g);
+      }
+    }
+  });
+}
+
+at::Tensor Forward(Call& call) {
+  const ProfileScope profile("encoder block");
+  const EncoderDims dims = call.dims();
+  call.kept = Space(EncoderKept(dims, nullptr).parts.used(), call.x);
+  const int64_t space = EncoderForwardSpace(dims, nullptr).parts.used();
+  const at::Tensor memory = Space(Workers(dims) * space, call.x);
+  at::Tensor out = at::empty({dims.queries, dims.width}, call.kept.options());
+  const EncoderPass pass = PassOf(call, dims);
+  float* const base = memory.mutable_data_ptr<float>();
+  float* const to = out.mutable_data_ptr<float>();
+  ForGroups(dims, [&](int64_t worker, int64_t group) {
+    ForwardGroup(pass, group, EncoderForwardSpace(dims, base + worker * space),
+                 to);
+  });
+  return out;
+}
+
+variable_list Backward(Call& call, const at::Tensor& d_out) {
+  const ProfileScope profile("encoder block");
+  const EncoderDims dims = call.dims();
+  const int64_t workers = Workers(dims);
+  const int64_t space = EncoderBackwardSpace(dims, nullptr).parts.used();
+  const at::Tensor memory = Space(workers * space, call.x);
+  const EncoderPass pass = PassOf(call, dims);
+  const at::Tensor dx = at::empty(call.x.sizes(), memory.options());
+  // Each worker sums on its own; the sums are added in order.
+  std::vector<std::vector<at::Tensor>> sums(workers);
+  std::vector<EncoderGradients> to(workers);
+  for (int64_t w = 0; w < workers; ++w) {
+    for (int i = 0; i < kEncoderWeights; ++i) {
+      sums[w].push_back(at::zeros_like(call.weights[i], memory.options()));
+      to[w][i] = sums[w][i].mutable_data_ptr<float>();
+    }
+  }
+  float* const base = memory.mutable_data_ptr<float>();
+  ForGroups(dims, [&](int64_t worker, int64_t group) {
+    BackwardGroup(pass, group, d_out.const_data_ptr<float>(),
+                  EncoderBackwardSpace(dims, base + worker * space),
+                  dx.mutable_data_ptr<float>(), to[worker]);
+  });
+  variable_list gradients = {dx};
+  for (int i = 0; i < kEncoderWeights; ++i) {
+    for (int64_t w = 1; w < workers; ++w) sums[0][i].add_(sums[w][i]);
+    gradients.push_back(std::move(sums[0][i]));
+  }
+  return gradients;
+}
+
+// Rows that a forward is made of where nothing is kept of it.
+constexpr int64_t kPassingRows = 8192;
+
+at::Tensor ForwardWithoutGradients(const Call& whole) {
+  const EncoderRows& rows = *whole.options.rows;
+  if (rows.rows() <= kPassingRows) {
+    Call call = whole;
+    return Forward(call);
+  }
+  const bool last_only = whole.options.last_only;
+  at::Tensor out =
+      at::empty({last_only ? rows.batch() : rows.rows(), whole.x.size(1)},
+                whole.x.options().requires_grad(false));
+  for (int64_t begin = 0, end = 0; begin < rows.batch(); begin = end) {
+    auto part = c10::make_intrusive<EncoderRows>();
+    const int64_t row = rows.offsets[begin];
+    part->offsets.push_back(0);
+    do {
+      part->offsets.push_back(rows.offsets[++end] - row);
+    } while (end < rows.batch() && rows.offsets[end + 1] - row <= kPassingRows);
+    Call call = whole;
+    call.x = whole.x.narrow(0, row, part->rows());
+    call.options.rows = part;
+    if (whole.options.dropout.active()) {
+      call.options.dropout.samples =
+          whole.options.dropout.samples.narrow(0, begin, end - begin);
+    }
+    out.narrow(0, last_only ? begin : row,
+               last_only ? end - begin : part->rows())
+        .copy_(Forward(call));
+  }
+  return out;
+}
+
+class EncoderBlockFunction
+    : public torch::autograd::Function<EncoderBlockFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            at::TensorList weights,
+                            const EncoderBlockOptions& options) {
+    auto call = c10::make_intrusive<Call>();
+    call->x = x;
+    std::copy(weights.begin(), weights.end(), call->weights.begin());
+    call->options = options;
+    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+    return Forward(*call);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto call = c10::static_intrusive_pointer_cast<Call>(
+        ctx->saved_data["call"].toCapsule());
+    TORCH_CHECK(call->kept.defined(),
+                "a fused encoder block's backward can run only once");
+    variable_list gradients = Backward(*call, grads[0].contiguous());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (!ctx->needs_input_grad(i)) gradients[i].reset();
+    }
+    gradients.emplace_back();  // options
+    call->kept.reset();
+    call->x.reset();
+    call->weights = {};
+    return gradients;
+  }
+};
+
+}  // namespace
+
+bool CanFuseEncoderBlock(const at::Tensor& like, int64_t width,
+                         int64_t feed_forward) {
+  return FastPath(like) && width % 16 == 0 && feed_forward % 16 == 0;
+}
+
+at::Tensor FusedEncoderBlock(const at::Tensor& x,
+                             const EncoderBlockWeights& weights,
+                             const EncoderBlockOptions& options) {
+  TORCH_CHECK(x.size(0) == options.rows->rows(), "x has ", x.size(0),
+              " rows, the sequences ", options.rows->rows());
+  if (!at::GradMode::is_enabled()) {
+    Call call;
+    call.x = x.contiguous();
+    call.weights = weights;
+    call.options = options;
+    return ForwardWithoutGradients(call);
+  }
+  return EncoderBlockFunction::apply(x.contiguous(), at::TensorList(weights),
+                                     options);
+}
+
+EncoderBlockSizes FusedEncoderBlockSizes(int64_t batch, int64_t length,
+                                         int64_t width, int64_t feed_forward,
+                                         int64_t heads, bool last_only,
+                                         bool dropout) {
+  std::vector<int64_t> offsets;
+  for (int64_t b = 0; b <= batch; ++b) offsets.push_back(b * length);
+  const EncoderDims d(offsets, width, feed_forward, heads, last_only, dropout);
+  const int64_t bytes = sizeof(float);
+  return {EncoderKept(d, nullptr).parts.used() * bytes,
+          EncoderForwardSpace(d, nullptr).parts.used() * bytes * Workers(d),
+          EncoderBackwardSpace(d, nullptr).parts.used() * bytes * Workers(d)};
+}
+
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The inner loops of a fused encoder block (encoder_block.h), on float32 rows
+// in memory, compiled for several instruction sets as those of simd.h. One
+// thread each; callers divide the work.
+//
+// Dropout is given as bits, 16 a group: bit i % 16 of group i / 16 says whether
+// number i is kept. A null pointer stands for no dropout. Numbers that are kept
+// are multiplied by `factor`. Widths are multiples of 16, so a row's groups lie
+// one behind the other.
+#ifndef CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_
+#define CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_
+
+#include <cstdint>
+
+namespace capstan {
+namespace kernels {
+
+// sum = residual + dropout(sum + bias), and
+// out = weight * (sum - mean) * rstd + shift, with mean and
+// rstd = 1 / sqrt(variance + eps) of each row.
+struct AddNormRows {
+  int64_t rows = 0, n = 0;
+  const float* residual = nullptr;
+  const float* bias = nullptr;
+  const uint16_t* keep = nullptr;
+  float factor = 1.0f;
+  const float* weight = nullptr;
+  const float* shift = nullptr;
+  float eps = 0.0f;
+  float* sum = nullptr;   // [rows, n]
+  float* mean = nullptr;  // [rows]
+  float* rstd = nullptr;  // [rows]
+  float* out = nullptr;   // [rows, n]
+};
+
+// Its gradients, given d_out: to the residual, to what `sum` was before
+// (d_product), and, added to what is there, to weight, shift and bias.
+// d_residual may be d_out.
+struct AddNormBackwardRows {
+  int64_t rows = 0, n = 0;
+  const float* d_out = nullptr;
+  const float* sum = nullptr;
+  const float* mean = nullptr;
+  const float* rstd = nullptr;
+  const float* weight = nullptr;
+  const uint16_t* keep = nullptr;
+  float factor = 1.0f;
+  float* d_residual = nullptr;
+  float* d_product = nullptr;
+  float* d_weight = nullptr;
+  float* d_shift = nullptr;
+  float* d_bias = nullptr;
+};
+
+// Rows of attention scores of one head, `stride` floats apart, of which row r
+// sees columns up to first + r; the others, up to the stride, become 0. Bits of
+// dropout: (first + r) / 16 + 1 groups for row r.
+struct ScoreRows {
+  int64_t rows = 0, stride = 0, first = 0;
+  const uint16_t* keep = nullptr;
+  float factor = 1.0f;
+  float* scores = nullptr;
+};
+
+// A product of rows of one attention head; strides in floats. n: a multiple of
+// 16.
+struct HeadProduct {
+  int64_t rows = 0, columns = 0, n = 0;
+  float factor = 1.0f;
+  const float* a = nullptr;
+  int64_t a_stride = 0;
+  const float* b = nullptr;
+  int64_t b_stride = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+};
+
+struct EncoderKernels {
+  const char* name;
+
+  // Bits of dropout, groups [first, first + groups) of those that key and
+  // sample have: number i is dropped if 16 random bits are below `threshold`:
+  // bits i % 128 / 32 (the word) and i % 2 (its half) of counter
+  // i / 128 * 16 + i % 32 / 2 (RandomBits(key, counter, sample)).
+  void (*keep_bits)(uint64_t key, uint64_t sample, int64_t first,
+                    int64_t groups, uint16_t threshold, uint16_t* bits);
+
+  // x += bias in each row.
+  void (*add_bias)(const float* bias, int64_t rows, int64_t n, float* x);
+  // sum += each row of x.
+  void (*add_rows)(const float* x, int64_t rows, int64_t n, float* sum);
+
+  void (*add_norm)(const AddNormRows& p);
+  // Its `out`, with sum, mean and rstd given.
+  void (*norm_again)(const AddNormRows& p);
+  void (*add_norm_backward)(const AddNormBackwardRows& p);
+
+  // h += bias; out = dropout(gelu(h)), gelu(h) = h * P(z < h), z standard
+  // normal (Hendrycks and Gimpel, 2016), whose P is exact to 3e-7.
+  void (*gelu)(const float* bias, const uint16_t* keep, float factor,
+               int64_t rows, int64_t n, float* h, float* out);
+  // h becomes the same out; d, the gradient to it, becomes that to h, which is
+  // added to d_bias as well.
+  void (*gelu_backward)(const uint16_t* keep, float factor, int64_t rows,
+                        int64_t n, float* h, float* d, float* d_bias);
+
+  // out [n, out_stride] = the transpose of x [rows, n], 0 from column `rows`
+  // on; out_stride: a multiple of 16, at least `rows`.
+  void (*transpose)(const float* x, int64_t x_stride, int64_t rows, int64_t n,
+                    float* out, int64_t out_stride);
+  // out [rows, columns] = factor * a [rows, n] b [n, columns]; columns: a
+  // multiple of 16.
+  void (*scores)(const HeadProduct& p);
+  // out [rows, n] = a [rows, columns] b [columns, n].
+  void (*mix)(const HeadProduct& p);
+  // out [columns, n] = a^T b + factor * out, for a [rows, columns] and b [rows,
+  // n]; factor: 0 or 1.
+  void (*mix_back)(const HeadProduct& p);
+
+  // x becomes dropout(exp(x - max)); inverse_sum[r] is of exp(x - max).
+  void (*softmax)(const ScoreRows& p, float* inverse_sum, float* log_sum_exp);
+  // With p = exp(x - log_sum_exp): x becomes dropout(p); d, as the gradient to
+  // that, becomes p * (dropout(d) - delta[r]) * scale.
+  void (*softmax_backward)(const ScoreRows& p, const float* log_sum_exp,
+                           const float* delta, float scale, float* d);
+};
+
+// The best kernels for this processor.
+const EncoderKernels& EncoderSimd();
+
+// Each set that this processor can run, the plain one first: for tests.
+// Returns the number of sets, and writes that many (3 at most) to `sets`.
+int RunnableEncoderKernels(const EncoderKernels* sets[3]);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Low-rank adapters ("LoRA", Hu et al., 2021, section 4.1) of linear layers, on
+// rows, without autograd: parts for operators that have a linear layer in them.
+#ifndef CAPSTAN_KERNELS_LAYERS_ADAPTER_H_
+#define CAPSTAN_KERNELS_LAYERS_ADAPTER_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace capstan {
+namespace kernels {
+
+// Which numbers of an adapter's input are dropped (Srivastava et al.,
+// "Dropout", 2014), the others being divided by 1 - rate: it depends on the
+// key, the sample, the token's place in it and the channel, and on nothing else
+// of the batch.
+struct AdapterDropout {
+  double rate = 0.0;   // in [0, 1)
+  uint64_t key = 0;    // of the layer (base/random.h)
+  at::Tensor samples;  // [batch] int64; undefined: nothing is dropped
+
+  bool active() const { return rate > 0.0 && samples.defined(); }
+};
+
+// Adds scale * dropout(x) A^T B^T to a layer's x W^T.
+struct Adapter {
+  at::Tensor a;  // [rank, in]; undefined: the layer has no adapter
+  at::Tensor b;  // [out, rank]
+  double scale = 1.0;
+  AdapterDropout dropout;
+
+  bool defined() const { return a.defined(); }
+};
+
+// y [rows, out] += scale * dropout(x) A^T B^T, for x [rows, in]; nothing
+// without an adapter. With dropout, rows are those of the samples, alike in
+// number.
+void AddAdapter(const Adapter& adapter, const at::Tensor& x, at::Tensor y);
+
+// What an adapter adds to a backward, given the gradient dy [rows, out].
+class AdapterBackward {
+ public:
+  // Nothing if `adapter` isn't defined. It outlives this.
+  AdapterBackward(const Adapter& adapter, const at::Tensor& dy);
+
+  // dx [rows, in] += the gradient to x.
+  void AddTo(at::Tensor dx) const;
+  // Appends the gradients to A and B to `gradients`.
+  void AppendWeights(const at::Tensor& x,
+                     std::vector<at::Tensor>* gradients) const;
+
+ private:
+  const Adapter& adapter_;
+  const at::Tensor dy_;
+  at::Tensor d_inner_;  // [rows, rank]
+};
+
+// A and B of those that are defined, in order: what a node of autograd takes.
+std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters);
+
+// What it keeps.
+struct KeptAdapters : public torch::CustomClassHolder {
+  explicit KeptAdapters(c10::ArrayRef<Adapter> adapters)
+      : adapters(adapters.vec()) {}
+  const std::vector<Adapter> adapters;
+};
+c10::IValue KeepAdapters(c10::ArrayRef<Adapter> adapters);
+c10::intrusive_ptr<KeptAdapters> AdaptersIn(const c10::IValue& kept);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_LAYERS_ADAPTER_H_

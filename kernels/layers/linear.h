@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Matrix products of tensors, and linear layers on rows: y = x W^T, for x
+// [rows, in] and W [out, in] as in Hugging Face's files.
+#ifndef CAPSTAN_KERNELS_LAYERS_LINEAR_H_
+#define CAPSTAN_KERNELS_LAYERS_LINEAR_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "base/gradient_sink.h"
+#include "kernels/layers/adapter.h"
+
+namespace capstan {
+namespace kernels {
+
+// out [m, n] = alpha * a b + beta * out, without autograd; a beta of 0
+// overwrites whatever `out` holds. a, b: [m, k], [k, n], of any strides.
+void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                double beta = 0.0, double alpha = 1.0);
+
+// a b, without autograd.
+at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b);
+
+// Where the gradient of one weight goes: into `sink`'s place for `parameter`,
+// or, without a sink, into a tensor of its own.
+struct WeightPlace {
+  GradientSink* sink = nullptr;  // outlives the graph
+  int parameter = -1;
+
+  // The sink's answer; nowhere without one.
+  GradientSink::Place Open() const;
+};
+
+// residual + x W^T, and what an adapter adds, with gradients to all. residual:
+// [rows, out].
+at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& residual, const Adapter& adapter = {});
+
+// The gradient dy^T x to W, to be returned from a backward.
+at::Tensor WeightGradient(const WeightPlace& place, const at::Tensor& dy,
+                          const at::Tensor& x);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_LAYERS_LINEAR_H_

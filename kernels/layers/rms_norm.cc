@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/layers/rms_norm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/profile.h"
+#include "base/simd/simd.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/fast_path.h"
+
+namespace capstan {
+namespace kernels {
+
+namespace {
+
+bool OnRows(const at::Tensor& x, const at::Tensor& weight) {
+  return x.dim() == 2 && HasRowKernels(x) && HasRowKernels(weight) &&
+         weight.scalar_type() == x.scalar_type();
+}
+
+// As RowKernels::rms_norm_backward, in float32.
+RmsNormGradients ComposedBackward(const at::Tensor& dy, const at::Tensor& x,
+                                  const at::Tensor& weight,
+                                  const at::Tensor& rstd,
+                                  const at::Tensor& residual,
+                                  bool want_weight) {
+  const at::Tensor s = rstd.unsqueeze(-1);
+  const at::Tensor h = x.to(at::kFloat) * s;
+  const at::Tensor dyf = dy.to(at::kFloat);
+  const at::Tensor g = dyf * weight.to(at::kFloat);
+  at::Tensor dx = s * (g - h * at::mean(g * h, {-1}, /*keepdim=*/true));
+  if (residual.defined()) dx += residual;
+  RmsNormGradients gradients;
+  gradients.x = dx.to(x.scalar_type());
+  if (want_weight) {
+    gradients.weight = at::sum(dyf * h, {0}).to(weight.scalar_type());
+  }
+  return gradients;
+}
+
+// Columns rather than rows for each thread, so that no two add to one number,
+// and each adds in the order of rows.
+template <typename T>
+void WeightGradient(const at::Tensor& dy, const at::Tensor& x,
+                    const at::Tensor& rstd, at::Tensor& sums) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  constexpr int64_t kColumns = 64;  // by cache lines
+  const int64_t strips = (n + kColumns - 1) / kColumns;
+  at::parallel_for(
+      0, strips, RowGrain(rows * kColumns), [&](int64_t first, int64_t last) {
+        const int64_t begin = first * kColumns;
+        const int64_t end = std::min(n, last * kColumns);
+        Simd().rows<T>().rms_norm_weight_gradient(
+            ReadAs<T>(dy) + begin, ReadAs<T>(x) + begin, ReadAs<float>(rstd),
+            rows, n, end - begin, WriteAs<float>(sums) + begin);
+      });
+}
+
+}  // namespace
+
+RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
+                             double eps) {
+  const ProfileScope profile("rms_norm");
+  if (const auto* cuda = cuda::For(x)) {
+    cuda::NormResult made = cuda::RmsNorm(*cuda, x, {}, weight, eps);
+    return {std::move(made.y), std::move(made.rstd)};
+  }
+  if (!OnRows(x, weight)) {
+    const at::Tensor xf = x.to(at::kFloat);
+    const at::Tensor rstd = at::rsqrt(at::mean(xf * xf, {-1}) + eps);
+    return {weight * (xf * rstd.unsqueeze(-1)).to(x.scalar_type()), rstd};
+  }
+  const int64_t rows = x.size(0), n = x.size(1);
+  RmsNormResult result{at::empty({rows, n}, x.options()),
+                       at::empty({rows}, x.options().dtype(at::kFloat))};
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
+    T* yp = WriteAs<T>(result.y);
+    float* sp = WriteAs<float>(result.rstd);
+    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
+      Simd().rows<T>().rms_norm(xp + begin * n, wp, static_cast<float>(eps),
+                                end - begin, n, yp + begin * n, sp + begin);
+    });
+  });
+  return result;
+}
+
+RmsNormAddResult RmsNormAddForward(const at::Tensor& x,
+                                   const at::Tensor& residual,
+                                   const at::Tensor& weight, double eps) {
+  const ProfileScope profile("rms_norm");
+  if (const auto* cuda = cuda::For(x)) {
+    cuda::NormResult made = cuda::RmsNorm(*cuda, x, residual, weight, eps);
+    return {std::move(made.sum), std::move(made.y), std::move(made.rstd)};
+  }
+  if (!OnRows(x, weight) || !OnRows(residual, weight)) {
+    at::Tensor sum = x + residual;
+    RmsNormResult norm = RmsNormForward(sum, weight, eps);
+    return {std::move(sum), std::move(norm.y), std::move(norm.rstd)};
+  }
+  const int64_t rows = x.size(0), n = x.size(1);
+  RmsNormAddResult result{at::empty({rows, n}, x.options()),
+                          at::empty({rows, n}, x.options()),
+                          at::empty({rows}, x.options().dtype(at::kFloat))};
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *xp = ReadAs<T>(x), *rp = ReadAs<T>(residual);
+    const T* wp = ReadAs<T>(weight);
+    T *sum = WriteAs<T>(result.sum), *yp = WriteAs<T>(result.y);
+    float* sp = WriteAs<float>(result.rstd);
+    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
+      const int64_t at = begin * n;
+      Simd().rows<T>().rms_norm_add(xp + at, rp + at, wp,
+                                    static_cast<float>(eps), end - begin, n,
+                                    sum + at, yp + at, sp + begin);
+    });
+  });
+  return result;
+}
+
+at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& rstd) {
+  const ProfileScope profile("rms_norm");
+  if (const auto* cuda = cuda::For(x)) {
+    return cuda::RmsNormAgain(*cuda, x, weight, rstd);
+  }
+  if (!OnRows(x, weight)) {
+    return weight * (x.to(at::kFloat) * rstd.unsqueeze(-1)).to(x.scalar_type());
+  }
+  const int64_t rows = x.size(0), n = x.size(1);
+  at::Tensor y = at::empty({rows, n}, x.options());
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
+    const float* sp = ReadAs<float>(rstd);
+    T* yp = WriteAs<T>(y);
+    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
+      Simd().rows<T>().rms_norm_again(xp + begin * n, wp, sp + begin,
+                                      end - begin, n, yp + begin * n);
+    });
+  });
+  return y;
+}
+
+RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
+                                 const at::Tensor& weight,
+                                 const at::Tensor& rstd,
+                                 const at::Tensor& residual, bool want_weight) {
+  const ProfileScope profile("rms_norm");
+  RmsNormGradients gradients;
+  if (const auto* cuda = cuda::For(x)) {
+    if (want_weight) gradients.weight = at::empty_like(weight);
+    gradients.x = cuda::RmsNormBackward(*cuda, dy_any, x, weight, rstd,
+                                        residual, gradients.weight);
+    return gradients;
+  }
+  if (!OnRows(x, weight) || dy_any.scalar_type() != x.scalar_type() ||
+      (residual.defined() && residual.scalar_type() != x.scalar_type())) {
+    return ComposedBackward(dy_any, x, weight, rstd, residual, want_weight);
+  }
+  const int64_t rows = x.size(0), n = x.size(1);
+  const at::Tensor dy = dy_any.contiguous();
+  const at::Tensor rest = residual.defined() ? residual.contiguous() : residual;
+  gradients.x = at::empty({rows, n}, x.options());
+  at::Tensor sums;
+  if (want_weight) sums = at::zeros({n}, x.options().dtype(at::kFloat));
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *dyp = ReadAs<T>(dy), *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
+    const T* rp = ReadAs<T>(rest);
+    const float* sp = ReadAs<float>(rstd);
+    T* dxp = WriteAs<T>(gradients.x);
+    // One thread makes both gradients in one pass.
+    const bool alone = rows < 2 * RowGrain(n) || at::get_num_threads() == 1 ||
+                       at::in_parallel_region();
+    float* dwp = alone ? WriteAs<float>(sums) : nullptr;
+    at::parallel_for(
+        0, rows, alone ? rows : RowGrain(n), [&](int64_t begin, int64_t end) {
+          const int64_t at = begin * n;
+          Simd().rows<T>().rms_norm_backward(dyp + at, xp + at, wp, sp + begin,
+                                             rp != nullptr ? rp + at : nullptr,
+                                             end - begin, n, dxp + at, dwp);
+        });
+    if (want_weight && !alone) WeightGradient<T>(dy, x, rstd, sums);
+  });
+  if (want_weight) gradients.weight = sums.to(weight.scalar_type());
+  return gradients;
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, double eps) {
+    RmsNormResult result = RmsNormForward(x, weight, eps);
+    ctx->save_for_backward({x, weight, result.rstd});
+    return result.y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    RmsNormGradients gradients =
+        RmsNormBackward(grads[0], saved[0], saved[1], saved[2], at::Tensor(),
+                        ctx->needs_input_grad(1));
+    return {gradients.x, gradients.weight, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return RmsNormFunction::apply(x, weight, eps);
+}
+
+}  // namespace kernels
+}  // namespace capstan

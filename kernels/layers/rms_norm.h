@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Root-mean-square normalisation (Zhang & Sennrich, 2019), as Llama has it:
+//   rstd = 1 / sqrt(mean(x^2) + eps),  y = weight * (x * rstd)
+// with rstd and x * rstd in float32, rounded to x's dtype before the weight.
+// All tensors but rstd are of one dtype.
+#ifndef CAPSTAN_KERNELS_LAYERS_RMS_NORM_H_
+#define CAPSTAN_KERNELS_LAYERS_RMS_NORM_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace capstan {
+namespace kernels {
+
+// With gradients to x [rows, n] and weight [n].
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+// The parts, without autograd, for operators that fuse the norm with more.
+struct RmsNormResult {
+  at::Tensor y;     // [rows, n], of x's dtype
+  at::Tensor rstd;  // [rows] float32
+};
+RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
+                             double eps);
+
+// The same of a sum, which goes on as the next layer's residual. The gradient
+// to x, and to the residual, is RmsNormBackward of the sum, with the gradient
+// that came to the sum as `residual`.
+struct RmsNormAddResult {
+  at::Tensor sum;   // [rows, n]: x + residual, of x's dtype, newly made
+  at::Tensor y;     // [rows, n]
+  at::Tensor rstd;  // [rows] float32
+};
+RmsNormAddResult RmsNormAddForward(const at::Tensor& x,
+                                   const at::Tensor& residual,
+                                   const at::Tensor& weight, double eps);
+
+// y, made again from rstd; x is what was normalised.
+at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& rstd);
+
+struct RmsNormGradients {
+  at::Tensor x;       // residual (if defined) + the gradient to x
+  at::Tensor weight;  // undefined unless wanted
+};
+// In float32, each result rounded once; on CPU the same bits whatever the
+// number of threads. dy, x, residual: [rows, n].
+RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
+                                 const at::Tensor& weight,
+                                 const at::Tensor& rstd,
+                                 const at::Tensor& residual, bool want_weight);
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_LAYERS_RMS_NORM_H_

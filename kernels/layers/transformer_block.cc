@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/layers/transformer_block.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/profile.h"
+#include "base/simd/simd.h"
+#include "kernels/attention/attention_loops.h"
+#include "kernels/fast_path.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/layers/linear.h"
+#include "kernels/layers/transformer_block_memory.h"
+#include "kernels/layers/transformer_block_steps.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+using Dims = TransformerBlockDims;
+using Kept = TransformerBlockKept;
+using ForwardSpace = TransformerBlockForwardSpace;
+using BackwardSpace = TransformerBlockBackwardSpace;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The inputs of the node.
+enum Input {
+  kX,
+  kInputNorm,
+  kQuery,
+  kKey,
+  kValue,
+  kOutput,
+  kPostNorm,
+  kGate,
+  kUp,
+  kDown,
+  kInputs
+};
+
+// The matrices' places in TransformerBlockOptions::parameters.
+int PlaceOf(int input) {
+  return input < kPostNorm ? input - kQuery : input - kQuery - 1;
+}
+
+at::Tensor Space(int64_t floats, const at::Tensor& like) {
+  return at::empty({floats}, like.options().requires_grad(false));
+}
+
+float* Data(const at::Tensor& t) { return t.mutable_data_ptr<float>(); }
+const float* ConstData(const at::Tensor& t) {
+  return t.const_data_ptr<float>();
+}
+
+AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
+  AttentionLayout layout;
+  layout.packing = packing;
+  layout.shape = d.shape;
+  layout.queries = layout.keys = d.rows / d.shape.batch;
+  layout.kv_stride = d.kv;
+  layout.kv_batch_stride = layout.keys * d.kv;
+  return layout;
+}
+
+// [rows, width] over memory that outlives it, for the adapters.
+at::Tensor View(const float* data, int64_t rows, int64_t width) {
+  return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
+}
+
+constexpr int kMatrices = 7;
+using Adapters = std::array<Adapter, kMatrices>;
+
+// A forward that waits for its backward.
+struct Call : public torch::CustomClassHolder {
+  std::array<at::Tensor, kInputs> inputs;
+  Adapters adapters;  // as TransformerBlockOptions::parameters
+  TransformerBlockOptions options;
+  at::Tensor kept;
+
+  Dims dims() const {
+    return Dims(inputs[kX].size(0), inputs[kX].size(1), inputs[kGate].size(0),
+                options.shape);
+  }
+};
+
+at::Tensor Forward(Call& call) {
+  const auto& in = call.inputs;
+  const TransformerBlockOptions& options = call.options;
+  const Dims d = call.dims();
+  call.kept = Space(Kept(d, nullptr).parts.used(), in[kX]);
+  const at::Tensor memory =
+      Space(ForwardSpace(d, nullptr).parts.used(), in[kX]);
+  const Kept kept(d, Data(call.kept));
+  const ForwardSpace space(d, Data(memory));
+  at::Tensor out = at::empty(in[kX].sizes(), call.kept.options());
+  const float* x = ConstData(in[kX]);
+  const int64_t hidden_bytes = d.rows * d.hidden * sizeof(float);
+  const auto project = [&](Input input, const float* from, int64_t width,
+                           float beta, float* to) {
+    Project(from, d.rows, width, in[input], beta, to);
+    const Adapter& adapter = call.adapters[PlaceOf(input)];
+    if (!adapter.defined()) return;
+    AddAdapter(adapter, View(from, d.rows, width),
+               View(to, d.rows, in[input].size(0)));
+  };
+
+  Normalise(d, x, in[kInputNorm], options.eps, space.normed, kept.rstd);
+  project(kQuery, space.normed, d.hidden, 0.0f, kept.q);
+  project(kKey, space.normed, d.hidden, 0.0f, kept.k);
+  project(kValue, space.normed, d.hidden, 0.0f, kept.v);
+  Rotate(d, options.rope_table, 1.0f, d.q, kept.q);
+  Rotate(d, options.rope_table, 1.0f, d.kv, kept.k);
+  {
+    const ProfileScope profile("attention");
+    AttentionForward(LayoutOf(d, options.packing.get()), kept.q, kept.k, kept.v,
+                     kept.mixed, kept.log_sum_exp);
+  }
+  std::memcpy(kept.y, x, hidden_bytes);
+  project(kOutput, kept.mixed, d.q, 1.0f, kept.y);
+
+  Normalise(d, kept.y, in[kPostNorm], options.eps, space.normed,
+            kept.post_rstd);
+  project(kGate, space.normed, d.hidden, 0.0f, kept.gate);
+  project(kUp, space.normed, d.hidden, 0.0f, kept.up);
+  {
+    const ProfileScope profile("swiglu");
+    ForRows(d.rows * d.inner, 1, [&](int64_t i, int64_t end) {
+      Simd().fp32.swiglu(kept.gate + i, kept.up + i, end - i,
+                         space.activation + i);
+    });
+  }
+  std::memcpy(Data(out), kept.y, hidden_bytes);
+  project(kDown, space.activation, d.inner, 1.0f, Data(out));
+  return out;
+}
+
+// One backward: reads and overwrites what forward has kept.
+class Backward {
+ public:
+  Backward(Call* call, const std::array<bool, kInputs>& wanted,
+           const at::Tensor& dy)
+      : in_(call->inputs),
+        adapters_(call->adapters),
+        options_(call->options),
+        wanted_(wanted),
+        d_(call->dims()),
+        kept_(d_, Data(call->kept)),
+        memory_(Space(BackwardSpace(d_, nullptr).parts.used(), dy)),
+        space_(d_, Data(memory_)),
+        dy_(ConstData(dy)),
+        gradients_(kInputs) {}
+
+  variable_list Run() {
+    Mlp();
+    Attention();
+    for (variable_list& of_adapter : of_adapters_) {
+      for (at::Tensor& t : of_adapter) gradients_.push_back(std::move(t));
+    }
+    return std::move(gradients_);
+  }
+
+ private:
+  // dx [rows, width] = dy W + beta * dx, and what the adapter adds.
+  void ToInput(Input input, const float* dy, float beta, float* dx) {
+    ProjectBack(dy, d_.rows, in_[input], beta, dx);
+    const Adapter& adapter = adapters_[PlaceOf(input)];
+    if (!adapter.defined()) return;
+    AdapterBackward(adapter, View(dy, d_.rows, in_[input].size(0)))
+        .AddTo(View(dx, d_.rows, in_[input].size(1)));
+  }
+
+  // dy^T x, for dy [rows, n] and x [rows, width].
+  void Weight(Input input, const float* dy, const float* x) {
+    const Adapter& adapter = adapters_[PlaceOf(input)];
+    if (adapter.defined()) {
+      AdapterBackward(adapter, View(dy, d_.rows, in_[input].size(0)))
+          .AppendWeights(View(x, d_.rows, in_[input].size(1)),
+                         &of_adapters_[PlaceOf(input)]);
+    }
+    if (!wanted_[input]) return;
+    const at::Tensor& weight = in_[input];
+    const WeightPlace to = {options_.sink, options_.parameters[PlaceOf(input)]};
+    GradientSink::Place place = to.Open();
+    if (!place.gradient.defined()) {
+      place.gradient =
+          at::empty(weight.sizes(), weight.options().requires_grad(false));
+    }
+    const ProfileScope profile("matrix products");
+    const int64_t n = weight.size(0), width = weight.size(1);
+    Gemm(Transpose::kLeft, n, width, d_.rows, 1.0f, {dy, n}, {x, width},
+         place.add ? 1.0f : 0.0f, {Data(place.gradient), width});
+    gradients_[input] = std::move(place.gradient);
+  }
+
+  at::Tensor NormGradient(Input input) {
+    return wanted_[input] ? Space(d_.hidden, memory_) : at::Tensor();
+  }
+
+  void Mlp() {
+    ToInput(kDown, dy_, 0.0f, space_.d_activation);
+    {
+      const ProfileScope profile("swiglu");
+      ForRows(d_.rows * d_.inner, 1, [&](int64_t i, int64_t end) {
+        Simd().fp32.swiglu_backward(kept_.gate + i, kept_.up + i, end - i,
+                                    space_.d_activation + i, kept_.gate + i,
+                                    kept_.up + i);
+      });
+    }
+    const float* const d_gate = kept_.gate;
+    const float* const d_up = kept_.up;
+    Weight(kDown, dy_, space_.d_activation);  // by now the activation
+    NormaliseAgain(d_, kept_.y, in_[kPostNorm], kept_.post_rstd, space_.normed);
+    Weight(kGate, d_gate, space_.normed);
+    Weight(kUp, d_up, space_.normed);
+    ToInput(kGate, d_gate, 0.0f, space_.d_normed);
+    ToInput(kUp, d_up, 1.0f, space_.d_normed);
+    gradients_[kPostNorm] = NormGradient(kPostNorm);
+    NormaliseBackward(d_, space_.d_normed, kept_.y, in_[kPostNorm],
+                      kept_.post_rstd, dy_, space_.d_y, gradients_[kPostNorm]);
+  }
+
+  void Attention() {
+    ToInput(kOutput, space_.d_y, 0.0f, space_.d_mixed);
+    Weight(kOutput, space_.d_y, kept_.mixed);
+    {
+      const ProfileScope profile("attention");
+      AttentionBackward(LayoutOf(d_, options_.packing.get()),
+                        {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
+                         kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
+    }
+    Rotate(d_, options_.rope_table, -1.0f, d_.q, space_.dq);
+    Rotate(d_, options_.rope_table, -1.0f, d_.kv, space_.dk);
+    const float* const x = ConstData(in_[kX]);
+    NormaliseAgain(d_, x, in_[kInputNorm], kept_.rstd, space_.normed);
+    Weight(kQuery, space_.dq, space_.normed);
+    Weight(kKey, space_.dk, space_.normed);
+    Weight(kValue, space_.dv, space_.normed);
+    ToInput(kQuery, space_.dq, 0.0f, space_.d_normed);
+    ToInput(kKey, space_.dk, 1.0f, space_.d_normed);
+    ToInput(kValue, space_.dv, 1.0f, space_.d_normed);
+    gradients_[kInputNorm] = NormGradient(kInputNorm);
+    gradients_[kX] = at::empty(in_[kX].sizes(), memory_.options());
+    NormaliseBackward(d_, space_.d_normed, x, in_[kInputNorm], kept_.rstd,
+                      space_.d_y, Data(gradients_[kX]), gradients_[kInputNorm]);
+  }
+
+  const std::array<at::Tensor, kInputs>& in_;
+  const Adapters& adapters_;
+  const TransformerBlockOptions& options_;
+  const std::array<bool, kInputs>& wanted_;
+  const Dims d_;
+  const Kept kept_;
+  const at::Tensor memory_;
+  const BackwardSpace space_;
+  const float* const dy_;
+  variable_list gradients_;
+  std::array<variable_list, kMatrices> of_adapters_;
+};
+
+class BlockFunction : public torch::autograd::Function<BlockFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& input_norm, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& output,
+                            const at::Tensor& post_norm, const at::Tensor& gate,
+                            const at::Tensor& up, const at::Tensor& down,
+                            at::TensorList adapter_tensors,
+                            const Adapters& adapters,
+                            const TransformerBlockOptions& options) {
+    auto call = c10::make_intrusive<Call>();
+    call->inputs = {x, input_norm, q, k, v, output, post_norm, gate, up, down};
+    call->adapters = adapters;
+    call->options = options;
+    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+    return Forward(*call);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto call = c10::static_intrusive_pointer_cast<Call>(
+        ctx->saved_data["call"].toCapsule());
+    TORCH_CHECK(call->kept.defined(),
+                "a fused transformer block's backward can run only once");
+    std::array<bool, kInputs> wanted;
+    for (int i = 0; i < kInputs; ++i) wanted[i] = ctx->needs_input_grad(i);
+    variable_list gradients =
+        Backward(call.get(), wanted, grads[0].contiguous()).Run();
+    if (!wanted[kX]) gradients[kX].reset();
+    gradients.resize(gradients.size() + 2);  // adapters, options
+    call->kept.reset();
+    call->inputs = {};
+    call->adapters = {};
+    return gradients;
+  }
+};
+
+}  // namespace
+
+at::Tensor PlainTransformerBlock(const at::Tensor& x,
+                                 const TransformerBlockWeights& weights,
+                                 const TransformerBlockOptions& options) {
+  const QueryKeyValue qkv =
+      AttentionInput(x, weights.attention, options.eps, options.rope_table);
+  const at::Tensor mixed =
+      Attention(qkv.q, qkv.k, qkv.v, options.shape, options.packing);
+  const at::Tensor y =
+      LinearAdd(mixed, weights.output, x, weights.output_adapter);
+  return GatedMlp(y, weights.mlp, options.eps);
+}
+
+bool CanFuseTransformerBlock(const at::Tensor& x) { return FastPath(x); }
+
+at::Tensor FusedTransformerBlock(const at::Tensor& x,
+                                 const TransformerBlockWeights& weights,
+                                 const TransformerBlockOptions& options) {
+  const AttentionWeights& a = weights.attention;
+  const GatedMlpWeights& m = weights.mlp;
+  const Adapters adapters = {
+      a.adapters[0], a.adapters[1], a.adapters[2], weights.output_adapter,
+      m.adapters[0], m.adapters[1], m.adapters[2]};
+  return BlockFunction::apply(x.contiguous(), a.norm, a.q, a.k, a.v,
+                              weights.output, m.norm, m.gate, m.up, m.down,
+                              at::TensorList(AdapterTensors(adapters)),
+                              adapters, options);
+}
+
+TransformerBlockSizes FusedTransformerBlockSizes(int64_t rows, int64_t hidden,
+                                                 int64_t intermediate,
+                                                 const AttentionShape& shape) {
+  const Dims d(rows, hidden, intermediate, shape);
+  return {Kept(d, nullptr).parts.used(), ForwardSpace(d, nullptr).parts.used(),
+          BackwardSpace(d, nullptr).parts.used()};
+}
+
+}  // namespace kernels
+}  // namespace capstan

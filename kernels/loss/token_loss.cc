@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gradient of the head's logits is made in forward, where the logits are,
+// over the logits themselves; all but the last piece of rows goes on into the
+// gradients of hidden and weight at once, and the last one waits for backward
+// (when there is one piece, that keeps [rows, vocab] instead of [vocab,
+// hidden], and makes each gradient by one multiplication that scales it too).
+//
+// In 16-bit types only the logits and their gradient have 16 bits: products of
+// it are float32 until they are summed and scaled, for the incoming gradient
+// (the loss scale) is what lifts them into float16's range.
+//
+// Rows without a target have no part in the sum: where many are (answers alone,
+// masked diffusion), the head sees copies of the others.
+#include "kernels/loss/token_loss.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/log2.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/fast_path.h"
+#include "kernels/layers/embedding_gradient.h"
+#include "kernels/loss/cross_entropy.h"
+
+namespace capstan {
+namespace kernels {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+c10::IValue Capsule(const TiedGradient& gradient) {
+  return c10::IValue::make_capsule(gradient);
+}
+
+TiedGradient FromCapsule(const c10::IValue& capsule) {
+  return c10::static_intrusive_pointer_cast<HeadGradient>(capsule.toCapsule());
+}
+
+bool IsHalf(const at::Tensor& t) {
+  return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
+}
+
+// What the gradient of the logits, between -1 and 1, is multiplied by before
+// it's rounded: float16 would lose most of what is below 2^-14.
+double Lift(const at::Tensor& logits) {
+  return logits.scalar_type() == at::kHalf ? 32768.0 : 1.0;
+}
+
+// a b in float32, for 16-bit a and b.
+at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_cuda()) return at::mm(a, b, at::kFloat);
+  return at::mm(a.to(at::kFloat), b.to(at::kFloat));
+}
+
+// What float16 divides the rows' weights by, so that none is above 1 and Lift
+// stays within its range: a power of 2, without waiting for the GPU to tell
+// it. Undefined: nothing. A row then has the accuracy of those that weigh most.
+at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
+                  at::ScalarType dtype) {
+  if (!row_weights.defined() || dtype != at::kHalf ||
+      row_weights.numel() == 0) {
+    return at::Tensor();
+  }
+  const at::Tensor most =
+      row_weights.abs().masked_fill_(targets < 0, 0.0).max();
+  return at::exp2(at::log2(most).ceil().clamp_min(-100.0));  // of 0, too
+}
+
+// The rows with a target, [n] int64, if the others are an eighth or more; else
+// undefined, as on a GPU, which would have to be waited for.
+at::Tensor RowsToSee(const at::Tensor& targets) {
+  if (!targets.is_cpu()) return at::Tensor();
+  const at::Tensor contiguous = targets.contiguous();
+  const int64_t* target = contiguous.const_data_ptr<int64_t>();
+  const int64_t rows = targets.numel();
+  std::vector<int64_t> seen;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (target[r] >= 0) seen.push_back(r);
+  }
+  const int64_t count = static_cast<int64_t>(seen.size());
+  if (count == rows || 8 * count > 7 * rows) return at::Tensor();
+  at::Tensor result = at::empty({count}, targets.options());
+  std::copy(seen.begin(), seen.end(), result.mutable_data_ptr<int64_t>());
+  return result;
+}
+
+at::Tensor Select(const at::Tensor& t, const at::Tensor& rows) {
+  return t.defined() && rows.defined() ? t.index_select(0, rows) : t;
+}
+
+// [all, n]: x [rows, n] at `rows`, 0 elsewhere.
+at::Tensor Spread(const at::Tensor& x, const at::Tensor& rows, int64_t all) {
+  return at::zeros({all, x.size(1)}, x.options()).index_copy_(0, rows, x);
+}
+
+// Rows [begin, begin + n) of a tensor that may be undefined.
+at::Tensor RowsOf(const at::Tensor& t, int64_t begin, int64_t n) {
+  return t.defined() ? t.narrow(0, begin, n) : t;
+}
+
+// sum += product, where an undefined sum is 0.
+void Accumulate(at::Tensor& sum, const at::Tensor& product) {
+  if (sum.defined()) {
+    sum.add_(product);
+  } else {
+    sum = product;
+  }
+}
+
+// out = a b * factor, without waiting for the GPU to tell the factor.
+void MatMulScaled(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                  const at::Tensor& factor) {
+  if (factor.device().is_cpu()) {
+    MatMulInto(out, a, b, /*beta=*/0.0, factor.item<double>());
+    return;
+  }
+  MatMulInto(out, a, b);
+  out.mul_(factor);
+}
+
+// Where a gradient may be written on the way, if anywhere.
+GradientSink::Place OpenFor(const WeightPlace& to, const at::Tensor& like) {
+  return FastPath(like) ? to.Open() : GradientSink::Place();
+}
+
+// The gradient, whole, float32 for 16-bit types; forgets its parts.
+at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
+  at::Tensor out = std::move(place.gradient);
+  const at::Tensor d_logits = std::move(head.d_logits);
+  const at::Tensor hidden = std::move(head.hidden);
+  at::Tensor so_far = std::move(head.so_far);
+  const at::Tensor scale = std::move(head.scale);
+  if (IsHalf(d_logits)) {
+    Accumulate(so_far, WideProduct(d_logits.t(), hidden));
+    return so_far.mul_(scale);
+  }
+  if (so_far.defined()) {
+    MatMulInto(so_far, d_logits.t(), hidden, /*beta=*/1.0);
+    if (!out.defined()) return so_far.mul_(scale);
+    if (place.add) return out.add_(so_far.mul_(scale));
+    return at::mul_out(out, so_far, scale);
+  }
+  if (place.add) {
+    MatMulInto(out, d_logits.t(), hidden, /*beta=*/1.0, scale.item<double>());
+    return out;
+  }
+  if (!out.defined()) {
+    out = at::empty({d_logits.size(1), hidden.size(1)}, hidden.options());
+  }
+  MatMulScaled(out, d_logits.t(), hidden, scale);
+  return out;
+}
+
+// A WeightPlace among what a node keeps.
+void KeepPlace(AutogradContext* ctx, const WeightPlace& place) {
+  ctx->saved_data["sink"] = reinterpret_cast<int64_t>(place.sink);
+  ctx->saved_data["parameter"] = static_cast<int64_t>(place.parameter);
+}
+
+WeightPlace KeptPlace(AutogradContext* ctx) {
+  return {reinterpret_cast<GradientSink*>(ctx->saved_data["sink"].toInt()),
+          static_cast<int>(ctx->saved_data["parameter"].toInt())};
+}
+
+class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight,
+                            const at::Tensor& tokens, const TiedGradient& tied,
+                            const WeightPlace& place) {
+    ctx->save_for_backward({tokens});
+    KeepPlace(ctx, place);
+    ctx->saved_data["vocab"] = weight.size(0);
+    if (tied) ctx->saved_data["tied"] = Capsule(tied);
+    return at::embedding(weight, tokens);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor tokens = ctx->get_saved_variables()[0];
+    const at::ScalarType dtype = grads[0].scalar_type();
+    const at::Tensor dy = grads[0].contiguous();
+    GradientSink::Place place = OpenFor(KeptPlace(ctx), dy);
+    at::Tensor dw;
+    const auto it = ctx->saved_data.find("tied");
+    if (it != ctx->saved_data.end()) {
+      const TiedGradient tied = FromCapsule(it->second);
+      if (tied->scale.defined()) dw = TakeGradient(*tied, std::move(place));
+    }
+    if (!dw.defined() && place.gradient.defined()) {
+      dw = std::move(place.gradient);
+      if (!place.add) dw.zero_();
+    }
+    if (!dw.defined()) {
+      dw = at::zeros({ctx->saved_data["vocab"].toInt(), dy.size(1)},
+                     dy.options().dtype(at::kFloat));
+    }
+    AddEmbeddingGradient(dy, tokens, dw);
+    if (dw.scalar_type() != dtype) dw = dw.to(dtype);
+    variable_list out(4);
+    out[0] = std::move(dw);
+    return out;
+  }
+};
+
+// The rows that the head sees, by autograd unseen.
+struct HeadRows {
+  at::Tensor seen;     // [n] int64, of hidden; undefined: all
+  at::Tensor targets;  // [n]
+  at::Tensor weights;  // [n] float32; undefined: all 1
+};
+
+class HeadFunction : public torch::autograd::Function<HeadFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& all_hidden,
+                            const at::Tensor& weight, const HeadRows& of,
+                            int64_t piece, bool want_weight,
+                            const TiedGradient& tied,
+                            const WeightPlace& place) {
+    KeepPlace(ctx, place);
+    TiedGradient head = tied ? tied : c10::make_intrusive<HeadGradient>();
+    const at::Tensor hidden = Select(all_hidden, of.seen);
+    const at::Tensor unit =
+        UnitOf(of.weights, of.targets, hidden.scalar_type());
+    const at::Tensor factors = unit.defined() ? of.weights / unit : of.weights;
+    const int64_t rows = hidden.size(0);
+    at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
+    const bool half = IsHalf(hidden);
+    at::Tensor d_hidden =
+        at::empty(hidden.sizes(),
+                  half ? hidden.options().dtype(at::kFloat) : hidden.options());
+    // Without rows, too, there is a last piece.
+    for (int64_t r = 0;; r += piece) {
+      const int64_t n = std::min(piece, rows - r);
+      const at::Tensor h = hidden.narrow(0, r, n);
+      at::Tensor logits = MatMul(h, weight.t());
+      sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), true,
+                             Lift(logits), RowsOf(factors, r, n));
+      if (r + n == rows) {
+        head->d_logits = logits;
+        head->hidden = h;
+        break;
+      }
+      at::Tensor dh = d_hidden.narrow(0, r, n);
+      if (half) {
+        dh.copy_(WideProduct(logits, weight));
+        if (want_weight) Accumulate(head->so_far, WideProduct(logits.t(), h));
+        continue;
+      }
+      MatMulInto(dh, logits, weight);
+      if (!want_weight) continue;
+      if (head->so_far.defined()) {
+        MatMulInto(head->so_far, logits.t(), h, /*beta=*/1.0);
+      } else {
+        head->so_far = MatMul(logits.t(), h);
+      }
+    }
+    if (unit.defined()) sum.mul_(unit);
+    ctx->save_for_backward({weight, d_hidden, unit, of.seen});
+    ctx->saved_data["rows"] = all_hidden.size(0);
+    ctx->saved_data["head"] = Capsule(head);
+    ctx->saved_data["tied"] = static_cast<bool>(tied);
+    return sum;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor& weight = saved[0];
+    const TiedGradient head = FromCapsule(ctx->saved_data["head"]);
+    TORCH_CHECK(head->d_logits.defined(),
+                "the loss's backward can run only once");
+    const bool half = IsHalf(weight);
+    at::Tensor d_hidden = saved[1];
+    const at::Tensor &unit = saved[2], &seen = saved[3];
+    head->scale = half ? grads[0] / Lift(weight) : grads[0];
+    if (unit.defined()) head->scale = head->scale * unit;
+    const int64_t rows = d_hidden.size(0), last = head->d_logits.size(0);
+    at::Tensor dh = d_hidden.narrow(0, rows - last, last);
+    if (half) {
+      dh.copy_(WideProduct(head->d_logits, weight));
+      d_hidden = d_hidden.mul_(head->scale).to(weight.scalar_type());
+    } else {
+      if (last < rows) d_hidden.narrow(0, 0, rows - last).mul_(head->scale);
+      MatMulScaled(dh, head->d_logits, weight, head->scale);
+    }
+    variable_list out(7);
+    out[0] = seen.defined()
+                 ? Spread(d_hidden, seen, ctx->saved_data["rows"].toInt())
+                 : d_hidden;
+    if (!ctx->needs_input_grad(1)) {
+      head->d_logits.reset();
+      head->hidden.reset();
+    } else if (!ctx->saved_data["tied"].toBool()) {
+      out[1] = TakeGradient(*head, OpenFor(KeptPlace(ctx), weight));
+      if (half) out[1] = out[1].to(weight.scalar_type());
+    }
+    return out;
+  }
+};
+
+}  // namespace
+
+at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
+                     const TiedGradient& tied, const WeightPlace& place) {
+  return EmbeddingFunction::apply(weight, tokens, tied, place);
+}
+
+at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
+                               const at::Tensor& weight,
+                               const at::Tensor& targets,
+                               const TiedGradient& tied, int64_t logits_bytes,
+                               const WeightPlace& place,
+                               const at::Tensor& row_weights) {
+  TORCH_CHECK(!row_weights.defined() || row_weights.sizes() == targets.sizes(),
+              "each row must have one target and one weight");
+  const at::Tensor seen = RowsToSee(targets);
+  const HeadRows of = {seen, Select(targets, seen), Select(row_weights, seen)};
+  const int64_t rows = of.targets.size(0);
+  const int64_t row_bytes = weight.size(0) * weight.element_size();
+  const int64_t most = std::max<int64_t>(1, logits_bytes / row_bytes);
+  const int64_t pieces = std::max<int64_t>(1, (rows + most - 1) / most);
+  const int64_t piece = std::max<int64_t>(1, (rows + pieces - 1) / pieces);
+  if (at::GradMode::is_enabled() &&
+      (hidden.requires_grad() || weight.requires_grad())) {
+    return HeadFunction::apply(hidden, weight, of, piece,
+                               weight.requires_grad(), tied, place);
+  }
+  const at::Tensor x = Select(hidden, seen);
+  at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
+  for (int64_t r = 0; r < rows; r += piece) {
+    const int64_t n = std::min(piece, rows - r);
+    at::Tensor logits = MatMul(x.narrow(0, r, n), weight.t());
+    sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), false,
+                           /*factor=*/1.0, RowsOf(of.weights, r, n));
+  }
+  return sum;
+}
+
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/optimizer/adamw.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/cuda/dispatch.h"
+#include "kernels/optimizer/factors.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+#define CAPSTAN_ALWAYS_INLINE inline __attribute__((always_inline))
+
+// A thread's least share: below it, waking one costs more than it saves.
+constexpr int64_t kGrain = 32768;
+
+// Elements [begin, end) of all buffers. The 16-bit types are their bits.
+struct Memory {
+  const void* gradient;
+  float* parameter;
+  float* exp_avg;
+  float* exp_avg_sq;
+  void* working;
+};
+
+template <typename To, typename From>
+CAPSTAN_ALWAYS_INLINE To BitCast(From from) {
+  To to;
+  static_assert(sizeof(to) == sizeof(from), "a cast of bits");
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+struct FloatBits {
+  using Storage = float;
+  static CAPSTAN_ALWAYS_INLINE float Load(float x) { return x; }
+};
+
+struct BFloat16Bits {
+  using Storage = uint16_t;
+  static CAPSTAN_ALWAYS_INLINE float Load(uint16_t x) {
+    return BitCast<float>(static_cast<uint32_t>(x) << 16);
+  }
+  static CAPSTAN_ALWAYS_INLINE uint16_t Store(float x) {
+    const uint32_t bits = BitCast<uint32_t>(x);
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    return static_cast<uint16_t>(nan ? 0x7fc0 : rounded);
+  }
+};
+
+// By way of float arithmetic, which rounds and makes subnormals by itself:
+// github.com/Maratyszcza/FP16, include/fp16/fp16.h.
+struct HalfBits {
+  using Storage = uint16_t;
+  static CAPSTAN_ALWAYS_INLINE float Load(uint16_t x) {
+    const uint32_t w = static_cast<uint32_t>(x) << 16;
+    const uint32_t twice = w + w;
+    const float normal =
+        BitCast<float>((twice >> 4) + (0xe0u << 23)) * 0x1p-112f;
+    const float subnormal = BitCast<float>((twice >> 17) | (126u << 23)) - 0.5f;
+    const uint32_t magnitude = twice < (1u << 27) ? BitCast<uint32_t>(subnormal)
+                                                  : BitCast<uint32_t>(normal);
+    return BitCast<float>((w & 0x80000000u) | magnitude);
+  }
+  static CAPSTAN_ALWAYS_INLINE uint16_t Store(float x) {
+    const uint32_t w = BitCast<uint32_t>(x);
+    const uint32_t twice = w + w;
+    const float magnitude = BitCast<float>(w & 0x7fffffffu);
+    const float scaled = (magnitude * 0x1p+112f) * 0x1p-110f;
+    const uint32_t exponent = twice & 0xff000000u;
+    const uint32_t bias = exponent < 0x71000000u ? 0x71000000u : exponent;
+    const uint32_t bits =
+        BitCast<uint32_t>(BitCast<float>((bias >> 1) + 0x07800000u) + scaled);
+    const uint32_t nonsign = (bits >> 13 & 0x7c00u) + (bits & 0x0fffu);
+    return static_cast<uint16_t>((w >> 16 & 0x8000u) |
+                                 (twice > 0xff000000u ? 0x7e00u : nonsign));
+  }
+};
+
+// No working copy.
+struct Nothing {
+  using Storage = char;
+};
+
+template <typename Gradient, typename Working>
+CAPSTAN_ALWAYS_INLINE void UpdateRange(const AdamWFactors& factors,
+                                       const Memory& buffers, int64_t begin,
+                                       int64_t end) {
+  const AdamWFactors f = factors;
+  const auto* __restrict gradient =
+      static_cast<const typename Gradient::Storage*>(buffers.gradient);
+  float* __restrict parameter = buffers.parameter;
+  float* __restrict exp_avg = buffers.exp_avg;
+  float* __restrict exp_avg_sq = buffers.exp_avg_sq;
+  auto* __restrict working =
+      static_cast<typename Working::Storage*>(buffers.working);
+  for (int64_t i = begin; i < end; ++i) {
+    const float g = Gradient::Load(gradient[i]) * f.gradient_scale;
+    const float m = exp_avg[i] + f.weight1 * (g - exp_avg[i]);
+    const float v = exp_avg_sq[i] * f.beta2 + f.weight2 * g * g;
+    const float denominator = std::sqrt(v) / f.root2 + f.epsilon;
+    const float p = parameter[i] * f.decay - f.rate * m / denominator;
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+    parameter[i] = p;
+    if constexpr (!std::is_same<Working, Nothing>::value) {
+      working[i] = Working::Store(p);
+    }
+  }
+}
+
+using UpdateFn = void (*)(const AdamWFactors& factors, const Memory& buffers,
+                          int64_t begin, int64_t end);
+
+template <typename Gradient, typename Working>
+void UpdatePlain(const AdamWFactors& factors, const Memory& buffers,
+                 int64_t begin, int64_t end) {
+  UpdateRange<Gradient, Working>(factors, buffers, begin, end);
+}
+
+#ifdef __x86_64__
+template <typename Gradient, typename Working>
+__attribute__((target("avx2"))) void UpdateAvx2(const AdamWFactors& factors,
+                                                const Memory& buffers,
+                                                int64_t begin, int64_t end) {
+  UpdateRange<Gradient, Working>(factors, buffers, begin, end);
+}
+
+template <typename Gradient, typename Working>
+__attribute__((
+    target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void
+UpdateAvx512(const AdamWFactors& factors, const Memory& buffers, int64_t begin,
+             int64_t end) {
+  UpdateRange<Gradient, Working>(factors, buffers, begin, end);
+}
+#endif  // __x86_64__
+
+template <typename Gradient, typename Working>
+UpdateFn ChooseForProcessor() {
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return UpdateAvx512<Gradient, Working>;
+  }
+  if (__builtin_cpu_supports("avx2")) return UpdateAvx2<Gradient, Working>;
+#endif  // __x86_64__
+  return UpdatePlain<Gradient, Working>;
+}
+
+template <typename Gradient>
+UpdateFn ChooseForWorking(const at::Tensor& working) {
+  if (!working.defined()) return ChooseForProcessor<Gradient, Nothing>();
+  if (working.scalar_type() == at::kBFloat16) {
+    return ChooseForProcessor<Gradient, BFloat16Bits>();
+  }
+  TORCH_CHECK(working.scalar_type() == at::kHalf,
+              "AdamW can't write working weights of ", working.scalar_type());
+  return ChooseForProcessor<Gradient, HalfBits>();
+}
+
+UpdateFn Choose(const at::Tensor& gradient, const at::Tensor& working) {
+  switch (gradient.scalar_type()) {
+    case at::kFloat:
+      return ChooseForWorking<FloatBits>(working);
+    case at::kBFloat16:
+      return ChooseForWorking<BFloat16Bits>(working);
+    case at::kHalf:
+      return ChooseForWorking<HalfBits>(working);
+    default:
+      TORCH_CHECK(false, "AdamW can't read gradients of ",
+                  gradient.scalar_type());
+  }
+}
+
+void CheckBuffer(const at::Tensor& tensor, int64_t length) {
+  TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous() &&
+                  tensor.numel() == length,
+              "AdamW wants contiguous buffers of one length on the CPU");
+}
+
+void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
+  AdamWFactors factors = MakeAdamWFactors(options);
+  if (b.device_scale.defined()) {
+    const float scale = *b.device_scale.const_data_ptr<float>();
+    if (!std::isfinite(scale)) return;
+    factors.gradient_scale *= scale;
+  }
+  const int64_t length = b.parameter.numel();
+  for (const at::Tensor* t :
+       {&b.gradient, &b.parameter, &b.exp_avg, &b.exp_avg_sq, &b.working}) {
+    if (t->defined()) CheckBuffer(*t, length);
+  }
+  const Memory memory = {
+      b.gradient.const_data_ptr(), b.parameter.mutable_data_ptr<float>(),
+      b.exp_avg.mutable_data_ptr<float>(),
+      b.exp_avg_sq.mutable_data_ptr<float>(),
+      b.working.defined() ? b.working.mutable_data_ptr() : nullptr};
+  const UpdateFn update = Choose(b.gradient, b.working);
+  at::parallel_for(0, length, kGrain, [&](int64_t begin, int64_t end) {
+    update(factors, memory, begin, end);
+  });
+}
+
+}  // namespace
+
+void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers) {
+  if (buffers.parameter.device().is_cpu()) return StepOnCpu(options, buffers);
+  if (const auto* cuda = cuda::For(buffers.parameter)) {
+    return AdamWByKernel(*cuda, options, buffers);
+  }
+  AdamWByLibTorch(options, buffers);
+}
+
+}  // namespace kernels
+}  // namespace capstan

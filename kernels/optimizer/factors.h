@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_KERNELS_OPTIMIZER_FACTORS_H_
+#define CAPSTAN_KERNELS_OPTIMIZER_FACTORS_H_
+
+#include <cmath>
+
+#include "kernels/optimizer/adamw.h"
+
+namespace capstan {
+namespace kernels {
+
+// What is the same for all elements.
+struct AdamWFactors {
+  float gradient_scale;
+  float decay;    // 1 - lr * weight_decay
+  float weight1;  // 1 - beta1
+  float beta2;
+  float weight2;  // 1 - beta2
+  float rate;     // lr / (1 - beta1^t)
+  float root2;    // sqrt(1 - beta2^t)
+  float epsilon;
+};
+
+inline AdamWFactors MakeAdamWFactors(const AdamWOptions& o) {
+  const double step = static_cast<double>(o.step);
+  AdamWFactors f;
+  f.gradient_scale = static_cast<float>(o.gradient_scale);
+  f.decay = static_cast<float>(1.0 - o.learning_rate * o.weight_decay);
+  f.weight1 = static_cast<float>(1.0 - o.beta1);
+  f.beta2 = static_cast<float>(o.beta2);
+  f.weight2 = static_cast<float>(1.0 - o.beta2);
+  f.rate =
+      static_cast<float>(o.learning_rate / (1.0 - std::pow(o.beta1, step)));
+  f.root2 = static_cast<float>(std::sqrt(1.0 - std::pow(o.beta2, step)));
+  f.epsilon = static_cast<float>(o.epsilon);
+  return f;
+}
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_OPTIMIZER_FACTORS_H_

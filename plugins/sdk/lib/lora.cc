@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/sdk/lib/lora.h"
+
+#include <cmath>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "base/text_file.h"
+#include "plugins/sdk/lib/safetensors.h"
+
+namespace capstan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kPrefix[] = "base_model.model.";
+constexpr char kSuffixA[] = ".lora_A.weight";
+constexpr char kSuffixB[] = ".lora_B.weight";
+constexpr char kAllLinear[] = "all-linear";
+
+// Keys that make an adapter compute something else where they are set.
+constexpr const char* kNotImplemented[] = {"alora_invocation_tokens",
+                                           "alpha_pattern",
+                                           "exclude_modules",
+                                           "fan_in_fan_out",
+                                           "layer_replication",
+                                           "layers_pattern",
+                                           "layers_to_transform",
+                                           "lora_bias",
+                                           "modules_to_save",
+                                           "rank_pattern",
+                                           "target_parameters",
+                                           "trainable_token_indices",
+                                           "use_bdlora",
+                                           "use_dora",
+                                           "use_qalora"};
+
+bool IsSet(const Json& value) {
+  if (value.is_null()) return false;
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_object() || value.is_array()) return !value.empty();
+  return true;
+}
+
+// Reads one adapter_config.json; remembers the first thing that is wrong.
+class ConfigReader {
+ public:
+  ConfigReader(std::string path, const Json& json)
+      : path_(std::move(path)), json_(json) {}
+
+  absl::StatusOr<LoraSpec> Read() {
+    RefuseOthers();
+    LoraSpec spec;
+    if (const Json* r = Find("r")) {
+      spec.rank = JsonInteger(*r).value_or(0);
+      if (spec.rank < 1) Fail("r", "must be an integer greater than 0", *r);
+    }
+    spec.alpha = Number("lora_alpha", spec.alpha);
+    spec.dropout = Number("lora_dropout", spec.dropout);
+    if (!(spec.dropout >= 0.0 && spec.dropout < 1.0)) {
+      Fail("lora_dropout", "must be at least 0 and below 1",
+           json_["lora_dropout"]);
+    }
+    if (const Json* rslora = Find("use_rslora")) {
+      if (rslora->is_boolean()) {
+        spec.rslora = rslora->get<bool>();
+      } else {
+        Fail("use_rslora", "must be true or false", *rslora);
+      }
+    }
+    ReadModules(&spec.target_modules);
+    if (!status_.ok()) return status_;
+    return spec;
+  }
+
+ private:
+  // Null if absent or null.
+  const Json* Find(const char* key) const {
+    const auto it = json_.find(key);
+    return it == json_.end() || it->is_null() ? nullptr : &*it;
+  }
+
+  void Fail(const char* key, const char* problem, const Json& value) {
+    if (!status_.ok()) return;
+    status_ = absl::InvalidArgumentError(
+        absl::StrCat(path_, ": ", key, " ", problem, ", is ", Shown(value)));
+  }
+
+  static std::string Shown(const Json& value) {
+    return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+
+  double Number(const char* key, double otherwise) {
+    const Json* value = Find(key);
+    if (value == nullptr) return otherwise;
+    if (value->is_number() && std::isfinite(value->get<double>())) {
+      return value->get<double>();
+    }
+    Fail(key, "must be a number", *value);
+    return otherwise;
+  }
+
+  void RefuseOthers() {
+    const Json* type = Find("peft_type");
+    if (type == nullptr || *type != "LORA") {
+      Fail("peft_type", "must be \"LORA\"", type == nullptr ? Json() : *type);
+    }
+    for (const char* key : kNotImplemented) {
+      const Json* value = Find(key);
+      if (value != nullptr && IsSet(*value)) {
+        Fail(key, "is not implemented: it must be absent, null or empty",
+             *value);
+      }
+    }
+    const Json* bias = Find("bias");
+    if (bias != nullptr && *bias != "none") {
+      Fail("bias", "must be \"none\"", *bias);
+    }
+    // Others (PiSSA, OLoRA, LoftQ ..) change the base model's weights.
+    const Json* init = Find("init_lora_weights");
+    if (init != nullptr && !init->is_boolean() && *init != "gaussian" &&
+        *init != "orthogonal" && *init != "eva") {
+      Fail("init_lora_weights",
+           "must leave the base model's weights as they are (true, false, "
+           "\"gaussian\", \"orthogonal\" or \"eva\")",
+           *init);
+    }
+  }
+
+  void ReadModules(std::vector<std::string>* modules) {
+    const Json* value = Find("target_modules");
+    if (value != nullptr && *value == kAllLinear) {
+      *modules = {kAllLinear};
+      return;
+    }
+    if (value != nullptr && value->is_array() && !value->empty()) {
+      for (const Json& name : *value) {
+        if (!name.is_string() || name.get<std::string>().empty()) {
+          return Fail("target_modules", "must hold names", *value);
+        }
+        modules->push_back(name.get<std::string>());
+      }
+      return;
+    }
+    Fail("target_modules",
+         "must be a list of module names or \"all-linear\" (regular "
+         "expressions are not implemented)",
+         value == nullptr ? Json() : *value);
+  }
+
+  const std::string path_;
+  const Json& json_;
+  absl::Status status_;
+};
+
+// Whole numbers without ".0", as PEFT writes them.
+Json Plain(double value) {
+  const double whole = std::nearbyint(value);
+  if (whole == value && std::fabs(value) < 1e15) {
+    return static_cast<int64_t>(whole);
+  }
+  return value;
+}
+
+}  // namespace
+
+std::string AdapterConfigJson(const LoraSpec& spec,
+                              const std::string& base_model) {
+  const Json none = nullptr;
+  Json json;
+  json["peft_type"] = "LORA";
+  json["task_type"] = "CAUSAL_LM";
+  json["base_model_name_or_path"] =
+      base_model.empty() ? none : Json(base_model);
+  json["revision"] = none;
+  json["inference_mode"] = true;
+  json["r"] = spec.rank;
+  json["lora_alpha"] = Plain(spec.alpha);
+  json["lora_dropout"] = spec.dropout;
+  json["use_rslora"] = spec.rslora;
+  json["use_dora"] = false;
+  json["bias"] = "none";
+  json["lora_bias"] = false;
+  json["fan_in_fan_out"] = false;
+  json["init_lora_weights"] = true;
+  const bool all =
+      spec.target_modules.size() == 1 && spec.target_modules[0] == kAllLinear;
+  json["target_modules"] = all ? Json(kAllLinear) : Json(spec.target_modules);
+  json["modules_to_save"] = none;
+  json["layers_to_transform"] = none;
+  json["layers_pattern"] = none;
+  json["layer_replication"] = none;
+  json["rank_pattern"] = Json::object();
+  json["alpha_pattern"] = Json::object();
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder) {
+  const std::string path = folder + "/adapter_config.json";
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  const Json json = ParseJson<Json>(text);
+  if (!json.is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": not a JSON object"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(LoraSpec spec, ConfigReader(path, json).Read());
+  spec.pretrained = folder;
+  return spec;
+}
+
+bool IsAdapterParameter(absl::string_view name) {
+  return ParseAdapterName(name).has_value();
+}
+
+absl::optional<AdapterName> ParseAdapterName(absl::string_view name) {
+  if (!absl::ConsumePrefix(&name, kPrefix)) return absl::nullopt;
+  AdapterName parsed;
+  parsed.is_b = absl::ConsumeSuffix(&name, kSuffixB);
+  if (!parsed.is_b && !absl::ConsumeSuffix(&name, kSuffixA)) {
+    return absl::nullopt;
+  }
+  if (name.empty()) return absl::nullopt;
+  parsed.module = std::string(name);
+  return parsed;
+}
+
+std::string AdapterParameterName(absl::string_view module, bool is_b) {
+  return absl::StrCat(kPrefix, module, is_b ? kSuffixB : kSuffixA);
+}
+
+absl::Status WriteAdapter(
+    const std::string& folder, const LoraSpec& spec,
+    const std::string& base_model,
+    const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<SafetensorsWriter> writer,
+      SafetensorsWriter::Create(folder + "/adapter_model.safetensors"));
+  writer->SetMetadata("format", "pt");
+  for (const auto& [name, tensor] : tensors) {
+    if (!IsAdapterParameter(name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", name, "' is no adapter's parameter"));
+    }
+    writer->Declare(name, at::kFloat, tensor.sizes().vec());
+  }
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor value = tensor.to(at::kCPU, at::kFloat).contiguous();
+    CAPSTAN_RETURN_IF_ERROR(
+        writer->Append(value.const_data_ptr(), value.nbytes()));
+  }
+  CAPSTAN_RETURN_IF_ERROR(writer->Close());
+  return WriteTextFile(folder + "/adapter_config.json",
+                       AdapterConfigJson(spec, base_model));
+}
+
+}  // namespace capstan

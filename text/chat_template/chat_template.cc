@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/sdk/chat_template.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "text/chat_template/style.h"
+
+namespace capstan {
+namespace {
+
+// "system, user and assistant".
+std::string List(const std::vector<std::string>& words) {
+  const std::vector<std::string> most(words.begin(), words.end() - 1);
+  return most.empty()
+             ? words.back()
+             : absl::StrCat(absl::StrJoin(most, ", "), " and ", words.back());
+}
+
+class StyledTemplate final : public ChatTemplate {
+ public:
+  explicit StyledTemplate(const ChatStyle& style) : style_(style) {}
+
+  std::string name() const override { return style_.name; }
+  std::string jinja() const override { return style_.jinja; }
+  std::string end_of_turn() const override { return style_.turn_end; }
+  absl::StatusOr<ChatText> Render(absl::Span<const ChatMessage> messages,
+                                  bool generation_prompt) const override;
+  absl::Status Check(const Tokenizer& tokenizer) const override;
+
+ private:
+  absl::Status CheckRoles(absl::Span<const ChatMessage> messages) const;
+  void AppendHead(absl::string_view role, std::string* text) const {
+    absl::StrAppend(text, style_.head_begin, role, style_.head_end);
+  }
+  void AppendTurn(const ChatMessage& message, absl::string_view prefix,
+                  ChatText* out) const;
+
+  const ChatStyle& style_;
+};
+
+absl::Status StyledTemplate::CheckRoles(
+    absl::Span<const ChatMessage> messages) const {
+  if (messages.empty()) {
+    return absl::InvalidArgumentError("the conversation has no message");
+  }
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string& role = messages[i].role;
+    if (std::find(style_.roles.begin(), style_.roles.end(), role) ==
+        style_.roles.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "message ", i + 1, " has the role \"", role, "\"; the template ",
+          style_.name, " knows ", List(style_.roles)));
+    }
+  }
+  if (!style_.alternates) return absl::OkStatus();
+  const size_t first = messages[0].role == "system" ? 1 : 0;
+  if (first == messages.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the conversation has only a system message; the template ",
+        style_.name, " writes it into the first user turn"));
+  }
+  for (size_t i = first; i < messages.size(); ++i) {
+    const char* const want = (i - first) % 2 == 0 ? "user" : "assistant";
+    if (messages[i].role == want) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("message ", i + 1, " has the role \"", messages[i].role,
+                     "\" where the template ", style_.name, " wants \"", want,
+                     "\": user and assistant take turns"));
+  }
+  return absl::OkStatus();
+}
+
+void StyledTemplate::AppendTurn(const ChatMessage& message,
+                                absl::string_view prefix, ChatText* out) const {
+  std::string& text = out->text;
+  const bool assistant = message.role == "assistant";
+  AppendHead(assistant ? style_.assistant : message.role, &text);
+  const int64_t begin = static_cast<int64_t>(text.size());
+  absl::StrAppend(&text, prefix,
+                  style_.trims ? TrimUnicode(message.content)
+                               : absl::string_view(message.content),
+                  style_.turn_end);
+  if (assistant) {
+    out->assistant.emplace_back(begin, static_cast<int64_t>(text.size()));
+  }
+  text += style_.between_turns;
+}
+
+absl::StatusOr<ChatText> StyledTemplate::Render(
+    absl::Span<const ChatMessage> messages, bool generation_prompt) const {
+  const absl::Status roles = CheckRoles(messages);
+  if (!roles.ok()) return roles;
+  ChatText out;
+  size_t size = style_.bos.size() + style_.default_system.size() + 64;
+  for (const ChatMessage& message : messages) {
+    size += message.content.size() + message.role.size() + 64;
+  }
+  out.text.reserve(size);
+  out.text = style_.bos;
+  const bool system = messages[0].role == "system";
+  if (!system && !style_.default_system.empty()) {
+    AppendTurn({"system", style_.default_system}, "", &out);
+  }
+  std::string prefix;
+  if (system && style_.alternates) {
+    prefix = messages[0].content + "\n\n";
+    messages.remove_prefix(1);
+  }
+  for (const ChatMessage& message : messages) {
+    AppendTurn(message, prefix, &out);
+    prefix.clear();
+  }
+  if (generation_prompt || style_.always_prompts) {
+    AppendHead(style_.assistant, &out.text);
+  }
+  return out;
+}
+
+absl::Status StyledTemplate::Check(const Tokenizer& tokenizer) const {
+  std::vector<std::string> missing;
+  for (const std::string& token : style_.special_tokens) {
+    const absl::optional<int64_t> id = tokenizer.IdOf(token);
+    if (!id.has_value() || tokenizer.Encode(token) != std::vector{*id}) {
+      missing.push_back(token);
+    }
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the tokenizer has no token ", List(missing), ", which the template ",
+      style_.name,
+      " writes: choose a template that fits it, or add the tokens to its "
+      "tokenizer.json"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Named(
+    absl::string_view name) {
+  for (const ChatStyle& style : ChatStyles()) {
+    if (style.name == name) return std::make_unique<StyledTemplate>(style);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "there is no chat template \"", name, "\", only ", List(Names())));
+}
+
+std::vector<std::string> ChatTemplate::Names() {
+  std::vector<std::string> names;
+  for (const ChatStyle& style : ChatStyles()) names.push_back(style.name);
+  return names;
+}
+
+}  // namespace capstan

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/chat_template/jinja_text.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+
+namespace capstan {
+namespace {
+
+enum class Kind { kText, kOutput, kStatement, kComment };
+
+struct Element {
+  Kind kind;
+  std::string body;
+  bool trims_before = false;  // {%-
+  bool trims_after = false;   // -%}
+};
+
+// A piece of an expression: a name, a number, a sign, or a literal (unquoted).
+struct Token {
+  bool literal;
+  std::string text;
+
+  bool Is(const char* sign) const { return !literal && text == sign; }
+};
+
+// Where the tag whose body begins at `at` is closed; npos if it isn't.
+size_t FindClose(absl::string_view text, size_t at, const char* close,
+                 bool quotes) {
+  char quote = 0;
+  for (; at + 1 < text.size(); ++at) {
+    const char c = text[at];
+    if (quote != 0) {
+      if (c == '\\') {
+        ++at;
+      } else if (c == quote) {
+        quote = 0;
+      }
+    } else if (quotes && (c == '\'' || c == '"')) {
+      quote = c;
+    } else if (c == close[0] && text[at + 1] == close[1]) {
+      return at;
+    }
+  }
+  return absl::string_view::npos;
+}
+
+std::vector<Element> Split(absl::string_view text) {
+  std::vector<Element> elements;
+  std::string plain;
+  size_t at = 0;
+  while (at < text.size()) {
+    const absl::string_view open = text.substr(at, 2);
+    const bool statement = open == "{%";
+    const bool comment = open == "{#";
+    size_t close = absl::string_view::npos;
+    if (statement || comment || open == "{{") {
+      close = FindClose(text, at + 2,
+                        statement ? "%}"
+                        : comment ? "#}"
+                                  : "}}",
+                        !comment);
+    }
+    if (close == absl::string_view::npos) {
+      plain += text[at++];
+      continue;
+    }
+    elements.push_back({Kind::kText, plain});
+    plain.clear();
+    Element tag{statement ? Kind::kStatement
+                : comment ? Kind::kComment
+                          : Kind::kOutput,
+                std::string(text.substr(at + 2, close - at - 2))};
+    if (!tag.body.empty() && tag.body.front() == '-') {
+      tag.trims_before = true;
+      tag.body.erase(0, 1);
+    }
+    if (!tag.body.empty() && tag.body.back() == '-') {
+      tag.trims_after = true;
+      tag.body.pop_back();
+    }
+    elements.push_back(tag);
+    at = close + 2;
+  }
+  // jinja drops one line break at the end of a template.
+  if (!plain.empty() && plain.back() == '\n') plain.pop_back();
+  elements.push_back({Kind::kText, plain});
+  return elements;
+}
+
+// Between lstrip_blocks, trim_blocks and '-', what is left of a plain text.
+std::string TrimmedText(const Element* before, const std::string& text,
+                        const Element* after) {
+  absl::string_view out = text;
+  if (before != nullptr && before->trims_after) {
+    out = absl::StripLeadingAsciiWhitespace(out);
+  } else if (before != nullptr && before->kind != Kind::kOutput &&
+             !out.empty() && out.front() == '\n') {
+    out.remove_prefix(1);
+  }
+  if (after != nullptr && after->trims_before) {
+    out = absl::StripTrailingAsciiWhitespace(out);
+  } else if (after != nullptr && after->kind != Kind::kOutput) {
+    size_t end = out.size();
+    while (end > 0 && (out[end - 1] == ' ' || out[end - 1] == '\t')) --end;
+    const bool line_start =
+        end > 0 ? out[end - 1] == '\n'
+                : before == nullptr || out.data() != text.data();
+    if (line_start) out = out.substr(0, end);
+  }
+  return std::string(out);
+}
+
+std::string Unescaped(absl::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\' || i + 1 == text.size()) {
+      out += text[i];
+      continue;
+    }
+    const char c = text[++i];
+    if (c == 'n') {
+      out += '\n';
+    } else if (c == 't') {
+      out += '\t';
+    } else if (c == '\\' || c == '\'' || c == '"') {
+      out += c;
+    } else {
+      out += {'\\', c};
+    }
+  }
+  return out;
+}
+
+bool IsName(char c) { return absl::ascii_isalnum(c) || c == '_'; }
+
+std::vector<Token> Tokens(absl::string_view text, absl::string_view bos,
+                          absl::string_view eos) {
+  std::vector<Token> tokens;
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    size_t end = i + 1;
+    if (absl::ascii_isspace(c)) {
+      i = end;
+      continue;
+    }
+    if (c == '\'' || c == '"') {
+      while (end < text.size() && text[end] != c) {
+        end += text[end] == '\\' ? 2 : 1;
+      }
+      end = std::min(end, text.size());
+      tokens.push_back({true, Unescaped(text.substr(i + 1, end - i - 1))});
+      i = end + 1;
+      continue;
+    }
+    if (IsName(c)) {
+      while (end < text.size() && IsName(text[end])) ++end;
+    } else if (end < text.size() && text[end] == '=' &&
+               absl::string_view("=!<>").find(c) != absl::string_view::npos) {
+      ++end;
+    }
+    const std::string word(text.substr(i, end - i));
+    i = end;
+    const bool member = !tokens.empty() && tokens.back().Is(".");
+    if (member && IsName(word[0])) {  // a.b is a['b']
+      tokens.pop_back();
+      tokens.insert(tokens.end(), {{false, "["}, {true, word}, {false, "]"}});
+    } else if (word == "bos_token" || word == "eos_token") {
+      tokens.push_back({true, std::string(word[0] == 'b' ? bos : eos)});
+    } else {
+      tokens.push_back({false, word});
+    }
+  }
+  return tokens;
+}
+
+// 'a' + 'b' becomes 'ab'; the arguments of raise_exception go.
+std::vector<Token> Joined(const std::vector<Token>& tokens) {
+  std::vector<Token> out;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool filtered = i + 1 < tokens.size() && tokens[i + 1].Is("|");
+    const size_t size = out.size();
+    if (tokens[i].literal && !filtered && size >= 2 && out[size - 1].Is("+") &&
+        out[size - 2].literal) {
+      out.pop_back();
+      out.back().text += tokens[i].text;
+    } else if (tokens[i].literal && size >= 2 && out[size - 1].Is("(") &&
+               out[size - 2].Is("raise_exception")) {
+      continue;
+    } else {
+      out.push_back(tokens[i]);
+    }
+  }
+  return out;
+}
+
+// How far each bracket goes: the place behind the one that closes tokens[at].
+size_t Behind(const std::vector<Token>& tokens, size_t at) {
+  int depth = 0;
+  for (; at < tokens.size(); ++at) {
+    if (tokens[at].Is("(") || tokens[at].Is("[")) ++depth;
+    if (tokens[at].Is(")") || tokens[at].Is("]")) --depth;
+    if (depth == 0) return at + 1;
+  }
+  return at;
+}
+
+// Control bytes keep apart what can't be confused then.
+constexpr char kLiteral = '\1';
+constexpr char kOutputMark = '\2';
+constexpr char kStatementMark = '\3';
+
+std::string Spelled(const std::vector<Token>& tokens) {
+  std::string out;
+  for (const Token& token : tokens) {
+    absl::StrAppend(&out, " ", token.literal ? std::string(1, kLiteral) : "",
+                    token.text);
+  }
+  return out;
+}
+
+// The normal form as it grows: literal outputs that follow each other are one.
+class Writer {
+ public:
+  void Literal(absl::string_view text) {
+    if (text.empty()) return;
+    if (!in_literal_) out_ += kLiteral;
+    out_.append(text.data(), text.size());
+    in_literal_ = true;
+  }
+  void Mark(char mark, const std::vector<Token>& tokens) {
+    absl::StrAppend(&out_, std::string(1, mark), Spelled(tokens));
+    in_literal_ = false;
+  }
+  std::string Take() { return std::move(out_); }
+
+ private:
+  std::string out_;
+  bool in_literal_ = false;
+};
+
+// {{ a + b }} writes what {{ a }}{{ b }} writes, if + is its last operation.
+void WriteOutput(const std::vector<Token>& tokens, Writer* writer) {
+  std::vector<std::vector<Token>> terms(1);
+  bool sum = true;
+  for (size_t i = 0; i < tokens.size();) {
+    if (tokens[i].Is("+")) {
+      terms.emplace_back();
+      ++i;
+      continue;
+    }
+    for (const char* other : {"if", "else", "and", "or", "not", "in", "is",
+                              "==", "!=", "<", ">", "<=", ">=", "~", "-"}) {
+      if (tokens[i].Is(other)) sum = false;
+    }
+    const size_t end =
+        tokens[i].Is("(") || tokens[i].Is("[") ? Behind(tokens, i) : i + 1;
+    terms.back().insert(terms.back().end(), tokens.begin() + i,
+                        tokens.begin() + end);
+    i = end;
+  }
+  if (!sum) terms = {tokens};
+  for (const std::vector<Token>& term : terms) {
+    if (term.size() == 1 && term[0].literal) {
+      writer->Literal(term[0].text);
+    } else {
+      writer->Mark(kOutputMark, term);
+    }
+  }
+}
+
+void WriteStatement(std::vector<Token> tokens, Writer* writer) {
+  // Marks of training spans: they write nothing.
+  if (tokens.size() == 1 &&
+      (tokens[0].Is("generation") || tokens[0].Is("endgeneration"))) {
+    return;
+  }
+  // if (a) is if a.
+  if (tokens.size() > 2 && (tokens[0].Is("if") || tokens[0].Is("elif")) &&
+      tokens[1].Is("(") && Behind(tokens, 1) == tokens.size()) {
+    tokens.erase(tokens.begin() + 1);
+    tokens.pop_back();
+  }
+  writer->Mark(kStatementMark, tokens);
+}
+
+}  // namespace
+
+std::string NormalJinja(absl::string_view text, absl::string_view bos,
+                        absl::string_view eos) {
+  const std::vector<Element> elements = Split(text);
+  Writer writer;
+  for (size_t i = 0; i < elements.size(); ++i) {
+    const Element& element = elements[i];
+    if (element.kind == Kind::kText) {
+      writer.Literal(
+          TrimmedText(i > 0 ? &elements[i - 1] : nullptr, element.body,
+                      i + 1 < elements.size() ? &elements[i + 1] : nullptr));
+    } else if (element.kind == Kind::kOutput) {
+      WriteOutput(Joined(Tokens(element.body, bos, eos)), &writer);
+    } else if (element.kind == Kind::kStatement) {
+      WriteStatement(Joined(Tokens(element.body, bos, eos)), &writer);
+    }
+  }
+  // A default for what is false when it isn't given, anyway.
+  const std::string stop(1, kStatementMark);
+  const std::string set_false =
+      absl::StrCat(stop, " set add_generation_prompt = false", stop, " endif");
+  return absl::StrReplaceAll(
+      writer.Take(),
+      {{absl::StrCat(stop, " if not add_generation_prompt is defined",
+                     set_false),
+        ""},
+       {absl::StrCat(stop, " if add_generation_prompt is not defined",
+                     set_false),
+        ""}});
+}
+
+}  // namespace capstan

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/chat_template/style.h"
+
+namespace capstan {
+namespace {
+
+ChatStyle ChatMl() {
+  ChatStyle style;
+  style.name = "chatml";
+  style.head_begin = "<|im_start|>";
+  style.head_end = "\n";
+  style.turn_end = "<|im_end|>";
+  style.between_turns = "\n";
+  style.assistant = "assistant";
+  style.roles = {"system", "user", "assistant", "tool"};
+  style.special_tokens = {"<|im_start|>", "<|im_end|>"};
+  style.jinja =
+      R"({% for message in messages %})"
+      R"({{ '<|im_start|>' + message['role'] + '\n' + message['content'] + )"
+      R"('<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %})"
+      R"({{ '<|im_start|>assistant\n' }}{% endif %})";
+  return style;
+}
+
+// SmolLM2 Instruct's: ChatML with a first turn of its own.
+ChatStyle SmolLm2() {
+  ChatStyle style = ChatMl();
+  style.name = "smollm2";
+  style.default_system =
+      "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
+  style.jinja =
+      R"({% for message in messages %}{% if loop.first and )"
+      R"(messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n)" +
+      style.default_system +
+      R"(<|im_end|>\n' }}{% endif %})"
+      R"({{ '<|im_start|>' + message['role'] + '\n' + message['content'] + )"
+      R"('<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %})"
+      R"({{ '<|im_start|>assistant\n' }}{% endif %})";
+  return style;
+}
+
+// The turns of Llama 3's template and of those made after it.
+constexpr char kHeaderTurns[] =
+    R"({{ '<|start_header_id|>' + message['role'] + )"
+    R"('<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }})"
+    R"({% endfor %})";
+constexpr char kHeaderPrompt[] =
+    R"({{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }})";
+constexpr char kPublishedHeaderTurns[] =
+    R"({% set loop_messages = messages %}{% for message in loop_messages %})"
+    R"({% set content = '<|start_header_id|>' + message['role'] + )"
+    R"('<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' %})"
+    R"({% if loop.index0 == 0 %}{% set content = bos_token + content %})"
+    R"({% endif %}{{ content }}{% endfor %})";
+
+ChatStyle HeaderStyle(const std::string& name, const std::string& bos) {
+  ChatStyle style;
+  style.name = name;
+  style.bos = bos;
+  style.head_begin = "<|start_header_id|>";
+  style.head_end = "<|end_header_id|>\n\n";
+  style.turn_end = "<|eot_id|>";
+  style.assistant = "assistant";
+  style.trims = true;
+  style.roles = {"system", "user", "assistant", "tool", "ipython"};
+  style.special_tokens = {bos, "<|start_header_id|>", "<|end_header_id|>",
+                          "<|eot_id|>"};
+  style.jinja = "{% for message in messages %}{% if loop.first %}{{ '" + bos +
+                "' }}{% endif %}" + kHeaderTurns;
+  style.other_jinja = {kPublishedHeaderTurns};
+  return style;
+}
+
+ChatStyle Llama3() {
+  ChatStyle style = HeaderStyle("llama3", "<|begin_of_text|>");
+  const std::string prompt = std::string("{% if add_generation_prompt %}") +
+                             kHeaderPrompt + "{% endif %}";
+  style.jinja += prompt;
+  style.other_jinja[0] += prompt;
+  return style;
+}
+
+// Llama 3's turns; the assistant's head always ends the text.
+ChatStyle Llada() {
+  ChatStyle style = HeaderStyle("llada", "<|startoftext|>");
+  style.always_prompts = true;
+  style.jinja += kHeaderPrompt;
+  style.other_jinja[0] += kHeaderPrompt;
+  return style;
+}
+
+constexpr char kGemmaSystem[] =
+    R"({{ bos_token }}{% if messages[0]['role'] == 'system' %})";
+constexpr char kGemmaLoop[] =
+    R"({% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %})"
+    R"({{ raise_exception('Conversation roles must alternate )"
+    R"(user/assistant/user/assistant/...') }}{% endif %})"
+    R"({% if message['role'] == 'assistant' %}{% set role = 'model' %})"
+    R"({% else %}{% set role = message['role'] %}{% endif %})";
+constexpr char kGemmaPrompt[] = R"({% endfor %}{% if add_generation_prompt %})"
+                                R"({{ '<start_of_turn>model\n' }}{% endif %})";
+constexpr char kGemmaSplit[] =
+    R"({% set loop_messages = messages[1:] %}{% else %})"
+    R"({% set first_user_prefix = '' %}{% set loop_messages = messages %})"
+    R"({% endif %}{% for message in loop_messages %})";
+constexpr char kGemmaHead[] = R"({{ '<start_of_turn>' + role + '\n' + )"
+                              R"((first_user_prefix if loop.first else '') }})";
+
+// Gemma 2's, which refuses turns of the system, and Gemma 3's, which puts them
+// into the first user turn.
+ChatStyle Gemma() {
+  ChatStyle style;
+  style.name = "gemma";
+  style.bos = "<bos>";
+  style.head_begin = "<start_of_turn>";
+  style.head_end = "\n";
+  style.turn_end = "<end_of_turn>";
+  style.between_turns = "\n";
+  style.assistant = "model";
+  style.trims = true;
+  style.alternates = true;
+  style.roles = {"system", "user", "assistant"};
+  style.special_tokens = {"<bos>", "<start_of_turn>", "<end_of_turn>"};
+  const std::string system = kGemmaSystem;
+  const std::string loop = kGemmaLoop;
+  style.jinja =
+      R"({{ '<bos>' }}{% if messages[0]['role'] == 'system' %})"
+      R"({% set first_user_prefix = messages[0]['content'] + '\n\n' %})" +
+      std::string(kGemmaSplit) + loop + kGemmaHead +
+      R"({{ message['content'] | trim + '<end_of_turn>\n' }})" + kGemmaPrompt;
+  style.other_jinja = {
+      system + "{{ raise_exception('') }}{% endif %}" +
+          "{% for message in messages %}" + loop +
+          R"({{ '<start_of_turn>' + role + '\n' + message['content'] | trim + )"
+          R"('<end_of_turn>\n' }})" +
+          kGemmaPrompt,
+      system +
+          R"({% if messages[0]['content'] is string %})"
+          R"({% set first_user_prefix = messages[0]['content'] + '\n\n' %})"
+          R"({% else %}{% set first_user_prefix = )"
+          R"(messages[0]['content'][0]['text'] + '\n\n' %}{% endif %})" +
+          kGemmaSplit + loop + kGemmaHead +
+          R"({% if message['content'] is string %})"
+          R"({{ message['content'] | trim }})"
+          R"({% elif message['content'] is iterable %})"
+          R"({% for item in message['content'] %})"
+          R"({% if item['type'] == 'image' %}{{ '<start_of_image>' }})"
+          R"({% elif item['type'] == 'text' %}{{ item['text'] | trim }})"
+          R"({% endif %}{% endfor %}{% else %}{{ raise_exception('') }})"
+          R"({% endif %}{{ '<end_of_turn>\n' }})" +
+          kGemmaPrompt};
+  return style;
+}
+
+// What Python's str.isspace says of one character.
+bool IsSpace(uint32_t c) {
+  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 ||
+         c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
+         c == 0x3000;
+}
+
+// The character at the front of `text`, of at most three bytes (spaces have no
+// more), and its size; 0 for what isn't one.
+uint32_t FirstCharacter(absl::string_view text, size_t* size) {
+  const auto byte = [&](size_t i) {
+    return static_cast<uint32_t>(static_cast<unsigned char>(text[i]));
+  };
+  *size = 1;
+  if (byte(0) < 0x80) return byte(0);
+  if (byte(0) >= 0xc0 && byte(0) < 0xe0 && text.size() >= 2) {
+    *size = 2;
+    return (byte(0) & 0x1f) << 6 | (byte(1) & 0x3f);
+  }
+  if (byte(0) >= 0xe0 && byte(0) < 0xf0 && text.size() >= 3) {
+    *size = 3;
+    return (byte(0) & 0x0f) << 12 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
+  }
+  return 0;
+}
+
+}  // namespace
+
+const std::vector<ChatStyle>& ChatStyles() {
+  static const auto* const styles = new std::vector<ChatStyle>{
+      ChatMl(), SmolLm2(), Llama3(), Gemma(), Llada()};
+  return *styles;
+}
+
+absl::string_view TrimUnicode(absl::string_view text) {
+  size_t size = 0;
+  while (!text.empty() && IsSpace(FirstCharacter(text, &size))) {
+    text.remove_prefix(size);
+  }
+  while (!text.empty()) {
+    size_t begin = text.size() - 1;
+    while (begin > 0 && (text[begin] & 0xc0) == 0x80) --begin;
+    const absl::string_view last = text.substr(begin);
+    if (!IsSpace(FirstCharacter(last, &size)) || size != last.size()) break;
+    text.remove_suffix(size);
+  }
+  return text;
+}
+
+}  // namespace capstan

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/tokenizer/bpe.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "text/tokenizer/utf8.h"
+
+namespace capstan {
+namespace tokenizer {
+namespace {
+
+// Up to this many symbols, looking through all pairs beats a heap.
+constexpr size_t kShort = 40;
+constexpr uint32_t kNone = ~uint32_t{0};
+
+// Bytes from the beginning of one to the end of the other.
+uint32_t Joined(const Symbol& left, const Symbol& right) {
+  return static_cast<uint32_t>(right.begin + right.size - left.begin);
+}
+
+}  // namespace
+
+size_t Bpe::Prefix(absl::string_view word) const {
+  if (!prefixes_) return word.size();
+  if (byte_level_) {
+    for (size_t i = 1; i < word.size(); ++i) {
+      const auto left = static_cast<unsigned char>(word[i - 1]);
+      const auto right = static_cast<unsigned char>(word[i]);
+      if (!byte_neighbours_[left << 8 | right]) return i;
+    }
+    return word.size();
+  }
+  size_t at = 0;
+  uint64_t left = NextCharacter(word, &at);
+  bool left_known = byte_fallback_ || IsKnown(word.substr(0, at));
+  while (at < word.size()) {
+    const size_t end = at;
+    const uint64_t right = NextCharacter(word, &at);
+    const bool right_known =
+        byte_fallback_ || IsKnown(word.substr(end, at - end));
+    // Unknown characters may be fused, or left out between two that merge.
+    if (left_known && right_known &&
+        !neighbours_.contains(left << 32 | right)) {
+      return end;
+    }
+    left = right;
+    left_known = right_known;
+  }
+  return word.size();
+}
+
+bool Bpe::IsKnown(absl::string_view character) const {
+  const int32_t id = vocabulary_.IdOf(character);
+  return id >= 0 && vocabulary_.InModel(id);
+}
+
+int32_t Bpe::WholeWord(absl::string_view word) const {
+  if (byte_level_) {
+    const auto found = words_.find(word);
+    return found == words_.end() ? -1 : found->second;
+  }
+  const int32_t id = vocabulary_.IdOf(word);
+  return id >= 0 && vocabulary_.InModel(id) ? id : -1;
+}
+
+void Bpe::Encode(absl::string_view word, absl::string_view text,
+                 BpeState* state, std::vector<int64_t>* ids) const {
+  if (!has_merges_ && byte_level_ && !ignore_merges_) {
+    Run(word, state);
+    for (const Symbol& symbol : state->symbols) ids->push_back(symbol.id);
+    return;
+  }
+  // A short word of bytes isn't worth looking for prefixes.
+  const bool whole = byte_level_ && word.size() <= WordCache::kMaxWord;
+  while (!word.empty()) {
+    const absl::string_view prefix =
+        whole || ignore_merges_ ? word : word.substr(0, Prefix(word));
+    word.remove_prefix(prefix.size());
+    const bool cached = prefix.size() <= WordCache::kMaxWord;
+    WordCache::Key key;
+    if (cached) {
+      key = WordCache::MakeKey(prefix, text);
+      size_t n = 0;
+      const uint32_t* const found = state->cache.Find(key, &n);
+      if (found != nullptr) {
+        for (size_t i = 0; i < n; ++i) ids->push_back(found[i]);
+        continue;
+      }
+    }
+    Run(prefix, state);
+    uint32_t first[WordCache::kMaxIds];
+    const size_t n = state->symbols.size();
+    for (size_t i = 0; i < n; ++i) {
+      ids->push_back(state->symbols[i].id);
+      if (i < WordCache::kMaxIds) first[i] = state->symbols[i].id;
+    }
+    if (cached && n > 0 && n <= WordCache::kMaxIds) {
+      state->cache.Add(key, first, n);
+    }
+  }
+}
+
+void Bpe::EncodeWithPlaces(absl::string_view word, absl::string_view text,
+                           BpeState* state,
+                           std::vector<Symbol>* symbols) const {
+  symbols->clear();
+  size_t begin = 0;
+  if (!sizes_.empty()) {
+    state->ids.clear();
+    Encode(word, text, state, &state->ids);
+    for (int64_t id : state->ids) {
+      symbols->push_back({static_cast<uint32_t>(id), sizes_[id], begin});
+      begin += sizes_[id];
+    }
+    return;
+  }
+  while (begin < word.size()) {
+    const absl::string_view rest = word.substr(begin);
+    const absl::string_view prefix =
+        ignore_merges_ ? rest : rest.substr(0, Prefix(rest));
+    Run(prefix, state);
+    for (Symbol symbol : state->symbols) {
+      symbol.begin += begin;
+      symbols->push_back(symbol);
+    }
+    begin += prefix.size();
+  }
+}
+
+void Bpe::Run(absl::string_view word, BpeState* state) const {
+  state->symbols.clear();
+  if (ignore_merges_) {
+    const int32_t id = WholeWord(word);
+    if (id >= 0) {
+      state->symbols.push_back(
+          {static_cast<uint32_t>(id), static_cast<uint32_t>(word.size()), 0});
+      return;
+    }
+  }
+  if (byte_level_) {
+    Split(word, &state->symbols);
+  } else {
+    SplitCharacters(word, &state->symbols);
+  }
+  if (!has_merges_ || state->symbols.size() < 2) return;
+  if (state->symbols.size() <= kShort) {
+    MergeShort(state);
+  } else {
+    MergeLong(state);
+  }
+}
+
+void Bpe::Split(absl::string_view word, std::vector<Symbol>* symbols) const {
+  for (size_t i = 0; i < word.size(); ++i) {
+    const int32_t id = byte_ids_[static_cast<unsigned char>(word[i])];
+    if (id >= 0) {
+      symbols->push_back({static_cast<uint32_t>(id), 1, i});
+    } else if (unknown_ >= 0) {
+      const bool fused = fuse_unknown_ && !symbols->empty() && i > 0 &&
+                         byte_ids_[static_cast<unsigned char>(word[i - 1])] < 0;
+      if (fused) {
+        ++symbols->back().size;
+      } else {
+        symbols->push_back({static_cast<uint32_t>(unknown_), 1, i});
+      }
+    }
+  }
+}
+
+void Bpe::SplitCharacters(absl::string_view word,
+                          std::vector<Symbol>* symbols) const {
+  bool unknown_before = false;
+  for (size_t at = 0; at < word.size();) {
+    const size_t begin = at;
+    NextCharacter(word, &at);
+    const auto size = static_cast<uint32_t>(at - begin);
+    const int32_t id = vocabulary_.IdOf(word.substr(begin, size));
+    const bool known = id >= 0 && vocabulary_.InModel(id);
+    if (known) {
+      symbols->push_back({static_cast<uint32_t>(id), size, begin});
+    } else if (byte_fallback_) {
+      for (size_t i = begin; i < begin + size; ++i) {
+        const int32_t byte = byte_ids_[static_cast<unsigned char>(word[i])];
+        symbols->push_back({static_cast<uint32_t>(byte), 1, i});
+      }
+    } else if (unknown_ >= 0) {
+      if (unknown_before && fuse_unknown_) {
+        symbols->back().size += size;
+      } else {
+        symbols->push_back({static_cast<uint32_t>(unknown_), size, begin});
+      }
+    }
+    unknown_before = !known && !byte_fallback_;
+  }
+}
+
+void Bpe::MergeShort(BpeState* state) const {
+  Symbol* const symbols = state->symbols.data();
+  size_t n = state->symbols.size();
+  Merge merges[kShort];  // of symbol i and i + 1
+  for (size_t i = 0; i + 1 < n; ++i) {
+    merges[i] = merges_->Find(symbols[i].id, symbols[i + 1].id);
+  }
+  while (n > 1) {
+    size_t best = 0;
+    for (size_t i = 1; i + 1 < n; ++i) {
+      if (merges[i].rank < merges[best].rank) best = i;
+    }
+    if (merges[best].rank == kNoRank) break;
+    symbols[best].id = merges[best].id;
+    symbols[best].size = Joined(symbols[best], symbols[best + 1]);
+    std::copy(symbols + best + 2, symbols + n, symbols + best + 1);
+    std::copy(merges + best + 1, merges + n - 1, merges + best);
+    --n;
+    if (best + 1 < n) {
+      merges[best] = merges_->Find(symbols[best].id, symbols[best + 1].id);
+    }
+    if (best > 0) {
+      merges[best - 1] = merges_->Find(symbols[best - 1].id, symbols[best].id);
+    }
+  }
+  state->symbols.resize(n);
+}
+
+// A heap of the pairs that merge; one that is no longer what it was when it
+// came in is passed over.
+void Bpe::MergeLong(BpeState* state) const {
+  std::vector<Symbol>& symbols = state->symbols;
+  std::vector<BpeState::Candidate>& heap = state->heap;
+  if (symbols.size() >= kNone) {
+    throw std::length_error("a word of 4 GiB can't be tokenized");
+  }
+  const auto n = static_cast<uint32_t>(symbols.size());
+  std::vector<uint32_t>& next = state->next;
+  std::vector<uint32_t>& previous = state->previous;
+  next.resize(n);
+  previous.resize(n);
+  heap.clear();
+  const auto later = [](const BpeState::Candidate& a,
+                        const BpeState::Candidate& b) {
+    return a.rank != b.rank ? a.rank > b.rank : a.left > b.left;
+  };
+  const auto candidate = [&](uint32_t left, uint32_t right) {
+    const Merge merge = merges_->Find(symbols[left].id, symbols[right].id);
+    if (merge.rank == kNoRank) return false;
+    heap.push_back(
+        {merge.rank, left, symbols[right].id, symbols[left].id, merge.id});
+    return true;
+  };
+  for (uint32_t i = 0; i < n; ++i) {
+    next[i] = i + 1 < n ? i + 1 : kNone;
+    previous[i] = i > 0 ? i - 1 : kNone;
+    if (i + 1 < n) candidate(i, i + 1);
+  }
+  std::make_heap(heap.begin(), heap.end(), later);
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), later);
+    const BpeState::Candidate top = heap.back();
+    heap.pop_back();
+    const uint32_t left = top.left;
+    const uint32_t right = next[left];
+    // A symbol that has gone into its left neighbour has no id.
+    if (symbols[left].id != top.left_id || right == kNone ||
+        symbols[right].id != top.right_id) {
+      continue;
+    }
+    symbols[left].id = top.id;
+    symbols[left].size = Joined(symbols[left], symbols[right]);
+    symbols[right].id = kNone;
+    next[left] = next[right];
+    if (next[left] != kNone) {
+      previous[next[left]] = left;
+      if (candidate(left, next[left])) {
+        std::push_heap(heap.begin(), heap.end(), later);
+      }
+    }
+    if (previous[left] != kNone && candidate(previous[left], left)) {
+      std::push_heap(heap.begin(), heap.end(), later);
+    }
+  }
+  symbols.erase(std::remove_if(symbols.begin(), symbols.end(),
+                               [](const Symbol& s) { return s.id == kNone; }),
+                symbols.end());
+}
+
+}  // namespace tokenizer
+}  // namespace capstan

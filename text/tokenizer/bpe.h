@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TEXT_TOKENIZER_BPE_H_
+#define CAPSTAN_TEXT_TOKENIZER_BPE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "text/tokenizer/json_node.h"
+#include "text/tokenizer/merge_table.h"
+#include "text/tokenizer/vocabulary.h"
+#include "text/tokenizer/word_cache.h"
+
+namespace capstan {
+namespace tokenizer {
+
+// A token of a word: the word's bytes [begin, begin + size).
+struct Symbol {
+  uint32_t id;
+  uint32_t size;
+  size_t begin;
+};
+
+// What one thread needs to encode words.
+struct BpeState {
+  struct Candidate {
+    uint32_t rank;
+    uint32_t left;  // index of a symbol
+    uint32_t right_id;
+    uint32_t left_id;
+    uint32_t id;
+  };
+  WordCache cache;
+  std::vector<Symbol> symbols;
+  std::vector<uint32_t> previous;
+  std::vector<uint32_t> next;
+  std::vector<Candidate> heap;
+  std::vector<int64_t> ids;
+};
+
+// Byte pair encoding (Sennrich et al., arXiv:1508.07909) as Hugging Face's
+// tokenizers run it: of the pairs side by side that have a merge the one of
+// lowest rank is joined, the leftmost of equals, until there is none.
+// Thread-safe.
+class Bpe {
+ public:
+  // UNIMPLEMENTED if a model's "type" is another.
+  static absl::Status CheckType(const JsonNode& type);
+  // The "model" of a tokenizer.json. `byte_level`: words are
+  // bytes, each written as a character in the vocabulary; else words are UTF-8.
+  // `vocabulary` must outlive it.
+  static absl::StatusOr<std::unique_ptr<Bpe>> Make(
+      const JsonNode& model, bool byte_level, const Vocabulary* vocabulary);
+
+  // Appends the tokens of `word`, which isn't empty; `text` holds the word, and
+  // stays readable around it.
+  void Encode(absl::string_view word, absl::string_view text, BpeState* state,
+              std::vector<int64_t>* ids) const;
+  // The same tokens with their places in the word, in *symbols alone. Bytes
+  // that no token stands for are in none.
+  void EncodeWithPlaces(absl::string_view word, absl::string_view text,
+                        BpeState* state, std::vector<Symbol>* symbols) const;
+
+ private:
+  Bpe(bool byte_level, const Vocabulary* vocabulary)
+      : byte_level_(byte_level), vocabulary_(*vocabulary) {}
+
+  absl::Status Load(const JsonNode& model);
+  absl::Status LoadBytes(const JsonNode& model, bool byte_fallback);
+  absl::Status LoadMerges(const JsonNode& merges);
+  absl::Status AddMerge(const JsonNode& merges, uint32_t rank,
+                        absl::string_view left, absl::string_view right);
+  void NoteNeighbours(absl::string_view token);
+  void NoteSizes();
+
+  // Bytes of the longest beginning of `word` that can be encoded by itself:
+  // where it ends, no merge joins the characters to the left and right.
+  size_t Prefix(absl::string_view word) const;
+  bool IsKnown(absl::string_view character) const;
+  // The tokens of a prefix into state->symbols.
+  void Run(absl::string_view word, BpeState* state) const;
+  void Split(absl::string_view word, std::vector<Symbol>* symbols) const;
+  void SplitCharacters(absl::string_view word,
+                       std::vector<Symbol>* symbols) const;
+  void MergeShort(BpeState* state) const;
+  void MergeLong(BpeState* state) const;
+  int32_t WholeWord(absl::string_view word) const;
+
+  const bool byte_level_;
+  const Vocabulary& vocabulary_;
+  bool ignore_merges_ = false;
+  bool fuse_unknown_ = false;
+  int32_t unknown_ = -1;  // the token for what the vocabulary doesn't have
+  std::array<int32_t, 256> byte_ids_;  // -1: there is none
+  bool every_byte_ = false;            // byte_ids_ has all of them
+  bool byte_fallback_ = false;         // characters to byte_ids_
+  // No merge takes or gives a token that stands for other characters than it is
+  // written with.
+  bool plain_ = true;
+  // Of a byte-level vocabulary, by the bytes that they stand for; only with
+  // ignore_merges.
+  absl::flat_hash_map<std::string, int32_t> words_;
+  std::unique_ptr<MergeTable> merges_;
+  bool has_merges_ = false;
+  // Bytes that each token stands for; empty if that can't be told from the
+  // token alone.
+  std::vector<uint32_t> sizes_;
+
+  // The pairs of characters (bytes, if byte-level) that lie side by side
+  // somewhere within what a merge gives. Others are never in one token.
+  bool prefixes_ = true;  // whether that says where words can be cut
+  std::vector<bool> byte_neighbours_;
+  absl::flat_hash_set<uint64_t> neighbours_;
+};
+
+}  // namespace tokenizer
+}  // namespace capstan
+
+#endif  // CAPSTAN_TEXT_TOKENIZER_BPE_H_

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/tokenizer/decoder.h"
+
+#include <functional>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/status.h"
+#include "text/tokenizer/normalizer.h"
+#include "text/tokenizer/utf8.h"
+
+namespace capstan {
+namespace tokenizer {
+namespace {
+
+// Changes a token's text; gives false when what it is now are bytes, which no
+// further step may touch.
+using Step = std::function<bool(std::string*)>;
+
+Step ByteLevelStep() {
+  return [](std::string* token) {
+    std::string bytes;
+    if (CharactersToBytes(*token, &bytes)) *token = std::move(bytes);
+    return false;
+  };
+}
+
+// "<0x0A>" is byte 10.
+bool ByteFallback(std::string* token) {
+  if (token->size() != 6 || !absl::StartsWith(*token, "<0x") ||
+      (*token)[5] != '>' || !absl::ascii_isxdigit((*token)[3]) ||
+      !absl::ascii_isxdigit((*token)[4])) {
+    return true;
+  }
+  const auto digit = [](char c) {
+    return absl::ascii_isdigit(c) ? c - '0' : absl::ascii_tolower(c) - 'a' + 10;
+  };
+  const int byte = digit((*token)[3]) * 16 + digit((*token)[4]);
+  *token = std::string(1, static_cast<char>(byte));
+  return false;
+}
+
+Step ReplaceStep(std::string from, std::string to) {
+  return [from = std::move(from), to = std::move(to)](std::string* token) {
+    *token = absl::StrReplaceAll(*token, {{from, to}});
+    return true;
+  };
+}
+
+Step StripStep(std::string content, int64_t start, int64_t stop) {
+  return [content = std::move(content), start, stop](std::string* token) {
+    absl::string_view rest = *token;
+    for (int64_t i = 0; i < start && absl::StartsWith(rest, content); ++i) {
+      rest.remove_prefix(content.size());
+    }
+    for (int64_t i = 0; i < stop && absl::EndsWith(rest, content); ++i) {
+      rest.remove_suffix(content.size());
+    }
+    *token = std::string(rest);
+    return true;
+  };
+}
+
+class Maker {
+ public:
+  absl::Status Add(const JsonNode& node, int depth) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
+                             node.Member("type").String());
+    if (type == "Sequence") {
+      return ForEachInSequence(
+          node, "decoders", depth,
+          [&](const JsonNode& item) { return Add(item, depth + 1); });
+    }
+    if (type == "Strip") return AddStrip(node);
+    if (fused_) {
+      return node.Unsupported(
+          absl::StrCat("\"", type, "\" behind Fuse isn't supported"));
+    }
+    if (type == "Replace") return AddReplace(node);
+    if (type == "Metaspace") return AddMetaspace(node);
+    if (type == "ByteLevel") {
+      CAPSTAN_RETURN_IF_ERROR(node.CheckMembers(
+          {"type", "add_prefix_space", "trim_offsets", "use_regex"}));
+      steps_.push_back(ByteLevelStep());
+      return absl::OkStatus();
+    }
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type"}));
+    if (type == "ByteFallback") {
+      steps_.emplace_back(ByteFallback);
+      return absl::OkStatus();
+    }
+    if (type == "Fuse") {
+      fused_ = true;
+      return absl::OkStatus();
+    }
+    return node.Unsupported(
+        absl::StrCat("a decoder of type \"", type, "\" isn't supported"));
+  }
+
+  const std::vector<Step>& steps() const { return steps_; }
+
+ private:
+  absl::Status AddReplace(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
+    CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
+                             MakePattern(node.Member("pattern")));
+    CAPSTAN_ASSIGN_OR_RETURN(std::string content,
+                             node.Member("content").String());
+    if (pattern.regex != nullptr) {
+      return node.Member("pattern").Unsupported(
+          "a regular expression isn't supported in a decoder");
+    }
+    steps_.push_back(
+        ReplaceStep(std::move(pattern.literal), std::move(content)));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddMetaspace(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(
+        node.CheckMembers({"type", "replacement", "str_rep", "prepend_scheme",
+                           "add_prefix_space", "split"}));
+    CAPSTAN_ASSIGN_OR_RETURN(std::string mark,
+                             node.Member("replacement").String());
+    if (mark.empty()) return node.Member("replacement").Invalid("is empty");
+    steps_.push_back(ReplaceStep(std::move(mark), " "));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddStrip(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(
+        node.CheckMembers({"type", "content", "start", "stop"}));
+    CAPSTAN_ASSIGN_OR_RETURN(std::string content,
+                             node.Member("content").String());
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t start, node.Member("start").Int());
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t stop, node.Member("stop").Int());
+    if (content.empty()) return node.Member("content").Invalid("is empty");
+    if (!fused_) steps_.push_back(StripStep(std::move(content), start, stop));
+    return absl::OkStatus();
+  }
+
+  std::vector<Step> steps_;
+  bool fused_ = false;  // tokens are joined: steps see the whole text
+};
+
+}  // namespace
+
+absl::StatusOr<Decoder> Decoder::Make(const JsonNode& node,
+                                      const Vocabulary& vocabulary) {
+  if (node.IsNull()) {
+    return node.Unsupported(
+        "there is none: how tokens become text must be said");
+  }
+  Maker maker;
+  CAPSTAN_RETURN_IF_ERROR(maker.Add(node, 0));
+  Decoder decoder;
+  decoder.begins_.push_back(0);
+  for (int64_t id = 0; id < vocabulary.size(); ++id) {
+    std::string token(vocabulary.TokenOf(id));
+    for (const Step& step : maker.steps()) {
+      if (!step(&token)) break;
+    }
+    decoder.bytes_ += token;
+    if (decoder.bytes_.size() >= (uint64_t{1} << 32)) {
+      return node.Unsupported("tokens of more than 4 GiB aren't supported");
+    }
+    decoder.begins_.push_back(static_cast<uint32_t>(decoder.bytes_.size()));
+  }
+  return decoder;
+}
+
+std::string Decoder::Decode(absl::Span<const int64_t> ids) const {
+  std::string text;
+  const auto tokens = static_cast<int64_t>(begins_.size()) - 1;
+  for (int64_t id : ids) {
+    if (id < 0 || id >= tokens) continue;
+    text.append(bytes_, begins_[id], begins_[id + 1] - begins_[id]);
+  }
+  return text;
+}
+
+}  // namespace tokenizer
+}  // namespace capstan

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TEXT_TOKENIZER_ENDS_H_
+#define CAPSTAN_TEXT_TOKENIZER_ENDS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "text/tokenizer/json_node.h"
+#include "text/tokenizer/vocabulary.h"
+
+namespace capstan {
+namespace tokenizer {
+
+// What is put around the tokens of a text that stands alone.
+struct Ends {
+  std::vector<int64_t> before;
+  std::vector<int64_t> behind;
+};
+
+// As the "post_processor" of a tokenizer.json says.
+absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
+                              const Vocabulary& vocabulary);
+
+}  // namespace tokenizer
+}  // namespace capstan
+
+#endif  // CAPSTAN_TEXT_TOKENIZER_ENDS_H_

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TEXT_TOKENIZER_HF_TOKENIZER_H_
+#define CAPSTAN_TEXT_TOKENIZER_HF_TOKENIZER_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "plugins/sdk/tokenizer.h"
+#include "text/tokenizer/added_tokens.h"
+#include "text/tokenizer/bpe.h"
+#include "text/tokenizer/decoder.h"
+#include "text/tokenizer/ends.h"
+#include "text/tokenizer/folder_files.h"
+#include "text/tokenizer/normalizer.h"
+#include "text/tokenizer/pre_tokenizer.h"
+#include "text/tokenizer/tokenizer_config.h"
+#include "text/tokenizer/vocabulary.h"
+
+namespace capstan {
+namespace tokenizer {
+
+// What a tokenizer.json describes, run in the order of Hugging Face's
+// tokenizers library: added tokens are found; what lies between them is
+// normalized; added tokens are found in that; the rest is split into words;
+// each word is encoded.
+class HfTokenizer final : public Tokenizer {
+ public:
+  // Errors name the file and the place in it.
+  static absl::StatusOr<std::unique_ptr<HfTokenizer>> Make(FolderFiles files);
+
+  int64_t vocab_size() const override { return vocabulary_.size(); }
+  std::vector<int64_t> Encode(absl::string_view text) const override;
+  Encoding EncodeWithPlaces(absl::string_view text) const override;
+  void AddEnds(std::vector<int64_t>* ids) const override;
+  std::string Decode(absl::Span<const int64_t> ids) const override;
+  absl::optional<int64_t> IdOf(absl::string_view token) const override;
+  bool IsSpecial(int64_t id) const override;
+  SpecialIds special_ids() const override { return config_.special_ids; }
+  std::string chat_template() const override;
+  absl::Status Save(const std::string& folder) const override;
+
+ private:
+  // The last step: words become tokens.
+  class ModelStep final : public PieceStep {
+   public:
+    ModelStep(const Bpe* bpe, bool whole_characters)
+        : bpe_(*bpe), whole_characters_(whole_characters) {}
+    void Take(const Piece& piece, Worker* worker) const override;
+
+   private:
+    const Bpe& bpe_;
+    const bool whole_characters_;  // places don't cut any
+  };
+
+  HfTokenizer() = default;
+  absl::Status Load(const JsonNode& root);
+  void Connect();
+  void IndexAddedTokens();
+
+  // Calls use(worker) with a worker that no other thread has meanwhile.
+  template <typename Use>
+  void WithWorker(const Use& use) const;
+  void Run(absl::string_view text, Worker* worker) const;
+  void FindPlain(const Frame& frame, Worker* worker) const;
+  void Normalize(const Piece& piece, size_t first, Worker* worker) const;
+  void FindNormalized(const Piece& piece, Worker* worker) const;
+  // Splits at the tokens of `finder`; what lies between them goes to
+  // rest(piece).
+  template <typename Rest>
+  void Find(const AddedTokenFinder& finder, const Piece& piece, Worker* worker,
+            const Rest& rest) const;
+
+  FolderFiles files_;
+  Vocabulary vocabulary_;
+  std::vector<AddedToken> added_;
+  std::vector<bool> special_;           // by id
+  AddedTokenFinder plain_finder_;       // in the text as it is
+  AddedTokenFinder normalized_finder_;  // in the normalized text
+  std::vector<std::unique_ptr<Normalizer>> normalizers_;
+  PreTokenizers pre_tokenizers_;
+  std::unique_ptr<Bpe> bpe_;
+  std::unique_ptr<ModelStep> model_step_;
+  const PieceStep* first_step_ = nullptr;
+  bool reads_characters_ = false;
+  Decoder decoder_;
+  Ends ends_;
+  TokenizerConfig config_;
+
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Worker>> idle_;  // guarded by mutex_
+};
+
+}  // namespace tokenizer
+}  // namespace capstan
+
+#endif  // CAPSTAN_TEXT_TOKENIZER_HF_TOKENIZER_H_

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/tokenizer/json_node.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace capstan {
+namespace tokenizer {
+
+JsonNode::JsonNode(simdjson::dom::element element, std::string place)
+    : place_(std::move(place)) {
+  if (!element.is_null()) element_ = element;
+}
+
+bool JsonNode::IsString() const {
+  return element_.has_value() && element_->is_string();
+}
+
+JsonNode JsonNode::Member(absl::string_view name) const {
+  std::string place =
+      place_.empty() ? std::string(name) : absl::StrCat(place_, ".", name);
+  simdjson::dom::object object;
+  simdjson::dom::element member;
+  if (element_.has_value() && element_->get(object) == simdjson::SUCCESS &&
+      object.at_key({name.data(), name.size()}).get(member) ==
+          simdjson::SUCCESS) {
+    return JsonNode(member, std::move(place));
+  }
+  return JsonNode(std::move(place));
+}
+
+absl::StatusOr<std::vector<JsonNode>> JsonNode::Items() const {
+  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::array array, Array());
+  std::vector<JsonNode> items;
+  for (const simdjson::dom::element item : array) {
+    items.emplace_back(item, absl::StrCat(place_, "[", items.size(), "]"));
+  }
+  return items;
+}
+
+absl::StatusOr<simdjson::dom::object> JsonNode::Object() const {
+  simdjson::dom::object object;
+  if (IsNull() || element_->get(object) != simdjson::SUCCESS) {
+    return Invalid("must be an object");
+  }
+  return object;
+}
+
+absl::StatusOr<simdjson::dom::array> JsonNode::Array() const {
+  simdjson::dom::array array;
+  if (IsNull() || element_->get(array) != simdjson::SUCCESS) {
+    return Invalid("must be an array");
+  }
+  return array;
+}
+
+absl::StatusOr<std::string> JsonNode::String() const {
+  std::string_view text;
+  if (IsNull() || element_->get(text) != simdjson::SUCCESS) {
+    return Invalid("must be a string");
+  }
+  return std::string(text);
+}
+
+absl::StatusOr<int64_t> JsonNode::Int() const {
+  int64_t value = 0;
+  if (IsNull() || element_->get(value) != simdjson::SUCCESS) {
+    return Invalid("must be an integer");
+  }
+  return value;
+}
+
+absl::StatusOr<double> JsonNode::Number() const {
+  double value = 0.0;
+  if (IsNull() || element_->get(value) != simdjson::SUCCESS) {
+    return Invalid("must be a number");
+  }
+  return value;
+}
+
+absl::StatusOr<bool> JsonNode::Bool(bool if_null) const {
+  if (IsNull()) return if_null;
+  bool value = false;
+  if (element_->get(value) != simdjson::SUCCESS) {
+    return Invalid("must be true or false");
+  }
+  return value;
+}
+
+absl::Status JsonNode::CheckMembers(
+    std::initializer_list<absl::string_view> known) const {
+  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::object object, Object());
+  for (const simdjson::dom::key_value_pair member : object) {
+    const absl::string_view name = ToView(member.key);
+    if (std::find(known.begin(), known.end(), name) == known.end() &&
+        !member.value.is_null()) {
+      return Member(name).Unsupported("is a field that isn't supported");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JsonNode::Invalid(absl::string_view problem) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem));
+}
+
+absl::Status JsonNode::Unsupported(absl::string_view problem) const {
+  return absl::UnimplementedError(
+      absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem));
+}
+
+absl::Status ForEachInSequence(
+    const JsonNode& sequence, const char* name, int depth,
+    const std::function<absl::Status(const JsonNode&)>& add) {
+  if (depth > 8) return sequence.Unsupported("sequences are nested too deeply");
+  CAPSTAN_RETURN_IF_ERROR(sequence.CheckMembers({"type", name}));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
+                           sequence.Member(name).Items());
+  for (const JsonNode& item : items) CAPSTAN_RETURN_IF_ERROR(add(item));
+  return absl::OkStatus();
+}
+
+}  // namespace tokenizer
+}  // namespace capstan

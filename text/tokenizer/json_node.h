@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TEXT_TOKENIZER_JSON_NODE_H_
+#define CAPSTAN_TEXT_TOKENIZER_JSON_NODE_H_
+
+#include <simdjson.h>
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+
+namespace capstan {
+namespace tokenizer {
+
+// A value of a JSON file together with its place in it
+// ("pre_tokenizer.pretokenizers[0].pattern"), which errors name. Views the
+// simdjson document, which must outlive it.
+class JsonNode {
+ public:
+  JsonNode(simdjson::dom::element element, std::string place);
+
+  const std::string& place() const { return place_; }
+  // Is null, or isn't there at all.
+  bool IsNull() const { return !element_.has_value(); }
+  bool IsString() const;
+
+  // A member of an object; null if there is none of that name, or this is null.
+  JsonNode Member(absl::string_view name) const;
+  // The elements of an array.
+  absl::StatusOr<std::vector<JsonNode>> Items() const;
+  absl::StatusOr<simdjson::dom::object> Object() const;
+  absl::StatusOr<simdjson::dom::array> Array() const;
+  absl::StatusOr<std::string> String() const;
+  absl::StatusOr<int64_t> Int() const;
+  absl::StatusOr<double> Number() const;
+  // `if_null` where it is null.
+  absl::StatusOr<bool> Bool(bool if_null) const;
+
+  // UNIMPLEMENTED for a member of this object that isn't among `known`: what a
+  // file says and isn't understood must not be passed over.
+  absl::Status CheckMembers(
+      std::initializer_list<absl::string_view> known) const;
+
+  // INVALID_ARGUMENT, UNIMPLEMENTED: "place: problem".
+  absl::Status Invalid(absl::string_view problem) const;
+  absl::Status Unsupported(absl::string_view problem) const;
+
+ private:
+  explicit JsonNode(std::string place) : place_(std::move(place)) {}
+
+  absl::optional<simdjson::dom::element> element_;
+  std::string place_;
+};
+
+// Calls `add` with each element of {"type": "Sequence", `name`: [..]}. `depth`:
+// of sequences around it; too many are an error.
+absl::Status ForEachInSequence(
+    const JsonNode& sequence, const char* name, int depth,
+    const std::function<absl::Status(const JsonNode&)>& add);
+
+inline absl::string_view ToView(std::string_view text) {
+  return {text.data(), text.size()};
+}
+
+}  // namespace tokenizer
+}  // namespace capstan
+
+#endif  // CAPSTAN_TEXT_TOKENIZER_JSON_NODE_H_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TEXT_TOKENIZER_PRE_TOKENIZER_H_
+#define CAPSTAN_TEXT_TOKENIZER_PRE_TOKENIZER_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "text/tokenizer/alignment.h"
+#include "text/tokenizer/bpe.h"
+#include "text/tokenizer/json_node.h"
+#include "text/tokenizer/regex.h"
+
+namespace capstan {
+namespace tokenizer {
+
+// What one thread needs to encode a text, and what it has encoded so far.
+struct Worker {
+  RegexState regex;
+  BpeState bpe;
+  std::vector<Symbol> symbols;
+  std::vector<int64_t> ids;
+  bool with_places = false;
+  std::vector<int64_t> begins;
+  std::vector<int64_t> ends;
+};
+
+// A step of the way from a text to its words: gets pieces of it from left to
+// right and gives each, split or changed, to the next step. Thread-safe.
+class PieceStep {
+ public:
+  virtual ~PieceStep() = default;
+  // The piece isn't empty.
+  virtual void Take(const Piece& piece, Worker* worker) const = 0;
+
+  // Set once, before the first Take; must outlive it.
+  void set_next(const PieceStep* next) { next_ = next; }
+
+ protected:
+  void Give(const Piece& piece, Worker* worker) const {
+    if (!piece.text.empty()) next_->Take(piece, worker);
+  }
+
+ private:
+  const PieceStep* next_ = nullptr;
+};
+
+struct PreTokenizers {
+  std::vector<std::unique_ptr<PieceStep>> steps;
+  // Words are bytes (the last is a ByteLevel), and not characters.
+  bool byte_level = false;
+  // Some step looks at characters, so the text must be UTF-8.
+  bool reads_characters = false;
+};
+
+// The "pre_tokenizer" of a tokenizer.json, sequences unrolled.
+absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node);
+
+}  // namespace tokenizer
+}  // namespace capstan
+
+#endif  // CAPSTAN_TEXT_TOKENIZER_PRE_TOKENIZER_H_

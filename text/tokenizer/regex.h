@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TEXT_TOKENIZER_REGEX_H_
+#define CAPSTAN_TEXT_TOKENIZER_REGEX_H_
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace capstan {
+namespace tokenizer {
+
+// What one thread needs to run regular expressions, any of them.
+class RegexState {
+ public:
+  RegexState();
+  ~RegexState();
+  RegexState(const RegexState&) = delete;
+  RegexState& operator=(const RegexState&) = delete;
+
+ private:
+  friend class Regex;
+  pcre2_match_data* const match_;
+  pcre2_match_context* const context_;
+  pcre2_jit_stack* const stack_;
+};
+
+// A regular expression as tokenizer.json files have them: Oniguruma's Ruby
+// syntax on UTF-8. It is run by PCRE2, in whose syntax ToPcre2 says the same.
+// Thread-safe.
+class Regex {
+ public:
+  // UNIMPLEMENTED for what has another meaning in the two libraries;
+  // INVALID_ARGUMENT for what is no regular expression.
+  static absl::StatusOr<std::unique_ptr<Regex>> Compile(
+      absl::string_view pattern);
+  ~Regex();
+  Regex(const Regex&) = delete;
+  Regex& operator=(const Regex&) = delete;
+
+  const std::string& pattern() const { return pattern_; }
+
+  // The leftmost match that begins at or behind `from`, in bytes of `text`,
+  // which must be UTF-8; false if there is none. Throws std::runtime_error if
+  // PCRE2 gives up (a pattern of exponential cost).
+  bool Find(absl::string_view text, size_t from, RegexState* state,
+            size_t* begin, size_t* end) const;
+
+ private:
+  Regex(std::string pattern, pcre2_code* code, bool jit)
+      : pattern_(std::move(pattern)), code_(code), jit_(jit) {}
+
+  const std::string pattern_;
+  pcre2_code* const code_;
+  const bool jit_;
+};
+
+// The matches of `regex` one after the other, as Hugging Face's tokenizers
+// walk over them: an empty one is passed over where the last match ended.
+class RegexMatches {
+ public:
+  RegexMatches(const Regex& regex, absl::string_view text, RegexState* state)
+      : regex_(regex), text_(text), state_(state) {}
+  bool Next(size_t* begin, size_t* end);
+
+ private:
+  const Regex& regex_;
+  const absl::string_view text_;
+  RegexState* const state_;
+  size_t from_ = 0;
+  size_t last_end_ = static_cast<size_t>(-1);
+};
+
+// The same expression in PCRE2's syntax (UTF, UCP and MULTILINE set).
+absl::StatusOr<std::string> ToPcre2(absl::string_view pattern);
+
+}  // namespace tokenizer
+}  // namespace capstan
+
+#endif  // CAPSTAN_TEXT_TOKENIZER_REGEX_H_

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One evaluation of a model: its loss over a reader's samples, the objective's
+// numbers beside the loss, and what the objective measures beyond it.
+#ifndef CAPSTAN_TRAINER_SESSION_EVALUATION_H_
+#define CAPSTAN_TRAINER_SESSION_EVALUATION_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/objective.h"
+#include "plugins/sdk/process_group.h"
+#include "plugins/sdk/strategy.h"
+#include "trainer/metrics/reporter.h"
+
+namespace capstan {
+
+// Nothing is owned.
+struct EvaluationRequest {
+  Model* model = nullptr;
+  Objective* objective = nullptr;
+  const DatasetReader* data = nullptr;
+  ProcessGroup* group = nullptr;
+  UnitRunner* runner = nullptr;
+  Strategy* strategy = nullptr;  // null: the model is whole on each rank
+  int64_t micro_batch_size = 1;
+  int64_t max_batches = 0;  // over all ranks; 0: the whole data
+  uint64_t seed = 0;        // the run's
+  bool last = false;        // after the run's last step
+  // Also what costs more than the loss (StepInfo::thorough).
+  bool thorough = false;
+  // Told the part of the measuring that is done, in [0, 1].
+  std::function<void(double done)> measuring = [](double) {};
+  // Told the part of the loss that is done, in [0, 1].
+  std::function<void(double done)> progress = [](double) {};
+};
+
+struct EvaluationResult {
+  double loss_sum = 0.0;
+  double count = 0.0;  // targets
+  TaggedNumbers
+      tagged;  // by MetricTags::eval; those without a count are left out
+  // Unset: the objective measures nothing.
+  absl::optional<Measurement> measurement;
+};
+
+// Adds a batch's Objective::StepTotals to `sums`, which has one of each.
+void AddStepTotals(const Objective& objective, const Batch& batch,
+                   const StepInfo& info, std::vector<double>* sums);
+
+// Collective; the same result on all ranks. Takes no gradients. CANCELLED on
+// all ranks if a signal has come to any: the evaluation is broken off within
+// about a tenth of a second and a forward, and is as if it hadn't begun.
+absl::StatusOr<EvaluationResult> Evaluate(const EvaluationRequest& request);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_EVALUATION_H_

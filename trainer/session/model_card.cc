@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/model_card.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <torch/csrc/api/include/torch/version.h>
+
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "base/status.h"
+#include "base/text_file.h"
+#include "trainer/checkpoint/model_files.h"
+#include "trainer/config/load_config.h"
+#include "trainer/metrics/curve.h"
+#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/reporter.h"
+#include "trainer/session/portable_config.h"
+
+namespace capstan {
+namespace {
+
+constexpr char kCurveFile[] = "loss_curve.svg";
+
+std::string Front(const ModelCardFacts& facts) {
+  std::string front = "---\n";
+  if (facts.causal || facts.adapter) {
+    absl::StrAppend(&front,
+                    "library_name: ", facts.adapter ? "peft" : "transformers",
+                    "\n");
+  }
+  if (facts.texts) absl::StrAppend(&front, "pipeline_tag: text-generation\n");
+  absl::StrAppend(&front, "tags:\n- capstan\n");
+  if (facts.adapter) absl::StrAppend(&front, "- lora\n");
+  if (!facts.base_model.empty()) {
+    absl::StrAppend(&front, BaseModelMetadata(facts.base_model));
+  }
+  return absl::StrCat(front, "---\n\n");
+}
+
+std::string Row(const std::string& name, const std::string& value) {
+  return absl::StrCat("| ", name, " | ",
+                      absl::StrReplaceAll(value, {{"|", "\\|"}}), " |\n");
+}
+
+std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
+  const RunConfig& config = *facts.config;
+  std::string table = "| | |\n|---|---|\n";
+  const auto add = [&table](const std::string& name, const std::string& value) {
+    absl::StrAppend(&table, Row(name, value));
+  };
+  add("parameters trained", WithCommas(facts.trained_parameters));
+  if (facts.frozen_parameters > 0) {
+    add("parameters frozen", WithCommas(facts.frozen_parameters));
+  }
+  add("training samples", WithCommas(facts.training_samples));
+  add("steps", WithCommas(facts.steps));
+  add(facts.unit + " seen", WithCommas(facts.tokens));
+  if (facts.unit == kTokenUnit && facts.trained_tokens >= 0) {
+    add("tokens trained on", WithCommas(facts.trained_tokens));
+    add("padding beside them", absl::StrFormat("%.1f %%", 100 * facts.padding));
+  }
+  add("global batch", WithCommas(facts.global_batch_size));
+  add("learning rate",
+      absl::StrFormat("%g, %s", facts.learning_rate,
+                      Schedule::Kind_Name(config.schedule().kind())));
+  add("gradient clipping", config.train().max_grad_norm() > 0
+                               ? absl::StrCat(config.train().max_grad_norm())
+                               : "none");
+  add("seed", absl::StrCat(config.train().seed()));
+  add("strategy", absl::StrCat(facts.strategy, ", ", facts.world_size,
+                               facts.world_size == 1 ? " rank" : " ranks"));
+  add("precision", facts.precision);
+  add("last training loss", absl::StrFormat("%.4f", facts.final_loss));
+  if (facts.eval_loss.has_value()) {
+    add("last evaluation loss", absl::StrFormat("%.4f", *facts.eval_loss));
+  }
+  if (facts.best_eval_loss.has_value() && facts.best_step.has_value()) {
+    add("lowest evaluation loss",
+        absl::StrFormat("%.4f, after step %d%s", *facts.best_eval_loss,
+                        *facts.best_step,
+                        config.train().keep_best() ? " (these weights)" : ""));
+  }
+  for (const auto& [name, value] : curves.measured) {
+    add(absl::StrCat("last evaluation: ",
+                     absl::StrReplaceAll(name, {{"_", " "}})),
+        absl::StrFormat("%.4f", value));
+  }
+  return table;
+}
+
+// Where whoever has this folder has the base: at the hub, or beside it.
+std::string BasePlace(const ModelCardFacts& facts) {
+  const std::string hub = HubName(facts.base_model);
+  if (!hub.empty()) return hub;
+  return absl::StrCat(
+      "../", facts.base_model.empty() ? "BASE" : ModelName(facts.base_model));
+}
+
+// Python that makes `model`, and `tokenizer` if there is one.
+std::string Python(const ModelCardFacts& facts) {
+  const bool own_code = !facts.auto_class.empty();
+  const std::string model_class =
+      own_code ? facts.auto_class : "AutoModelForCausalLM";
+  std::string code = "```python\n";
+  if (facts.adapter) absl::StrAppend(&code, "from peft import PeftModel\n");
+  absl::StrAppend(&code, "from transformers import ", model_class,
+                  facts.tokenizer ? ", AutoTokenizer" : "", "\n\n",
+                  facts.adapter ? "base" : "model", " = ", model_class,
+                  ".from_pretrained(\"", facts.adapter ? BasePlace(facts) : ".",
+                  "\"", own_code ? ", trust_remote_code=True" : "", ")\n");
+  if (facts.adapter) {
+    absl::StrAppend(&code, "model = PeftModel.from_pretrained(base, \".\")\n");
+  }
+  if (facts.tokenizer) {
+    absl::StrAppend(&code,
+                    "tokenizer = AutoTokenizer.from_pretrained(\".\")\n");
+  }
+  return code + "```\n";
+}
+
+std::string Use(const ModelCardFacts& facts) {
+  if (!facts.texts) {
+    return absl::StrCat(
+        "A config of Capstan in this folder goes on from it with\n\n```\nmodel "
+        "{ [plugin/",
+        TypeOf(facts.config->model()), "] { pretrained: \".\" } }\n```\n");
+  }
+  std::string use = "In this folder";
+  if (facts.adapter && HubName(facts.base_model).empty()) {
+    absl::StrAppend(&use, ", with the base model's in ", BasePlace(facts));
+  }
+  absl::StrAppend(&use, ":\n\n");
+  if (facts.causal || !facts.auto_class.empty()) {
+    absl::StrAppend(&use, Python(facts), "\n");
+  }
+  absl::StrAppend(&use, "With Capstan's `trainer`:\n\n```\n");
+  if (!facts.adapter) {
+    absl::StrAppend(&use, "trainer generate --model=. --prompt=\"Once\"\n");
+    return use + "```\n";
+  }
+  const std::string hub = HubName(facts.base_model);
+  const std::string base = "../" + hub.substr(hub.rfind('/') + 1);
+  if (!hub.empty()) {
+    absl::StrAppend(&use, "hf download ", hub, " --local-dir ", base, "\n");
+  }
+  const std::string place = hub.empty() ? BasePlace(facts) : base;
+  absl::StrAppend(&use, "trainer generate --model=", place,
+                  " --adapter=. --prompt=\"Once\"\n",
+                  "trainer merge --model=", place,
+                  " --adapter=. --output=../merged\n");
+  return use + "```\n";
+}
+
+// The picture of what was measured by that name.
+absl::Status AddPicture(
+    const ModelCardFacts& facts, const std::string& name, std::string* card,
+    std::vector<std::pair<std::string, std::string>>* files) {
+  const std::string file = name + ".svg";
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::string svg, ReadTextFile(absl::StrCat(facts.output_dir, "/", file)));
+  absl::StrAppend(card, "![", name, " in evaluations](", file, ")\n\n");
+  files->emplace_back(file, std::move(svg));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
+    const ModelCardFacts& facts) {
+  CAPSTAN_ASSIGN_OR_RETURN(const LossCurves curves,
+                           ReadLossCurves(facts.output_dir + "/metrics.jsonl"));
+  const std::string svg = LossCurveSvg(curves);
+  std::string card =
+      absl::StrCat(Front(facts), "# ", facts.config->name(), "\n\n");
+  const std::string base =
+      facts.base_model.empty()
+          ? ""
+          : absl::StrCat("`", ModelName(facts.base_model), "`");
+  if (facts.adapter) {
+    absl::StrAppend(&card, "A LoRA adapter",
+                    base.empty() ? "" : absl::StrCat(" for ", base));
+  } else {
+    absl::StrAppend(&card, facts.texts ? "A language model, " : "A model, ",
+                    base.empty() ? "trained from scratch"
+                                 : absl::StrCat("fine-tuned from ", base));
+  }
+  absl::StrAppend(&card, " with Capstan.\n\n## Training\n\n",
+                  Numbers(facts, curves), "\n");
+  std::vector<std::pair<std::string, std::string>> files;
+  if (!svg.empty()) {
+    absl::StrAppend(&card, "![Loss by step](", kCurveFile, ")\n\n");
+    files.emplace_back(kCurveFile, svg);
+  }
+  for (const std::string& name : facts.pictures) {
+    CAPSTAN_RETURN_IF_ERROR(AddPicture(facts, name, &card, &files));
+  }
+  absl::StrAppend(&card, "All settings, data included:\n\n```\n",
+                  PrintConfig(PortableConfig(*facts.config)),
+                  "```\n\n## Use\n\n", Use(facts),
+                  "\n## Versions\n\nCapstan with LibTorch ", TORCH_VERSION,
+                  ".\n");
+  files.emplace_back("README.md", std::move(card));
+  return files;
+}
+
+std::string BaseModelOf(const RunConfig& config) {
+  const std::string& url = config.model().type_url();
+  const google::protobuf::Descriptor* type =
+      google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(
+          url.substr(url.rfind('/') + 1));
+  const google::protobuf::FieldDescriptor* field =
+      type == nullptr ? nullptr : type->FindFieldByName("pretrained");
+  if (field == nullptr || field->is_repeated() ||
+      field->type() != google::protobuf::FieldDescriptor::TYPE_STRING) {
+    return "";
+  }
+  const std::unique_ptr<google::protobuf::Message> message(
+      google::protobuf::MessageFactory::generated_factory()
+          ->GetPrototype(type)
+          ->New());
+  if (!message->ParseFromString(config.model().value())) return "";
+  return message->GetReflection()->GetString(*message, field);
+}
+
+}  // namespace capstan

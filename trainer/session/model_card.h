@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a trained model's folder says of how it came to be.
+#ifndef CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
+#define CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "trainer/run_config.pb.h"
+
+namespace capstan {
+
+struct ModelCardFacts {
+  const RunConfig* config = nullptr;
+  std::string base_model;  // a folder; "": from scratch
+  bool adapter = false;
+  // Whether it is a model of texts, and one that goes from left to right, as
+  // transformers' AutoModelForCausalLM are.
+  bool texts = true;
+  bool causal = true;
+  bool tokenizer = false;  // whether the folder has one
+  // The class of transformers that opens the model with code of its own, which
+  // lies in the folder (config.json's auto_map); "": none.
+  std::string auto_class;
+  std::string output_dir;  // for metrics.jsonl and the pictures
+  // Names of what was measured and drawn: "return" is OUTPUT/return.svg.
+  std::vector<std::string> pictures;
+  int world_size = 1;
+  int64_t global_batch_size = 1;
+  int64_t training_samples = 0;
+  std::string unit;  // of what the next two count
+  int64_t tokens = 0;
+  int64_t trained_tokens = 0;
+  double padding = 0.0;  // its share of all positions
+  int64_t steps = 0;
+  double final_loss = 0.0;
+  absl::optional<double> eval_loss;
+  absl::optional<double> best_eval_loss;
+  absl::optional<int64_t> best_step;
+  int64_t trained_parameters = 0;
+  int64_t frozen_parameters = 0;
+  double learning_rate = 0.0;
+  std::string strategy;
+  std::string precision;
+};
+
+// README.md, with the metadata that model hubs read at its head,
+// loss_curve.svg, if there is a curve, and the other pictures, by name. Nothing
+// in it is of this machine: folders go by their names, and its commands are for
+// whoever has the folder and is in it.
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
+    const ModelCardFacts& facts);
+
+// What the model plugin's config has as "pretrained", or "".
+std::string BaseModelOf(const RunConfig& config);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_

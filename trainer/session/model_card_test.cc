@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/model_card.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <map>
+#include <string>
+
+#include "base/text_file.h"
+#include "trainer/session/portable_config.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class ModelCardTest : public ::testing::Test {
+ protected:
+  ModelCardTest() {
+    EXPECT_NE(mkdtemp(&folder_[0]), nullptr);
+    config_.set_name("mine");
+    config_.set_output_dir("/machine/runs/mine");
+    config_.mutable_model()->set_type_url("plugin/acme.unknown.Config");
+    config_.mutable_adapter()->mutable_lora()->set_pretrained(
+        "/machine/adapters/first/");
+    facts_.config = &config_;
+    facts_.output_dir = folder_;
+  }
+
+  // Its files by name.
+  std::map<std::string, std::string> Files() {
+    const auto files = ModelCard(facts_);
+    EXPECT_TRUE(files.ok()) << files.status();
+    return {files->begin(), files->end()};
+  }
+  std::string Card() { return Files()["README.md"]; }
+
+  std::string folder_ = ::testing::TempDir() + "/card_XXXXXX";
+  RunConfig config_;
+  ModelCardFacts facts_;
+};
+
+TEST_F(ModelCardTest, HasNothingOfTheMachine) {
+  facts_.base_model = "/machine/models/SmolLM2-135M";
+  facts_.adapter = facts_.tokenizer = true;
+  const std::string card = Card();
+  EXPECT_THAT(card, AllOf(HasSubstr("# Base model: SmolLM2-135M\n"),
+                          HasSubstr("adapter for `SmolLM2-135M`"),
+                          HasSubstr("pretrained: \"first\"")));
+  EXPECT_THAT(card, Not(HasSubstr("/machine")));
+  EXPECT_THAT(card, Not(HasSubstr("output_dir")));
+  EXPECT_THAT(card, Not(HasSubstr("FOLDER")));
+}
+
+TEST_F(ModelCardTest, CommandsWorkInTheFolder) {
+  EXPECT_THAT(Card(),
+              AllOf(HasSubstr("AutoModelForCausalLM.from_pretrained(\".\")"),
+                    HasSubstr("trainer generate --model=. "),
+                    Not(HasSubstr("AutoTokenizer"))));
+  facts_.tokenizer = true;
+  EXPECT_THAT(Card(), HasSubstr("AutoTokenizer.from_pretrained(\".\")"));
+  // A model with code of its own, which sees both sides.
+  facts_.causal = false;
+  EXPECT_THAT(Card(), Not(HasSubstr("python")));
+  facts_.auto_class = "AutoModel";
+  EXPECT_THAT(
+      Card(),
+      HasSubstr("AutoModel.from_pretrained(\".\", trust_remote_code=True)"));
+  facts_.texts = false;
+  EXPECT_THAT(Card(),
+              HasSubstr("[plugin/acme.unknown.Config] { pretrained: \".\" }"));
+}
+
+TEST_F(ModelCardTest, AnAdaptersBase) {
+  facts_.adapter = true;
+  facts_.base_model = "/m/tiny";
+  EXPECT_THAT(
+      Card(),
+      AllOf(HasSubstr("AutoModelForCausalLM.from_pretrained(\"../tiny\")"),
+            HasSubstr("PeftModel.from_pretrained(base, \".\")"),
+            HasSubstr("trainer merge --model=../tiny --adapter=. ")));
+  facts_.base_model = "/h/hub/models--org--tiny/snapshots/0123";
+  EXPECT_THAT(
+      Card(),
+      AllOf(HasSubstr("\nbase_model: org/tiny\n"), HasSubstr("for `org/tiny`"),
+            HasSubstr("from_pretrained(\"org/tiny\")"),
+            HasSubstr("hf download org/tiny --local-dir ../tiny\n"),
+            HasSubstr("trainer merge --model=../tiny --adapter=. ")));
+}
+
+TEST_F(ModelCardTest, WhatWasMeasured) {
+  ASSERT_TRUE(WriteTextFile(folder_ + "/metrics.jsonl",
+                            "{\"step\": 1, \"loss\": 2.5}\n"
+                            "{\"step\": 1, \"eval_mean_return\": 1.5}\n"
+                            "{\"step\": 2, \"eval_mean_return\": 14.25}\n")
+                  .ok());
+  ASSERT_TRUE(WriteTextFile(folder_ + "/return.svg", "<svg/>").ok());
+  facts_.pictures = {"return"};
+  std::map<std::string, std::string> files = Files();
+  EXPECT_THAT(files["README.md"],
+              AllOf(HasSubstr("| last evaluation: mean return | 14.2500 |"),
+                    HasSubstr("![return in evaluations](return.svg)")));
+  EXPECT_EQ(files["return.svg"], "<svg/>");
+  EXPECT_EQ(files.count("loss_curve.svg"), 1);
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/output_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/config/latest_run.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status MakeFolder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (!error) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(
+      "output_dir: ", folder.string(), " can't be made: ", error.message()));
+}
+
+// Whether a run has written there.
+bool HoldsRun(const fs::path& folder) {
+  for (const char* name :
+       {"metrics.jsonl", "checkpoints", "final", "summary.json"}) {
+    if (fs::exists(folder / name)) return true;
+  }
+  return false;
+}
+
+// Takes the folder for this process and its forks: two runs in one folder
+// would overwrite each other's files. The lock goes with the last of them.
+absl::Status Lock(const fs::path& folder) {
+  const std::string path = (folder / ".lock").string();
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "output_dir: ", path, " can't be written: ", std::strerror(errno)));
+  }
+  // A run that was killed a moment ago may still be going away.
+  constexpr int kTries = 20;
+  for (int i = 0; i < kTries; ++i) {
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  close(fd);
+  return absl::FailedPreconditionError(absl::StrCat(
+      "output_dir: ", folder.string(),
+      " is in use by a run that is still going; wait for it, or name another "
+      "folder"));
+}
+
+// runs/NAME/TIME, with a number behind it when two runs start in a second.
+absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(runs));
+  const std::string time =
+      absl::FormatTime("%Y-%m-%d_%H-%M-%S", absl::Now(), absl::LocalTimeZone());
+  for (int i = 1;; ++i) {
+    const fs::path folder = runs / (i == 1 ? time : absl::StrCat(time, "_", i));
+    std::error_code error;
+    // false without an error: another run has it.
+    if (fs::create_directory(folder, error)) {
+      // The run itself doesn't need it.
+      const absl::Status latest =
+          SetLatestRun(runs.string(), folder.filename().string());
+      if (!latest.ok()) std::cerr << latest.message() << "\n";
+      return folder.string();
+    }
+    if (error) {
+      return absl::PermissionDeniedError(
+          absl::StrCat(folder.string(), " can't be made: ", error.message()));
+    }
+  }
+}
+
+// Where the runs of a config without output_dir are.
+fs::path RunsFolder(const RunConfig& config,
+                    const std::string& workspace_folder) {
+  const fs::path base = workspace_folder.empty() ? fs::current_path()
+                                                 : fs::path(workspace_folder);
+  return base / "runs" / config.name();
+}
+
+}  // namespace
+
+std::string CheckpointToResume(const RunConfig& config,
+                               const std::string& workspace_folder) {
+  if (config.train().resume() != Train::AUTO) return "";
+  if (!config.output_dir().empty()) {
+    return NewestCheckpoint(config.output_dir());
+  }
+  const fs::path latest = FollowLatestRun(
+      (RunsFolder(config, workspace_folder) / "latest").string());
+  // What is finished isn't taken up again.
+  return fs::exists(latest / "final") ? "" : NewestCheckpoint(latest.string());
+}
+
+absl::StatusOr<std::string> PrepareOutputFolder(
+    const RunConfig& config, const std::string& workspace_folder) {
+  const bool resume = config.train().resume() == Train::AUTO;
+  if (config.output_dir().empty()) {
+    const fs::path runs = RunsFolder(config, workspace_folder);
+    if (!CheckpointToResume(config, workspace_folder).empty()) {
+      const fs::path folder =
+          fs::canonical(FollowLatestRun((runs / "latest").string()));
+      CAPSTAN_RETURN_IF_ERROR(Lock(folder));
+      return folder.string();
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, NewRunFolder(runs));
+    CAPSTAN_RETURN_IF_ERROR(Lock(folder));
+    return folder;
+  }
+  const fs::path folder = config.output_dir();
+  if (fs::exists(folder) && !fs::is_directory(folder)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("output_dir: ", folder.string(), " is not a folder"));
+  }
+  if (HoldsRun(folder) && !resume) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "output_dir: ", folder.string(),
+        " already holds a run; continue it with train { resume: AUTO } "
+        "(--set train.resume=AUTO), or name another folder"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
+  CAPSTAN_RETURN_IF_ERROR(Lock(folder));
+  return folder.string();
+}
+
+}  // namespace capstan

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/output_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "trainer/config/latest_run.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+std::string Folder() {
+  const std::string folder =
+      ::testing::TempDir() + "/" +
+      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
+}
+
+TEST(OutputFolderTest, EachRunGetsItsOwnAndLatestPointsToIt) {
+  const std::string workspace = Folder();
+  RunConfig config;
+  config.set_name("demo");
+  const auto first = PrepareOutputFolder(config, workspace);
+  const auto second = PrepareOutputFolder(config, workspace);
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_NE(*first, *second);
+  EXPECT_TRUE(fs::is_directory(*first));
+  EXPECT_EQ(fs::canonical(FollowLatestRun(workspace + "/runs/demo/latest")),
+            fs::canonical(*second));
+}
+
+TEST(OutputFolderTest, AUsedFolderIsRefusedAndLeftAlone) {
+  const std::string folder = Folder();
+  std::ofstream(folder + "/metrics.jsonl") << "{}\n";
+  RunConfig config;
+  config.set_output_dir(folder);
+  const auto refused = PrepareOutputFolder(config, "");
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("already holds a run"));
+  EXPECT_EQ(fs::file_size(folder + "/metrics.jsonl"), 3);
+  config.mutable_train()->set_resume(Train::AUTO);
+  EXPECT_EQ(PrepareOutputFolder(config, "").value(), folder);
+}
+
+TEST(OutputFolderTest, ResumeWithoutOutputDirTakesUpTheLatestRun) {
+  const std::string workspace = Folder();
+  RunConfig config;
+  config.set_name("demo");
+  config.mutable_train()->set_resume(Train::AUTO);
+  const std::string first = PrepareOutputFolder(config, workspace).value();
+  // Nothing to continue yet: a new one.
+  const std::string second = PrepareOutputFolder(config, workspace).value();
+  EXPECT_NE(first, second);
+  fs::create_directories(second + "/checkpoints/step-00000005");
+  std::ofstream(second + "/checkpoints/step-00000005/manifest.json") << "{}";
+  fs::remove(second + "/.lock");  // that run has ended
+  EXPECT_EQ(fs::canonical(PrepareOutputFolder(config, workspace).value()),
+            fs::canonical(second));
+  fs::create_directories(second + "/final");
+  EXPECT_NE(PrepareOutputFolder(config, workspace).value(), second);
+}
+
+// A link that an earlier trainer has left.
+TEST(OutputFolderTest, ResumesWhereAnOlderLinkPoints) {
+  const std::string workspace = Folder();
+  const std::string run = workspace + "/runs/demo/before";
+  fs::create_directories(run + "/checkpoints/step-00000005");
+  std::ofstream(run + "/checkpoints/step-00000005/manifest.json") << "{}";
+  fs::create_directory_symlink("before", workspace + "/runs/demo/latest");
+  RunConfig config;
+  config.set_name("demo");
+  config.mutable_train()->set_resume(Train::AUTO);
+  EXPECT_EQ(fs::canonical(PrepareOutputFolder(config, workspace).value()),
+            fs::canonical(run));
+  config.mutable_train()->set_resume(Train::NEVER);
+  const std::string next = PrepareOutputFolder(config, workspace).value();
+  EXPECT_EQ(fs::canonical(FollowLatestRun(workspace + "/runs/demo/latest")),
+            fs::canonical(next));
+  EXPECT_TRUE(fs::exists(run + "/checkpoints/step-00000005/manifest.json"));
+}
+
+// As another process would see it: flock is by open file.
+TEST(OutputFolderTest, AFolderInUseIsRefused) {
+  RunConfig config;
+  config.set_output_dir(Folder() + "/run");
+  ASSERT_TRUE(PrepareOutputFolder(config, "").ok());
+  EXPECT_THAT(std::string(PrepareOutputFolder(config, "").status().message()),
+              HasSubstr("is in use by a run"));
+}
+
+TEST(OutputFolderTest, AFileInTheWayIsAnError) {
+  const std::string folder = Folder();
+  std::ofstream(folder + "/file") << "x";
+  RunConfig config;
+  config.set_output_dir(folder + "/file");
+  EXPECT_THAT(std::string(PrepareOutputFolder(config, "").status().message()),
+              HasSubstr("is not a folder"));
+  config.set_output_dir(folder + "/file/below");
+  EXPECT_FALSE(PrepareOutputFolder(config, "").ok());
+}
+
+}  // namespace
+}  // namespace capstan

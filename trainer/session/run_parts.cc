@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/run_parts.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "plugins/sdk/lib/lora.h"
+#include "trainer/config/hub_name.h"
+#include "trainer/session/device_precision.h"
+#include "trainer/session/schedule.h"
+
+namespace capstan {
+namespace {
+
+// `status`, an error about a slot's field. Where that is a model's folder that
+// isn't there, and may be meant as a name on the Hub, says what to do.
+absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
+                         const std::string& slot) {
+  const absl::optional<std::string> field = FieldOf(status);
+  if (!field.has_value()) return status;
+  const std::string path = absl::StrCat(slot, ".", *field);
+  const auto found = loaded.paths.find(path);
+  std::error_code error;
+  if (found == loaded.paths.end() ||
+      std::filesystem::exists(found->second.absolute, error)) {
+    return status;
+  }
+  const std::string hint =
+      HubDownloadHint(found->second.written, absl::StrCat("--set ", path));
+  return FieldError(*field, absl::StrCat(status.message(), hint));
+}
+
+// The plugin in a slot; its errors say where the config set it.
+template <typename Base>
+absl::StatusOr<std::unique_ptr<Base>> CreateSlot(
+    const LoadedConfig& loaded, const std::string& slot,
+    const google::protobuf::Any& any, PluginCategory category,
+    PluginHost& host) {
+  if (any.type_url().empty()) {
+    return loaded.Locate(
+        absl::InvalidArgumentError(absl::StrCat(
+            "no ", CategoryName(category), " is set; write ", slot,
+            " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` lists the ",
+            "packages)")),
+        slot);
+  }
+  absl::StatusOr<std::unique_ptr<Base>> made =
+      host.Create<Base>(TypeOf(any), category, any.value());
+  if (made.ok()) return made;
+  return loaded.Locate(category == PluginCategory::kModel
+                           ? WithHubHint(made.status(), loaded, slot)
+                           : made.status(),
+                       slot);
+}
+
+std::string PackageIn(const google::protobuf::Any& any) {
+  return PackageOf(TypeOf(any));
+}
+
+absl::Status NonNegative(const LoadedConfig& loaded, const std::string& slot,
+                         const char* field, double value) {
+  if (value >= 0) return absl::OkStatus();
+  return loaded.Locate(
+      FieldError(field, absl::StrCat("must not be negative, is ", value)),
+      slot);
+}
+
+// With PEFT's defaults, or as the adapter that it names.
+absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
+  LoraSpec spec;
+  spec.target_modules = {"all-linear"};
+  if (!lora.pretrained().empty()) {
+    if (lora.rank() != 0 || lora.has_alpha() || lora.rslora() ||
+        lora.target_modules_size() > 0) {
+      return FieldError("pretrained",
+                        "rank, alpha, rslora and target_modules are that "
+                        "adapter's own: leave them out");
+    }
+    absl::StatusOr<LoraSpec> read = ReadAdapterConfig(lora.pretrained());
+    if (!read.ok()) {
+      return FieldError("pretrained", read.status().message());
+    }
+    spec = *std::move(read);
+  }
+  if (lora.rank() < 0) {
+    return FieldError("rank",
+                      absl::StrCat("must be greater than 0, is ", lora.rank()));
+  }
+  if (lora.rank() > 0) spec.rank = lora.rank();
+  if (lora.has_alpha()) spec.alpha = lora.alpha();
+  if (!(spec.alpha > 0)) {
+    return FieldError("alpha",
+                      absl::StrCat("must be greater than 0, is ", spec.alpha));
+  }
+  if (!(lora.dropout() >= 0 && lora.dropout() < 1)) {
+    return FieldError("dropout",
+                      absl::StrCat("must be in [0, 1), is ", lora.dropout()));
+  }
+  spec.dropout = lora.dropout();
+  if (lora.rslora()) spec.rslora = true;
+  if (lora.target_modules_size() > 0) {
+    spec.target_modules.assign(lora.target_modules().begin(),
+                               lora.target_modules().end());
+  }
+  return spec;
+}
+
+absl::Status CheckBatchSize(const char* field, int64_t size) {
+  constexpr int64_t kMax = int64_t{1} << 31;
+  if (size >= 0 && size <= kMax) return absl::OkStatus();
+  return FieldError(
+      field, absl::StrCat("must be between 1 and ", kMax, ", is ", size));
+}
+
+// What doesn't depend on the data.
+absl::Status CheckTrain(const LoadedConfig& loaded) {
+  const Train& train = loaded.config.train();
+  if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
+    return loaded.Locate(
+        train.has_max_epochs()
+            ? FieldError("max_epochs",
+                         "must be greater than 0 (or set max_steps)")
+            : FieldError("max_steps",
+                         "must be greater than 0 (or set max_epochs)"),
+        "train");
+  }
+  for (const auto& [field, value] :
+       {std::pair<const char*, double>{"log_every", train.log_every()},
+        {"eval_every", train.eval_every()},
+        {"eval_batches", train.eval_batches()},
+        {"save_every", train.save_every()},
+        {"keep_checkpoints", train.keep_checkpoints()},
+        {"early_stopping_patience", train.early_stopping_patience()},
+        {"sample_max_new_tokens", train.sample_max_new_tokens()},
+        {"max_grad_norm", train.max_grad_norm()}}) {
+    CAPSTAN_RETURN_IF_ERROR(NonNegative(loaded, "train", field, value));
+  }
+  const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
+  if (every_n != (train.activation_checkpointing_n() > 0)) {
+    return loaded.Locate(
+        FieldError("activation_checkpointing_n",
+                   every_n ? "must be greater than 0 with EVERY_N"
+                           : "is for activation_checkpointing: EVERY_N only"),
+        "train");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEvaluation(const LoadedConfig& loaded,
+                             const RunParts& parts) {
+  const Train& train = loaded.config.train();
+  for (const auto& [field, asked] :
+       {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
+        {"keep_best", train.keep_best()},
+        {"early_stopping_patience", train.early_stopping_patience() > 0}}) {
+    if (!asked || parts.eval_data != nullptr) continue;
+    // Why train_data holds nothing back may be among what it has to say.
+    const std::vector<std::string> notes = parts.train_data->notes();
+    return loaded.Locate(
+        FieldError(
+            field,
+            absl::StrCat("there is nothing to evaluate on: set "
+                         "eval_data, or have train_data hold something "
+                         "back",
+                         notes.empty() ? "" : "; ", absl::StrJoin(notes, " "))),
+        "train");
+  }
+  if (train.early_stopping_patience() > 0 && train.eval_every() == 0) {
+    return loaded.Locate(
+        FieldError("early_stopping_patience", "set eval_every, too"), "train");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProfile(const LoadedConfig& loaded, int64_t last) {
+  for (const int64_t step : loaded.config.profile().steps()) {
+    if (step >= 1 && step <= last) continue;
+    return loaded.Locate(
+        FieldError("steps", absl::StrCat("must be between 1 and the run's last "
+                                         "step ",
+                                         last, ", is ", step)),
+        "profile");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPrompt(const char* field, int64_t length,
+                         const RunParts& parts) {
+  const TokenModel* model = parts.model->token_model();
+  if (length == 0) return FieldError(field, "has a prompt without a token");
+  if (model == nullptr || length < model->max_positions()) {
+    return absl::OkStatus();
+  }
+  return FieldError(field,
+                    absl::StrCat("has ", length, " tokens, the model only ",
+                                 model->max_positions(), " positions"));
+}
+
+absl::Status CheckSamplePrompts(const LoadedConfig& loaded,
+                                const RunParts& parts) {
+  const Train& train = loaded.config.train();
+  const Tokenizer* tokenizer = parts.train_data->tokenizer();
+  const auto check = [&](const char* field, const SamplePrompt& prompt) {
+    if (tokenizer == nullptr) {
+      return FieldError(field, "the training data has no tokenizer");
+    }
+    return CheckPrompt(field,
+                       prompt.kind_case() == SamplePrompt::kUser
+                           ? parts.train_data->PromptIds(prompt.user()).size()
+                           : tokenizer->Encode(prompt.prompt()).size(),
+                       parts);
+  };
+  absl::Status status;
+  if (!train.sample_prompt().empty()) {
+    SamplePrompt prompt;
+    prompt.set_prompt(train.sample_prompt());
+    status = check("sample_prompt", prompt);
+  }
+  for (const SamplePrompt& prompt : train.sample_prompts()) {
+    if (status.ok()) status = check("sample_prompts", prompt);
+  }
+  return loaded.Locate(status, "train");
+}
+
+// Whatever depends on how many steps there are.
+absl::Status CheckSteps(const LoadedConfig& loaded, const RunParts& parts,
+                        const BatchPlan& plan) {
+  const int64_t steps = StepsOfRun(
+      loaded.config.train(), parts.train_data->size(), plan.global_batch_size);
+  CAPSTAN_RETURN_IF_ERROR(CheckProfile(loaded, steps));
+  return loaded.Locate(CheckSchedule(loaded.config.schedule(), steps),
+                       "schedule");
+}
+
+absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
+                        const RunParts& parts) {
+  CAPSTAN_RETURN_IF_ERROR(CheckTrain(loaded));
+  absl::StatusOr<BatchPlan> plan = PlanBatch(loaded.config.batch(), world_size);
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
+  CAPSTAN_RETURN_IF_ERROR(CheckSteps(loaded, parts, *plan));
+  StrategyRequest request;
+  request.model = parts.model.get();
+  request.precision = parts.policy();
+  request.world_size = world_size;
+  request.accumulation = plan->accumulation;
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(parts.strategy->Check(request), "strategy"));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+      parts.objective->Check(*parts.model, *parts.train_data), "objective"));
+  if (parts.eval_data != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+        parts.objective->Check(*parts.model, *parts.eval_data), "eval_data"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckEvaluation(loaded, parts));
+  if (loaded.config.has_hub_upload() &&
+      loaded.config.hub_upload().repo().empty()) {
+    return loaded.Locate(FieldError("repo", "name it: NAME/REPOSITORY"),
+                         "hub_upload");
+  }
+  return CheckSamplePrompts(loaded, parts);
+}
+
+}  // namespace
+
+ActivationCheckpointing CheckpointingOf(const Train& train,
+                                        const Model& model) {
+  ActivationCheckpointing checkpointing;
+  checkpointing.units = static_cast<int>(model.units().size());
+  checkpointing.first_trainable = checkpointing.units;
+  for (const ParameterSpec& spec : model.parameters()) {
+    if (!spec.trainable) continue;
+    checkpointing.first_trainable =
+        std::min(checkpointing.first_trainable, spec.unit);
+  }
+  if (train.activation_checkpointing() == Train::EVERY_UNIT) {
+    checkpointing.every = 1;
+  } else if (train.activation_checkpointing() == Train::EVERY_N) {
+    checkpointing.every = train.activation_checkpointing_n();
+  }
+  return checkpointing;
+}
+
+absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
+  BatchPlan plan;
+  plan.automatic = batch.micro_batch_size() == Batching::AUTO;
+  if (!plan.automatic) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckBatchSize("micro_batch_size", batch.micro_batch_size()));
+    if (batch.micro_batch_size() > 0) {
+      plan.micro_batch_size = batch.micro_batch_size();
+    }
+  } else if (batch.global_batch_size() == 0) {
+    return FieldError("global_batch_size",
+                      "must be set with micro_batch_size: AUTO");
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckBatchSize("global_batch_size", batch.global_batch_size()));
+  const int64_t at_once = plan.micro_batch_size * world_size;
+  plan.global_batch_size =
+      batch.global_batch_size() > 0 ? batch.global_batch_size() : at_once;
+  if (plan.global_batch_size % at_once != 0) {
+    return FieldError(
+        "global_batch_size",
+        absl::StrCat(plan.global_batch_size,
+                     " is not a multiple of micro_batch_size x ranks = ",
+                     plan.micro_batch_size, " x ", world_size, " = ", at_once));
+  }
+  return WithMicroBatch(plan, plan.micro_batch_size, world_size);
+}
+
+BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
+                         int world_size) {
+  plan.micro_batch_size = micro_batch_size;
+  plan.accumulation = plan.global_batch_size / (micro_batch_size * world_size);
+  return plan;
+}
+
+absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
+  if (!loaded.config.has_adapter()) return absl::nullopt;
+  const Adapter& adapter = loaded.config.adapter();
+  if (!adapter.has_lora()) {
+    return loaded.Locate(absl::InvalidArgumentError(
+                             "no kind is set: write lora {}, or leave it out"),
+                         "adapter");
+  }
+  absl::StatusOr<LoraSpec> spec = SpecOf(adapter.lora());
+  if (!spec.ok()) {
+    return loaded.Locate(WithHubHint(spec.status(), loaded, "adapter.lora"),
+                         "adapter.lora");
+  }
+  spec->seed = loaded.config.train().seed();
+  return *std::move(spec);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
+                                                   PluginHost& host) {
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<LoraSpec> lora,
+                           AdapterOf(loaded));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::unique_ptr<Model> model,
+      CreateSlot<Model>(loaded, "model", loaded.config.model(),
+                        PluginCategory::kModel, host));
+  if (lora.has_value()) {
+    CAPSTAN_RETURN_IF_ERROR(
+        loaded.Locate(model->AddLora(*lora), "adapter.lora"));
+  }
+  return model;
+}
+
+absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
+    const LoadedConfig& loaded, PluginHost& host) {
+  if (!loaded.config.has_collect()) return std::unique_ptr<Collector>();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const google::protobuf::Any collect,
+      WithDefaults(loaded.config.collect(), loaded.config));
+  return CreateSlot<Collector>(loaded, "collect", collect,
+                               PluginCategory::kCollector, host);
+}
+
+std::string PrecisionName(const RunConfig& config, const RunParts& parts) {
+  const std::string package = PackageIn(config.precision());
+  if (!parts.precision->depends_on_device()) return package;
+  return absl::StrCat(package, " (", DtypeName(parts.policy().compute), ")");
+}
+
+absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
+                                        int world_size, int gpus,
+                                        PluginHost& host) {
+  const RunConfig& config = loaded.config;
+  RunParts parts;
+  CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host));
+  CAPSTAN_ASSIGN_OR_RETURN(parts.lora, AdapterOf(loaded));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      parts.objective,
+      CreateSlot<Objective>(loaded, "objective", config.objective(),
+                            PluginCategory::kObjective, host));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      parts.train_data,
+      CreateSlot<DatasetReader>(loaded, "train_data", config.train_data(),
+                                PluginCategory::kDatasetReader, host));
+  if (config.has_eval_data()) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        parts.eval_data,
+        CreateSlot<DatasetReader>(loaded, "eval_data", config.eval_data(),
+                                  PluginCategory::kDatasetReader, host));
+  } else {
+    absl::StatusOr<std::unique_ptr<DatasetReader>> held_back =
+        parts.train_data->Validation();
+    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(held_back.status(), "train_data"));
+    parts.eval_data = *std::move(held_back);
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      parts.strategy,
+      CreateSlot<Strategy>(loaded, "strategy", config.strategy(),
+                           PluginCategory::kStrategy, host));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      parts.precision,
+      CreateSlot<Precision>(loaded, "precision", config.precision(),
+                            PluginCategory::kPrecision, host));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      parts.optimizer,
+      CreateSlot<Optimizer>(loaded, "optimizer", config.optimizer(),
+                            PluginCategory::kOptimizer, host));
+  parts.strategy_name = PackageIn(config.strategy());
+  parts.device = DeviceOf(*parts.precision, gpus);
+  parts.precision_name = PrecisionName(config, parts);
+  parts.optimizer_name = PackageIn(config.optimizer());
+  CAPSTAN_RETURN_IF_ERROR(CrossCheck(loaded, world_size, parts));
+  return parts;
+}
+
+}  // namespace capstan

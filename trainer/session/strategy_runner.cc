@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/strategy_runner.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+#include "plugins/sdk/memory.h"
+
+namespace capstan {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// A unit's body, kept for backward.
+struct KeptBody : public torch::CustomClassHolder {
+  KeptBody(UnitRunner::Body body, Strategy* strategy, int unit)
+      : body(std::move(body)), strategy(strategy), unit(unit) {}
+  UnitRunner::Body body;
+  Strategy* const strategy;  // null: wants no callbacks
+  const int unit;
+};
+
+// Keeps a unit's input, and makes the rest of its graph in backward. Gradients
+// of the unit's parameters are written by the inner backward.
+class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
+ public:
+  // `marker` wants a gradient, so that backward comes here also when the input
+  // wants none and only the unit's parameters do.
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input,
+                            const at::Tensor& marker,
+                            const c10::intrusive_ptr<KeptBody>& kept) {
+    ctx->save_for_backward({input});
+    ctx->saved_data["kept"] = c10::IValue::make_capsule(kept);
+    return kept->body(input);  // gradients are off here
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto kept = c10::static_intrusive_pointer_cast<KeptBody>(
+        ctx->saved_data["kept"].toCapsule());
+    if (kept->strategy != nullptr) kept->strategy->PreBackward(kept->unit);
+    at::Tensor input = ctx->get_saved_variables()[0].detach();
+    const bool wanted = ctx->needs_input_grad(0);
+    input.set_requires_grad(wanted);
+    at::Tensor output;
+    {
+      const at::AutoGradMode with_gradients(true);
+      const MemoryScope scope(MemoryCategory::kActivations);
+      output = kept->body(input);
+    }
+    if (output.requires_grad()) {
+      torch::autograd::backward({output}, {grads[0]});
+    }
+    return {wanted ? input.grad() : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
+                               const Body& body) {
+  const bool callbacks = strategy_->wants_unit_callbacks();
+  if (callbacks) strategy_->PreForward(unit);
+  at::Tensor output;
+  if (at::GradMode::is_enabled() && checkpointing_.Covers(unit) &&
+      input.is_floating_point()) {
+    const at::Tensor marker =
+        at::empty({0}, input.options()).set_requires_grad(true);
+    output =
+        RecomputedUnit::apply(input, marker,
+                              c10::make_intrusive<KeptBody>(
+                                  body, callbacks ? strategy_ : nullptr, unit));
+    if (callbacks) strategy_->PostForward(unit);
+    return output;
+  }
+  output = body(input);
+  if (callbacks) strategy_->PostForward(unit);
+  if (callbacks && output.requires_grad()) {
+    // The first thing of the unit that backward reaches.
+    output.register_hook([strategy = strategy_, unit](const at::Tensor&) {
+      strategy->PreBackward(unit);
+    });
+  }
+  return output;
+}
+
+}  // namespace capstan
