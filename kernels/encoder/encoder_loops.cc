@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loops of encoder_simd.h. Included by one file for each instruction set,
-// which defines ENCODER_TABLE and what simd.inc wants beside; see there.
+// The loops of encoder_simd.h.
+#include "base/simd/simd.h"
+#include "kernels/encoder/encoder_simd.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
+#include "base/simd/target.h"
+
 namespace capstan {
 namespace kernels {
 namespace {
 
-#include "kernels/encoder/encoder_random.inc"
 #include "base/simd/simd_vector.inc"
+#include "kernels/encoder/encoder_random.inc"
 
 // v where the bits are set, lane by lane, else 0.
 template <int kN>
@@ -237,8 +242,7 @@ void SoftmaxBackward(const ScoreRows& p, const float* log_sum_exp,
 
 }  // namespace
 
-extern const EncoderKernels ENCODER_TABLE;
-const EncoderKernels ENCODER_TABLE = {
+const EncoderKernels SIMD_SYMBOL(kEncoder) = {
     SIMD_NAME,    KeepBits,      AddBias,         AddRows,
     AddNorm,      NormAgain,     AddNormBackward, Gelu,
     GeluBackward, TransposeRows, Scores,          Mix,

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loops of ppo_kernels.h. Included by one file for each instruction set,
-// with the macros of base/simd/simd.inc and for its reasons.
+// The loops of ppo_kernels.h.
+#include "base/simd/simd.h"
+#include "datasets/darkroom/ppo_kernels.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
+#include "base/simd/target.h"
+
 namespace capstan {
 namespace darkroom {
 namespace {
@@ -225,8 +230,7 @@ void Adam(const AdamStep& step, const float* gradient, int64_t n,
 
 }  // namespace
 
-extern const PpoKernels PPO_TABLE;
-const PpoKernels PPO_TABLE = {
+const PpoKernels SIMD_SYMBOL(kPpo) = {
     SIMD_NAME, TanhOf, Forward, Backward, SumOfSquares, Adam,
 };
 

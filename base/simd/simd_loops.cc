@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loops of simd.h. Included by one file for each instruction set, which
-// defines SIMD_TABLE, SIMD_NAME and SIMD_BYTES, a register's; nothing here has
-// a linker symbol but the table, and of headers only the compiler's intrinsics
-// are called, which are always inlined: no code for a newer processor leaks
-// into the rest.
+// The loops of simd.h.
+#include "base/simd/simd.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
+#include "base/simd/target.h"
+
 namespace capstan {
 namespace kernels {
 namespace {
@@ -99,8 +100,7 @@ constexpr RowKernels<T> RowTable() {
 
 }  // namespace
 
-extern const SimdKernels SIMD_TABLE;
-const SimdKernels SIMD_TABLE = {
+const SimdKernels SIMD_SYMBOL(kSimd) = {
     SIMD_NAME,  RowTable<float>(), RowTable<Bf16>(), RowTable<Fp16>(),
     CausalExp,  CausalSoftmax,     SoftmaxBackward,  Scale,
     Dot<float>,

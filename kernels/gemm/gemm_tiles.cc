@@ -3,35 +3,43 @@
 // Matrix products of float32 in the manner of BLIS (Van Zee and van de Geijn,
 // "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015): both
 // factors are copied into panels that a small kernel reads in order, while it
-// keeps a tile of the result in registers. Included by one file for each
-// instruction set, which defines GEMM_TABLE, GEMM_NAME, GEMM_LANES (floats a
-// register) and GEMM_ROW_COUNTS (1, 2, .. up to the rows of a whole tile).
-// Nothing here has a linker symbol but the table.
+// keeps a tile of the result in registers.
+#include "kernels/gemm/gemm_kernels.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
+#include "base/simd/target.h"
+
+// 1, 2, .. up to the rows of a whole tile, two registers wide, which leaves
+// registers for a line of b and an element of a.
+#if SIMD_BYTES == 64
+#define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
+#else
+#define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6
+#endif
+
 namespace capstan {
 namespace kernels {
 namespace {
 
-#define GEMM_INLINE inline __attribute__((always_inline))
-
-constexpr int kLanes = GEMM_LANES;
+constexpr int kLanes = SIMD_BYTES / 4;
 constexpr int kTileVectors = 2;
 constexpr int kTileColumns = kTileVectors * kLanes;
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int32_t Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 
-GEMM_INLINE Vector Load(const float* p) {
+SIMD_INLINE Vector Load(const float* p) {
   Vector v;
   __builtin_memcpy(&v, p, sizeof(v));
   return v;
 }
 
-GEMM_INLINE void Store(float* p, const Vector& v) {
+SIMD_INLINE void Store(float* p, const Vector& v) {
   __builtin_memcpy(p, &v, sizeof(v));
 }
 
 // Copies n < kLanes floats in pieces of a size that is known when compiling.
-GEMM_INLINE void CopyPart(const float* from, int64_t n, float* to) {
+SIMD_INLINE void CopyPart(const float* from, int64_t n, float* to) {
   int64_t i = 0;
   if (kLanes > 8 && (n & 8)) __builtin_memcpy(to, from, 32), i += 8;
   if (kLanes > 4 && (n & 4)) __builtin_memcpy(to + i, from + i, 16), i += 4;
@@ -40,7 +48,7 @@ GEMM_INLINE void CopyPart(const float* from, int64_t n, float* to) {
 }
 
 // The first n lanes; the others are 0.
-GEMM_INLINE Vector LoadPart(const float* p, int64_t n) {
+SIMD_INLINE Vector LoadPart(const float* p, int64_t n) {
   if (n >= kLanes) return Load(p);
   Vector v = {};
   float lanes[kLanes];
@@ -115,7 +123,7 @@ constexpr int kTileRows =
     static_cast<int>(sizeof(kTiles.functions[0]) / sizeof(TileFunction)) - 1;
 
 // The transpose of a square of registers, by perfect shuffles.
-GEMM_INLINE void TransposeSquare(Vector rows[kLanes]) {
+SIMD_INLINE void TransposeSquare(Vector rows[kLanes]) {
   Lanes low, high;
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
@@ -138,7 +146,7 @@ GEMM_INLINE void TransposeSquare(Vector rows[kLanes]) {
 // panel [depth][width] of the transpose of `rows` <= kLanes rows of from [rows,
 // depth]; columns from `rows` to kLanes become 0 where the width has them.
 // Writes up to kLanes - width floats beyond the panel's end.
-GEMM_INLINE void PackTransposed(const float* from, int64_t stride, int64_t rows,
+SIMD_INLINE void PackTransposed(const float* from, int64_t stride, int64_t rows,
                                 int64_t depth, int64_t width, float* panel) {
   for (int64_t k = 0; k < depth; k += kLanes) {
     const int64_t count = depth - k < kLanes ? depth - k : kLanes;
@@ -170,7 +178,7 @@ GEMM_INLINE void PackTransposed(const float* from, int64_t stride, int64_t rows,
 }
 
 // panel [depth][width] of from [depth, columns], columns <= width; the rest 0.
-GEMM_INLINE void PackColumns(const float* from, int64_t stride, int64_t columns,
+SIMD_INLINE void PackColumns(const float* from, int64_t stride, int64_t columns,
                              int64_t depth, int64_t width, float* panel) {
   for (int64_t k = 0; k < depth; ++k, from += stride, panel += width) {
     for (int64_t i = 0; i < width; i += kLanes) {
@@ -210,7 +218,7 @@ void PackPanel(const GemmProblem& p, int64_t column, int64_t columns, int64_t k,
 }
 
 // Lines of a block of memory that will be packed soon: part `part` of `parts`.
-GEMM_INLINE void PrefetchPart(const float* block, int64_t stride, int64_t rows,
+SIMD_INLINE void PrefetchPart(const float* block, int64_t stride, int64_t rows,
                               int64_t columns, int64_t part, int64_t parts) {
   const int64_t end = rows * (part + 1) / parts;
   for (int64_t r = rows * part / parts; r < end; ++r) {
@@ -220,7 +228,7 @@ GEMM_INLINE void PrefetchPart(const float* block, int64_t stride, int64_t rows,
   }
 }
 
-GEMM_INLINE void PrefetchRows(const GemmProblem& p, int64_t row, int64_t rows,
+SIMD_INLINE void PrefetchRows(const GemmProblem& p, int64_t row, int64_t rows,
                               int64_t k, int64_t depth, int64_t part,
                               int64_t parts) {
   if (p.a_transposed) {
@@ -232,7 +240,7 @@ GEMM_INLINE void PrefetchRows(const GemmProblem& p, int64_t row, int64_t rows,
   }
 }
 
-GEMM_INLINE void PrefetchPanel(const GemmProblem& p, int64_t column,
+SIMD_INLINE void PrefetchPanel(const GemmProblem& p, int64_t column,
                                int64_t columns, int64_t k, int64_t depth,
                                int64_t part, int64_t parts) {
   if (p.b_transposed) {
@@ -244,7 +252,7 @@ GEMM_INLINE void PrefetchPanel(const GemmProblem& p, int64_t column,
   }
 }
 
-GEMM_INLINE int64_t Width(int64_t columns) {
+SIMD_INLINE int64_t Width(int64_t columns) {
   return columns > kLanes ? kTileColumns : kLanes;
 }
 
@@ -351,8 +359,7 @@ void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
 
 }  // namespace
 
-extern const GemmKernels GEMM_TABLE;
-const GemmKernels GEMM_TABLE = {GEMM_NAME, Run};
+const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, Run};
 
 }  // namespace kernels
 }  // namespace capstan
