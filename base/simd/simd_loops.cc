@@ -37,18 +37,25 @@ void CausalExp(float* x, int64_t rows, int64_t n, int64_t stride, int64_t first,
   const float lowest = -__builtin_inff();
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t seen = Visible(r, n, first);
+    const int64_t whole = seen / kLanes * kLanes;
     Floats maxima = Splat(lowest);
-    for (int64_t i = 0; i < seen; i += kLanes) {
-      const Floats v = Where(i, seen, Load(x + i), lowest);
-      maxima = Greater(v, maxima);
+    int64_t i = 0;
+    for (; i < whole; i += kLanes) maxima = Greater(Load(x + i), maxima);
+    if (i < seen) {
+      maxima = Greater(Where(i, seen, Load(x + i), lowest), maxima);
     }
     const float max = Max(maxima);
     Floats sum = {};
-    int64_t i = 0;
-    for (; i < seen; i += kLanes) {
+    for (i = 0; i < whole; i += kLanes) {
+      const Floats e = Exp(Load(x + i) - max);
+      sum += e;
+      Store(x + i, e);
+    }
+    if (i < seen) {
       const Floats e = Where(i, seen, Exp(Load(x + i) - max), 0.0f);
       sum += e;
       Store(x + i, e);
+      i += kLanes;
     }
     Zero(x, i, stride);
     const float total = Sum(sum);
@@ -62,8 +69,12 @@ void CausalSoftmax(float* x, int64_t rows, int64_t n, int64_t stride,
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t seen = Visible(r, n, first);
     int64_t i = 0;
-    for (; i < seen; i += kLanes) {
+    for (; i + kLanes <= seen; i += kLanes) {
+      Store(x + i, Exp(Load(x + i) - log_sum_exp[r]));
+    }
+    if (i < seen) {
       Store(x + i, Where(i, seen, Exp(Load(x + i) - log_sum_exp[r]), 0.0f));
+      i += kLanes;
     }
     Zero(x, i, stride);
   }
