@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_TEXT_TOKENIZER_UTF8_H_
-#define CAPSTAN_TEXT_TOKENIZER_UTF8_H_
+#ifndef CAPSTAN_TEXT_TOKENIZER_UNICODE_H_
+#define CAPSTAN_TEXT_TOKENIZER_UNICODE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "text/tokenizer/alignment.h"
+#include "text/tokenizer/normalizer.h"
 
 namespace capstan {
 namespace tokenizer {
@@ -49,7 +51,12 @@ int CharacterToByte(uint32_t code);
 // character that stands for none.
 bool CharactersToBytes(absl::string_view token, std::string* bytes);
 
+enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
+
+// The normalization forms of Unicode's Standard Annex 15.
+std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form);
+
 }  // namespace tokenizer
 }  // namespace capstan
 
-#endif  // CAPSTAN_TEXT_TOKENIZER_UTF8_H_
+#endif  // CAPSTAN_TEXT_TOKENIZER_UNICODE_H_
