@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
 #include "datasets/chat/cache_file.h"
 #include "datasets/chat/chat.h"
 #include "plugins/sdk/plugin.h"

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "base/text_file.h"
 
 namespace capstan {
 namespace chat {
@@ -61,7 +61,7 @@ absl::Status ChatTokenizer::Save(const std::string& folder) const {
   const std::string path = folder + "/tokenizer_config.json";
   Json config = Json::object();
   if (std::filesystem::exists(path)) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
     config = ParseJson<Json>(text);
     if (!config.is_object()) config = Json::object();
   }
@@ -72,12 +72,12 @@ absl::Status ChatTokenizer::Save(const std::string& folder) const {
   set("eos_token", ids_.eos);
   set("pad_token", ids_.pad);
   config["chat_template"] = jinja_;
-  CAPSTAN_RETURN_IF_ERROR(WriteTextFile(path, config.dump(2) + "\n"));
+  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(path, config.dump(2) + "\n"));
   // Where there is one, it is read instead.
   const std::string own = folder + "/chat_template.jinja";
   std::error_code error;
   if (!std::filesystem::exists(own, error)) return absl::OkStatus();
-  return WriteTextFile(own, jinja_);
+  return WriteWholeFile(own, jinja_);
 }
 
 }  // namespace

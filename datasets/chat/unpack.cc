@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
 #include "base/status.h"
 
 namespace capstan {

@@ -103,10 +103,10 @@ absl::Status Commit(const std::string& temporary, const std::string& folder,
     CAPSTAN_RETURN_IF_ERROR(RemoveTree(RankNotePath(temporary, rank)));
   }
   // The files' names are on disk before the manifest that speaks of them.
-  CAPSTAN_RETURN_IF_ERROR(SyncFolder(temporary, /*files=*/false));
+  CAPSTAN_RETURN_IF_ERROR(SyncPath(temporary));
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
       absl::StrCat(temporary, "/", kManifestFile), ManifestToJson(manifest)));
-  CAPSTAN_RETURN_IF_ERROR(SyncFolder(temporary, /*files=*/false));
+  CAPSTAN_RETURN_IF_ERROR(SyncPath(temporary));
   return ReplaceFolder(temporary, folder);
 }
 

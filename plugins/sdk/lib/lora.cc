@@ -8,9 +8,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "base/text_file.h"
 #include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan {
@@ -202,7 +202,7 @@ std::string AdapterConfigJson(const LoraSpec& spec,
 
 absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder) {
   const std::string path = folder + "/adapter_config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   const Json json = ParseJson<Json>(text);
   if (!json.is_object()) {
     return absl::InvalidArgumentError(
@@ -254,8 +254,8 @@ absl::Status WriteAdapter(
         writer->Append(value.const_data_ptr(), value.nbytes()));
   }
   CAPSTAN_RETURN_IF_ERROR(writer->Close());
-  return WriteTextFile(folder + "/adapter_config.json",
-                       AdapterConfigJson(spec, base_model));
+  return WriteWholeFile(folder + "/adapter_config.json",
+                        AdapterConfigJson(spec, base_model));
 }
 
 }  // namespace capstan
