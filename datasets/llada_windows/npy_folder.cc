@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/npy.h"
 #include "base/status.h"
-#include "datasets/common/npy.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
 

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/files.h"
-#include "datasets/common/npy.h"
+#include "base/npy.h"
 #include "datasets/llada_windows/characters.h"
 
 namespace capstan {

@@ -2,9 +2,7 @@
 #include "trainer/process_group/create.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <link.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <memory>
@@ -13,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
 #include "trainer/process_group/gloo_group.h"
@@ -24,27 +23,11 @@
 namespace capstan {
 namespace {
 
-// The real folder of `path`, links resolved; "" where there is none.
-std::string RealFolder(const char* path) {
-  char real[PATH_MAX];
-  if (path == nullptr || realpath(path, real) == nullptr) return "";
-  const std::string text = real;
-  return text.substr(0, text.rfind('/'));
-}
-
-std::string CoreFolder() {
-  Dl_info info;
-  if (dladdr(reinterpret_cast<void*>(&CreateProcessGroup), &info) == 0) {
-    return "";
-  }
-  return RealFolder(info.dli_fname);
-}
-
 std::string LibTorchFolder() {
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   link_map* map = nullptr;
   if (torch == nullptr || dlinfo(torch, RTLD_DI_LINKMAP, &map) != 0) return "";
-  return RealFolder(map->l_name);
+  return RealFolderOf(map->l_name);
 }
 
 absl::Status NoGpu(absl::string_view problem) {
@@ -73,8 +56,9 @@ absl::Status LoadLibTorchCuda() {
 }
 
 std::vector<std::string> NcclFolders() {
-  const std::string core = CoreFolder();
-  const std::string trainer = RealFolder("/proc/self/exe");
+  const std::string core =
+      LibraryFolder(reinterpret_cast<const void*>(&CreateProcessGroup));
+  const std::string trainer = ExecutableFolder();
   // The first is where Bazel builds it, seen from the core.
   return {core + "/process_group/nccl", core, trainer, trainer + "/plugins"};
 }

@@ -4,8 +4,8 @@
 // documentation describes it (numpy.lib.format): little-endian numbers in C
 // order. What else numpy can write (Fortran order, big-endian numbers, records,
 // Python objects) is refused by name.
-#ifndef CAPSTAN_DATASETS_COMMON_NPY_H_
-#define CAPSTAN_DATASETS_COMMON_NPY_H_
+#ifndef CAPSTAN_BASE_NPY_H_
+#define CAPSTAN_BASE_NPY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -163,4 +163,4 @@ absl::Status WriteNpy(const std::string& path,
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_DATASETS_COMMON_NPY_H_
+#endif  // CAPSTAN_BASE_NPY_H_
