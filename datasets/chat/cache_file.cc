@@ -111,7 +111,7 @@ absl::Status CacheKey::AddFile(const std::string& path) {
 absl::StatusOr<std::string> CachedFile(
     const std::string& data_path, uint64_t key, const std::string& extension,
     const std::function<bool(const std::string&)>& is_valid,
-    const std::function<absl::Status(const std::string&)>& make) {
+    const std::function<absl::Status(HiddenFile*)>& make) {
   const std::string name =
       absl::StrCat(fs::path(data_path).filename().string(), "-",
                    absl::Hex(key, absl::kZeroPad16), ".", extension);
@@ -125,17 +125,13 @@ absl::StatusOr<std::string> CachedFile(
     const std::string path = (folder / name).string();
     const Lock lock(folder / "lock");
     if (is_valid(path)) return path;
-    const std::string temporary = absl::StrCat(path, ".", getpid(), ".new");
-    absl::Status status = make(temporary);
-    std::error_code error;
-    if (status.ok()) {
-      fs::rename(temporary, path, error);
-      if (!error) return path;
-      status = absl::InternalError(
-          absl::StrCat(path, " can't be written: ", error.message()));
-    }
-    fs::remove(temporary, error);
-    return status;
+    // Its name is this process's, for file systems without locks.
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<HiddenFile> file,
+        HiddenFile::Create(path, absl::StrCat(getpid(), ".new")));
+    CAPSTAN_RETURN_IF_ERROR(make(file.get()));
+    CAPSTAN_RETURN_IF_ERROR(file->Close());
+    return path;
   }
   return absl::PermissionDeniedError(absl::StrCat(
       data_path, ": its index can be kept neither in ", folders[0].string(),

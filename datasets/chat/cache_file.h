@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/output_file.h"
 
 namespace capstan {
 namespace chat {
@@ -35,12 +36,12 @@ class CacheKey {
 };
 
 // The path of `data_path`'s cached file of this key and extension. Where there
-// is none for which is_valid(path) holds, make(path) writes one under another
-// name first; processes that ask for it meanwhile wait.
+// is none for which is_valid(path) holds, make(file) writes one, which lands
+// whole; processes that ask for it meanwhile wait.
 absl::StatusOr<std::string> CachedFile(
     const std::string& data_path, uint64_t key, const std::string& extension,
     const std::function<bool(const std::string&)>& is_valid,
-    const std::function<absl::Status(const std::string&)>& make);
+    const std::function<absl::Status(HiddenFile*)>& make);
 
 }  // namespace chat
 }  // namespace capstan

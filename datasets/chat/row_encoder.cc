@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "plugins/sdk/dataset.h"
 
 namespace capstan {
 namespace chat {
@@ -12,7 +13,7 @@ namespace chat {
 int64_t TokenRow::trained() const {
   if (labels.empty()) return 0;
   return static_cast<int64_t>(labels.size()) - 1 -
-         std::count(labels.begin() + 1, labels.end(), kIgnoredLabel);
+         std::count(labels.begin() + 1, labels.end(), kIgnoredTarget);
 }
 
 RowEncoder::RowEncoder(const Tokenizer* tokenizer,
@@ -100,7 +101,7 @@ void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
   if (row.with_begin && !begin_.empty() &&
       (count == 0 || encoding.ids[0] != begin_[0])) {
     out->ids = begin_;
-    out->labels.assign(begin_.size(), kIgnoredLabel);
+    out->labels.assign(begin_.size(), kIgnoredTarget);
     if (row.everything) out->labels = begin_;
   }
   auto range = row.trained.begin();
@@ -112,7 +113,7 @@ void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
                          range->first <= encoding.begins[i] &&
                          encoding.ends[i] <= range->second;
     out->ids.push_back(encoding.ids[i]);
-    out->labels.push_back(trained ? encoding.ids[i] : kIgnoredLabel);
+    out->labels.push_back(trained ? encoding.ids[i] : kIgnoredTarget);
   }
   if (row.with_end &&
       (count == 0 || end_.empty() || encoding.ids.back() != end_.back())) {

@@ -2,7 +2,6 @@
 #include "datasets/chat/row_index.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -25,35 +24,23 @@ struct Header {
   RowIndex::Facts facts;
 };
 
-absl::Status NotWritten(const std::string& path) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat(path, " can't be written: is the disk full?"));
+template <typename T>
+absl::string_view BytesOf(const T* values, size_t size) {
+  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
 }
 
 absl::Status Write(const SourceFile& source, const IndexBuilder::Options& how,
-                   uint64_t key, const std::string& path) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      std::fopen(path.c_str(), "wb"), std::fclose);
+                   uint64_t key, HiddenFile* file) {
   Header header;
   header.key = key;
-  if (file == nullptr ||
-      std::fwrite(&header, sizeof(header), 1, file.get()) != 1) {
-    return NotWritten(path);
-  }
+  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&header, 1)));
   IndexBuilder builder(source, how);
   CAPSTAN_ASSIGN_OR_RETURN(
-      header.facts, builder.Run([&](absl::Span<const IndexedRow> rows) {
-        return std::fwrite(rows.data(), sizeof(IndexedRow), rows.size(),
-                           file.get()) == rows.size()
-                   ? absl::OkStatus()
-                   : NotWritten(path);
+      header.facts, builder.Run([file](absl::Span<const IndexedRow> rows) {
+        return file->Write(BytesOf(rows.data(), rows.size()));
       }));
-  if (std::fseek(file.get(), 0, SEEK_SET) != 0 ||
-      std::fwrite(&header, sizeof(header), 1, file.get()) != 1 ||
-      std::fflush(file.get()) != 0) {
-    return NotWritten(path);
-  }
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(file->Rewind());
+  return file->Write(BytesOf(&header, 1));
 }
 
 // The header, if the file is whole and of this key; else null.
@@ -91,8 +78,7 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::string path,
       CachedFile(
-          source.path, index.key_, "rows", is_valid,
-          [&](const std::string& to) {
+          source.path, index.key_, "rows", is_valid, [&](HiddenFile* to) {
             return Write(source, {kind, bad_rows, &encoder}, index.key_, to);
           }));
   CAPSTAN_ASSIGN_OR_RETURN(index.file_, MappedFile::Open(path));
