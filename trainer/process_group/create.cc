@@ -5,8 +5,11 @@
 #include <link.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,10 +17,10 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
-#include "trainer/process_group/gloo_group.h"
+#include "trainer/process_group/backend_group.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
-#include "trainer/process_group/shm/shm_join.h"
+#include "trainer/process_group/shm/shm_group.h"
 #include "trainer/process_group/single_group.h"
 
 namespace capstan {
@@ -83,6 +86,43 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
   return NoGpu(absl::StrCat(
       "there is no ", kNcclLibrary, " in ", absl::StrJoin(folders, ", "),
       "; it is built where the CUDA Toolkit and NCCL are installed"));
+}
+
+using c10d::ProcessGroupGloo;
+
+std::shared_ptr<gloo::transport::Device> CreateDevice(const RankInfo& info) {
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  if (interface != nullptr && *interface != '\0') {
+    return ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  if (info.master_addr == "127.0.0.1" || info.master_addr == "localhost") {
+    return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  }
+  return ProcessGroupGloo::createDefaultDevice();
+}
+
+// Joins the ranks, which meet in `store`, over Gloo, on CPU: over the loopback
+// where rank 0 is there, else over the interface GLOO_SOCKET_IFNAME or the one
+// of this host's name.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
+    const RankInfo& info, c10::intrusive_ptr<c10d::Store> store) {
+  try {
+    auto options = ProcessGroupGloo::Options::create(kCollectiveTimeout);
+    options->devices.push_back(CreateDevice(info));
+    const auto connect = [store, options](const std::string& prefix, int rank,
+                                          int size) {
+      return c10::make_intrusive<ProcessGroupGloo>(
+          c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
+          options);
+    };
+    return std::make_unique<BackendGroup>(connect, "gloo", at::kCPU, info.rank,
+                                          info.world_size);
+  } catch (...) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", info.rank, " could not connect to the other ",
+                     "ranks with Gloo (GLOO_SOCKET_IFNAME names the network ",
+                     "interface): ", CurrentExceptionToStatus().message()));
+  }
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
