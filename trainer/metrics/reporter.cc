@@ -15,7 +15,6 @@
 #include "base/npy.h"
 #include "base/output_file.h"
 #include "base/status.h"
-#include "trainer/metrics/banner.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/generations_log.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/profile.h"
-#include "trainer/profile/records.h"
+#include "base/profile_records.h"
 
 namespace capstan {
 

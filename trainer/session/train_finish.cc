@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "base/machine.h"
 #include "base/output_file.h"
-#include "trainer/checkpoint/checkpoint_folder.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/memory/tracking_allocator.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What ProfileScope writes down, kept by thread until the step is over.
-#ifndef CAPSTAN_TRAINER_PROFILE_RECORDS_H_
-#define CAPSTAN_TRAINER_PROFILE_RECORDS_H_
+#ifndef CAPSTAN_BASE_PROFILE_RECORDS_H_
+#define CAPSTAN_BASE_PROFILE_RECORDS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -76,4 +76,4 @@ class ThreadRecords {
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_TRAINER_PROFILE_RECORDS_H_
+#endif  // CAPSTAN_BASE_PROFILE_RECORDS_H_
