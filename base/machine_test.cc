@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 
 namespace capstan {
 namespace {
@@ -183,6 +184,14 @@ TEST(MachineFacts, WhereProgramsAndLibrariesLie) {
   std::filesystem::create_symlink(made + "/file", made + "/other/link");
   EXPECT_EQ(RealFolderOf((made + "/other/link").c_str()),
             std::filesystem::canonical(made).string());
+}
+
+TEST(ClockTest, SecondsAndNanosecondsAreOneClock) {
+  const double before = MonotonicSeconds();
+  const int64_t nanoseconds = MonotonicNanoseconds();
+  const double after = MonotonicSeconds();
+  EXPECT_GE(1e-9 * static_cast<double>(nanoseconds), before - 1e-3);
+  EXPECT_LE(1e-9 * static_cast<double>(nanoseconds), after + 1e-3);
 }
 
 }  // namespace

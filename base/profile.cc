@@ -3,11 +3,11 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <chrono>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/profile_records.h"
 
 namespace capstan {
@@ -38,12 +38,6 @@ bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
 }  // namespace
 
 std::atomic<bool> ProfileScope::enabled_{false};
-
-int64_t ProfileNow() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 ThreadRecords::~ThreadRecords() {
   while (first_ != nullptr) {
@@ -99,12 +93,12 @@ void ProfileScope::Begin(const char* name) {
   name_ = name;
   outer_ = mine.current;
   mine.current = this;
-  begin_ns_ = ProfileNow();
+  begin_ns_ = MonotonicNanoseconds();
 }
 
 void ProfileScope::End() {
   ProfileRecord record;
-  record.end_ns = ProfileNow();
+  record.end_ns = MonotonicNanoseconds();
   record.begin_ns = begin_ns_;
   record.name = name_;
   record.is_outermost = outer_ == nullptr;

@@ -19,7 +19,7 @@ enum class ThreadRole : int {
   kOther,     // works beside the step
 };
 
-// One scope that has ended. Times are of std::chrono::steady_clock.
+// One scope that has ended. Times are MonotonicNanoseconds().
 struct ProfileRecord {
   const char* name = nullptr;
   const char* outermost = nullptr;  // the name of the outermost scope around
@@ -28,8 +28,6 @@ struct ProfileRecord {
   int64_t end_ns = 0;
   int64_t own_ns = 0;  // without the scopes within
 };
-
-int64_t ProfileNow();
 
 // One thread's records: the thread appends, one other takes away, without
 // locks and without moving what is written.
