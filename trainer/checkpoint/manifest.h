@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/train_state.h"
 
 namespace capstan {
 
