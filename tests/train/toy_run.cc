@@ -22,7 +22,7 @@
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/session/train_loop.h"
+#include "trainer/session/train.h"
 
 namespace capstan {
 namespace {
@@ -192,7 +192,7 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   job.batch.automatic = run.automatic;
   job.batch = WithMicroBatch(job.batch, run.micro_batch, run.ranks);
   job.output_dir = run.output_dir;
-  return TrainLoop(&job, rank).Run();
+  return RunTraining(&job, rank);
 }
 
 }  // namespace

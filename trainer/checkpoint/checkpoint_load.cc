@@ -12,7 +12,7 @@
 #include "base/crc32c.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "trainer/checkpoint/agree.h"
+#include "trainer/process_group/agree.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/range_index.h"

@@ -5,7 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "trainer/checkpoint/agree.h"
+#include "trainer/process_group/agree.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folder.h"
 #include "trainer/checkpoint/manifest.h"

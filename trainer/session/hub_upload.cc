@@ -9,27 +9,9 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "trainer/session/resume.h"
 
 namespace capstan {
-namespace {
-
-// For a shell, where it is copied to.
-std::string Quoted(const std::string& word) {
-  const bool plain =
-      !word.empty() && word.find_first_not_of(
-                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
-                           "XYZ0123456789-_./") == std::string::npos;
-  if (plain) return word;
-  std::string quoted = "'";
-  for (const char c : word) {
-    absl::StrAppend(&quoted, c == '\'' ? "'\\''" : std::string(1, c));
-  }
-  return quoted + "'";
-}
-
-}  // namespace
-
 std::vector<std::string> UploadCommand(const HubUpload& upload,
                                        const std::string& folder) {
   std::vector<std::string> command = {"hf", "upload", upload.repo(), folder,
@@ -41,10 +23,7 @@ std::vector<std::string> UploadCommand(const HubUpload& upload,
 absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
                                         const std::string& folder) {
   const std::vector<std::string> command = UploadCommand(upload, folder);
-  const std::string shown = absl::StrJoin(
-      command, " ", [](std::string* out, const std::string& word) {
-        absl::StrAppend(out, Quoted(word));
-      });
+  const std::string shown = ShellText(command);
   std::vector<char*> arguments;
   for (const std::string& word : command) {
     arguments.push_back(const_cast<char*>(word.c_str()));

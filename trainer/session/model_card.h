@@ -18,6 +18,8 @@ namespace capstan {
 struct ModelCardFacts {
   const RunConfig* config = nullptr;
   std::string base_model;  // a folder; "": from scratch
+  // The field of the model plugin's config that names it; "": none does.
+  std::string base_model_field;
   bool adapter = false;
   // Whether it is a model of texts, and one that goes from left to right, as
   // transformers' AutoModelForCausalLM are.
@@ -56,8 +58,18 @@ struct ModelCardFacts {
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     const ModelCardFacts& facts);
 
-// What the model plugin's config has as "pretrained", or "".
-std::string BaseModelOf(const RunConfig& config);
+// What the model starts from, by the field of its plugin's config that has the
+// option `base_model` (plugins/sdk/options.proto).
+struct BaseModel {
+  std::string field;   // "": the config has no such field
+  std::string folder;  // "": from scratch
+};
+BaseModel BaseModelOf(const RunConfig& config);
+
+// `config` without what only this machine knows, for texts that leave it: of
+// each file and folder (fields with the option `path`) the last name, of a
+// model in Hugging Face's cache its name at the hub; no output_dir.
+RunConfig PortableConfig(const RunConfig& config);
 
 }  // namespace capstan
 

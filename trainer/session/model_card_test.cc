@@ -9,7 +9,6 @@
 #include <string>
 
 #include "base/text_file.h"
-#include "trainer/session/portable_config.h"
 
 namespace capstan {
 namespace {

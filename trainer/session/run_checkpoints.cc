@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/run_checkpoints.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "trainer/checkpoint/checkpoint_folder.h"
+#include "trainer/checkpoint/hf_folder.h"
+#include "trainer/checkpoint/model_files.h"
+#include "trainer/process_group/agree.h"
+#include "trainer/session/model_card.h"
+#include "trainer/session/resume.h"
+
+namespace capstan {
+namespace {
+
+constexpr int64_t kDefaultKeepCheckpoints = 2;
+constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
+
+ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
+  const RunParts& parts = session.parts;
+  const TrainState& state = session.state;
+  ModelCardFacts facts;
+  facts.config = &session.config;
+  facts.base_model = base.folder;
+  facts.base_model_field = base.field;
+  facts.adapter = parts.lora.has_value();
+  const TokenModel* const tokens = parts.model->token_model();
+  facts.texts = tokens != nullptr;
+  facts.causal = tokens != nullptr && tokens->causal();
+  facts.tokenizer = parts.train_data->tokenizer() != nullptr;
+  facts.auto_class = AutoClass(facts.base_model);
+  facts.output_dir = session.output_dir;
+  if (session.reporter != nullptr)
+    facts.pictures = session.reporter->pictures();
+  facts.world_size = session.group->size();
+  facts.global_batch_size = session.job.batch.global_batch_size;
+  facts.training_samples = parts.train_data->size();
+  facts.unit = parts.objective->unit();
+  facts.tokens = state.tokens;
+  facts.trained_tokens = state.trained_tokens;
+  facts.padding = PaddingShare(state.tokens, state.padding);
+  facts.steps = state.step;
+  facts.final_loss = state.last_loss;
+  if (state.best_step >= 0) {
+    facts.best_eval_loss = state.best_eval_loss;
+    facts.best_step = state.best_step;
+  }
+  facts.eval_loss = session.eval_loss;
+  for (const ParameterSpec& spec : parts.model->parameters()) {
+    (spec.trainable ? facts.trained_parameters : facts.frozen_parameters) +=
+        spec.numel();
+  }
+  facts.learning_rate = parts.optimizer->learning_rate();
+  facts.strategy = parts.strategy_name;
+  facts.precision = parts.precision_name;
+  return facts;
+}
+
+}  // namespace
+
+absl::Status RunCheckpoints::Restore(const DataOrder& order) {
+  const Train& train = session_.config.train();
+  TrainState& state = session_.state;
+  state.seed = train.seed();
+  state.data_size = order.size;
+  state.data_shuffle = order.shuffle;
+  state.data_group = order.group;
+  state.global_batch_size = session_.job.batch.global_batch_size;
+  CAPSTAN_ASSIGN_OR_RETURN(state.frozen_crc32c,
+                           FrozenChecksum(*session_.parts.model, state.seed));
+  if (train.resume() != Train::AUTO) return absl::OkStatus();
+  const std::string newest = NewestCheckpoint(session_.output_dir);
+  if (newest.empty()) return absl::OkStatus();
+  const TrainState mine = state;
+  CAPSTAN_ASSIGN_OR_RETURN(state,
+                           LoadCheckpoint(newest, session_.Checkpointed()));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckResumed(session_.job.loaded, newest, state, mine));
+  state.global_batch_size = mine.global_batch_size;
+  session_.scaler.Restore(state.loss_scale, state.loss_scale_good_steps);
+  session_.first_step = saved_step_ = state.step;
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::Save() {
+  TrainState& state = session_.state;
+  if (saved_step_ == state.step) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(divergence_.CheckFinite());
+  if (divergence_.AwaitsGoodStep()) return absl::OkStatus();
+  const LossScaler& scaler = session_.scaler;
+  state.loss_scale = scaler.enabled() ? scaler.scale() : 0.0;
+  state.loss_scale_good_steps = scaler.good_steps();
+  const Train& train = session_.config.train();
+  const int64_t keep = train.keep_checkpoints() > 0 ? train.keep_checkpoints()
+                                                    : kDefaultKeepCheckpoints;
+  CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint(
+      session_.output_dir, static_cast<int>(keep), state,
+      session_.Checkpointed(), train.keep_best() ? state.best_step : -1));
+  saved_step_ = state.step;
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::RestoreBest() {
+  const TrainState& state = session_.state;
+  if (!session_.config.train().keep_best() || state.best_step < 0 ||
+      state.best_step == state.step) {
+    return absl::OkStatus();
+  }
+  const std::string folder =
+      CheckpointFolder(session_.output_dir, state.best_step);
+  CAPSTAN_ASSIGN_OR_RETURN(const bool missing,
+                           AnyRank(*session_.group, !IsCheckpoint(folder)));
+  if (missing) {
+    session_.Note(absl::StrCat(
+        "the best checkpoint, ", folder,
+        ", isn't there any more: final/ gets the last step's weights"));
+    return absl::OkStatus();
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      LoadCheckpointWeights(folder, session_.Checkpointed()));
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(*session_.group, session_.Publish(), "publish parameters"));
+  session_.Note(
+      absl::StrFormat("final/ gets the weights of step %d, whose eval loss "
+                      "%.4f is the lowest",
+                      state.best_step, state.best_eval_loss));
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::SaveFinal() {
+  const RunParts& parts = session_.parts;
+  const BaseModel base = BaseModelOf(session_.config);
+  FinalFolder final;
+  final.path = session_.output_dir + "/final";
+  final.dtype = parts.policy().compute;
+  final.max_shard_bytes = kMaxShardBytes;
+  final.tokenizer = parts.train_data->tokenizer();
+  final.config_text = session_.config_text;
+  final.lora = parts.lora;
+  final.base_model = base.folder;
+  final.seed = session_.config.train().seed();
+  if (session_.reporter != nullptr) {
+    final.note = [this](const std::string& line) { session_.Note(line); };
+    CAPSTAN_ASSIGN_OR_RETURN(final.files, ModelCard(CardFacts(session_, base)));
+  }
+  return SaveHuggingFaceFolder(final, *parts.model, *parts.strategy,
+                               *session_.group);
+}
+
+}  // namespace capstan
