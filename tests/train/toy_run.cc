@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <utility>
@@ -19,11 +20,11 @@
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "strategies/ddp/ddp.h"
-#include "strategies/fsdp/fsdp.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/plugin_host/plugin_host.h"
 #include "trainer/session/train.h"
 
 namespace capstan {
@@ -189,6 +190,15 @@ class ToyPrecision final : public Precision {
   const bool depends_;
 };
 
+// From its library: ddp is linked in, and a program has one plugin at most.
+absl::StatusOr<std::unique_ptr<Strategy>> Fsdp() {
+  constexpr char kType[] = "capstan.fsdp.Config";
+  static PluginHost* const host = new PluginHost(
+      {(std::filesystem::current_path() / "strategies/fsdp").string()});
+  CAPSTAN_RETURN_IF_ERROR(host->Load(kType).status());
+  return host->Create<Strategy>(kType, PluginCategory::kStrategy, "");
+}
+
 absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   TrainJob job;
   RunConfig& config = job.loaded.config;
@@ -206,8 +216,7 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   }
   if (run.sample_fault) config.mutable_train()->set_sample_prompt("ab");
   if (run.sharded) {
-    CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy,
-                             fsdp::Fsdp::Create(fsdp::Config()));
+    CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy, Fsdp());
   } else {
     CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy,
                              ddp::Ddp::Create(ddp::Config()));
