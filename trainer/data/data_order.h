@@ -29,6 +29,9 @@ struct DataOrder {
   int64_t longest = 0;                            // a sample; if group is
 };
 
+// The first of the longest samples among the first `most` of `data`.
+int64_t LongestSample(const DatasetReader& data, int64_t most);
+
 // The order in which a run goes through `data`; with group_by_length sorted in
 // groups of 50 global batches, fewer where there are fewer than 200 in an
 // epoch, as in transformers. The order of no more than `data` and the global

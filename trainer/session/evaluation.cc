@@ -10,7 +10,7 @@
 
 #include "absl/types/span.h"
 #include "base/status.h"
-#include "trainer/data/batch_slot.h"
+#include "trainer/data/data_loader.h"
 #include "trainer/process_group/agree.h"
 
 namespace capstan {

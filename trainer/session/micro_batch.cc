@@ -6,9 +6,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status.h"
+#include "trainer/data/data_order.h"
 #include "trainer/memory/device_memory.h"
 #include "trainer/memory/process_memory.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/session/session.h"
+#include "trainer/session/step.h"
 
 namespace capstan {
 namespace {
@@ -21,18 +24,6 @@ constexpr int64_t kProcessBytes = int64_t{300} << 20;
 // Samples among which the longest is looked for.
 constexpr int64_t kLookedThrough = 100000;
 
-int64_t LongSample(const DatasetReader& data) {
-  int64_t longest = 0;
-  int64_t most = -1;
-  for (int64_t i = 0; i < std::min(data.size(), kLookedThrough); ++i) {
-    const int64_t length = data.sample_length(i);
-    if (length <= most) continue;
-    most = length;
-    longest = i;
-  }
-  return longest;
-}
-
 // Whether a step of micro-batches of that size fits on all ranks.
 absl::StatusOr<bool> Fits(int64_t size, Session* session, TrainStep* step) {
   TrainJob& job = session->job;
@@ -42,7 +33,8 @@ absl::StatusOr<bool> Fits(int64_t size, Session* session, TrainStep* step) {
       PlanMemory(*job.parts.strategy, MemoryRequestOf(job, group.size()));
   bool completed = false;
   const absl::Status mine =
-      step->Try(std::vector<int64_t>(size, LongSample(*job.parts.train_data)),
+      step->Try(std::vector<int64_t>(
+                    size, LongestSample(*job.parts.train_data, kLookedThrough)),
                 &completed);
   // The others learn of it by this rank's end.
   if (absl::IsUnavailable(mine) || !completed) return mine;

@@ -11,9 +11,11 @@
 #include "absl/status/statusor.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/session/run_parts.h"
-#include "trainer/session/step.h"
 
 namespace capstan {
+
+struct Session;
+class TrainStep;
 
 // What the job's memory depends on beside its strategy.
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size);

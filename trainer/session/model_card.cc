@@ -17,7 +17,6 @@
 #include "trainer/config/text_source.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/number_text.h"
-#include "trainer/metrics/reporter.h"
 
 namespace capstan {
 namespace {
@@ -61,11 +60,12 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
     add("parameters frozen", WithCommas(facts.frozen_parameters));
   }
   add("training samples", WithCommas(facts.training_samples));
-  add("steps", WithCommas(facts.steps));
-  add(facts.unit + " seen", WithCommas(facts.tokens));
-  if (facts.unit == kTokenUnit && facts.trained_tokens >= 0) {
-    add("tokens trained on", WithCommas(facts.trained_tokens));
-    add("padding beside them", absl::StrFormat("%.1f %%", 100 * facts.padding));
+  add("steps", WithCommas(facts.run.steps));
+  add(facts.run.unit + " seen", WithCommas(facts.run.tokens));
+  if (facts.run.unit == kTokenUnit && facts.run.trained_tokens >= 0) {
+    add("tokens trained on", WithCommas(facts.run.trained_tokens));
+    add("padding beside them",
+        absl::StrFormat("%.1f %%", 100 * facts.run.padding));
   }
   add("global batch", WithCommas(facts.global_batch_size));
   add("learning rate",
@@ -75,17 +75,18 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
                                ? absl::StrCat(config.train().max_grad_norm())
                                : "none");
   add("seed", absl::StrCat(config.train().seed()));
-  add("strategy", absl::StrCat(facts.strategy, ", ", facts.world_size,
-                               facts.world_size == 1 ? " rank" : " ranks"));
-  add("precision", facts.precision);
-  add("last training loss", absl::StrFormat("%.4f", facts.final_loss));
-  if (facts.eval_loss.has_value()) {
-    add("last evaluation loss", absl::StrFormat("%.4f", *facts.eval_loss));
+  add("strategy", absl::StrCat(facts.run.strategy, ", ", facts.run.world_size,
+                               facts.run.world_size == 1 ? " rank" : " ranks"));
+  add("precision", facts.run.precision);
+  add("last training loss",
+      absl::StrFormat("%.4f", facts.run.final_loss.value_or(0.0)));
+  if (facts.run.eval_loss.has_value()) {
+    add("last evaluation loss", absl::StrFormat("%.4f", *facts.run.eval_loss));
   }
-  if (facts.best_eval_loss.has_value() && facts.best_step.has_value()) {
+  if (facts.run.best_eval_loss.has_value() && facts.run.best_step.has_value()) {
     add("lowest evaluation loss",
-        absl::StrFormat("%.4f, after step %d%s", *facts.best_eval_loss,
-                        *facts.best_step,
+        absl::StrFormat("%.4f, after step %d%s", *facts.run.best_eval_loss,
+                        *facts.run.best_step,
                         config.train().keep_best() ? " (these weights)" : ""));
   }
   for (const auto& [name, value] : curves.measured) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/run_config.pb.h"
 
 namespace capstan {
@@ -32,23 +33,12 @@ struct ModelCardFacts {
   std::string output_dir;  // for metrics.jsonl and the pictures
   // Names of what was measured and drawn: "return" is OUTPUT/return.svg.
   std::vector<std::string> pictures;
-  int world_size = 1;
+  RunSummary run;  // without its speed and memory
   int64_t global_batch_size = 1;
   int64_t training_samples = 0;
-  std::string unit;  // of what the next two count
-  int64_t tokens = 0;
-  int64_t trained_tokens = 0;
-  double padding = 0.0;  // its share of all positions
-  int64_t steps = 0;
-  double final_loss = 0.0;
-  absl::optional<double> eval_loss;
-  absl::optional<double> best_eval_loss;
-  absl::optional<int64_t> best_step;
   int64_t trained_parameters = 0;
   int64_t frozen_parameters = 0;
   double learning_rate = 0.0;
-  std::string strategy;
-  std::string precision;
 };
 
 // README.md, with the metadata that model hubs read at its head,

@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/run_checkpoints.h"
 
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -22,7 +29,6 @@ constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
 
 ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
   const RunParts& parts = session.parts;
-  const TrainState& state = session.state;
   ModelCardFacts facts;
   facts.config = &session.config;
   facts.base_model = base.folder;
@@ -36,28 +42,56 @@ ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
   facts.output_dir = session.output_dir;
   if (session.reporter != nullptr)
     facts.pictures = session.reporter->pictures();
-  facts.world_size = session.group->size();
+  facts.run = session.Progress();
   facts.global_batch_size = session.job.batch.global_batch_size;
   facts.training_samples = parts.train_data->size();
-  facts.unit = parts.objective->unit();
-  facts.tokens = state.tokens;
-  facts.trained_tokens = state.trained_tokens;
-  facts.padding = PaddingShare(state.tokens, state.padding);
-  facts.steps = state.step;
-  facts.final_loss = state.last_loss;
-  if (state.best_step >= 0) {
-    facts.best_eval_loss = state.best_eval_loss;
-    facts.best_step = state.best_step;
-  }
-  facts.eval_loss = session.eval_loss;
   for (const ParameterSpec& spec : parts.model->parameters()) {
     (spec.trainable ? facts.trained_parameters : facts.frozen_parameters) +=
         spec.numel();
   }
   facts.learning_rate = parts.optimizer->learning_rate();
-  facts.strategy = parts.strategy_name;
-  facts.precision = parts.precision_name;
   return facts;
+}
+
+// Runs the program that uploads `folder`, without a shell, with this process's
+// environment and output; its token is its own business. Returns what to tell
+// the user: what was done or, where there is no such program, would have been.
+absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
+                                        const std::string& folder) {
+  // hf upload REPO FOLDER . [--private]
+  std::vector<std::string> command = {"hf", "upload", upload.repo(), folder,
+                                      "."};
+  if (upload.private_()) command.push_back("--private");
+  const std::string shown = ShellText(command);
+  std::vector<char*> arguments;
+  for (const std::string& word : command) {
+    arguments.push_back(const_cast<char*>(word.c_str()));
+  }
+  arguments.push_back(nullptr);
+  pid_t pid = -1;
+  const int error = posix_spawnp(&pid, command[0].c_str(), nullptr, nullptr,
+                                 arguments.data(), environ);
+  if (error == ENOENT || error == EACCES) {
+    return absl::StrCat(
+        "hub_upload: there is no program `hf` on PATH, so that "
+        "nothing was uploaded; with it: ",
+        shown);
+  }
+  if (error != 0) {
+    return absl::UnknownError(absl::StrCat(
+        "hub_upload: ", shown, " can't be run: ", std::strerror(error)));
+  }
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+    return absl::StrCat("uploaded ", folder, " to ", upload.repo());
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "hub_upload: ", folder, " is written, but its upload failed (",
+      WIFEXITED(status) ? absl::StrCat("exit code ", WEXITSTATUS(status))
+                        : absl::StrCat("signal ", WTERMSIG(status)),
+      "): see above for hf's own words, then: ", shown));
 }
 
 }  // namespace
@@ -149,6 +183,13 @@ absl::Status RunCheckpoints::SaveFinal() {
   }
   return SaveHuggingFaceFolder(final, *parts.model, *parts.strategy,
                                *session_.group);
+}
+
+absl::Status RunCheckpoints::UploadFinal() {
+  const absl::StatusOr<std::string> told =
+      UploadToHub(session_.config.hub_upload(), session_.output_dir + "/final");
+  if (told.ok()) session_.Note(*told);
+  return told.status();
 }
 
 }  // namespace capstan

@@ -26,6 +26,9 @@ class RunCheckpoints {
   absl::Status RestoreBest();
   // OUTPUT/final: weights, tokenizer, config and model card.
   absl::Status SaveFinal();
+  // That folder to the hub_upload of the config. This rank's alone. On an error
+  // the folder is whole, and the error says how to try again.
+  absl::Status UploadFinal();
 
  private:
   Session& session_;

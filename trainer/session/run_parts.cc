@@ -235,38 +235,35 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                         PluginHost& host) {
   const RunConfig& config = loaded.config;
   RunParts parts;
-  CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host, &parts.lora));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.objective,
-      CreateSlot<Objective>(loaded, "objective", config.objective(),
-                            PluginCategory::kObjective, host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.train_data,
-      CreateSlot<DatasetReader>(loaded, "train_data", config.train_data(),
-                                PluginCategory::kDatasetReader, host));
-  if (config.has_eval_data()) {
+  const auto make = [&](const char* slot, const google::protobuf::Any& any,
+                        PluginCategory category, auto* made) -> absl::Status {
+    using Base = typename std::decay_t<decltype(*made)>::element_type;
     CAPSTAN_ASSIGN_OR_RETURN(
-        parts.eval_data,
-        CreateSlot<DatasetReader>(loaded, "eval_data", config.eval_data(),
-                                  PluginCategory::kDatasetReader, host));
+        *made, CreateSlot<Base>(loaded, slot, any, category, host));
+    return absl::OkStatus();
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host, &parts.lora));
+  CAPSTAN_RETURN_IF_ERROR(make("objective", config.objective(),
+                               PluginCategory::kObjective, &parts.objective));
+  CAPSTAN_RETURN_IF_ERROR(make("train_data", config.train_data(),
+                               PluginCategory::kDatasetReader,
+                               &parts.train_data));
+  if (config.has_eval_data()) {
+    CAPSTAN_RETURN_IF_ERROR(make("eval_data", config.eval_data(),
+                                 PluginCategory::kDatasetReader,
+                                 &parts.eval_data));
   } else {
     absl::StatusOr<std::unique_ptr<DatasetReader>> held_back =
         parts.train_data->Validation();
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(held_back.status(), "train_data"));
     parts.eval_data = *std::move(held_back);
   }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.strategy,
-      CreateSlot<Strategy>(loaded, "strategy", config.strategy(),
-                           PluginCategory::kStrategy, host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.precision,
-      CreateSlot<Precision>(loaded, "precision", config.precision(),
-                            PluginCategory::kPrecision, host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.optimizer,
-      CreateSlot<Optimizer>(loaded, "optimizer", config.optimizer(),
-                            PluginCategory::kOptimizer, host));
+  CAPSTAN_RETURN_IF_ERROR(make("strategy", config.strategy(),
+                               PluginCategory::kStrategy, &parts.strategy));
+  CAPSTAN_RETURN_IF_ERROR(make("precision", config.precision(),
+                               PluginCategory::kPrecision, &parts.precision));
+  CAPSTAN_RETURN_IF_ERROR(make("optimizer", config.optimizer(),
+                               PluginCategory::kOptimizer, &parts.optimizer));
   parts.strategy_name = PackageIn(config.strategy());
   parts.device = DeviceOf(*parts.precision, gpus);
   parts.precision_name = PrecisionName(config, parts);

@@ -28,4 +28,25 @@ absl::Status Session::Publish() {
   });
 }
 
+RunSummary Session::Progress() const {
+  RunSummary summary;
+  summary.status = stopping ? "stopped" : "completed";
+  summary.steps = state.step;
+  summary.unit = parts.objective->unit();
+  summary.tokens = state.tokens;
+  summary.trained_tokens = state.trained_tokens;
+  summary.padding = PaddingShare(state.tokens, state.padding);
+  summary.parameters = ParameterCount(*parts.model);
+  summary.world_size = group->size();
+  summary.strategy = parts.strategy_name;
+  summary.precision = parts.precision_name;
+  if (state.step > 0) summary.final_loss = state.last_loss;
+  summary.eval_loss = eval_loss;
+  if (state.best_step >= 0) {
+    summary.best_eval_loss = state.best_eval_loss;
+    summary.best_step = state.best_step;
+  }
+  return summary;
+}
+
 }  // namespace capstan

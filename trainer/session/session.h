@@ -57,6 +57,8 @@ struct Session {
   CheckpointParts Checkpointed();
   // Has the model compute with what the masters now hold.
   absl::Status Publish();
+  // How far the run has come: a summary without its speed and memory.
+  RunSummary Progress() const;
   // Whether too many evaluations in a row have brought no lower loss.
   bool OutOfPatience() const {
     const int64_t patience = config.train().early_stopping_patience();

@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
-#include "trainer/data/batch_slot.h"
+#include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/profile/step_profile.h"

@@ -122,28 +122,10 @@ TaggedNumbers StepRecords::SumMetrics(const at::Tensor& mine) {
 }
 
 RunSummary StepRecords::Summary() {
-  const TrainState& state = session_.state;
-  const RunParts& parts = session_.parts;
-  RunSummary summary;
-  summary.status = session_.stopping ? "stopped" : "completed";
-  summary.steps = state.step;
-  summary.unit = parts.objective->unit();
-  summary.tokens = state.tokens;
-  summary.trained_tokens = state.trained_tokens;
-  summary.padding = PaddingShare(state.tokens, state.padding);
-  summary.parameters = ParameterCount(*parts.model);
-  summary.world_size = session_.group->size();
-  summary.strategy = parts.strategy_name;
-  summary.precision = parts.precision_name;
+  RunSummary summary = session_.Progress();
   summary.ready_seconds = ready_seconds_;
   medians_.Summarize(!session_.group->device().is_cuda(), &summary);
   AddMemory(&summary);
-  if (state.step > 0) summary.final_loss = state.last_loss;
-  summary.eval_loss = session_.eval_loss;
-  if (state.best_step >= 0) {
-    summary.best_eval_loss = state.best_eval_loss;
-    summary.best_step = state.best_step;
-  }
   return summary;
 }
 
