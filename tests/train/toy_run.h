@@ -12,7 +12,7 @@
 namespace capstan {
 
 // What goes wrong in one forward of a sample: nothing, or a throw before it,
-// in the midst of it, or after it.
+// inside it, or after it.
 enum class SampleFault { kNone, kBefore, kInside, kAfter };
 
 struct ToyRun {

@@ -33,9 +33,8 @@ void AwaitCopy(const c10::Event& copied) {
   while (!copied.query()) std::this_thread::sleep_for(kPause);
 }
 
-// Batches that wait to be trained on: so many that the thread which reads them
-// wakes up rarely, and fewer where they are large, but enough to hide a slow
-// read.
+// Batches read ahead: many, so that the reading thread rarely wakes up; fewer
+// where they are large, but enough to hide a slow read.
 constexpr int64_t kMostAhead = 16;
 constexpr int64_t kLeastAhead = 3;
 constexpr int64_t kBytesAhead = int64_t{32} << 20;

@@ -56,8 +56,8 @@ class DataLoader {
 // What the core adds to a reader's batches (dataset.h).
 extern const char kSamplePosition[];
 
-// Sets *batch's kSamplePosition to `positions`, in the tensor that is there if
-// it has that length.
+// Sets *batch's kSamplePosition to `positions`, reusing a tensor of that
+// length.
 void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch);
 
 // Whether nobody but *batch itself holds its tensors or their memory, so that
@@ -72,10 +72,10 @@ bool Unshared(const Batch& batch);
 // copy, and never the host.
 class BatchSlot {
  public:
-  // Has `reader` make the batch of `samples`, in the memory of the slot's last
-  // batch as far as that is free, adds their places in the run's sequence
-  // (kSamplePosition), `position` and on, and starts copying it to the device
-  // of `copies`, if that is a GPU's stream. Catches what is thrown.
+  // Reads the batch of `samples`, into the memory of the slot's last batch
+  // where that is free; adds their positions in the run's sequence
+  // (kSamplePosition), which start at `position`; and starts the copy to the
+  // device of `copies`, if that is a GPU's stream. Doesn't throw.
   absl::Status Fill(const DatasetReader& reader,
                     absl::Span<const int64_t> samples, int64_t position,
                     const c10::Stream& copies);

@@ -11,7 +11,7 @@ namespace capstan {
 namespace {
 
 constexpr int64_t kBatchesInGroup = 50;
-// An epoch is cut into at least so many groups.
+// The fewest groups that an epoch is cut into.
 constexpr int64_t kLeastGroups = 4;
 
 }  // namespace

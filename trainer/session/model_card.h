@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a trained model's folder says of how it came to be.
+// The README.md of a trained model's folder.
 #ifndef CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
 #define CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
 
