@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/data/data_loader.h"
@@ -31,7 +32,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   Session& session = session_;
   TrainState& state = session.state;
   IssuedStep step;
-  step.start = SteadySeconds();
+  step.start = MonotonicSeconds();
   const CommunicationStats before = session.group->stats();
   if (profiler_ != nullptr) profiler_->BeginStep(state.step + 1, before);
 

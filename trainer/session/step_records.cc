@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/types/span.h"
+#include "base/clock.h"
 #include "base/machine.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/process_group/agree.h"
@@ -25,12 +26,6 @@ double Median(std::vector<double> values) {
 }
 
 }  // namespace
-
-double SteadySeconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 void StepMedians::Add(const Step& step) {
   // A run of nothing but warm-up has its last step.
@@ -74,7 +69,7 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
                          const IssuedStep& step) {
   const TrainState& state = session_.state;
   // A step whose sums are deferred shares its time with the next one's start.
-  const double now = SteadySeconds();
+  const double now = MonotonicSeconds();
   const double seconds = now - std::max(step.start, recorded_);
   recorded_ = now;
   medians_.Add({seconds, sums.tokens, step.communication});

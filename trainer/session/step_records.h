@@ -14,9 +14,6 @@
 
 namespace capstan {
 
-// Seconds of the steady clock.
-double SteadySeconds();
-
 // Medians over a run's steps, without the first two (buffers are still cold),
 // in constant memory: exact for 8,192 steps, then over every second step, then
 // every fourth, and so on, which are spread evenly over the run.
@@ -42,7 +39,7 @@ class StepMedians {
 
 // A step that has been issued, until all ranks' sums of it are known.
 struct IssuedStep {
-  double start = 0.0;  // SteadySeconds
+  double start = 0.0;  // MonotonicSeconds
   double lr = 0.0;
   CommunicationStats communication;  // this step's
   at::Tensor metrics;                // LossSum::metrics, of this rank
