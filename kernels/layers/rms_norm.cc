@@ -199,6 +199,24 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
   return gradients;
 }
 
+void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
+                 MemoryLedger* ledger) {
+  ledger->Take(rows * n * ElementBytes(dtype) + rows * kFloatBytes);
+}
+
+void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
+                      MemoryLedger* ledger) {
+  ledger->Take(rows * n * ElementBytes(dtype));
+}
+
+void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
+                         bool want_weight, MemoryLedger* ledger) {
+  const int64_t dx = rows * n * ElementBytes(dtype);
+  // The weight's in float32 before it is rounded.
+  if (want_weight) ledger->Pass(dx + n * kFloatBytes);
+  ledger->Take(dx + (want_weight ? n * ElementBytes(dtype) : 0));
+}
+
 namespace {
 
 using torch::autograd::AutogradContext;

@@ -9,6 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "kernels/memory.h"
+
 namespace capstan {
 namespace kernels {
 
@@ -49,6 +51,15 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& weight,
                                  const at::Tensor& rstd,
                                  const at::Tensor& residual, bool want_weight);
+
+// What these leave on `ledger` on the CPU, for x [rows, n]: y and rstd; y; the
+// gradients.
+void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
+                 MemoryLedger* ledger);
+void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
+                      MemoryLedger* ledger);
+void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
+                         bool want_weight, MemoryLedger* ledger);
 
 }  // namespace kernels
 }  // namespace capstan

@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -18,7 +19,6 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/transformer_block_memory.h"
-#include "kernels/layers/transformer_block_steps.h"
 
 namespace capstan {
 namespace kernels {
@@ -60,6 +60,103 @@ const float* ConstData(const at::Tensor& t) {
   return t.const_data_ptr<float>();
 }
 
+template <typename Body>
+void ForRows(int64_t rows, int64_t width, const Body& body) {
+  at::parallel_for(0, rows, RowGrain(width), body);
+}
+
+// out [rows, n] = x W^T + beta * out, for W [n, width].
+void Project(const float* x, int64_t rows, int64_t width, const at::Tensor& w,
+             float beta, float* out) {
+  const ProfileScope profile("matrix products");
+  const int64_t n = w.size(0);
+  Gemm(Transpose::kRight, rows, n, width, 1.0f, {x, width},
+       {w.const_data_ptr<float>(), width}, beta, {out, n});
+}
+
+// dx [rows, width] = dy W + beta * dx, for W [n, width].
+void ProjectBack(const float* dy, int64_t rows, const at::Tensor& w, float beta,
+                 float* dx) {
+  const ProfileScope profile("matrix products");
+  const int64_t n = w.size(0), width = w.size(1);
+  Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n},
+       {w.const_data_ptr<float>(), width}, beta, {dx, width});
+}
+
+// RmsNorm of x [rows, hidden]; rstd: [rows].
+void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
+               double eps, float* y, float* rstd) {
+  const ProfileScope profile("rms_norm");
+  const float* w = weight.const_data_ptr<float>();
+  ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
+    Simd().fp32.rms_norm(x + begin * d.hidden, w, static_cast<float>(eps),
+                         end - begin, d.hidden, y + begin * d.hidden,
+                         rstd + begin);
+  });
+}
+
+// The same y, with rstd given.
+void NormaliseAgain(const Dims& d, const float* x, const at::Tensor& weight,
+                    const float* rstd, float* y) {
+  const ProfileScope profile("rms_norm");
+  const float* w = weight.const_data_ptr<float>();
+  ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
+    Simd().fp32.rms_norm_again(x + begin * d.hidden, w, rstd + begin,
+                               end - begin, d.hidden, y + begin * d.hidden);
+  });
+}
+
+// dx = residual + the gradient to x; writes `weight_gradient` [hidden], if it
+// isn't undefined.
+void NormaliseBackward(const Dims& d, const float* dy, const float* x,
+                       const at::Tensor& weight, const float* rstd,
+                       const float* residual, float* dx,
+                       const at::Tensor& weight_gradient) {
+  const ProfileScope profile("rms_norm");
+  // A sum a piece of the rows, so that threads don't share one.
+  const int64_t pieces = std::max<int64_t>(
+      1, std::min<int64_t>(at::get_num_threads(), d.rows / RowGrain(d.hidden)));
+  const bool wanted = weight_gradient.defined();
+  at::Tensor sums;
+  if (wanted) {
+    sums = pieces == 1 ? weight_gradient
+                       : at::empty({pieces * d.hidden}, weight.options());
+    sums.zero_();
+  }
+  float* const sum = wanted ? sums.mutable_data_ptr<float>() : nullptr;
+  const float* w = weight.const_data_ptr<float>();
+  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t piece = first; piece < last; ++piece) {
+      const int64_t begin = d.rows * piece / pieces;
+      const int64_t end = d.rows * (piece + 1) / pieces;
+      const int64_t at = begin * d.hidden;
+      Simd().fp32.rms_norm_backward(
+          dy + at, x + at, w, rstd + begin, residual + at, end - begin,
+          d.hidden, dx + at, wanted ? sum + piece * d.hidden : nullptr);
+    }
+  });
+  if (wanted && pieces > 1) {
+    at::sum_out(const_cast<at::Tensor&>(weight_gradient),
+                sums.view({pieces, d.hidden}), {0});
+  }
+}
+
+// ApplyRope on x [rows, width]; sign: 1 forward, -1 backward.
+void Rotate(const Dims& d, const at::Tensor& table, float sign, int64_t width,
+            float* x) {
+  const ProfileScope profile("rope");
+  const int64_t positions = table.size(0), head_dim = d.shape.head_dim;
+  const int64_t half = head_dim / 2;
+  const float* angles = table.const_data_ptr<float>();
+  ForRows(d.rows, width, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* row = angles + r % positions * head_dim;
+      Simd().fp32.rotate(row, row + half, sign, width / head_dim, half,
+                         x + r * width);
+    }
+  });
+}
+
 AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
   AttentionLayout layout;
   layout.packing = packing;
@@ -75,8 +172,7 @@ at::Tensor View(const float* data, int64_t rows, int64_t width) {
   return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
 }
 
-constexpr int kMatrices = 7;
-using Adapters = std::array<Adapter, kMatrices>;
+using Adapters = std::array<Adapter, kBlockMatrices>;
 
 // A forward that waits for its backward.
 struct Call : public torch::CustomClassHolder {
@@ -262,7 +358,7 @@ class Backward {
   const BackwardSpace space_;
   const float* const dy_;
   variable_list gradients_;
-  std::array<variable_list, kMatrices> of_adapters_;
+  std::array<variable_list, kBlockMatrices> of_adapters_;
 };
 
 class BlockFunction : public torch::autograd::Function<BlockFunction> {
@@ -332,12 +428,63 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
                               adapters, options);
 }
 
-TransformerBlockSizes FusedTransformerBlockSizes(int64_t rows, int64_t hidden,
-                                                 int64_t intermediate,
-                                                 const AttentionShape& shape) {
-  const Dims d(rows, hidden, intermediate, shape);
-  return {Kept(d, nullptr).parts.used(), ForwardSpace(d, nullptr).parts.used(),
-          BackwardSpace(d, nullptr).parts.used()};
+LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
+  const std::pair<int64_t, int64_t> out_in[kBlockMatrices] = {
+      {query_width(), hidden}, {key_width(), hidden},  {key_width(), hidden},
+      {hidden, query_width()}, {intermediate, hidden}, {intermediate, hidden},
+      {hidden, intermediate}};
+  const auto [out, in] = out_in[matrix];
+  return PlanLinear(rows, in, out, dtype, trained, adapters[matrix]);
+}
+
+namespace {
+
+OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
+  MemoryLedger forward;
+  PlanAttentionInput(s, &forward);
+  PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward);
+  PlanLinearAdd(s, &forward);
+  PlanGatedMlp(s, &forward);
+  // Attention has kept copies of k and v.
+  if (s.attention.heads != s.attention.kv_heads) forward.Free(2 * s.kv());
+  const int64_t kept = forward.live();
+  MemoryLedger backward(kept);
+  PlanGatedMlpBackward(s, &backward);
+  PlanLinearAddBackward(s, &backward);
+  PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward);
+  PlanAttentionInputBackward(s, &backward);
+  return {kept, forward.peak() - kept, backward.peak() - kept};
+}
+
+OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
+  const Dims d(s.rows, s.hidden, s.intermediate, s.attention);
+  OperatorMemory memory;
+  memory.kept = Kept(d, nullptr).parts.used() * kFloatBytes + s.x();
+  const int64_t space = BackwardSpace(d, nullptr).parts.used() * kFloatBytes;
+  memory.backward = space + s.x() + 2 * s.norm_gradient();
+  // The adapters' gradients come together; the one to x comes last.
+  int64_t gradients = 0, adapters = 0;
+  for (const BlockMatrix matrix :
+       {kDownMatrix, kGateMatrix, kUpMatrix, kOutputMatrix, kQueryMatrix,
+        kKeyMatrix, kValueMatrix}) {
+    const LinearMemory linear = s.Linear(matrix);
+    adapters = std::max(adapters, linear.forward);
+    if (s.trained) continue;
+    memory.backward =
+        std::max(memory.backward, space + gradients + linear.backward);
+    gradients += linear.gradients;
+  }
+  memory.backward = std::max(memory.backward, space + gradients + s.x());
+  memory.forward =
+      ForwardSpace(d, nullptr).parts.used() * kFloatBytes + adapters;
+  return memory;
+}
+
+}  // namespace
+
+OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape) {
+  return shape.dtype == c10::ScalarType::Float ? PlanFusedBlock(shape)
+                                               : PlanPlainBlock(shape);
 }
 
 }  // namespace kernels

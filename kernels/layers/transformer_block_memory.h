@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/attention/attention.h"
+#include "kernels/memory.h"
 
 namespace capstan {
 namespace kernels {
@@ -26,22 +27,6 @@ struct TransformerBlockDims {
         shape(shape) {}
   int64_t rows, hidden, inner, q, kv;
   AttentionShape shape;
-};
-
-// Parts of one piece of memory, each on a cache line of its own.
-class MemoryParts {
- public:
-  explicit MemoryParts(float* base) : base_(base) {}
-  float* Take(int64_t floats) {
-    float* const part = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += (floats + 15) / 16 * 16;
-    return part;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  float* const base_;
-  int64_t used_ = 0;
 };
 
 // What forward leaves for backward. A null base only counts.
