@@ -10,8 +10,8 @@
 #include <cmath>
 
 #include "base/status.h"
+#include "plugins/model/llama/llama_sizes.h"
 #include "plugins/model/llama/llama_testing.h"
-#include "plugins/model/llama/llama_weights.h"
 
 namespace capstan {
 namespace llama {

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/model/common/check_weights.h"
+#include "plugins/model/common/pretrained.h"
+
+#include <google/protobuf/message.h>
 
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 
 namespace capstan {
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
+
+namespace {
 
 absl::Status CheckWeights(
     const std::vector<ParameterSpec>& specs, const SafetensorsReader& weights,
@@ -47,6 +52,33 @@ absl::Status CheckWeights(
                      "' has no place in the model that config.json describes"));
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckAlone(const google::protobuf::Message& config,
+                        std::initializer_list<const char*> fields) {
+  const std::unique_ptr<google::protobuf::Message> rest(config.New());
+  rest->CopyFrom(config);
+  for (const char* field : fields) {
+    rest->GetReflection()->ClearField(
+        rest.get(), rest->GetDescriptor()->FindFieldByName(field));
+  }
+  if (rest->ByteSizeLong() == 0) return absl::OkStatus();
+  return FieldError("pretrained",
+                    "is set beside sizes, which the folder's config.json "
+                    "gives: set the one or the others");
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsReader>> OpenPretrained(
+    const std::string& folder, const std::vector<ParameterSpec>& specs,
+    const std::function<bool(absl::string_view name)>& unused) {
+  auto weights = SafetensorsReader::Open(folder);
+  const absl::Status status =
+      weights.ok() ? CheckWeights(specs, **weights, folder, unused)
+                   : weights.status();
+  if (!status.ok()) return FieldError("pretrained", status.message());
+  return weights;
 }
 
 }  // namespace capstan

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/model/llama/llama_new_rows.h"
+#include "plugins/model/llama/llama_checkpoint.h"
 
 #include <algorithm>
-#include <utility>
 
-#include "base/status.h"
+#include "absl/strings/str_cat.h"
 
 namespace capstan {
 namespace llama {
@@ -41,6 +40,31 @@ absl::StatusOr<const std::vector<float>*> NewRows::Mean(
     mean[i] = static_cast<float>(sums[i] / static_cast<double>(rows_));
   }
   return &means_.emplace(name, std::move(mean)).first->second;
+}
+
+absl::StatusOr<LlamaCheckpoint> OpenCheckpoint(
+    const std::string& folder, absl::StatusOr<LlamaConfig> config,
+    int64_t vocab_size) {
+  if (!config.ok()) return FieldError("pretrained", config.status().message());
+  LlamaCheckpoint checkpoint;
+  checkpoint.config = *std::move(config);
+  LlamaConfig& sizes = checkpoint.config;
+  CAPSTAN_ASSIGN_OR_RETURN(checkpoint.weights,
+                           OpenPretrained(folder, ParameterSpecs(sizes),
+                                          [&](absl::string_view name) {
+                                            return IsUnused(sizes, name);
+                                          }));
+  const int64_t rows = sizes.vocab_size;
+  if (vocab_size == 0 || vocab_size == rows) return checkpoint;
+  if (vocab_size < rows) {
+    return FieldError("vocab_size",
+                      absl::StrCat("is ", vocab_size, ", but ", folder, " has ",
+                                   rows, " tokens already: it can only grow"));
+  }
+  sizes.vocab_size = vocab_size;
+  checkpoint.new_rows = std::make_unique<NewRows>(checkpoint.weights.get(),
+                                                  rows, sizes.hidden_size);
+  return checkpoint;
 }
 
 }  // namespace llama

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // For tests: PlanUnits against what one forward and backward really allocate.
-#ifndef CAPSTAN_PLUGINS_MODEL_LLAMA_PLAN_TESTING_H_
-#define CAPSTAN_PLUGINS_MODEL_LLAMA_PLAN_TESTING_H_
+#ifndef CAPSTAN_PLUGINS_MODEL_COMMON_PLAN_TESTING_H_
+#define CAPSTAN_PLUGINS_MODEL_COMMON_PLAN_TESTING_H_
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -19,14 +19,12 @@
 #include <vector>
 
 #include "base/gradient_sink.h"
-#include "plugins/model/llama/llama_model.h"
 #include "plugins/sdk/memory.h"
+#include "plugins/sdk/model.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {
-namespace llama {
-
 // As a strategy that copies each gradient as soon as it is there.
 class DropGradient final : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -121,7 +119,6 @@ inline void ExpectNear(const MemoryByCategory& planned,
   }
 }
 
-}  // namespace llama
 }  // namespace capstan
 
-#endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_PLAN_TESTING_H_
+#endif  // CAPSTAN_PLUGINS_MODEL_COMMON_PLAN_TESTING_H_
