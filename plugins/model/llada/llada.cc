@@ -12,7 +12,6 @@ namespace capstan {
 namespace llada {
 namespace {
 
-using llama::ConfigProblem;
 using llama::Json;
 using llama::LlamaConfig;
 

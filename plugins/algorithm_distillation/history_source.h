@@ -2,13 +2,13 @@
 //
 // What a reader of learning histories tells an objective that evaluates in
 // context, which finds it by dynamic_cast<const HistorySource*>(&data).
-#ifndef CAPSTAN_DATASETS_AD_HISTORY_HISTORY_SOURCE_H_
-#define CAPSTAN_DATASETS_AD_HISTORY_HISTORY_SOURCE_H_
+#ifndef CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_SOURCE_H_
+#define CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_SOURCE_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "datasets/darkroom/darkroom.h"
+#include "plugins/algorithm_distillation/darkroom.h"
 
 namespace capstan {
 
@@ -43,4 +43,4 @@ class HistorySource {
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_DATASETS_AD_HISTORY_HISTORY_SOURCE_H_
+#endif  // CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_SOURCE_H_

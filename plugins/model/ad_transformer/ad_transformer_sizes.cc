@@ -1,17 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/model/ad_transformer/ad_transformer_weights.h"
+#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "base/json.h"
 #include "base/random.h"
+#include "base/status.h"
+#include "base/text_file.h"
+#include "plugins/model/common/config_keys.h"
 
 namespace capstan {
 namespace ad_transformer {
 namespace {
 
-using kernels::EncoderWeight;
+using Json = ConfigJson;
+
+constexpr char kModelType[] = "ad_transformer";
+
+// Coordinates and actions come as bytes.
+constexpr int64_t kMostOfAByte = 255;
+
+ConfigCheck Check(const Sizes& s) {
+  ConfigCheck check;
+  check.Size("embedding", s.embedding, 1 << 20);
+  check.Size("layers", s.layers, 1 << 16);
+  check.Size("heads", s.heads, 1 << 16);
+  check.Size("feed_forward", s.feed_forward, 1 << 24);
+  check.Size("n_transit", s.n_transit, 1 << 20);
+  check.Size("grid", s.grid, kMostOfAByte);
+  check.Size("actions", s.actions, kMostOfAByte);
+  if (check.ok() && s.embedding % s.heads != 0) {
+    check.Fail("heads", absl::StrCat("must divide embedding, which is ",
+                                     s.embedding, ", is ", s.heads));
+  }
+  check.Rate("dropout", s.dropout);
+  return check;
+}
+
+// The sizes in a config.json, by name.
+template <typename Body>
+void ForSizes(Sizes& s, const Body& body) {
+  body("embedding", s.embedding);
+  body("layers", s.layers);
+  body("heads", s.heads);
+  body("feed_forward", s.feed_forward);
+  body("n_transit", s.n_transit);
+  body("grid", s.grid);
+  body("actions", s.actions);
+}
+
+}  // namespace
+
+absl::StatusOr<Sizes> SizesOf(const Config& config) {
+  const auto or_default = [](int64_t value, int64_t otherwise) {
+    return value == 0 ? otherwise : value;
+  };
+  Sizes s;
+  s.embedding = config.embedding();
+  s.layers = config.layers();
+  s.heads = config.heads();
+  s.n_transit = config.n_transit();
+  s.grid = or_default(config.grid(), 9);
+  s.actions = or_default(config.actions(), 5);
+  s.compressed = config.compressed();
+  if (config.has_dropout()) s.dropout = config.dropout();
+  // Before the product: embedding may be anything.
+  s.feed_forward = or_default(config.feed_forward(), 1);
+  CAPSTAN_RETURN_IF_ERROR(Check(s).status());
+  if (config.feed_forward() == 0) s.feed_forward = 4 * s.embedding;
+  return s;
+}
+
+absl::StatusOr<Sizes> ReadSizes(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
+  const auto fail = [&](absl::string_view key, absl::string_view problem) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", key, " ", problem));
+  };
+  if (json.value("model_type", Json()) != kModelType) {
+    return fail("model_type", absl::StrCat("must be \"", kModelType, "\""));
+  }
+  Sizes s;
+  absl::Status status;
+  ForSizes(s, [&](const char* key, int64_t& value) {
+    const Json found = json.value(key, Json());
+    if (const absl::optional<int64_t> integer = JsonInteger(found)) {
+      value = *integer;
+    } else if (status.ok()) {
+      status =
+          fail(key, absl::StrCat("must be an integer below 2^63, is ",
+                                 found.is_null() ? "missing" : found.dump()));
+    }
+  });
+  CAPSTAN_RETURN_IF_ERROR(status);
+  const Json compressed = json.value("compressed", Json());
+  if (!compressed.is_boolean()) {
+    return fail("compressed", "must be true or false");
+  }
+  s.compressed = compressed.get<bool>();
+  const Json dropout = json.value("dropout", Json(s.dropout));
+  if (!dropout.is_number()) return fail("dropout", "must be a number");
+  s.dropout = dropout.get<double>();
+  const absl::optional<ConfigProblem> problem = Check(s).problem();
+  if (problem.has_value()) return fail(problem->key, problem->text);
+  return s;
+}
+
+absl::Status WriteSizes(const Sizes& sizes, const std::string& folder,
+                        c10::ScalarType dtype) {
+  Json json;
+  json["model_type"] = kModelType;
+  json["architectures"] = {"AdTransformer"};
+  Sizes s = sizes;
+  ForSizes(s, [&](const char* key, int64_t& value) { json[key] = value; });
+  json["compressed"] = s.compressed;
+  json["dropout"] = s.dropout;
+  json["dtype"] = DtypeName(dtype);
+  return WriteTextFile(folder + "/config.json", json.dump(2) + "\n");
+}
+
+namespace {
 
 constexpr const char* kLayerNames[kernels::kEncoderWeights] = {
     "self_attn.in_proj_weight",
@@ -100,15 +214,6 @@ Start StartOf(const Sizes& s, int index) {
 
 int EmbeddingParameters(const Sizes& sizes) {
   return sizes.compressed ? kEndToken + 1 : kQueryStates + 1;
-}
-
-std::vector<std::string> UnitNames(const Sizes& sizes) {
-  std::vector<std::string> names = {"embed"};
-  for (int64_t i = 0; i < sizes.layers; ++i) {
-    names.push_back(absl::StrCat("layers.", i));
-  }
-  names.push_back("head");
-  return names;
 }
 
 std::vector<ParameterSpec> ParameterSpecs(const Sizes& s) {

@@ -5,8 +5,8 @@
 // is worth 1. (Laskin et al., "In-context Reinforcement Learning with Algorithm
 // Distillation", ICLR 2023; the details are those of the darkroom histories
 // that are around.)
-#ifndef CAPSTAN_DATASETS_DARKROOM_DARKROOM_H_
-#define CAPSTAN_DATASETS_DARKROOM_DARKROOM_H_
+#ifndef CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_DARKROOM_H_
+#define CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_DARKROOM_H_
 
 #include <array>
 #include <cstdint>
@@ -104,4 +104,4 @@ Split SplitTasks(int tasks, double train_fraction = 0.9, uint64_t seed = 0);
 }  // namespace darkroom
 }  // namespace capstan
 
-#endif  // CAPSTAN_DATASETS_DARKROOM_DARKROOM_H_
+#endif  // CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_DARKROOM_H_

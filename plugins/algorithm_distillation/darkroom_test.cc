@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/darkroom/darkroom.h"
+#include "plugins/algorithm_distillation/darkroom.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <numeric>
 #include <set>
 
-#include "datasets/darkroom/python_random.h"
+#include "plugins/algorithm_distillation/python_random.h"
 
 namespace capstan {
 namespace darkroom {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/darkroom/python_random.h"
+#include "plugins/algorithm_distillation/python_random.h"
 
 namespace capstan {
 namespace darkroom {

@@ -4,8 +4,8 @@
 // Learning with Algorithm Distillation", 2022) offers an objective, which finds
 // it by dynamic_cast<HistoryModel*>(&model). Header only: nothing is shared
 // between the two plugins but this text.
-#ifndef CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_HISTORY_MODEL_H_
-#define CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_HISTORY_MODEL_H_
+#ifndef CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_MODEL_H_
+#define CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_MODEL_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -95,4 +95,4 @@ class HistoryModel {
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_HISTORY_MODEL_H_
+#endif  // CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_MODEL_H_
