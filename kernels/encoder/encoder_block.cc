@@ -288,10 +288,16 @@ OperatorMemory PlanFusedBlock(const EncoderBlockShape& s) {
   for (int64_t b = 0; b <= s.batch; ++b) offsets.push_back(b * s.length);
   const EncoderDims d(offsets, s.width, s.feed_forward, s.heads, s.last_only,
                       s.dropout);
-  return {
-      EncoderKept(d, nullptr).parts.used() * kFloatBytes,
-      EncoderForwardSpace(d, nullptr).parts.used() * kFloatBytes * Workers(d),
-      EncoderBackwardSpace(d, nullptr).parts.used() * kFloatBytes * Workers(d)};
+  const int64_t workers = Workers(d);
+  OperatorMemory memory;
+  memory.kept = EncoderKept(d, nullptr).parts.used() * kFloatBytes;
+  memory.forward =
+      EncoderForwardSpace(d, nullptr).parts.used() * kFloatBytes * workers;
+  // Each worker sums the weights' gradients on its own.
+  memory.backward =
+      EncoderBackwardSpace(d, nullptr).parts.used() * kFloatBytes * workers +
+      s.Bytes(workers - 1, s.weights());
+  return memory;
 }
 
 // PlainEncoderBlock.
@@ -319,11 +325,10 @@ OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s) {
   OperatorMemory memory = s.fused() ? PlanFusedBlock(s) : PlanPlainBlock(s);
   const int64_t output = s.Bytes(s.queries(), s.width);
   memory.kept += output;
-  // The gradients of weights (EncoderWeight) and of x, and that of the output,
+  // The gradients of weights and of x, and that of the output,
   // made contiguous.
-  const int64_t weights =
-      4 * s.width * s.width + 9 * s.width + (2 * s.width + 1) * s.feed_forward;
-  memory.backward += output + s.Bytes(s.rows(), s.width) + s.Bytes(1, weights);
+  memory.backward +=
+      output + s.Bytes(s.rows(), s.width) + s.Bytes(1, s.weights());
   return memory;
 }
 

@@ -101,6 +101,10 @@ struct EncoderBlockShape {
   bool fused() const;
   int64_t rows() const { return batch * length; }
   int64_t queries() const { return last_only ? batch : rows(); }
+  // Numbers in an EncoderBlockWeights.
+  int64_t weights() const {
+    return (4 * width + 9) * width + (2 * width + 1) * feed_forward;
+  }
   // Bytes of [rows, width].
   int64_t Bytes(int64_t rows, int64_t width) const {
     return rows * width * ElementBytes(dtype);

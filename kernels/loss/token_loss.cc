@@ -435,7 +435,6 @@ void PlanHeadBackward(const TokenLossShape& s, MemoryLedger* ledger) {
 
 void PlanEmbeddingBackward(const TokenLossShape& s, MemoryLedger* ledger) {
   const LossBytes b(s);
-  if (b.half) ledger->Take(b.wide_x);
   if (s.tied) {
     PlanTakeGradient(s, b, ledger);
   } else if (b.half || !s.sink) {

@@ -275,6 +275,23 @@ TEST_P(AdTransformerModes, SixteenBitsAreNear) {
   EXPECT_LT(Difference(a, b), 0.1);
 }
 
+class ForeignCache final : public HistoryCache {
+ public:
+  int64_t rows() const override { return 1; }
+  int64_t length(int64_t) const override { return 0; }
+  void Clear(int64_t) override {}
+};
+
+TEST_P(AdTransformerModes, AForeignCacheIsRefused) {
+  const at::AutoGradMode no_gradients(false);
+  const auto model = Make(SmallSizes(GetParam()));
+  BindTo(*model);
+  PlainRunner runner;
+  ForeignCache cache;
+  EXPECT_THROW(model->NextLogits(cache, Histories({3}, 3, GetParam()), runner),
+               c10::Error);
+}
+
 INSTANTIATE_TEST_SUITE_P(Modes, AdTransformerModes, testing::Bool(),
                          [](const auto& info) {
                            return info.param ? "compressed" : "plain";

@@ -19,20 +19,13 @@
 #include <vector>
 
 #include "base/gradient_sink.h"
+#include "kernels/memory_testing.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/model.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {
-// As a strategy that copies each gradient as soon as it is there.
-class DropGradient final : public torch::autograd::PostAccumulateGradHook {
- public:
-  void operator()(const at::Tensor& parameter) override {
-    parameter.mutable_grad().reset();
-  }
-};
-
 // As a strategy that has the gradients' places from the start.
 class Places final : public GradientSink {
  public:
