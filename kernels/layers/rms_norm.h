@@ -25,18 +25,6 @@ struct RmsNormResult {
 RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
                              double eps);
 
-// The same of a sum, which goes on as the next layer's residual. The gradient
-// to x, and to the residual, is RmsNormBackward of the sum, with the gradient
-// that came to the sum as `residual`.
-struct RmsNormAddResult {
-  at::Tensor sum;   // [rows, n]: x + residual, of x's dtype, newly made
-  at::Tensor y;     // [rows, n]
-  at::Tensor rstd;  // [rows] float32
-};
-RmsNormAddResult RmsNormAddForward(const at::Tensor& x,
-                                   const at::Tensor& residual,
-                                   const at::Tensor& weight, double eps);
-
 // y, made again from rstd; x is what was normalised.
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& rstd);

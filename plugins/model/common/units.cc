@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -16,6 +18,18 @@ std::vector<std::string> UnitNames(int64_t layers) {
   }
   names.push_back("head");
   return names;
+}
+
+void FillInitial(const ParameterSpec& spec, uint64_t seed, double deviation,
+                 int64_t begin, int64_t count, float* out) {
+  if (absl::EndsWith(spec.name, ".bias")) {
+    std::fill(out, out + count, 0.0f);
+  } else if (spec.shape.size() == 1) {
+    std::fill(out, out + count, 1.0f);
+  } else {
+    FillNormal(RandomKey(seed, spec.name), begin, count, 0.0f,
+               static_cast<float>(deviation), out);
+  }
 }
 
 void CheckBound(const std::vector<at::Tensor>& tensors,

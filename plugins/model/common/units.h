@@ -20,6 +20,11 @@ namespace capstan {
 // "embed", "layers.N" ..., "head".
 std::vector<std::string> UnitNames(int64_t layers);
 
+// The elements [begin, begin + count) of a new parameter: biases are 0, norms
+// 1, matrices normal with the standard deviation `deviation`.
+void FillInitial(const ParameterSpec& spec, uint64_t seed, double deviation,
+                 int64_t begin, int64_t count, float* out);
+
 // Dies unless the tensors that are bound have the parameters' shapes.
 void CheckBound(const std::vector<at::Tensor>& tensors,
                 const std::vector<ParameterSpec>& specs);

@@ -5,8 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/text_file.h"
-#include "plugins/model/llama/config_files.h"
 
 namespace capstan {
 namespace llada {
@@ -85,38 +83,33 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
 }
 
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadTextFile(path));
-  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
-  ConfigKeys keys(path, json);
-  RejectWhatIsMissingHere(keys);
-  LlamaConfig c;
-  c.names = &kLladaNames;
-  c.causal = false;
-  c.hidden_size = keys.Int("d_model", absl::nullopt);
-  c.intermediate_size = keys.Int("mlp_hidden_size", absl::nullopt);
-  c.num_hidden_layers = keys.Int("n_layers", absl::nullopt);
-  c.num_attention_heads = keys.Int("n_heads", absl::nullopt);
-  c.num_key_value_heads = keys.Int("n_kv_heads", 0);
-  const int64_t tokens = keys.Int("vocab_size", absl::nullopt);
-  c.vocab_size = keys.Int("embedding_size", tokens);
-  if (c.vocab_size < tokens) {
-    keys.Fail("embedding_size",
-              absl::StrCat("must be at least vocab_size, which is ", tokens,
-                           ", is ", c.vocab_size));
-  }
-  c.max_position_embeddings = keys.Int("max_sequence_length", absl::nullopt);
-  c.rms_norm_eps = keys.Double("rms_norm_eps", 1e-5);
-  c.rope_theta = keys.Double("rope_theta", 10000.0);
-  c.tie_word_embeddings = keys.Bool("weight_tying", true);
-  c.initializer_range = keys.Double("init_std", 0.02);
-  c.mask_token_id = keys.Int("mask_token_id", absl::nullopt);
-  c.bos_token_id = keys.Token("bos_token_id");
-  c.eos_token_id = keys.Token("eos_token_id");
-  c.pad_token_id = keys.Token("pad_token_id");
-  CAPSTAN_RETURN_IF_ERROR(
-      llama::FinishFromFolder(folder, std::move(text), keys, &c));
-  return c;
+  return llama::ReadFolder(folder, [](ConfigKeys& keys, LlamaConfig* config) {
+    RejectWhatIsMissingHere(keys);
+    LlamaConfig& c = *config;
+    c.names = &kLladaNames;
+    c.causal = false;
+    c.hidden_size = keys.Int("d_model", absl::nullopt);
+    c.intermediate_size = keys.Int("mlp_hidden_size", absl::nullopt);
+    c.num_hidden_layers = keys.Int("n_layers", absl::nullopt);
+    c.num_attention_heads = keys.Int("n_heads", absl::nullopt);
+    c.num_key_value_heads = keys.Int("n_kv_heads", 0);
+    const int64_t tokens = keys.Int("vocab_size", absl::nullopt);
+    c.vocab_size = keys.Int("embedding_size", tokens);
+    if (c.vocab_size < tokens) {
+      keys.Fail("embedding_size",
+                absl::StrCat("must be at least vocab_size, which is ", tokens,
+                             ", is ", c.vocab_size));
+    }
+    c.max_position_embeddings = keys.Int("max_sequence_length", absl::nullopt);
+    c.rms_norm_eps = keys.Double("rms_norm_eps", 1e-5);
+    c.rope_theta = keys.Double("rope_theta", 10000.0);
+    c.tie_word_embeddings = keys.Bool("weight_tying", true);
+    c.initializer_range = keys.Double("init_std", 0.02);
+    c.mask_token_id = keys.Int("mask_token_id", absl::nullopt);
+    c.bos_token_id = keys.Token("bos_token_id");
+    c.eos_token_id = keys.Token("eos_token_id");
+    c.pad_token_id = keys.Token("pad_token_id");
+  });
 }
 
 absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,

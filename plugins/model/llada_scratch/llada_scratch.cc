@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
@@ -162,14 +161,7 @@ absl::Status LladaScratch::InitialValue(int index, uint64_t seed, int64_t begin,
   if (weights_ != nullptr) {
     return weights_->ReadFloats(spec.name, begin, count, out);
   }
-  if (absl::EndsWith(spec.name, ".bias")) {
-    std::fill(out, out + count, 0.0f);
-  } else if (spec.shape.size() == 1) {  // a norm
-    std::fill(out, out + count, 1.0f);
-  } else {
-    FillNormal(RandomKey(seed, spec.name), begin, count, 0.0f,
-               static_cast<float>(sizes_.initializer_range()), out);
-  }
+  FillInitial(spec, seed, sizes_.initializer_range(), begin, count, out);
   return absl::OkStatus();
 }
 

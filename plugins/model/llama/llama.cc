@@ -5,8 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/text_file.h"
-#include "plugins/model/llama/config_files.h"
 
 namespace capstan {
 namespace llama {
@@ -87,29 +85,25 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
 }
 
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadTextFile(path));
-  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
-  ConfigKeys keys(path, json);
-  RejectWhatIsMissingHere(keys);
-  // Defaults are those of transformers' LlamaConfig.
-  LlamaConfig c;
-  c.hidden_size = keys.Int("hidden_size", absl::nullopt);
-  c.intermediate_size = keys.Int("intermediate_size", absl::nullopt);
-  c.num_hidden_layers = keys.Int("num_hidden_layers", absl::nullopt);
-  c.num_attention_heads = keys.Int("num_attention_heads", absl::nullopt);
-  c.num_key_value_heads = keys.Int("num_key_value_heads", 0);
-  c.head_dim = keys.Int("head_dim", 0);
-  c.vocab_size = keys.Int("vocab_size", absl::nullopt);
-  c.max_position_embeddings = keys.Int("max_position_embeddings", 2048);
-  c.rms_norm_eps = keys.Double("rms_norm_eps", 1e-6);
-  c.rope_theta = ReadRope(keys);
-  c.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
-  c.initializer_range = keys.Double("initializer_range", 0.02);
-  c.bos_token_id = keys.Token("bos_token_id");
-  c.eos_token_id = keys.Token("eos_token_id");
-  CAPSTAN_RETURN_IF_ERROR(FinishFromFolder(folder, std::move(text), keys, &c));
-  return c;
+  return ReadFolder(folder, [](ConfigKeys& keys, LlamaConfig* config) {
+    RejectWhatIsMissingHere(keys);
+    LlamaConfig& c = *config;
+    // Defaults are those of transformers' LlamaConfig.
+    c.hidden_size = keys.Int("hidden_size", absl::nullopt);
+    c.intermediate_size = keys.Int("intermediate_size", absl::nullopt);
+    c.num_hidden_layers = keys.Int("num_hidden_layers", absl::nullopt);
+    c.num_attention_heads = keys.Int("num_attention_heads", absl::nullopt);
+    c.num_key_value_heads = keys.Int("num_key_value_heads", 0);
+    c.head_dim = keys.Int("head_dim", 0);
+    c.vocab_size = keys.Int("vocab_size", absl::nullopt);
+    c.max_position_embeddings = keys.Int("max_position_embeddings", 2048);
+    c.rms_norm_eps = keys.Double("rms_norm_eps", 1e-6);
+    c.rope_theta = ReadRope(keys);
+    c.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
+    c.initializer_range = keys.Double("initializer_range", 0.02);
+    c.bos_token_id = keys.Token("bos_token_id");
+    c.eos_token_id = keys.Token("eos_token_id");
+  });
 }
 
 absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/random.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/attention_input.h"
@@ -140,12 +139,7 @@ absl::Status LlamaModel::InitialValue(int index, uint64_t seed, int64_t begin,
   if (weights_ != nullptr) {
     return weights_->ReadFloats(spec.name, begin, count, out);
   }
-  if (spec.shape.size() == 1) {  // a norm
-    std::fill(out, out + count, 1.0f);
-  } else {
-    FillNormal(RandomKey(seed, spec.name), begin, count, 0.0f,
-               static_cast<float>(config_.initializer_range), out);
-  }
+  FillInitial(spec, seed, config_.initializer_range, begin, count, out);
   return absl::OkStatus();
 }
 

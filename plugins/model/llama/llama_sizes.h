@@ -2,11 +2,15 @@
 #ifndef CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_SIZES_H_
 #define CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_SIZES_H_
 
+#include <c10/core/ScalarType.h>
+
 #include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "plugins/model/common/config_keys.h"
@@ -122,6 +126,22 @@ std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& config);
 // A tensor of a checkpoint that the model doesn't use: the head's of a tied
 // one, and constants that old versions of transformers saved.
 bool IsUnused(const LlamaConfig& config, absl::string_view name);
+
+using Json = ConfigJson;
+
+// The sizes in a folder's config.json, which `read` reads; then FinishSizes,
+// and the texts to keep. An error names the file and the key.
+absl::StatusOr<LlamaConfig> ReadFolder(const std::string& folder,
+                                       void (*read)(ConfigKeys& keys,
+                                                    LlamaConfig* c));
+
+// The source config's keys, or none.
+Json SourceKeys(const LlamaConfig& config);
+
+// Puts the dtype of the weights and the token ids into `json`, and writes it to
+// config.json and the ids to generation_config.json, too.
+absl::Status WriteConfigFiles(const LlamaConfig& config, Json json,
+                              const std::string& folder, c10::ScalarType dtype);
 
 }  // namespace llama
 }  // namespace capstan
