@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plugins/model/ad_transformer/history_layers.h"
-#include "plugins/model/common/config_keys.h"
+#include "plugins/model/common/config_check.h"
 #include "plugins/model/common/pretrained.h"
 #include "plugins/model/common/units.h"
 #include "plugins/sdk/plugin.h"

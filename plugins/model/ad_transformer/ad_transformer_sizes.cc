@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "base/text_file.h"
+#include "plugins/model/common/config_check.h"
 #include "plugins/model/common/config_keys.h"
 
 namespace capstan {

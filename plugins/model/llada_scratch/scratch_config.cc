@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/text_file.h"
+#include "plugins/model/common/config_check.h"
 #include "plugins/model/common/config_keys.h"
 
 namespace capstan {

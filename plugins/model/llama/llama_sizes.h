@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "plugins/model/common/config_check.h"
 #include "plugins/model/common/config_keys.h"
 #include "plugins/sdk/model.h"
 
