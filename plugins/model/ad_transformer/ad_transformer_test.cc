@@ -16,7 +16,7 @@
 
 #include "base/status.h"
 #include "plugins/model/ad_transformer/ad_transformer_testing.h"
-#include "plugins/model/ad_transformer/ad_transformer_weights.h"
+#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
 
 namespace capstan {
 namespace ad_transformer {
