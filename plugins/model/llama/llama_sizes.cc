@@ -6,9 +6,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "base/text_file.h"
 
 namespace capstan {
 namespace llama {
@@ -128,7 +128,7 @@ absl::StatusOr<LlamaConfig> ReadFolder(const std::string& folder,
                                        void (*read)(ConfigKeys& keys,
                                                     LlamaConfig* c)) {
   std::string path = folder + "/config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadTextFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
   ConfigKeys keys(path, json);
   LlamaConfig config;
@@ -141,7 +141,7 @@ absl::StatusOr<LlamaConfig> ReadFolder(const std::string& folder,
   }
   config.source_config = std::move(text);
   path = folder + "/generation_config.json";
-  absl::StatusOr<std::string> generation = ReadTextFile(path);
+  absl::StatusOr<std::string> generation = ReadWholeFile(path);
   if (generation.ok()) {
     CAPSTAN_RETURN_IF_ERROR(ParseObject(path, *generation).status());
     config.source_generation_config = *std::move(generation);
@@ -177,9 +177,9 @@ absl::Status WriteConfigFiles(const LlamaConfig& c, Json json,
     }
   }
   CAPSTAN_RETURN_IF_ERROR(
-      WriteTextFile(folder + "/config.json", json.dump(2) + "\n"));
-  return WriteTextFile(folder + "/generation_config.json",
-                       generation.dump(2) + "\n");
+      WriteWholeFile(folder + "/config.json", json.dump(2) + "\n"));
+  return WriteWholeFile(folder + "/generation_config.json",
+                        generation.dump(2) + "\n");
 }
 
 }  // namespace llama
