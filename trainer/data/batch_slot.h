@@ -13,9 +13,6 @@
 
 namespace capstan {
 
-// What the core adds to a reader's batches (dataset.h).
-extern const char kSamplePosition[];
-
 // Sets *batch's kSamplePosition to `positions`, in the tensor that is there if
 // it has that length.
 void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch);

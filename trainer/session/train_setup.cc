@@ -14,6 +14,7 @@
 #include <cstring>
 #include <fstream>
 #include <set>
+#include <stdexcept>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,7 @@
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/summary.h"
+#include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/create.h"
 #include "trainer/profile/profiled_group.h"
 #include "trainer/session/micro_batch.h"
@@ -256,7 +258,16 @@ absl::Status TrainLoop::NominalTargets() {
     CAPSTAN_RETURN_IF_ERROR(
         parts_.train_data->Read(absl::MakeConstSpan(&i, 1), &batch));
     SetSamplePositions({i}, &batch);
-    targets += parts_.objective->CountTargets(batch, info_);
+    try {
+      targets += parts_.objective->CountTargets(batch, info_);
+    } catch (const std::invalid_argument& error) {
+      return job_->loaded.Locate(absl::InvalidArgumentError(absl::StrCat(
+                                     PackageOf(TypeOf(config_.train_data())),
+                                     " doesn't give what the objective ",
+                                     PackageOf(TypeOf(config_.objective())),
+                                     " reads: ", error.what())),
+                                 "train_data");
+    }
   }
   nominal_targets_ =
       std::max(static_cast<double>(targets) / static_cast<double>(samples),

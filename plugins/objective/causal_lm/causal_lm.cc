@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,13 +22,6 @@ namespace causal_lm {
 namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 200;
-constexpr int64_t kIgnored = -100;
-
-const at::Tensor& InputIds(const Batch& batch) {
-  const auto it = batch.find("input_ids");
-  CHECK(it != batch.end()) << "the batch has no input_ids";
-  return it->second;
-}
 
 // A tensor that the batch need not have.
 at::Tensor Optional(const Batch& batch, const char* name) {
@@ -50,15 +44,15 @@ absl::Status CheckModel(Model& model) {
 
 // The labels that positions 0.. predict: all but the first of each row. No
 // token predicts the first of another document, whatever its label says.
-at::Tensor NextLabels(const Batch& batch) {
-  const at::Tensor given = Optional(batch, "labels");
-  const at::Tensor& labels = given.defined() ? given : InputIds(batch);
+at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
   const at::Tensor next = labels.narrow(1, 1, labels.size(1) - 1);
-  const at::Tensor positions = Optional(batch, "positions");
   if (!positions.defined()) return next;
-  CHECK(positions.sizes() == labels.sizes())
-      << "positions and input_ids are of one shape";
-  return next.masked_fill(positions.narrow(1, 1, next.size(1)).eq(0), kIgnored);
+  if (positions.sizes() != labels.sizes()) {
+    throw std::invalid_argument(
+        "the batch's positions have another shape than its tokens");
+  }
+  return next.masked_fill(positions.narrow(1, 1, next.size(1)).eq(0),
+                          kIgnoredLabel);
 }
 
 // The end of a text that a model sees, with its keys and values cached. When
@@ -137,28 +131,36 @@ absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
 }
 
 int64_t CausalLm::CountTargets(const Batch& batch, const StepInfo&) const {
-  const at::Tensor labels = NextLabels(batch);
-  // Every token is a target: nothing to look at, so no waiting for a GPU.
-  if (batch.count("labels") + batch.count("positions") == 0) {
-    return labels.numel();
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
+  const at::Tensor labels = HostTensor(batch, kLabels);
+  const at::Tensor positions = HostTensor(batch, kPositions);
+  if (labels.defined()) {
+    return NextLabels(labels, positions).ge(0).sum().item<int64_t>();
   }
-  return labels.ge(0).sum().item<int64_t>();
+  // Every token is a target, but the first of each document.
+  const int64_t length = ids.size(1) - 1;
+  if (!positions.defined()) return ids.size(0) * length;
+  return positions.narrow(1, 1, length).ne(0).sum().item<int64_t>();
 }
 
 LossSum CausalLm::Compute(Model& model, const Batch& batch,
                           const StepInfo& info, UnitRunner& runner) {
   TokenModel* tokens = model.token_model();
   CHECK(tokens != nullptr) << "Check comes first";
-  const at::Tensor& ids = InputIds(batch);
-  const at::Tensor targets = at::full(ids.sizes(), kIgnored, ids.options());
-  targets.narrow(1, 0, ids.size(1) - 1).copy_(NextLabels(batch));
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
+  const at::Tensor labels = Optional(batch, kLabels);
+  const at::Tensor positions = Optional(batch, kPositions);
+  const at::Tensor targets =
+      at::full(ids.sizes(), kIgnoredLabel, ids.options());
+  targets.narrow(1, 0, ids.size(1) - 1)
+      .copy_(NextLabels(labels.defined() ? labels : ids, positions));
   LossSum loss;
   TokenInput input;
   input.tokens = ids;
-  input.positions = Optional(batch, "positions");
+  input.positions = positions;
   // Dropout is for training.
   if (info.training) {
-    input.sample_positions = Optional(batch, "sample_position");
+    input.sample_positions = Optional(batch, kSamplePosition);
   }
   loss.sum = tokens->CrossEntropySum(input, {targets}, runner);
   if (info.thorough) {

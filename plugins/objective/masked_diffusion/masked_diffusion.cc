@@ -195,7 +195,7 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
                             MaskToken(*tokens));
   // Dropout is for training.
   if (info.training) {
-    hidden.input.sample_positions = batch.at("sample_position");
+    hidden.input.sample_positions = RequiredTensor(batch, kSamplePosition);
   }
   LossSum loss;
   loss.sum = tokens->CrossEntropySum(hidden.input, hidden.targets, runner);
@@ -218,15 +218,14 @@ at::Tensor MaskedDiffusion::Bound(TokenModel& model, const Batch& batch,
                                   UnitRunner& runner) const {
   at::Tensor bound = at::zeros({1, 2}, at::kDouble);
   // A prompt is never hidden: its tokens have no bound.
-  if (batch.count("labels") > 0)
-    return bound.to(batch.at("input_ids").device());
+  if (batch.count(kLabels) > 0) return bound.to(batch.at(kInputIds).device());
   const HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise,
                                   Config::PRETRAIN, MaskToken(model));
   bound[0][0] = model.CrossEntropySum(hidden.input, hidden.targets, runner)
                     .item<double>();
   bound[0][1] =
       static_cast<double>(CountOf(drawn.layout, drawn.noise, Config::PRETRAIN));
-  return bound.to(batch.at("input_ids").device());
+  return bound.to(batch.at(kInputIds).device());
 }
 
 std::vector<std::pair<std::string, double>> MaskedDiffusion::DerivedFromLoss(
