@@ -163,22 +163,10 @@ PluginHost::PluginHost(std::vector<std::string> folders)
   folders_.push_back(absl::StrCat(ExecutableFolder(), "/plugins"));
 }
 
-absl::Status PluginHost::CheckFolders() const {
-  for (size_t i = 0; i + 1 < folders_.size(); ++i) {
-    std::error_code error;
-    if (fs::is_directory(folders_[i], error)) continue;
-    return absl::NotFoundError(
-        absl::StrCat("there is no folder ", folders_[i],
-                     " to look for plugins in (--plugin_path)"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
     const std::string& config_type) {
   const auto it = loaded_.find(config_type);
   if (it != loaded_.end()) return &it->second;
-  CAPSTAN_RETURN_IF_ERROR(CheckFolders());
   const std::string library = LibraryName(config_type);
   for (const std::string& folder : folders_) {
     const fs::path path = fs::absolute(fs::path(folder) / library);
@@ -190,6 +178,7 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
       return Annotate(plugin.status(),
                       absl::StrCat("plugin ", path.string(), " is refused"));
     }
+    plugin->foreign = foreign;
     foreign_ |= foreign;
     return &loaded_.emplace(config_type, *std::move(plugin)).first->second;
   }
@@ -249,7 +238,6 @@ absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
   LoadedPlugin plugin;
   plugin.descriptor = std::make_shared<PluginDescriptor>(descriptor);
   plugin.path = path;
-  plugin.probed = probe;
   plugin.config_type = std::string(absl::StripPrefix(
       absl::StrReplaceAll(descriptor.config_type, {{"::", "."}}), "."));
   if (plugin.config_type != config_type) {
@@ -309,7 +297,7 @@ absl::Status PluginHost::CreateInstance(const std::string& config_type,
   }
   const PluginDescriptor& descriptor = *plugin->descriptor;
   const std::string package = PackageOf(config_type);
-  if (plugin->probed) {
+  if (plugin->foreign) {
     const absl::Status probe = Probe(
         [&] {
           void* unused = nullptr;

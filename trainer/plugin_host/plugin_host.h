@@ -19,7 +19,7 @@ struct LoadedPlugin {
   std::shared_ptr<const PluginDescriptor> descriptor;
   std::string config_type;  // "capstan.ddp.Config"
   std::string path;         // of the shared library
-  bool probed = false;      // see PluginHost
+  bool foreign = false;     // not in the folder beside the trainer
 };
 
 // Finds, checks and loads plugins, each at most once and only when asked for;
@@ -32,24 +32,21 @@ struct LoadedPlugin {
 // may differ, and so may comments in the SDK's headers. A plugin of an older
 // minor version works (older_plugins.h).
 //
-// Plugins that aren't the trainer's own are loaded, and make their instances,
-// in a forked child first (7 ms each, measured: docs/plugins.md), so that one
-// that crashes, exits or can't be loaded beside another is an error with its
-// name. The trainer's own are, too, once another one is loaded. A Create that
-// takes longer than 2 s isn't waited for in the child: the real one follows.
+// Foreign plugins are loaded, and make their instances, in a forked child first
+// (4 ms of CPU time each), so that one that crashes or exits is an error with
+// its name. Once one is loaded, the trainer's own are loaded in a child, too:
+// they may hold a proto file of the same name. A Create that takes longer than
+// 2 s isn't waited for in the child; the real one follows.
 class PluginHost {
  public:
   // Folders are searched in order; the one beside the trainer comes last.
   explicit PluginHost(std::vector<std::string> folders);
 
-  // NOT_FOUND for a folder of the constructor's that isn't there.
-  absl::Status CheckFolders() const;
-
   // The plugin whose config is `config_type`. Its proto package names its
-  // library: acme.muon.Config is in libacme_muon.so. Errors: those of
-  // CheckFolders, no such file (the files tried and the nearest name that
-  // exists), not a plugin, built for another trainer (both sides of each
-  // difference), what loading it does to a process, dlopen's own.
+  // library: acme.muon.Config is in libacme_muon.so. Errors: no such file (the
+  // files tried and the nearest name that exists), not a plugin, built for
+  // another trainer (both sides of each difference), what loading it does to a
+  // process, dlopen's own.
   absl::StatusOr<const LoadedPlugin*> Load(const std::string& config_type);
 
   // Packages ("capstan.ddp") of all libraries in the search path, sorted.
@@ -83,7 +80,7 @@ class PluginHost {
 
   std::vector<std::string> folders_;            // the trainer's own last
   std::map<std::string, LoadedPlugin> loaded_;  // by config type
-  bool foreign_ = false;  // one that isn't the trainer's is loaded
+  bool foreign_ = false;                        // one is loaded
 };
 
 // "strategy", "precision", "dataset reader", ..
