@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "plugins/objective/common/accuracy.h"
+#include "plugins/objective/common/token_objective.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -120,14 +120,7 @@ absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
                      tokens->max_positions(),
                      ": raise that, or shorten the data's sequence_length"));
   }
-  const Tokenizer* tokenizer = data.tokenizer();
-  if (tokenizer != nullptr && tokenizer->vocab_size() > tokens->vocab_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the tokenizer makes ids up to ", tokenizer->vocab_size() - 1,
-        ", the model's vocab_size is ", tokens->vocab_size(),
-        ": it must be at least ", tokenizer->vocab_size()));
-  }
-  return absl::OkStatus();
+  return CheckVocabulary(*tokens, data);
 }
 
 int64_t CausalLm::CountTargets(const Batch& batch, const StepInfo&) const {
@@ -199,21 +192,7 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
   const int64_t wanted =
       options.max_new_tokens > 0 ? options.max_new_tokens : max_new_tokens_;
-  const int64_t given = static_cast<int64_t>(prompt.size());
-  if (given == 0 || given >= tokens->max_positions()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the prompt has ", given,
-                     " tokens, it must have at least 1 and fewer "
-                     "than the model's ",
-                     tokens->max_positions(), " positions"));
-  }
-  for (int64_t id : prompt) {
-    if (id < 0 || id >= tokens->vocab_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the prompt's token ", id, " isn't one of the model's ",
-                       tokens->vocab_size()));
-    }
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*tokens, prompt));
   at::AutoGradMode no_gradients(false);
   std::vector<int64_t> text = prompt;
   Context context(tokens, static_cast<int64_t>(text.size()) + wanted);
