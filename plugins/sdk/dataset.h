@@ -18,6 +18,9 @@
 
 namespace capstan {
 
+// A target (a label, an action) that isn't learned.
+constexpr int64_t kIgnoredTarget = -100;
+
 // Tensors by name; the first dimension of each is the batch. An objective says
 // which it reads; those of text read kInputIds and, if present, kLabels,
 // kPositions and kTokenCounts. A reader may use any other names.
@@ -25,9 +28,8 @@ using Batch = std::map<std::string, at::Tensor>;
 
 // [B, T] int64.
 inline constexpr char kInputIds[] = "input_ids";
-// [B, T] int64; negative (kIgnoredLabel): not trained on. Default: input_ids.
+// [B, T] int64; negative (kIgnoredTarget): not trained on. Default: input_ids.
 inline constexpr char kLabels[] = "labels";
-inline constexpr int64_t kIgnoredLabel = -100;
 // [B, T] int64: of each token in its document, where a row holds several
 // documents, none of which sees another's tokens.
 inline constexpr char kPositions[] = "positions";

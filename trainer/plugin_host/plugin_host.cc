@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "base/machine.h"
 #include "trainer/plugin_host/older_plugins.h"
 #include "trainer/plugin_host/probe.h"
 
@@ -149,13 +150,6 @@ std::string NearestName(absl::string_view name,
     }
   }
   return nearest;
-}
-
-std::string ExecutableFolder() {
-  char path[PATH_MAX];
-  const ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
-  if (n <= 0) return ".";
-  return fs::path(std::string(path, n)).parent_path().string();
 }
 
 PluginHost::PluginHost(std::vector<std::string> folders)

@@ -29,7 +29,7 @@ int64_t Rows(const Batch& batch) {
   return RequiredTensor(batch, "lengths").numel();
 }
 
-// One of the two losses: over the targets that aren't kIgnoredLabel.
+// One of the two losses: over the targets that aren't kIgnoredTarget.
 struct Part {
   at::Tensor sum;      // float32, with gradient
   at::Tensor metrics;  // [2, 2] float64: loss and accuracy, sums and counts
@@ -40,8 +40,8 @@ Part PartOf(const at::Tensor& logits, const at::Tensor& targets,
   Part part;
   part.sum =
       at::cross_entropy_loss(logits, targets, /*weight=*/{}, at::Reduction::Sum,
-                             kIgnoredLabel, label_smoothing);
-  const at::Tensor count = targets.ne(kIgnoredLabel).sum().to(at::kDouble);
+                             kIgnoredTarget, label_smoothing);
+  const at::Tensor count = targets.ne(kIgnoredTarget).sum().to(at::kDouble);
   const at::Tensor right =
       logits.detach().argmax(1).eq(targets).sum().to(at::kDouble);
   part.metrics =
@@ -174,7 +174,7 @@ int64_t AlgorithmDistillation::CountTargets(const Batch& batch,
 
 std::vector<double> AlgorithmDistillation::StepTotals(const Batch& batch,
                                                       const StepInfo&) const {
-  const at::Tensor learned = RequiredTensor(batch, "action").ne(kIgnoredLabel);
+  const at::Tensor learned = RequiredTensor(batch, "action").ne(kIgnoredTarget);
   return {static_cast<double>(Rows(batch)),
           static_cast<double>(learned.sum().item<int64_t>())};
 }

@@ -52,7 +52,7 @@ at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
         "the batch's positions have another shape than its tokens");
   }
   return next.masked_fill(positions.narrow(1, 1, next.size(1)).eq(0),
-                          kIgnoredLabel);
+                          kIgnoredTarget);
 }
 
 // The end of a text that a model sees, with its keys and values cached. When
@@ -144,7 +144,7 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   const at::Tensor labels = Optional(batch, kLabels);
   const at::Tensor positions = Optional(batch, kPositions);
   const at::Tensor targets =
-      at::full(ids.sizes(), kIgnoredLabel, ids.options());
+      at::full(ids.sizes(), kIgnoredTarget, ids.options());
   targets.narrow(1, 0, ids.size(1) - 1)
       .copy_(NextLabels(labels.defined() ? labels : ids, positions));
   LossSum loss;

@@ -206,7 +206,7 @@ HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
     made.input.positions = PositionsOf(layout).to(ids.device());
   }
   made.targets.tokens = (labels == batch.end() ? ids : labels->second)
-                            .masked_fill(hidden.logical_not(), kIgnoredLabel);
+                            .masked_fill(hidden.logical_not(), kIgnoredTarget);
   if (loss == Config::MASKED_MEAN) return made;
   std::vector<float> weights(noise.hidden.size(), 0.0f);
   for (size_t d = 0; d < layout.documents.size(); ++d) {
