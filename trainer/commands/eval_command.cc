@@ -23,7 +23,7 @@
 #include "base/output_file.h"
 #include "base/status.h"
 #include "datasets/common/npy.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
@@ -40,6 +40,20 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kDefaultBatch = 8;
 constexpr int kMostRanks = 8;
+
+struct EvalOptions {
+  std::string model;
+  std::string adapter;               // empty: none
+  std::vector<std::string> configs;  // empty: the run that made the model
+  std::string data;                  // empty: what that run evaluates on
+  int64_t batch_size = 0;            // samples of a forward; 0: the run's
+  int64_t max_batches = 0;           // 0: the whole data
+  bool loss_only = false;
+  bool json = false;
+  std::string output;                  // a folder; empty: nothing is written
+  std::vector<std::string> overrides;  // of eval_data, objective and the rest
+  std::vector<std::string> plugin_path;
+};
 
 // Numbers by name, in the order to show them.
 using Numbers = std::vector<std::pair<std::string, double>>;
@@ -64,7 +78,7 @@ absl::StatusOr<std::vector<std::string>> DataOverrides(
   const auto has = [type](const char* name) {
     return type != nullptr && type->FindFieldByName(name) != nullptr;
   };
-  const std::string data = FromCaller({options.data})[0];
+  const std::string data = FromCaller(options.data);
   if (!fs::exists(data)) {
     return absl::NotFoundError(
         absl::StrCat("--data=", options.data, ": there is no such file"));
@@ -289,11 +303,63 @@ int Ranks(const EvalOptions& options, const Generator& generator,
   return static_cast<int>(std::clamp<int64_t>(batches, 1, most));
 }
 
-absl::StatusOr<int> Eval(const EvalOptions& options) {
+class EvalCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override;
+  absl::StatusOr<int> Run(CommandHost&) override;
+
+ private:
+  EvalOptions options_;
+};
+
+const RegisterCommand<EvalCommand> eval(
+    90, "eval",
+    "Evaluate a model: loss, accuracy, what its objective measures");
+
+void EvalCommand::AddFlags(Flags& flags) {
+  AddModelFlag(flags, &options_.model);
+  AddAdapterFlag(flags, &options_.adapter);
+  flags
+      .Add("--data", &options_.data,
+           "What to evaluate on, all of it, as the run reads its data; "
+           "default: what the run that made the model evaluates on")
+      .Type("FILE");
+  flags
+      .Add("--config", &options_.configs,
+           "Take data and objective from this run's config; for models that no "
+           "run of the trainer has made")
+      .Type("FILE");
+  flags
+      .Add("--set", &options_.overrides,
+           "Sets a field: eval_data.max_length=512, eval_data=capstan.chat, "
+           "objective.evaluation.tasks=[3,14], train.seed=7; may be given "
+           "several times")
+      .Type("PATH=VALUE")
+      .OneEach();
+  flags
+      .Add("--batch_size", &options_.batch_size,
+           "Samples of one forward; default: the run's")
+      .Positive();
+  flags
+      .Add("--max_batches", &options_.max_batches,
+           "Only so many; default: the whole data")
+      .Positive();
+  flags.Add("--loss_only", &options_.loss_only,
+            "Leave out accuracy, which doubles the time");
+  flags.Add("--json", &options_.json, "Print JSON");
+  flags
+      .Add("--output", &options_.output,
+           "Also write eval.json, and what the objective draws, there")
+      .Type("FOLDER");
+  AddPluginPath(flags, &options_.plugin_path);
+}
+
+absl::StatusOr<int> EvalCommand::Run(CommandHost&) {
+  const EvalOptions& options = options_;
   // Ranks are forked from this process: it must start no threads.
   at::set_num_threads(1);
   const std::string output =
-      options.output.empty() ? "" : FromCaller({options.output})[0];
+      options.output.empty() ? "" : FromCaller(options.output);
   if (!output.empty()) CAPSTAN_RETURN_IF_ERROR(PrepareOutput(output));
   CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
   const Generator& generator = loaded.generator;
@@ -312,15 +378,4 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
 }
 
 }  // namespace
-
-int EvalCommand(const EvalOptions& options) {
-  absl::StatusOr<int> code;
-  try {
-    code = Eval(options);
-  } catch (...) {
-    code = CurrentExceptionToStatus();
-  }
-  return code.ok() ? *code : Fail(code.status());
-}
-
 }  // namespace capstan

@@ -17,16 +17,25 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/masked_text_view.h"
 #include "trainer/commands/prompts.h"
+#include "trainer/commands/text_stream.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {
+
+struct GenerateOptions : SamplingOptions {
+  absl::optional<std::string> prompt;
+  std::vector<int64_t> prompt_ids;
+  // Prompts, one a line (prompts.h); "-": standard input.
+  std::string input;
+  std::string output;  // a file of prompts and texts; empty: they are shown
+};
 
 // A prompt as the model reads it.
 struct Task {
@@ -36,11 +45,7 @@ struct Task {
 };
 
 absl::Status CheckOptions(const GenerateOptions& options) {
-  if (options.max_new_tokens.has_value() && *options.max_new_tokens < 1) {
-    return FieldError(
-        "--max_new_tokens",
-        absl::StrCat("must be greater than 0, is ", *options.max_new_tokens));
-  }
+  CAPSTAN_RETURN_IF_ERROR(options.Check());
   const int given = (options.prompt.has_value() ? 1 : 0) +
                     (options.prompt_ids.empty() ? 0 : 1) +
                     (options.input.empty() ? 0 : 1);
@@ -52,7 +57,7 @@ absl::Status CheckOptions(const GenerateOptions& options) {
   if (!options.prompt_ids.empty()) {
     return FieldError("--output", "holds texts: it isn't for --prompt_ids");
   }
-  if (PathExists(FromCaller({options.output})[0])) {
+  if (PathExists(FromCaller(options.output))) {
     return FieldError(
         "--output",
         absl::StrCat(options.output, " is there already; name another file"));
@@ -66,7 +71,7 @@ absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
     return std::vector<Prompt>{{"--prompt", *options.prompt, {}}};
   }
   if (!options.input.empty() && options.input != "-") {
-    return ReadPrompts(FromCaller({options.input})[0]);
+    return ReadPrompts(FromCaller(options.input));
   }
   absl::StatusOr<std::vector<Prompt>> prompts = ReadPrompts("-");
   if (prompts.ok() || !options.input.empty()) return prompts;
@@ -220,7 +225,7 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
                        const GenerateOptions& options,
                        const Generator& generator, SampleOptions sample) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HiddenFile> file,
-                           HiddenFile::Create(FromCaller({options.output})[0]));
+                           HiddenFile::Create(FromCaller(options.output)));
   const Console console(STDOUT_FILENO);
   // A signal keeps the texts that are done.
   InstallStopHandlers(SecondSignal::kEndsProcess);
@@ -283,13 +288,7 @@ absl::Status Generate(const GenerateOptions& options) {
       const Generator generator,
       LoadGenerator(options.model, options.adapter, options.plugin_path,
                     options.overrides));
-  SampleOptions sample;
-  sample.max_new_tokens = options.max_new_tokens.value_or(0);
-  sample.greedy = options.greedy;
-  sample.temperature = options.temperature;
-  sample.top_k = options.top_k;
-  sample.top_p = options.top_p;
-  sample.seed = options.seed;
+  const SampleOptions sample = options.Sampling(/*default_tokens=*/0);
   if (!options.prompt_ids.empty()) {
     PlainRunner runner;
     CAPSTAN_ASSIGN_OR_RETURN(
@@ -305,16 +304,43 @@ absl::Status Generate(const GenerateOptions& options) {
                                 : WriteFile(tasks, options, generator, sample);
 }
 
-}  // namespace
+class GenerateCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override;
 
-int GenerateCommand(const GenerateOptions& options) {
-  absl::Status status;
-  try {
-    status = Generate(options);
-  } catch (...) {
-    status = CurrentExceptionToStatus();
+  absl::StatusOr<int> Run(CommandHost&) override {
+    CAPSTAN_RETURN_IF_ERROR(Generate(options_));
+    return 0;
   }
-  return status.ok() ? 0 : Fail(status);
+
+ private:
+  GenerateOptions options_;
+};
+
+const RegisterCommand<GenerateCommand> generate(70, "generate",
+                                                "Let a model continue a text");
+
+void GenerateCommand::AddFlags(Flags& flags) {
+  AddModelFlag(flags, &options_.model);
+  flags.Add("--prompt", &options_.prompt,
+            "The text to continue; default: what standard input says");
+  flags
+      .Add("--input", &options_.input,
+           "Prompts, one a line; rows {\"prompt\": ..}, {\"messages\": [..]} "
+           "or \"text\" in a .jsonl; - is standard input")
+      .Type("FILE");
+  flags
+      .Add("--output", &options_.output,
+           "Write the texts into a new file, rows {\"prompt\": .., \"text\": "
+           "..}, instead of showing them")
+      .Type("FILE");
+  flags
+      .Add("--prompt_ids", &options_.prompt_ids,
+           "Token ids to continue, 1,2,3; prints ids: for folders without a "
+           "tokenizer")
+      .Delimiter(',');
+  AddSamplingFlags(flags, &options_);
 }
 
+}  // namespace
 }  // namespace capstan

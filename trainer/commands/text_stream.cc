@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/text_stream.h"
+
 #include <algorithm>
 #include <utility>
 
-#include "trainer/commands/generator.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {

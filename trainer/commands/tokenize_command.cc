@@ -20,11 +20,11 @@
 #include "base/machine.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
-#include "datasets/text/in_order.h"
-#include "datasets/text/text_pieces.h"
-#include "datasets/text/token_file.h"
 #include "plugins/sdk/tokenizer.h"
-#include "trainer/commands/commands.h"
+#include "text/tokens/in_order.h"
+#include "text/tokens/text_pieces.h"
+#include "text/tokens/token_file.h"
+#include "trainer/commands/command.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
@@ -33,6 +33,14 @@ namespace capstan {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+struct TokenizeOptions {
+  std::string tokenizer;
+  std::vector<std::string> inputs;
+  std::string output;  // without ".tokens"
+  int threads = 0;     // 0: one a core
+  bool add_ends = false;
+};
 
 // What a thread works on at a time.
 constexpr size_t kUnitBytes = 1 << 20;
@@ -222,7 +230,7 @@ absl::Status Tokenize(const TokenizeOptions& options) {
   if (options.threads < 0) {
     return FieldError("--threads", "must be at least 1");
   }
-  const std::string folder = FromCaller({options.tokenizer})[0];
+  const std::string folder = FromCaller(options.tokenizer);
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                            LoadTokenizer(folder));
   std::ifstream json(folder + "/tokenizer.json", std::ios::binary);
@@ -271,16 +279,40 @@ absl::Status Tokenize(const TokenizeOptions& options) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-int TokenizeCommand(const TokenizeOptions& options) {
-  absl::Status status;
-  try {
-    status = Tokenize(options);
-  } catch (...) {
-    status = CurrentExceptionToStatus();
+class TokenizeCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override {
+    flags
+        .Add("--tokenizer", &options_.tokenizer,
+             "A Hugging Face folder with a tokenizer.json")
+        .Type("FOLDER")
+        .Required();
+    flags
+        .Add("--input", &options_.inputs,
+             "A text (a document), or, named .jsonl, rows {\"text\": ..} (a "
+             "document each); may be given several times")
+        .Type("FILE")
+        .Required();
+    flags.Add("--output", &options_.output, "Writes PREFIX.tokens")
+        .Type("PREFIX")
+        .Required();
+    flags.Add("--threads", &options_.threads, "Default: one a core");
+    flags.Add("--add_ends", &options_.add_ends,
+              "Put around each document what the tokenizer puts around a text "
+              "(a token of beginning, mostly)");
   }
-  return status.ok() ? 0 : Fail(status);
-}
 
+  absl::StatusOr<int> Run(CommandHost&) override {
+    CAPSTAN_RETURN_IF_ERROR(Tokenize(options_));
+    return 0;
+  }
+
+ private:
+  TokenizeOptions options_;
+};
+
+const RegisterCommand<TokenizeCommand> tokenize(
+    110, "tokenize", "Write the tokens of texts into a file to train on");
+
+}  // namespace
 }  // namespace capstan

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "datasets/text/token_file.h"
 #include "plugins/sdk/tokenizer.h"
+#include "text/tokens/token_file.h"
 #include "trainer/commands/commands.h"
 
 namespace capstan {

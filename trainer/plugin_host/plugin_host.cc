@@ -67,6 +67,8 @@ const char* CategoryName(PluginCategory category) {
       return "optimizer";
     case PluginCategory::kCollector:
       return "collector";
+    case PluginCategory::kCommand:
+      return "command";
   }
   return "unknown";
 }
