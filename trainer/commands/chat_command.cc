@@ -18,8 +18,7 @@
 #include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
-#include "trainer/commands/masked_text_view.h"
-#include "trainer/commands/text_stream.h"
+#include "trainer/commands/text_view.h"
 #include "trainer/launcher/launcher.h"
 
 namespace capstan {

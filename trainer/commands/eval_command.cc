@@ -23,6 +23,7 @@
 #include "base/output_file.h"
 #include "base/status.h"
 #include "datasets/common/npy.h"
+#include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/config/load_config.h"
@@ -66,35 +67,37 @@ struct Outcome {
   Numbers numbers;  // loss, what follows from it, and the objective's
 };
 
-// The overrides that --data stands for: the reader's `path`, or its `folder` if
-// it is one, and all of it.
+// The overrides that --data stands for, by what the reader says of its fields.
 absl::StatusOr<std::vector<std::string>> DataOverrides(
     const EvalOptions& options, const google::protobuf::Any& reader) {
   std::vector<std::string> overrides;
   if (options.data.empty()) return overrides;
-  const google::protobuf::Descriptor* const type =
-      google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(
-          TypeOf(reader));
-  const auto has = [type](const char* name) {
-    return type != nullptr && type->FindFieldByName(name) != nullptr;
-  };
   const std::string data = FromCaller(options.data);
   if (!fs::exists(data)) {
     return absl::NotFoundError(
         absl::StrCat("--data=", options.data, ": there is no such file"));
   }
-  const char* const field =
-      fs::is_directory(data) && has("folder") ? "folder" : "path";
-  if (!has(field)) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto config, Unpack(reader));
+  const google::protobuf::Descriptor& type = *config->GetDescriptor();
+  const google::protobuf::FieldDescriptor* takes_path = nullptr;
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *type.field(i);
+    const DataRole::Value role = field.options().GetExtension(data_role);
+    if (role == DataRole::CLEARED) {
+      overrides.push_back(absl::StrCat("eval_data.", field.name(), "="));
+    } else if ((role == DataRole::FILE_PATH && takes_path == nullptr) ||
+               (role == DataRole::FOLDER_PATH && fs::is_directory(data))) {
+      takes_path = &field;
+    }
+  }
+  if (takes_path == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--data: ", TypeOf(reader), " has no field `", field,
-                     "`: say what it reads with --set eval_data.FIELD=VALUE"));
+        absl::StrCat("--data: ", TypeOf(reader),
+                     " has no field for a path: say what it reads with --set "
+                     "eval_data.FIELD=VALUE"));
   }
-  overrides.push_back(absl::StrCat("eval_data.", field, "=", data));
-  if (has("source")) overrides.push_back("eval_data.source=[]");
-  if (has("validation_fraction")) {
-    overrides.push_back("eval_data.validation_fraction=0");
-  }
+  overrides.insert(overrides.begin(),
+                   absl::StrCat("eval_data.", takes_path->name(), "=", data));
   return overrides;
 }
 

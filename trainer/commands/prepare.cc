@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/machine.h"
-#include "trainer/commands/collecting.h"
+#include "trainer/commands/collect_command.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/memory/device_memory.h"
 #include "trainer/process_group/create.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/commands/text_stream.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
+
+#include "trainer/commands/text_view.h"
 
 namespace capstan {
 namespace {

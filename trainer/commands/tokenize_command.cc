@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -25,14 +24,12 @@
 #include "text/tokens/text_pieces.h"
 #include "text/tokens/token_file.h"
 #include "trainer/commands/command.h"
-#include "trainer/launcher/launcher.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
+#include "trainer/metrics/work_bar.h"
 
 namespace capstan {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct TokenizeOptions {
   std::string tokenizer;
@@ -44,7 +41,6 @@ struct TokenizeOptions {
 
 // What a thread works on at a time.
 constexpr size_t kUnitBytes = 1 << 20;
-constexpr std::chrono::milliseconds kRedrawEvery(100);
 
 // A part of an input: rows, or a piece of a text.
 struct Unit {
@@ -180,51 +176,14 @@ absl::Status Write(const Tokens& tokens, text::TokenFileWriter* writer) {
   return writer->Append(ids.subspan(begin));
 }
 
-// How far it is, on a terminal one line that is redrawn.
-class TokenizeProgress {
- public:
-  explicit TokenizeProgress(int64_t bytes)
-      : console_(STDOUT_FILENO), bytes_(bytes) {}
-  ~TokenizeProgress() {
-    if (drawn_) console_.Write("\r\x1b[K");
-  }
-
-  void Add(size_t bytes, const text::TokenFileWriter& writer) {
-    done_ += static_cast<int64_t>(bytes);
-    if (!console_.terminal() || Clock::now() - last_ < kRedrawEvery) return;
-    last_ = Clock::now();
-    drawn_ = true;
-    std::string line = absl::StrFormat(
-        "%3.0f%%  %s of %s  %s tokens  %.1f MB/s", 100.0 * done_ / bytes_,
-        ShortBytes(done_), ShortBytes(bytes_),
-        ShortCount(static_cast<double>(writer.tokens())),
-        done_ / Seconds() / 1e6);
-    line.resize(std::min<size_t>(line.size(), console_.Columns() - 1));
-    console_.Write(absl::StrCat("\r\x1b[K", line));
-  }
-
-  std::string Summary(const std::string& path,
-                      const text::TokenFileWriter& writer) const {
-    const double seconds = Seconds();
-    return absl::StrFormat(
-        "%s: %s tokens, %s document%s, of %s in %.3f s (%.1f MB/s)\n", path,
-        WithCommas(writer.tokens()), WithCommas(writer.documents()),
-        writer.documents() == 1 ? "" : "s", ShortBytes(bytes_), seconds,
-        static_cast<double>(bytes_) / seconds / 1e6);
-  }
-
- private:
-  double Seconds() const {
-    return std::chrono::duration<double>(Clock::now() - begin_).count();
-  }
-
-  const Console console_;
-  const int64_t bytes_;
-  const Clock::time_point begin_ = Clock::now();
-  Clock::time_point last_ = begin_;
-  int64_t done_ = 0;
-  bool drawn_ = false;
-};
+std::string Summary(const std::string& path, int64_t bytes, double seconds,
+                    const text::TokenFileWriter& writer) {
+  return absl::StrFormat(
+      "%s: %s tokens, %s document%s, of %s in %.3f s (%.1f MB/s)\n", path,
+      WithCommas(writer.tokens()), WithCommas(writer.documents()),
+      writer.documents() == 1 ? "" : "s", ShortBytes(bytes), seconds,
+      static_cast<double>(bytes) / seconds / 1e6);
+}
 
 absl::Status Tokenize(const TokenizeOptions& options) {
   if (options.threads < 0) {
@@ -263,17 +222,28 @@ absl::Status Tokenize(const TokenizeOptions& options) {
                            text::TokenFileWriter::Create(path, info));
   std::string summary;
   {
-    TokenizeProgress progress(bytes);
+    WorkBar bar("tokenizing", STDOUT_FILENO);
+    // Elsewhere only the summary is of use.
+    const bool terminal = Console(STDOUT_FILENO).terminal();
+    int64_t done = 0;
     CAPSTAN_RETURN_IF_ERROR(text::InOrder<Tokens>(
         options.threads > 0 ? options.threads : AvailableCores(),
         static_cast<int64_t>(units.size()),
         [&](int64_t i) { return TokenizeUnit(units[i], *tokenizer, ends); },
         [&](const Tokens& tokens) {
-          progress.Add(tokens.bytes, *writer);
+          done += static_cast<int64_t>(tokens.bytes);
+          if (terminal) {
+            bar.Show(static_cast<double>(done) / std::max<int64_t>(bytes, 1),
+                     absl::StrFormat(
+                         "%s of %s  %s tokens  %.1f MB/s", ShortBytes(done),
+                         ShortBytes(bytes),
+                         ShortCount(static_cast<double>(writer->tokens())),
+                         done / bar.Seconds() / 1e6));
+          }
           return Write(tokens, writer.get());
         }));
     CAPSTAN_RETURN_IF_ERROR(writer->Close());
-    summary = progress.Summary(path, *writer);
+    summary = Summary(path, bytes, bar.Seconds(), *writer);
   }
   std::cout << summary << std::flush;
   return absl::OkStatus();

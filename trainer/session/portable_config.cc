@@ -25,17 +25,10 @@ void Shorten(Message* message);
 
 // The message of a slot, whose type has been loaded with its plugin.
 void ShortenSlot(Any* slot) {
-  const google::protobuf::Descriptor* const type =
-      google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(
-          TypeOf(*slot));
-  if (type == nullptr) return;
-  const std::unique_ptr<Message> value(
-      google::protobuf::MessageFactory::generated_factory()
-          ->GetPrototype(type)
-          ->New());
-  if (!value->ParseFromString(slot->value())) return;
-  Shorten(value.get());
-  slot->set_value(value->SerializeAsString());
+  const absl::StatusOr<std::unique_ptr<Message>> value = Unpack(*slot);
+  if (!value.ok()) return;
+  Shorten(value->get());
+  slot->set_value((*value)->SerializeAsString());
 }
 
 void ShortenMessage(Message* message) {
