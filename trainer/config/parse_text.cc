@@ -141,7 +141,7 @@ class FirstError : public google::protobuf::io::ErrorCollector {
       std::string name =
           bracket == absl::string_view::npos ? "" : NameAt(line, bracket + 1);
       if (name.empty()) name = "PACKAGE.Config";
-      return absl::StrCat("a plugin is written [plugin/", name, "]");
+      return absl::StrCat("a plugin has a prefix: write [plugin/", name, "]");
     }
     return message;
   }
