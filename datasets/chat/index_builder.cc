@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "datasets/chat/cache_file.h"
+#include "datasets/chat/row_index.h"
 
 namespace capstan {
 namespace chat {

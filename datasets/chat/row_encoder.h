@@ -3,6 +3,7 @@
 #define CAPSTAN_DATASETS_CHAT_ROW_ENCODER_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,13 @@
 
 namespace capstan {
 namespace chat {
+
+// `tokenizer` with another chat template than its own, if it has one: the
+// template's jinja is saved with it, the end of a turn is its eos, and, where
+// it has no pad token, its pad. For ChatML, as is usual, bos is what begins a
+// turn and pad what ends it, whatever they were. The tokens stay the same.
+std::unique_ptr<Tokenizer> WithChatTemplate(
+    std::unique_ptr<Tokenizer> tokenizer, const ChatTemplate& chat_template);
 
 // A row as text, with what of it is trained on.
 struct RenderedRow {

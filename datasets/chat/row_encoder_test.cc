@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "datasets/chat/chat_tokenizer.h"
 #include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan {

@@ -6,8 +6,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "datasets/chat/cache_file.h"
-#include "datasets/chat/unpack.h"
+#include "datasets/chat/packing.h"
+#include "datasets/chat/row_index.h"
 
 namespace capstan {
 namespace chat {
