@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
@@ -249,13 +249,13 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
     std::copy(tokens.labels.begin(), tokens.labels.end(), out.labels + at);
     if (out.positions != nullptr) {
       // No token of this row predicts its first.
-      out.labels[at] = kIgnoredLabel;
+      out.labels[at] = kIgnoredTarget;
       CountUp(out.positions + at, count);
     }
     at += count;
   }
   std::fill(out.ids + at, out.ids + out.length, data_->pad);
-  std::fill(out.labels + at, out.labels + out.length, kIgnoredLabel);
+  std::fill(out.labels + at, out.labels + out.length, kIgnoredTarget);
   if (out.positions != nullptr) {
     CountUp(out.positions + at, out.length - at);
   }

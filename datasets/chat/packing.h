@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "base/output_file.h"
 
 namespace capstan {
 namespace chat {
@@ -25,10 +26,10 @@ struct Packs {
 Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity);
 
 // Write what is packed in the file `from`, all its members or frames one behind
-// the other, into the new file `to`. Errors name the file: broken, cut off,
+// the other, into `to`. Errors name the file: broken, cut off,
 // empty, no room.
-absl::Status UnpackGzip(const std::string& from, const std::string& to);
-absl::Status UnpackZstd(const std::string& from, const std::string& to);
+absl::Status UnpackGzip(const std::string& from, HiddenFile* to);
+absl::Status UnpackZstd(const std::string& from, HiddenFile* to);
 
 }  // namespace chat
 }  // namespace capstan

@@ -8,9 +8,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "base/text_file.h"
+#include "plugins/sdk/dataset.h"
 
 namespace capstan {
 namespace chat {
@@ -62,7 +63,7 @@ absl::Status ChatTokenizer::Save(const std::string& folder) const {
   const std::string path = folder + "/tokenizer_config.json";
   Json config = Json::object();
   if (std::filesystem::exists(path)) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
     config = ParseJson<Json>(text);
     if (!config.is_object()) config = Json::object();
   }
@@ -73,12 +74,12 @@ absl::Status ChatTokenizer::Save(const std::string& folder) const {
   set("eos_token", ids_.eos);
   set("pad_token", ids_.pad);
   config["chat_template"] = jinja_;
-  CAPSTAN_RETURN_IF_ERROR(WriteTextFile(path, config.dump(2) + "\n"));
+  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(path, config.dump(2) + "\n"));
   // Where there is one, it is read instead.
   const std::string own = folder + "/chat_template.jinja";
   std::error_code error;
   if (!std::filesystem::exists(own, error)) return absl::OkStatus();
-  return WriteTextFile(own, jinja_);
+  return WriteWholeFile(own, jinja_);
 }
 
 }  // namespace
@@ -91,7 +92,7 @@ std::unique_ptr<Tokenizer> WithChatTemplate(
 int64_t TokenRow::trained() const {
   if (labels.empty()) return 0;
   return static_cast<int64_t>(labels.size()) - 1 -
-         std::count(labels.begin() + 1, labels.end(), kIgnoredLabel);
+         std::count(labels.begin() + 1, labels.end(), kIgnoredTarget);
 }
 
 RowEncoder::RowEncoder(const Tokenizer* tokenizer,
@@ -179,7 +180,7 @@ void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
   if (row.with_begin && !begin_.empty() &&
       (count == 0 || encoding.ids[0] != begin_[0])) {
     out->ids = begin_;
-    out->labels.assign(begin_.size(), kIgnoredLabel);
+    out->labels.assign(begin_.size(), kIgnoredTarget);
     if (row.everything) out->labels = begin_;
   }
   auto range = row.trained.begin();
@@ -191,7 +192,7 @@ void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
                          range->first <= encoding.begins[i] &&
                          encoding.ends[i] <= range->second;
     out->ids.push_back(encoding.ids[i]);
-    out->labels.push_back(trained ? encoding.ids[i] : kIgnoredLabel);
+    out->labels.push_back(trained ? encoding.ids[i] : kIgnoredTarget);
   }
   if (row.with_end &&
       (count == 0 || end_.empty() || encoding.ids.back() != end_.back())) {

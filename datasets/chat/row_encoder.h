@@ -36,11 +36,9 @@ struct RenderedRow {
   bool with_end = false;
 };
 
-constexpr int64_t kIgnoredLabel = -100;
-
 struct TokenRow {
   std::vector<int64_t> ids;
-  std::vector<int64_t> labels;  // the id, or kIgnoredLabel
+  std::vector<int64_t> labels;  // the id, or kIgnoredTarget
   bool was_cut = false;         // max_length took the end
 
   // Tokens that some token before them predicts and that are trained on.

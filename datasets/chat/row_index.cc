@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -115,7 +114,7 @@ absl::Status CacheKey::AddFile(const std::string& path) {
 absl::StatusOr<std::string> CachedFile(
     const std::string& data_path, uint64_t key, const std::string& extension,
     const std::function<bool(const std::string&)>& is_valid,
-    const std::function<absl::Status(const std::string&)>& make) {
+    const std::function<absl::Status(HiddenFile*)>& make) {
   const std::string name =
       absl::StrCat(fs::path(data_path).filename().string(), "-",
                    absl::Hex(key, absl::kZeroPad16), ".", extension);
@@ -129,17 +128,13 @@ absl::StatusOr<std::string> CachedFile(
     const std::string path = (folder / name).string();
     const Lock lock(folder / "lock");
     if (is_valid(path)) return path;
-    const std::string temporary = absl::StrCat(path, ".", getpid(), ".new");
-    absl::Status status = make(temporary);
-    std::error_code error;
-    if (status.ok()) {
-      fs::rename(temporary, path, error);
-      if (!error) return path;
-      status = absl::InternalError(
-          absl::StrCat(path, " can't be written: ", error.message()));
-    }
-    fs::remove(temporary, error);
-    return status;
+    // Its name is this process's, for file systems without locks.
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<HiddenFile> file,
+        HiddenFile::Create(path, absl::StrCat(getpid(), ".new")));
+    CAPSTAN_RETURN_IF_ERROR(make(file.get()));
+    CAPSTAN_RETURN_IF_ERROR(file->Close());
+    return path;
   }
   return absl::PermissionDeniedError(absl::StrCat(
       data_path, ": its index can be kept neither in ", folders[0].string(),
@@ -159,35 +154,23 @@ struct Header {
   RowIndex::Facts facts;
 };
 
-absl::Status NotWritten(const std::string& path) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat(path, " can't be written: is the disk full?"));
+template <typename T>
+absl::string_view BytesOf(const T* values, size_t size) {
+  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
 }
 
 absl::Status Write(const SourceFile& source, const IndexBuilder::Options& how,
-                   uint64_t key, const std::string& path) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      std::fopen(path.c_str(), "wb"), std::fclose);
+                   uint64_t key, HiddenFile* file) {
   Header header;
   header.key = key;
-  if (file == nullptr ||
-      std::fwrite(&header, sizeof(header), 1, file.get()) != 1) {
-    return NotWritten(path);
-  }
+  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&header, 1)));
   IndexBuilder builder(source, how);
   CAPSTAN_ASSIGN_OR_RETURN(
-      header.facts, builder.Run([&](absl::Span<const IndexedRow> rows) {
-        return std::fwrite(rows.data(), sizeof(IndexedRow), rows.size(),
-                           file.get()) == rows.size()
-                   ? absl::OkStatus()
-                   : NotWritten(path);
+      header.facts, builder.Run([file](absl::Span<const IndexedRow> rows) {
+        return file->Write(BytesOf(rows.data(), rows.size()));
       }));
-  if (std::fseek(file.get(), 0, SEEK_SET) != 0 ||
-      std::fwrite(&header, sizeof(header), 1, file.get()) != 1 ||
-      std::fflush(file.get()) != 0) {
-    return NotWritten(path);
-  }
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(file->Rewind());
+  return file->Write(BytesOf(&header, 1));
 }
 
 // The header, if the file is whole and of this key; else null.
@@ -225,8 +208,7 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::string path,
       CachedFile(
-          source.path, index.key_, "rows", is_valid,
-          [&](const std::string& to) {
+          source.path, index.key_, "rows", is_valid, [&](HiddenFile* to) {
             return Write(source, {kind, bad_rows, &encoder}, index.key_, to);
           }));
   CAPSTAN_ASSIGN_OR_RETURN(index.file_, MappedFile::Open(path));

@@ -15,7 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
+#include "base/output_file.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/source_file.h"
@@ -42,12 +43,12 @@ class CacheKey {
 };
 
 // The path of `data_path`'s cached file of this key and extension. Where there
-// is none for which is_valid(path) holds, make(path) writes one under another
-// name first; processes that ask for it meanwhile wait.
+// is none for which is_valid(path) holds, make(file) writes one, which lands
+// whole; processes that ask for it meanwhile wait.
 absl::StatusOr<std::string> CachedFile(
     const std::string& data_path, uint64_t key, const std::string& extension,
     const std::function<bool(const std::string&)>& is_valid,
-    const std::function<absl::Status(const std::string&)>& make);
+    const std::function<absl::Status(HiddenFile*)>& make);
 
 // A row that is trained on, as it lies in the index's file.
 struct IndexedRow {

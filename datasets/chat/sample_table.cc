@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -125,14 +124,14 @@ Packs Pack(absl::Span<const IndexedRow> rows, const std::vector<uint32_t>& part,
 }
 
 template <typename T>
-bool Put(const std::vector<T>& values, std::FILE* file) {
-  return std::fwrite(values.data(), sizeof(T), values.size(), file) ==
-         values.size();
+absl::Status Put(absl::Span<const T> values, HiddenFile* file) {
+  return file->Write({reinterpret_cast<const char*>(values.data()),
+                      values.size() * sizeof(T)});
 }
 
 absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
                    int64_t max_length, double fraction, uint64_t key,
-                   const std::string& path) {
+                   HiddenFile* file) {
   CAPSTAN_ASSIGN_OR_RETURN(auto parts, Split(rows, fraction));
   Header header;
   header.key = key;
@@ -146,17 +145,14 @@ absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
     begins[part] = std::move(packs.begins);
     header.samples[part] = begins[part].size() - 1;
   }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      std::fopen(path.c_str(), "wb"), std::fclose);
-  if (file != nullptr &&
-      std::fwrite(&header, sizeof(header), 1, file.get()) == 1 &&
-      Put(begins[0], file.get()) && Put(begins[1], file.get()) &&
-      Put(parts[0], file.get()) && Put(parts[1], file.get()) &&
-      std::fflush(file.get()) == 0) {
-    return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(&header, 1), file));
+  for (const std::vector<uint64_t>& part : begins) {
+    CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(part), file));
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat(path, " can't be written: is the disk full?"));
+  for (const std::vector<uint32_t>& part : parts) {
+    CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(part), file));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -204,7 +200,7 @@ absl::StatusOr<SampleTable> SampleTable::Open(const SourceFile& source,
                                  return file.ok() &&
                                         HeaderOf(**file, key) != nullptr;
                                },
-                               [&](const std::string& to) {
+                               [&](HiddenFile* to) {
                                  return Write(index.rows(), packing, max_length,
                                               validation_fraction, key, to);
                                }));

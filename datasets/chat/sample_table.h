@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_index.h"
 

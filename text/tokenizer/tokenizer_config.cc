@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/tokenizer/tokenizer_config.h"
 
-#include <filesystem>
-#include <fstream>
-
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -16,21 +14,10 @@ constexpr char kConfig[] = "/tokenizer_config.json";
 constexpr char kChatTemplate[] = "/chat_template.jinja";
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) {
+  if (!PathExists(path)) {
     return absl::NotFoundError(absl::StrCat("there is no ", path));
   }
-  const uintmax_t size = std::filesystem::file_size(path, error);
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes;
-  if (!error) {
-    bytes.resize(size);
-    file.read(&bytes[0], static_cast<std::streamsize>(size));
-  }
-  if (error || !file) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " can't be read"));
-  }
-  return bytes;
+  return ReadWholeFile(path);
 }
 
 absl::StatusOr<absl::optional<std::string>> ReadIfThere(
@@ -39,14 +26,6 @@ absl::StatusOr<absl::optional<std::string>> ReadIfThere(
   if (absl::IsNotFound(bytes.status())) return absl::nullopt;
   CAPSTAN_RETURN_IF_ERROR(bytes.status());
   return absl::optional<std::string>(*std::move(bytes));
-}
-
-absl::Status WriteFile(const std::string& path, const std::string& bytes) {
-  std::ofstream file(path, std::ios::binary);
-  file << bytes;
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(path, " can't be written"));
 }
 
 }  // namespace
@@ -63,14 +42,15 @@ absl::StatusOr<FolderFiles> ReadFolderFiles(const std::string& folder) {
 
 absl::Status WriteFolderFiles(const FolderFiles& files,
                               const std::string& folder) {
-  CAPSTAN_RETURN_IF_ERROR(WriteFile(folder + kTokenizer, files.tokenizer_json));
+  CAPSTAN_RETURN_IF_ERROR(
+      WriteWholeFile(folder + kTokenizer, files.tokenizer_json));
   if (files.tokenizer_config_json.has_value()) {
     CAPSTAN_RETURN_IF_ERROR(
-        WriteFile(folder + kConfig, *files.tokenizer_config_json));
+        WriteWholeFile(folder + kConfig, *files.tokenizer_config_json));
   }
   if (files.chat_template_jinja.has_value()) {
     CAPSTAN_RETURN_IF_ERROR(
-        WriteFile(folder + kChatTemplate, *files.chat_template_jinja));
+        WriteWholeFile(folder + kChatTemplate, *files.chat_template_jinja));
   }
   return absl::OkStatus();
 }

@@ -22,7 +22,7 @@
 #include "base/machine.h"
 #include "base/output_file.h"
 #include "base/status.h"
-#include "datasets/common/npy.h"
+#include "base/npy.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"

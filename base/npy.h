@@ -4,8 +4,8 @@
 // documentation describes it (numpy.lib.format): little-endian numbers in C
 // order. What else numpy can write (Fortran order, big-endian numbers, records,
 // Python objects) is refused by name.
-#ifndef CAPSTAN_DATASETS_COMMON_NPY_H_
-#define CAPSTAN_DATASETS_COMMON_NPY_H_
+#ifndef CAPSTAN_BASE_NPY_H_
+#define CAPSTAN_BASE_NPY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +18,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "base/hidden_file.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
+#include "base/output_file.h"
 
 namespace capstan {
 
@@ -163,4 +163,4 @@ absl::Status WriteNpy(const std::string& path,
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_DATASETS_COMMON_NPY_H_
+#endif  // CAPSTAN_BASE_NPY_H_

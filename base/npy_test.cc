@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/common/npy.h"
+#include "base/npy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What ProfileScope writes down, kept by thread until the step is over.
-#ifndef CAPSTAN_TRAINER_PROFILE_RECORDS_H_
-#define CAPSTAN_TRAINER_PROFILE_RECORDS_H_
+#ifndef CAPSTAN_BASE_PROFILE_RECORDS_H_
+#define CAPSTAN_BASE_PROFILE_RECORDS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -19,7 +19,7 @@ enum class ThreadRole : int {
   kOther,     // works beside the step
 };
 
-// One scope that has ended. Times are of std::chrono::steady_clock.
+// One scope that has ended. Times are MonotonicNanoseconds().
 struct ProfileRecord {
   const char* name = nullptr;
   const char* outermost = nullptr;  // the name of the outermost scope around
@@ -28,8 +28,6 @@ struct ProfileRecord {
   int64_t end_ns = 0;
   int64_t own_ns = 0;  // without the scopes within
 };
-
-int64_t ProfileNow();
 
 // One thread's records: the thread appends, one other takes away, without
 // locks and without moving what is written.
@@ -76,4 +74,4 @@ class ThreadRecords {
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_TRAINER_PROFILE_RECORDS_H_
+#endif  // CAPSTAN_BASE_PROFILE_RECORDS_H_
