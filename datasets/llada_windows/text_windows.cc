@@ -10,8 +10,8 @@
 #include "base/status.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
-#include "datasets/text/in_order.h"
-#include "datasets/text/text_pieces.h"
+#include "text/tokens/in_order.h"
+#include "text/tokens/text_pieces.h"
 
 namespace capstan {
 namespace llada_windows {

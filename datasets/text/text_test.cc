@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "datasets/text/token_file.h"
+#include "text/tokens/token_file.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan {

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "datasets/text/in_order.h"
-#include "datasets/text/text_pieces.h"
-#include "datasets/text/token_file.h"
+#include "text/tokens/in_order.h"
+#include "text/tokens/text_pieces.h"
+#include "text/tokens/token_file.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan {

@@ -7,6 +7,7 @@
 #include "base/gradient_sink.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/collector.h"
+#include "plugins/sdk/command.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
@@ -19,7 +20,11 @@ namespace capstan {
 
 ChatTemplate::~ChatTemplate() = default;
 Collector::~Collector() = default;
+Command::~Command() = default;
+CommandHost::~CommandHost() = default;
 DatasetReader::~DatasetReader() = default;
+Flag::~Flag() = default;
+Flags::~Flags() = default;
 KvCache::~KvCache() = default;
 Model::~Model() = default;
 Objective::~Objective() = default;

@@ -39,6 +39,7 @@ enum class PluginCategory : uint32_t {
   kObjective = 5,
   kOptimizer = 6,
   kCollector = 7,
+  kCommand = 8,
 };
 
 constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"

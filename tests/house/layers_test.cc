@@ -51,7 +51,9 @@ const Rooms& TheRooms() {
       {"plugins/optimizer", {"base", "kernels", kSdk, kLib}},
       {"plugins/precision", {"base", kSdk}},
       {"strategies", {"base", "kernels", kSdk}},
-      {"datasets", {"base", kSdk, kLib, kAd}},
+      {"datasets", {"base", "text", kSdk, kLib, kAd}},
+      // `trainer llada` opens the data that it trains on.
+      {"plugins/llada", {"base", "datasets", kSdk}},
       // The core.
       {"trainer", {}},  // main.cc, run_config.proto
       {"trainer/launcher", {"base", kSdk}},
@@ -83,11 +85,7 @@ const Rooms& TheRooms() {
 // Folders that include what their rooms may not.
 const std::set<std::pair<std::string, std::string>>& Exceptions() {
   static const auto* const exceptions =
-      new std::set<std::pair<std::string, std::string>>{
-          // `tokenize` writes that reader's files, `llada` that one's.
-          {"trainer/commands", "datasets/text"},
-          {"trainer/commands", "datasets/llada_windows"},
-      };
+      new std::set<std::pair<std::string, std::string>>{};
   return *exceptions;
 }
 

@@ -16,15 +16,20 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
-#include "trainer/commands/masked_text_view.h"
+#include "trainer/commands/text_view.h"
 #include "trainer/launcher/launcher.h"
 
 namespace capstan {
 namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 512;
+
+struct ChatOptions : SamplingOptions {
+  std::string system;         // the first message; empty: none
+  std::string chat_template;  // its name; empty: the tokenizer's own
+};
 
 volatile sig_atomic_t interrupted = 0;
 
@@ -198,16 +203,11 @@ class Chat {
   }
 
   SampleOptions Sampling() const {
-    SampleOptions sample;
     // A sampler that doesn't write in order has other settings that go with
     // the length.
-    sample.max_new_tokens = options_.max_new_tokens.value_or(
+    SampleOptions sample = options_.Sampling(
         generator_.model->token_model()->causal() ? kDefaultMaxNewTokens : 0);
-    sample.greedy = options_.greedy;
-    sample.temperature = options_.temperature;
-    sample.top_k = options_.top_k;
-    sample.top_p = options_.top_p;
-    sample.seed = options_.seed + answers_;
+    sample.seed += answers_;
     sample.stop_tokens = stops_;
     return sample;
   }
@@ -220,33 +220,39 @@ class Chat {
   uint64_t answers_ = 0;
 };
 
-absl::Status Run(const ChatOptions& options) {
-  if (options.max_new_tokens.has_value() && *options.max_new_tokens < 1) {
-    return FieldError(
-        "--max_new_tokens",
-        absl::StrCat("must be greater than 0, is ", *options.max_new_tokens));
+class ChatCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override {
+    AddModelFlag(flags, &options_.model);
+    flags.Add("--system", &options_.system,
+              "What the conversation begins with");
+    flags.Add("--template", &options_.chat_template,
+              "How conversations are written: chatml, smollm2, llama3, gemma, "
+              "llada; default: as the tokenizer says");
+    AddSamplingFlags(flags, &options_);
   }
+  absl::StatusOr<int> Run(CommandHost&) override;
+
+ private:
+  ChatOptions options_;
+};
+
+const RegisterCommand<ChatCommand> chat_command(
+    80, "chat", "Talk with a model in the terminal");
+
+absl::StatusOr<int> ChatCommand::Run(CommandHost&) {
+  CAPSTAN_RETURN_IF_ERROR(options_.Check());
   at::set_num_threads(AvailableCores());
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Chat> chat,
-                           Chat::Start(options));
+                           Chat::Start(options_));
   struct sigaction action = {};
   action.sa_handler = NoteInterrupt;
   action.sa_flags = SA_RESTART;  // the terminal has dropped the line
   sigaction(SIGINT, &action, nullptr);
-  return chat->Talk();
+  CAPSTAN_RETURN_IF_ERROR(chat->Talk());
+  return 0;
 }
 
 }  // namespace
-
-int ChatCommand(const ChatOptions& options) {
-  absl::Status status;
-  try {
-    status = Run(options);
-  } catch (...) {
-    status = CurrentExceptionToStatus();
-  }
-  return status.ok() ? 0 : Fail(status);
-}
-
 }  // namespace capstan

@@ -1,27 +1,121 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/collect_command.h"
+
+#include <unistd.h>
+
 #include <filesystem>
 #include <iostream>
-#include <system_error>
+#include <string>
 
-#include "trainer/commands/collecting.h"
-#include "trainer/commands/commands.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "trainer/commands/command.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/launcher/signals.h"
+#include "trainer/metrics/console.h"
+#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/work_bar.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {
 
-absl::Status Collect(const RunOptions& options) {
-  if (options.configs.empty()) {
+class CollectCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override {
+    AddRunOptions(flags, &options_);
+    flags.Add("--force", &options_.force,
+              "Replace the data that is there already");
+  }
+  absl::StatusOr<int> Run(CommandHost&) override;
+
+ private:
+  RunOptions options_;
+};
+
+const RegisterCommand<CollectCommand> collect(
+    40, "collect", "Make the data that a config's `collect` describes");
+
+}  // namespace
+
+absl::Status CollectWithProgress(Collector& collector) {
+  const Console console(STDOUT_FILENO);
+  console.Write(absl::StrCat("collecting ", collector.output(), "\n"));
+  double seconds = 0.0;
+  {
+    const StopSignals signals;
+    WorkBar bar("collecting", STDOUT_FILENO);
+    absl::Status status;
+    try {
+      status = collector.Collect([&bar](double done, absl::string_view words) {
+        bar.Show(done, words);
+        return StopRequested() == 0;
+      });
+    } catch (...) {
+      return CurrentExceptionToStatus();
+    }
+    if (absl::IsCancelled(status) && StopRequested() != 0) {
+      return absl::CancelledError(absl::StrCat(
+          "collecting was stopped: ", collector.output(),
+          " is made whole or not at all, so nothing of it is kept; the same "
+          "command begins anew"));
+    }
+    CAPSTAN_RETURN_IF_ERROR(status);
+    seconds = bar.Seconds();
+  }
+  console.Write(absl::StrFormat("collected in %s\n", ClockTime(seconds)));
+  return absl::OkStatus();
+}
+
+absl::Status AskToReplace(const std::string& path) {
+  if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(path, " is there already: --force collects it anew"));
+  }
+  std::cout << path << " is there already. Collect it anew? [y/N] "
+            << std::flush;
+  std::string answer;
+  std::getline(std::cin, answer);
+  absl::AsciiStrToLower(&answer);
+  if (answer == "y" || answer == "yes") return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat(path, " stays as it is"));
+}
+
+absl::Status CollectMissing(const LoadedConfig& loaded, PluginHost& host,
+                            bool make) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Collector> collector,
+                           CreateCollector(loaded, host));
+  std::error_code error;
+  if (collector == nullptr ||
+      std::filesystem::exists(collector->output(), error)) {
+    return absl::OkStatus();
+  }
+  if (!make) {
+    return loaded.Locate(
+        absl::NotFoundError(absl::StrCat(
+            collector->output(),
+            " isn't there yet: make it with `trainer collect --config=..`")),
+        "collect");
+  }
+  return CollectWithProgress(*collector);
+}
+
+namespace {
+
+absl::StatusOr<int> CollectCommand::Run(CommandHost&) {
+  if (options_.configs.empty()) {
     return absl::InvalidArgumentError(
         "no --config is given; try --config=collect_darkroom.pbtxt");
   }
-  PluginHost host(FromCaller(options.plugin_path));
+  PluginHost host(FromCaller(options_.plugin_path));
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                           LoadConfig(options.configs, options.overrides,
+                           LoadConfig(options_.configs, options_.overrides,
                                       DefaultConfigContext(&host)));
-  if (options.print_config) {
+  if (options_.print_config) {
     std::cout << PrintConfig(loaded.config);
-    return absl::OkStatus();
+    return 0;
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Collector> collector,
                            CreateCollector(loaded, host));
@@ -33,17 +127,12 @@ absl::Status Collect(const RunOptions& options) {
         "");
   }
   std::error_code error;
-  if (!options.force && std::filesystem::exists(collector->output(), error)) {
+  if (!options_.force && std::filesystem::exists(collector->output(), error)) {
     CAPSTAN_RETURN_IF_ERROR(AskToReplace(collector->output()));
   }
-  return CollectWithProgress(*collector);
+  CAPSTAN_RETURN_IF_ERROR(CollectWithProgress(*collector));
+  return 0;
 }
 
 }  // namespace
-
-int CollectCommand(const RunOptions& options) {
-  const absl::Status status = Collect(options);
-  return status.ok() ? 0 : Fail(status);
-}
-
 }  // namespace capstan

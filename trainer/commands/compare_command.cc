@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "base/files.h"
 #include "base/machine.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/compare/combinations.h"
 #include "trainer/compare/compare_config.h"
 #include "trainer/compare/compare_progress.h"
@@ -40,6 +40,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+struct CompareOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string output_dir;  // empty: as the config says
+  // Runs that are done already in output_dir aren't run again.
+  bool resume = false;
+  std::vector<std::string> plugin_path;
+};
+
 // Everything that is known before the first run.
 struct PreparedCompare {
   Comparison comparison;
@@ -58,7 +67,7 @@ absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
   where.set_name(loaded.config.name());
   where.set_output_dir(options.output_dir.empty()
                            ? loaded.config.output_dir()
-                           : FromCaller({options.output_dir})[0]);
+                           : FromCaller(options.output_dir));
   const fs::path folder = where.output_dir();
   if (options.resume && where.output_dir().empty()) {
     return absl::InvalidArgumentError(
@@ -241,7 +250,7 @@ void PrintResult(const Comparison& comparison, const std::string& folder) {
 
 int Interrupted(const CompareOptions& options, const PreparedCompare& prepared,
                 const std::string& label, int signal) {
-  std::vector<std::string> words = options.command;
+  std::vector<std::string> words = ThisCall().words;
   if (!options.resume) words.push_back("--resume");
   if (options.output_dir.empty()) {
     words.push_back("--output_dir=" + prepared.folder);
@@ -254,39 +263,70 @@ int Interrupted(const CompareOptions& options, const PreparedCompare& prepared,
   return 128 + signal;
 }
 
-}  // namespace
+class CompareCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override;
+  absl::StatusOr<int> Run(CommandHost&) override;
 
-int CompareCommand(const CompareOptions& options) {
-  absl::StatusOr<PreparedCompare> prepared = Prepare(options);
-  if (!prepared.ok()) return Fail(prepared.status());
+ private:
+  CompareOptions options_;
+};
+
+const RegisterCommand<CompareCommand> compare(
+    60, "compare",
+    "Run strategies from one seed on the same data; report what differs");
+
+void CompareCommand::AddFlags(Flags& flags) {
+  flags
+      .Add("--config", &options_.config,
+           "What to compare (protobuf text, "
+           "trainer/compare/compare_config.proto)")
+      .Type("FILE")
+      .Required();
+  flags
+      .Add("--set", &options_.overrides,
+           "Overrides one field of every run: train.max_steps=10")
+      .Type("PATH=VALUE")
+      .OneEach();
+  flags
+      .Add("--output_dir", &options_.output_dir,
+           "Where the report and the runs go")
+      .Type("FOLDER");
+  flags.Add("--resume", &options_.resume,
+            "Go on with a comparison that was stopped, in --output_dir: runs "
+            "that are done stay");
+  AddPluginPath(flags, &options_.plugin_path);
+}
+
+absl::StatusOr<int> CompareCommand::Run(CommandHost&) {
+  CAPSTAN_ASSIGN_OR_RETURN(PreparedCompare prepared, Prepare(options_));
   int runs = 0;
-  for (const Combination& combination : prepared->combinations) {
+  for (const Combination& combination : prepared.combinations) {
     if (combination.run.status == ComparedRun::Status::kPending) ++runs;
   }
-  PrintPlan(*prepared, runs);
-  Comparison& comparison = prepared->comparison;
+  PrintPlan(prepared, runs);
+  Comparison& comparison = prepared.comparison;
   {
     const Console console(STDOUT_FILENO);
     CompareProgress progress(&console, runs, comparison.max_steps);
-    for (Combination& combination : prepared->combinations) {
+    for (Combination& combination : prepared.combinations) {
       if (combination.run.status == ComparedRun::Status::kPending) {
-        const absl::StatusOr<int> stopped =
-            RunOne(*prepared, &combination, &progress);
-        if (!stopped.ok()) return Fail(stopped.status());
-        if (*stopped != 0) {
+        CAPSTAN_ASSIGN_OR_RETURN(const int stopped,
+                                 RunOne(prepared, &combination, &progress));
+        if (stopped != 0) {
           progress.End();
-          return Interrupted(options, *prepared, combination.run.Label(),
-                             *stopped);
+          return Interrupted(options_, prepared, combination.run.Label(),
+                             stopped);
         }
       }
       comparison.runs.push_back(std::move(combination.run));
     }
   }
   Compare(&comparison);
-  const absl::Status written = WriteReports(comparison, prepared->folder);
-  if (!written.ok()) return Fail(written);
-  PrintResult(comparison, prepared->folder);
+  CAPSTAN_RETURN_IF_ERROR(WriteReports(comparison, prepared.folder));
+  PrintResult(comparison, prepared.folder);
   return comparison.passed() ? 0 : 1;
 }
 
+}  // namespace
 }  // namespace capstan

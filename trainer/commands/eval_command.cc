@@ -23,6 +23,8 @@
 #include "base/npy.h"
 #include "base/output_file.h"
 #include "base/status.h"
+#include "plugins/sdk/options.pb.h"
+#include "trainer/commands/command.h"
 #include "trainer/commands/commands.h"
 #include "trainer/commands/generator.h"
 #include "trainer/config/load_config.h"
@@ -41,6 +43,20 @@ namespace fs = std::filesystem;
 constexpr int64_t kDefaultBatch = 8;
 constexpr int kMostRanks = 8;
 
+struct EvalOptions {
+  std::string model;
+  std::string adapter;               // empty: none
+  std::vector<std::string> configs;  // empty: the run that made the model
+  std::string data;                  // empty: what that run evaluates on
+  int64_t batch_size = 0;            // samples of a forward; 0: the run's
+  int64_t max_batches = 0;           // 0: the whole data
+  bool loss_only = false;
+  bool json = false;
+  std::string output;                  // a folder; empty: nothing is written
+  std::vector<std::string> overrides;  // of eval_data, objective and the rest
+  std::vector<std::string> plugin_path;
+};
+
 // Numbers by name, in the order to show them.
 using Numbers = std::vector<std::pair<std::string, double>>;
 
@@ -52,35 +68,37 @@ struct Outcome {
   Numbers numbers;  // loss, what follows from it, and the objective's
 };
 
-// The overrides that --data stands for: the reader's `path`, or its `folder` if
-// it is one, and all of it.
+// The overrides that --data stands for, by what the reader says of its fields.
 absl::StatusOr<std::vector<std::string>> DataOverrides(
     const EvalOptions& options, const google::protobuf::Any& reader) {
   std::vector<std::string> overrides;
   if (options.data.empty()) return overrides;
-  const google::protobuf::Descriptor* const type =
-      google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(
-          TypeOf(reader));
-  const auto has = [type](const char* name) {
-    return type != nullptr && type->FindFieldByName(name) != nullptr;
-  };
-  const std::string data = FromCaller({options.data})[0];
+  const std::string data = FromCaller(options.data);
   if (!fs::exists(data)) {
     return absl::NotFoundError(
         absl::StrCat("--data=", options.data, ": there is no such file"));
   }
-  const char* const field =
-      fs::is_directory(data) && has("folder") ? "folder" : "path";
-  if (!has(field)) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto config, Unpack(reader));
+  const google::protobuf::Descriptor& type = *config->GetDescriptor();
+  const google::protobuf::FieldDescriptor* takes_path = nullptr;
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *type.field(i);
+    const DataRole::Value role = field.options().GetExtension(data_role);
+    if (role == DataRole::CLEARED) {
+      overrides.push_back(absl::StrCat("eval_data.", field.name(), "="));
+    } else if ((role == DataRole::FILE_PATH && takes_path == nullptr) ||
+               (role == DataRole::FOLDER_PATH && fs::is_directory(data))) {
+      takes_path = &field;
+    }
+  }
+  if (takes_path == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--data: ", TypeOf(reader), " has no field `", field,
-                     "`: say what it reads with --set eval_data.FIELD=VALUE"));
+        absl::StrCat("--data: ", TypeOf(reader),
+                     " has no field for a path: say what it reads with --set "
+                     "eval_data.FIELD=VALUE"));
   }
-  overrides.push_back(absl::StrCat("eval_data.", field, "=", data));
-  if (has("source")) overrides.push_back("eval_data.source=[]");
-  if (has("validation_fraction")) {
-    overrides.push_back("eval_data.validation_fraction=0");
-  }
+  overrides.insert(overrides.begin(),
+                   absl::StrCat("eval_data.", takes_path->name(), "=", data));
   return overrides;
 }
 
@@ -289,11 +307,63 @@ int Ranks(const EvalOptions& options, const Generator& generator,
   return static_cast<int>(std::clamp<int64_t>(batches, 1, most));
 }
 
-absl::StatusOr<int> Eval(const EvalOptions& options) {
+class EvalCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override;
+  absl::StatusOr<int> Run(CommandHost&) override;
+
+ private:
+  EvalOptions options_;
+};
+
+const RegisterCommand<EvalCommand> eval(
+    90, "eval",
+    "Evaluate a model: loss, accuracy, what its objective measures");
+
+void EvalCommand::AddFlags(Flags& flags) {
+  AddModelFlag(flags, &options_.model);
+  AddAdapterFlag(flags, &options_.adapter);
+  flags
+      .Add("--data", &options_.data,
+           "What to evaluate on, all of it, as the run reads its data; "
+           "default: what the run that made the model evaluates on")
+      .Type("FILE");
+  flags
+      .Add("--config", &options_.configs,
+           "Take data and objective from this run's config; for models that no "
+           "run of the trainer has made")
+      .Type("FILE");
+  flags
+      .Add("--set", &options_.overrides,
+           "Sets a field: eval_data.max_length=512, eval_data=capstan.chat, "
+           "objective.evaluation.tasks=[3,14], train.seed=7; may be given "
+           "several times")
+      .Type("PATH=VALUE")
+      .OneEach();
+  flags
+      .Add("--batch_size", &options_.batch_size,
+           "Samples of one forward; default: the run's")
+      .Positive();
+  flags
+      .Add("--max_batches", &options_.max_batches,
+           "Only so many; default: the whole data")
+      .Positive();
+  flags.Add("--loss_only", &options_.loss_only,
+            "Leave out accuracy, which doubles the time");
+  flags.Add("--json", &options_.json, "Print JSON");
+  flags
+      .Add("--output", &options_.output,
+           "Also write eval.json, and what the objective draws, there")
+      .Type("FOLDER");
+  AddPluginPath(flags, &options_.plugin_path);
+}
+
+absl::StatusOr<int> EvalCommand::Run(CommandHost&) {
+  const EvalOptions& options = options_;
   // Ranks are forked from this process: it must start no threads.
   at::set_num_threads(1);
   const std::string output =
-      options.output.empty() ? "" : FromCaller({options.output})[0];
+      options.output.empty() ? "" : FromCaller(options.output);
   if (!output.empty()) CAPSTAN_RETURN_IF_ERROR(PrepareOutput(output));
   CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
   const Generator& generator = loaded.generator;
@@ -312,15 +382,4 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
 }
 
 }  // namespace
-
-int EvalCommand(const EvalOptions& options) {
-  absl::StatusOr<int> code;
-  try {
-    code = Eval(options);
-  } catch (...) {
-    code = CurrentExceptionToStatus();
-  }
-  return code.ok() ? *code : Fail(code.status());
-}
-
 }  // namespace capstan

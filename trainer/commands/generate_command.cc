@@ -5,28 +5,153 @@
 
 #include <algorithm>
 #include <iostream>
+#include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/machine.h"
 #include "base/output_file.h"
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
-#include "trainer/commands/masked_text_view.h"
-#include "trainer/commands/prompts.h"
+#include "trainer/commands/text_view.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A text to continue or, where it has messages, a conversation to answer.
+struct Prompt {
+  std::string place;  // "prompts.jsonl:3", for errors
+  std::string text;
+  std::vector<ChatMessage> messages;
+};
+
+bool IsRow(absl::string_view line) {
+  if (!absl::StartsWith(line, "{")) return false;
+  const Json row = ParseJson<Json>(line);
+  return row.is_object() &&
+         (row.contains("prompt") || row.contains("messages"));
+}
+
+absl::Status AddMessages(const Json& messages, Prompt* prompt) {
+  for (const Json& message : messages) {
+    const auto string_of = [&message](const char* key) {
+      const auto found = message.find(key);
+      return found != message.end() && found->is_string()
+                 ? absl::make_optional(found->get<std::string>())
+                 : absl::nullopt;
+    };
+    if (!message.is_object() || !string_of("role") || !string_of("content")) {
+      return absl::InvalidArgumentError(
+          "a message needs two strings, \"role\" and \"content\"");
+    }
+    prompt->messages.push_back({*string_of("role"), *string_of("content")});
+  }
+  if (prompt->messages.empty()) {
+    return absl::InvalidArgumentError("has no message");
+  }
+  if (prompt->messages.back().role == "assistant") {
+    return absl::InvalidArgumentError(
+        "the last message is the assistant's: there is nothing to answer");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseRow(absl::string_view line, Prompt* prompt) {
+  const Json row = ParseJson<Json>(line);
+  if (row.is_discarded()) return absl::InvalidArgumentError("isn't valid JSON");
+  if (row.is_object() && row.contains("messages") &&
+      row["messages"].is_array()) {
+    return AddMessages(row["messages"], prompt);
+  }
+  const Json what =
+      row.is_object() && row.contains("prompt") ? row["prompt"] : row;
+  if (what.is_array()) return AddMessages(what, prompt);
+  if (!what.is_string()) {
+    return absl::InvalidArgumentError(
+        "must be {\"prompt\": TEXT}, {\"messages\": [..]} or a string");
+  }
+  prompt->text = what.get<std::string>();
+  return absl::OkStatus();
+}
+
+// The prompts of a file, or of standard input ("-"): one a line, blank lines
+// aside. Lines are rows of JSON where the name ends in .jsonl, or where the
+// first is an object with a prompt or messages: {"prompt": "text"},
+// {"prompt": [MESSAGE, ..]}, {"messages": [MESSAGE, ..]} or "text". Errors name
+// the line. At least one prompt.
+absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path) {
+  const bool standard_input = path == "-";
+  const std::string name = standard_input ? "standard input" : path;
+  std::string text;
+  if (standard_input) {
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  } else {
+    CAPSTAN_ASSIGN_OR_RETURN(text, ReadWholeFile(path));
+  }
+  bool rows = absl::EndsWith(path, ".jsonl");
+  std::vector<Prompt> prompts;
+  int number = 0;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    if (absl::StripAsciiWhitespace(line).empty()) continue;
+    absl::ConsumeSuffix(&line, "\r");
+    if (prompts.empty() && IsRow(line)) rows = true;
+    Prompt prompt;
+    prompt.place = absl::StrCat(name, ":", number);
+    if (rows) {
+      CAPSTAN_RETURN_IF_ERROR(Annotate(ParseRow(line, &prompt), prompt.place));
+    } else {
+      prompt.text = std::string(line);
+    }
+    prompts.push_back(std::move(prompt));
+  }
+  if (prompts.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("no prompt in ", name));
+  }
+  return prompts;
+}
+
+// A line for --output: {"prompt": TEXT or [MESSAGE, ..], "text": ..}, with
+// U+FFFD for bytes that are no UTF-8.
+std::string OutputRow(const Prompt& prompt, const std::string& text) {
+  Json given = prompt.text;
+  if (!prompt.messages.empty()) {
+    given = Json::array();
+    for (const ChatMessage& message : prompt.messages) {
+      given.push_back({{"role", message.role}, {"content", message.content}});
+    }
+  }
+  const Json row = {{"prompt", given}, {"text", text}};
+  return absl::StrCat(
+      row.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace),
+      "\n");
+}
+
+struct GenerateOptions : SamplingOptions {
+  absl::optional<std::string> prompt;
+  std::vector<int64_t> prompt_ids;
+  // Prompts, one a line (ReadPrompts); "-": standard input.
+  std::string input;
+  std::string output;  // a file of prompts and texts; empty: they are shown
+};
 
 // A prompt as the model reads it.
 struct Task {
@@ -36,11 +161,7 @@ struct Task {
 };
 
 absl::Status CheckOptions(const GenerateOptions& options) {
-  if (options.max_new_tokens.has_value() && *options.max_new_tokens < 1) {
-    return FieldError(
-        "--max_new_tokens",
-        absl::StrCat("must be greater than 0, is ", *options.max_new_tokens));
-  }
+  CAPSTAN_RETURN_IF_ERROR(options.Check());
   const int given = (options.prompt.has_value() ? 1 : 0) +
                     (options.prompt_ids.empty() ? 0 : 1) +
                     (options.input.empty() ? 0 : 1);
@@ -52,7 +173,7 @@ absl::Status CheckOptions(const GenerateOptions& options) {
   if (!options.prompt_ids.empty()) {
     return FieldError("--output", "holds texts: it isn't for --prompt_ids");
   }
-  if (PathExists(FromCaller({options.output})[0])) {
+  if (PathExists(FromCaller(options.output))) {
     return FieldError(
         "--output",
         absl::StrCat(options.output, " is there already; name another file"));
@@ -66,7 +187,7 @@ absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
     return std::vector<Prompt>{{"--prompt", *options.prompt, {}}};
   }
   if (!options.input.empty() && options.input != "-") {
-    return ReadPrompts(FromCaller({options.input})[0]);
+    return ReadPrompts(FromCaller(options.input));
   }
   absl::StatusOr<std::vector<Prompt>> prompts = ReadPrompts("-");
   if (prompts.ok() || !options.input.empty()) return prompts;
@@ -220,7 +341,7 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
                        const GenerateOptions& options,
                        const Generator& generator, SampleOptions sample) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HiddenFile> file,
-                           HiddenFile::Create(FromCaller({options.output})[0]));
+                           HiddenFile::Create(FromCaller(options.output)));
   const Console console(STDOUT_FILENO);
   // A signal keeps the texts that are done.
   InstallStopHandlers(SecondSignal::kEndsProcess);
@@ -283,13 +404,7 @@ absl::Status Generate(const GenerateOptions& options) {
       const Generator generator,
       LoadGenerator(options.model, options.adapter, options.plugin_path,
                     options.overrides));
-  SampleOptions sample;
-  sample.max_new_tokens = options.max_new_tokens.value_or(0);
-  sample.greedy = options.greedy;
-  sample.temperature = options.temperature;
-  sample.top_k = options.top_k;
-  sample.top_p = options.top_p;
-  sample.seed = options.seed;
+  const SampleOptions sample = options.Sampling(/*default_tokens=*/0);
   if (!options.prompt_ids.empty()) {
     PlainRunner runner;
     CAPSTAN_ASSIGN_OR_RETURN(
@@ -305,16 +420,43 @@ absl::Status Generate(const GenerateOptions& options) {
                                 : WriteFile(tasks, options, generator, sample);
 }
 
-}  // namespace
+class GenerateCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override;
 
-int GenerateCommand(const GenerateOptions& options) {
-  absl::Status status;
-  try {
-    status = Generate(options);
-  } catch (...) {
-    status = CurrentExceptionToStatus();
+  absl::StatusOr<int> Run(CommandHost&) override {
+    CAPSTAN_RETURN_IF_ERROR(Generate(options_));
+    return 0;
   }
-  return status.ok() ? 0 : Fail(status);
+
+ private:
+  GenerateOptions options_;
+};
+
+const RegisterCommand<GenerateCommand> generate(70, "generate",
+                                                "Let a model continue a text");
+
+void GenerateCommand::AddFlags(Flags& flags) {
+  AddModelFlag(flags, &options_.model);
+  flags.Add("--prompt", &options_.prompt,
+            "The text to continue; default: what standard input says");
+  flags
+      .Add("--input", &options_.input,
+           "Prompts, one a line; rows {\"prompt\": ..}, {\"messages\": [..]} "
+           "or \"text\" in a .jsonl; - is standard input")
+      .Type("FILE");
+  flags
+      .Add("--output", &options_.output,
+           "Write the texts into a new file, rows {\"prompt\": .., \"text\": "
+           "..}, instead of showing them")
+      .Type("FILE");
+  flags
+      .Add("--prompt_ids", &options_.prompt_ids,
+           "Token ids to continue, 1,2,3; prints ids: for folders without a "
+           "tokenizer")
+      .Delimiter(',');
+  AddSamplingFlags(flags, &options_);
 }
 
+}  // namespace
 }  // namespace capstan

@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/config/hub_name.h"
 #include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
@@ -276,6 +276,63 @@ std::string ModelText(const RunConfig& checkpoint, const RunConfig& run) {
 }
 
 }  // namespace
+
+absl::Status SamplingOptions::Check() const {
+  if (!max_new_tokens.has_value() || *max_new_tokens >= 1) {
+    return absl::OkStatus();
+  }
+  return FieldError(
+      "--max_new_tokens",
+      absl::StrCat("must be greater than 0, is ", *max_new_tokens));
+}
+
+SampleOptions SamplingOptions::Sampling(int64_t default_tokens) const {
+  SampleOptions sample;
+  sample.max_new_tokens = max_new_tokens.value_or(default_tokens);
+  sample.greedy = greedy;
+  sample.temperature = temperature;
+  sample.top_k = top_k;
+  sample.top_p = top_p;
+  sample.seed = seed;
+  return sample;
+}
+
+void AddModelFlag(Flags& flags, std::string* model) {
+  flags
+      .Add("--model", model,
+           "A Hugging Face folder, a run's folder, or one of its checkpoints")
+      .Type("FOLDER")
+      .Required();
+}
+
+void AddAdapterFlag(Flags& flags, std::string* adapter) {
+  flags
+      .Add("--adapter", adapter,
+           "A folder with a LoRA adapter for the model (PEFT's files)")
+      .Type("FOLDER");
+}
+
+void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
+  AddAdapterFlag(flags, &options->adapter);
+  flags.Add("--max_new_tokens", &options->max_new_tokens,
+            "How many tokens to add");
+  flags.Add("--greedy", &options->greedy, "Always the likeliest token");
+  flags.Add("--temperature", &options->temperature, "Divides the logits");
+  flags.Add("--top_k", &options->top_k,
+            "Sample from the k likeliest tokens only");
+  flags.Add("--top_p", &options->top_p,
+            "Sample from the likeliest tokens of total probability p");
+  flags.Add("--seed", &options->seed, "Of the random numbers");
+  flags
+      .Add("--set", &options->overrides,
+           "Sets a field of the objective, which samples: for masked diffusion "
+           "(LLaDA) objective.steps=64, objective.block_length=32, "
+           "objective.remasking=RANDOM, objective.cfg_scale=1; may be given "
+           "several times")
+      .Type("PATH=VALUE")
+      .OneEach();
+  AddPluginPath(flags, &options->plugin_path);
+}
 
 std::string ModelFolder(const std::string& path) {
   const std::string folder = FollowLatestRun(path);

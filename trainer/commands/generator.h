@@ -11,8 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/command.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
@@ -20,6 +21,30 @@
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
+
+// The flags that generate and chat have in common.
+struct SamplingOptions {
+  std::string model;
+  std::string adapter;  // empty: none
+  absl::optional<int64_t> max_new_tokens;
+  bool greedy = false;
+  absl::optional<double> temperature;
+  absl::optional<int64_t> top_k;
+  absl::optional<double> top_p;
+  uint64_t seed = 0;
+  std::vector<std::string> overrides;  // of the model's config
+  std::vector<std::string> plugin_path;
+
+  absl::Status Check() const;
+  // max_new_tokens is `default_tokens` where it isn't given.
+  SampleOptions Sampling(int64_t default_tokens) const;
+};
+
+// --model of a trained model.
+void AddModelFlag(Flags& flags, std::string* model);
+void AddAdapterFlag(Flags& flags, std::string* adapter);
+// All but --model.
+void AddSamplingFlags(Flags& flags, SamplingOptions* options);
 
 // A model with its weights, what samples from it, and its tokenizer if any.
 struct Generator {
@@ -80,20 +105,6 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> FindChatTemplate(
 // The tokens that end an answer: of the turn, and of a text.
 std::vector<int64_t> AnswerStops(const ChatTemplate& chat_template,
                                  const Tokenizer& tokenizer);
-
-// Text that comes in pieces of bytes, cut anywhere: a character is given when
-// it is whole, and what is no text (or would move a terminal's cursor) as
-// U+FFFD.
-class TextStream {
- public:
-  // What can be shown now.
-  std::string Add(absl::string_view bytes);
-  // The rest.
-  std::string Finish();
-
- private:
-  std::string rest_;
-};
 
 }  // namespace capstan
 

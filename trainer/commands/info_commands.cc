@@ -15,7 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/machine.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/plugin_host/plugin_host.h"
 
@@ -57,10 +57,28 @@ void Row(const std::string& name, const std::string& value) {
   std::cout << absl::StrFormat("%-14s %s\n", name, value);
 }
 
-}  // namespace
+class PluginsCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override { AddPluginPath(flags, &plugin_path_); }
+  absl::StatusOr<int> Run(CommandHost&) override;
 
-int PluginsCommand(const std::vector<std::string>& plugin_path) {
-  PluginHost host(FromCaller(plugin_path));
+ private:
+  std::vector<std::string> plugin_path_;
+};
+
+class EnvCommand : public Command {
+ public:
+  void AddFlags(Flags&) override {}
+  absl::StatusOr<int> Run(CommandHost&) override;
+};
+
+const RegisterCommand<PluginsCommand> plugins(
+    1010, "plugins", "List the plugins that a config can name");
+const RegisterCommand<EnvCommand> env(
+    1020, "env", "Versions and hardware, for a bug report");
+
+absl::StatusOr<int> PluginsCommand::Run(CommandHost&) {
+  PluginHost host(FromCaller(plugin_path_));
   std::cout << absl::StrFormat("%-16s %-28s %s\n", "category", "config",
                                "what it does");
   int refused = 0;
@@ -86,7 +104,7 @@ int PluginsCommand(const std::vector<std::string>& plugin_path) {
   return refused == 0 ? 0 : 1;
 }
 
-int EnvCommand() {
+absl::StatusOr<int> EnvCommand::Run(CommandHost&) {
   Row("system", FileField("/etc/os-release", "PRETTY_NAME"));
   Row("kernel", FirstLine("/proc/sys/kernel/osrelease"));
   Row("cpu", FileField("/proc/cpuinfo", "model name"));
@@ -112,4 +130,5 @@ int EnvCommand() {
   return 0;
 }
 
+}  // namespace
 }  // namespace capstan

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/commands/masked_text_view.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -12,6 +10,7 @@
 #include <string>
 
 #include "plugins/sdk/lib/byte_tokenizer.h"
+#include "trainer/commands/text_view.h"
 
 namespace capstan {
 namespace {

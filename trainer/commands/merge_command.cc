@@ -13,12 +13,20 @@
 #include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/merge_adapter.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/launcher/launcher.h"
 
 namespace capstan {
 namespace {
+
+struct MergeOptions {
+  std::string model;
+  std::string adapter;
+  std::string output;
+  bool other_base = false;
+  std::vector<std::string> plugin_path;
+};
 
 // Tokens that two models are compared on.
 constexpr int64_t kTokens = 64;
@@ -77,16 +85,38 @@ absl::Status Merge(const MergeOptions& options) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-int MergeCommand(const MergeOptions& options) {
-  absl::Status status;
-  try {
-    status = Merge(options);
-  } catch (...) {
-    status = CurrentExceptionToStatus();
+class MergeCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override {
+    flags.Add("--model", &options_.model, "The base, a Hugging Face folder")
+        .Type("FOLDER")
+        .Required();
+    flags
+        .Add("--adapter", &options_.adapter,
+             "The adapter, a folder with PEFT's files, or a run that trained "
+             "one (runs/NAME)")
+        .Type("FOLDER")
+        .Required();
+    flags.Add("--output", &options_.output, "The folder to write")
+        .Type("FOLDER")
+        .Required();
+    flags.Add("--other_base", &options_.other_base,
+              "Merge although the adapter was trained on a base with other "
+              "weights");
+    AddPluginPath(flags, &options_.plugin_path);
   }
-  return status.ok() ? 0 : Fail(status);
-}
 
+  absl::StatusOr<int> Run(CommandHost&) override {
+    CAPSTAN_RETURN_IF_ERROR(Merge(options_));
+    return 0;
+  }
+
+ private:
+  MergeOptions options_;
+};
+
+const RegisterCommand<MergeCommand> merge(
+    100, "merge", "Make a whole model of a base and a LoRA adapter");
+
+}  // namespace
 }  // namespace capstan

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/memory/plan_table.h"
@@ -87,18 +87,28 @@ std::string Heading(const Prepared& prepared) {
       "\n");
 }
 
-}  // namespace
+class PlanCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override { AddRunOptions(flags, &options_); }
 
-int PlanCommand(const RunOptions& options) {
-  const absl::StatusOr<std::unique_ptr<Prepared>> prepared = Prepare(options);
-  const absl::optional<int> done = Done(options, prepared);
-  if (done.has_value()) return *done;
-  const Plans plans = PlanAll(**prepared);
-  std::cout << Heading(**prepared) << PlanTable(plans.planned, plans.refused);
-  for (const std::string& note : (*prepared)->job.notes) {
-    std::cout << note << "\n";
+  absl::StatusOr<int> Run(CommandHost&) override {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
+                             Prepare(options_));
+    if (prepared == nullptr) return 0;
+    const Plans plans = PlanAll(*prepared);
+    std::cout << Heading(*prepared) << PlanTable(plans.planned, plans.refused);
+    for (const std::string& note : prepared->job.notes) {
+      std::cout << note << "\n";
+    }
+    return 0;
   }
-  return 0;
-}
 
+ private:
+  RunOptions options_;
+};
+
+const RegisterCommand<PlanCommand> plan(
+    30, "plan", "The memory and traffic that a run will need, by strategy");
+
+}  // namespace
 }  // namespace capstan

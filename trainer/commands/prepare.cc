@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/machine.h"
-#include "trainer/commands/collecting.h"
+#include "trainer/commands/collect_command.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/check_run.h"
@@ -18,6 +18,8 @@ namespace capstan {
 namespace {
 
 constexpr int kCpuProcesses = 2;
+
+int DefaultProcesses(int gpus) { return gpus > 0 ? gpus : kCpuProcesses; }
 
 absl::StatusOr<int> ProcessCount(const LoadedConfig& loaded, int gpus) {
   const int processes = loaded.config.launch().processes();
@@ -35,8 +37,7 @@ absl::StatusOr<int> ProcessCount(const LoadedConfig& loaded, int gpus) {
                                 gpus, ": at most one rank a GPU")),
         "launch");
   }
-  if (processes > 0) return processes;
-  return gpus > 0 ? gpus : kCpuProcesses;
+  return processes > 0 ? processes : DefaultProcesses(gpus);
 }
 
 // Before the batch is planned: what it keeps of the run that goes on.
@@ -76,9 +77,12 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
           ? LoadConfig(options.configs, options.overrides, prepared->context)
           : ParseConfig(options.config_text, "the command's config",
                         prepared->context, options.overrides));
-  if (options.print_config) return prepared;
-  job.start_seconds = options.start_seconds;
-  job.command = options.command;
+  if (options.print_config) {
+    std::cout << PrintConfig(job.loaded.config);
+    return nullptr;
+  }
+  job.start_seconds = ThisCall().start_seconds;
+  job.command = ThisCall().words;
   job.workspace_folder = prepared->context.workspace_folder;
   job.gpus = CountGpus();
   if (job.gpus > 0 && !HasGpuParts()) {
@@ -123,12 +127,15 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   return prepared;
 }
 
-absl::optional<int> Done(const RunOptions& options,
-                         const absl::StatusOr<std::unique_ptr<Prepared>>& p) {
-  if (!p.ok()) return Fail(p.status());
-  if (!options.print_config) return absl::nullopt;
-  std::cout << PrintConfig((*p)->job.loaded.config);
-  return 0;
+absl::StatusOr<CommandHost::Ranks> RanksOfRun() {
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<RankInfo> environment,
+                           RankFromEnvironment());
+  CommandHost::Ranks ranks;
+  ranks.from_environment = environment.has_value();
+  ranks.count = environment.has_value()
+                    ? environment->world_size
+                    : DefaultProcesses(HasGpuParts() ? CountGpus() : 0);
+  return ranks;
 }
 
 }  // namespace capstan

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/memory/memory_plan.h"
@@ -27,13 +27,11 @@ struct Prepared {
 };
 
 // Starts no thread and allocates nothing of the model's size. With
-// options.print_config only the config is loaded.
+// options.print_config the config is printed, and the result null.
 absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options);
 
-// The exit code, if there is nothing more to do: an error, or the config was
-// printed.
-absl::optional<int> Done(const RunOptions& options,
-                         const absl::StatusOr<std::unique_ptr<Prepared>>& p);
+// Of a run whose config leaves launch.processes to the trainer.
+absl::StatusOr<CommandHost::Ranks> RanksOfRun();
 
 }  // namespace capstan
 

@@ -15,7 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "plugins/sdk/dataset.h"
-#include "trainer/commands/commands.h"
+#include "trainer/commands/command.h"
 #include "trainer/config/load_config.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
@@ -168,6 +168,12 @@ void ShowSample(int64_t sample, const std::vector<Document>& documents,
   }
 }
 
+struct PreviewOptions {
+  RunOptions run;
+  int64_t samples = 3;
+  int64_t tokens = 48;  // of each sample, listed one by one
+};
+
 absl::Status Show(const DatasetReader& reader, const std::string& name,
                   const PreviewOptions& options) {
   if (reader.tokenizer() == nullptr) {
@@ -227,11 +233,37 @@ absl::Status Preview(const PreviewOptions& options) {
                        "train_data");
 }
 
-}  // namespace
-
-int PreviewCommand(const PreviewOptions& options) {
-  const absl::Status status = Preview(options);
-  return status.ok() ? 0 : Fail(status);
+// (CLI11's own check prints the range of doubles.)
+std::string NegativeProblem(const std::string& number) {
+  return number[0] == '-' ? "must not be negative, is " + number : "";
 }
 
+class PreviewCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override {
+    AddRunOptions(flags, &options_.run);
+    flags
+        .Add("--samples", &options_.samples,
+             "How many, from the first on; 0: what there is to know of all")
+        .Check(NegativeProblem);
+    flags
+        .Add("--tokens", &options_.tokens,
+             "How many of each sample's tokens are listed")
+        .Check(NegativeProblem);
+  }
+
+  absl::StatusOr<int> Run(CommandHost&) override {
+    CAPSTAN_RETURN_IF_ERROR(Preview(options_));
+    return 0;
+  }
+
+ private:
+  PreviewOptions options_;
+};
+
+const RegisterCommand<PreviewCommand> preview(
+    50, "preview",
+    "Show a run's first samples, and what of them is trained on");
+
+}  // namespace
 }  // namespace capstan

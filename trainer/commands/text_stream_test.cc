@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "trainer/commands/generator.h"
+#include "trainer/commands/text_view.h"
 
 namespace capstan {
 namespace {

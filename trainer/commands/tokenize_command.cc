@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -18,23 +17,28 @@
 #include "base/json_document.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "datasets/text/in_order.h"
-#include "datasets/text/text_pieces.h"
-#include "datasets/text/token_file.h"
 #include "plugins/sdk/tokenizer.h"
-#include "trainer/commands/commands.h"
-#include "trainer/launcher/launcher.h"
+#include "text/tokens/in_order.h"
+#include "text/tokens/text_pieces.h"
+#include "text/tokens/token_file.h"
+#include "trainer/commands/command.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
+#include "trainer/metrics/work_bar.h"
 
 namespace capstan {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+struct TokenizeOptions {
+  std::string tokenizer;
+  std::vector<std::string> inputs;
+  std::string output;  // without ".tokens"
+  int threads = 0;     // 0: one a core
+  bool add_ends = false;
+};
 
 // What a thread works on at a time.
 constexpr size_t kUnitBytes = 1 << 20;
-constexpr std::chrono::milliseconds kRedrawEvery(100);
 
 // A part of an input: rows, or a piece of a text.
 struct Unit {
@@ -170,57 +174,20 @@ absl::Status Write(const Tokens& tokens, text::TokenFileWriter* writer) {
   return writer->Append(ids.subspan(begin));
 }
 
-// How far it is, on a terminal one line that is redrawn.
-class TokenizeProgress {
- public:
-  explicit TokenizeProgress(int64_t bytes)
-      : console_(STDOUT_FILENO), bytes_(bytes) {}
-  ~TokenizeProgress() {
-    if (drawn_) console_.Write("\r\x1b[K");
-  }
-
-  void Add(size_t bytes, const text::TokenFileWriter& writer) {
-    done_ += static_cast<int64_t>(bytes);
-    if (!console_.terminal() || Clock::now() - last_ < kRedrawEvery) return;
-    last_ = Clock::now();
-    drawn_ = true;
-    std::string line = absl::StrFormat(
-        "%3.0f%%  %s of %s  %s tokens  %.1f MB/s", 100.0 * done_ / bytes_,
-        ShortBytes(done_), ShortBytes(bytes_),
-        ShortCount(static_cast<double>(writer.tokens())),
-        done_ / Seconds() / 1e6);
-    line.resize(std::min<size_t>(line.size(), console_.Columns() - 1));
-    console_.Write(absl::StrCat("\r\x1b[K", line));
-  }
-
-  std::string Summary(const std::string& path,
-                      const text::TokenFileWriter& writer) const {
-    const double seconds = Seconds();
-    return absl::StrFormat(
-        "%s: %s tokens, %s document%s, of %s in %.3f s (%.1f MB/s)\n", path,
-        WithCommas(writer.tokens()), WithCommas(writer.documents()),
-        writer.documents() == 1 ? "" : "s", ShortBytes(bytes_), seconds,
-        static_cast<double>(bytes_) / seconds / 1e6);
-  }
-
- private:
-  double Seconds() const {
-    return std::chrono::duration<double>(Clock::now() - begin_).count();
-  }
-
-  const Console console_;
-  const int64_t bytes_;
-  const Clock::time_point begin_ = Clock::now();
-  Clock::time_point last_ = begin_;
-  int64_t done_ = 0;
-  bool drawn_ = false;
-};
+std::string Summary(const std::string& path, int64_t bytes, double seconds,
+                    const text::TokenFileWriter& writer) {
+  return absl::StrFormat(
+      "%s: %s tokens, %s document%s, of %s in %.3f s (%.1f MB/s)\n", path,
+      WithCommas(writer.tokens()), WithCommas(writer.documents()),
+      writer.documents() == 1 ? "" : "s", ShortBytes(bytes), seconds,
+      static_cast<double>(bytes) / seconds / 1e6);
+}
 
 absl::Status Tokenize(const TokenizeOptions& options) {
   if (options.threads < 0) {
     return FieldError("--threads", "must be at least 1");
   }
-  const std::string folder = FromCaller({options.tokenizer})[0];
+  const std::string folder = FromCaller(options.tokenizer);
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                            LoadTokenizer(folder));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string json,
@@ -253,32 +220,67 @@ absl::Status Tokenize(const TokenizeOptions& options) {
                            text::TokenFileWriter::Create(path, info));
   std::string summary;
   {
-    TokenizeProgress progress(bytes);
+    WorkBar bar("tokenizing", STDOUT_FILENO);
+    // Elsewhere only the summary is of use.
+    const bool terminal = Console(STDOUT_FILENO).terminal();
+    int64_t done = 0;
     CAPSTAN_RETURN_IF_ERROR(text::InOrder<Tokens>(
         options.threads > 0 ? options.threads : AvailableCores(),
         static_cast<int64_t>(units.size()),
         [&](int64_t i) { return TokenizeUnit(units[i], *tokenizer, ends); },
         [&](const Tokens& tokens) {
-          progress.Add(tokens.bytes, *writer);
+          done += static_cast<int64_t>(tokens.bytes);
+          if (terminal) {
+            bar.Show(static_cast<double>(done) / std::max<int64_t>(bytes, 1),
+                     absl::StrFormat(
+                         "%s of %s  %s tokens  %.1f MB/s", ShortBytes(done),
+                         ShortBytes(bytes),
+                         ShortCount(static_cast<double>(writer->tokens())),
+                         done / bar.Seconds() / 1e6));
+          }
           return Write(tokens, writer.get());
         }));
     CAPSTAN_RETURN_IF_ERROR(writer->Close());
-    summary = progress.Summary(path, *writer);
+    summary = Summary(path, bytes, bar.Seconds(), *writer);
   }
   std::cout << summary << std::flush;
   return absl::OkStatus();
 }
 
-}  // namespace
-
-int TokenizeCommand(const TokenizeOptions& options) {
-  absl::Status status;
-  try {
-    status = Tokenize(options);
-  } catch (...) {
-    status = CurrentExceptionToStatus();
+class TokenizeCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override {
+    flags
+        .Add("--tokenizer", &options_.tokenizer,
+             "A Hugging Face folder with a tokenizer.json")
+        .Type("FOLDER")
+        .Required();
+    flags
+        .Add("--input", &options_.inputs,
+             "A text (a document), or, named .jsonl, rows {\"text\": ..} (a "
+             "document each); may be given several times")
+        .Type("FILE")
+        .Required();
+    flags.Add("--output", &options_.output, "Writes PREFIX.tokens")
+        .Type("PREFIX")
+        .Required();
+    flags.Add("--threads", &options_.threads, "Default: one a core");
+    flags.Add("--add_ends", &options_.add_ends,
+              "Put around each document what the tokenizer puts around a text "
+              "(a token of beginning, mostly)");
   }
-  return status.ok() ? 0 : Fail(status);
-}
 
+  absl::StatusOr<int> Run(CommandHost&) override {
+    CAPSTAN_RETURN_IF_ERROR(Tokenize(options_));
+    return 0;
+  }
+
+ private:
+  TokenizeOptions options_;
+};
+
+const RegisterCommand<TokenizeCommand> tokenize(
+    110, "tokenize", "Write the tokens of texts into a file to train on");
+
+}  // namespace
 }  // namespace capstan

@@ -16,6 +16,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/machine.h"
+#include "base/status.h"
+#include "plugins/sdk/options.pb.h"
 #include "trainer/config/latest_run.h"
 #include "trainer/config/text_source.h"
 
@@ -23,6 +25,9 @@ namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
+using google::protobuf::Any;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
 
 // The file that `name` means: as given from the caller's folder, else in the
 // workspace's configs/.
@@ -45,7 +50,7 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
 
 absl::Status AddText(const std::string& text, const std::string& name,
                      const std::string& folder, const ConfigContext& context,
-                     google::protobuf::Message* config, FieldPlaces* places) {
+                     Message* config, FieldPlaces* places) {
   TextOrigin origin;
   origin.name = name;
   origin.folder = folder;
@@ -115,6 +120,35 @@ class WarmupFit {
   int64_t written_for_ = 0;
 };
 
+// Null unless it is a field with one string.
+const FieldDescriptor* StringField(const FieldDescriptor* field) {
+  return field != nullptr && !field->is_repeated() &&
+                 field->type() == FieldDescriptor::TYPE_STRING
+             ? field
+             : nullptr;
+}
+
+std::string StringOf(const Message& message, const FieldDescriptor* field) {
+  return message.GetReflection()->GetString(message, field);
+}
+
+// The string at "SLOT.FIELD"; "" if there is none.
+absl::StatusOr<std::string> StringAt(const RunConfig& config,
+                                     const std::string& path) {
+  const std::pair<std::string, std::string> names =
+      absl::StrSplit(path, absl::MaxSplits('.', 1));
+  if (!HasSlot(config, names.first)) return "";
+  const FieldDescriptor* slot =
+      config.GetDescriptor()->FindFieldByName(names.first);
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Message> other,
+      Unpack(static_cast<const Any&>(
+          config.GetReflection()->GetMessage(config, slot))));
+  const FieldDescriptor* field =
+      StringField(other->GetDescriptor()->FindFieldByName(names.second));
+  return field == nullptr ? "" : StringOf(*other, field);
+}
+
 }  // namespace
 
 absl::Status FieldPlaces::Locate(const absl::Status& status,
@@ -177,8 +211,7 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
 
 absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         const ConfigContext& context,
-                                        google::protobuf::Message* config,
-                                        FieldPlaces* places) {
+                                        Message* config, FieldPlaces* places) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string path, FindConfig(file, context));
   std::ifstream stream(path, std::ios::binary);
   std::ostringstream text;
@@ -227,12 +260,12 @@ absl::StatusOr<LoadedConfig> ParseConfig(
   return loaded;
 }
 
-std::string PrintConfig(const google::protobuf::Message& config) {
+std::string PrintConfig(const Message& config) {
   // Expanding an Any needs its type, which is loaded by now.
   class Loaded : public google::protobuf::TextFormat::Finder {
    public:
     const google::protobuf::Descriptor* FindAnyType(
-        const google::protobuf::Message&, const std::string&,
+        const Message&, const std::string&,
         const std::string& name) const override {
       return google::protobuf::DescriptorPool::generated_pool()
           ->FindMessageTypeByName(name);
@@ -247,9 +280,26 @@ std::string PrintConfig(const google::protobuf::Message& config) {
   return text;
 }
 
+absl::StatusOr<Any> WithDefaults(const Any& slot, const RunConfig& config) {
+  if (slot.type_url().empty()) return slot;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Message> message,
+                           Unpack(slot));
+  for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field =
+        StringField(message->GetDescriptor()->field(i));
+    if (field == nullptr || !StringOf(*message, field).empty()) continue;
+    const std::string from = field->options().GetExtension(default_from);
+    if (from.empty()) continue;
+    CAPSTAN_ASSIGN_OR_RETURN(std::string text, StringAt(config, from));
+    message->GetReflection()->SetString(message.get(), field, std::move(text));
+  }
+  Any filled = slot;
+  filled.set_value(message->SerializeAsString());
+  return filled;
+}
+
 bool HasSlot(const RunConfig& config, const std::string& slot) {
-  const google::protobuf::FieldDescriptor* field =
-      config.GetDescriptor()->FindFieldByName(slot);
+  const FieldDescriptor* field = config.GetDescriptor()->FindFieldByName(slot);
   return field != nullptr && config.GetReflection()->HasField(config, field);
 }
 

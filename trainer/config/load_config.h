@@ -3,6 +3,7 @@
 #define CAPSTAN_TRAINER_CONFIG_LOAD_CONFIG_H_
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,10 @@ std::string PrintConfig(const google::protobuf::Message& config);
 // The config message that a slot holds: "plugin/capstan.ddp.Config" is
 // "capstan.ddp.Config".
 std::string TypeOf(const google::protobuf::Any& any);
+
+// The message that an Any of a loaded plugin's type holds.
+absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
+    const google::protobuf::Any& any);
 
 // What a slot of `config` holds, with the strings that it doesn't set and that
 // its plugin takes from another slot (default_from in options.proto).

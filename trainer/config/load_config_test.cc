@@ -107,6 +107,24 @@ TEST_F(LoadConfigTest, WrongPrefixSaysHowToWriteIt) {
               HasSubstr("[plugin/capstan.ddp.Config]"));
 }
 
+TEST_F(LoadConfigTest, APluginWithoutPrefixSaysHowToWriteIt) {
+  EXPECT_THAT(ErrorOf("strategy {\n  [acme.lion.Config] {}\n}"),
+              AllOf(HasSubstr("run.pbtxt:2:20: "),
+                    HasSubstr("write [plugin/acme.lion.Config]")));
+}
+
+TEST_F(LoadConfigTest, ASlotWhoseBytesDoNotParseIsAnError) {
+  RunConfig config;
+  config.mutable_strategy()->set_type_url("plugin/capstan.ddp.Config");
+  config.mutable_strategy()->set_value("\xff");
+  FieldPlaces places;
+  const auto loaded = LoadMessage(
+      Write("run.pbtxt", "strategy { [plugin/capstan.ddp.Config] {} }"),
+      context_, &config, &places);
+  EXPECT_THAT(std::string(loaded.status().message()),
+              AllOf(HasSubstr("capstan.ddp"), HasSubstr("do not parse")));
+}
+
 TEST_F(LoadConfigTest, LaterFilesMergeOverEarlierOnes) {
   Write("a.pbtxt",
         "strategy { [plugin/capstan.ddp.Config] {"

@@ -127,7 +127,7 @@ class Merger {
     CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Message> value, Unpack(from));
     std::unique_ptr<Message> merged(value->New());
     if (to->type_url() == from.type_url()) {
-      merged->ParseFromString(to->value());
+      CAPSTAN_ASSIGN_OR_RETURN(merged, Unpack(*to));
     } else {
       places_->Forget(path);  // the old plugin's fields
     }

@@ -136,8 +136,12 @@ class FirstError : public google::protobuf::io::ErrorCollector {
       return HowToWriteAPlugin(NameAt(line, column));
     }
     if (absl::StartsWith(message, "Expected \"/\"")) {
-      return absl::StrCat(message,
-                          " A plugin is written [plugin/PACKAGE.Config].");
+      // The parser stands behind the name in [acme.lion.Config].
+      const size_t bracket = line.rfind('[', column);
+      std::string name =
+          bracket == absl::string_view::npos ? "" : NameAt(line, bracket + 1);
+      if (name.empty()) name = "PACKAGE.Config";
+      return absl::StrCat("a plugin has a prefix: write [plugin/", name, "]");
     }
     return message;
   }

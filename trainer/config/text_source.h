@@ -51,10 +51,6 @@ absl::Status ApplyOverride(const std::string& text,
 std::string UnknownField(const google::protobuf::Descriptor* type,
                          const std::string& name);
 
-// The message that an Any of a loaded plugin's type holds.
-absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
-    const google::protobuf::Any& any);
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_CONFIG_TEXT_SOURCE_H_

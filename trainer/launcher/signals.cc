@@ -62,6 +62,17 @@ void InstallStopHandlers(SecondSignal second) {
   PCHECK(sigaction(SIGTERM, &action, nullptr) == 0);
 }
 
+StopSignals::StopSignals() {
+  PCHECK(sigaction(SIGINT, nullptr, &old_int_) == 0);
+  PCHECK(sigaction(SIGTERM, nullptr, &old_term_) == 0);
+  InstallStopHandlers(SecondSignal::kIgnored);
+}
+
+StopSignals::~StopSignals() {
+  sigaction(SIGINT, &old_int_, nullptr);
+  sigaction(SIGTERM, &old_term_, nullptr);
+}
+
 std::string SignalName(int signal) {
   const char* name = sigabbrev_np(signal);
   if (name == nullptr) return absl::StrCat("signal ", signal);

@@ -18,6 +18,19 @@ enum class SecondSignal {
 // they were ignored (a shell does that to what it runs in the background).
 void InstallStopHandlers(SecondSignal second);
 
+// While it lives, SIGINT and SIGTERM set what StopRequested returns.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  struct sigaction old_int_;
+  struct sigaction old_term_;
+};
+
 // "SIGTERM" for 15; "signal N" for what has no common name.
 std::string SignalName(int signal);
 

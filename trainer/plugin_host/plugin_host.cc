@@ -122,6 +122,8 @@ const char* CategoryName(PluginCategory category) {
       return "optimizer";
     case PluginCategory::kCollector:
       return "collector";
+    case PluginCategory::kCommand:
+      return "command";
   }
   return "unknown";
 }

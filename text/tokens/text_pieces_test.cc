@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/text/text_pieces.h"
+#include "text/tokens/text_pieces.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "datasets/text/in_order.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
+#include "text/tokens/in_order.h"
 
 namespace capstan {
 namespace text {

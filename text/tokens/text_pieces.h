@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_DATASETS_TEXT_TEXT_PIECES_H_
-#define CAPSTAN_DATASETS_TEXT_TEXT_PIECES_H_
+#ifndef CAPSTAN_TEXT_TOKENS_TEXT_PIECES_H_
+#define CAPSTAN_TEXT_TOKENS_TEXT_PIECES_H_
 
 #include <cstddef>
 #include <vector>
@@ -23,4 +23,4 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
 }  // namespace text
 }  // namespace capstan
 
-#endif  // CAPSTAN_DATASETS_TEXT_TEXT_PIECES_H_
+#endif  // CAPSTAN_TEXT_TOKENS_TEXT_PIECES_H_

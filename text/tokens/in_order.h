@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_DATASETS_TEXT_IN_ORDER_H_
-#define CAPSTAN_DATASETS_TEXT_IN_ORDER_H_
+#ifndef CAPSTAN_TEXT_TOKENS_IN_ORDER_H_
+#define CAPSTAN_TEXT_TOKENS_IN_ORDER_H_
 
 #include <algorithm>
 #include <condition_variable>
@@ -87,4 +87,4 @@ absl::Status InOrder(int threads, int64_t n,
 }  // namespace text
 }  // namespace capstan
 
-#endif  // CAPSTAN_DATASETS_TEXT_IN_ORDER_H_
+#endif  // CAPSTAN_TEXT_TOKENS_IN_ORDER_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/commands/collecting.h"
+#include "trainer/commands/collect_command.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A text whose tokens are chosen in any order, as it comes out of its masks.
-#ifndef CAPSTAN_TRAINER_COMMANDS_MASKED_TEXT_VIEW_H_
-#define CAPSTAN_TRAINER_COMMANDS_MASKED_TEXT_VIEW_H_
+// Text on a terminal while a model writes it, in order or in any order.
+#ifndef CAPSTAN_TRAINER_COMMANDS_TEXT_VIEW_H_
+#define CAPSTAN_TRAINER_COMMANDS_TEXT_VIEW_H_
 
 #include <cstdint>
 #include <string>
@@ -14,6 +14,20 @@
 #include "trainer/metrics/console.h"
 
 namespace capstan {
+
+// Text that comes in pieces of bytes, cut anywhere: a character is given when
+// it is whole, and what is no text (or would move a terminal's cursor) as
+// U+FFFD.
+class TextStream {
+ public:
+  // What can be shown now.
+  std::string Add(absl::string_view bytes);
+  // The rest.
+  std::string Finish();
+
+ private:
+  std::string rest_;
+};
 
 // `text` as lines of at most `columns` cells of a terminal: broken where it is
 // too wide, tabs as spaces. `text` is printable (console.h). At least one line.
@@ -53,4 +67,4 @@ class MaskedTextView {
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_TRAINER_COMMANDS_MASKED_TEXT_VIEW_H_
+#endif  // CAPSTAN_TRAINER_COMMANDS_TEXT_VIEW_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Data that is made before a run reads it (RunConfig.collect).
-#ifndef CAPSTAN_TRAINER_COMMANDS_COLLECTING_H_
-#define CAPSTAN_TRAINER_COMMANDS_COLLECTING_H_
+#ifndef CAPSTAN_TRAINER_COMMANDS_COLLECT_COMMAND_H_
+#define CAPSTAN_TRAINER_COMMANDS_COLLECT_COMMAND_H_
 
 #include <string>
 
@@ -29,4 +29,4 @@ absl::Status CollectMissing(const LoadedConfig& loaded, PluginHost& host,
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_TRAINER_COMMANDS_COLLECTING_H_
+#endif  // CAPSTAN_TRAINER_COMMANDS_COLLECT_COMMAND_H_

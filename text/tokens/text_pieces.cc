@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/text/text_pieces.h"
+#include "text/tokens/text_pieces.h"
 
 #include <algorithm>
 

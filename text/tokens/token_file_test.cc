@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/text/token_file.h"
+#include "text/tokens/token_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

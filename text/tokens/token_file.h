@@ -10,8 +10,8 @@
 //   tokens, filled up with zeros to a multiple of 8 bytes
 //   CRC-32C u32 of each 4 MiB of the tokens, filled up likewise
 //   where each document begins, in tokens, and the number of tokens, u64
-#ifndef CAPSTAN_DATASETS_TEXT_TOKEN_FILE_H_
-#define CAPSTAN_DATASETS_TEXT_TOKEN_FILE_H_
+#ifndef CAPSTAN_TEXT_TOKENS_TOKEN_FILE_H_
+#define CAPSTAN_TEXT_TOKENS_TOKEN_FILE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -113,4 +113,4 @@ class TokenFile {
 }  // namespace text
 }  // namespace capstan
 
-#endif  // CAPSTAN_DATASETS_TEXT_TOKEN_FILE_H_
+#endif  // CAPSTAN_TEXT_TOKENS_TOKEN_FILE_H_

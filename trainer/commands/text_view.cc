@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/commands/masked_text_view.h"
+#include "trainer/commands/text_view.h"
 
 #include <sys/ioctl.h>
 
@@ -15,6 +15,11 @@ namespace {
 
 constexpr char kMasked[] = "\xe2\x96\x91";  // U+2591, a light shade
 
+// Of a character of UTF-8, by its first byte.
+size_t CharacterBytes(uint8_t first) {
+  return first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc0 ? 2 : 1;
+}
+
 // A terminal's height now; 24 if it doesn't say.
 size_t Rows(int fd) {
   winsize size = {};
@@ -25,10 +30,7 @@ size_t Rows(int fd) {
 // The first character of valid UTF-8, which is cut off `text`.
 uint32_t NextCharacter(absl::string_view* text, absl::string_view* bytes) {
   const auto first = static_cast<uint8_t>((*text)[0]);
-  const size_t length = first >= 0xf0   ? 4
-                        : first >= 0xe0 ? 3
-                        : first >= 0xc0 ? 2
-                                        : 1;
+  const size_t length = CharacterBytes(first);
   *bytes = text->substr(0, length);
   text->remove_prefix(bytes->size());
   uint32_t code = length == 1 ? first : first & (0x7f >> length);
@@ -57,7 +59,29 @@ int Width(uint32_t code) {
   return std::any_of(std::begin(kTwo), std::end(kTwo), in) ? 2 : 1;
 }
 
+// Bytes at the end of `text` that begin a character without completing it.
+size_t IncompleteBytes(absl::string_view text) {
+  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xc0) == 0x80) continue;  // a later byte of one
+    return CharacterBytes(byte) > back ? back : 0;
+  }
+  return 0;
+}
+
 }  // namespace
+
+std::string TextStream::Add(absl::string_view bytes) {
+  rest_.append(bytes.data(), bytes.size());
+  const size_t whole = rest_.size() - IncompleteBytes(rest_);
+  std::string shown = PrintableText(absl::string_view(rest_).substr(0, whole));
+  rest_.erase(0, whole);
+  return shown;
+}
+
+std::string TextStream::Finish() {
+  return PrintableText(std::exchange(rest_, std::string()));
+}
 
 std::vector<std::string> TerminalLines(absl::string_view text, int columns) {
   std::vector<std::string> lines(1);

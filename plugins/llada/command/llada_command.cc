@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `trainer llada`, for those who have the flags of LLaDA's Python script in
+// scripts of their own: it writes down what they mean as a config, which then
+// runs as any other.
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/substitute.h"
+#include "base/status.h"
+#include "datasets/llada_windows/window_data.h"
+#include "plugins/sdk/command.h"
+#include "plugins/sdk/tokenizer.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What the scripts do beside their flags: the mean over the masked tokens,
+// AdamW with decay 0.01 of all weights, gradients clipped to norm 1, a tenth of
+// the steps warm-up and then half a cosine, an evaluation each epoch, a
+// checkpoint of the best and of each fifth epoch. In what is not a matter of
+// results it is made to fit the machine: sharded weights, activations computed
+// again in backward.
+constexpr char kRecipe[] = R"(
+name: "llada"
+output_dir: "$0"
+model { [plugin/capstan.llada.Config] { pretrained: "$1" } }
+objective { [plugin/capstan.masked_diffusion.Config] { loss: MASKED_MEAN } }
+train_data {
+  [plugin/capstan.llada_windows.Config] { folder: "$2" shuffle: true }
+}
+strategy { [plugin/capstan.fsdp.Config] {} }
+precision { [plugin/capstan.$3.Config] {} }
+optimizer {
+  [plugin/capstan.adamw.Config] { learning_rate: $4 weight_decay: 0.01 }
+}
+schedule { kind: COSINE warmup_ratio: 0.1 }
+batch { micro_batch_size: $5 }
+train {
+  max_epochs: $6
+  seed: 42
+  max_grad_norm: 1.0
+  eval_every: $7
+  save_every: $8
+  keep_best: true
+  resume: $9
+  activation_checkpointing: EVERY_UNIT
+}
+)";
+
+constexpr int64_t kSaveEveryEpochs = 5;
+
+bool SameTokens(const Tokenizer& a, const Tokenizer& b) {
+  if (a.vocab_size() != b.vocab_size()) return false;
+  for (int64_t id = 0; id < a.vocab_size(); ++id) {
+    if (a.Decode({id}) != b.Decode({id})) return false;
+  }
+  return true;
+}
+
+class LladaCommand : public Command {
+ public:
+  static absl::StatusOr<std::unique_ptr<LladaCommand>> Create(const NoConfig&) {
+    return std::make_unique<LladaCommand>();
+  }
+
+  void AddFlags(Flags& flags) override;
+
+  absl::StatusOr<int> Run(CommandHost& host) override {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string config, ConfigText(host));
+    return host.Train(config);
+  }
+
+ private:
+  absl::StatusOr<std::string> ConfigText(const CommandHost& host) const;
+  absl::Status CheckModel(const CommandHost& host,
+                          const std::string& folder) const;
+  absl::Status CheckTokens(const std::string& model, const std::string& folder,
+                           const llada_windows::WindowData& data) const;
+  std::string Precision() const;
+
+  // The flags of the script, and its defaults.
+  std::string data_dir_;
+  std::string model_name_ = "GSAI-ML/LLaDA-8B-Instruct";
+  int64_t batch_size_ = 1;  // of each rank
+  int64_t epochs_ = 5;
+  double learning_rate_ = 1e-5;
+  std::string save_dir_ = "checkpoints_pretrained";
+  // Default: what the device is fast in.
+  absl::optional<bool> fp16_;
+  bool resume_ = false;
+};
+
+void LladaCommand::AddFlags(Flags& flags) {
+  flags
+      .Add("--data_dir", &data_dir_,
+           "A folder with train_data.npy, val_data.npy, metadata.json and "
+           "vocab.json (`trainer llada-data` writes such)")
+      .Type("FOLDER")
+      .Required();
+  flags
+      .Add("--model_name", &model_name_,
+           "The folder of a LLaDA, downloaded or of a run")
+      .Type("FOLDER")
+      .ShowDefault();
+  flags.Add("--batch_size", &batch_size_, "Windows of each device")
+      .ShowDefault();
+  flags.Add("--epochs", &epochs_, "").ShowDefault();
+  flags.Add("--learning_rate", &learning_rate_, "").ShowDefault();
+  flags.Add("--save_dir", &save_dir_, "Where the run goes")
+      .Type("FOLDER")
+      .ShowDefault();
+  flags.Add(
+      "--fp16", [this] { fp16_ = true; },
+      "Compute in float16; default: bfloat16 or float16 where the device is "
+      "fast in it, else float32");
+  flags.Add(
+      "--no_fp16", [this] { fp16_ = false; }, "Compute in float32");
+  flags.Add("--resume", &resume_,
+            "Continue from the newest checkpoint in save_dir, if there is one");
+  flags.AddRunChanges();
+}
+
+absl::Status LladaCommand::CheckModel(const CommandHost& host,
+                                      const std::string& folder) const {
+  if (fs::is_directory(folder)) return absl::OkStatus();
+  return FieldError(
+      "--model_name",
+      absl::StrCat(model_name_, " is not a folder",
+                   host.HubDownloadHint(model_name_, "--model_name")));
+}
+
+// Whether ids of the data mean to the model what they mean in the data.
+absl::Status LladaCommand::CheckTokens(
+    const std::string& model, const std::string& folder,
+    const llada_windows::WindowData& data) const {
+  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      LoadTokenizer(model);
+  // A model without one: its vocabulary's size is all there is to check.
+  if (absl::IsNotFound(tokenizer.status())) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(tokenizer.status());
+  if (SameTokens(**tokenizer, *data.tokenizer)) return absl::OkStatus();
+  return FieldError(
+      "--data_dir",
+      absl::StrCat(
+          data_dir_, " holds ids of ",
+          llada_windows::HasCharacters(folder) ? "characters"
+                                               : "another tokenizer",
+          ", which mean something else in ", model_name_,
+          "'s own vocabulary: write the text in its tokens, trainer llada-data "
+          "--text=",
+          data_dir_, "/shakespeare_raw.txt --tokenizer=", model_name_,
+          " --output=FOLDER, and say --data_dir=FOLDER"));
+}
+
+// The scripts' --fp16 is their default. Ours is 16 bits where they pay.
+std::string LladaCommand::Precision() const {
+  if (!fp16_.has_value()) return "auto";
+  return *fp16_ ? "fp16" : "fp32";
+}
+
+absl::StatusOr<std::string> LladaCommand::ConfigText(
+    const CommandHost& host) const {
+  if (batch_size_ < 1) {
+    return FieldError("--batch_size",
+                      absl::StrCat("must be at least 1, is ", batch_size_));
+  }
+  if (epochs_ < 1) {
+    return FieldError("--epochs",
+                      absl::StrCat("must be at least 1, is ", epochs_));
+  }
+  const std::string folder = host.Path(data_dir_);
+  const std::string model = host.ModelFolder(host.Path(model_name_));
+  absl::StatusOr<llada_windows::WindowData> data =
+      llada_windows::OpenNpyFolder(folder);
+  if (!data.ok()) return FieldError("--data_dir", data.status().message());
+  if (data->validation == nullptr) {
+    return FieldError(
+        "--data_dir",
+        absl::StrCat(data_dir_, " has no windows for validation"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(host, model));
+  CAPSTAN_RETURN_IF_ERROR(CheckTokens(model, folder, *data));
+  CAPSTAN_ASSIGN_OR_RETURN(const CommandHost::Ranks ranks, host.RanksOfRun());
+  const int64_t global = batch_size_ * ranks.count;
+  const int64_t epoch = (data->train->size() + global - 1) / global;
+  std::string config = absl::Substitute(
+      kRecipe, absl::CEscape(host.Path(save_dir_)), absl::CEscape(model),
+      absl::CEscape(folder), Precision(), learning_rate_, batch_size_, epochs_,
+      epoch, kSaveEveryEpochs * epoch, resume_ ? "AUTO" : "NEVER");
+  // Nothing where the environment says how many.
+  if (!ranks.from_environment) {
+    absl::StrAppend(&config, "launch { processes: ", ranks.count, " }\n");
+  }
+  return config;
+}
+
+}  // namespace
+
+CAPSTAN_COMMAND("capstan.command_llada", LladaCommand,
+                "Fine-tune a LLaDA, with the flags of its Python script");
+
+}  // namespace capstan

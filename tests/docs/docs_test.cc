@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The commands that README.md and docs/*.md show, read from there and given to
+// the trainer: most run as they are, in a folder with small files of the names
+// that the docs use, the rest in the way that kNotAsWritten says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+using Words = std::vector<std::string>;
+
+// Commands with `text` in them: what replaces them.
+struct Exception {
+  const char* text;
+  enum { kRunWith, kCheckWith, kNotRun } how;
+  Words more;  // added to the words
+  const char* why;
+};
+
+const Exception kNotAsWritten[] = {
+    {"bazelw test", Exception::kNotRun, {}, "runs this test"},
+    {"hf download", Exception::kNotRun, {}, "there is no network"},
+    {"chat_template=llada",
+     Exception::kRunWith,
+     {"--print_config"},
+     "the small model's tokenizer has no tokens for LLaDA's template"},
+    {"ad_darkroom",
+     Exception::kCheckWith,
+     {"--set", "train_data.steps=160", "--set", "train_data.streams=3"},
+     "an evaluation plays for minutes; histories of the size are large"},
+    {"model=capstan.llada_scratch",
+     Exception::kCheckWith,
+     {},
+     "a step of 4,096 tokens a window takes minutes"},
+    {" collect ",
+     Exception::kRunWith,
+     {"--print_config"},
+     "PPO learns for minutes"},
+    {" llada --data_dir",
+     Exception::kRunWith,
+     {"--print_config"},
+     "its model has the vocabulary of another text"},
+    {" compare ",
+     Exception::kRunWith,
+     {"--set", "train.max_steps=2", "--set", "schedule.warmup_steps=1"},
+     "its runs, 14, are longer"},
+    {"run.pbtxt", Exception::kRunWith, {}, "short as it is"},
+};
+
+// Runs of the trainer that nothing else makes short.
+const Words kShort = {"--set", "train.max_steps=1", "--set",
+                      "train.eval_batches=1"};
+
+// Of a shell: quotes, and variables of `variables`.
+Words Split(const std::string& line,
+            const std::map<std::string, std::string>& variables) {
+  Words words;
+  std::string word;
+  bool any = false;
+  char quote = 0;
+  for (size_t i = 0; i <= line.size(); ++i) {
+    const char c = i < line.size() ? line[i] : ' ';
+    if (quote != 0 ? c == quote : c == '"' || c == '\'') {
+      quote = quote == 0 ? c : 0;
+      any = true;
+    } else if (quote == 0 && (c == ' ' || c == '\t')) {
+      if (any) words.push_back(word);
+      word.clear();
+      any = false;
+    } else if (quote == 0 && c == '#' && !any) {
+      break;
+    } else if (quote != '\'' && c == '$') {
+      size_t end = i + 1;
+      while (end < line.size() && std::isalnum(line[end])) ++end;
+      const auto found = variables.find(line.substr(i + 1, end - i - 1));
+      EXPECT_NE(found, variables.end()) << line;
+      if (found != variables.end()) word += found->second;
+      any = true;
+      i = end - 1;
+    } else {
+      word += c;
+      any = true;
+    }
+  }
+  EXPECT_EQ(quote, 0) << line;
+  return words;
+}
+
+// The trainer's words in a command, what stands for the program taken off;
+// false if it isn't the trainer's.
+bool TakeProgram(Words* words) {
+  for (const Words& program :
+       {Words{"bazel", "run", "//trainer", "--"},
+        Words{"./bazelw", "run", "//trainer", "--"}, Words{"trainer"}}) {
+    if (words->size() > program.size() &&
+        std::equal(program.begin(), program.end(), words->begin())) {
+      words->erase(words->begin(), words->begin() + program.size());
+      return true;
+    }
+  }
+  return false;
+}
+
+struct DocCommand {
+  std::string place;  // "README.md:12"
+  std::string line;
+  Words words;  // the trainer's; empty: of another program
+};
+
+// What the docs show: fenced commands, and those between backquotes.
+struct Shown {
+  std::vector<DocCommand> fenced;
+  std::vector<DocCommand> in_text;
+};
+
+bool IsAssignment(const std::string& word) {
+  const size_t equals = word.find('=');
+  return equals != std::string::npos && equals > 0 &&
+         std::all_of(word.begin(), word.begin() + equals,
+                     [](char c) { return std::isupper(c) != 0; });
+}
+
+void ReadDoc(const std::string& name, Shown* shown) {
+  const std::set<std::string> programs = {"bazel", "./bazelw", "trainer", "hf"};
+  std::map<std::string, std::string> variables;
+  bool in_fence = false;
+  int number = 0;
+  const Words lines = absl::StrSplit(ReadText(Runfile(name)), '\n');
+  for (const std::string& line : lines) {
+    const std::string place = absl::StrCat(name, ":", ++number);
+    SCOPED_TRACE(place);
+    if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(line), "```")) {
+      in_fence = !in_fence;
+    } else if (in_fence) {
+      const std::string first = line.substr(0, line.find(' '));
+      if (programs.count(first) == 0 && !IsAssignment(first)) continue;
+      DocCommand command = {place, line, Split(line, variables)};
+      if (IsAssignment(first)) {
+        const std::pair<std::string, std::string> value =
+            absl::StrSplit(command.words.at(0), absl::MaxSplits('=', 1));
+        variables[value.first] = value.second;
+        continue;
+      }
+      if (!TakeProgram(&command.words)) command.words.clear();
+      shown->fenced.push_back(command);
+    } else {
+      const Words pieces = absl::StrSplit(line, '`');
+      for (size_t i = 1; i + 1 < pieces.size(); i += 2) {
+        Words words = absl::StrSplit(pieces[i], ' ', absl::SkipEmpty());
+        if (TakeProgram(&words)) {
+          shown->in_text.push_back({place, pieces[i], words});
+        }
+      }
+    }
+  }
+  EXPECT_FALSE(in_fence) << name;
+}
+
+Shown ReadDocs() {
+  Shown shown;
+  ReadDoc("README.md", &shown);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(Runfile("docs"))) {
+    if (entry.path().extension() == ".md") {
+      names.push_back("docs/" + entry.path().filename().string());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) ReadDoc(name, &shown);
+  return shown;
+}
+
+// A text of the 65 characters of tiny Shakespeare.
+std::string Shakespeare() {
+  std::string known = "\n !$&',-.3:;?";
+  for (char c = 'A'; c <= 'Z'; ++c) known += c;
+  for (char c = 'a'; c <= 'z'; ++c) known += c;
+  std::string text = known;
+  for (char c : ReadText(Runfile("tests/testdata/corpus.txt"))) {
+    if (known.find(c) != std::string::npos) text += c;
+  }
+  while (text.size() < 200000) text += text;
+  return text;
+}
+
+// The folder that a user of the docs would be in.
+class DocsTest : public ::testing::Test {
+ protected:
+  TrainerResult Run(const Words& words) {
+    TrainerOptions options;
+    options.folder = folder_;
+    options.environment = {{"BUILD_WORKING_DIRECTORY", folder_},
+                           {"BUILD_WORKSPACE_DIRECTORY", folder_}};
+    options.input = "Hello!\n";
+    options.timeout = 300.0;
+    return RunTrainer(words, options);
+  }
+
+  void MustRun(const Words& words) {
+    const TrainerResult result = Run(words);
+    EXPECT_EQ(result.exit_code, 0) << absl::StrJoin(words, " ") << "\n"
+                                   << result.err;
+  }
+
+  // `name`, and models/`name` for the configs: what a run of `words` makes.
+  void MakeModel(const std::string& name, Words words) {
+    words.insert(words.end(), kShort.begin(), kShort.end());
+    words.insert(words.end(), {"--set", "output_dir=made_" + name});
+    MustRun(words);
+    fs::create_directories(folder_ + "/models");
+    fs::copy(folder_ + "/made_" + name + "/final", folder_ + "/" + name);
+    fs::copy(folder_ + "/" + name, folder_ + "/models/" + name);
+  }
+
+  void SetUp() override {
+    folder_ = NewTestFolder("user");
+    for (const char* folder : {"data", "runs/darkroom"}) {
+      fs::create_directories(folder_ + "/" + folder);
+    }
+    for (const char* folder : {"configs", "datasets/samples/tokenizer"}) {
+      fs::create_directories(folder_ + "/" + folder);
+      fs::copy(Runfile(folder), folder_ + "/" + folder);
+    }
+    const std::string text = Shakespeare();
+    for (const char* name :
+         {"my.txt", "shakespeare.txt", "other.txt", "a.txt", "data/text.txt"}) {
+      WriteText(folder_ + "/" + name, text);
+    }
+    WriteText(folder_ + "/b.jsonl", "{\"text\": \"a row\"}\n");
+    const std::string chats =
+        ReadText(Runfile("datasets/samples/chats_eval.jsonl"));
+    WriteText(folder_ + "/chats.jsonl", chats);
+    WriteText(folder_ + "/data/chats.jsonl", chats);
+    fs::copy_file(Runfile("datasets/darkroom/testdata/history_small.hdf5"),
+                  folder_ + "/runs/darkroom/quickstart.hdf5");
+    WriteText(folder_ + "/run.pbtxt", RunText().Train("max_steps: 12").Text());
+    MakeModel("SmolLM2-135M",
+              {"--config=sft_quickstart.pbtxt", "--set", "model.hidden_size=32",
+               "--set", "model.num_hidden_layers=1", "--set",
+               "model.max_position_embeddings=2048"});
+    MakeModel(
+        "LLaDA-8B-Instruct",
+        {"--config=llada_quickstart.pbtxt", "--set", "model.d_model=32",
+         "--set", "model.n_layers=1", "--set", "model.vocab_size=4100", "--set",
+         "model.max_sequence_length=4096", "--set", "train_data.path=my.txt",
+         "--set", "train_data.tokenizer.folder=datasets/samples/tokenizer"});
+    MustRun({"llada-data", "--text=my.txt", "--output=DATA",
+             "--tokenizer=LLaDA-8B-Instruct"});
+  }
+
+  void TryCommand(const DocCommand& command);
+
+  // Of `trainer NAME --help`.
+  const std::string& Help(const std::string& name) {
+    std::string& help = help_[name];
+    if (help.empty()) {
+      const TrainerResult result = Run({name, "--help"});
+      EXPECT_EQ(result.exit_code, 0) << name << ": " << result.err;
+      help = result.out + " ";
+    }
+    return help;
+  }
+
+  std::string folder_;
+  std::map<std::string, std::string> help_;
+};
+
+void DocsTest::TryCommand(const DocCommand& command) {
+  SCOPED_TRACE(absl::StrCat(command.place, ": ", command.line));
+  // Stands for what is left out, and for a count that the user knows.
+  Words words;
+  for (const std::string& word : command.words) {
+    if (word == "..") continue;
+    words.push_back(absl::EndsWith(word, "vocab_size=N")
+                        ? absl::StrReplaceAll(word, {{"=N", "=69"}})
+                        : word);
+  }
+  for (const Exception& exception : kNotAsWritten) {
+    if (!absl::StrContains(command.line, exception.text)) continue;
+    if (exception.how == Exception::kNotRun) return;
+    if (exception.how == Exception::kCheckWith) {
+      words.insert(words.begin(), "check");
+    }
+    words.insert(words.end(), exception.more.begin(), exception.more.end());
+    MustRun(words);
+    return;
+  }
+  ASSERT_FALSE(words.empty()) << "kNotAsWritten says nothing of it";
+  if (absl::StartsWith(words[0], "--")) {
+    words.insert(words.end(), kShort.begin(), kShort.end());
+  }
+  // Files that the docs write more than once.
+  for (const std::string& word : words) {
+    if (absl::StartsWith(word, "--output=")) {
+      fs::remove_all(folder_ + "/" + word.substr(word.find('=') + 1));
+    }
+  }
+  MustRun(words);
+}
+
+TEST_F(DocsTest, EveryCommandWorks) {
+  const Shown shown = ReadDocs();
+  EXPECT_GE(shown.fenced.size(), 30);
+  EXPECT_GE(shown.in_text.size(), 10);
+  for (const DocCommand& command : shown.fenced) TryCommand(command);
+  for (const Exception& exception : kNotAsWritten) {
+    EXPECT_TRUE(std::any_of(shown.fenced.begin(), shown.fenced.end(),
+                            [&](const DocCommand& command) {
+                              return absl::StrContains(command.line,
+                                                       exception.text);
+                            }))
+        << exception.text << " is no longer in the docs";
+  }
+  // In the text, where they stand for a kind of command: its name and flags.
+  for (const DocCommand& command : shown.in_text) {
+    SCOPED_TRACE(absl::StrCat(command.place, ": ", command.line));
+    const bool named = !absl::StartsWith(command.words[0], "-");
+    const std::string& help = Help(named ? command.words[0] : "train");
+    for (const std::string& word : command.words) {
+      if (!absl::StartsWith(word, "--") || word == "--help") continue;
+      EXPECT_THAT(help, HasSubstr(absl::StrCat(
+                            "\n  ", word.substr(0, word.find('=')), " ")));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace capstan

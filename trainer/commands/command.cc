@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/command.h"
+
+#include <filesystem>
+#include <system_error>
+
+#include "trainer/config/latest_run.h"
+#include "trainer/config/load_config.h"
+
+namespace capstan {
+
+std::vector<RegisteredCommand>& RegisteredCommands() {
+  static auto* const commands = new std::vector<RegisteredCommand>;
+  return *commands;
+}
+
+Call& ThisCall() {
+  static auto* const call = new Call;
+  return *call;
+}
+
+void AddPluginPath(Flags& flags, std::vector<std::string>* plugin_path) {
+  flags
+      .Add("--plugin_path", plugin_path,
+           "A folder with plugins (lib*.so), searched before the trainer's "
+           "own; may be given several times")
+      .Type("FOLDER")
+      .Check([](const std::string& folder) {
+        std::error_code error;
+        return std::filesystem::is_directory(FromCaller(folder), error)
+                   ? ""
+                   : folder + " is not a folder";
+      });
+}
+
+void AddRunChanges(Flags& flags, RunOptions* options) {
+  flags
+      .Add("--set", &options->overrides,
+           "Overrides one field: train.max_steps=10, model.hidden_size=64, "
+           "strategy=capstan.single; clears it: collect=; sets a list or adds "
+           "to it: profile.steps=[3,4], profile.steps+=5")
+      .Type("PATH=VALUE")
+      .OneEach();
+  flags.Add("--print_config", &options->print_config,
+            "Print the merged config and stop");
+  AddPluginPath(flags, &options->plugin_path);
+}
+
+void AddRunOptions(Flags& flags, RunOptions* options) {
+  flags
+      .Add("--config", &options->configs,
+           "A run's config (protobuf text, trainer/run_config.proto), looked "
+           "up from the caller's folder, then in configs/; given several "
+           "times, later files merge over earlier ones")
+      .Type("FILE");
+  AddRunChanges(flags, options);
+}
+
+std::string FromCaller(const std::string& path) {
+  const std::filesystem::path caller =
+      DefaultConfigContext(nullptr).caller_folder;
+  return FollowLatestRun((caller / path).string());
+}
+
+std::vector<std::string> FromCaller(const std::vector<std::string>& folders) {
+  std::vector<std::string> absolute;
+  for (const std::string& folder : folders) {
+    absolute.push_back(FromCaller(folder));
+  }
+  return absolute;
+}
+
+}  // namespace capstan
