@@ -34,7 +34,7 @@ constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"
 // Major: a plugin of another major version is refused. Minor: the core accepts
 // plugins of its own minor version or an older one.
 constexpr uint16_t kPluginApiMajor = 1;
-constexpr uint16_t kPluginApiMinor = 1;
+constexpr uint16_t kPluginApiMinor = 2;
 
 struct PluginDescriptor {
   uint64_t magic;
