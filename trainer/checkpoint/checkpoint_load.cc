@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/crc32c.h"
@@ -17,6 +18,8 @@
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/range_index.h"
 #include "trainer/checkpoint/state_file.h"
+#include "trainer/checkpoint/state_kinds.h"
+#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
 namespace {
@@ -80,17 +83,39 @@ absl::Status CheckParameters(const std::string& folder,
   return absl::OkStatus();
 }
 
-absl::Status CheckStateNames(const std::string& folder,
-                             std::vector<std::string> stored,
-                             std::vector<std::string> wanted) {
-  const auto text = [](const std::vector<std::string>& names) {
-    return names.empty() ? "none" : absl::StrJoin(names, ", ");
-  };
-  const std::string was = text(stored);
-  const std::string is = text(wanted);
-  std::sort(stored.begin(), stored.end());
-  std::sort(wanted.begin(), wanted.end());
-  if (stored == wanted) return absl::OkStatus();
+bool IsStrategyKind(const OptimizerStateSpec& spec) {
+  return absl::StartsWith(spec.name, kStrategyKind);
+}
+
+// Names, and what isn't as the masters: "exp_avg, scale (Float, block 256)".
+std::string SpecsText(const std::vector<OptimizerStateSpec>& specs) {
+  if (specs.empty()) return "none";
+  return absl::StrJoin(
+      specs, ", ", [](std::string* out, const OptimizerStateSpec& spec) {
+        absl::StrAppend(out, spec.name);
+        if (spec.dtype != c10::ScalarType::Undefined) {
+          absl::StrAppend(out, " (", c10::toString(spec.dtype), ")");
+        }
+        if (spec.per_parameter > 0) {
+          absl::StrAppend(out, " (", spec.per_parameter, " a parameter)");
+        } else if (spec.block > 1) {
+          absl::StrAppend(out, " (blocks of ", spec.block, ")");
+        }
+      });
+}
+
+absl::Status CheckState(const std::string& folder,
+                        std::vector<OptimizerStateSpec> stored,
+                        std::vector<OptimizerStateSpec> wanted) {
+  stored.erase(std::remove_if(stored.begin(), stored.end(), IsStrategyKind),
+               stored.end());
+  const std::string was = SpecsText(stored);
+  const std::string is = SpecsText(wanted);
+  for (auto* specs : {&stored, &wanted}) {
+    std::sort(specs->begin(), specs->end(),
+              [](const auto& a, const auto& b) { return a.name < b.name; });
+  }
+  if (SpecsText(stored) == SpecsText(wanted)) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(folder, ": the checkpoint was saved with optimizer state ",
                    was, "; this run's optimizer has ", is,
@@ -141,22 +166,38 @@ absl::Status Fill(const std::string& folder, const Manifest& manifest,
   return absl::OkStatus();
 }
 
-// Of the masters, and with `with_state` of the optimizer's state.
-std::vector<Target> ShardTargets(const CheckpointParts& parts,
-                                 bool with_state) {
+std::vector<Target> TargetsOf(const CheckpointParts& parts,
+                              const std::vector<StateKind>& kinds) {
   std::vector<Target> targets;
   for (size_t s = 0; s < parts.shards.size(); ++s) {
-    for (const ParameterRange& range : parts.shards[s].ranges) {
-      const std::string& name = (*parts.specs)[range.parameter].name;
-      targets.push_back({kMasterKind, name, range.begin, range.length,
-                         parts.shards[s].master, range.offset});
-      for (size_t k = 0; with_state && k < parts.state_names.size(); ++k) {
-        targets.push_back({parts.state_names[k], name, range.begin,
-                           range.length, (*parts.state)[s][k], range.offset});
+    const std::vector<ParameterRange>& ranges = parts.shards[s].ranges;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const ParameterRange& range = ranges[i];
+      for (const StateKind& kind : kinds) {
+        const StatePart part =
+            StatePartOf(kind.spec, range, static_cast<int>(i), range.offset,
+                        range.offset + range.length);
+        targets.push_back({kind.spec.name, (*parts.specs)[range.parameter].name,
+                           part.begin, part.length, kind.tensors[s],
+                           part.offset});
       }
     }
   }
   return targets;
+}
+
+// What of the strategy's state the checkpoint has: all or nothing.
+std::vector<StateKind> StoredStrategyKinds(const CheckpointParts& parts,
+                                           const Manifest& manifest) {
+  std::vector<StateKind> kinds = StrategyKinds(parts);
+  const bool stored =
+      std::all_of(kinds.begin(), kinds.end(), [&](const StateKind& kind) {
+        return std::any_of(manifest.state.begin(), manifest.state.end(),
+                           [&](const OptimizerStateSpec& spec) {
+                             return spec.name == kind.spec.name;
+                           });
+      });
+  return stored ? kinds : std::vector<StateKind>();
 }
 
 // All of it, or with `state` null the weights alone.
@@ -165,12 +206,19 @@ absl::Status Load(const std::string& folder, const CheckpointParts& parts,
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
   CAPSTAN_RETURN_IF_ERROR(CheckParameters(folder, manifest, *parts.specs));
+  std::vector<StateKind> kinds = {MasterKind(parts)};
   if (state != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(
-        CheckStateNames(folder, manifest.state_names, parts.state_names));
+    std::vector<OptimizerStateSpec> wanted;
+    for (StateKind& kind : OptimizerKinds(parts)) {
+      wanted.push_back(kind.spec);
+      kinds.push_back(std::move(kind));
+    }
+    CAPSTAN_RETURN_IF_ERROR(CheckState(folder, manifest.state, wanted));
+    for (StateKind& kind : StoredStrategyKinds(parts, manifest)) {
+      kinds.push_back(std::move(kind));
+    }
   }
-  CAPSTAN_RETURN_IF_ERROR(
-      Fill(folder, manifest, ShardTargets(parts, state != nullptr)));
+  CAPSTAN_RETURN_IF_ERROR(Fill(folder, manifest, TargetsOf(parts, kinds)));
   for (OptimizerShard& shard : parts.shards) {
     if (shard.working.defined()) shard.working.copy_(shard.master);
   }

@@ -10,6 +10,8 @@
 #include "trainer/checkpoint/checkpoint_folder.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
+#include "trainer/checkpoint/state_kinds.h"
+#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
 namespace {
@@ -24,24 +26,29 @@ std::string RankNotePath(const std::string& folder, int rank) {
 }
 
 std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
+  const std::vector<StateKind> kinds = AllKinds(parts);
   std::vector<StatePiece> pieces;
   for (const OwnedSlice& slice : parts.owned) {
-    const OptimizerShard& shard = parts.shards[slice.shard];
-    for (const ParameterRange& range : shard.ranges) {
+    const std::vector<ParameterRange>& ranges =
+        parts.shards[slice.shard].ranges;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const ParameterRange& range = ranges[i];
       const int64_t low = std::max(slice.begin, range.offset);
       const int64_t high = std::min(slice.end, range.offset + range.length);
       if (low >= high) continue;
-      const auto add = [&](const std::string& kind, const at::Tensor& tensor) {
-        pieces.push_back({{kind,
-                           (*parts.specs)[range.parameter].name,
-                           range.begin + low - range.offset,
-                           high - low,
-                           {}},
-                          tensor.narrow(0, low, high - low)});
-      };
-      add(kMasterKind, shard.master);
-      for (size_t k = 0; k < parts.state_names.size(); ++k) {
-        add(parts.state_names[k], (*parts.state)[slice.shard][k]);
+      const bool first = range.begin == 0 && low == range.offset;
+      for (const StateKind& kind : kinds) {
+        // Who has a parameter's first element writes what it has once.
+        if (kind.spec.per_parameter > 0 && !first) continue;
+        const StatePart part =
+            StatePartOf(kind.spec, range, static_cast<int>(i), low, high);
+        pieces.push_back(
+            {{kind.spec.name,
+              (*parts.specs)[range.parameter].name,
+              part.begin,
+              part.length,
+              {}},
+             kind.tensors[slice.shard].narrow(0, part.offset, part.length)});
       }
     }
   }
@@ -67,7 +74,12 @@ absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
   manifest.train_state = train_state;
   manifest.world_size = parts.group->size();
   manifest.config_text = parts.config_text;
-  manifest.state_names = parts.state_names;
+  for (const StateKind& kind : OptimizerKinds(parts)) {
+    manifest.state.push_back(kind.spec);
+  }
+  for (const StateKind& kind : StrategyKinds(parts)) {
+    manifest.state.push_back(kind.spec);
+  }
   for (const ParameterSpec& spec : *parts.specs) {
     manifest.parameters.push_back({spec.name, spec.shape, spec.trainable});
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/manifest.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -16,6 +17,7 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/checkpoint/range_index.h"
+#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
 
@@ -98,6 +100,52 @@ TrainState TrainStateFromJson(const Json& json) {
   return state;
 }
 
+// Whether state is as masters are, which "state_names" says enough of.
+bool IsPlain(const OptimizerStateSpec& spec) {
+  return spec.dtype == c10::ScalarType::Undefined && spec.block == 1 &&
+         spec.per_parameter == 0;
+}
+
+void StateToJson(const std::vector<OptimizerStateSpec>& state, Json* json) {
+  Json names = Json::array();
+  Json specs = Json::array();
+  for (const OptimizerStateSpec& spec : state) {
+    names.push_back(spec.name);
+    if (IsPlain(spec)) continue;
+    specs.push_back({{"name", spec.name},
+                     {"dtype", c10::toString(spec.dtype)},
+                     {"block", spec.block},
+                     {"per_parameter", spec.per_parameter}});
+  }
+  (*json)["state_names"] = std::move(names);
+  if (!specs.empty()) (*json)["state_specs"] = std::move(specs);
+}
+
+c10::ScalarType DtypeNamed(const std::string& name) {
+  for (int i = 0; i < static_cast<int>(c10::ScalarType::NumOptions); ++i) {
+    const auto dtype = static_cast<c10::ScalarType>(i);
+    if (name == c10::toString(dtype)) return dtype;
+  }
+  return c10::ScalarType::Undefined;
+}
+
+std::vector<OptimizerStateSpec> StateFromJson(const Json& json) {
+  std::vector<OptimizerStateSpec> state;
+  for (const Json& name : json.at("state_names")) {
+    state.push_back({name.get<std::string>()});
+  }
+  if (!json.contains("state_specs")) return state;
+  for (const Json& spec : json.at("state_specs")) {
+    for (OptimizerStateSpec& named : state) {
+      if (named.name != spec.at("name").get<std::string>()) continue;
+      named.dtype = DtypeNamed(spec.at("dtype").get<std::string>());
+      named.block = std::max<int64_t>(1, spec.at("block").get<int64_t>());
+      named.per_parameter = spec.at("per_parameter").get<int64_t>();
+    }
+  }
+  return state;
+}
+
 std::string CrcsToText(const std::vector<uint32_t>& crcs) {
   return absl::StrJoin(crcs, " ", [](std::string* out, uint32_t crc) {
     absl::StrAppendFormat(out, "%08x", crc);
@@ -148,7 +196,7 @@ Manifest FromJson(const Json& json) {
   manifest.train_state = TrainStateFromJson(json.at("train_state"));
   manifest.world_size = json.at("world_size").get<int>();
   manifest.config_text = json.at("config").get<std::string>();
-  manifest.state_names = json.at("state_names").get<std::vector<std::string>>();
+  manifest.state = StateFromJson(json);
   for (const Json& parameter : json.at("parameters")) {
     manifest.parameters.push_back(
         {parameter.at("name").get<std::string>(),
@@ -176,6 +224,13 @@ absl::StatusOr<std::map<std::string, int64_t>> Numels(
     numels[parameter.name] = numel;
   }
   return numels;
+}
+
+OptimizerStateSpec SpecOf(const Manifest& manifest, const std::string& kind) {
+  for (const OptimizerStateSpec& spec : manifest.state) {
+    if (spec.name == kind) return spec;
+  }
+  return {};
 }
 
 // The JSON's own checksum: of all but the checksum.
@@ -214,10 +269,10 @@ std::string ManifestToJson(const Manifest& manifest) {
   Json json = {{"format_version", kFormatVersion},
                {"train_state", TrainStateToJson(manifest.train_state)},
                {"world_size", manifest.world_size},
-               {"config", manifest.config_text},
-               {"state_names", manifest.state_names},
-               {"parameters", std::move(parameters)},
-               {"files", std::move(files)}};
+               {"config", manifest.config_text}};
+  StateToJson(manifest.state, &json);
+  json["parameters"] = std::move(parameters);
+  json["files"] = std::move(files);
   json[kCrcKey] = Crc(json);
   return json.dump(1) + "\n";
 }
@@ -255,9 +310,12 @@ absl::Status CheckManifest(const Manifest& manifest) {
     }
     for (const ManifestRange& range : file.ranges) {
       const auto found = numels.find(range.parameter);
-      if (found == numels.end() || range.begin < 0 || range.length <= 0 ||
-          range.begin > found->second ||
-          range.length > found->second - range.begin) {
+      const int64_t numel =
+          found == numels.end()
+              ? 0
+              : StateNumel(SpecOf(manifest, range.kind), found->second);
+      if (range.begin < 0 || range.length <= 0 || range.begin > numel ||
+          range.length > numel - range.begin) {
         return absl::InvalidArgumentError(absl::StrFormat(
             "%d elements from element %d of '%s' are not in that parameter",
             range.length, range.begin, range.parameter));
@@ -270,8 +328,9 @@ absl::Status CheckManifest(const Manifest& manifest) {
     const int64_t numel = numels.at(parameter.name);
     CAPSTAN_RETURN_IF_ERROR(
         index.CheckWhole(kMasterKind, parameter.name, numel));
-    for (const std::string& kind : manifest.state_names) {
-      CAPSTAN_RETURN_IF_ERROR(index.CheckWhole(kind, parameter.name, numel));
+    for (const OptimizerStateSpec& spec : manifest.state) {
+      CAPSTAN_RETURN_IF_ERROR(
+          index.CheckWhole(spec.name, parameter.name, StateNumel(spec, numel)));
     }
   }
   return absl::OkStatus();

@@ -25,7 +25,8 @@ extern const char kManifestFile[];
 // of the format.
 constexpr int64_t kChunkBytes = 4 << 20;
 
-// Elements [begin, begin + length) of a parameter, row-major.
+// Elements [begin, begin + length) of a parameter, row-major, or of its state
+// of that kind.
 struct ManifestRange {
   std::string kind;
   std::string parameter;
@@ -52,7 +53,8 @@ struct Manifest {
   TrainState train_state;
   int world_size = 1;
   std::string config_text;
-  std::vector<std::string> state_names;
+  // Of the optimizer, and of the strategy ("strategy.NAME").
+  std::vector<OptimizerStateSpec> state;
   std::vector<ManifestParameter> parameters;
   std::vector<ManifestFile> files;
 };
