@@ -116,7 +116,7 @@ TEST(InterfaceLayoutTest, StructsThatCannotGrow) {
   EXPECT_EQ(sizeof(OptimizerStateSpec), 56);
   EXPECT_EQ(sizeof(PrecisionPolicy), 56);
   EXPECT_EQ(sizeof(LossScaling), 40);
-  EXPECT_EQ(sizeof(LossSum), 48);  // 32 in minor 0: older_plugin.cc
+  EXPECT_EQ(sizeof(LossSum), 48);  // 32 in minor 0: older_plugins.cc
   EXPECT_EQ(sizeof(MetricTags), 64);
   EXPECT_EQ(sizeof(Measurement), 72);
   EXPECT_EQ(sizeof(MeasuredCurve), 120);

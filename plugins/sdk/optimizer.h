@@ -108,7 +108,8 @@ class Optimizer {
     return absl::OkStatus();
   }
 
-  // Once on each rank, after the strategy's Setup and before all updates.
+  // On each rank, after the strategy's Setup and before the updates of these
+  // shards.
   virtual absl::Status Setup(const OptimizerContext& context) {
     return absl::OkStatus();
   }

@@ -32,7 +32,7 @@ enum class PluginCategory : uint32_t {
 
 constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"
 // Major: a plugin of another major version is refused. Minor: the core accepts
-// plugins of its own minor version or an older one.
+// plugins of its own minor version or an older one (COMPATIBILITY.md).
 constexpr uint16_t kPluginApiMajor = 1;
 constexpr uint16_t kPluginApiMinor = 2;
 
