@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "strategies/common/flat_layout.h"
+#include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
-#include "strategies/common/squared_sum.h"
 
 namespace capstan {
 namespace {

@@ -5,7 +5,6 @@
 
 #include "base/status.h"
 #include "strategies/common/flat_state.h"
-#include "strategies/common/squared_sum.h"
 
 namespace capstan {
 

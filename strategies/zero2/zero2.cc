@@ -11,7 +11,6 @@
 #include "base/status.h"
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
-#include "strategies/common/squared_sum.h"
 
 namespace capstan {
 namespace zero2 {
