@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plugins/sdk/parameters.h"
 #include "plugins/sdk/precision.h"
