@@ -71,7 +71,7 @@ at::Tensor NewState(const OptimizerStateSpec& spec,
   at::Tensor zeros = at::empty(
       {StateLength(spec, shard)},
       shard.master.options().dtype(DtypeOf(spec, shard.master.scalar_type())));
-  if (zeros.is_cpu()) {
+  if (zeros.is_cpu() && zeros.numel() > 0) {
     ZeroFill(zeros.mutable_data_ptr(), zeros.nbytes());
   } else {
     zeros.zero_();
