@@ -16,10 +16,17 @@
 #include "base/crc32c.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "trainer/checkpoint/range_index.h"
-#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
+namespace {
+
+absl::Status Missing(const std::string& kind, const std::string& parameter,
+                     int64_t element) {
+  return absl::DataLossError(absl::StrFormat(
+      "element %d of %s of '%s' is missing", element, kind, parameter));
+}
+
+}  // namespace
 
 const char kMasterKind[] = "master";
 const char kManifestFile[] = "manifest.json";
@@ -100,47 +107,34 @@ TrainState TrainStateFromJson(const Json& json) {
   return state;
 }
 
-// Whether state is as masters are, which "state_names" says enough of.
-bool IsPlain(const OptimizerStateSpec& spec) {
-  return spec.dtype == c10::ScalarType::Undefined && spec.block == 1 &&
-         spec.per_parameter == 0;
-}
-
-void StateToJson(const std::vector<OptimizerStateSpec>& state, Json* json) {
+void StateToJson(const std::vector<ManifestState>& state, Json* json) {
   Json names = Json::array();
   Json specs = Json::array();
-  for (const OptimizerStateSpec& spec : state) {
-    names.push_back(spec.name);
-    if (IsPlain(spec)) continue;
-    specs.push_back({{"name", spec.name},
-                     {"dtype", c10::toString(spec.dtype)},
-                     {"block", spec.block},
-                     {"per_parameter", spec.per_parameter}});
+  for (const ManifestState& kind : state) {
+    names.push_back(kind.name);
+    // What is as the masters are needs no more than its name.
+    if (kind == ManifestState{kind.name}) continue;
+    specs.push_back({{"name", kind.name},
+                     {"dtype", kind.dtype},
+                     {"block", kind.block},
+                     {"per_parameter", kind.per_parameter}});
   }
   (*json)["state_names"] = std::move(names);
   if (!specs.empty()) (*json)["state_specs"] = std::move(specs);
 }
 
-c10::ScalarType DtypeNamed(const std::string& name) {
-  for (int i = 0; i < static_cast<int>(c10::ScalarType::NumOptions); ++i) {
-    const auto dtype = static_cast<c10::ScalarType>(i);
-    if (name == c10::toString(dtype)) return dtype;
-  }
-  return c10::ScalarType::Undefined;
-}
-
-std::vector<OptimizerStateSpec> StateFromJson(const Json& json) {
-  std::vector<OptimizerStateSpec> state;
+std::vector<ManifestState> StateFromJson(const Json& json) {
+  std::vector<ManifestState> state;
   for (const Json& name : json.at("state_names")) {
     state.push_back({name.get<std::string>()});
   }
   if (!json.contains("state_specs")) return state;
   for (const Json& spec : json.at("state_specs")) {
-    for (OptimizerStateSpec& named : state) {
-      if (named.name != spec.at("name").get<std::string>()) continue;
-      named.dtype = DtypeNamed(spec.at("dtype").get<std::string>());
-      named.block = std::max<int64_t>(1, spec.at("block").get<int64_t>());
-      named.per_parameter = spec.at("per_parameter").get<int64_t>();
+    for (ManifestState& kind : state) {
+      if (kind.name != spec.at("name").get<std::string>()) continue;
+      kind.dtype = spec.at("dtype").get<std::string>();
+      kind.block = std::max<int64_t>(1, spec.at("block").get<int64_t>());
+      kind.per_parameter = spec.at("per_parameter").get<int64_t>();
     }
   }
   return state;
@@ -226,9 +220,9 @@ absl::StatusOr<std::map<std::string, int64_t>> Numels(
   return numels;
 }
 
-OptimizerStateSpec SpecOf(const Manifest& manifest, const std::string& kind) {
-  for (const OptimizerStateSpec& spec : manifest.state) {
-    if (spec.name == kind) return spec;
+ManifestState StateOf(const Manifest& manifest, const std::string& kind) {
+  for (const ManifestState& state : manifest.state) {
+    if (state.name == kind) return state;
   }
   return {};
 }
@@ -250,6 +244,16 @@ absl::Status CheckVersion(const std::string& path, int version) {
 }
 
 }  // namespace
+
+int64_t ManifestState::Numel(int64_t parameter_numel) const {
+  return per_parameter > 0 ? per_parameter
+                           : (parameter_numel + block - 1) / block;
+}
+
+bool ManifestState::operator==(const ManifestState& other) const {
+  return name == other.name && dtype == other.dtype && block == other.block &&
+         per_parameter == other.per_parameter;
+}
 
 std::string ManifestRange::Key() const {
   return absl::StrCat(kind, "/", parameter, "/", begin);
@@ -313,7 +317,7 @@ absl::Status CheckManifest(const Manifest& manifest) {
       const int64_t numel =
           found == numels.end()
               ? 0
-              : StateNumel(SpecOf(manifest, range.kind), found->second);
+              : StateOf(manifest, range.kind).Numel(found->second);
       if (range.begin < 0 || range.length <= 0 || range.begin > numel ||
           range.length > numel - range.begin) {
         return absl::InvalidArgumentError(absl::StrFormat(
@@ -328,9 +332,9 @@ absl::Status CheckManifest(const Manifest& manifest) {
     const int64_t numel = numels.at(parameter.name);
     CAPSTAN_RETURN_IF_ERROR(
         index.CheckWhole(kMasterKind, parameter.name, numel));
-    for (const OptimizerStateSpec& spec : manifest.state) {
+    for (const ManifestState& kind : manifest.state) {
       CAPSTAN_RETURN_IF_ERROR(
-          index.CheckWhole(spec.name, parameter.name, StateNumel(spec, numel)));
+          index.CheckWhole(kind.name, parameter.name, kind.Numel(numel)));
     }
   }
   return absl::OkStatus();
@@ -355,6 +359,66 @@ absl::Status DamagedError(const std::string& path, absl::string_view how) {
                    "; put an intact copy in its place, or remove ",
                    path.substr(0, path.rfind('/')),
                    " to resume from the checkpoint before"));
+}
+
+RangeIndex::RangeIndex(const Manifest& manifest) {
+  for (const ManifestFile& file : manifest.files) {
+    for (const ManifestRange& range : file.ranges) {
+      pieces_[{range.kind, range.parameter}].push_back(
+          {&file, &range, range.begin, range.length});
+    }
+  }
+  for (auto& [key, pieces] : pieces_) {
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  }
+}
+
+absl::StatusOr<std::vector<RangeIndex::Piece>> RangeIndex::Cover(
+    const std::string& kind, const std::string& parameter, int64_t begin,
+    int64_t length) const {
+  std::vector<Piece> cover;
+  const int64_t end = begin + length;
+  const auto found = pieces_.find({kind, parameter});
+  while (begin < end) {
+    const Piece* piece = nullptr;
+    if (found != pieces_.end()) {
+      const auto after = std::upper_bound(
+          found->second.begin(), found->second.end(), begin,
+          [](int64_t value, const Piece& p) { return value < p.begin; });
+      if (after != found->second.begin()) piece = &*(after - 1);
+    }
+    if (piece == nullptr || piece->begin + piece->length <= begin) {
+      return Missing(kind, parameter, begin);
+    }
+    const int64_t stop = std::min(end, piece->begin + piece->length);
+    cover.push_back({piece->file, piece->range, begin, stop - begin});
+    begin = stop;
+  }
+  return cover;
+}
+
+absl::Status RangeIndex::CheckWhole(const std::string& kind,
+                                    const std::string& parameter,
+                                    int64_t numel) const {
+  const auto found = pieces_.find({kind, parameter});
+  int64_t next = 0;
+  const Piece* before = nullptr;
+  if (found != pieces_.end()) {
+    for (const Piece& piece : found->second) {
+      if (piece.begin > next) return Missing(kind, parameter, next);
+      if (piece.begin < next) {
+        return absl::DataLossError(absl::StrFormat(
+            "element %d of %s of '%s' is stored twice, in %s and %s",
+            piece.begin, kind, parameter, before->file->name,
+            piece.file->name));
+      }
+      next += piece.length;
+      before = &piece;
+    }
+  }
+  if (next < numel) return Missing(kind, parameter, next);
+  return absl::OkStatus();
 }
 
 }  // namespace capstan

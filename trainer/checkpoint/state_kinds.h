@@ -18,6 +18,14 @@ struct StateKind {
   std::vector<at::Tensor> tensors;  // one a shard
 };
 
+inline ManifestState ManifestStateOf(const OptimizerStateSpec& spec) {
+  ManifestState state = {spec.name, "", spec.block, spec.per_parameter};
+  if (spec.dtype != c10::ScalarType::Undefined) {
+    state.dtype = c10::toString(spec.dtype);
+  }
+  return state;
+}
+
 // Names of a strategy's own kinds begin so.
 inline constexpr char kStrategyKind[] = "strategy.";
 
