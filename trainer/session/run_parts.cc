@@ -9,7 +9,6 @@
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "trainer/config/hub_name.h"
-#include "trainer/optimizer/optimizer_state.h"
 #include "trainer/session/device_precision.h"
 #include "trainer/session/schedule.h"
 
@@ -247,11 +246,6 @@ absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
   request.precision = parts.policy();
   request.world_size = world_size;
   request.accumulation = plan->accumulation;
-  request.optimizer = parts.optimizer.get();
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
-      CheckOptimizer(*parts.optimizer,
-                     {request.model, request.precision, world_size}),
-      "optimizer"));
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(parts.strategy->Check(request), "strategy"));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
