@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The host reads verdicts a step late, as on a GPU, and nothing changes.
+// The host reads the step's sums a step late, as on a GPU, and nothing changes.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
@@ -24,7 +24,7 @@
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/session/train_loop.h"
+#include "trainer/session/train.h"
 
 namespace capstan {
 namespace {
@@ -32,7 +32,6 @@ namespace {
 using conformance::ToyBatch;
 using conformance::ToyFault;
 using conformance::ToyModel;
-using Verdicts = TrainLoop::Verdicts;
 
 constexpr int64_t kBatch = 4;
 
@@ -140,7 +139,7 @@ struct Settings {
   int late_updates = 0;     // what the run has done
 };
 
-absl::Status Train(Verdicts verdicts, Settings* settings) {
+absl::Status Train(ReadSums read, Settings* settings) {
   if (settings->output_dir.empty()) {
     settings->output_dir = NewTestFolder("run");
   }
@@ -169,8 +168,7 @@ absl::Status Train(Verdicts verdicts, Settings* settings) {
   job.parts.optimizer = std::move(optimizer);
   job.batch = {kBatch / 2, kBatch, 2};
   job.output_dir = settings->output_dir;
-  TrainLoop loop(&job, RankInfo(), verdicts);
-  const absl::Status status = loop.Run();
+  const absl::Status status = RunTraining(&job, RankInfo(), read);
   settings->late_updates = updates.late_updates;
   return status;
 }
@@ -209,10 +207,10 @@ void ExpectSame(const Settings& late, const Settings& at_once) {
   EXPECT_EQ(Checkpoints(late.output_dir), Checkpoints(at_once.output_dir));
 }
 
-TEST(LateVerdictTest, ChangesNothing) {
+TEST(DeferredSumsTest, ChangesNothing) {
   Settings late, at_once;
-  ASSERT_TRUE(Train(Verdicts::kLate, &late).ok());
-  ASSERT_TRUE(Train(Verdicts::kAtOnce, &at_once).ok());
+  ASSERT_TRUE(Train(ReadSums::kDeferred, &late).ok());
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &at_once).ok());
   EXPECT_EQ(late.late_updates, 30);
   EXPECT_EQ(at_once.late_updates, 0);
   EXPECT_EQ(ReadMetrics(late.output_dir).losses().size(), 30);
@@ -220,12 +218,12 @@ TEST(LateVerdictTest, ChangesNothing) {
   ExpectSame(late, at_once);
 }
 
-TEST(LateVerdictTest, NonFiniteStepsChangeNothing) {
+TEST(DeferredSumsTest, NonFiniteStepsChangeNothing) {
   // Before an evaluation, after it, before and after saving, two in a row.
   Settings late, at_once;
   late.bad_steps = at_once.bad_steps = {3, 7, 8, 10, 11, 17, 18, 30};
-  ASSERT_TRUE(Train(Verdicts::kLate, &late).ok());
-  ASSERT_TRUE(Train(Verdicts::kAtOnce, &at_once).ok());
+  ASSERT_TRUE(Train(ReadSums::kDeferred, &late).ok());
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &at_once).ok());
   ExpectSame(late, at_once);
   int skipped = 0;
   for (const nlohmann::json& line : ReadMetrics(late.output_dir).steps) {
@@ -234,52 +232,52 @@ TEST(LateVerdictTest, NonFiniteStepsChangeNothing) {
   EXPECT_EQ(skipped, 8);
 }
 
-TEST(LateVerdictTest, SavedAndResumed) {
+TEST(DeferredSumsTest, SavedAndResumed) {
   Settings whole, parts;
   whole.bad_steps = parts.bad_steps = {13, 14};
-  ASSERT_TRUE(Train(Verdicts::kAtOnce, &whole).ok());
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &whole).ok());
   for (const int64_t steps : {13, 20, 30}) {
     parts.max_steps = steps;
-    ASSERT_TRUE(Train(Verdicts::kLate, &parts).ok());
+    ASSERT_TRUE(Train(ReadSums::kDeferred, &parts).ok());
   }
   EXPECT_EQ(StepLines(parts.output_dir), StepLines(whole.output_dir));
   EXPECT_EQ(SafetensorsText(parts), SafetensorsText(whole));
 }
 
 // A stop request stays, so that this run has a process of its own.
-TEST(LateVerdictTest, StopsOneStepLaterAndGoesOn) {
+TEST(DeferredSumsTest, StopsOneStepLaterAndGoesOn) {
   Settings whole, stopped;
-  ASSERT_TRUE(Train(Verdicts::kAtOnce, &whole).ok());
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &whole).ok());
   stopped.output_dir = NewTestFolder("run");
   stopped.stop_step = 16;
   EXPECT_EXIT(
-      _exit(absl::IsCancelled(Train(Verdicts::kLate, &stopped)) ? 7 : 1),
+      _exit(absl::IsCancelled(Train(ReadSums::kDeferred, &stopped)) ? 7 : 1),
       ::testing::ExitedWithCode(7), "");
   EXPECT_EQ(ReadMetrics(stopped.output_dir).losses().size(), 17);
   EXPECT_EQ(CheckpointSteps(stopped.output_dir).back(), 17);
   stopped.stop_step = 0;
-  ASSERT_TRUE(Train(Verdicts::kLate, &stopped).ok());
+  ASSERT_TRUE(Train(ReadSums::kDeferred, &stopped).ok());
   EXPECT_EQ(StepLines(stopped.output_dir), StepLines(whole.output_dir));
   EXPECT_EQ(SafetensorsText(stopped), SafetensorsText(whole));
 }
 
-TEST(LateVerdictTest, ABrokenRunEnds) {
+TEST(DeferredSumsTest, ABrokenRunEnds) {
   Settings late, at_once;
   for (int64_t step = 4; step <= 30; ++step) {
     late.bad_steps.insert(step);
     at_once.bad_steps.insert(step);
   }
-  const absl::Status status = Train(Verdicts::kLate, &late);
+  const absl::Status status = Train(ReadSums::kDeferred, &late);
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_EQ(status, Train(Verdicts::kAtOnce, &at_once));
+  EXPECT_EQ(status, Train(ReadSums::kBeforeUpdate, &at_once));
   EXPECT_EQ(StepLines(late.output_dir), StepLines(at_once.output_dir));
 }
 
 // Two skipped steps later, without a checkpoint of what can't be gone on from.
-TEST(LateVerdictTest, WeightsThatOverflowEndTheRun) {
+TEST(DeferredSumsTest, WeightsThatOverflowEndTheRun) {
   Settings late, at_once;
   late.overflow_at = at_once.overflow_at = 13;
-  const absl::Status status = Train(Verdicts::kAtOnce, &at_once);
+  const absl::Status status = Train(ReadSums::kBeforeUpdate, &at_once);
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               ::testing::AllOf(::testing::HasSubstr("after step 15"),
@@ -287,7 +285,7 @@ TEST(LateVerdictTest, WeightsThatOverflowEndTheRun) {
                                ::testing::HasSubstr("after step 10"),
                                ::testing::HasSubstr("learning_rate 0.05"),
                                ::testing::HasSubstr("step-00000010")));
-  const absl::Status late_status = Train(Verdicts::kLate, &late);
+  const absl::Status late_status = Train(ReadSums::kDeferred, &late);
   EXPECT_EQ(late_status.code(), status.code());
   for (const Settings& settings : {late, at_once}) {
     EXPECT_EQ(StepLines(settings.output_dir).size(), 14);

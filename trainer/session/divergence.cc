@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Weights that are no longer finite end a run, and are never saved.
-#include <ATen/ops/empty.h>
+#include "trainer/session/divergence.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,9 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "trainer/checkpoint/agree.h"
 #include "trainer/checkpoint/finite.h"
-#include "trainer/session/train_loop.h"
+#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {
@@ -50,8 +47,9 @@ absl::StatusOr<double> FirstBadFrozen(const Model& model, uint64_t seed,
 
 }  // namespace
 
-absl::StatusOr<absl::optional<std::string>> TrainLoop::FirstNonFinite() {
-  const CheckpointParts parts = Checkpointed();
+// The first tensor on any rank that isn't finite, by name.
+absl::StatusOr<absl::optional<std::string>> Divergence::FirstNonFinite() {
+  const CheckpointParts parts = session_.Checkpointed();
   const int64_t kinds = 1 + static_cast<int64_t>(parts.state_names.size());
   double mine = kNone;
   const absl::Status status = CatchAll([&] {
@@ -61,8 +59,8 @@ absl::StatusOr<absl::optional<std::string>> TrainLoop::FirstNonFinite() {
     }
     return absl::OkStatus();
   });
-  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "check its weights"));
-  const std::vector<double> all = FromAllRanks(mine);
+  CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "check its weights"));
+  const std::vector<double> all = FromAllRanks(*session_.group, mine);
   const double least = *std::min_element(all.begin(), all.end());
   if (least == kNone) return absl::optional<std::string>();
   const auto first = static_cast<int64_t>(least);
@@ -73,68 +71,73 @@ absl::StatusOr<absl::optional<std::string>> TrainLoop::FirstNonFinite() {
                    : absl::StrCat(parts.state_names[kind - 1], " of ", name);
 }
 
-absl::Status TrainLoop::CheckStart() {
+absl::Status Divergence::CheckStart() {
   CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> bad,
                            FirstNonFinite());
-  finite_step_ = state_.step;
+  finite_step_ = session_.state.step;
   if (!bad.has_value()) return absl::OkStatus();
-  if (first_step_ > 0) {
-    const std::string checkpoint = NewestCheckpoint(output_dir_);
+  if (session_.first_step > 0) {
+    const std::string checkpoint = NewestCheckpoint(session_.output_dir);
     return absl::FailedPreconditionError(
         absl::StrCat(checkpoint, ": ", *bad, kBroken,
                      ": remove that folder to resume from the "
                      "checkpoint before, or start anew in another output_dir"));
   }
-  return job_->loaded.Locate(
+  return session_.job.loaded.Locate(
       absl::FailedPreconditionError(
           absl::StrCat("the initial value of ", *bad, kBroken,
                        ": the weights that the model starts from are broken")),
       "model");
 }
 
-absl::Status TrainLoop::CheckFinite() {
-  if (finite_step_ == state_.step) return absl::OkStatus();
+absl::Status Divergence::CheckFinite() {
+  if (finite_step_ == session_.state.step) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> bad,
                            FirstNonFinite());
   if (!bad.has_value()) {
-    finite_step_ = state_.step;
+    finite_step_ = session_.state.step;
     return absl::OkStatus();
   }
-  const std::string newest = NewestCheckpoint(output_dir_);
-  return Fail(absl::FailedPreconditionError(absl::StrCat(
-      "after step ", state_.step, " ", *bad, kBroken, " (none did after step ",
-      finite_step_, "): ", parts_.optimizer_name, " with learning_rate ",
-      parts_.optimizer->learning_rate(),
-      " has overflowed; lower optimizer.learning_rate, or set "
-      "train.max_grad_norm. Nothing of it is saved",
-      newest.empty() ? ""
-                     : absl::StrCat("; ", newest,
-                                    " is the newest good "
-                                    "checkpoint"))));
+  const std::string newest = NewestCheckpoint(session_.output_dir);
+  return Fail(absl::FailedPreconditionError(
+      absl::StrCat("after step ", session_.state.step, " ", *bad, kBroken,
+                   " (none did after step ", finite_step_,
+                   "): ", session_.parts.optimizer_name, " with learning_rate ",
+                   session_.parts.optimizer->learning_rate(),
+                   " has overflowed; lower optimizer.learning_rate, or set "
+                   "train.max_grad_norm. Nothing of it is saved",
+                   newest.empty() ? ""
+                                  : absl::StrCat("; ", newest,
+                                                 " is the newest good "
+                                                 "checkpoint"))));
 }
 
-absl::Status TrainLoop::CheckFrozen() {
+// Of frozen parameters, which no checkpoint has.
+absl::Status Divergence::CheckFrozen() {
   double mine = kNone;
   const absl::Status status = CatchAll([&]() -> absl::Status {
     CAPSTAN_ASSIGN_OR_RETURN(
-        mine, FirstBadFrozen(*parts_.model, config_.train().seed(),
-                             group_->rank(), group_->size()));
+        mine,
+        FirstBadFrozen(*session_.parts.model, session_.config.train().seed(),
+                       session_.group->rank(), session_.group->size()));
     return absl::OkStatus();
   });
-  CAPSTAN_RETURN_IF_ERROR(AgreeOnError(status, "check its frozen weights"));
-  const std::vector<double> all = FromAllRanks(mine);
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(*session_.group, status, "check its frozen weights"));
+  const std::vector<double> all = FromAllRanks(*session_.group, mine);
   const double least = *std::min_element(all.begin(), all.end());
   if (least == kNone) return absl::OkStatus();
-  return Fail(job_->loaded.Locate(
+  return Fail(session_.job.loaded.Locate(
       absl::FailedPreconditionError(absl::StrCat(
           "no step's loss or gradients have been finite, since '",
-          parts_.model->parameters()[static_cast<size_t>(least)].name,
+          session_.parts.model->parameters()[static_cast<size_t>(least)].name,
           "', which is frozen, isn't: the weights that the model starts from "
           "are broken")),
       "model"));
 }
 
-absl::Status TrainLoop::CheckSkipped(bool at_minimum) {
+absl::Status Divergence::AfterStep(bool finite, bool at_minimum) {
+  skipped_in_a_row_ = finite ? 0 : skipped_in_a_row_ + 1;
   const int64_t skipped = skipped_in_a_row_;
   const bool power_of_two = (skipped & (skipped - 1)) == 0;
   const bool too_many = at_minimum && skipped >= kMaxSkippedSteps;
@@ -142,42 +145,44 @@ absl::Status TrainLoop::CheckSkipped(bool at_minimum) {
   CAPSTAN_RETURN_IF_ERROR(CheckFinite());
   // A run that has made no step yet.
   if (at_minimum && (skipped == 2 || too_many) &&
-      state_.step - first_step_ == skipped) {
+      session_.state.step - session_.first_step == skipped) {
     CAPSTAN_RETURN_IF_ERROR(CheckFrozen());
   }
   if (!too_many) return absl::OkStatus();
   return Fail(absl::FailedPreconditionError(absl::StrCat(
       "loss or gradients have not been finite for ", skipped,
-      " steps in a row (since step ", state_.step + 1 - skipped,
+      " steps in a row (since step ", session_.state.step + 1 - skipped,
       "): lower the learning rate, or train in a wider precision")));
 }
 
-bool TrainLoop::AwaitsGoodStep() const {
-  return skipped_in_a_row_ >= 2 && scaler_.at_minimum() && !stopping_ &&
-         state_.best_step != state_.step;
+bool Divergence::AwaitsGoodStep() const {
+  return skipped_in_a_row_ >= 2 && session_.scaler.at_minimum() &&
+         !session_.stopping && session_.state.best_step != session_.state.step;
 }
 
-absl::Status TrainLoop::CheckEnd() {
-  if (skipped_in_a_row_ >= 2 && state_.optimizer_steps == 0) {
+absl::Status Divergence::CheckEnd() {
+  if (skipped_in_a_row_ >= 2 && session_.state.optimizer_steps == 0) {
     CAPSTAN_RETURN_IF_ERROR(CheckFrozen());
   }
-  const bool broken = skipped_in_a_row_ >= 2 && scaler_.at_minimum();
-  const bool diverged = skipped_in_a_row_ > 0 && eval_loss_.has_value() &&
-                        !std::isfinite(*eval_loss_);
+  const bool broken = skipped_in_a_row_ >= 2 && session_.scaler.at_minimum();
+  const bool diverged = skipped_in_a_row_ > 0 &&
+                        session_.eval_loss.has_value() &&
+                        !std::isfinite(*session_.eval_loss);
   if (!broken && !diverged) return absl::OkStatus();
   return Fail(absl::FailedPreconditionError(absl::StrCat(
       "the run ends in steps whose loss or gradients are not finite (since "
       "step ",
-      state_.step + 1 - skipped_in_a_row_, "): ", parts_.optimizer_name,
-      " with learning_rate ", parts_.optimizer->learning_rate(),
+      session_.state.step + 1 - skipped_in_a_row_,
+      "): ", session_.parts.optimizer_name, " with learning_rate ",
+      session_.parts.optimizer->learning_rate(),
       " has diverged; lower it, or train in a wider precision. Nothing of "
       "them is saved")));
 }
 
-absl::Status TrainLoop::Fail(const absl::Status& error) {
-  RunSummary summary = Summary();
+absl::Status Divergence::Fail(const absl::Status& error) {
+  RunSummary summary = records_.Summary();
   summary.status = "failed";
-  if (reporter_ != nullptr) reporter_->Finish(summary);
+  if (session_.reporter != nullptr) session_.reporter->Finish(summary);
   return error;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/session/verdict.h"
+#include "trainer/session/step_sums.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -13,10 +13,12 @@
 #include <cstring>
 #include <limits>
 
+#include "absl/types/span.h"
+
 namespace capstan {
 namespace {
 
-// The fields of Verdict in order.
+// StepSums' fields in order.
 enum Field : int {
   kLossSum,
   kCount,
@@ -28,7 +30,7 @@ enum Field : int {
   kPadding
 };
 constexpr int kFields = 8;
-static_assert(sizeof(Verdict) == kFields * sizeof(double));
+static_assert(sizeof(StepSums) == kFields * sizeof(double));
 
 // As torch.nn.utils.clip_grad_norm_ has it.
 constexpr double kClipEpsilon = 1e-6;
@@ -39,7 +41,7 @@ at::Tensor Scalar(double value, const at::Tensor& like) {
   return at::full({}, value, like.options());
 }
 
-// Judge, on the device.
+// OutcomeOf, on the device.
 at::Tensor DeviceScale(const at::Tensor& sums, const GradientRule& rule) {
   const at::Tensor unscale = Scalar(rule.nominal_targets, sums) /
                              sums[kCount].clamp_min(1.0) /
@@ -59,33 +61,40 @@ at::Tensor DeviceScale(const at::Tensor& sums, const GradientRule& rule) {
 
 }  // namespace
 
-Judgement Judge(const Verdict& verdict, const GradientRule& rule) {
-  Judgement judgement;
-  const double unscale =
-      rule.nominal_targets / std::max(verdict.count, 1.0) / rule.loss_scale;
-  judgement.grad_norm = std::sqrt(verdict.gradient_squared_sum) * unscale;
-  judgement.finite =
-      std::isfinite(judgement.grad_norm) && std::isfinite(verdict.loss_sum);
-  judgement.skipped = !judgement.finite || verdict.count == 0;
-  judgement.gradient_scale = unscale;
-  if (rule.max_norm > 0) {
-    judgement.gradient_scale *=
-        std::min(1.0, rule.max_norm / (judgement.grad_norm + kClipEpsilon));
-  }
-  return judgement;
+void Reduce(ProcessGroup& group, StepSums* sums) {
+  double values[kFields];
+  std::memcpy(values, sums, sizeof(values));
+  group.AllReduceHost(absl::MakeSpan(values));
+  std::memcpy(static_cast<void*>(sums), values, sizeof(values));
 }
 
-LateVerdict::LateVerdict(at::Device device) {
+StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
+  StepOutcome outcome;
+  const double unscale =
+      rule.nominal_targets / std::max(sums.count, 1.0) / rule.loss_scale;
+  outcome.grad_norm = std::sqrt(sums.gradient_squared_sum) * unscale;
+  outcome.finite =
+      std::isfinite(outcome.grad_norm) && std::isfinite(sums.loss_sum);
+  outcome.skipped = !outcome.finite || sums.count == 0;
+  outcome.gradient_scale = unscale;
+  if (rule.max_norm > 0) {
+    outcome.gradient_scale *=
+        std::min(1.0, rule.max_norm / (outcome.grad_norm + kClipEpsilon));
+  }
+  return outcome;
+}
+
+DeferredSums::DeferredSums(at::Device device) {
   const auto doubles = at::TensorOptions().dtype(at::kDouble);
   host_ = at::empty({kFields}, doubles.pinned_memory(device.is_cuda()));
   sums_ = at::empty({kFields}, doubles.device(device));
   if (!device.is_cpu()) read_.emplace(device.type());
 }
 
-void LateVerdict::Issue(const Verdict& mine, const at::Tensor& loss_sum,
-                        const at::Tensor& gradient_squared_sum,
-                        const GradientRule& rule, ProcessGroup& group) {
-  issued_ = true;
+void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
+                          const at::Tensor& gradient_squared_sum,
+                          const GradientRule& rule, ProcessGroup& group) {
+  pending_ = true;
   std::memcpy(host_.mutable_data_ptr<double>(), &mine, sizeof(mine));
   sums_.copy_(host_, /*non_blocking=*/true);
   if (loss_sum.defined()) sums_[kLossSum].copy_(loss_sum);
@@ -101,13 +110,13 @@ void LateVerdict::Issue(const Verdict& mine, const at::Tensor& loss_sum,
   }
 }
 
-Verdict LateVerdict::Read() {
-  issued_ = false;
+StepSums DeferredSums::Read() {
+  pending_ = false;
   if (read_.has_value()) read_->synchronize();
-  Verdict verdict;
-  std::memcpy(static_cast<void*>(&verdict), host_.const_data_ptr<double>(),
-              sizeof(verdict));
-  return verdict;
+  StepSums sums;
+  std::memcpy(static_cast<void*>(&sums), host_.const_data_ptr<double>(),
+              sizeof(sums));
+  return sums;
 }
 
 }  // namespace capstan

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/session/resume_batch.h"
+#include "trainer/session/resume.h"
+
+#include <stdlib.h>
 
 #include <algorithm>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -23,6 +29,18 @@ std::string RanksFor(int64_t global, int world_size) {
   while (more < global && global % more != 0) ++more;
   return more > global ? absl::StrCat(fewer)
                        : absl::StrCat(fewer, " or ", more);
+}
+
+// As a shell's word.
+std::string Quoted(const std::string& word) {
+  const auto plain = [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+           absl::string_view("-_=./:,@%+").find(c) != absl::string_view::npos;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) {
+    return word;
+  }
+  return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
 }
 
 }  // namespace
@@ -92,6 +110,78 @@ absl::Status CheckGroups(const std::string& checkpoint,
                    checkpoint, " has ", global,
                    ", by which group_by_length sorts its samples: set it to ",
                    global, ", or leave it out"));
+}
+
+absl::Status CheckResumed(const LoadedConfig& loaded,
+                          const std::string& checkpoint,
+                          const TrainState& earlier, const TrainState& mine) {
+  if (earlier.seed != mine.seed) {
+    return loaded.Locate(
+        FieldError("seed", absl::StrCat("is ", mine.seed, ", but the run in ",
+                                        checkpoint, " was started with ",
+                                        earlier.seed)),
+        "train");
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckGroups(checkpoint, earlier, mine), "batch"));
+  if (earlier.data_size != mine.data_size ||
+      earlier.data_shuffle != mine.data_shuffle ||
+      earlier.data_group != mine.data_group) {
+    const auto text = [](const TrainState& state) {
+      return absl::StrCat(
+          state.data_size, " samples",
+          state.data_shuffle ? ", shuffled" : ", in order",
+          state.data_group > 0
+              ? absl::StrCat(", by length in groups of ", state.data_group)
+              : "");
+    };
+    return loaded.Locate(
+        absl::FailedPreconditionError(absl::StrCat(
+            "has ", text(mine), ", but the run in ", checkpoint, " was on ",
+            text(earlier), ": its data position would mean other samples")),
+        "train_data");
+  }
+  if (earlier.frozen_crc32c != 0 &&
+      earlier.frozen_crc32c != mine.frozen_crc32c) {
+    return loaded.Locate(
+        absl::FailedPreconditionError(absl::StrCat(
+            "its frozen weights aren't those that the run in ", checkpoint,
+            " was started with, and a checkpoint has only what is trained: "
+            "name the same pretrained model as then")),
+        "model");
+  }
+  return absl::OkStatus();
+}
+
+std::string ResumeCommand(const std::vector<std::string>& words,
+                          const RunConfig& config,
+                          const std::string& output_dir) {
+  if (words.empty()) return "";
+  std::vector<std::string> all = words;
+  if (config.train().resume() != Train::AUTO) {
+    all.insert(all.end(), {"--set", "train.resume=AUTO"});
+  }
+  if (config.output_dir().empty()) {
+    all.insert(all.end(), {"--set", absl::StrCat("output_dir=", output_dir)});
+  }
+  return ShellText(all);
+}
+
+std::string ShellText(const std::vector<std::string>& words) {
+  return absl::StrJoin(words, " ",
+                       [](std::string* out, const std::string& word) {
+                         absl::StrAppend(out, Quoted(word));
+                       });
+}
+
+std::vector<std::string> CommandWords(int argc, const char* const* argv) {
+  std::vector<std::string> words(argv, argv + argc);
+  if (words.empty() || getenv("BUILD_WORKSPACE_DIRECTORY") == nullptr) {
+    return words;
+  }
+  words.erase(words.begin());
+  words.insert(words.begin(), {"bazel", "run", "//trainer", "--"});
+  return words;
 }
 
 }  // namespace capstan
