@@ -4,6 +4,7 @@
 // in the process, in the core.
 #include <cmath>
 
+#include "absl/strings/match.h"
 #include "base/gradient_sink.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/collector.h"
@@ -29,6 +30,7 @@ KvCache::~KvCache() = default;
 Model::~Model() = default;
 Objective::~Objective() = default;
 Optimizer::~Optimizer() = default;
+ParameterRoles::~ParameterRoles() = default;
 Precision::~Precision() = default;
 ProcessGroup::~ProcessGroup() = default;
 Strategy::~Strategy() = default;
@@ -44,6 +46,32 @@ at::Tensor PlainRunner::Run(int, const at::Tensor& input, const Body& body) {
 double LoraSpec::scale() const {
   const double rank = static_cast<double>(this->rank);
   return alpha / (rslora ? std::sqrt(rank) : rank);
+}
+
+std::vector<OptimizerStateSpec> Optimizer::state_specs() const {
+  std::vector<OptimizerStateSpec> specs;
+  for (const std::string& name : state_names()) {
+    specs.emplace_back();
+    specs.back().name = name;
+  }
+  return specs;
+}
+
+ParameterRole RoleOf(const Model& model, int parameter) {
+  if (const auto* roles = dynamic_cast<const ParameterRoles*>(&model)) {
+    return roles->role(parameter);
+  }
+  const ParameterSpec& spec = model.parameters()[parameter];
+  if (spec.shape.size() > 1 && !spec.read_in_backward) {
+    return ParameterRole::kEmbedding;
+  }
+  if (spec.shape.size() == 2) {
+    const bool last = spec.unit + 1 == static_cast<int>(model.units().size());
+    return last ? ParameterRole::kHead : ParameterRole::kMatrix;
+  }
+  return spec.shape.size() == 1 && absl::StrContains(spec.name, "norm")
+             ? ParameterRole::kNorm
+             : ParameterRole::kOther;
 }
 
 int64_t ParameterSpec::numel() const {

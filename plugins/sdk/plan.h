@@ -13,12 +13,18 @@
 
 namespace capstan {
 
+class Optimizer;
+
 // What a strategy is asked to carry.
 struct StrategyRequest {
   const Model* model = nullptr;
   PrecisionPolicy precision;
   int world_size = 1;
   int64_t accumulation = 1;  // micro-steps a step
+  // Since minor version 2. Which parameters it needs whole, and in which blocks
+  // its state comes (strategies/common/flat_layout.h has LayoutRules). Null:
+  // neither.
+  const Optimizer* optimizer = nullptr;
 };
 
 // What a strategy holds and sends, on the rank that holds and sends most; in
@@ -28,7 +34,7 @@ struct StrategyPlan {
   int64_t parameters = 0;  // working copies, frozen ones included
   int64_t gradients = 0;
   int64_t masters = 0;  // those that aren't the working copies
-  // What the optimizer updates: it keeps so many elements of each of its state
+  // What the optimizer updates, padding included: the length of its state
   // tensors.
   int64_t optimizer_elements = 0;
   // Whether masters, gradients and optimizer state, and whether parameters,

@@ -39,6 +39,9 @@ class Work {
 // The ranks of a run. All ranks must call the same collectives in the same
 // order. One thread at a time (an autograd thread may be that one). Tensors
 // are contiguous, on device(), and of the same size on all ranks.
+//
+// An input stays as it is and doesn't overlap its output, except in AllGather,
+// where it may be this rank's own part of the output.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup();

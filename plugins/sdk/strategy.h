@@ -22,6 +22,8 @@ struct StrategyContext {
   ProcessGroup* group = nullptr;  // never null; a group of one for one rank
   PrecisionPolicy precision;
   uint64_t seed = 0;
+  // Since minor version 2. What StrategyRequest::optimizer was.
+  const Optimizer* optimizer = nullptr;
 };
 
 // A slice [begin, end) of OptimizerShards()[shard] that this rank saves.
@@ -35,11 +37,12 @@ struct OwnedSlice {
 // nothing else: the loss curve is the same under every strategy.
 //
 // A step of the core, on every rank alike:
+//   BeginStep(step)
 //   for i in 0 .. n-1:
 //     BeginMicroStep(i, n); forward through the unit runner; loss.backward()
 //   FinishBackward()
-//   GradientSquaredSum() -> summed over ranks with the step's verdict
-//   unless the verdict is to skip:
+//   GradientSquaredSum() -> summed over the ranks
+//   unless the step is skipped:
 //     for each of OptimizerShards(): the optimizer updates it; PublishShard(i)
 //     PublishParameters()
 // and without gradients, for evaluation and samples:
@@ -115,6 +118,24 @@ class Strategy {
   virtual absl::Status ForEachFullParameter(
       const std::function<absl::Status(int index, const at::Tensor& value)>&
           fn) = 0;
+
+  // Since minor version 2.
+
+  // Step `step` of the run begins: 1 for the first, counted on after a resume.
+  // Called before BeginMicroStep(0, n); for the same step again where one has
+  // failed.
+  virtual void BeginStep(int64_t step) {}
+
+  // Names of the strategy's own state, for one that isn't a function of the
+  // masters: an outer optimizer's momentum, the weights of the last
+  // synchronisation. Constant.
+  virtual std::vector<std::string> state_names() const { return {}; }
+  // The state of OptimizerShards()[shard], a tensor a name, shaped as its
+  // master. Valid from Setup on; the tensors stay the same. Checkpoints save
+  // what OwnedSlices() says of them, by parameter, and restore it before
+  // PublishShard, on any number of ranks; what a checkpoint of another
+  // strategy doesn't have stays as Setup left it.
+  virtual std::vector<at::Tensor> ShardState(int shard) { return {}; }
 };
 
 }  // namespace capstan

@@ -13,13 +13,14 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "strategies/common/flat_layout.h"
+#include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
-#include "strategies/common/squared_sum.h"
 
 namespace capstan {
 namespace {
@@ -92,6 +93,126 @@ TEST(FlatLayoutTest, RankSlicesCoverEachElementOnce) {
       EXPECT_EQ(at, numel);
     }
   }
+}
+
+// Matrices that are far from equal, and vectors that may be cut.
+std::vector<ParameterSpec> WholeSpecs() {
+  std::vector<ParameterSpec> specs;
+  for (int unit = 0; unit < 6; ++unit) {
+    specs.push_back({"vector", {33}, unit});
+    specs.push_back({"small", {7, 11}, unit});
+    specs.push_back({"large", {40 + unit, 11}, unit});
+  }
+  return specs;
+}
+
+LayoutRules WholeMatrices() {
+  LayoutRules rules;
+  for (const ParameterSpec& spec : WholeSpecs()) {
+    rules.whole.push_back(spec.shape.size() == 2);
+  }
+  return rules;
+}
+
+// All ranges that ranks would have, which the layout's cuts make.
+std::vector<ParameterRange> RangesOfRanks(const FlatLayout& layout,
+                                          const std::vector<Bucket>& buckets,
+                                          int shards) {
+  std::vector<ParameterRange> all;
+  for (const Bucket& bucket : buckets) {
+    EXPECT_EQ(bucket.numel() % shards, 0);
+    const int64_t length = bucket.numel() / shards;
+    for (int r = 0; r < shards; ++r) {
+      const int64_t begin = bucket.begin + r * length;
+      for (const ParameterRange& range :
+           CutRanges(layout, begin, begin + length)) {
+        all.push_back(range);
+      }
+    }
+  }
+  return all;
+}
+
+TEST(WholeLayoutTest, NoSliceCutsWhatMustStayWhole) {
+  const std::vector<ParameterSpec> specs = WholeSpecs();
+  for (const int64_t multiple : {32, 256}) {
+    LayoutRules rules = WholeMatrices();
+    rules.multiple = multiple;
+    for (const int shards : {1, 2, 3, 4, 20}) {
+      FlatLayout layout;
+      const std::vector<Bucket> buckets =
+          LayOutBuckets(specs, rules, shards, 100, 1000, &layout);
+      std::vector<int64_t> seen(specs.size(), 0);
+      for (const ParameterRange& r : RangesOfRanks(layout, buckets, shards)) {
+        EXPECT_EQ(r.begin % multiple, 0);
+        EXPECT_EQ(r.offset % multiple, 0);
+        EXPECT_EQ(r.begin, seen[r.parameter]);
+        seen[r.parameter] += r.length;
+        if (rules.Whole(r.parameter)) {
+          EXPECT_EQ(r.length, specs[r.parameter].numel());
+        }
+      }
+      for (size_t i = 0; i < specs.size(); ++i) {
+        EXPECT_EQ(seen[i], specs[i].numel());
+      }
+    }
+  }
+}
+
+// One after another in the buffer, each parameter in one bucket, in the order
+// in which backward comes to their first ones.
+TEST(WholeLayoutTest, BucketsCoverTheLayout) {
+  FlatLayout layout;
+  std::vector<Bucket> buckets =
+      LayOutBuckets(WholeSpecs(), WholeMatrices(), 3, 100, 1000, &layout);
+  size_t parameters = 0;
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    parameters += buckets[b].parameters.size();
+    if (b == 0) continue;
+    EXPECT_LT(buckets[b].parameters[0], buckets[b - 1].parameters[0]);
+  }
+  EXPECT_EQ(parameters, WholeSpecs().size());
+  std::sort(buckets.begin(), buckets.end(),
+            [](const Bucket& a, const Bucket& b) { return a.begin < b.begin; });
+  int64_t at = 0;
+  for (const Bucket& bucket : buckets) {
+    EXPECT_EQ(bucket.begin, at);
+    at = bucket.end;
+  }
+  EXPECT_EQ(at, layout.numel);
+}
+
+TEST(WholeLayoutTest, WithoutARuleItIsTheLayoutOfBuckets) {
+  const std::vector<ParameterSpec> specs = WholeSpecs();
+  FlatLayout want = LayOut(specs, BackwardOrder(specs, true));
+  std::vector<Bucket> buckets = CutBuckets(want, 100, 1000);
+  PadBuckets(3, &want, &buckets);
+  FlatLayout got;
+  const std::vector<Bucket> got_buckets =
+      LayOutBuckets(specs, LayoutRules(), 3, 100, 1000, &got);
+  EXPECT_EQ(got.numel, want.numel);
+  ASSERT_EQ(got.ranges.size(), want.ranges.size());
+  for (size_t i = 0; i < want.ranges.size(); ++i) {
+    EXPECT_EQ(got.ranges[i].parameter, want.ranges[i].parameter);
+    EXPECT_EQ(got.ranges[i].offset, want.ranges[i].offset);
+  }
+  ASSERT_EQ(got_buckets.size(), buckets.size());
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    EXPECT_EQ(got_buckets[b].begin, buckets[b].begin);
+    EXPECT_EQ(got_buckets[b].end, buckets[b].end);
+  }
+}
+
+// Units of two matrices on three ranks: none has much more to do than another.
+TEST(WholeLayoutTest, LoadsAreBalancedOverUnits) {
+  const std::vector<ParameterSpec> specs = WholeSpecs();
+  std::vector<int64_t> loads(3, 0);
+  for (int unit = 0; unit < 6; ++unit) {
+    LayOutWhole(specs, {3 * unit + 1, 3 * unit + 2}, kFlatAlignment, &loads);
+  }
+  const auto [least, most] = std::minmax_element(loads.begin(), loads.end());
+  EXPECT_LE(*most - *least, 45 * 11);
+  EXPECT_GT(*least, 0);
 }
 
 // Three parameters whose gradients are known: d(sum(w * x))/dw = x.

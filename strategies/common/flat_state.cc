@@ -2,16 +2,45 @@
 #include "strategies/common/flat_state.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/cuda/dispatch.h"
 
 namespace capstan {
+namespace {
+
+// Pieces have a fixed size, so that the sum doesn't depend on the number of
+// threads.
+constexpr int64_t kPiece = 1 << 16;
+
+double SumPiece(const float* x, int64_t n) {
+  constexpr int kLanes = 16;
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int l = 0; l < kLanes; ++l) {
+      const double v = x[i + l];
+      lanes[l] += v * v;
+    }
+  }
+  double sum = 0.0;
+  for (; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
 
 at::Tensor Zeros(MemoryCategory category, int64_t numel,
                  const at::TensorOptions& options, at::ScalarType dtype) {
@@ -34,7 +63,6 @@ absl::Status FillInitialValues(const StrategyContext& context,
                                 : at::empty({range.length}, at::kFloat);
     float* out = host.mutable_data_ptr<float>();
     // Pieces in parallel: a value depends on its position alone.
-    constexpr int64_t kPiece = 1 << 16;
     absl::Status status;
     std::mutex mutex;
     at::parallel_for(0, range.length, kPiece, [&](int64_t begin, int64_t end) {
@@ -110,6 +138,30 @@ absl::Status CheckPrecision(const PrecisionPolicy& precision) {
     return refuse("masters", precision.master, "Float");
   }
   return absl::OkStatus();
+}
+
+at::Tensor SquaredSum(const at::Tensor& flat, int64_t begin, int64_t end) {
+  const at::Tensor part = flat.narrow(0, begin, end - begin);
+  if (const auto* cuda = kernels::cuda::For(part)) {
+    return kernels::cuda::SquaredSum(*cuda, part);
+  }
+  if (!flat.is_cpu() || flat.scalar_type() != at::kFloat) {
+    return at::linalg_vector_norm(part, 2, at::OptionalIntArrayRef(), false,
+                                  at::kDouble)
+        .square();
+  }
+  const float* data = flat.const_data_ptr<float>();
+  const int64_t pieces = (end - begin + kPiece - 1) / kPiece;
+  std::vector<double> sums(pieces);
+  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t from = begin + p * kPiece;
+      sums[p] = SumPiece(data + from, std::min(kPiece, end - from));
+    }
+  });
+  double sum = 0.0;
+  for (double s : sums) sum += s;
+  return at::full({}, sum, at::kDouble);
 }
 
 }  // namespace capstan

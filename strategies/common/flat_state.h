@@ -52,6 +52,12 @@ absl::Status ForEachPlacedParameter(
 // what a precision asks: floating-point dtypes, masters in float32.
 absl::Status CheckPrecision(const PrecisionPolicy& precision);
 
+// The sum of squares of elements [begin, end) of a flat gradient, summed in
+// double precision: float32 squares of gradients under a loss scale overflow.
+// Non-finite if an element is. Deterministic for a given slice. A float64
+// scalar on flat's device.
+at::Tensor SquaredSum(const at::Tensor& flat, int64_t begin, int64_t end);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_STRATEGIES_COMMON_FLAT_STATE_H_

@@ -6,9 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "plugins/sdk/strategy.h"
-#include "strategies/common/gradient_buckets.h"
-#include "strategies/common/replicated_state.h"
+#include "strategies/common/replicated.h"
 #include "strategies/ddp/ddp.pb.h"
 
 namespace capstan {
@@ -18,30 +16,18 @@ namespace ddp {
 // Accelerating Data Parallel Training", VLDB 2020, section 3): buckets in
 // reverse order of use, all-reduced as soon as they are complete, on the last
 // micro-step only.
-class Ddp final : public Strategy {
+class Ddp final : public ReplicatedStrategy {
  public:
   static absl::StatusOr<std::unique_ptr<Ddp>> Create(const Config& config);
 
   absl::Status Check(const StrategyRequest& request) const override;
-  StrategyPlan Plan(const StrategyRequest& request) const override;
   absl::Status Setup(const StrategyContext& context) override;
-  absl::Span<OptimizerShard> OptimizerShards() override;
-  void BeginMicroStep(int index, int count) override;
   void FinishBackward() override;
-  at::Tensor GradientSquaredSum() override;
-  // All ranks make the same update of the same sums.
-  void PublishParameters() override {}
-  std::vector<OwnedSlice> OwnedSlices() const override;
-  absl::Status ForEachFullParameter(
-      const std::function<absl::Status(int, const at::Tensor&)>& fn) override;
 
  private:
   explicit Ddp(const Config& config) : config_(config) {}
 
   const Config config_;
-  ProcessGroup* group_ = nullptr;
-  ReplicatedState state_;
-  std::unique_ptr<GradientBuckets> gradients_;
   std::vector<std::unique_ptr<Work>> works_;
 };
 

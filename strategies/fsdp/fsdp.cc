@@ -1,17 +1,178 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The step. Setting up is in fsdp_setup.cc, `plan` in fsdp_plan.cc.
 #include "strategies/fsdp/fsdp.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
-#include "strategies/common/squared_sum.h"
 
 namespace capstan {
 namespace fsdp {
+
+absl::StatusOr<std::unique_ptr<Fsdp>> Fsdp::Create(const Config& config) {
+  if (config.prefetch() < 0) {
+    return FieldError("prefetch", absl::StrCat("must be 0 or more units, is ",
+                                               config.prefetch()));
+  }
+  if (config.shard_group_size() < 0) {
+    return FieldError("shard_group_size",
+                      absl::StrCat("must be greater than 0 ranks, is ",
+                                   config.shard_group_size()));
+  }
+  return std::unique_ptr<Fsdp>(new Fsdp(config));
+}
+
+Fsdp::Fsdp(const Config& config)
+    : config_(config),
+      reshard_(!config.has_reshard_after_forward() ||
+               config.reshard_after_forward()),
+      prefetch_(config.has_prefetch() ? config.prefetch() : 1),
+      reduce_once_(config.accumulation() == Config::REDUCE_ONCE) {}
+
+int Fsdp::shards(int world_size) const {
+  return config_.shard_group_size() > 0 ? config_.shard_group_size()
+                                        : world_size;
+}
+
+ScheduleOptions Fsdp::TrainingPass() const {
+  return {/*backward=*/true, reshard_, prefetch_};
+}
+
+absl::Status Fsdp::Check(const StrategyRequest& request) const {
+  if (request.world_size % shards(request.world_size) != 0) {
+    return FieldError(
+        "shard_group_size",
+        absl::StrCat("is ", config_.shard_group_size(), ", which doesn't ",
+                     "divide this run's ", request.world_size,
+                     " ranks into equal groups"));
+  }
+  return CheckPrecision(request.precision);
+}
+
+absl::Status Fsdp::Setup(const StrategyContext& context) {
+  at::NoGradGuard no_grad;
+  context_ = context;
+  CAPSTAN_RETURN_IF_ERROR(SplitRanks());
+  const std::vector<ParameterSpec>& specs = context.model->parameters();
+  rules_ = RulesOf(*context.model, context.optimizer);
+  specs_ = MakeGroups(*context.model, rules_);
+  layouts_ = LayOutGroups(specs, specs_, rules_, shard_group_->size());
+  CAPSTAN_RETURN_IF_ERROR(MakeShards());
+  CAPSTAN_RETURN_IF_ERROR(MakeFrozenShards());
+  MakeGroupsAndBuckets();
+  return absl::OkStatus();
+}
+
+absl::Status Fsdp::SplitRanks() {
+  shard_group_ = context_.group;
+  const int world = context_.group->size();
+  const int size = shards(world);
+  if (size == world) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      own_shard_group_, context_.group->Split(context_.group->rank() / size));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      own_replica_group_, context_.group->Split(context_.group->rank() % size));
+  shard_group_ = own_shard_group_.get();
+  replica_group_ = own_replica_group_.get();
+  return absl::OkStatus();
+}
+
+std::pair<int64_t, int64_t> Fsdp::MySlice(const FlatLayout& layout) const {
+  const int64_t length = layout.numel / shard_group_->size();
+  return {shard_group_->rank() * length, (shard_group_->rank() + 1) * length};
+}
+
+absl::Status Fsdp::MakeShards() {
+  const PrecisionPolicy& precision = context_.precision;
+  const bool on_gpu = context_.group->device().is_cuda();
+  const auto home =
+      config_.cpu_offload()
+          ? at::TensorOptions().device(at::kCPU).pinned_memory(on_gpu)
+          : at::TensorOptions().device(context_.group->device());
+  int64_t numel = 0;
+  for (size_t g = 0; g < specs_.size(); ++g) {
+    offsets_.push_back(specs_[g].trainable ? numel : -1);
+    if (!specs_[g].trainable) continue;
+    const auto [begin, end] = MySlice(layouts_[g]);
+    for (ParameterRange range : CutRanges(layouts_[g], begin, end)) {
+      range.offset += numel;
+      shard_.ranges.push_back(range);
+    }
+    numel += end - begin;
+  }
+  const bool mixed = precision.compute != precision.master;
+  shard_.master =
+      Zeros(mixed ? MemoryCategory::kMasters : MemoryCategory::kParameters,
+            numel, home, precision.master);
+  shard_.gradient =
+      Zeros(MemoryCategory::kGradients, numel, home, precision.reduce);
+  CAPSTAN_RETURN_IF_ERROR(
+      FillInitialValues(context_, shard_.ranges, shard_.master));
+  if (mixed) {
+    shard_.working =
+        Zeros(MemoryCategory::kParameters, numel, home, precision.compute);
+    shard_.working.copy_(shard_.master);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Fsdp::MakeFrozenShards() {
+  frozen_.resize(specs_.size());
+  for (size_t g = 0; g < specs_.size(); ++g) {
+    if (specs_[g].trainable) continue;
+    const auto [begin, end] = MySlice(layouts_[g]);
+    frozen_[g] = Zeros(MemoryCategory::kParameters, end - begin,
+                       shard_.master.options(), context_.precision.compute);
+    CAPSTAN_RETURN_IF_ERROR(FillInitialValues(
+        context_, CutRanges(layouts_[g], begin, end), frozen_[g]));
+  }
+  return absl::OkStatus();
+}
+
+void Fsdp::MakeGroupsAndBuckets() {
+  const std::vector<ParameterSpec>& specs = context_.model->parameters();
+  const at::Tensor& working =
+      shard_.working.defined() ? shard_.working : shard_.master;
+  parameters_.resize(specs.size());
+  bucket_of_group_.assign(specs_.size(), -1);
+  FlatLayout gradients;  // of all trainable groups, a bucket each
+  std::vector<Bucket> buckets;
+  for (size_t g = 0; g < specs_.size(); ++g) {
+    const auto [begin, end] = MySlice(layouts_[g]);
+    const at::Tensor shard = specs_[g].trainable
+                                 ? working.narrow(0, offsets_[g], end - begin)
+                                 : frozen_[g];
+    groups_.push_back(std::make_unique<ParameterGroup>(specs_[g], layouts_[g],
+                                                       shard, shard_group_));
+    MakeParameters(specs, layouts_[g], groups_[g]->whole(), &parameters_);
+    groups_[g]->Free();
+    if (!specs_[g].trainable) continue;
+    bucket_of_group_[g] = static_cast<int>(buckets.size());
+    const int64_t offset = gradients.numel;
+    for (ParameterRange range : layouts_[g].ranges) {
+      range.offset += offset;
+      gradients.ranges.push_back(range);
+    }
+    gradients.numel += layouts_[g].numel;
+    buckets.push_back({offset, gradients.numel, specs_[g].parameters});
+  }
+  context_.model->Bind(parameters_);
+  const int units = static_cast<int>(context_.model->units().size());
+  training_schedule_ = MakeSchedule(specs_, units, TrainingPass());
+  forward_schedule_ =
+      MakeSchedule(specs_, units, {/*backward=*/false, reshard_, prefetch_});
+  queue_ = std::make_unique<ReduceQueue>(shard_group_, replica_group_);
+  GradientBuckets::Options options;
+  options.dtype = context_.precision.reduce;
+  options.model = context_.model;
+  buckets_ = std::make_unique<GradientBuckets>(
+      specs, gradients, std::move(buckets), parameters_, std::move(options));
+}
 
 absl::Span<OptimizerShard> Fsdp::OptimizerShards() {
   return absl::MakeSpan(&shard_, 1);
@@ -115,13 +276,15 @@ void Fsdp::FinishBackward() {
   queue_->Drain();
 }
 
+std::pair<int64_t, int64_t> Fsdp::Share() const {
+  const int64_t numel = shard_.master.numel();
+  if (replica_group_ == nullptr) return {0, numel};
+  return RankSlice(numel, replica_group_->rank(), replica_group_->size(),
+                   rules_.multiple);
+}
+
 at::Tensor Fsdp::GradientSquaredSum() {
-  // Replicas hold the same sums: each takes its share of the work.
-  const int64_t numel = shard_.gradient.numel();
-  const auto [begin, end] =
-      replica_group_ == nullptr
-          ? std::make_pair(int64_t{0}, numel)
-          : RankSlice(numel, replica_group_->rank(), replica_group_->size());
+  const auto [begin, end] = Share();
   return SquaredSum(shard_.gradient, begin, end);
 }
 
@@ -129,10 +292,7 @@ at::Tensor Fsdp::GradientSquaredSum() {
 void Fsdp::PublishParameters() {}
 
 std::vector<OwnedSlice> Fsdp::OwnedSlices() const {
-  const int64_t numel = shard_.master.numel();
-  if (replica_group_ == nullptr) return {{0, 0, numel}};
-  const auto [begin, end] =
-      RankSlice(numel, replica_group_->rank(), replica_group_->size());
+  const auto [begin, end] = Share();
   return {{0, begin, end}};
 }
 

@@ -56,6 +56,8 @@ class Fsdp final : public Strategy {
   absl::Status MakeShards();
   absl::Status MakeFrozenShards();
   void MakeGroupsAndBuckets();
+  // Replicas hold the same shard: this rank's part of the work on it.
+  std::pair<int64_t, int64_t> Share() const;
   // This rank's part of a group's layout.
   std::pair<int64_t, int64_t> MySlice(const FlatLayout& layout) const;
 
@@ -77,6 +79,7 @@ class Fsdp final : public Strategy {
   std::unique_ptr<ProcessGroup> own_shard_group_;
   std::unique_ptr<ProcessGroup> own_replica_group_;
 
+  LayoutRules rules_;
   std::vector<GroupSpec> specs_;
   std::vector<FlatLayout> layouts_;  // one a group
   // The trainable groups' shards, one behind the other.

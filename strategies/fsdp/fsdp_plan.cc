@@ -96,21 +96,22 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
   const bool mixed = request.precision.compute != request.precision.master;
   const int64_t shard_count = shards(request.world_size);
   const bool many = request.accumulation > 1;
-  const std::vector<GroupSpec> group_specs = MakeGroups(model);
+  const LayoutRules rules = RulesOf(model, request.optimizer);
+  const std::vector<GroupSpec> group_specs = MakeGroups(model, rules);
+  const std::vector<FlatLayout> layouts =
+      LayOutGroups(specs, group_specs, rules, static_cast<int>(shard_count));
 
   StrategyPlan plan;
   std::vector<PlannedGroup> groups;
   int64_t kept_sums = 0;
-  for (const GroupSpec& group : group_specs) {
-    const FlatLayout layout =
-        LayOutGroup(specs, group, static_cast<int>(shard_count));
-    const int64_t mine = layout.numel / shard_count;
+  for (size_t g = 0; g < group_specs.size(); ++g) {
+    const int64_t mine = layouts[g].numel / shard_count;
     PlannedGroup planned;
-    planned.whole = layout.numel * compute;
+    planned.whole = layouts[g].numel * compute;
     plan.parameters += mine * compute;
-    if (group.trainable) {
+    if (group_specs[g].trainable) {
       plan.optimizer_elements += mine;
-      planned.sums = layout.numel * reduce;
+      planned.sums = layouts[g].numel * reduce;
       const bool apart = (many && !reduce_once_) || config_.cpu_offload();
       if (apart) planned.slice = mine * reduce;
       kept_sums += planned.sums;

@@ -13,12 +13,22 @@
 namespace capstan {
 namespace fsdp {
 
-FlatLayout LayOutGroup(const std::vector<ParameterSpec>& specs,
-                       const GroupSpec& group, int shards) {
-  FlatLayout layout = LayOut(specs, group.parameters);
-  std::vector<Bucket> all = {{0, layout.numel, group.parameters}};
-  PadBuckets(shards, &layout, &all);
-  return layout;
+std::vector<FlatLayout> LayOutGroups(const std::vector<ParameterSpec>& specs,
+                                     const std::vector<GroupSpec>& groups,
+                                     const LayoutRules& rules, int shards) {
+  std::vector<FlatLayout> layouts;
+  std::vector<int64_t> loads(shards, 0);
+  for (const GroupSpec& group : groups) {
+    if (group.whole) {
+      layouts.push_back(
+          LayOutWhole(specs, group.parameters, rules.multiple, &loads));
+      continue;
+    }
+    layouts.push_back(LayOut(specs, group.parameters, rules.multiple));
+    std::vector<Bucket> all = {{0, layouts.back().numel, group.parameters}};
+    PadBuckets(shards, &layouts.back(), &all, rules.multiple);
+  }
+  return layouts;
 }
 
 ParameterGroup::ParameterGroup(GroupSpec spec, FlatLayout layout,

@@ -14,9 +14,11 @@
 namespace capstan {
 namespace fsdp {
 
-// Lays out a group's parameters so that `shards` ranks can share them equally.
-FlatLayout LayOutGroup(const std::vector<ParameterSpec>& specs,
-                       const GroupSpec& group, int shards);
+// Lays out each group's parameters so that `shards` ranks can share them
+// equally.
+std::vector<FlatLayout> LayOutGroups(const std::vector<ParameterSpec>& specs,
+                                     const std::vector<GroupSpec>& groups,
+                                     const LayoutRules& rules, int shards);
 
 // The whole parameters of a group, which exist between Gather and Free.
 //

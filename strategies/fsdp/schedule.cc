@@ -59,30 +59,38 @@ std::vector<Interval> Intervals(const std::vector<int>& positions,
 
 }  // namespace
 
-std::vector<GroupSpec> MakeGroups(const Model& model) {
+std::vector<GroupSpec> MakeGroups(const Model& model,
+                                  const LayoutRules& rules) {
   const std::vector<ParameterSpec>& specs = model.parameters();
   std::vector<GroupSpec> groups;
-  for (int unit = 0; unit < static_cast<int>(model.units().size()); ++unit) {
-    for (const bool trainable : {true, false}) {
-      GroupSpec group;
-      group.unit = unit;
-      group.trainable = trainable;
-      std::set<int> forward, backward;
-      for (size_t i = 0; i < specs.size(); ++i) {
-        if (specs[i].unit != unit || specs[i].trainable != trainable) continue;
-        group.parameters.push_back(static_cast<int>(i));
-        forward.insert(unit);
-        if (specs[i].read_in_backward) backward.insert(unit);
-        for (int other : specs[i].other_units) {
-          forward.insert(other);
-          backward.insert(other);
-        }
+  const auto add = [&](int unit, bool trainable, bool whole) {
+    GroupSpec group;
+    group.unit = unit;
+    group.trainable = trainable;
+    group.whole = whole;
+    std::set<int> forward, backward;
+    for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
+      if (specs[i].unit != unit || specs[i].trainable != trainable ||
+          rules.Whole(i) != whole) {
+        continue;
       }
-      if (group.parameters.empty()) continue;
-      group.forward_units.assign(forward.begin(), forward.end());
-      group.backward_units.assign(backward.begin(), backward.end());
-      groups.push_back(std::move(group));
+      group.parameters.push_back(i);
+      forward.insert(unit);
+      if (specs[i].read_in_backward) backward.insert(unit);
+      for (int other : specs[i].other_units) {
+        forward.insert(other);
+        backward.insert(other);
+      }
     }
+    if (group.parameters.empty()) return;
+    group.forward_units.assign(forward.begin(), forward.end());
+    group.backward_units.assign(backward.begin(), backward.end());
+    groups.push_back(std::move(group));
+  };
+  for (int unit = 0; unit < static_cast<int>(model.units().size()); ++unit) {
+    add(unit, /*trainable=*/true, /*whole=*/false);
+    add(unit, /*trainable=*/true, /*whole=*/true);
+    add(unit, /*trainable=*/false, /*whole=*/false);
   }
   return groups;
 }

@@ -10,12 +10,14 @@
 #include <vector>
 
 #include "plugins/sdk/model.h"
+#include "strategies/common/flat_layout.h"
 
 namespace capstan {
 namespace fsdp {
 
-// Parameters that are sharded, gathered and freed together: the trainable or
-// the frozen ones of one unit.
+// Parameters that are sharded, gathered and freed together: the
+// trainable ones of one unit that may be cut, those that may not, or the frozen
+// ones.
 struct GroupSpec {
   int unit = 0;
   bool trainable = true;
@@ -23,10 +25,12 @@ struct GroupSpec {
   // Units whose forward reads it, ascending, and those whose backward does.
   std::vector<int> forward_units;
   std::vector<int> backward_units;
+  bool whole = false;  // parameters that must not be cut
 };
 
 // In the order of units.
-std::vector<GroupSpec> MakeGroups(const Model& model);
+std::vector<GroupSpec> MakeGroups(const Model& model,
+                                  const LayoutRules& rules = LayoutRules());
 
 // A pass goes through positions: unit u's forward is position u, its backward
 // 2 * units - 1 - u.

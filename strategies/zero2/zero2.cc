@@ -1,17 +1,268 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The step. Setting up and `plan` are in zero2_setup.cc.
 #include "strategies/zero2/zero2.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
-#include "strategies/common/squared_sum.h"
 
 namespace capstan {
 namespace zero2 {
+namespace {
+
+// 32 MB of float32: large enough for a network's full speed, small beside the
+// model from a few hundred million parameters on.
+constexpr int64_t kDefaultReduceBucket = 8'000'000;
+// DeepSpeed's; gathers are in place, so that more at a time cost nothing.
+constexpr int64_t kDefaultAllgatherBucket = 500'000'000;
+// The first bucket is ready soonest; DDP's first one has 1 MiB, too.
+constexpr int64_t kFirstBucket = 1 << 18;
+
+absl::Status CheckElements(const char* field, int64_t elements) {
+  if (elements >= 0) return absl::OkStatus();
+  return FieldError(
+      field, absl::StrCat("must be greater than 0 elements, is ", elements));
+}
+
+int64_t OrDefault(int64_t value, int64_t otherwise) {
+  return value > 0 ? value : otherwise;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Zero2>> Zero2::Create(const Config& config) {
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckElements("reduce_bucket_size", config.reduce_bucket_size()));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckElements("allgather_bucket_size", config.allgather_bucket_size()));
+  return std::unique_ptr<Zero2>(new Zero2(config));
+}
+
+Zero2::Zero2(const Config& config)
+    : config_(config),
+      reduce_bucket_size_(
+          OrDefault(config.reduce_bucket_size(), kDefaultReduceBucket)),
+      allgather_bucket_size_(
+          OrDefault(config.allgather_bucket_size(), kDefaultAllgatherBucket)),
+      overlap_(!config.has_overlap_comm() || config.overlap_comm()),
+      offload_(config.offload_optimizer().device() ==
+               Config::OffloadOptimizer::CPU),
+      reduce_once_(config.accumulation() == Config::REDUCE_ONCE) {}
+
+bool Zero2::separate_masters(const PrecisionPolicy& precision) const {
+  return offload_ || precision.compute != precision.master;
+}
+
+absl::Status Zero2::Check(const StrategyRequest& request) const {
+  return CheckPrecision(request.precision);
+}
+
+std::vector<Bucket> Zero2::MakeBuckets(const std::vector<ParameterSpec>& specs,
+                                       const LayoutRules& rules, int world_size,
+                                       FlatLayout* layout) const {
+  return LayOutBuckets(specs, rules, world_size,
+                       std::min(kFirstBucket, reduce_bucket_size_),
+                       reduce_bucket_size_, layout);
+}
+
+// The buckets that are there unit by unit, where each micro-step reduces them.
+void Zero2::PlanBuckets(const StrategyRequest& request,
+                        const std::vector<Bucket>& buckets,
+                        StrategyPlan* plan) const {
+  const std::vector<ParameterSpec>& specs = request.model->parameters();
+  const int64_t element = c10::elementSize(request.precision.reduce);
+  const int reducing = overlap_ ? kReducesUnderWay : 0;
+  // Whether a sum's slice has a place of its own until it is added.
+  bool apart = offload_ || request.accumulation > 1;
+  const auto reduced = [&](int b) {
+    const int64_t bytes = buckets[b].numel() * element;
+    return bytes + (apart ? bytes / request.world_size : 0);
+  };
+  // Those that are being reduced when `b` begins to fill.
+  const auto under_way = [&](int b) {
+    int64_t bytes = 0;
+    for (int k = std::max(0, b - reducing); k < b; ++k) bytes += reduced(k);
+    return bytes;
+  };
+  const auto fills = [&](int b) {
+    const int64_t bytes = buckets[b].numel() * element;
+    return reducing == 0 ? std::max(bytes, reduced(b)) : bytes;
+  };
+  // Buckets are in the order of backward.
+  const int count = static_cast<int>(buckets.size());
+  int next = 0;  // the first that hasn't begun to fill
+  bool filling = false;
+  for (int unit = static_cast<int>(plan->backward_buckets.size()) - 1;
+       unit >= 0; --unit) {
+    const int64_t before =
+        filling ? under_way(next - 1) + fills(next - 1) : under_way(next);
+    int64_t most = before;
+    for (; next < count && specs[buckets[next].parameters[0]].unit == unit;
+         ++next) {
+      most = std::max(most, under_way(next) + fills(next));
+    }
+    plan->backward_buckets[unit] = before;
+    plan->collect_buckets[unit] = most - before;
+    filling =
+        next > 0 && specs[buckets[next - 1].parameters.back()].unit < unit;
+  }
+  // Backward is over, and the last reductions are not.
+  plan->publish_buckets = under_way(count);
+  if (request.accumulation == 1) return;
+  // The last ones are reduced while the next micro-step's forward runs; those
+  // of the first micro-step have nothing to be added to.
+  apart = offload_ || request.accumulation > 2;
+  plan->forward_buckets.assign(plan->forward_buckets.size(), under_way(count));
+  plan->forward_buckets.back() = 0;
+}
+
+StrategyPlan Zero2::Plan(const StrategyRequest& request) const {
+  const Model& model = *request.model;
+  const std::vector<ParameterSpec>& specs = model.parameters();
+  const int64_t compute = c10::elementSize(request.precision.compute);
+  const int64_t reduce = c10::elementSize(request.precision.reduce);
+  const int64_t master = c10::elementSize(request.precision.master);
+  const int64_t ranks = request.world_size;
+  FlatLayout layout;
+  const std::vector<Bucket> buckets = MakeBuckets(
+      specs, RulesOf(model, request.optimizer), request.world_size, &layout);
+  const int64_t frozen = LayOut(specs, BackwardOrder(specs, false)).numel;
+
+  StrategyPlan plan;
+  plan.parameters = (layout.numel + frozen) * compute;
+  plan.gradients = layout.numel / ranks * reduce;
+  if (separate_masters(request.precision)) {
+    plan.masters = layout.numel / ranks * master;
+    // The rank's slice in the compute dtype, before it goes to the device.
+    if (offload_ && compute != master) {
+      plan.masters += layout.numel / ranks * compute;
+    }
+  }
+  plan.optimizer_elements = layout.numel / ranks;
+  plan.optimizer_on_host = offload_;
+
+  const size_t units = model.units().size();
+  plan.forward_buckets.assign(units, 0);
+  plan.backward_buckets.assign(units, 0);
+  plan.collect_buckets.assign(units, 0);
+  plan.backward_workspace = LargestGradients(model, request.precision.compute);
+  if (reduce_once_ && request.accumulation > 1) {
+    plan.forward_buckets.assign(units, layout.numel * reduce);
+    plan.backward_buckets = plan.forward_buckets;
+  } else {
+    PlanBuckets(request, buckets, &plan);
+  }
+  const int64_t reductions = reduce_once_ ? 1 : request.accumulation;
+  plan.sent_for_gradients =
+      layout.numel / ranks * (ranks - 1) * reduce * reductions;
+  plan.sent_for_parameters = layout.numel / ranks * (ranks - 1) * compute;
+  return plan;
+}
+
+absl::Status Zero2::Setup(const StrategyContext& context) {
+  at::NoGradGuard no_grad;
+  context_ = context;
+  const std::vector<ParameterSpec>& specs = context.model->parameters();
+  buckets_ = MakeBuckets(specs, RulesOf(*context.model, context.optimizer),
+                         context.group->size(), &layout_);
+  parameters_.resize(specs.size());
+  CAPSTAN_RETURN_IF_ERROR(MakeShards());
+  CAPSTAN_RETURN_IF_ERROR(MakeFrozen());
+  MakeParameters(specs, layout_, working_, &parameters_);
+  context.model->Bind(parameters_);
+  MakeGradientBuckets();
+  return absl::OkStatus();
+}
+
+absl::Status Zero2::MakeShards() {
+  const PrecisionPolicy& precision = context_.precision;
+  const int ranks = context_.group->size(), rank = context_.group->rank();
+  const auto device = at::TensorOptions().device(context_.group->device());
+  const bool pin = offload_ && context_.group->device().is_cuda() &&
+                   (!config_.offload_optimizer().has_pin_memory() ||
+                    config_.offload_optimizer().pin_memory());
+  const auto home =
+      offload_ ? at::TensorOptions().device(at::kCPU).pinned_memory(pin)
+               : device;
+  const int64_t share = layout_.numel / ranks;
+  working_ = Zeros(MemoryCategory::kParameters, layout_.numel, device,
+                   precision.compute);
+  gradients_ = Zeros(MemoryCategory::kGradients, share, home, precision.reduce);
+  const bool separate = separate_masters(precision);
+  const bool mixed = precision.compute != precision.master;
+  at::Tensor masters, staging;
+  if (separate) {
+    masters = Zeros(MemoryCategory::kMasters, share, home, precision.master);
+  }
+  if (offload_ && mixed) {
+    staging = Zeros(MemoryCategory::kMasters, share, home, precision.compute);
+  }
+  int64_t offset = 0;
+  for (int b = static_cast<int>(buckets_.size()) - 1; b >= 0; --b) {
+    const int64_t length = buckets_[b].numel() / ranks;
+    const int64_t begin = buckets_[b].begin + rank * length;
+    Slice slice;
+    slice.bucket = b;
+    slice.whole = working_.narrow(0, buckets_[b].begin, buckets_[b].numel());
+    slice.mine = working_.narrow(0, begin, length);
+    slice.gradient = gradients_.narrow(0, offset, length);
+    OptimizerShard shard;
+    shard.ranges = CutRanges(layout_, begin, begin + length);
+    shard.master = separate ? masters.narrow(0, offset, length) : slice.mine;
+    shard.gradient = slice.gradient;
+    if (mixed) {
+      shard.working = offload_ ? staging.narrow(0, offset, length) : slice.mine;
+    }
+    CAPSTAN_RETURN_IF_ERROR(
+        FillInitialValues(context_, shard.ranges, shard.master));
+    if (mixed) shard.working.copy_(shard.master);
+    slices_.push_back(std::move(slice));
+    shards_.push_back(std::move(shard));
+    offset += length;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Zero2::MakeFrozen() {
+  const std::vector<ParameterSpec>& specs = context_.model->parameters();
+  frozen_layout_ = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
+  frozen_ = Zeros(MemoryCategory::kParameters, frozen_layout_.numel,
+                  working_.options(), context_.precision.compute);
+  CAPSTAN_RETURN_IF_ERROR(
+      FillInitialValues(context_, frozen_layout_.ranges, frozen_));
+  MakeParameters(specs, frozen_layout_, frozen_, &parameters_);
+  return absl::OkStatus();
+}
+
+void Zero2::MakeGradientBuckets() {
+  const std::vector<ParameterSpec>& specs = context_.model->parameters();
+  slices_of_unit_.resize(context_.model->units().size());
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    for (int parameter : buckets_[slices_[i].bucket].parameters) {
+      std::vector<int> users = specs[parameter].other_units;
+      users.push_back(specs[parameter].unit);
+      for (int unit : users) {
+        std::vector<int>& slices = slices_of_unit_[unit];
+        if (std::find(slices.begin(), slices.end(), i) == slices.end()) {
+          slices.push_back(static_cast<int>(i));
+        }
+      }
+    }
+  }
+  queue_ = std::make_unique<ReduceQueue>(context_.group, nullptr);
+  GradientBuckets::Options options;
+  options.dtype = context_.precision.reduce;
+  options.on_ready = [this](int bucket) { Reduce(bucket); };
+  options.model = context_.model;
+  gradient_buckets_ = std::make_unique<GradientBuckets>(
+      specs, layout_, buckets_, parameters_, std::move(options));
+}
 
 absl::Span<OptimizerShard> Zero2::OptimizerShards() {
   return absl::MakeSpan(shards_);

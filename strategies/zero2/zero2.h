@@ -23,8 +23,10 @@ namespace zero2 {
 // Parameters lie in buckets in backward order. Each bucket is cut into as many
 // equal slices as there are ranks; rank r's shard is slice r of each. So a
 // bucket is one reduce-scatter, after which its buffer is freed, and one
-// all-gather, in place. Where masters have the compute dtype (and aren't
-// offloaded) they are the rank's slices of the working copy itself.
+// all-gather, in place. Where an optimizer needs parameters whole, slices of
+// buckets of their own hold such whole parameters. Where masters have the
+// compute dtype (and aren't offloaded) they are the rank's slices of the
+// working copy itself.
 class Zero2 final : public Strategy {
  public:
   static absl::StatusOr<std::unique_ptr<Zero2>> Create(const Config& config);
@@ -61,12 +63,13 @@ class Zero2 final : public Strategy {
   void PlanBuckets(const StrategyRequest& request,
                    const std::vector<Bucket>& buckets,
                    StrategyPlan* plan) const;
-  std::vector<Bucket> LayOutBuckets(const std::vector<ParameterSpec>& specs,
-                                    int world_size, FlatLayout* layout) const;
+  std::vector<Bucket> MakeBuckets(const std::vector<ParameterSpec>& specs,
+                                  const LayoutRules& rules, int world_size,
+                                  FlatLayout* layout) const;
   bool separate_masters(const PrecisionPolicy& precision) const;
   absl::Status MakeShards();
   absl::Status MakeFrozen();
-  void MakeBuckets();
+  void MakeGradientBuckets();
   void Reduce(int bucket);
   void WaitForGather(Slice& slice);
   void WaitForGathers();

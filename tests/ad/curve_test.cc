@@ -6,13 +6,12 @@
 // trains on the last micro-batch only; defect 13: means of means).
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/conformance/difference.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -50,16 +49,6 @@ const std::string& ReferenceFolder() {
   return *folder;
 }
 
-double WorstRelative(const std::vector<double>& got,
-                     const std::vector<double>& want) {
-  EXPECT_EQ(got.size(), want.size());
-  double worst = 0.0;
-  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
-    worst = std::max(worst, std::fabs(got[i] - want[i]) / std::fabs(want[i]));
-  }
-  return worst;
-}
-
 using Case = std::tuple<const char*, int>;  // strategy, ranks
 
 class AdCurveTest : public ::testing::TestWithParam<Case> {};
@@ -74,11 +63,12 @@ TEST_P(AdCurveTest, OneCurve) {
     const std::string folder = MustTrain(
         Twenty(kGlobalBatch / ranks / accumulation).Strategy(strategy, ranks));
     const Metrics got = ReadMetrics(folder);
-    EXPECT_LE(WorstRelative(got.losses(), want.losses()), 1e-5);
-    EXPECT_LE(WorstRelative(got.grad_norms(), want.grad_norms()), 1e-4);
+    EXPECT_LE(MaxRelativeDifference(got.losses(), want.losses()), 1e-5);
+    EXPECT_LE(MaxRelativeDifference(got.grad_norms(), want.grad_norms()), 1e-4);
     for (const char* name :
          {"loss_action", "acc_action", "loss_token_type", "acc_token_type"}) {
-      EXPECT_LE(WorstRelative(got.Values(name), want.Values(name)), 1e-4)
+      EXPECT_LE(MaxRelativeDifference(got.Values(name), want.Values(name)),
+                1e-4)
           << name;
     }
     // Played by one rank or by two.

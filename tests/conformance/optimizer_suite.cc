@@ -1,26 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <utility>
 
 #include "base/random.h"
 #include "tests/conformance/optimizer.h"
+#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
 namespace conformance {
 namespace {
 
 constexpr int kSteps = 3;
-// Where parameters begin in a flat buffer; what is between is padding.
-constexpr int64_t kAlignment = 32;
+// Where parameters begin in a flat buffer; what is between is padding. Set for
+// the optimizer under test: its blocks divide it.
+int64_t& Alignment() {
+  static int64_t alignment = 32;
+  return alignment;
+}
 
 std::vector<ParameterSpec> Specs() {
   std::vector<ParameterSpec> specs(3);
@@ -33,6 +39,33 @@ std::vector<ParameterSpec> Specs() {
   return specs;
 }
 
+// What an optimizer may ask of a model: nothing that could be computed with.
+class SuiteModel final : public Model {
+ public:
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
+                            float*) const override {
+    return absl::UnimplementedError("the suite's model has no values");
+  }
+  void Bind(std::vector<at::Tensor>) override {}
+  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
+    return absl::UnimplementedError("the suite's model has no config");
+  }
+
+ private:
+  const std::vector<ParameterSpec> specs_ = Specs();
+  const std::vector<std::string> units_ = {"all", "head"};
+};
+
+// Outlives what the optimizers under test keep of it.
+const SuiteModel& TheModel() {
+  static const SuiteModel model;
+  return model;
+}
+
 // The whole model's layout, in the order of the specs.
 std::vector<ParameterRange> Layout(int64_t* numel) {
   std::vector<ParameterRange> ranges;
@@ -40,7 +73,7 @@ std::vector<ParameterRange> Layout(int64_t* numel) {
   for (int i = 0; i < static_cast<int>(Specs().size()); ++i) {
     const int64_t length = Specs()[i].numel();
     ranges.push_back({i, 0, length, at});
-    at += (length + kAlignment - 1) / kAlignment * kAlignment;
+    at += (length + Alignment() - 1) / Alignment() * Alignment();
   }
   *numel = at;
   return ranges;
@@ -61,12 +94,14 @@ at::Tensor Values(uint64_t key, float stddev) {
 // A model's masters and state, cut into shards.
 class Pieces {
  public:
-  // cuts: ascending, from 0 to the length of all. working: of the working
-  // copies; kFloat: none.
-  Pieces(const Optimizer& optimizer, const std::vector<int64_t>& cuts,
-         at::ScalarType working = at::kFloat) {
+  // cuts: ascending, from 0 to the length of all; those that the optimizer
+  // doesn't allow are moved. working: of the working copies; kFloat: none.
+  Pieces(Optimizer& optimizer, std::vector<int64_t> cuts,
+         at::ScalarType working = at::kFloat)
+      : specs_(optimizer.state_specs()) {
     int64_t numel = 0;
     const std::vector<ParameterRange> all = Layout(&numel);
+    for (int64_t& cut : cuts) cut = Allowed(optimizer, all, cut);
     const at::Tensor start = Values(1, 0.5f);
     for (size_t i = 0; i + 1 < cuts.size(); ++i) {
       const int64_t begin = cuts[i];
@@ -82,21 +117,22 @@ class Pieces {
             {r.parameter, r.begin + low - r.offset, high - low, low - begin});
       }
       begins_.push_back(begin);
-      states.emplace_back();
-      for (size_t k = 0; k < optimizer.state_names().size(); ++k) {
-        states.back().push_back(at::zeros_like(shard.master));
-      }
       shards.push_back(std::move(shard));
     }
+    const absl::Status status =
+        SetUpOptimizer(optimizer, TheModel(), shards, &states);
+    EXPECT_TRUE(status.ok()) << status;
   }
 
   // gradient: of the whole model.
   void Update(Optimizer& optimizer, int64_t number, double learning_rate,
-              const at::Tensor& gradient, double scale = 1.0) {
+              const at::Tensor& gradient, double scale = 1.0,
+              const at::Tensor& device_scale = {}) {
     OptimizerStep step;
     step.step = number;
     step.learning_rate = learning_rate;
     step.gradient_scale = scale;
+    step.device_scale = device_scale;
     for (size_t i = 0; i < shards.size(); ++i) {
       shards[i].gradient =
           gradient.narrow(0, begins_[i], shards[i].master.numel()).clone();
@@ -122,16 +158,47 @@ class Pieces {
     for (const OptimizerShard& shard : shards) all.push_back(shard.working);
     return Joined(all);
   }
+  // By parameter.
   at::Tensor State(size_t k) const {
-    std::vector<at::Tensor> all;
-    for (const auto& state : states) all.push_back(state[k]);
-    return Joined(all);
+    std::vector<int64_t> begins;
+    int64_t numel = 0;
+    for (const ParameterSpec& spec : Specs()) {
+      begins.push_back(numel);
+      numel += StateNumel(specs_[k], spec.numel());
+    }
+    at::Tensor whole = at::zeros({numel}, states[0][k].options());
+    for (size_t s = 0; s < shards.size(); ++s) {
+      int index = 0;
+      for (const ParameterRange& r : shards[s].ranges) {
+        const StatePart part =
+            StatePartOf(specs_[k], r, index++, r.offset, r.offset + r.length);
+        whole.narrow(0, begins[r.parameter] + part.begin, part.length)
+            .copy_(states[s][k].narrow(0, part.offset, part.length));
+      }
+    }
+    return whole;
   }
 
   std::vector<OptimizerShard> shards;
-  std::vector<std::vector<at::Tensor>> states;
+  OptimizerState states;
 
  private:
+  // `cut` itself, or the next place before it where the model may be cut.
+  static int64_t Allowed(const Optimizer& optimizer,
+                         const std::vector<ParameterRange>& all, int64_t cut) {
+    int64_t block = 1;
+    for (const OptimizerStateSpec& spec : optimizer.state_specs()) {
+      if (spec.per_parameter == 0) block = std::max(block, spec.block);
+    }
+    for (const ParameterRange& r : all) {
+      if (cut > r.offset && cut < r.offset + r.length &&
+          optimizer.NeedsWhole(TheModel(), r.parameter)) {
+        return r.offset;
+      }
+    }
+    return cut / block * block;
+  }
+
   at::Tensor Joined(const std::vector<at::Tensor>& pieces) const {
     int64_t numel = 0;
     Layout(&numel);
@@ -142,6 +209,7 @@ class Pieces {
     return whole;
   }
 
+  const std::vector<OptimizerStateSpec> specs_;
   std::vector<int64_t> begins_;
 };
 
@@ -218,8 +286,9 @@ TEST_P(OptimizerConformance, PaddingStaysZero) {
   const at::Tensor padding = Padding();
   ASSERT_TRUE(padding.any().item<bool>());
   EXPECT_FALSE(((pieces.Master() != 0) & padding).any().item<bool>());
-  for (size_t k = 0; k < pieces.states[0].size(); ++k) {
-    EXPECT_FALSE(((pieces.State(k) != 0) & padding).any().item<bool>()) << k;
+  for (const at::Tensor& state : pieces.states[0]) {
+    if (state.numel() != padding.numel()) continue;
+    EXPECT_FALSE(((state != 0) & padding).any().item<bool>());
   }
 }
 
@@ -244,6 +313,45 @@ TEST_P(OptimizerConformance, GradientScaleMultipliesTheGradient) {
     EXPECT_LE((given.Master() - before.Master()).abs().max().item<double>(),
               1e-5 * moved.item<double>() + 1e-7);
   }
+}
+
+// On a GPU the core gives a part of the factor as a tensor.
+TEST_P(OptimizerConformance, TheDeviceScaleMultipliesToo) {
+  const double rate = optimizer().learning_rate();
+  Pieces given(optimizer(), ByRanks(2));
+  Pieces before(optimizer(), ByRanks(2));
+  for (int step = 1; step <= kSteps; ++step) {
+    const at::Tensor gradient = Values(50 + step, 3.0f);
+    given.Update(optimizer(), step, rate, gradient, 0.5,
+                 at::full({}, 0.25f, at::kFloat));
+    before.Update(optimizer(), step, rate, gradient, 0.125);
+  }
+  ExpectEqual(given, before);
+}
+
+// Which is how a step is skipped there, whatever the gradients are.
+TEST_P(OptimizerConformance, ADeviceScaleThatIsNotFiniteSkips) {
+  for (const float scale : {std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+    Pieces pieces(optimizer(), ByRanks(2), at::kBFloat16);
+    Pieces want(optimizer(), ByRanks(2), at::kBFloat16);
+    pieces.Train(optimizer(), 1, 1);
+    want.Train(optimizer(), 1, 1);
+    const at::Tensor gradient = Values(60, 1.0f);
+    gradient[3].fill_(std::numeric_limits<float>::quiet_NaN());
+    gradient[5].fill_(std::numeric_limits<float>::infinity());
+    pieces.Update(optimizer(), 2, optimizer().learning_rate(), gradient, 1.0,
+                  at::full({}, scale, at::kFloat));
+    ExpectEqual(pieces, want);
+    EXPECT_TRUE(pieces.Working().equal(want.Working()));
+  }
+}
+
+TEST_P(OptimizerConformance, TakesAModelAndSaysWhatItsStateIs) {
+  OptimizerRequest request;
+  request.model = &TheModel();
+  const absl::Status status = CheckOptimizer(optimizer(), request);
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_P(OptimizerConformance, TheWorkingCopyIsTheRoundedMaster) {
@@ -331,6 +439,12 @@ void OptimizerConformance::SetUp() {
   plugin_ = std::make_unique<LoadedPluginUnderTest>(*std::move(plugin));
   optimizer_ = New();
   ASSERT_NE(optimizer_, nullptr);
+  Alignment() = 32;
+  for (const OptimizerStateSpec& spec : optimizer_->state_specs()) {
+    if (spec.per_parameter == 0) {
+      Alignment() = std::max(Alignment(), spec.block);
+    }
+  }
 }
 
 std::unique_ptr<Optimizer> OptimizerConformance::New() const {

@@ -59,6 +59,9 @@ class PlainTraining {
       leaves_.back().set_requires_grad(spec.trainable);
       sums_.push_back(at::zeros(spec.shape, reduce_));
       momenta_.push_back(at::zeros(spec.shape, master_));
+      blocks_.push_back(at::zeros({(value.numel() + kToyBlock - 1) / kToyBlock},
+                                  at::kDouble));
+      counts_.push_back(at::zeros({1}, at::kLong));
     }
     model_.Bind(leaves_);
   }
@@ -126,8 +129,13 @@ class PlainTraining {
     at::NoGradGuard no_grad;
     for (int i = 0; i < kToyParameters; ++i) {
       if (!model_.parameters()[i].trainable) continue;
-      ToyUpdate(kToyLearningRate, sums_[i].to(master_).mul(gradient_scale),
-                momenta_[i], masters_[i]);
+      const at::Tensor gradient = sums_[i].to(master_).mul(gradient_scale);
+      if (options_.matrices) {
+        ToyMatrixUpdate(kToyLearningRate, ToyNeedsWhole(model_, i), gradient,
+                        momenta_[i], blocks_[i], counts_[i], masters_[i]);
+      } else {
+        ToyUpdate(kToyLearningRate, gradient, momenta_[i], masters_[i]);
+      }
       leaves_[i].copy_(masters_[i]);
     }
   }
@@ -142,6 +150,8 @@ class PlainTraining {
   std::vector<at::Tensor> leaves_;  // working copies
   std::vector<at::Tensor> sums_;    // of gradients
   std::vector<at::Tensor> momenta_;
+  std::vector<at::Tensor> blocks_;
+  std::vector<at::Tensor> counts_;
 };
 
 Curve Compute(const ReferenceOptions& options) {
@@ -187,7 +197,8 @@ const Curve& ReferenceCurve(const ReferenceOptions& options) {
       p.loss_scaling.has_value() ? p.loss_scaling->initial_scale : 0.0,
       static_cast<double>(canonical.micro_batches),
       static_cast<double>(canonical.steps),
-      static_cast<double>(canonical.broken_step)};
+      static_cast<double>(canonical.broken_step),
+      canonical.matrices ? 1.0 : 0.0};
   auto it = curves.find(key);
   if (it == curves.end()) it = curves.emplace(key, Compute(canonical)).first;
   return it->second;

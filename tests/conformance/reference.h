@@ -36,6 +36,7 @@ struct ReferenceOptions {
   int steps = 0;
   // A step whose gradient is not finite; -1: none.
   int broken_step = -1;
+  bool matrices = false;  // as ToyRun has it
 };
 
 // Computed once for equal options.

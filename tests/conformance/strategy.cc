@@ -11,6 +11,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "tests/conformance/difference.h"
 #include "tests/conformance/toy_model.h"
 
 namespace capstan {
@@ -51,10 +52,6 @@ const Scenario* Find(const Launch& launch, const std::string& name) {
     if (scenario.name == name) return &scenario;
   }
   return nullptr;
-}
-
-double RelativeDifference(double a, double b) {
-  return std::fabs(a - b) / std::max(std::fabs(b), 1e-30);
 }
 
 // `name`'s elements as the ranks own them, and how many own each.
@@ -171,6 +168,7 @@ const Curve& StrategyConformance::ReferenceOf(int world,
   options.precision = scenario.run.precision;
   options.micro_batches = world * scenario.run.accumulation;
   options.steps = scenario.steps;
+  options.matrices = scenario.run.matrices;
   if (scenario.kind == Scenario::kBroken) options.broken_step = kBrokenStep;
   return ReferenceCurve(options);
 }
@@ -240,12 +238,12 @@ void StrategyConformance::ExpectValues(int world, const Scenario& scenario,
       Collect(launch.result,
               absl::StrCat(scenario.name, "/", what, "/", parameter), &got,
               &owners);
-      double worst = 0.0;
+      Worst worst;
       for (size_t i = 0; i < got.size(); ++i) {
         ASSERT_EQ(owners[i], 1) << "ranks own element " << i;
-        worst = std::max(worst, std::fabs(got[i] - wanted[i]));
+        worst.Add(std::fabs(got[i] - wanted[i]));
       }
-      EXPECT_LE(worst, bounds.value);
+      EXPECT_LE(worst.value(), bounds.value);
     }
   }
 }

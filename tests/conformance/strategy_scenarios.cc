@@ -230,6 +230,10 @@ std::vector<Scenario> TrainingScenarios(int world, const std::string& folder) {
   Scenario& accumulated = add("accumulated", Scenario::kTrain, accumulation);
   accumulated.steps = kSavedRun;
   accumulated.folder = folder;
+  Scenario& matrices = add("matrices", Scenario::kTrain, accumulation);
+  matrices.run.matrices = true;
+  matrices.steps = kSavedRun;
+  matrices.folder = folder + "/matrices";
   if (world == 4) return all;
   add("evaluated", Scenario::kEvaluate, accumulation);
   add("bf16", Scenario::kTrain, accumulation).run.precision = ToyBf16();
@@ -254,6 +258,12 @@ std::vector<Scenario> ResumeScenarios(const std::vector<std::string>& folders) {
                        /*micro_steps=*/1));
     all.back().folder = folders[from];
     all.back().steps = kSavedRun;
+    const std::string matrices = folders[from] + "/matrices";
+    if (NewestCheckpoint(matrices).empty()) continue;
+    all.push_back(all.back());
+    all.back().name = absl::StrCat("matrices_from_", from);
+    all.back().folder = matrices;
+    all.back().run.matrices = true;
   }
   return all;
 }

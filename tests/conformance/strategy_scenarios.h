@@ -55,7 +55,8 @@ int AccumulationOf(int world);
 // All but kResume and kFault: the more ranks, the fewer, as a collective takes
 // its time on a few cores. "accumulated" saves into `folder`.
 std::vector<Scenario> TrainingScenarios(int world, const std::string& folder);
-// "from_N" for each of `folders`, by world size N; "" is left out.
+// "from_N" for each of `folders`, by world size N, and "matrices_from_N" where
+// "matrices" has saved; "" is left out.
 std::vector<Scenario> ResumeScenarios(const std::vector<std::string>& folders);
 std::vector<Scenario> FaultScenarios(int world);
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "tests/conformance/difference.h"
 #include "tests/conformance/strategy.h"
 #include "tests/conformance/strategy_checks.h"
 #include "tests/conformance/toy_model.h"
@@ -65,38 +66,30 @@ std::vector<double> Full(const Launch& launch, const std::string& name,
                                                       : it->second[0];
 }
 
-double MaxDifference(const std::vector<double>& a,
-                     const std::vector<double>& b) {
-  EXPECT_EQ(a.size(), b.size());
-  double worst = 0.0;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::fabs(a[i] - b[i]));
-  }
-  return worst;
-}
-
 TEST_P(StrategyConformance, PlansWhatItHolds) {
-  ForEach(
-      "whole", [&](int world, const Scenario& scenario, const Launch& launch) {
-        const absl::StatusOr<StrategyPlan> plan =
-            ToyTrainer::Plan(plugin(), scenario.run, world);
-        ASSERT_TRUE(plan.ok()) << plan.status();
-        EXPECT_EQ(plan->forward_buckets.size(), kToyUnits);
-        EXPECT_EQ(plan->backward_buckets.size(), kToyUnits);
-        EXPECT_EQ(plan->backward_workspace.size(), kToyUnits);
-        double most = 0.0;
-        for (const RankResult& rank : launch.result.ranks) {
-          const auto it = rank.values.find("whole/elements");
-          ASSERT_NE(it, rank.values.end());
-          most = std::max(most, it->second[0][0]);
-        }
-        EXPECT_EQ(plan->optimizer_elements, most);
-        if (world == 1) {
-          EXPECT_EQ(plan->sent_for_gradients + plan->sent_for_parameters, 0);
-        } else {
-          EXPECT_GT(plan->sent_for_gradients, 0);
-        }
-      });
+  for (const char* name : {"whole", "matrices"}) {
+    ForEach(
+        name, [&](int world, const Scenario& scenario, const Launch& launch) {
+          const absl::StatusOr<StrategyPlan> plan =
+              ToyTrainer::Plan(plugin(), scenario.run, world);
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          EXPECT_EQ(plan->forward_buckets.size(), kToyUnits);
+          EXPECT_EQ(plan->backward_buckets.size(), kToyUnits);
+          EXPECT_EQ(plan->backward_workspace.size(), kToyUnits);
+          double most = 0.0;
+          for (const RankResult& rank : launch.result.ranks) {
+            const auto it = rank.values.find(scenario.name + "/elements");
+            ASSERT_NE(it, rank.values.end());
+            most = std::max(most, it->second[0][0]);
+          }
+          EXPECT_EQ(plan->optimizer_elements, most);
+          if (world == 1) {
+            EXPECT_EQ(plan->sent_for_gradients + plan->sent_for_parameters, 0);
+          } else {
+            EXPECT_GT(plan->sent_for_gradients, 0);
+          }
+        });
+  }
 }
 
 TEST_P(StrategyConformance, BindsTensorsAsTheModelSays) {
@@ -188,6 +181,16 @@ TEST_P(StrategyConformance, FrozenParametersStayToTheBit) {
       }
     });
   }
+}
+
+// By an optimizer whose update is a function of whole matrices, and whose state
+// has dtypes, blocks and numbers a parameter of its own.
+TEST_P(StrategyConformance, MatricesStayWholeWhereTheOptimizerNeedsThem) {
+  ForEach("matrices",
+          [&](int world, const Scenario& scenario, const Launch& launch) {
+            ExpectCurve(world, scenario, launch, kFp32);
+            ExpectValues(world, scenario, launch, kFp32, AllParameters());
+          });
 }
 
 TEST_P(StrategyConformance, Bf16) {

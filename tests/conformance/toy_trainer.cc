@@ -3,7 +3,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
@@ -11,18 +10,20 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
 namespace conformance {
 namespace {
 
-StrategyRequest RequestFor(const ToyModel& model, const ToyRun& run,
-                           int world) {
+StrategyRequest RequestFor(const ToyModel& model, const ToyRun& run, int world,
+                           const Optimizer& optimizer) {
   StrategyRequest request;
   request.model = &model;
   request.precision = run.precision;
   request.world_size = world;
   request.accumulation = run.accumulation;
+  request.optimizer = &optimizer;
   return request;
 }
 
@@ -41,7 +42,8 @@ absl::Status ToyTrainer::Check(const LoadedPluginUnderTest& plugin,
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Strategy> strategy,
                            plugin.Create<Strategy>());
   const ToyModel model;
-  return strategy->Check(RequestFor(model, run, world));
+  const ToyOptimizer optimizer(run.matrices);
+  return strategy->Check(RequestFor(model, run, world, optimizer));
 }
 
 absl::StatusOr<StrategyPlan> ToyTrainer::Plan(
@@ -49,7 +51,8 @@ absl::StatusOr<StrategyPlan> ToyTrainer::Plan(
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Strategy> strategy,
                            plugin.Create<Strategy>());
   const ToyModel model;
-  return strategy->Plan(RequestFor(model, run, world));
+  const ToyOptimizer optimizer(run.matrices);
+  return strategy->Plan(RequestFor(model, run, world, optimizer));
 }
 
 absl::StatusOr<std::unique_ptr<ToyTrainer>> ToyTrainer::Create(
@@ -69,20 +72,21 @@ ToyTrainer::ToyTrainer(const ToyRun& run, ProcessGroup* group,
       group_(group),
       strategy_(std::move(strategy)),
       runner_(strategy_.get(), {run.recompute_every, kToyUnits}),
+      optimizer_(run.matrices),
       scaler_(run.precision.loss_scaling) {}
 
 absl::Status ToyTrainer::SetUp() {
   CAPSTAN_RETURN_IF_ERROR(
-      strategy_->Check(RequestFor(model_, run_, group_->size())));
+      strategy_->Check(RequestFor(model_, run_, group_->size(), optimizer_)));
   StrategyContext context;
   context.model = &model_;
   context.group = group_;
   context.precision = run_.precision;
   context.seed = kToySeed;
+  context.optimizer = &optimizer_;
   CAPSTAN_RETURN_IF_ERROR(strategy_->Setup(context));
-  for (const OptimizerShard& shard : strategy_->OptimizerShards()) {
-    optimizer_state_.push_back({at::zeros_like(shard.master)});
-  }
+  CAPSTAN_RETURN_IF_ERROR(SetUpOptimizer(
+      optimizer_, model_, strategy_->OptimizerShards(), &optimizer_state_));
   for (size_t i = 0; i < strategy_->OptimizerShards().size(); ++i) {
     strategy_->PublishShard(static_cast<int>(i));
   }
@@ -95,6 +99,7 @@ absl::StatusOr<StepOutcome> ToyTrainer::Step(
   Verdict verdict;
   absl::Status status;
   try {
+    strategy_->BeginStep(state_.step + 1);
     for (int i = 0; i < run_.accumulation; ++i) {
       MicroStep(i, faults, &verdict);
     }
@@ -192,6 +197,8 @@ CheckpointParts ToyTrainer::Checkpointed() {
   parts.shards = strategy_->OptimizerShards();
   parts.state = &optimizer_state_;
   parts.state_names = optimizer_.state_names();
+  parts.state_specs = optimizer_.state_specs();
+  parts.strategy = strategy_.get();
   parts.owned = strategy_->OwnedSlices();
   parts.group = group_;
   parts.config_text = "name: \"conformance\"\n";

@@ -26,6 +26,7 @@ struct ToyRun {
   PrecisionPolicy precision;
   int accumulation = 1;
   int recompute_every = 0;  // ActivationCheckpointing::every
+  bool matrices = false;    // ToyOptimizer's
 };
 
 // Where a step goes wrong.

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "plugins/sdk/model.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/precision.h"
 
@@ -36,13 +37,40 @@ PrecisionPolicy ToyFp16();
 void ToyUpdate(double learning_rate, const at::Tensor& gradient,
                const at::Tensor& momentum, const at::Tensor& master);
 
+// The same of one parameter by an optimizer that asks for all it may ask. A
+// matrix inside the model is updated as a whole: by its momentum, normalised
+// and after one Newton-Schulz step (1.5 X - 0.5 X X^T X). Others are updated
+// element by element, divided by 1 + the largest gradient so far in their
+// block. `block` has an element a block and `count`, int64, the number of
+// updates, by whose root all steps are divided.
+constexpr int64_t kToyBlock = 64;
+bool ToyNeedsWhole(const Model& model, int parameter);
+void ToyMatrixUpdate(double learning_rate, bool whole,
+                     const at::Tensor& gradient, const at::Tensor& momentum,
+                     const at::Tensor& block, const at::Tensor& count,
+                     const at::Tensor& master);
+
 class ToyOptimizer final : public Optimizer {
  public:
+  // matrices: whether it is ToyMatrixUpdate's.
+  explicit ToyOptimizer(bool matrices) : matrices_(matrices) {}
   double learning_rate() const override { return kToyLearningRate; }
-  std::vector<std::string> state_names() const override { return {"momentum"}; }
+  std::vector<std::string> state_names() const override;
+  std::vector<OptimizerStateSpec> state_specs() const override;
+  absl::Status Setup(const OptimizerContext& context) override {
+    model_ = context.model;
+    return absl::OkStatus();
+  }
+  bool NeedsWhole(const Model& model, int parameter) const override {
+    return matrices_ && ToyNeedsWhole(model, parameter);
+  }
   void Update(const OptimizerStep& step,
               const std::vector<ParameterSpec>& specs, OptimizerShard& shard,
               absl::Span<at::Tensor> state) override;
+
+ private:
+  const bool matrices_;
+  const Model* model_ = nullptr;
 };
 
 // Clipping as the core does it.

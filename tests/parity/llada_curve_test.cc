@@ -5,14 +5,13 @@
 // goes by the sample, and means are over all ranks and micro-batches.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/conformance/difference.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -52,16 +51,6 @@ const Metrics& Reference(const std::string& precision,
   return made->emplace(key, metrics).first->second;
 }
 
-double WorstRelative(const std::vector<double>& got,
-                     const std::vector<double>& want) {
-  EXPECT_EQ(got.size(), want.size());
-  double worst = 0.0;
-  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
-    worst = std::max(worst, std::fabs(got[i] - want[i]) / std::fabs(want[i]));
-  }
-  return worst;
-}
-
 std::vector<double> EvalLosses(const Metrics& metrics) {
   std::vector<double> losses;
   for (const auto& eval : metrics.evals) losses.push_back(eval["eval_loss"]);
@@ -71,11 +60,13 @@ std::vector<double> EvalLosses(const Metrics& metrics) {
 void ExpectSame(const RunText& run, const Metrics& want, double loss_bound,
                 double norm_bound) {
   const Metrics got = ReadMetrics(MustTrain(run));
-  EXPECT_LE(WorstRelative(got.losses(), want.losses()), loss_bound);
-  EXPECT_LE(WorstRelative(got.grad_norms(), want.grad_norms()), norm_bound);
+  EXPECT_LE(MaxRelativeDifference(got.losses(), want.losses()), loss_bound);
+  EXPECT_LE(MaxRelativeDifference(got.grad_norms(), want.grad_norms()),
+            norm_bound);
   // Of the same data with the same masks, whoever has which of it.
   EXPECT_GE(want.evals.size(), 2u);
-  EXPECT_LE(WorstRelative(EvalLosses(got), EvalLosses(want)), loss_bound);
+  EXPECT_LE(MaxRelativeDifference(EvalLosses(got), EvalLosses(want)),
+            loss_bound);
 }
 
 using Case = std::tuple<const char*, int>;  // strategy, ranks

@@ -5,14 +5,13 @@
 // whose random numbers go by the sample, too.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/conformance/difference.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -44,22 +43,13 @@ const Metrics& Reference(const std::string& precision) {
   return made->emplace(precision, metrics).first->second;
 }
 
-double WorstRelative(const std::vector<double>& got,
-                     const std::vector<double>& want) {
-  EXPECT_EQ(got.size(), want.size());
-  double worst = 0.0;
-  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
-    worst = std::max(worst, std::fabs(got[i] - want[i]) / std::fabs(want[i]));
-  }
-  return worst;
-}
-
 void ExpectSame(const RunText& run, const std::string& precision,
                 double loss_bound, double norm_bound) {
   const Metrics& want = Reference(precision);
   const Metrics got = ReadMetrics(MustTrain(run));
-  EXPECT_LE(WorstRelative(got.losses(), want.losses()), loss_bound);
-  EXPECT_LE(WorstRelative(got.grad_norms(), want.grad_norms()), norm_bound);
+  EXPECT_LE(MaxRelativeDifference(got.losses(), want.losses()), loss_bound);
+  EXPECT_LE(MaxRelativeDifference(got.grad_norms(), want.grad_norms()),
+            norm_bound);
 }
 
 using Case = std::tuple<const char*, int>;  // strategy, ranks

@@ -5,8 +5,6 @@
 // checkpointing, against `single`.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <iostream>
 #include <map>
 #include <string>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/conformance/difference.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -22,16 +21,6 @@ namespace {
 
 // One to four ranks divide it, with four micro-steps, too.
 constexpr int kGlobalBatch = 48;
-
-double WorstRelative(const std::vector<double>& got,
-                     const std::vector<double>& want) {
-  EXPECT_EQ(got.size(), want.size());
-  double worst = 0.0;
-  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
-    worst = std::max(worst, std::fabs(got[i] - want[i]) / std::fabs(want[i]));
-  }
-  return worst;
-}
 
 RunText FiftySteps(int micro_batch, const std::string& precision) {
   RunText run = RunText::Golden();
@@ -59,8 +48,9 @@ struct Bound {
 
 void ExpectSame(const RunText& run, const Metrics& want, const Bound& bound) {
   const Metrics got = ReadMetrics(MustTrain(run));
-  const double loss = WorstRelative(got.losses(), want.losses());
-  const double norm = WorstRelative(got.grad_norms(), want.grad_norms());
+  const double loss = MaxRelativeDifference(got.losses(), want.losses());
+  const double norm =
+      MaxRelativeDifference(got.grad_norms(), want.grad_norms());
   EXPECT_LE(loss, bound.loss);
   EXPECT_LE(norm, bound.grad_norm);
   // For docs/benchmarks.md.

@@ -6,13 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/conformance/difference.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -20,16 +19,6 @@ namespace capstan {
 namespace {
 
 constexpr double kGoldenTolerance = 2e-5;
-
-double MaxDifference(const std::vector<double>& a,
-                     const std::vector<double>& b) {
-  EXPECT_EQ(a.size(), b.size());
-  double worst = 0.0;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::fabs(a[i] - b[i]));
-  }
-  return worst;
-}
 
 Metrics Curves(const RunText& run) { return ReadMetrics(MustTrain(run)); }
 

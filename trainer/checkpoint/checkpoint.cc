@@ -25,6 +25,8 @@
 #include "base/status.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
+#include "trainer/checkpoint/state_kinds.h"
+#include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 
 // After LibTorch's headers, which have macros of the same names.
@@ -97,24 +99,29 @@ std::string RankNotePath(const std::string& folder, int rank) {
 }
 
 std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
+  const std::vector<StateKind> kinds = AllKinds(parts);
   std::vector<StatePiece> pieces;
   for (const OwnedSlice& slice : parts.owned) {
-    const OptimizerShard& shard = parts.shards[slice.shard];
-    for (const ParameterRange& range : shard.ranges) {
+    const std::vector<ParameterRange>& ranges =
+        parts.shards[slice.shard].ranges;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const ParameterRange& range = ranges[i];
       const int64_t low = std::max(slice.begin, range.offset);
       const int64_t high = std::min(slice.end, range.offset + range.length);
       if (low >= high) continue;
-      const auto add = [&](const std::string& kind, const at::Tensor& tensor) {
-        pieces.push_back({{kind,
-                           (*parts.specs)[range.parameter].name,
-                           range.begin + low - range.offset,
-                           high - low,
-                           {}},
-                          tensor.narrow(0, low, high - low)});
-      };
-      add(kMasterKind, shard.master);
-      for (size_t k = 0; k < parts.state_names.size(); ++k) {
-        add(parts.state_names[k], (*parts.state)[slice.shard][k]);
+      const bool first = range.begin == 0 && low == range.offset;
+      for (const StateKind& kind : kinds) {
+        // Who has a parameter's first element writes what it has once.
+        if (kind.spec.per_parameter > 0 && !first) continue;
+        const StatePart part =
+            StatePartOf(kind.spec, range, static_cast<int>(i), low, high);
+        pieces.push_back(
+            {{kind.spec.name,
+              (*parts.specs)[range.parameter].name,
+              part.begin,
+              part.length,
+              {}},
+             kind.tensors[slice.shard].narrow(0, part.offset, part.length)});
       }
     }
   }
@@ -140,7 +147,10 @@ absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
   manifest.train_state = train_state;
   manifest.world_size = parts.group->size();
   manifest.config_text = parts.config_text;
-  manifest.state_names = parts.state_names;
+  for (const StateKind& kind : AllKinds(parts)) {
+    if (kind.spec.name == kMasterKind) continue;
+    manifest.state.push_back(ManifestStateOf(kind.spec));
+  }
   for (const ParameterSpec& spec : *parts.specs) {
     manifest.parameters.push_back({spec.name, spec.shape, spec.trainable});
   }
@@ -282,16 +292,38 @@ absl::Status CheckParameters(const std::string& folder,
   return absl::OkStatus();
 }
 
-absl::Status CheckStateNames(const std::string& folder,
-                             std::vector<std::string> stored,
-                             std::vector<std::string> wanted) {
-  const auto text = [](const std::vector<std::string>& names) {
-    return names.empty() ? "none" : absl::StrJoin(names, ", ");
-  };
-  const std::string was = text(stored);
-  const std::string is = text(wanted);
-  std::sort(stored.begin(), stored.end());
-  std::sort(wanted.begin(), wanted.end());
+// Names, and what isn't as the masters: "exp_avg, scale (Float) (blocks of
+// 256)".
+std::string StateText(const std::vector<ManifestState>& state) {
+  if (state.empty()) return "none";
+  return absl::StrJoin(
+      state, ", ", [](std::string* out, const ManifestState& kind) {
+        absl::StrAppend(out, kind.name);
+        if (!kind.dtype.empty()) absl::StrAppend(out, " (", kind.dtype, ")");
+        if (kind.per_parameter > 0) {
+          absl::StrAppend(out, " (", kind.per_parameter, " a parameter)");
+        } else if (kind.block > 1) {
+          absl::StrAppend(out, " (blocks of ", kind.block, ")");
+        }
+      });
+}
+
+// The optimizer's; the strategy's may be another's.
+absl::Status CheckState(const std::string& folder,
+                        std::vector<ManifestState> stored,
+                        std::vector<ManifestState> wanted) {
+  stored.erase(std::remove_if(stored.begin(), stored.end(),
+                              [](const ManifestState& kind) {
+                                return absl::StartsWith(kind.name,
+                                                        kStrategyKind);
+                              }),
+               stored.end());
+  const std::string was = StateText(stored);
+  const std::string is = StateText(wanted);
+  for (auto* state : {&stored, &wanted}) {
+    std::sort(state->begin(), state->end(),
+              [](const auto& a, const auto& b) { return a.name < b.name; });
+  }
   if (stored == wanted) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(folder, ": the checkpoint was saved with optimizer state ",
@@ -343,22 +375,38 @@ absl::Status Fill(const std::string& folder, const Manifest& manifest,
   return absl::OkStatus();
 }
 
-// Of the masters, and with `with_state` of the optimizer's state.
-std::vector<Target> ShardTargets(const CheckpointParts& parts,
-                                 bool with_state) {
+std::vector<Target> TargetsOf(const CheckpointParts& parts,
+                              const std::vector<StateKind>& kinds) {
   std::vector<Target> targets;
   for (size_t s = 0; s < parts.shards.size(); ++s) {
-    for (const ParameterRange& range : parts.shards[s].ranges) {
-      const std::string& name = (*parts.specs)[range.parameter].name;
-      targets.push_back({kMasterKind, name, range.begin, range.length,
-                         parts.shards[s].master, range.offset});
-      for (size_t k = 0; with_state && k < parts.state_names.size(); ++k) {
-        targets.push_back({parts.state_names[k], name, range.begin,
-                           range.length, (*parts.state)[s][k], range.offset});
+    const std::vector<ParameterRange>& ranges = parts.shards[s].ranges;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const ParameterRange& range = ranges[i];
+      for (const StateKind& kind : kinds) {
+        const StatePart part =
+            StatePartOf(kind.spec, range, static_cast<int>(i), range.offset,
+                        range.offset + range.length);
+        targets.push_back({kind.spec.name, (*parts.specs)[range.parameter].name,
+                           part.begin, part.length, kind.tensors[s],
+                           part.offset});
       }
     }
   }
   return targets;
+}
+
+// What of the strategy's state the checkpoint has: all or nothing.
+std::vector<StateKind> StoredStrategyKinds(const CheckpointParts& parts,
+                                           const Manifest& manifest) {
+  std::vector<StateKind> kinds = StrategyKinds(parts);
+  const bool stored =
+      std::all_of(kinds.begin(), kinds.end(), [&](const StateKind& kind) {
+        return std::any_of(manifest.state.begin(), manifest.state.end(),
+                           [&](const ManifestState& stored_kind) {
+                             return stored_kind.name == kind.spec.name;
+                           });
+      });
+  return stored ? kinds : std::vector<StateKind>();
 }
 
 // All of it, or with `state` null the weights alone.
@@ -367,12 +415,19 @@ absl::Status Load(const std::string& folder, const CheckpointParts& parts,
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
   CAPSTAN_RETURN_IF_ERROR(CheckParameters(folder, manifest, *parts.specs));
+  std::vector<StateKind> kinds = {MasterKind(parts)};
   if (state != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(
-        CheckStateNames(folder, manifest.state_names, parts.state_names));
+    std::vector<ManifestState> wanted;
+    for (StateKind& kind : OptimizerKinds(parts)) {
+      wanted.push_back(ManifestStateOf(kind.spec));
+      kinds.push_back(std::move(kind));
+    }
+    CAPSTAN_RETURN_IF_ERROR(CheckState(folder, manifest.state, wanted));
+    for (StateKind& kind : StoredStrategyKinds(parts, manifest)) {
+      kinds.push_back(std::move(kind));
+    }
   }
-  CAPSTAN_RETURN_IF_ERROR(
-      Fill(folder, manifest, ShardTargets(parts, state != nullptr)));
+  CAPSTAN_RETURN_IF_ERROR(Fill(folder, manifest, TargetsOf(parts, kinds)));
   for (OptimizerShard& shard : parts.shards) {
     if (shard.working.defined()) shard.working.copy_(shard.master);
   }

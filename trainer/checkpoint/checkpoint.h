@@ -38,6 +38,10 @@ struct CheckpointParts {
   std::vector<OwnedSlice> owned;  // what this rank writes
   ProcessGroup* group = nullptr;
   std::string config_text;  // the run's whole config, kept in the manifest
+  // Of state_names, in detail; empty: all are as the masters.
+  std::vector<OptimizerStateSpec> state_specs;
+  // If set, its own state is saved and restored as well.
+  Strategy* strategy = nullptr;
 };
 
 // Saves into OUTPUT_DIR/checkpoints/step-NNNNNNNN. Collective. Written beside

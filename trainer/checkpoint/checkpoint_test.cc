@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/checkpoint.h"
 
+#include <ATen/ops/arange.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -119,6 +120,49 @@ TEST(CheckpointTest, OwnedSlicesOfAWholeCopyAreEnough) {
   });
   ASSERT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
   ExpectLoads(NewestCheckpoint(out), {0, kFlat});
+}
+
+// Three numbers a parameter, which all ranks have that hold a part of it.
+TEST(CheckpointTest, StateThatIsNotAsTheMasters) {
+  const std::vector<OptimizerStateSpec> specs = {{"exp_avg"},
+                                                 {"count", at::kLong, 1, 3}};
+  const auto parts_of = [&](FakeRun& run, ProcessGroup& group) {
+    CheckpointParts parts = run.Parts(group);
+    parts.state_names = {"exp_avg", "count"};
+    parts.state_specs = specs;
+    return parts;
+  };
+  const std::string out = NewFolder();
+  const auto saved = OnRanks(2, [&](ProcessGroup& group) {
+    FakeRun run(group.rank(), {0, 25, kFlat});  // a and a part of b; the rest
+    run.SetValues();
+    run.state_[0][1] = at::arange(group.rank() == 0 ? 6 : 3, at::kLong);
+    if (group.rank() == 1) run.state_[0][1] += 3;
+    return SaveCheckpoint(out, 0, StateAt(1), parts_of(run, group));
+  });
+  ASSERT_TRUE(FirstError(saved).ok()) << FirstError(saved);
+  const auto loaded = OnRanks(2, [&](ProcessGroup& group) {
+    FakeRun run(group.rank(), {0, 13, kFlat});  // a part of a; the rest and b
+    run.state_[0][1] = at::zeros({group.rank() == 0 ? 3 : 6}, at::kLong);
+    const auto state =
+        LoadCheckpoint(NewestCheckpoint(out), parts_of(run, group));
+    EXPECT_TRUE(run.state_[0][1].equal(
+        at::arange(group.rank() == 0 ? 3 : 6, at::kLong)));
+    return state.status();
+  });
+  EXPECT_TRUE(FirstError(loaded).ok()) << FirstError(loaded);
+
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, kFlat});
+  CheckpointParts parts = parts_of(run, group);
+  parts.state_specs[1] = {"count", at::kFloat, 1, 3};
+  EXPECT_THAT(
+      std::string(
+          LoadCheckpoint(NewestCheckpoint(out), parts).status().message()),
+      testing::HasSubstr("exp_avg, count (Long) (3 a parameter); this run's "
+                         "optimizer has exp_avg, count (Float) (3 a "
+                         "parameter)"));
 }
 
 TEST(CheckpointTest, WeightsForGeneration) {

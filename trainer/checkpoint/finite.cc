@@ -8,6 +8,9 @@
 #include <limits>
 #include <tuple>
 
+#include "trainer/checkpoint/state_kinds.h"
+#include "trainer/optimizer/optimizer_state.h"
+
 namespace capstan {
 namespace {
 
@@ -21,32 +24,49 @@ bool AllWithin(const at::Tensor& values, double most) {
   return low.item<double>() >= -most && high.item<double>() <= most;
 }
 
+// Integers, and 8-bit numbers, which aren't compared here.
+bool IsAlwaysFinite(const at::Tensor& tensor) {
+  return !at::isFloatingType(tensor.scalar_type()) || tensor.element_size() < 2;
+}
+
 }  // namespace
 
 absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
   absl::optional<NonFiniteTensor> first;
-  const auto look = [&](const OwnedSlice& slice, const at::Tensor& tensor,
-                        int kind) {
-    const double most = kind == 0 ? kMostOfMasters : kMostOfState;
-    if (slice.begin >= slice.end ||
-        AllWithin(tensor.narrow(0, slice.begin, slice.end - slice.begin),
-                  most)) {
+  const auto look = [&](const OwnedSlice& slice, const StateKind& kind,
+                        int number) {
+    const at::Tensor& tensor = kind.tensors[slice.shard];
+    const double most = number == 0 ? kMostOfMasters : kMostOfState;
+    const auto within = [&](const StatePart& part) {
+      return part.length == 0 ||
+             AllWithin(tensor.narrow(0, part.offset, part.length), most);
+    };
+    // In one go where it can be: the ranges are looked at to name one.
+    const bool plain = kind.spec.block == 1 && kind.spec.per_parameter == 0;
+    if (slice.begin >= slice.end || IsAlwaysFinite(tensor) ||
+        (plain && within({0, slice.end - slice.begin, slice.begin}))) {
       return;
     }
-    for (const ParameterRange& range : parts.shards[slice.shard].ranges) {
+    const std::vector<ParameterRange>& ranges =
+        parts.shards[slice.shard].ranges;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const ParameterRange& range = ranges[i];
       const int64_t low = std::max(slice.begin, range.offset);
       const int64_t high = std::min(slice.end, range.offset + range.length);
-      if (low >= high || AllWithin(tensor.narrow(0, low, high - low), most))
+      if (low >= high || within(StatePartOf(kind.spec, range,
+                                            static_cast<int>(i), low, high))) {
         continue;
-      if (!first.has_value() || std::tie(range.parameter, kind) <
+      }
+      if (!first.has_value() || std::tie(range.parameter, number) <
                                     std::tie(first->parameter, first->kind)) {
-        first = NonFiniteTensor{range.parameter, kind};
+        first = NonFiniteTensor{range.parameter, number};
       }
     }
   };
+  const StateKind masters = MasterKind(parts);
+  const std::vector<StateKind> state = OptimizerKinds(parts);
   for (const OwnedSlice& slice : parts.owned) {
-    look(slice, parts.shards[slice.shard].master, 0);
-    const std::vector<at::Tensor>& state = (*parts.state)[slice.shard];
+    look(slice, masters, 0);
     for (size_t k = 0; k < state.size(); ++k) {
       look(slice, state[k], static_cast<int>(k) + 1);
     }

@@ -107,6 +107,39 @@ TrainState TrainStateFromJson(const Json& json) {
   return state;
 }
 
+void StateToJson(const std::vector<ManifestState>& state, Json* json) {
+  Json names = Json::array();
+  Json specs = Json::array();
+  for (const ManifestState& kind : state) {
+    names.push_back(kind.name);
+    // What is as the masters are needs no more than its name.
+    if (kind == ManifestState{kind.name}) continue;
+    specs.push_back({{"name", kind.name},
+                     {"dtype", kind.dtype},
+                     {"block", kind.block},
+                     {"per_parameter", kind.per_parameter}});
+  }
+  (*json)["state_names"] = std::move(names);
+  if (!specs.empty()) (*json)["state_specs"] = std::move(specs);
+}
+
+std::vector<ManifestState> StateFromJson(const Json& json) {
+  std::vector<ManifestState> state;
+  for (const Json& name : json.at("state_names")) {
+    state.push_back({name.get<std::string>()});
+  }
+  if (!json.contains("state_specs")) return state;
+  for (const Json& spec : json.at("state_specs")) {
+    for (ManifestState& kind : state) {
+      if (kind.name != spec.at("name").get<std::string>()) continue;
+      kind.dtype = spec.at("dtype").get<std::string>();
+      kind.block = std::max<int64_t>(1, spec.at("block").get<int64_t>());
+      kind.per_parameter = spec.at("per_parameter").get<int64_t>();
+    }
+  }
+  return state;
+}
+
 std::string CrcsToText(const std::vector<uint32_t>& crcs) {
   return absl::StrJoin(crcs, " ", [](std::string* out, uint32_t crc) {
     absl::StrAppendFormat(out, "%08x", crc);
@@ -157,7 +190,7 @@ Manifest FromJson(const Json& json) {
   manifest.train_state = TrainStateFromJson(json.at("train_state"));
   manifest.world_size = json.at("world_size").get<int>();
   manifest.config_text = json.at("config").get<std::string>();
-  manifest.state_names = json.at("state_names").get<std::vector<std::string>>();
+  manifest.state = StateFromJson(json);
   for (const Json& parameter : json.at("parameters")) {
     manifest.parameters.push_back(
         {parameter.at("name").get<std::string>(),
@@ -187,6 +220,13 @@ absl::StatusOr<std::map<std::string, int64_t>> Numels(
   return numels;
 }
 
+ManifestState StateOf(const Manifest& manifest, const std::string& kind) {
+  for (const ManifestState& state : manifest.state) {
+    if (state.name == kind) return state;
+  }
+  return {};
+}
+
 // The JSON's own checksum: of all but the checksum.
 std::string Crc(const Json& json) {
   Json rest = json;
@@ -204,6 +244,16 @@ absl::Status CheckVersion(const std::string& path, int version) {
 }
 
 }  // namespace
+
+int64_t ManifestState::Numel(int64_t parameter_numel) const {
+  return per_parameter > 0 ? per_parameter
+                           : (parameter_numel + block - 1) / block;
+}
+
+bool ManifestState::operator==(const ManifestState& other) const {
+  return name == other.name && dtype == other.dtype && block == other.block &&
+         per_parameter == other.per_parameter;
+}
 
 std::string ManifestRange::Key() const {
   return absl::StrCat(kind, "/", parameter, "/", begin);
@@ -223,10 +273,10 @@ std::string ManifestToJson(const Manifest& manifest) {
   Json json = {{"format_version", kFormatVersion},
                {"train_state", TrainStateToJson(manifest.train_state)},
                {"world_size", manifest.world_size},
-               {"config", manifest.config_text},
-               {"state_names", manifest.state_names},
-               {"parameters", std::move(parameters)},
-               {"files", std::move(files)}};
+               {"config", manifest.config_text}};
+  StateToJson(manifest.state, &json);
+  json["parameters"] = std::move(parameters);
+  json["files"] = std::move(files);
   json[kCrcKey] = Crc(json);
   return json.dump(1) + "\n";
 }
@@ -264,9 +314,12 @@ absl::Status CheckManifest(const Manifest& manifest) {
     }
     for (const ManifestRange& range : file.ranges) {
       const auto found = numels.find(range.parameter);
-      if (found == numels.end() || range.begin < 0 || range.length <= 0 ||
-          range.begin > found->second ||
-          range.length > found->second - range.begin) {
+      const int64_t numel =
+          found == numels.end()
+              ? 0
+              : StateOf(manifest, range.kind).Numel(found->second);
+      if (range.begin < 0 || range.length <= 0 || range.begin > numel ||
+          range.length > numel - range.begin) {
         return absl::InvalidArgumentError(absl::StrFormat(
             "%d elements from element %d of '%s' are not in that parameter",
             range.length, range.begin, range.parameter));
@@ -279,8 +332,9 @@ absl::Status CheckManifest(const Manifest& manifest) {
     const int64_t numel = numels.at(parameter.name);
     CAPSTAN_RETURN_IF_ERROR(
         index.CheckWhole(kMasterKind, parameter.name, numel));
-    for (const std::string& kind : manifest.state_names) {
-      CAPSTAN_RETURN_IF_ERROR(index.CheckWhole(kind, parameter.name, numel));
+    for (const ManifestState& kind : manifest.state) {
+      CAPSTAN_RETURN_IF_ERROR(
+          index.CheckWhole(kind.name, parameter.name, kind.Numel(numel)));
     }
   }
   return absl::OkStatus();

@@ -27,7 +27,8 @@ extern const char kManifestFile[];
 // of the format.
 constexpr int64_t kChunkBytes = 4 << 20;
 
-// Elements [begin, begin + length) of a parameter, row-major.
+// Elements [begin, begin + length) of a parameter, row-major, or of its state
+// of that kind.
 struct ManifestRange {
   std::string kind;
   std::string parameter;
@@ -50,11 +51,22 @@ struct ManifestParameter {
   bool trainable = true;  // if not, no file holds any of it
 };
 
+// A kind of the optimizer's, or of the strategy's ("strategy.NAME"); as an
+// OptimizerStateSpec has it.
+struct ManifestState {
+  std::string name;
+  std::string dtype;  // "": the masters'
+  int64_t block = 1;
+  int64_t per_parameter = 0;
+  int64_t Numel(int64_t parameter_numel) const;
+  bool operator==(const ManifestState& other) const;
+};
+
 struct Manifest {
   TrainState train_state;
   int world_size = 1;
   std::string config_text;
-  std::vector<std::string> state_names;
+  std::vector<ManifestState> state;
   std::vector<ManifestParameter> parameters;
   std::vector<ManifestFile> files;
 };

@@ -25,7 +25,6 @@
 #include "base/status.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/commands.h"
 #include "trainer/commands/generator.h"
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"

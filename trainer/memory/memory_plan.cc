@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/memory/block_cache.h"
 #include "trainer/metrics/number_text.h"
+#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
 namespace {
@@ -102,11 +103,10 @@ void AddMicroStep(const StrategyPlan& strategy,
   }
 }
 
-int64_t OptimizerState(const StrategyPlan& plan, const MemoryRequest& request) {
-  return plan.optimizer_elements *
-         static_cast<int64_t>(
-             request.optimizer->state_names().size() *
-             c10::elementSize(request.strategy.precision.master));
+int64_t StateBytes(const StrategyPlan& plan, const MemoryRequest& request) {
+  return OptimizerStateBytes(*request.optimizer, *request.strategy.model,
+                             plan.optimizer_elements,
+                             request.strategy.precision.master);
 }
 
 // What a strategy keeps in host memory, if it offloads anything.
@@ -165,7 +165,7 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
     units = request.strategy.model->PlanUnits(
         request.samples, request.length, request.strategy.precision.compute);
   }
-  MemoryPlan memory = PlanMemory(plan, OptimizerState(plan, request), units,
+  MemoryPlan memory = PlanMemory(plan, StateBytes(plan, request), units,
                                  request.checkpointing, request.on_gpu);
   if (memory.activations_known && !request.on_gpu && request.resident > 0) {
     memory.process = ExpectedProcess(request.resident, Total(memory.at_peak),
@@ -190,7 +190,7 @@ absl::Status CheckHostMemory(const Strategy& strategy,
                              const MemoryRequest& request, int ranks,
                              int64_t available) {
   const StrategyPlan plan = strategy.Plan(request.strategy);
-  return CheckHostMemory(plan, OptimizerState(plan, request), ranks, available);
+  return CheckHostMemory(plan, StateBytes(plan, request), ranks, available);
 }
 
 absl::Status CheckHostMemory(const StrategyPlan& strategy,

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "trainer/optimizer/optimizer_state.h"
 #include "trainer/session/schedule.h"
 
 namespace capstan {
@@ -154,6 +155,11 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   request.precision = parts.policy();
   request.world_size = world_size;
   request.accumulation = plan->accumulation;
+  request.optimizer = parts.optimizer.get();
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+      CheckOptimizer(*parts.optimizer,
+                     {request.model, request.precision, world_size}),
+      "optimizer"));
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(parts.strategy->Check(request), "strategy"));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(

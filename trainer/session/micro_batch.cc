@@ -58,7 +58,7 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.strategy.precision = job.parts.policy();
   request.strategy.world_size = world_size;
   request.strategy.accumulation = job.batch.accumulation;
-  request.optimizer = job.parts.optimizer.get();
+  request.optimizer = request.strategy.optimizer = job.parts.optimizer.get();
   request.samples = job.batch.micro_batch_size;
   request.length = job.parts.train_data->max_sequence_length();
   request.checkpointing =

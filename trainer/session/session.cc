@@ -11,6 +11,8 @@ CheckpointParts Session::Checkpointed() {
   checkpointed.shards = parts.strategy->OptimizerShards();
   checkpointed.state = &optimizer_state;
   checkpointed.state_names = parts.optimizer->state_names();
+  checkpointed.state_specs = parts.optimizer->state_specs();
+  checkpointed.strategy = parts.strategy.get();
   checkpointed.owned = parts.strategy->OwnedSlices();
   checkpointed.group = group.get();
   checkpointed.config_text = config_text;

@@ -23,6 +23,7 @@
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/plugin_host/plugin_host.h"
+#include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/profile/step_profile.h"
 #include "trainer/session/evaluation.h"
@@ -61,10 +62,10 @@ absl::Status TrainStep::Run(DataLoader& loader) {
             LearningRateMultiplier(session.config.schedule(),
                                    state.optimizer_steps, session.max_steps);
   if (deferred_ != nullptr) {
-    Update(step.lr, 1.0);
+    CAPSTAN_RETURN_IF_ERROR(Update(step.lr, 1.0));
   } else if (const StepOutcome outcome = OutcomeOf(sums, Rule());
              !outcome.skipped) {
-    Update(step.lr, outcome.gradient_scale);
+    CAPSTAN_RETURN_IF_ERROR(Update(step.lr, outcome.gradient_scale));
   }
 
   // Count and record it.
@@ -120,6 +121,7 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
 absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
                                   StepSums* mine) {
   // First: if anything below fails, FinishBackward still knows the step.
+  if (index == 0) session_.parts.strategy->BeginStep(session_.state.step + 1);
   session_.parts.strategy->BeginMicroStep(
       index, static_cast<int>(session_.job.batch.accumulation));
   if (index == 0) CAPSTAN_RETURN_IF_ERROR(SumTotals(loader));
@@ -201,7 +203,7 @@ GradientRule TrainStep::Rule() const {
   return rule;
 }
 
-void TrainStep::Update(double lr, double gradient_scale) {
+absl::Status TrainStep::Update(double lr, double gradient_scale) {
   const ProfileScope profile(kOptimizerPhase);
   RunParts& parts = session_.parts;
   OptimizerStep step;
@@ -214,11 +216,13 @@ void TrainStep::Update(double lr, double gradient_scale) {
       // Waits only where a shard is in host memory, offloaded.
       step.device_scale = deferred_->scale().to(shards[i].master.device());
     }
-    parts.optimizer->Update(step, parts.model->parameters(), shards[i],
-                            absl::MakeSpan(session_.optimizer_state[i]));
+    CAPSTAN_RETURN_IF_ERROR(UpdateShard(
+        parts.optimizer_name, session_.state.step + 1, *parts.optimizer, step,
+        *parts.model, shards[i], absl::MakeSpan(session_.optimizer_state[i])));
     parts.strategy->PublishShard(static_cast<int>(i));
   }
   parts.strategy->PublishParameters();
+  return absl::OkStatus();
 }
 
 // The bookkeeping of a step that all ranks have done.

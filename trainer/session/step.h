@@ -51,7 +51,7 @@ class TrainStep {
   void Backward(const at::Tensor& loss_sum);
   absl::Status ReduceSums(bool good, StepSums* sums);
   absl::Status ActOn(const StepSums& sums, int64_t step);
-  void Update(double lr, double gradient_scale);
+  absl::Status Update(double lr, double gradient_scale);
   absl::Status Conclude(const StepSums& sums, const IssuedStep& step);
   GradientRule Rule() const;
 

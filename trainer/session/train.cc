@@ -5,7 +5,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty_like.h>
 #include <malloc.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,6 +29,7 @@
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/summary.h"
+#include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/create.h"
 #include "trainer/profile/profiled_group.h"
@@ -116,25 +116,6 @@ absl::Status CompareBatches(const Session& session) {
         "in output_dir"));
   }
   return absl::OkStatus();
-}
-
-void AllocateOptimizerState(Session* session) {
-  const size_t count = session->parts.optimizer->state_names().size();
-  for (const OptimizerShard& shard :
-       session->parts.strategy->OptimizerShards()) {
-    const MemoryScope scope(MemoryCategory::kOptimizerState);
-    std::vector<at::Tensor> state;
-    for (size_t i = 0; i < count; ++i) {
-      at::Tensor zeros = at::empty_like(shard.master);
-      if (zeros.is_cpu()) {
-        ZeroFill(zeros.mutable_data_ptr(), zeros.nbytes());
-      } else {
-        zeros.zero_();
-      }
-      state.push_back(std::move(zeros));
-    }
-    session->optimizer_state.push_back(std::move(state));
-  }
 }
 
 absl::Status OpenReporter(Session* session, const std::string& note) {
@@ -231,8 +212,11 @@ absl::Status SetUpStrategy(Session* session,
     context.group = session->group.get();
     context.precision = parts.policy();
     context.seed = session->config.train().seed();
+    context.optimizer = parts.optimizer.get();
     CAPSTAN_RETURN_IF_ERROR(parts.strategy->Setup(context));
-    AllocateOptimizerState(session);
+    CAPSTAN_RETURN_IF_ERROR(SetUpOptimizer(*parts.optimizer, *parts.model,
+                                           parts.strategy->OptimizerShards(),
+                                           &session->optimizer_state));
     return rest();
   });
   return Agree(*session->group, status, "set up");

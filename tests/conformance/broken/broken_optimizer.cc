@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +36,10 @@ class BrokenOptimizer final : public capstan::Optimizer {
     }
     at::Tensor gradient = shard.gradient.to(shard.master.scalar_type());
     if (bug_ != Config::UNSCALED) gradient = gradient * step.gradient_scale;
+    if (step.device_scale.defined() && bug_ != Config::NO_DEVICE_SCALE) {
+      if (!std::isfinite(step.device_scale.item<float>())) return;
+      gradient = gradient * step.device_scale;
+    }
     if (bug_ == Config::LOCAL_NORM) gradient = gradient / gradient.norm();
     if (bug_ == Config::TOUCHES_PADDING) gradient = gradient + 1e-3;
     if (bug_ == Config::UPHILL) gradient = -gradient;
@@ -48,6 +53,10 @@ class BrokenOptimizer final : public capstan::Optimizer {
     momentum.mul_(0.9).add_(gradient);
     if (bug_ == Config::OWN_RATE) shard.master.mul_(1.0 - 1e-4);
     shard.master.add_(momentum, -step.learning_rate);
+    if (bug_ == Config::MAKES_NAN && !shard.ranges.empty()) {
+      const capstan::ParameterRange& last = shard.ranges.back();
+      shard.master[last.offset + last.length - 1].fill_(NAN);
+    }
     if (bug_ != Config::STALE_WORKING_COPY && shard.working.defined()) {
       shard.working.copy_(shard.master);
     }

@@ -4,11 +4,17 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,8 +25,14 @@
 namespace acme {
 namespace broken_strategy {
 
-// Between two parameters in the flat buffers.
-constexpr int64_t kPadding = 3;
+// Parameters begin, and ranks' parts are cut, at multiples of it, which an
+// optimizer's blocks divide.
+constexpr int64_t kMultiple = 64;
+
+// A parameter with the padding after it: 3 elements at least.
+int64_t Padded(const capstan::ParameterSpec& spec) {
+  return (spec.numel() + 3 + kMultiple - 1) / kMultiple * kMultiple;
+}
 
 class BrokenStrategy final : public capstan::Strategy {
  public:
@@ -39,7 +51,7 @@ class BrokenStrategy final : public capstan::Strategy {
       const capstan::StrategyRequest& request) const override {
     capstan::StrategyPlan plan;
     for (const auto& spec : request.model->parameters()) {
-      if (spec.trainable) plan.optimizer_elements += spec.numel() + kPadding;
+      if (spec.trainable) plan.optimizer_elements += Padded(spec);
     }
     plan.forward_buckets.resize(request.model->units().size());
     plan.backward_buckets = plan.backward_workspace = plan.forward_buckets;
@@ -56,7 +68,7 @@ class BrokenStrategy final : public capstan::Strategy {
     for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
       if (!specs[i].trainable) continue;
       shard_.ranges.push_back({i, 0, specs[i].numel(), numel});
-      numel += specs[i].numel() + kPadding;
+      numel += Padded(specs[i]);
     }
     shard_.master = at::zeros({numel}, context.precision.master);
     shard_.gradient = at::zeros({numel}, context.precision.reduce);
@@ -85,12 +97,29 @@ class BrokenStrategy final : public capstan::Strategy {
     }
     shard_.working = shard_.master.to(context.precision.compute, false, true);
     written_.resize(specs.size());
+    diary_ = at::zeros({numel}, at::kFloat);
     context.model->Bind(parameters_);
     return absl::OkStatus();
   }
 
   absl::Span<capstan::OptimizerShard> OptimizerShards() override {
     return absl::MakeSpan(&shard_, 1);
+  }
+
+  // The strategy's own state: of each element the last step that has begun, in
+  // thousands, and its place in its parameter.
+  std::vector<std::string> state_names() const override {
+    if (bug_ == Config::FORGETS_STATE) return {};
+    return {"diary"};
+  }
+  std::vector<at::Tensor> ShardState(int) override { return {diary_}; }
+
+  void BeginStep(int64_t step) override {
+    if (step > 1 && !diary_.equal(Diary(step - 1)) &&
+        !diary_.equal(Diary(step))) {
+      throw std::runtime_error("the strategy has lost its state");
+    }
+    diary_.copy_(Diary(step));
   }
 
   void BeginMicroStep(int index, int) override {
@@ -163,6 +192,10 @@ class BrokenStrategy final : public capstan::Strategy {
         if (r.parameter != index) continue;
         value = shard_.master.narrow(0, r.offset, r.length);
       }
+      if (bug_ == Config::MAKES_NAN) {
+        value = value.clone();
+        value.view({-1})[value.numel() - 1].fill_(NAN);
+      }
       const absl::Status status = fn(index, value.view(specs[index].shape));
       if (!status.ok()) return status;
     }
@@ -196,6 +229,15 @@ class BrokenStrategy final : public capstan::Strategy {
     return count;
   }
 
+  at::Tensor Diary(int64_t step) const {
+    const at::Tensor diary = at::zeros_like(diary_);
+    for (const auto& r : shard_.ranges) {
+      diary.narrow(0, r.offset, r.length)
+          .copy_(at::arange(r.length, at::kFloat) + 1000.0 * step);
+    }
+    return diary;
+  }
+
   void Reduce() {
     const int64_t numel = shard_.gradient.numel();
     at::Tensor summed = shard_.gradient;
@@ -212,7 +254,10 @@ class BrokenStrategy final : public capstan::Strategy {
     const int64_t numel = shard_.master.numel();
     const int64_t rank = context_.group->rank();
     const int64_t size = context_.group->size();
-    return {0, numel * rank / size, numel * (rank + 1) / size};
+    const auto cut = [&](int64_t part) {
+      return part == size ? numel : numel * part / size / kMultiple * kMultiple;
+    };
+    return {0, cut(rank), cut(rank + 1)};
   }
 
   const Config::Bug bug_;
@@ -222,6 +267,7 @@ class BrokenStrategy final : public capstan::Strategy {
   std::vector<at::Tensor> frozen_;      // undefined for the trainable
   std::vector<bool> written_;           // has a gradient of this step
   at::Tensor late_;
+  at::Tensor diary_;
 };
 
 CAPSTAN_PLUGIN(Strategy, BrokenStrategy, acme::broken_strategy::Config,

@@ -4,7 +4,9 @@
 // of its own, with nothing of Capstan but the SDK.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/sign.h>
+#include <ATen/ops/where.h>
 
 #include <memory>
 #include <string>
@@ -36,7 +38,13 @@ class SignSgd final : public capstan::Optimizer {
               const std::vector<capstan::ParameterSpec>&,
               capstan::OptimizerShard& shard, absl::Span<at::Tensor>) override {
     at::NoGradGuard no_grad;
-    shard.master.add_(shard.gradient.sign(), -step.learning_rate);
+    at::Tensor direction = shard.gradient.sign();
+    // Scales are positive, so that they change no sign. One that isn't finite
+    // skips the step, where the gradient may be anything.
+    if (step.device_scale.defined()) {
+      direction = at::where(step.device_scale.isfinite(), direction, 0.0);
+    }
+    shard.master.add_(direction, -step.learning_rate);
     if (shard.working.defined()) shard.working.copy_(shard.master);
   }
 

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_PLUGINS_SDK_UNIT_RUNNER_H_
+#define CAPSTAN_PLUGINS_SDK_UNIT_RUNNER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace capstan {
+
+// Runs one unit of a model. Strategies gather and free parameters around
+// units, so a model's forward does all its work inside Run.
+class UnitRunner {
+ public:
+  using Body = std::function<at::Tensor(const at::Tensor& input)>;
+  virtual ~UnitRunner();
+  // body(input), between the strategy's callbacks. `unit` indexes
+  // Model::units(). `body` may be called again in backward (activation
+  // checkpointing), so it must capture by value what it needs.
+  virtual at::Tensor Run(int unit, const at::Tensor& input,
+                         const Body& body) = 0;
+};
+
+// Runs units with no callbacks: for a model whose parameters are whole.
+class PlainRunner final : public UnitRunner {
+ public:
+  at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_SDK_UNIT_RUNNER_H_

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_STRATEGIES_COMMON_REPLICATED_H_
+#define CAPSTAN_STRATEGIES_COMMON_REPLICATED_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "plugins/sdk/strategy.h"
+#include "strategies/common/flat_layout.h"
+#include "strategies/common/gradient_buckets.h"
+
+namespace capstan {
+
+// A whole model on each rank, in flat buffers, and the same update of the same
+// sums by each: what `single` and `ddp` share.
+class ReplicatedStrategy : public Strategy {
+ public:
+  StrategyPlan Plan(const StrategyRequest& request) const override;
+  absl::Span<OptimizerShard> OptimizerShards() override;
+  void BeginMicroStep(int index, int count) override;
+  at::Tensor GradientSquaredSum() override;
+  void PublishParameters() override {}
+  std::vector<OwnedSlice> OwnedSlices() const override;
+  absl::Status ForEachFullParameter(
+      const std::function<absl::Status(int, const at::Tensor&)>& fn) override;
+
+ protected:
+  // Allocates masters, working copies and gradients, fills the first two with
+  // the model's initial values and binds the working copies to the model.
+  // Gradients come in buckets of at most `cap` bytes, the first ones `first`.
+  absl::Status SetUp(const StrategyContext& context, int64_t first, int64_t cap,
+                     GradientBuckets::OnReady on_ready);
+
+  ProcessGroup& group() { return *context_.group; }
+  GradientBuckets& gradients() { return *gradients_; }
+
+ private:
+  absl::Status MakeBuffers();
+  // Ranks hold the same sums and masters: this one's share of the work.
+  std::pair<int64_t, int64_t> Share() const;
+
+  StrategyContext context_;
+  LayoutRules rules_;
+  FlatLayout layout_;         // trainable parameters
+  FlatLayout frozen_layout_;  // the others
+  OptimizerShard shard_;
+  at::Tensor frozen_;  // working copies only
+  std::vector<at::Tensor> parameters_;
+  std::unique_ptr<GradientBuckets> gradients_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_STRATEGIES_COMMON_REPLICATED_H_

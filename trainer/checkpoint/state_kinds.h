@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_CHECKPOINT_STATE_KINDS_H_
+#define CAPSTAN_TRAINER_CHECKPOINT_STATE_KINDS_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/manifest.h"
+
+namespace capstan {
+
+// What a checkpoint has for each trainable parameter: its master, then the
+// optimizer's state, then the strategy's own.
+struct StateKind {
+  OptimizerStateSpec spec;          // the name is the kind's in files
+  std::vector<at::Tensor> tensors;  // one a shard
+};
+
+inline ManifestState ManifestStateOf(const OptimizerStateSpec& spec) {
+  ManifestState state = {spec.name, "", spec.block, spec.per_parameter};
+  if (spec.dtype != c10::ScalarType::Undefined) {
+    state.dtype = c10::toString(spec.dtype);
+  }
+  return state;
+}
+
+// Names of a strategy's own kinds begin so.
+inline constexpr char kStrategyKind[] = "strategy.";
+
+inline StateKind MasterKind(const CheckpointParts& parts) {
+  StateKind kind;
+  kind.spec.name = kMasterKind;
+  for (const OptimizerShard& shard : parts.shards) {
+    kind.tensors.push_back(shard.master);
+  }
+  return kind;
+}
+
+inline std::vector<StateKind> OptimizerKinds(const CheckpointParts& parts) {
+  std::vector<StateKind> kinds;
+  for (size_t k = 0; k < parts.state_names.size(); ++k) {
+    StateKind kind;
+    if (!parts.state_specs.empty()) kind.spec = parts.state_specs[k];
+    kind.spec.name = parts.state_names[k];
+    for (const std::vector<at::Tensor>& state : *parts.state) {
+      kind.tensors.push_back(state[k]);
+    }
+    kinds.push_back(std::move(kind));
+  }
+  return kinds;
+}
+
+inline std::vector<StateKind> StrategyKinds(const CheckpointParts& parts) {
+  std::vector<StateKind> kinds;
+  if (parts.strategy == nullptr) return kinds;
+  for (const std::string& name : parts.strategy->state_names()) {
+    kinds.push_back({{kStrategyKind + name}, {}});
+  }
+  if (kinds.empty()) return kinds;
+  for (size_t s = 0; s < parts.shards.size(); ++s) {
+    const std::vector<at::Tensor> state =
+        parts.strategy->ShardState(static_cast<int>(s));
+    for (size_t k = 0; k < kinds.size(); ++k) {
+      kinds[k].tensors.push_back(state[k]);
+    }
+  }
+  return kinds;
+}
+
+// Of all three, the optimizer's from 1 on.
+inline std::vector<StateKind> AllKinds(const CheckpointParts& parts) {
+  std::vector<StateKind> kinds = {MasterKind(parts)};
+  for (StateKind& kind : OptimizerKinds(parts)) {
+    kinds.push_back(std::move(kind));
+  }
+  for (StateKind& kind : StrategyKinds(parts)) {
+    kinds.push_back(std::move(kind));
+  }
+  return kinds;
+}
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_CHECKPOINT_STATE_KINDS_H_

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/optimizer/optimizer_state.h"
+
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+
+class FakeModel final : public Model {
+ public:
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
+                            float*) const override {
+    return absl::OkStatus();
+  }
+  void Bind(std::vector<at::Tensor>) override {}
+  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::vector<std::string> units_ = {"all"};
+  const std::vector<ParameterSpec> specs_ = {
+      {"matrix", {10, 10}}, {"vector", {70}}, {"frozen", {3}, 0, false}};
+};
+
+// Of 8 bits, with scales of blocks of 64 and a count a parameter.
+class FakeOptimizer : public Optimizer {
+ public:
+  double learning_rate() const override { return 1.0; }
+  std::vector<std::string> state_names() const override {
+    std::vector<std::string> names;
+    for (const OptimizerStateSpec& spec : specs_) names.push_back(spec.name);
+    return names;
+  }
+  std::vector<OptimizerStateSpec> state_specs() const override {
+    return specs_;
+  }
+  bool NeedsWhole(const Model&, int parameter) const override {
+    return parameter == 0;
+  }
+  absl::Status Check(const OptimizerRequest& request) const override {
+    return request.world_size == 13 ? absl::UnimplementedError("unlucky")
+                                    : absl::OkStatus();
+  }
+  absl::Status Setup(const OptimizerContext& context) override {
+    shards_ = context.shards.size();
+    return absl::OkStatus();
+  }
+  void Update(const OptimizerStep&, const std::vector<ParameterSpec>&,
+              OptimizerShard&, absl::Span<at::Tensor>) override {
+    throw std::runtime_error("no such row");
+  }
+
+  std::vector<OptimizerStateSpec> specs_ = {
+      {"momentum", at::kByte},
+      {"scale", c10::ScalarType::Undefined, 64},
+      {"count", at::kLong, 1, 2}};
+  size_t shards_ = 0;
+};
+
+OptimizerShard Shard(std::vector<ParameterRange> ranges, int64_t numel) {
+  OptimizerShard shard;
+  shard.master = at::zeros({numel}, at::kFloat);
+  shard.ranges = std::move(ranges);
+  return shard;
+}
+
+TEST(OptimizerStateTest, HasTheLengthsAndDtypesOfItsSpecs) {
+  FakeOptimizer optimizer;
+  std::vector<OptimizerShard> shards = {
+      Shard({{0, 0, 100, 0}, {1, 0, 64, 128}}, 192),
+      Shard({{1, 64, 6, 0}}, 64)};
+  OptimizerState state;
+  ASSERT_TRUE(SetUpOptimizer(optimizer, FakeModel(), shards, &state).ok());
+  EXPECT_EQ(optimizer.shards_, 2);
+  ASSERT_EQ(state.size(), 2);
+  EXPECT_EQ(state[0][0].numel(), 192);
+  EXPECT_EQ(state[0][0].scalar_type(), at::kByte);
+  EXPECT_EQ(state[0][1].numel(), 3);
+  EXPECT_EQ(state[0][1].scalar_type(), at::kFloat);
+  EXPECT_EQ(state[0][2].numel(), 4);
+  EXPECT_EQ(state[1][2].numel(), 2);
+  EXPECT_EQ(state[1][2].scalar_type(), at::kLong);
+  for (const std::vector<at::Tensor>& tensors : state) {
+    for (const at::Tensor& tensor : tensors) {
+      EXPECT_EQ(tensor.count_nonzero().item<int64_t>(), 0);
+    }
+  }
+  // 192 bytes, 3 floats, 2 numbers for each of 2 parameters.
+  EXPECT_EQ(OptimizerStateBytes(optimizer, FakeModel(), 192, at::kFloat),
+            192 + 3 * 4 + 2 * 2 * 8);
+}
+
+TEST(OptimizerStateTest, AStrategyThatCutsElsewhereIsRefused) {
+  FakeOptimizer optimizer;
+  const auto set_up = [&](std::vector<ParameterRange> ranges) {
+    const std::vector<OptimizerShard> shards = {Shard(std::move(ranges), 256)};
+    OptimizerState state;
+    return std::string(
+        SetUpOptimizer(optimizer, FakeModel(), shards, &state).message());
+  };
+  EXPECT_EQ(set_up({{0, 0, 100, 0}}), "");
+  EXPECT_EQ(set_up({{1, 64, 6, 64}}), "");
+  EXPECT_THAT(set_up({{0, 0, 64, 0}}), HasSubstr("needs 'matrix' whole"));
+  EXPECT_THAT(set_up({{0, 64, 36, 0}}), HasSubstr("needs 'matrix' whole"));
+  for (const ParameterRange& range : std::vector<ParameterRange>{
+           {1, 32, 38, 0}, {1, 0, 32, 0}, {1, 0, 70, 32}}) {
+    EXPECT_THAT(set_up({range}), HasSubstr("in blocks of 64 elements"));
+  }
+}
+
+TEST(OptimizerStateTest, SpecsThatCannotBeAreRefused) {
+  FakeOptimizer optimizer;
+  OptimizerRequest request;
+  EXPECT_TRUE(CheckOptimizer(optimizer, request).ok());
+  request.world_size = 13;
+  EXPECT_EQ(CheckOptimizer(optimizer, request).message(), "unlucky");
+  request.world_size = 1;
+  for (const OptimizerStateSpec& bad :
+       {OptimizerStateSpec{"master"}, OptimizerStateSpec{""},
+        OptimizerStateSpec{"scale"}, OptimizerStateSpec{"strategy.a"},
+        OptimizerStateSpec{"a", at::kByte, 48},
+        OptimizerStateSpec{"a", at::kByte, 0},
+        OptimizerStateSpec{"a", at::kByte, 8192},
+        OptimizerStateSpec{"a", at::kByte, 1, -1}}) {
+    optimizer.specs_[0] = bad;
+    EXPECT_FALSE(CheckOptimizer(optimizer, request).ok())
+        << bad.name << " " << bad.block;
+  }
+}
+
+// A third of a shard, and what of its state that is.
+TEST(OptimizerStateTest, PartsOfElements) {
+  const OptimizerStateSpec blocks = {"scale", at::kFloat, 64};
+  const OptimizerStateSpec each = {"count", at::kLong, 1, 2};
+  const ParameterRange range = {1, 128, 150, 320};  // ends its parameter
+  const StatePart all = StatePartOf(blocks, range, 3, 320, 470);
+  EXPECT_EQ(all.begin, 2);
+  EXPECT_EQ(all.length, 3);
+  EXPECT_EQ(all.offset, 5);
+  const StatePart part = StatePartOf(blocks, range, 3, 384, 448);
+  EXPECT_EQ(part.begin, 3);
+  EXPECT_EQ(part.length, 1);
+  EXPECT_EQ(part.offset, 6);
+  const StatePart counts = StatePartOf(each, range, 3, 384, 448);
+  EXPECT_EQ(counts.begin, 0);
+  EXPECT_EQ(counts.length, 2);
+  EXPECT_EQ(counts.offset, 6);
+  EXPECT_EQ(StateNumel(blocks, 278), 5);
+  EXPECT_EQ(StateNumel(each, 278), 2);
+}
+
+TEST(OptimizerStateTest, WhatUpdateThrowsNamesPluginAndStep) {
+  FakeOptimizer optimizer;
+  OptimizerShard shard = Shard({{0, 0, 100, 0}}, 128);
+  const absl::Status status =
+      UpdateShard("acme.lion", 7, optimizer, {}, FakeModel(), shard, {});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(status.message(), "step 7: acme.lion: no such row");
+}
+
+}  // namespace
+}  // namespace capstan
