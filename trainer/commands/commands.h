@@ -138,6 +138,13 @@ struct LladaDataOptions {
   double validation_fraction = 0.1;
 };
 
+struct NewPluginOptions {
+  std::string category;  // "optimizer"
+  std::string name;      // "acme.lion"
+  std::string folder;
+  std::string capstan;  // its workspace; empty: as far as it is known
+};
+
 int TrainCommand(const RunOptions& options);
 int CheckCommand(const RunOptions& options);
 int PlanCommand(const RunOptions& options);
@@ -151,6 +158,7 @@ int CollectCommand(const RunOptions& options);
 int TokenizeCommand(const TokenizeOptions& options);
 int LladaCommand(const LladaOptions& options);
 int LladaDataCommand(const LladaDataOptions& options);
+int NewPluginCommand(const NewPluginOptions& options);
 int PluginsCommand(const std::vector<std::string>& plugin_path);
 int EnvCommand();
 

@@ -284,6 +284,22 @@ void AddLladaDataOptions(CLI::App* app, LladaDataOptions* options) {
       ->capture_default_str();
 }
 
+void AddNewPluginOptions(CLI::App* app, NewPluginOptions* options) {
+  app->add_option("--category", options->category,
+                  "strategy, precision, dataset_reader, collector, model, "
+                  "objective or optimizer")
+      ->required();
+  app->add_option("--name", options->name,
+                  "VENDOR.NAME, the package of its config: acme.lion")
+      ->required();
+  app->add_option("FOLDER", options->folder,
+                  "Where VENDOR/NAME is made; may hold other plugins")
+      ->required();
+  app->add_option("--capstan", options->capstan,
+                  "Capstan's workspace, which the plugin's builds refer to")
+      ->type_name("FOLDER");
+}
+
 }  // namespace
 
 int Fail(const absl::Status& status) {
@@ -373,6 +389,10 @@ int Main(int argc, char** argv, double start_seconds) {
   CLI::App* llada_data_app = app.add_subcommand(
       "llada-data", "Cut a text into the files that `llada` reads");
   AddLladaDataOptions(llada_data_app, &llada_data);
+  NewPluginOptions new_plugin;
+  CLI::App* new_plugin_app = app.add_subcommand(
+      "new-plugin", "Write a plugin to start from, with its test and config");
+  AddNewPluginOptions(new_plugin_app, &new_plugin);
   std::vector<std::string> plugin_path;
   CLI::App* plugins_app =
       app.add_subcommand("plugins", "List the plugins that a config can name");
@@ -409,6 +429,7 @@ int Main(int argc, char** argv, double start_seconds) {
     return LladaCommand(llada);
   }
   if (*llada_data_app) return LladaDataCommand(llada_data);
+  if (*new_plugin_app) return NewPluginCommand(new_plugin);
   if (*plugins_app) return PluginsCommand(plugin_path);
   if (*env_app) return EnvCommand();
   train.start_seconds = start_seconds;

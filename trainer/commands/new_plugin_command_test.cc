@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tests/outside builds what it writes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "trainer/commands/commands.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string NewFolder() {
+  const std::string folder = ::testing::TempDir() + "/plugins";
+  fs::remove_all(folder);
+  return folder;
+}
+
+std::string Text(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+struct Outcome {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+Outcome Run(const std::string& category, const std::string& name,
+            const std::string& folder) {
+  NewPluginOptions options;
+  options.category = category;
+  options.name = name;
+  options.folder = folder;
+  options.capstan = "/the/workspace";
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  Outcome outcome;
+  outcome.code = NewPluginCommand(options);
+  outcome.out = ::testing::internal::GetCapturedStdout();
+  outcome.err = ::testing::internal::GetCapturedStderr();
+  return outcome;
+}
+
+TEST(NewPluginCommandTest, NamesEverythingAfterThePlugin) {
+  const std::string folder = NewFolder();
+  const Outcome outcome = Run("optimizer", "acme.big_cat", folder);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("bazel build //acme/big_cat:all"),
+                    HasSubstr("bazel test //acme/big_cat:all"),
+                    HasSubstr("--config=acme/big_cat/big_cat.pbtxt")));
+  const std::string own = folder + "/acme/big_cat/";
+  EXPECT_THAT(Text(own + "big_cat.cc"),
+              AllOf(HasSubstr("class BigCat final"),
+                    HasSubstr("#include \"acme/big_cat/big_cat.pb.h\""),
+                    Not(HasSubstr("SPDX"))));
+  EXPECT_THAT(Text(own + "big_cat.proto"), HasSubstr("package acme.big_cat;"));
+  EXPECT_THAT(Text(own + "BUILD"), HasSubstr("name = \"acme_big_cat\""));
+  EXPECT_THAT(Text(own + "conformance_test.cc"),
+              HasSubstr("acme/big_cat/libacme_big_cat.so"));
+  EXPECT_THAT(Text(folder + "/WORKSPACE"),
+              HasSubstr("path = \"/the/workspace\""));
+  // Nothing of the templates' own names is left, in text or path.
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    ++files;
+    const std::string path = entry.path().string();
+    for (const char* word : {"myplugin", "myvendor", "MyPlugin", "CAPSTAN_SU",
+                             "CAPSTAN_DEPS", "CAPSTAN_FOLDER"}) {
+      EXPECT_THAT(Text(path) + path, Not(HasSubstr(word))) << path;
+    }
+  }
+  EXPECT_EQ(files, 9);
+}
+
+TEST(NewPluginCommandTest, KnowsEveryCategory) {
+  const std::string folder = NewFolder();
+  for (const char* category :
+       {"collector", "dataset_reader", "model", "objective", "optimizer",
+        "precision", "strategy"}) {
+    const std::string name = std::string(category) + "1";
+    EXPECT_EQ(Run(category, "acme." + name, folder).code, 0) << category;
+    for (const char* end : {".cc", ".proto", ".pbtxt"}) {
+      EXPECT_GT(Text(folder + "/acme/" + name + "/" + name + end).size(), 10)
+          << category << end;
+    }
+  }
+  EXPECT_GT(fs::file_size(folder + "/acme/dataset_reader1/testdata/lines.txt"),
+            100);
+}
+
+TEST(NewPluginCommandTest, OverwritesNothing) {
+  const std::string folder = NewFolder();
+  ASSERT_EQ(Run("optimizer", "acme.lion", folder).code, 0);
+  std::ofstream(folder + "/Makefile") << "mine";
+  const Outcome again = Run("precision", "acme.lion", folder);
+  EXPECT_EQ(again.code, 1);
+  EXPECT_THAT(again.err, HasSubstr("acme/lion is there already"));
+  EXPECT_THAT(Text(folder + "/acme/lion/lion.cc"), HasSubstr("Optimizer"));
+  // Another one beside it keeps what they share.
+  EXPECT_EQ(Run("precision", "acme.tiger", folder).code, 0);
+  EXPECT_EQ(Text(folder + "/Makefile"), "mine");
+}
+
+TEST(NewPluginCommandTest, RefusesWhatItCannotName) {
+  const std::string folder = NewFolder();
+  for (const char* name :
+       {"lion", "acme.", ".lion", "acme.Lion", "acme.lion.cub", "acme.9",
+        "a_b.lion", "acme.li-on", "acme/x.lion", "", "acme.new", "std.lion",
+        "capstan.lion", "acme.config", "lion.lion"}) {
+    const Outcome outcome = Run("optimizer", name, folder);
+    EXPECT_EQ(outcome.code, 1) << name;
+    EXPECT_THAT(outcome.err, HasSubstr(std::string("--name=") + name + ": "));
+  }
+  const Outcome unknown = Run("optimiser", "acme.lion", folder);
+  EXPECT_EQ(unknown.code, 1);
+  EXPECT_THAT(unknown.err, AllOf(HasSubstr("--category=optimiser"),
+                                 HasSubstr("dataset_reader"),
+                                 HasSubstr("did you mean optimizer?")));
+  EXPECT_FALSE(fs::exists(folder));
+  std::ofstream(folder) << "a file";
+  EXPECT_THAT(Run("optimizer", "acme.lion", folder).err,
+              HasSubstr("is not a folder"));
+  fs::remove(folder);
+}
+
+}  // namespace
+}  // namespace capstan
