@@ -119,8 +119,8 @@ absl::StatusOr<Name> ParseName(const std::string& text) {
         absl::StrCat("--name=", text, ": vendor and plugin are one word"));
   }
   Name name{parts[0], parts[1], ""};
-  for (const std::string& word : absl::StrSplit(name.plugin, '_')) {
-    std::string capitalized = word;
+  for (absl::string_view word : absl::StrSplit(name.plugin, '_')) {
+    std::string capitalized(word);
     if (!word.empty()) capitalized[0] = absl::ascii_toupper(word[0]);
     name.class_name += capitalized;
   }

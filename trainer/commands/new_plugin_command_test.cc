@@ -38,8 +38,8 @@ struct Outcome {
   std::string err;
 };
 
-Outcome Run(const std::string& category, const std::string& name,
-            const std::string& folder) {
+Outcome Write(const std::string& category, const std::string& name,
+              const std::string& folder) {
   NewPluginOptions options;
   options.category = category;
   options.name = name;
@@ -56,7 +56,7 @@ Outcome Run(const std::string& category, const std::string& name,
 
 TEST(NewPluginCommandTest, NamesEverythingAfterThePlugin) {
   const std::string folder = NewFolder();
-  const Outcome outcome = Run("optimizer", "acme.big_cat", folder);
+  const Outcome outcome = Write("optimizer", "acme.big_cat", folder);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out,
               AllOf(HasSubstr("bazel build //acme/big_cat:all"),
@@ -93,7 +93,7 @@ TEST(NewPluginCommandTest, KnowsEveryCategory) {
        {"collector", "dataset_reader", "model", "objective", "optimizer",
         "precision", "strategy"}) {
     const std::string name = std::string(category) + "1";
-    EXPECT_EQ(Run(category, "acme." + name, folder).code, 0) << category;
+    EXPECT_EQ(Write(category, "acme." + name, folder).code, 0) << category;
     for (const char* end : {".cc", ".proto", ".pbtxt"}) {
       EXPECT_GT(Text(folder + "/acme/" + name + "/" + name + end).size(), 10)
           << category << end;
@@ -105,14 +105,14 @@ TEST(NewPluginCommandTest, KnowsEveryCategory) {
 
 TEST(NewPluginCommandTest, OverwritesNothing) {
   const std::string folder = NewFolder();
-  ASSERT_EQ(Run("optimizer", "acme.lion", folder).code, 0);
+  ASSERT_EQ(Write("optimizer", "acme.lion", folder).code, 0);
   std::ofstream(folder + "/Makefile") << "mine";
-  const Outcome again = Run("precision", "acme.lion", folder);
+  const Outcome again = Write("precision", "acme.lion", folder);
   EXPECT_EQ(again.code, 1);
   EXPECT_THAT(again.err, HasSubstr("acme/lion is there already"));
   EXPECT_THAT(Text(folder + "/acme/lion/lion.cc"), HasSubstr("Optimizer"));
   // Another one beside it keeps what they share.
-  EXPECT_EQ(Run("precision", "acme.tiger", folder).code, 0);
+  EXPECT_EQ(Write("precision", "acme.tiger", folder).code, 0);
   EXPECT_EQ(Text(folder + "/Makefile"), "mine");
 }
 
@@ -122,18 +122,18 @@ TEST(NewPluginCommandTest, RefusesWhatItCannotName) {
        {"lion", "acme.", ".lion", "acme.Lion", "acme.lion.cub", "acme.9",
         "a_b.lion", "acme.li-on", "acme/x.lion", "", "acme.new", "std.lion",
         "capstan.lion", "acme.config", "lion.lion"}) {
-    const Outcome outcome = Run("optimizer", name, folder);
+    const Outcome outcome = Write("optimizer", name, folder);
     EXPECT_EQ(outcome.code, 1) << name;
     EXPECT_THAT(outcome.err, HasSubstr(std::string("--name=") + name + ": "));
   }
-  const Outcome unknown = Run("optimiser", "acme.lion", folder);
+  const Outcome unknown = Write("optimiser", "acme.lion", folder);
   EXPECT_EQ(unknown.code, 1);
   EXPECT_THAT(unknown.err, AllOf(HasSubstr("--category=optimiser"),
                                  HasSubstr("dataset_reader"),
                                  HasSubstr("did you mean optimizer?")));
   EXPECT_FALSE(fs::exists(folder));
   std::ofstream(folder) << "a file";
-  EXPECT_THAT(Run("optimizer", "acme.lion", folder).err,
+  EXPECT_THAT(Write("optimizer", "acme.lion", folder).err,
               HasSubstr("is not a folder"));
   fs::remove(folder);
 }
