@@ -33,17 +33,18 @@ namespace fs = std::filesystem;
 struct Category {
   const char* name;   // as --category has it, and the folder in new_plugin/
   const char* suite;  // of tests/conformance
-  const char* deps;   // of the target in BUILD
+  const char* more;   // of the target in BUILD
 };
 
 constexpr std::array<Category, 7> kCategories = {{
     {"collector", "plugin_under_test", ""},
-    {"dataset_reader", "dataset_reader", ""},
+    {"dataset_reader", "dataset_reader",
+     "    test_data = glob([\"testdata/**\"]),\n"},
     {"model", "plugin_under_test", ""},
     {"objective", "plugin_under_test", ""},
     {"optimizer", "optimizer", ""},
     {"precision", "precision", ""},
-    {"strategy", "strategy", "\"@capstan//strategies/common\""},
+    {"strategy", "strategy", "    deps = [\"@capstan//strategies/common\"],\n"},
 }};
 
 // Names of a namespace that would not be one, or would hide another.
@@ -154,7 +155,7 @@ std::string TextOf(const NewPluginFile& file, const Category& category,
                                     {"myplugin", name.plugin},
                                     {"MyPlugin", name.class_name},
                                     {"CAPSTAN_SUITE", category.suite},
-                                    {"CAPSTAN_DEPS", category.deps},
+                                    {"CAPSTAN_MORE\n", category.more},
                                     {"CAPSTAN_FOLDER", capstan}});
 }
 

@@ -80,7 +80,7 @@ TEST(NewPluginCommandTest, NamesEverythingAfterThePlugin) {
     ++files;
     const std::string path = entry.path().string();
     for (const char* word : {"myplugin", "myvendor", "MyPlugin", "CAPSTAN_SU",
-                             "CAPSTAN_DEPS", "CAPSTAN_FOLDER"}) {
+                             "CAPSTAN_MORE", "CAPSTAN_FOLDER"}) {
       EXPECT_THAT(Text(path) + path, Not(HasSubstr(word))) << path;
     }
   }
