@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/collector.h"
@@ -11,7 +14,10 @@
 
 namespace {
 
-std::string Output() { return ::testing::TempDir() + "/sums.txt"; }
+std::string Output() {
+  const std::filesystem::path folder = ::testing::TempDir();
+  return (folder / "sums.txt").string();
+}
 
 // Loads the library as the trainer does.
 std::unique_ptr<capstan::Collector> NewCollector() {
