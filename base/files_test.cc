@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+#include <utility>
 
 #include "base/crc32c.h"
+#include "base/output_file.h"
 
 namespace capstan {
 namespace {
@@ -13,19 +17,19 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string NewFolder() {
-  std::string path = ::testing::TempDir() + "/file_util_XXXXXX";
+  std::string path = ::testing::TempDir() + "/files_XXXXXX";
   EXPECT_NE(mkdtemp(&path[0]), nullptr);
   return path;
 }
 
-TEST(FileUtilTest, CrcIsTheStandardOne) {
+TEST(FilesTest, CrcIsTheStandardOne) {
   EXPECT_EQ(Crc32c("123456789"), 0xe3069283u);
   EXPECT_EQ(Crc32c(""), 0u);
   // RFC 3720, B.4: 32 bytes of zeros.
   EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8a9136aau);
 }
 
-TEST(FileUtilTest, ReadsInPlaces) {
+TEST(FilesTest, ReadsInPlaces) {
   std::string bytes((4 << 20) + 12345, 'a');  // more than one piece
   bytes[4 << 20] = 'b';
   const std::string path = NewFolder() + "/large";
@@ -42,19 +46,136 @@ TEST(FileUtilTest, ReadsInPlaces) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(path + ": ends at"));
 }
 
-TEST(FileUtilTest, ErrorsNameThePath) {
-  const std::string path = NewFolder() + "/none/x";
-  EXPECT_THAT(std::string(ReadWholeFile(path).status().message()),
-              HasSubstr(path));
-  EXPECT_TRUE(absl::IsNotFound(InputFile::Open(path).status()));
-  EXPECT_THAT(std::string(WriteWholeFile(path, "x").message()),
-              HasSubstr(path));
-  EXPECT_TRUE(RemoveTree(path).ok());
-  EXPECT_THAT(std::string(WriteWholeFile("/dev/full", "x").message()),
-              "/dev/full: no space left on device");
+std::string Message(const absl::Status& status) {
+  return std::string(status.message());
 }
 
-TEST(FileUtilTest, ReplaceFolder) {
+TEST(FilesTest, MissingFilesAreNamed) {
+  const std::string path = NewFolder() + "/none/x";
+  const std::string none = ": No such file or directory";
+  for (const absl::Status& status :
+       {ReadWholeFile(path).status(), InputFile::Open(path).status(),
+        SyncPath(path)}) {
+    EXPECT_TRUE(absl::IsNotFound(status));
+    EXPECT_EQ(Message(status), path + none);
+  }
+  const absl::Status mapped = MappedFile::Open(path).status();
+  EXPECT_TRUE(absl::IsNotFound(mapped));
+  EXPECT_EQ(Message(mapped), path + " can't be opened" + none);
+  for (const absl::Status& status :
+       {WriteWholeFile(path, "x"), ReplaceFile(path, "x"),
+        HiddenFile::Create(path).status(),
+        OutputFile::Open(path, OutputFile::Start::kAtEnd).status()}) {
+    EXPECT_TRUE(absl::IsNotFound(status));
+    EXPECT_EQ(Message(status), path + " can't be written" + none);
+  }
+  EXPECT_TRUE(RemoveTree(path).ok());
+}
+
+TEST(FilesTest, AFullDiskIsOneMessage) {
+  const std::string full =
+      "/dev/full can't be written: No space left on device";
+  const absl::Status whole = WriteWholeFile("/dev/full", "x");
+  EXPECT_TRUE(absl::IsResourceExhausted(whole));
+  EXPECT_EQ(Message(whole), full);
+  auto file = OutputFile::Open("/dev/full", OutputFile::Start::kAtEnd);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(Message(file->Append("x")), full);
+  // The first error stays.
+  EXPECT_EQ(Message(file->Append("")), full);
+  EXPECT_EQ(Message(file->Sync()), full);
+  EXPECT_EQ(Message(file->Close()), full);
+  // A hidden file that is the device by another name.
+  const std::string path = NewFolder() + "/a";
+  ASSERT_EQ(symlink("/dev/full", HiddenSibling(path, "new").c_str()), 0);
+  const absl::Status replaced = ReplaceFile(path, "x");
+  EXPECT_TRUE(absl::IsResourceExhausted(replaced));
+  EXPECT_EQ(Message(replaced),
+            path + " can't be written: No space left on device");
+  EXPECT_FALSE(PathExists(path));
+  EXPECT_NE(access(HiddenSibling(path, "new").c_str(), F_OK), 0);
+}
+
+TEST(FilesTest, AFolderIsNoFile) {
+  const std::string folder = NewFolder();
+  EXPECT_EQ(Message(ReadWholeFile(folder).status()),
+            folder + ": Is a directory");
+  EXPECT_EQ(Message(MappedFile::Open(folder).status()),
+            folder + " is not a file");
+  const std::string in_the_way = folder + "/a";
+  ASSERT_TRUE(MakeFolder(in_the_way + "/full").ok());
+  for (const absl::Status& status :
+       {WriteWholeFile(in_the_way, "x"), ReplaceFile(in_the_way, "x"),
+        OutputFile::Open(in_the_way, OutputFile::Start::kEmpty).status()}) {
+    EXPECT_EQ(Message(status),
+              in_the_way + " can't be written: Is a directory");
+  }
+  EXPECT_FALSE(PathExists(HiddenSibling(in_the_way, "new")));
+  ASSERT_TRUE(WriteWholeFile(folder + "/file", "x").ok());
+  EXPECT_EQ(Message(MakeFolder(folder + "/file/b")),
+            folder + "/file/b: Not a directory");
+}
+
+TEST(FilesTest, ReadsFilesThatSayTheyAreEmpty) {
+  EXPECT_THAT(*ReadWholeFile("/proc/self/status"), HasSubstr("VmRSS:"));
+}
+
+TEST(FilesTest, Mapped) {
+  const std::string path = NewFolder() + "/a";
+  ASSERT_TRUE(WriteWholeFile(path, "").ok());
+  EXPECT_EQ(Message(MappedFile::Open(path).status()), path + " is empty");
+  MapOptions options;
+  options.may_be_empty = true;
+  EXPECT_EQ((*MappedFile::Open(path, options))->bytes(), "");
+  ASSERT_TRUE(WriteWholeFile(path, "abc").ok());
+  options.in_order = true;
+  const auto file = MappedFile::Open(path, options);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->bytes(), "abc");
+  EXPECT_EQ((*file)->path(), path);
+}
+
+TEST(OutputFileTest, Starts) {
+  using Start = OutputFile::Start;
+  const std::string path = NewFolder() + "/a";
+  const auto write = [&path](Start start, const char* text) {
+    auto file = OutputFile::Open(path, start);
+    if (!file.ok()) return file.status();
+    OutputFile moved = *std::move(file);
+    const absl::Status status = moved.Append(text);
+    return status.ok() ? moved.Close() : status;
+  };
+  EXPECT_TRUE(write(Start::kNew, "one").ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(write(Start::kNew, "two")));
+  EXPECT_TRUE(write(Start::kAtEnd, " three").ok());
+  EXPECT_EQ(*ReadWholeFile(path), "one three");
+  EXPECT_TRUE(write(Start::kEmpty, "four").ok());
+  EXPECT_EQ(*ReadWholeFile(path), "four");
+}
+
+TEST(HiddenFileTest, AppearsWholeOrNotAtAll) {
+  const std::string path = NewFolder() + "/a";
+  ASSERT_TRUE(ReplaceFile(path, "old").ok());
+  {
+    auto file = HiddenFile::Create(path, "mine");
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE((*file)->Write("half").ok());
+    EXPECT_EQ(*ReadWholeFile(HiddenSibling(path, "mine")), "half");
+  }
+  EXPECT_FALSE(PathExists(HiddenSibling(path, "mine")));
+  EXPECT_EQ(*ReadWholeFile(path), "old");
+  auto file = HiddenFile::Create(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE((*file)->Write("____ and more").ok());
+  ASSERT_TRUE((*file)->Rewind().ok());
+  ASSERT_TRUE((*file)->Write("head").ok());
+  EXPECT_EQ(*ReadWholeFile(path), "old");
+  ASSERT_TRUE((*file)->Close().ok());
+  EXPECT_EQ(*ReadWholeFile(path), "head and more");
+  EXPECT_FALSE(PathExists(HiddenSibling(path, "new")));
+}
+
+TEST(FilesTest, ReplaceFolder) {
   const std::string root = NewFolder();
   const std::string to = root + "/to";
   for (const char* text : {"one", "two"}) {
@@ -62,7 +183,7 @@ TEST(FileUtilTest, ReplaceFolder) {
     EXPECT_EQ(from, root + "/.to.tmp");
     ASSERT_TRUE(MakeFolder(from).ok());
     ASSERT_TRUE(WriteWholeFile(from + "/file", text).ok());
-    ASSERT_TRUE(SyncFolder(from, /*files=*/true).ok());
+    ASSERT_TRUE(SyncFolderAndFiles(from).ok());
     ASSERT_TRUE(ReplaceFolder(from, to).ok());
     EXPECT_EQ(*ReadWholeFile(to + "/file"), text);
     EXPECT_FALSE(PathExists(from));

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/json.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <functional>
 #include <string>
 
 #include "base/json_document.h"
+#include "base/json_keys.h"
 
 namespace capstan {
 namespace {
@@ -99,6 +103,66 @@ TEST(JsonTest, TooDeepIsNoJson) {
   EXPECT_TRUE(ParseJson<nlohmann::json>(nested(513)).is_discarded());
   EXPECT_TRUE(ParseJson<nlohmann::json>(nested(200000)).is_discarded());
   EXPECT_EQ(JsonDepth(R"({"a": "[[[\"[[", "b": [1]})"), 2);
+}
+
+// What `read` says of an object with these keys.
+std::string KeysError(const std::string& text,
+                      const std::function<void(JsonKeys&)>& read) {
+  const absl::StatusOr<Json> json = ParseObject("a.json", text);
+  if (!json.ok()) return std::string(json.status().message());
+  JsonKeys keys("a.json", *json);
+  read(keys);
+  return std::string(keys.status().message());
+}
+
+TEST(JsonKeysTest, ReadsWhatIsThereAndWhatIsNot) {
+  const Json json = *ParseObject(
+      "a.json", R"({"i": 7, "d": 1e3, "b": true, "n": null, "s": "x"})");
+  JsonKeys keys("a.json", json);
+  EXPECT_EQ(keys.Int("i", absl::nullopt), 7);
+  EXPECT_EQ(keys.Int("n", 3), 3);
+  EXPECT_EQ(keys.Double("d", 0), 1000);
+  EXPECT_EQ(keys.Double("i", 0), 7);
+  EXPECT_EQ(keys.Double("none", 0.5), 0.5);
+  EXPECT_TRUE(keys.Bool("b", false));
+  EXPECT_TRUE(keys.Bool("n", true));
+  keys.Only("s", "x", "y");
+  keys.Only("none", "x", "y");
+  keys.Must("b", true);
+  EXPECT_EQ(keys.Find("n"), nullptr);
+  EXPECT_TRUE(keys.status().ok()) << keys.status();
+}
+
+TEST(JsonKeysTest, ErrorsNameFileKeyWishAndValue) {
+  const auto of = [](const char* text, const char* key) {
+    return std::array<std::string, 3>{
+        KeysError(text, [=](JsonKeys& k) { k.Int(key, absl::nullopt); }),
+        KeysError(text, [=](JsonKeys& k) { k.Double(key, 0); }),
+        KeysError(text, [=](JsonKeys& k) { k.Bool(key, false); })};
+  };
+  EXPECT_THAT(
+      of(R"({"k": "x"})", "k"),
+      testing::ElementsAre("a.json: k must be an integer, is \"x\"",
+                           "a.json: k must be a number, is \"x\"",
+                           "a.json: k must be true or false, is \"x\""));
+  EXPECT_EQ(of("{}", "k")[0], "a.json: k is missing");
+  EXPECT_EQ(of(R"({"k": 9223372036854775808})", "k")[0],
+            "a.json: k must be an integer below 2^63, is 9223372036854775808");
+  EXPECT_EQ(of("[1]", "k")[0], "a.json: not a JSON object");
+  EXPECT_EQ(KeysError(R"({"k": 2})", [](JsonKeys& k) { k.Only("k", 1, 3); }),
+            "a.json: k 2 is not implemented, only 1");
+  EXPECT_EQ(KeysError("{}", [](JsonKeys& k) { k.Must("k", "v"); }),
+            "a.json: k is missing, must be \"v\"");
+}
+
+TEST(JsonKeysTest, TheFirstErrorStays) {
+  EXPECT_EQ(KeysError(R"({"a": 1, "b": 2})",
+                      [](JsonKeys& keys) {
+                        keys.Bool("b", false);
+                        keys.Bool("a", false);
+                        keys.Fail("c", "is wrong");
+                      }),
+            "a.json: b must be true or false, is 2");
 }
 
 }  // namespace

@@ -2,21 +2,24 @@
 #include "base/machine.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
-#include <string>
+#include <limits>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 
 namespace capstan {
 namespace {
@@ -40,39 +43,110 @@ int Cores(const std::string& quota_text, const std::string& period_text) {
   return static_cast<int>(std::ceil(quota / period));
 }
 
-// The path of this process in version 2's one hierarchy: the line "0::/path".
-std::string GroupPath(const std::string& proc) {
-  std::ifstream file(proc + "/self/cgroup");
-  std::string line;
-  while (std::getline(file, line)) {
-    if (absl::StartsWith(line, "0::")) return line.substr(3);
+constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
+
+// The first number of a file, or kUnknown ("max").
+int64_t NumberIn(const std::string& path) {
+  std::ifstream file(path);
+  int64_t number = 0;
+  return file >> number ? number : kUnknown;
+}
+
+// The number behind `name` in a file of "name number" lines, or 0.
+int64_t NumberOf(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string word;
+  int64_t number = 0;
+  while (file >> word) {
+    if (word == name && file >> number) return number;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
-  return "/";
+  return 0;
+}
+
+// What a group's limit leaves: files that are merely cached can go.
+int64_t LeftIn(const std::string& folder, const char* limit, const char* usage,
+               const char* cached) {
+  const int64_t most = NumberIn(absl::StrCat(folder, "/", limit));
+  const int64_t used = NumberIn(absl::StrCat(folder, "/", usage));
+  if (most == kUnknown || used == kUnknown) return kUnknown;
+  const int64_t files = NumberOf(absl::StrCat(folder, "/memory.stat"), cached);
+  return std::max<int64_t>(0, most - std::max<int64_t>(0, used - files));
+}
+
+// The folders of this process's control group and of those above it, the
+// innermost first: version 2's for no controller, else those of version 1's
+// hierarchy of `controller`. In a container the last, the root, is the
+// container's own group, and the others may not be seen there.
+std::vector<std::string> ControlGroups(const std::string& proc,
+                                       const std::string& sys,
+                                       const std::string& controller) {
+  std::string path = "/";
+  std::ifstream file(proc + "/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const std::vector<std::string> parts =
+        absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3 || parts[1] != controller) continue;
+    path = parts[2];
+    break;
+  }
+  const std::string root = absl::StrCat(
+      sys, "/fs/cgroup", controller.empty() ? "" : "/", controller);
+  std::vector<std::string> folders;
+  while (true) {
+    folders.push_back(root + path);
+    const size_t slash = path.rfind('/');
+    if (slash == std::string::npos) return folders;
+    path.resize(slash);
+  }
 }
 
 }  // namespace
 
 int CoresByQuota(const std::string& proc, const std::string& sys) {
-  const std::string root = sys + "/fs/cgroup";
   int cores = 0;
-  const auto take = [&cores](int found) {
+  const auto take = [&cores](const std::vector<std::string>& words) {
+    const int found = words.size() == 2 ? Cores(words[0], words[1]) : 0;
     if (found > 0) cores = cores == 0 ? found : std::min(cores, found);
   };
-  // In a container the root is the container's own group, and the path may
-  // name folders that are not seen there.
-  for (std::string path = GroupPath(proc);;) {
-    const auto words = FirstLineWords(absl::StrCat(root, path, "/cpu.max"));
-    if (words.size() == 2) take(Cores(words[0], words[1]));
-    const size_t slash = path.rfind('/');
-    if (slash == std::string::npos || path.size() <= 1) break;
-    path.resize(slash);
+  for (const std::string& group : ControlGroups(proc, sys, "")) {
+    take(FirstLineWords(group + "/cpu.max"));
   }
-  const auto quota = FirstLineWords(root + "/cpu/cpu.cfs_quota_us");
-  const auto period = FirstLineWords(root + "/cpu/cpu.cfs_period_us");
-  if (quota.size() == 1 && period.size() == 1) {
-    take(Cores(quota[0], period[0]));
+  const std::string cpu = sys + "/fs/cgroup/cpu";
+  std::vector<std::string> words = FirstLineWords(cpu + "/cpu.cfs_quota_us");
+  for (std::string& word : FirstLineWords(cpu + "/cpu.cfs_period_us")) {
+    words.push_back(std::move(word));
   }
+  take(words);
   return cores;
+}
+
+int64_t AvailableHostMemory(const std::string& proc, const std::string& sys) {
+  const int64_t kib = NumberOf(proc + "/meminfo", "MemAvailable:");
+  int64_t left = kib > 0 ? kib * 1024 : kUnknown;
+  for (const std::string& group : ControlGroups(proc, sys, "")) {
+    left = std::min(
+        left, LeftIn(group, "memory.max", "memory.current", "inactive_file"));
+  }
+  for (const std::string& group : ControlGroups(proc, sys, "memory")) {
+    left =
+        std::min(left, LeftIn(group, "memory.limit_in_bytes",
+                              "memory.usage_in_bytes", "total_inactive_file"));
+  }
+  return left;
+}
+
+ProcessMemory ReadProcessMemory() {
+  ProcessMemory memory;
+  std::ifstream status("/proc/self/status");
+  for (std::string name; status >> name;) {
+    int64_t kib = 0;
+    if (name == "VmRSS:" && status >> kib) memory.resident = kib * 1024;
+    if (name == "VmHWM:" && status >> kib) memory.peak = kib * 1024;
+    if (name == "RssAnon:" && status >> kib) memory.anonymous = kib * 1024;
+    status.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return memory;
 }
 
 int CountGpusIn(const std::string& gpus_folder, const char* visible) {
@@ -108,7 +182,56 @@ int AvailableCores() {
 
 int CountGpus() {
   return CountGpusIn("/proc/driver/nvidia/gpus",
-                     std::getenv("CUDA_VISIBLE_DEVICES"));
+                     getenv("CUDA_VISIBLE_DEVICES"));
+}
+
+std::vector<std::string> QueryGpus(const std::string& field) {
+  std::string command = absl::StrCat("nvidia-smi --query-gpu=", field,
+                                     " --format=csv,noheader,nounits");
+  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+  const absl::string_view safe = visible == nullptr ? "" : visible;
+  if (!safe.empty() &&
+      safe.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz"
+                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ-,") ==
+          absl::string_view::npos) {
+    absl::StrAppend(&command, " --id=", safe);
+  }
+  absl::StrAppend(&command, " 2>/dev/null");
+  FILE* const pipe = popen(command.c_str(), "re");
+  if (pipe == nullptr) return {};
+  std::vector<std::string> values;
+  char line[256];
+  while (fgets(line, sizeof(line), pipe) != nullptr) {
+    values.emplace_back(absl::StripAsciiWhitespace(line));
+  }
+  if (pclose(pipe) != 0) return {};
+  return values;
+}
+
+int64_t FreeGpuMemory() {
+  int64_t least = kUnknown;
+  for (const std::string& text : QueryGpus("memory.free")) {
+    int64_t mib = 0;
+    if (absl::SimpleAtoi(text, &mib)) least = std::min(least, mib << 20);
+  }
+  return least;
+}
+
+std::string RealFolderOf(const char* path) {
+  char real[PATH_MAX];
+  if (path == nullptr || realpath(path, real) == nullptr) return "";
+  const std::string text = real;
+  return text.substr(0, text.rfind('/'));
+}
+
+std::string ExecutableFolder() {
+  const std::string folder = RealFolderOf("/proc/self/exe");
+  return folder.empty() ? "." : folder;
+}
+
+std::string LibraryFolder(const void* symbol) {
+  Dl_info info;
+  return dladdr(symbol, &info) == 0 ? "" : RealFolderOf(info.dli_fname);
 }
 
 }  // namespace capstan

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/machine.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
 
 namespace capstan {
 namespace {
+
+using ::testing::ElementsAre;
 
 class MachineTest : public testing::Test {
  protected:
@@ -24,6 +31,9 @@ class MachineTest : public testing::Test {
     const std::filesystem::path full = root_ + "/" + path;
     std::filesystem::create_directories(full.parent_path());
     std::ofstream(full) << text;
+  }
+  int64_t Available() {
+    return AvailableHostMemory(root_ + "/proc", root_ + "/sys");
   }
   int Quota() { return CoresByQuota(root_ + "/proc", root_ + "/sys"); }
 
@@ -71,7 +81,118 @@ TEST_F(MachineTest, CountsGpus) {
   EXPECT_EQ(CountGpusIn(folder, "0,1,2,0"), 3);
 }
 
+TEST_F(MachineTest, WhatTheMachineHas) {
+  EXPECT_EQ(Available(), std::numeric_limits<int64_t>::max());
+  Write("proc/meminfo",
+        "MemTotal:       16 kB\nMemAvailable:       12 kB\nBuffers: 3 kB\n");
+  EXPECT_EQ(Available(), 12 * 1024);
+}
+
+TEST_F(MachineTest, GroupsOfVersion2) {
+  Write("proc/meminfo", "MemAvailable: 1000 kB\n");
+  Write("proc/self/cgroup", "0::/outer/inner\n");
+  const std::string outer = "sys/fs/cgroup/outer";
+  Write(outer + "/inner/memory.max", "max\n");
+  Write(outer + "/inner/memory.current", "10000\n");
+  EXPECT_EQ(Available(), 1000 * 1024);
+  Write(outer + "/memory.max", "50000\n");
+  Write(outer + "/memory.current", "30000\n");
+  EXPECT_EQ(Available(), 20000);
+  // The cache of files is no obstacle.
+  Write(outer + "/memory.stat", "anon 25000\nfile 5000\ninactive_file 4000\n");
+  EXPECT_EQ(Available(), 24000);
+  Write(outer + "/inner/memory.max", "12000\n");
+  EXPECT_EQ(Available(), 2000);
+}
+
+TEST_F(MachineTest, InAContainerTheRootIsItsGroup) {
+  Write("proc/meminfo", "MemAvailable: 1000 kB\n");
+  Write("proc/self/cgroup", "0::/docker/abc\n");
+  Write("sys/fs/cgroup/memory.max", "8000\n");
+  Write("sys/fs/cgroup/memory.current", "9000\n");
+  EXPECT_EQ(Available(), 0);
+}
+
+TEST_F(MachineTest, GroupsOfVersion1) {
+  Write("proc/meminfo", "MemAvailable: 1000 kB\n");
+  Write("proc/self/cgroup", "5:cpu:/x\n7:memory:/box\n");
+  Write("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "70000\n");
+  Write("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "30000\n");
+  Write("sys/fs/cgroup/memory/box/memory.stat",
+        "inactive_file 1\ntotal_inactive_file 5000\n");
+  EXPECT_EQ(Available(), 45000);
+}
+
+// A machine whose nvidia-smi is `script`.
+void UseProgram(const std::string& script) {
+  std::string folder = ::testing::TempDir() + "/bin_XXXXXX";
+  ASSERT_NE(mkdtemp(&folder[0]), nullptr);
+  const std::string path = folder + "/nvidia-smi";
+  std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  const std::string search = absl::StrCat(folder, ":", getenv("PATH"));
+  setenv("PATH", search.c_str(), 1);
+}
+
+TEST(GpuQueryTest, OneValueAGpu) {
+  UseProgram(
+      "test \"$1\" = --query-gpu=compute_cap && echo 8.0 && echo ' 7.5'");
+  EXPECT_THAT(QueryGpus("compute_cap"), ElementsAre("8.0", "7.5"));
+}
+
+TEST(GpuQueryTest, OnlyGpusThatCudaShows) {
+  UseProgram("echo $3");
+  setenv("CUDA_VISIBLE_DEVICES", "1,3", 1);
+  EXPECT_THAT(QueryGpus("compute_cap"), ElementsAre("--id=1,3"));
+  // Nothing that a shell would run.
+  setenv("CUDA_VISIBLE_DEVICES", "1;2", 1);
+  EXPECT_THAT(QueryGpus("compute_cap"), ElementsAre(""));
+  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+TEST(GpuQueryTest, NoneWhereItFails) {
+  UseProgram("echo 8.0; exit 9");
+  EXPECT_TRUE(QueryGpus("compute_cap").empty());
+}
+
 TEST(AvailableCores, AtLeastOne) { EXPECT_GE(AvailableCores(), 1); }
+
+TEST(MachineFacts, ThisProcessHoldsMemory) {
+  const ProcessMemory memory = ReadProcessMemory();
+  EXPECT_GT(memory.resident, 0);
+  EXPECT_GE(memory.peak, memory.resident);
+  EXPECT_GT(memory.anonymous, 0);
+  EXPECT_GT(AvailableHostMemory(), 0);
+}
+
+TEST(MachineFacts, WhereProgramsAndLibrariesLie) {
+  const std::filesystem::path program =
+      std::filesystem::canonical("/proc/self/exe");
+  EXPECT_EQ(ExecutableFolder(), program.parent_path().string());
+  // Code of the test itself, and of the C library.
+  EXPECT_EQ(LibraryFolder(reinterpret_cast<const void*>(&UseProgram)),
+            ExecutableFolder());
+  EXPECT_NE(LibraryFolder(reinterpret_cast<const void*>(&::realpath)),
+            ExecutableFolder());
+  EXPECT_EQ(LibraryFolder(nullptr), "");
+  EXPECT_EQ(RealFolderOf("/no/such"), "");
+  const std::string folder = testing::TempDir() + "/real_XXXXXX";
+  std::string made = folder;
+  ASSERT_NE(mkdtemp(made.data()), nullptr);
+  std::ofstream(made + "/file") << "x";
+  std::filesystem::create_directory(made + "/other");
+  std::filesystem::create_symlink(made + "/file", made + "/other/link");
+  EXPECT_EQ(RealFolderOf((made + "/other/link").c_str()),
+            std::filesystem::canonical(made).string());
+}
+
+TEST(ClockTest, SecondsAndNanosecondsAreOneClock) {
+  const double before = MonotonicSeconds();
+  const int64_t nanoseconds = MonotonicNanoseconds();
+  const double after = MonotonicSeconds();
+  EXPECT_GE(1e-9 * static_cast<double>(nanoseconds), before - 1e-3);
+  EXPECT_LE(1e-9 * static_cast<double>(nanoseconds), after + 1e-3);
+}
 
 }  // namespace
 }  // namespace capstan

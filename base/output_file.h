@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file of the output folder. Errors read "PATH can't be written: No space
-// left on device".
+// Files that are written piece by piece. Errors read "PATH can't be written: No
+// space left on device". Each object belongs to one thread at a time.
 #ifndef CAPSTAN_BASE_OUTPUT_FILE_H_
 #define CAPSTAN_BASE_OUTPUT_FILE_H_
 
-#include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -15,10 +15,11 @@
 namespace capstan {
 
 // A file that grows; what is appended is handed to the operating system at
-// once, so that it outlives the process. One thread.
+// once, so that it outlives the process.
 class OutputFile {
  public:
-  enum class Start { kEmpty, kAtEnd };
+  // kNew: there must be no such file.
+  enum class Start { kNew, kEmpty, kAtEnd };
   static absl::StatusOr<OutputFile> Open(const std::string& path, Start start);
 
   OutputFile(OutputFile&& other);
@@ -30,6 +31,8 @@ class OutputFile {
   absl::Status Append(absl::string_view bytes);
   // Waits until the bytes are on the disk.
   absl::Status Sync();
+  // Sync, and closes it: some file systems report a full disk only here.
+  absl::Status Close();
 
  private:
   OutputFile(const std::string& path, int fd) : path_(path), fd_(fd) {}
@@ -39,12 +42,34 @@ class OutputFile {
   absl::Status status_;
 };
 
-// For a file of JSON objects, one a line, each with a "step": keeps those of
-// steps up to `step`, and drops the rest along with a last line cut short by a
-// crash. Fine if there is no such file.
-absl::Status KeepLinesUpTo(int64_t step, const std::string& path);
+// A file that appears under its name, whole and on the disk, when Close has
+// returned OK. Before that it is HiddenSibling(path, suffix), which goes with
+// this. Two writers of the same path at once need suffixes of their own.
+class HiddenFile {
+ public:
+  static absl::StatusOr<std::unique_ptr<HiddenFile>> Create(
+      const std::string& path, absl::string_view suffix = "new");
+  ~HiddenFile();
+  HiddenFile(const HiddenFile&) = delete;
+  HiddenFile& operator=(const HiddenFile&) = delete;
 
-// Written beside (PATH.tmp) and renamed: a reader sees the old or the new.
+  absl::Status Write(absl::string_view bytes);
+  // The next bytes replace the file's first ones.
+  absl::Status Rewind();
+  // Once, after all bytes.
+  absl::Status Close();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  HiddenFile(const std::string& path, std::string hidden, int fd);
+
+  const std::string path_;
+  const std::string hidden_;
+  int fd_;  // -1: closed
+};
+
+// Writes the whole file as a HiddenFile: a reader sees the old or the new one.
 absl::Status ReplaceFile(const std::string& path, absl::string_view bytes);
 
 }  // namespace capstan

@@ -1,10 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Begin and End are in trainer/profile/records.cc, beside what they fill.
 #include "base/profile.h"
 
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/profile_records.h"
+
 namespace capstan {
+namespace {
+
+struct Threads {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<ThreadRecords>> all;
+};
+
+Threads& TheThreads() {
+  // Not destroyed: threads may outlive main.
+  static Threads* const threads = new Threads;
+  return *threads;
+}
+
+ThreadRecords* NewThread() {
+  Threads& threads = TheThreads();
+  const std::lock_guard<std::mutex> lock(threads.mutex);
+  threads.all.push_back(
+      std::make_unique<ThreadRecords>(static_cast<int>(threads.all.size())));
+  return threads.all.back().get();
+}
+
+// Whether this thread runs nodes of a backward now.
+bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+}  // namespace
 
 std::atomic<bool> ProfileScope::enabled_{false};
+
+ThreadRecords::~ThreadRecords() {
+  while (first_ != nullptr) {
+    Chunk* const next = first_->next;
+    delete first_;
+    first_ = next;
+  }
+}
+
+ThreadRecords& ThreadRecords::Mine() {
+  thread_local ThreadRecords* const mine = NewThread();
+  return *mine;
+}
+
+std::vector<ThreadRecords*> ThreadRecords::All() {
+  Threads& threads = TheThreads();
+  const std::lock_guard<std::mutex> lock(threads.mutex);
+  std::vector<ThreadRecords*> all;
+  for (const auto& records : threads.all) all.push_back(records.get());
+  return all;
+}
+
+void ThreadRecords::Append(const ProfileRecord& record) {
+  Chunk* const chunk = last_;
+  const int count = chunk->count.load(std::memory_order_relaxed);
+  chunk->records[count] = record;
+  // A full chunk is the taker's to delete: not touched after the store.
+  if (count + 1 == Chunk::kSize) last_ = chunk->next = new Chunk;
+  chunk->count.store(count + 1, std::memory_order_release);
+}
+
+std::vector<ProfileRecord> ThreadRecords::Take() {
+  std::vector<ProfileRecord> taken;
+  for (;;) {
+    const int count = first_->count.load(std::memory_order_acquire);
+    taken.insert(taken.end(), first_->records + taken_,
+                 first_->records + count);
+    taken_ = count;
+    if (count < Chunk::kSize) return taken;
+    Chunk* const next = first_->next;
+    delete first_;
+    first_ = next;
+    taken_ = 0;
+  }
+}
+
+void ProfileScope::Begin(const char* name) {
+  ThreadRecords& mine = ThreadRecords::Mine();
+  if (mine.current == nullptr && mine.role() == ThreadRole::kOther &&
+      InBackward()) {
+    mine.set_role(ThreadRole::kAutograd);
+  }
+  name_ = name;
+  outer_ = mine.current;
+  mine.current = this;
+  begin_ns_ = MonotonicNanoseconds();
+}
+
+void ProfileScope::End() {
+  ProfileRecord record;
+  record.end_ns = MonotonicNanoseconds();
+  record.begin_ns = begin_ns_;
+  record.name = name_;
+  record.is_outermost = outer_ == nullptr;
+  const int64_t whole = record.end_ns - begin_ns_;
+  record.own_ns = whole - inner_ns_;
+  if (outer_ != nullptr) outer_->inner_ns_ += whole;
+  const ProfileScope* outermost = this;
+  while (outermost->outer_ != nullptr) outermost = outermost->outer_;
+  record.outermost = outermost->name_;
+  ThreadRecords& mine = ThreadRecords::Mine();
+  mine.current = outer_;
+  mine.Append(record);
+}
 
 }  // namespace capstan

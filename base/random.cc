@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/simd/instruction_set.h"
+
 // Every instruction set must give the same bits, so that ranks on different
 // machines agree: no fused multiply-add. The rest lets loops become vectors.
 #pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math")
@@ -199,10 +201,14 @@ NormalGroupsAvx512(uint64_t key, uint64_t group, int64_t groups, float mean,
 
 NormalGroupsFn ChooseNormalGroups() {
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
-    return NormalGroupsAvx512;
+  switch (BestInstructionSet()) {
+    case InstructionSet::kAvx512:
+      return NormalGroupsAvx512;
+    case InstructionSet::kAvx2:
+      return NormalGroupsAvx2;
+    case InstructionSet::kPlain:
+      break;
   }
-  if (__builtin_cpu_supports("avx2")) return NormalGroupsAvx2;
 #endif  // __x86_64__
   return NormalGroupsPlain;
 }

@@ -15,7 +15,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,18 +23,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
 
 namespace capstan {
 namespace {
-
-double WallSeconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // User and system time of this process's threads.
 double CpuSeconds() {
@@ -66,10 +60,10 @@ std::vector<Cost> Measure(ProcessGroup* group, int repeats,
     for (size_t f = 0; f < functions.size(); ++f) {
       Barrier(group);
       const double cpu_begin = CpuSeconds();
-      const double begin = WallSeconds();
+      const double begin = MonotonicSeconds();
       functions[f]();
       Barrier(group);
-      const double wall_ms = 1e3 * (WallSeconds() - begin);
+      const double wall_ms = 1e3 * (MonotonicSeconds() - begin);
       double cpu = CpuSeconds() - cpu_begin;
       group->AllReduceHost(absl::MakeSpan(&cpu, 1));
       if (i < 0) continue;

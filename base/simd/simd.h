@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "base/simd/instruction_set.h"
+
 namespace capstan {
 namespace kernels {
 
@@ -115,12 +117,10 @@ inline const RowKernels<Fp16> &SimdKernels::rows<Fp16>() const {
   return fp16;
 }
 
-// The best kernels for this processor.
-const SimdKernels &Simd();
+SIMD_TABLES(SimdKernels, kSimd);
 
-// Each set that this processor can run, the plain one first: for tests.
-// Returns the number of sets, and writes that many (3 at most) to `sets`.
-int RunnableSimdKernels(const SimdKernels *sets[3]);
+// The best for this processor.
+inline const SimdKernels &Simd() { return kSimd.best(); }
 
 }  // namespace kernels
 }  // namespace capstan

@@ -125,7 +125,7 @@ class EachSimdSet : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     const SimdKernels* sets[3];
-    if (GetParam() >= RunnableSimdKernels(sets)) {
+    if (GetParam() >= kSimd.Runnable(sets)) {
       GTEST_SKIP() << "not on this processor";
     }
     simd_ = sets[GetParam()];

@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kDefaultTransit = 80;
 constexpr int64_t kDefaultRegion = 80;
 constexpr int64_t kDefaultSteps = 1000;
-constexpr int64_t kIgnored = -100;
 constexpr int64_t kNone = 0;  // token types
 constexpr int64_t kEnd = 2;
 
@@ -150,7 +149,7 @@ absl::Status AdHistory::Read(absl::Span<const int64_t> indices,
     const bool learned = form_.last_action || !sample.ends_region;
     actions[i] = learned
                      ? history[sample.query * kTransitionBytes + kHistoryAction]
-                     : kIgnored;
+                     : kIgnoredTarget;
     if (types != nullptr) types[i] = sample.ends_region ? kEnd : kNone;
   }
   return absl::OkStatus();

@@ -6,11 +6,15 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "datasets/chat/chat_tokenizer.h"
+#include "datasets/chat/row_encoder.h"
+#include "datasets/chat/row_index.h"
+#include "plugins/sdk/plugin.h"
 
 namespace capstan {
 namespace chat {
@@ -245,13 +249,13 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
     std::copy(tokens.labels.begin(), tokens.labels.end(), out.labels + at);
     if (out.positions != nullptr) {
       // No token of this row predicts its first.
-      out.labels[at] = kIgnoredLabel;
+      out.labels[at] = kIgnoredTarget;
       CountUp(out.positions + at, count);
     }
     at += count;
   }
   std::fill(out.ids + at, out.ids + out.length, data_->pad);
-  std::fill(out.labels + at, out.labels + out.length, kIgnoredLabel);
+  std::fill(out.labels + at, out.labels + out.length, kIgnoredTarget);
   if (out.positions != nullptr) {
     CountUp(out.positions + at, out.length - at);
   }
@@ -321,6 +325,29 @@ std::vector<std::string> Chat::notes() const {
   }
   return notes;
 }
+
+absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
+  if (config.tokenizer().empty()) {
+    return FieldError("tokenizer",
+                      "is not set: name a folder with a tokenizer.json");
+  }
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      LoadTokenizer(config.tokenizer());
+  if (!tokenizer.ok()) {
+    return FieldError("tokenizer", tokenizer.status().message());
+  }
+  // Its tokens depend on nothing else than what is in these.
+  CacheKey key;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
+    const auto file =
+        MappedFile::Open(absl::StrCat(config.tokenizer(), "/", name));
+    key.Add(file.ok() ? (*file)->bytes() : "");
+  }
+  return Create(config, *std::move(tokenizer), key.hash());
+}
+
+CAPSTAN_PLUGIN(DatasetReader, Chat, capstan::chat::Config,
+               "conversations, instructions and texts (JSON) for fine-tuning");
 
 }  // namespace chat
 }  // namespace capstan

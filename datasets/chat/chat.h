@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "datasets/chat/chat.pb.h"
-#include "datasets/chat/mixture.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
 #include "datasets/chat/sample_table.h"

@@ -2,7 +2,6 @@
 #include "datasets/chat/index_builder.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <exception>
 #include <iostream>
@@ -10,8 +9,9 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status.h"
-#include "datasets/chat/cache_file.h"
+#include "datasets/chat/row_index.h"
 
 namespace capstan {
 namespace chat {
@@ -20,12 +20,6 @@ namespace {
 // Chunks that may be done before the first that isn't.
 constexpr uint64_t kAhead = 64;
 constexpr double kReportSeconds = 5.0;
-
-double Seconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
   to->rows += from.rows;
@@ -44,7 +38,7 @@ void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
 }  // namespace
 
 absl::StatusOr<RowIndex::Facts> IndexBuilder::Run(const Sink& sink) {
-  start_ = reported_ = Seconds();
+  start_ = reported_ = MonotonicSeconds();
   // A file of one chunk or two isn't worth a thread.
   const uint64_t chunks = source_.text->bytes().size() / options_.chunk_bytes;
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
@@ -171,7 +165,7 @@ void IndexBuilder::Finish(uint64_t number, Chunk chunk, const Sink& sink) {
 
 // For files that take long: how far it is.
 void IndexBuilder::Report(uint64_t end) {
-  const double now = Seconds();
+  const double now = MonotonicSeconds();
   if (now - reported_ < kReportSeconds) return;
   reported_ = now;
   const double done = static_cast<double>(end) /

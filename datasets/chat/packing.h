@@ -3,9 +3,12 @@
 #define CAPSTAN_DATASETS_CHAT_PACKING_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "base/output_file.h"
 
 namespace capstan {
 namespace chat {
@@ -21,6 +24,12 @@ struct Packs {
 // has lengths[i], from 1 to capacity; no item is cut. Packs are in the order of
 // their first items, items of a pack in their own. O(n log capacity).
 Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity);
+
+// Write what is packed in the file `from`, all its members or frames one behind
+// the other, into `to`. Errors name the file: broken, cut off,
+// empty, no room.
+absl::Status UnpackGzip(const std::string& from, HiddenFile* to);
+absl::Status UnpackZstd(const std::string& from, HiddenFile* to);
 
 }  // namespace chat
 }  // namespace capstan

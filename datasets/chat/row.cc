@@ -3,14 +3,18 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/json_document.h"
 #include "base/status.h"
-#include "datasets/chat/row_json.h"
+#include "datasets/chat/source_file.h"
 #include "datasets/chat/turns.h"
 
 namespace capstan {
@@ -202,6 +206,244 @@ absl::Status RowParser::Parse(absl::string_view json, size_t readable,
   }
   row->kind = kind == AUTO ? KindOf(from) : kind;
   return Fill(from, row);
+}
+
+using simdjson::dom::array;
+using simdjson::dom::element;
+using simdjson::dom::element_type;
+using simdjson::dom::object;
+
+absl::Status Bad(const std::string& problem) {
+  return absl::InvalidArgumentError(problem);
+}
+
+const char* TypeText(const element& value) {
+  switch (value.type()) {
+    case element_type::ARRAY:
+      return "a list";
+    case element_type::OBJECT:
+      return "an object";
+    case element_type::STRING:
+      return "a text";
+    case element_type::BOOL:
+      return "true or false";
+    case element_type::NULL_VALUE:
+      return "null";
+    default:
+      return "a number";
+  }
+}
+
+bool Has(const object& row, const char* key) {
+  return row.at_key(key).error() == simdjson::SUCCESS;
+}
+
+absl::Status Text(const object& row, const char* key, absl::string_view* out) {
+  element value;
+  if (row.at_key(key).get(value) != simdjson::SUCCESS) {
+    return Bad(absl::StrCat("has no \"", key, "\""));
+  }
+  std::string_view text;
+  if (value.get(text) != simdjson::SUCCESS) {
+    return Bad(
+        absl::StrCat("\"", key, "\" is ", TypeText(value), ", not a text"));
+  }
+  *out = absl::string_view(text.data(), text.size());
+  return absl::OkStatus();
+}
+
+absl::Status OptionalText(const object& row, const char* key,
+                          absl::string_view* out) {
+  *out = "";
+  element value;
+  if (row.at_key(key).get(value) != simdjson::SUCCESS || value.is_null()) {
+    return absl::OkStatus();
+  }
+  return Text(row, key, out);
+}
+
+absl::Status List(const object& row, const char* key, array* out) {
+  element value;
+  if (row.at_key(key).get(value) != simdjson::SUCCESS) {
+    return Bad(absl::StrCat("has no \"", key, "\""));
+  }
+  if (value.get(*out) != simdjson::SUCCESS) {
+    return Bad(
+        absl::StrCat("\"", key, "\" is ", TypeText(value), ", not a list"));
+  }
+  if (out->size() == 0) return Bad(absl::StrCat("\"", key, "\" is empty"));
+  return absl::OkStatus();
+}
+
+namespace {
+
+constexpr absl::string_view kByteOrderMark("\xef\xbb\xbf", 3);
+
+bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+// Bytes at which a walk over a value has something to do, outside of strings
+// and (the second) within them.
+using Table = std::array<bool, 256>;
+
+Table TableOf(absl::string_view bytes) {
+  Table table = {};
+  for (char c : bytes) table[static_cast<unsigned char>(c)] = true;
+  return table;
+}
+
+const Table kOutside = TableOf("\"{}[],\n");
+const Table kInString = TableOf("\"\\\n");
+
+}  // namespace
+
+RowScanner::RowScanner(absl::string_view text) : text_(text) {
+  if (absl::StartsWith(text_, kByteOrderMark)) at_ = kByteOrderMark.size();
+  const uint64_t begin = at_;
+  SkipSpace();
+  if (at_ < text_.size() && text_[at_] == '[') {
+    ++at_;
+    is_list_ = true;
+  } else if (at_ < text_.size() && text_[at_] == '{' && EnterDataList()) {
+    is_list_ = true;
+  } else {
+    at_ = begin;
+    line_ = 1;
+  }
+}
+
+absl::Status RowScanner::Next(uint64_t bytes, std::vector<RowPlace>* rows) {
+  rows->clear();
+  if (is_list_) return NextElements(bytes, rows);
+  NextLines(bytes, rows);
+  return absl::OkStatus();
+}
+
+void RowScanner::NextLines(uint64_t bytes, std::vector<RowPlace>* rows) {
+  const uint64_t stop = at_ + bytes;
+  while (at_ < text_.size() && (at_ < stop || rows->empty())) {
+    const void* const newline =
+        std::memchr(text_.data() + at_, '\n', text_.size() - at_);
+    const uint64_t end = newline == nullptr
+                             ? text_.size()
+                             : static_cast<const char*>(newline) - text_.data();
+    uint64_t first = at_;
+    uint64_t last = end;
+    while (first < last && IsSpace(text_[first])) ++first;
+    while (last > first && IsSpace(text_[last - 1])) --last;
+    if (last > first) rows->push_back({first, last - first, line_});
+    at_ = end + 1;
+    ++line_;
+  }
+}
+
+absl::Status RowScanner::NextElements(uint64_t bytes,
+                                      std::vector<RowPlace>* rows) {
+  const uint64_t stop = at_ + bytes;
+  while (!is_closed_ && (at_ < stop || rows->empty())) {
+    SkipSpace();
+    if (at_ >= text_.size()) return Wrong("the list isn't closed");
+    if (text_[at_] == ']') {
+      ++at_;
+      is_closed_ = true;
+      break;
+    }
+    if (!is_first_) {
+      if (text_[at_] != ',') return Wrong("a comma is missing before this");
+      ++at_;
+      SkipSpace();
+    }
+    is_first_ = false;
+    RowPlace place{at_, 0, line_};
+    SkipValue();
+    place.bytes = at_ - place.offset;
+    if (place.bytes == 0) return Wrong("an element of the list is missing");
+    rows->push_back(place);
+  }
+  return absl::OkStatus();
+}
+
+void RowScanner::SkipSpace() {
+  while (at_ < text_.size() && IsSpace(text_[at_])) {
+    if (text_[at_] == '\n') ++line_;
+    ++at_;
+  }
+}
+
+// To behind the value at at_, or the text's end. What is wrong within it is
+// found when it is parsed.
+void RowScanner::SkipValue() {
+  int64_t depth = 0;
+  while (at_ < text_.size()) {
+    const char c = text_[at_];
+    if (!kOutside[static_cast<unsigned char>(c)]) {
+      ++at_;
+      continue;
+    }
+    if (c == '"') {
+      ReadString();
+      if (depth == 0) return;
+      continue;
+    }
+    if (depth == 0 && (c == ',' || c == ']' || c == '}')) return;
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+    if (c == '\n') ++line_;
+    ++at_;
+    if (depth == 0 && (c == '}' || c == ']')) return;
+  }
+}
+
+// What is between the quotes of the string at at_; goes behind it.
+absl::string_view RowScanner::ReadString() {
+  const uint64_t begin = ++at_;
+  while (at_ < text_.size()) {
+    const char c = text_[at_];
+    if (!kInString[static_cast<unsigned char>(c)]) {
+      ++at_;
+      continue;
+    }
+    if (c == '"') return text_.substr(begin, at_++ - begin);
+    if (c == '\n') ++line_;
+    at_ += c == '\\' ? 2 : 1;
+  }
+  at_ = text_.size();
+  return text_.substr(begin);
+}
+
+// At an object: into the list that is its "data", if that comes before any key
+// of a row.
+bool RowScanner::EnterDataList() {
+  ++at_;
+  while (true) {
+    SkipSpace();
+    if (at_ >= text_.size() || text_[at_] != '"') return false;
+    const absl::string_view key = ReadString();
+    for (const char* row : {"messages", "conversations", "prompt", "completion",
+                            "instruction", "question", "user", "text"}) {
+      if (key == row) return false;
+    }
+    SkipSpace();
+    if (at_ >= text_.size() || text_[at_] != ':') return false;
+    ++at_;
+    SkipSpace();
+    if (key == "data" && at_ < text_.size() && text_[at_] == '[') {
+      ++at_;
+      return true;
+    }
+    SkipValue();
+    SkipSpace();
+    if (at_ >= text_.size() || text_[at_] != ',') return false;
+    ++at_;
+  }
+}
+
+absl::Status RowScanner::Wrong(absl::string_view what) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat(line_, ": broken JSON: ", what));
+}
+
+uint64_t LineOf(absl::string_view text, uint64_t offset) {
+  return 1 + std::count(text.begin(), text.begin() + offset, '\n');
 }
 
 }  // namespace chat

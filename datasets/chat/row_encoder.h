@@ -3,6 +3,7 @@
 #define CAPSTAN_DATASETS_CHAT_ROW_ENCODER_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,13 @@
 namespace capstan {
 namespace chat {
 
+// `tokenizer` with another chat template than its own, if it has one: the
+// template's jinja is saved with it, the end of a turn is its eos, and, where
+// it has no pad token, its pad. For ChatML, as is usual, bos is what begins a
+// turn and pad what ends it, whatever they were. The tokens stay the same.
+std::unique_ptr<Tokenizer> WithChatTemplate(
+    std::unique_ptr<Tokenizer> tokenizer, const ChatTemplate& chat_template);
+
 // A row as text, with what of it is trained on.
 struct RenderedRow {
   std::string text;
@@ -28,11 +36,9 @@ struct RenderedRow {
   bool with_end = false;
 };
 
-constexpr int64_t kIgnoredLabel = -100;
-
 struct TokenRow {
   std::vector<int64_t> ids;
-  std::vector<int64_t> labels;  // the id, or kIgnoredLabel
+  std::vector<int64_t> labels;  // the id, or kIgnoredTarget
   bool was_cut = false;         // max_length took the end
 
   // Tokens that some token before them predicts and that are trained on.

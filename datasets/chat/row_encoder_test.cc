@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "datasets/chat/chat_tokenizer.h"
+#include "plugins/sdk/dataset.h"
 #include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan {
@@ -53,7 +53,7 @@ std::string Shown(const Parts& parts, const std::string& json) {
   std::string out;
   bool inside = false;
   for (size_t i = 0; i < tokens.ids.size(); ++i) {
-    const bool trained = tokens.labels[i] != kIgnoredLabel;
+    const bool trained = tokens.labels[i] != kIgnoredTarget;
     if (trained) {
       EXPECT_EQ(tokens.labels[i], tokens.ids[i]);
     }
@@ -122,7 +122,7 @@ TEST(RowEncoderTest, TruncationKeepsTheStart) {
   TokenRow row;
   row.labels = {7};  // nothing predicts the first
   EXPECT_EQ(row.trained(), 0);
-  row.labels = {7, 7, kIgnoredLabel};
+  row.labels = {7, 7, kIgnoredTarget};
   EXPECT_EQ(row.trained(), 1);
 }
 

@@ -1,18 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "datasets/chat/row_index.h"
 
+#include <fcntl.h>
+#include <isa-l/crc64.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <cstdio>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
+#include <system_error>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "datasets/chat/cache_file.h"
 #include "datasets/chat/index_builder.h"
 
 namespace capstan {
 namespace chat {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Held while a file is made. Where a file system knows no locks there is none:
+// then two may make the same file, and the later one's stays.
+class Lock {
+ public:
+  explicit Lock(const fs::path& path)
+      : fd_(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
+    while (fd_ >= 0 && flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~Lock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  const int fd_;
+};
+
+std::vector<fs::path> Folders(const std::string& data_path) {
+  std::vector<fs::path> folders = {fs::absolute(data_path).parent_path() /
+                                   ".capstan"};
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  const char* const home = std::getenv("HOME");
+  if (cache != nullptr && *cache == '/') {
+    folders.push_back(fs::path(cache) / "capstan");
+  } else if (home != nullptr && *home == '/') {
+    folders.push_back(fs::path(home) / ".cache" / "capstan");
+  }
+  return folders;
+}
+
+bool CanWrite(const fs::path& folder) {
+  // A folder that nobody may write is left alone by root, too.
+  struct stat parent;
+  std::error_code error;
+  if (!fs::exists(folder, error) &&
+      stat(folder.parent_path().c_str(), &parent) == 0 &&
+      (parent.st_mode & (S_IWUSR | S_IWGRP | S_IWOTH)) == 0) {
+    return false;
+  }
+  fs::create_directories(folder, error);
+  if (error || access(folder.c_str(), W_OK | X_OK) != 0) return false;
+  // A file system that is mounted read-only, or is full, shows only so.
+  const fs::path probe = folder / absl::StrCat(".probe-", getpid());
+  const int fd = open(probe.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
+  if (fd < 0) return false;
+  close(fd);
+  fs::remove(probe, error);
+  return true;
+}
+
+}  // namespace
+
+uint64_t HashOf(absl::string_view bytes) {
+  uint64_t h = crc64_ecma_refl(
+      0x9e3779b97f4a7c15ULL,
+      reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  // The finaliser of SplitMix64 (Steele et al., "Fast splittable pseudorandom
+  // number generators", OOPSLA 2014).
+  h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
+  return h ^ (h >> 31);
+}
+
+CacheKey& CacheKey::Add(absl::string_view field) {
+  absl::StrAppend(&fields_, field.size(), ":", field);
+  return *this;
+}
+
+CacheKey& CacheKey::Add(uint64_t field) { return Add(absl::StrCat(field)); }
+
+absl::Status CacheKey::AddFile(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) {
+    return absl::NotFoundError(
+        absl::StrCat(path, " can't be opened: ", std::strerror(errno)));
+  }
+  Add(fs::absolute(path).string());
+  Add(static_cast<uint64_t>(info.st_size));
+  Add(static_cast<uint64_t>(info.st_mtim.tv_sec));
+  Add(static_cast<uint64_t>(info.st_mtim.tv_nsec));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> CachedFile(
+    const std::string& data_path, uint64_t key, const std::string& extension,
+    const std::function<bool(const std::string&)>& is_valid,
+    const std::function<absl::Status(HiddenFile*)>& make) {
+  const std::string name =
+      absl::StrCat(fs::path(data_path).filename().string(), "-",
+                   absl::Hex(key, absl::kZeroPad16), ".", extension);
+  const std::vector<fs::path> folders = Folders(data_path);
+  for (const fs::path& folder : folders) {
+    const std::string path = (folder / name).string();
+    if (is_valid(path)) return path;
+  }
+  for (const fs::path& folder : folders) {
+    if (!CanWrite(folder)) continue;
+    const std::string path = (folder / name).string();
+    const Lock lock(folder / "lock");
+    if (is_valid(path)) return path;
+    // Its name is this process's, for file systems without locks.
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<HiddenFile> file,
+        HiddenFile::Create(path, absl::StrCat(getpid(), ".new")));
+    CAPSTAN_RETURN_IF_ERROR(make(file.get()));
+    CAPSTAN_RETURN_IF_ERROR(file->Close());
+    return path;
+  }
+  return absl::PermissionDeniedError(absl::StrCat(
+      data_path, ": its index can be kept neither in ", folders[0].string(),
+      " nor in a folder of the user's: set XDG_CACHE_HOME to one that can be "
+      "written"));
+}
+
 namespace {
 
 constexpr uint64_t kMagic = 0x32574f5250414343ULL;  // "CCAPROW2"
@@ -25,35 +154,23 @@ struct Header {
   RowIndex::Facts facts;
 };
 
-absl::Status NotWritten(const std::string& path) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat(path, " can't be written: is the disk full?"));
+template <typename T>
+absl::string_view BytesOf(const T* values, size_t size) {
+  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
 }
 
 absl::Status Write(const SourceFile& source, const IndexBuilder::Options& how,
-                   uint64_t key, const std::string& path) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      std::fopen(path.c_str(), "wb"), std::fclose);
+                   uint64_t key, HiddenFile* file) {
   Header header;
   header.key = key;
-  if (file == nullptr ||
-      std::fwrite(&header, sizeof(header), 1, file.get()) != 1) {
-    return NotWritten(path);
-  }
+  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&header, 1)));
   IndexBuilder builder(source, how);
   CAPSTAN_ASSIGN_OR_RETURN(
-      header.facts, builder.Run([&](absl::Span<const IndexedRow> rows) {
-        return std::fwrite(rows.data(), sizeof(IndexedRow), rows.size(),
-                           file.get()) == rows.size()
-                   ? absl::OkStatus()
-                   : NotWritten(path);
+      header.facts, builder.Run([file](absl::Span<const IndexedRow> rows) {
+        return file->Write(BytesOf(rows.data(), rows.size()));
       }));
-  if (std::fseek(file.get(), 0, SEEK_SET) != 0 ||
-      std::fwrite(&header, sizeof(header), 1, file.get()) != 1 ||
-      std::fflush(file.get()) != 0) {
-    return NotWritten(path);
-  }
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(file->Rewind());
+  return file->Write(BytesOf(&header, 1));
 }
 
 // The header, if the file is whole and of this key; else null.
@@ -91,8 +208,7 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::string path,
       CachedFile(
-          source.path, index.key_, "rows", is_valid,
-          [&](const std::string& to) {
+          source.path, index.key_, "rows", is_valid, [&](HiddenFile* to) {
             return Write(source, {kind, bad_rows, &encoder}, index.key_, to);
           }));
   CAPSTAN_ASSIGN_OR_RETURN(index.file_, MappedFile::Open(path));

@@ -3,16 +3,70 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 #include "base/status.h"
-#include "datasets/chat/cache_file.h"
 #include "datasets/chat/packing.h"
+#include "datasets/chat/row_index.h"
 
 namespace capstan {
 namespace chat {
+namespace {
+
+// Samples of an epoch beyond which weights are a mistake.
+constexpr double kMostSamples = 1e15;
+
+}  // namespace
+
+absl::StatusOr<Mixture> Mixture::Create(absl::Span<const int64_t> sizes,
+                                        absl::Span<const double> weights,
+                                        uint64_t seed) {
+  Mixture mixture;
+  mixture.weighted_ = !weights.empty();
+  mixture.sizes_.assign(sizes.begin(), sizes.end());
+  mixture.order_key_ = RandomKey(seed, "chat.mixture.order");
+  // Of the source that takes longest to be seen whole.
+  double times = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    times = std::max(times, static_cast<double>(sizes[i]) / weights[i]);
+  }
+  double total = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t draws = sizes[i];
+    if (mixture.weighted_) {
+      const double exact = times * weights[i];
+      total += exact;
+      if (!(total < kMostSamples)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("the weights make an epoch of more than ",
+                         kMostSamples, " samples: they are too far apart"));
+      }
+      // Rounding must not lose the last sample of the slowest source.
+      draws =
+          sizes[i] == 0 ? 0 : std::max<int64_t>(sizes[i], std::llround(exact));
+    }
+    const int64_t before = mixture.ends_.empty() ? 0 : mixture.ends_.back();
+    mixture.ends_.push_back(before + draws);
+    mixture.keys_.push_back(
+        RandomKey(seed, absl::StrCat("chat.mixture.source.", i)));
+  }
+  return mixture;
+}
+
+Mixture::Draw Mixture::At(int64_t index) const {
+  if (weighted_) index = PermutedIndex(order_key_, index, size());
+  const size_t source =
+      std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin();
+  const int64_t draw = index - (source == 0 ? 0 : ends_[source - 1]);
+  const int64_t size = sizes_[source];
+  if (!weighted_) return {source, draw};
+  // Each pass over a source has an order of its own.
+  const uint64_t key = RandomKey(keys_[source], absl::StrCat(draw / size));
+  return {source, PermutedIndex(key, draw % size, size)};
+}
+
 namespace {
 
 constexpr uint64_t kMagic = 0x31504d5350414343ULL;  // "CCAPSMP1"
@@ -70,14 +124,14 @@ Packs Pack(absl::Span<const IndexedRow> rows, const std::vector<uint32_t>& part,
 }
 
 template <typename T>
-bool Put(const std::vector<T>& values, std::FILE* file) {
-  return std::fwrite(values.data(), sizeof(T), values.size(), file) ==
-         values.size();
+absl::Status Put(absl::Span<const T> values, HiddenFile* file) {
+  return file->Write({reinterpret_cast<const char*>(values.data()),
+                      values.size() * sizeof(T)});
 }
 
 absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
                    int64_t max_length, double fraction, uint64_t key,
-                   const std::string& path) {
+                   HiddenFile* file) {
   CAPSTAN_ASSIGN_OR_RETURN(auto parts, Split(rows, fraction));
   Header header;
   header.key = key;
@@ -91,17 +145,14 @@ absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
     begins[part] = std::move(packs.begins);
     header.samples[part] = begins[part].size() - 1;
   }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      std::fopen(path.c_str(), "wb"), std::fclose);
-  if (file != nullptr &&
-      std::fwrite(&header, sizeof(header), 1, file.get()) == 1 &&
-      Put(begins[0], file.get()) && Put(begins[1], file.get()) &&
-      Put(parts[0], file.get()) && Put(parts[1], file.get()) &&
-      std::fflush(file.get()) == 0) {
-    return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(&header, 1), file));
+  for (const std::vector<uint64_t>& part : begins) {
+    CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(part), file));
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat(path, " can't be written: is the disk full?"));
+  for (const std::vector<uint32_t>& part : parts) {
+    CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(part), file));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -149,7 +200,7 @@ absl::StatusOr<SampleTable> SampleTable::Open(const SourceFile& source,
                                  return file.ok() &&
                                         HeaderOf(**file, key) != nullptr;
                                },
-                               [&](const std::string& to) {
+                               [&](HiddenFile* to) {
                                  return Write(index.rows(), packing, max_length,
                                               validation_fraction, key, to);
                                }));

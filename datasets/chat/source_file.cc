@@ -6,8 +6,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "datasets/chat/cache_file.h"
-#include "datasets/chat/unpack.h"
+#include "datasets/chat/packing.h"
+#include "datasets/chat/row_index.h"
 
 namespace capstan {
 namespace chat {
@@ -39,7 +39,7 @@ absl::StatusOr<SourceFile> OpenSource(const std::string& path) {
   CAPSTAN_RETURN_IF_ERROR(key.AddFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::string unpacked,
-      CachedFile(path, key.hash(), "json", Exists, [&](const std::string& to) {
+      CachedFile(path, key.hash(), "json", Exists, [&](HiddenFile* to) {
         return gzip ? UnpackGzip(path, to) : UnpackZstd(path, to);
       }));
   CAPSTAN_ASSIGN_OR_RETURN(source.text, MappedFile::Open(unpacked));

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
 
 namespace capstan {
 namespace chat {

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "datasets/chat/row_json.h"
+#include "datasets/chat/row.h"
 
 namespace capstan {
 namespace chat {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
+#include "base/files.h"
 #include "datasets/darkroom/hdf5_handle.h"
 #include "datasets/darkroom/history_file.h"
 
@@ -71,14 +71,6 @@ bool WriteGroup(hid_t group, const History& history) {
           integers("compress_markers", history.compress_markers));
 }
 
-absl::Status SyncFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool done = fd >= 0 && fsync(fd) == 0;
-  const int error = errno;
-  if (fd >= 0) close(fd);
-  return done ? absl::OkStatus() : absl::ErrnoToStatus(error, path);
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HistoryWriter>> HistoryWriter::Create(
@@ -88,7 +80,7 @@ absl::StatusOr<std::unique_ptr<HistoryWriter>> HistoryWriter::Create(
   const int fd =
       open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be written"));
+    return WriteError(path, errno);
   }
   close(fd);
   const QuietHdf5 quiet;
@@ -124,11 +116,11 @@ absl::Status HistoryWriter::Commit() {
   const QuietHdf5 quiet;
   const bool closed = H5Fclose(std::exchange(file_, -1)) >= 0;
   absl::Status status =
-      closed ? SyncFile(partial_)
+      closed ? SyncPath(partial_)
              : absl::UnavailableError(absl::StrCat(
                    path_, " can't be completed; is the disk full?"));
   if (status.ok() && std::rename(partial_.c_str(), path_.c_str()) != 0) {
-    status = absl::ErrnoToStatus(errno, path_);
+    status = WriteError(path_, errno);
   }
   if (!status.ok()) unlink(partial_.c_str());
   return status;

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "base/simd/instruction_set.h"
+
 namespace capstan {
 namespace darkroom {
 
@@ -67,12 +69,10 @@ struct PpoKernels {
                float* parameter, float* mean, float* square);
 };
 
-// The best for this processor.
-const PpoKernels& BestPpoKernels();
+SIMD_TABLES(PpoKernels, kPpo);
 
-// Each set that this processor can run, the plain one first: for tests.
-// Returns the number of sets, and writes that many (3 at most) to `sets`.
-int RunnablePpoKernels(const PpoKernels* sets[3]);
+// The best for this processor.
+inline const PpoKernels& BestPpoKernels() { return kPpo.best(); }
 
 }  // namespace darkroom
 }  // namespace capstan

@@ -18,7 +18,7 @@ class EachSet : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     const PpoKernels* sets[3];
-    if (GetParam() >= RunnablePpoKernels(sets)) {
+    if (GetParam() >= kPpo.Runnable(sets)) {
       GTEST_SKIP() << "not on this processor";
     }
     set_ = sets[GetParam()];

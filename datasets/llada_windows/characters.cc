@@ -7,8 +7,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "base/text_file.h"
 
 namespace capstan {
 namespace llada_windows {
@@ -213,15 +213,15 @@ absl::Status CharacterTokenizer::Save(const std::string& folder) const {
         {"vocab", vocab},
         {"merges", Json::array()}}}};
   CAPSTAN_RETURN_IF_ERROR(
-      WriteTextFile(folder + "/tokenizer.json", json.dump(2) + "\n"));
+      WriteWholeFile(folder + "/tokenizer.json", json.dump(2) + "\n"));
   const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                        {"bos_token", kBosText},
                        {"eos_token", kEosText},
                        {"pad_token", kPadText},
                        {"mask_token", kMaskText},
                        {"clean_up_tokenization_spaces", false}};
-  return WriteTextFile(folder + "/tokenizer_config.json",
-                       config.dump(2) + "\n");
+  return WriteWholeFile(folder + "/tokenizer_config.json",
+                        config.dump(2) + "\n");
 }
 
 }  // namespace llada_windows

@@ -10,11 +10,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/json.h"
-#include "base/mapped_file.h"
+#include "base/npy.h"
 #include "base/status.h"
-#include "base/text_file.h"
-#include "datasets/common/npy.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
 
@@ -44,7 +43,7 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
     return absl::NotFoundError(
         absl::StrCat(path, " is missing: `trainer llada-data` writes it"));
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   Json json = ParseJson<Json>(text);
   if (!json.is_object()) {
     return absl::InvalidArgumentError(

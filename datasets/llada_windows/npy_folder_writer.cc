@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "base/text_file.h"
-#include "datasets/common/npy.h"
+#include "base/npy.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
 
@@ -56,7 +56,7 @@ absl::Status WriteVocab(const WindowData& data,
                {"id_to_char", to_character},
                {"vocab_size", characters.vocab_size()}};
   AddSpecial(data, &json);
-  return WriteTextFile(path, json.dump(2) + "\n");
+  return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
 }  // namespace
@@ -95,7 +95,7 @@ absl::Status WriteNpyFolder(const WindowData& data, const std::string& text,
                {"val_samples", data.validation->size()},
                {"total_tokens", data.total_tokens}};
   AddSpecial(data, &json);
-  return WriteTextFile(folder + "/metadata.json", json.dump(2) + "\n");
+  return WriteWholeFile(folder + "/metadata.json", json.dump(2) + "\n");
 }
 
 }  // namespace llada_windows

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"

@@ -15,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "base/text_file.h"
-#include "datasets/common/npy.h"
+#include "base/files.h"
+#include "base/npy.h"
 #include "datasets/llada_windows/characters.h"
 
 namespace capstan {
@@ -317,7 +317,7 @@ TEST(NpyFolderTest, WhatIsWrittenIsReadAgain) {
   for (int64_t i = 0; i < data->train->size(); ++i) {
     EXPECT_EQ(Text(*data, *data->train, i), Text(*written, *written->train, i));
   }
-  EXPECT_EQ(*ReadTextFile(folder + "/shakespeare_raw.txt"), text);
+  EXPECT_EQ(*ReadWholeFile(folder + "/shakespeare_raw.txt"), text);
 
   // Tokens of a model's own tokenizer come with it in place of a vocab.json.
   spec.tokenizer_folder = "tests/golden/testdata/tokenizer_smollm";
@@ -334,10 +334,10 @@ TEST(NpyFolderTest, EachMistakeIsOneSentence) {
   const auto error = [](const std::string& file, const std::string& from,
                         const std::string& to) {
     const std::string folder = GoldenCopy();
-    std::string text = *ReadTextFile(folder + "/" + file);
+    std::string text = *ReadWholeFile(folder + "/" + file);
     EXPECT_THAT(text, HasSubstr(from));
-    EXPECT_TRUE(WriteTextFile(folder + "/" + file,
-                              absl::StrReplaceAll(text, {{from, to}}))
+    EXPECT_TRUE(WriteWholeFile(folder + "/" + file,
+                               absl::StrReplaceAll(text, {{from, to}}))
                     .ok());
     return std::string(OpenNpyFolder(folder).status().message());
   };

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {

@@ -23,8 +23,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "base/hidden_file.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
+#include "base/output_file.h"
 
 namespace capstan {
 namespace text {

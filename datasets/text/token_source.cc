@@ -2,13 +2,12 @@
 #include "datasets/text/token_source.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "datasets/text/in_order.h"
 #include "datasets/text/text_pieces.h"
@@ -137,9 +136,8 @@ absl::StatusOr<TokenizedText> OpenTokenFile(
   if (config.tokenizer().has_folder()) {
     CAPSTAN_ASSIGN_OR_RETURN(text.tokenizer,
                              OpenTokenizer(config.tokenizer().folder()));
-    std::ifstream tokenizer(config.tokenizer().folder() + "/tokenizer.json",
-                            std::ios::binary);
-    json.assign(std::istreambuf_iterator<char>(tokenizer), {});
+    CAPSTAN_ASSIGN_OR_RETURN(
+        json, ReadWholeFile(config.tokenizer().folder() + "/tokenizer.json"));
   } else if (config.tokenizer().has_bytes()) {
     text.tokenizer = NewByteTokenizer();
     json = ByteTokenizerJson() + "\n";  // as its Save writes it

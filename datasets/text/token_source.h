@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/mapped_file.h"
+#include "base/files.h"
 #include "datasets/text/text.pb.h"
 #include "plugins/sdk/tokenizer.h"
 

@@ -5,29 +5,14 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <climits>
-#include <cstdlib>
 #include <string>
+
+#include "base/machine.h"
 
 namespace capstan {
 namespace kernels {
 namespace cuda {
 namespace {
-
-// The folder of a file, symbolic links resolved; "" if there is none.
-std::string FolderOf(const char* path) {
-  char real[PATH_MAX];
-  if (path == nullptr || realpath(path, real) == nullptr) return "";
-  const std::string text = real;
-  return text.substr(0, text.rfind('/'));
-}
-
-std::string FolderOfThisCode() {
-  Dl_info info;
-  return dladdr(reinterpret_cast<void*>(&Cuda), &info) == 0
-             ? ""
-             : FolderOf(info.dli_fname);
-}
 
 // The library in `folder` or one above it, there or in kernels/cuda/, where it
 // is built; "" if it is in none.
@@ -43,8 +28,9 @@ std::string FindFrom(std::string folder) {
 }
 
 const CudaKernels* Open() {
-  std::string path = FindFrom(FolderOfThisCode());
-  if (path.empty()) path = FindFrom(FolderOf("/proc/self/exe"));
+  std::string path =
+      FindFrom(LibraryFolder(reinterpret_cast<const void*>(&Cuda)));
+  if (path.empty()) path = FindFrom(ExecutableFolder());
   if (path.empty()) return nullptr;  // built without the CUDA Toolkit
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {

@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "base/simd/instruction_set.h"
+
 namespace capstan {
 namespace kernels {
 
@@ -126,12 +128,10 @@ struct EncoderKernels {
                            const float* delta, float scale, float* d);
 };
 
-// The best kernels for this processor.
-const EncoderKernels& EncoderSimd();
+SIMD_TABLES(EncoderKernels, kEncoder);
 
-// Each set that this processor can run, the plain one first: for tests.
-// Returns the number of sets, and writes that many (3 at most) to `sets`.
-int RunnableEncoderKernels(const EncoderKernels* sets[3]);
+// The best for this processor.
+inline const EncoderKernels& EncoderSimd() { return kEncoder.best(); }
 
 }  // namespace kernels
 }  // namespace capstan

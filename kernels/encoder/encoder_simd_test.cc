@@ -20,7 +20,7 @@ class EncoderSimdTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     const EncoderKernels* sets[3];
-    if (GetParam() >= RunnableEncoderKernels(sets)) {
+    if (GetParam() >= kEncoder.Runnable(sets)) {
       GTEST_SKIP() << "not on this processor";
     }
     simd_ = sets[GetParam()];

@@ -22,33 +22,6 @@ extern "C" void sgemm_(const char* transpose_a, const char* transpose_b,
 namespace capstan {
 namespace kernels {
 
-#ifdef __x86_64__
-extern const GemmKernels kGemmAvx2;
-extern const GemmKernels kGemmAvx512;
-#endif
-
-const GemmKernels* const* RunnableGemmKernels() {
-  static const GemmKernels* runnable[3] = {};
-  static const bool filled = [] {
-    int count = 0;
-#ifdef __x86_64__
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-      runnable[count++] = &kGemmAvx512;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      runnable[count++] = &kGemmAvx2;
-    }
-#endif
-    return count > 0;
-  }();
-  static_cast<void>(filled);
-  return runnable;
-}
-
 namespace {
 
 // Below so many multiplications a thread isn't worth waking.
@@ -56,7 +29,8 @@ constexpr int64_t kGrain = int64_t{1} << 20;
 
 // Null: the BLAS. Constant for a machine, so that runs repeat bit by bit.
 const GemmKernels* Choose() {
-  const GemmKernels* const best = RunnableGemmKernels()[0];
+  if (BestInstructionSet() == InstructionSet::kPlain) return nullptr;
+  const GemmKernels* const best = &kGemm.best();
   const char* const wish = std::getenv("CAPSTAN_GEMM");
   if (wish != nullptr && std::strcmp(wish, "blas") == 0) return nullptr;
   if (wish != nullptr && std::strcmp(wish, "own") == 0) return best;

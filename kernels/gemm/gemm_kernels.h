@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The matrix products that gemm.cc chooses among, one for each instruction
-// set.
+// The matrix products of gemm.cc, one for each instruction set.
 #ifndef CAPSTAN_KERNELS_GEMM_GEMM_KERNELS_H_
 #define CAPSTAN_KERNELS_GEMM_GEMM_KERNELS_H_
 
 #include <cstdint>
+
+#include "base/simd/instruction_set.h"
 
 namespace capstan {
 namespace kernels {
@@ -47,8 +48,7 @@ struct GemmKernels {
               int64_t column_begin, int64_t column_end, float* space);
 };
 
-// Those that this processor can run, the best first; ends with null.
-const GemmKernels* const* RunnableGemmKernels();
+SIMD_TABLES(GemmKernels, kGemm);
 
 }  // namespace kernels
 }  // namespace capstan

@@ -137,11 +137,11 @@ std::vector<Case> Cases() {
 class GemmTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    const GemmKernels* const* all = RunnableGemmKernels();
-    int count = 0;
-    while (all[count] != nullptr) ++count;
-    if (GetParam() >= count) GTEST_SKIP() << "not on this processor";
-    kernels_ = all[GetParam()];
+    const GemmKernels* sets[3];
+    if (GetParam() >= kGemm.Runnable(sets)) {
+      GTEST_SKIP() << "not on this processor";
+    }
+    kernels_ = sets[GetParam()];
   }
   const GemmKernels* kernels_ = nullptr;
 };

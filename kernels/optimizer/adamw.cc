@@ -7,6 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/factors.h"
 
@@ -144,12 +145,14 @@ UpdateAvx512(const AdamWFactors& factors, const Memory& buffers, int64_t begin,
 template <typename Gradient, typename Working>
 UpdateFn ChooseForProcessor() {
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return UpdateAvx512<Gradient, Working>;
+  switch (BestInstructionSet()) {
+    case InstructionSet::kAvx512:
+      return UpdateAvx512<Gradient, Working>;
+    case InstructionSet::kAvx2:
+      return UpdateAvx2<Gradient, Working>;
+    case InstructionSet::kPlain:
+      break;
   }
-  if (__builtin_cpu_supports("avx2")) return UpdateAvx2<Gradient, Working>;
 #endif  // __x86_64__
   return UpdatePlain<Gradient, Working>;
 }

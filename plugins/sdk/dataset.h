@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,11 +18,14 @@
 
 namespace capstan {
 
+// A target (a label, an action) that isn't learned.
+constexpr int64_t kIgnoredTarget = -100;
+
 // Tensors by name; the first dimension of each is the batch. An objective says
 // which it reads; those of text read "input_ids" [B, T] int64 and, if present,
-// "labels" [B, T] int64 (-100: not trained on; default: input_ids) and
-// "positions" [B, T] int64 (of each token in its document, where a row holds
-// several documents one behind the other: none sees another's tokens).
+// "labels" [B, T] int64 (kIgnoredTarget: not trained on; default: input_ids)
+// and "positions" [B, T] int64 (of each token in its document, where a row
+// holds several documents one behind the other: none sees another's tokens).
 //
 // A reader of text whose rows have padding gives kTokenCounts as well.
 //

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/random.h"
+#include "plugins/sdk/dataset.h"
 
 namespace capstan {
 namespace conformance {
@@ -23,7 +24,6 @@ namespace {
 
 constexpr int64_t kWidth = 13;
 constexpr int64_t kInner = 29;
-constexpr int64_t kNoTarget = -100;
 
 // One micro-batch has one of these in steps 0, 1, 3, 4, 6, ..; none else.
 bool IsRare(int64_t sample) {
@@ -109,7 +109,7 @@ ToyBatch ToySamples(int64_t begin, int64_t count) {
     ids[i] =
         static_cast<int64_t>(RandomBelow(token_key, position, kToyVocabulary));
     const bool masked = RandomBelow(mask_key, position, 4) == 0;
-    targets[i] = masked ? kNoTarget : (3 * ids[i] + 1) % kToyVocabulary;
+    targets[i] = masked ? kIgnoredTarget : (3 * ids[i] + 1) % kToyVocabulary;
     batch.count += masked ? 0 : 1;
   }
   for (int64_t i = 0; i < count; ++i) {
@@ -202,7 +202,7 @@ at::Tensor ToyModel::LossSum(const ToyBatch& batch, UnitRunner& runner,
         }
         return at::cross_entropy_loss(logits.view({-1, kToyVocabulary}),
                                       targets.view({-1}), {},
-                                      at::Reduction::Sum, kNoTarget);
+                                      at::Reduction::Sum, kIgnoredTarget);
       });
 }
 

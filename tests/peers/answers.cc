@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/tokenizer.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "datasets/common/npy.h"
+#include "base/npy.h"
 #include "tests/testing/run_folder.h"
 #include "tests/train/toy_run.h"
 

@@ -36,6 +36,16 @@ class Decoder {
   std::vector<uint32_t> begins_;
 };
 
+// What is put around the tokens of a text that stands alone.
+struct Ends {
+  std::vector<int64_t> before;
+  std::vector<int64_t> behind;
+};
+
+// As the "post_processor" of a tokenizer.json says.
+absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
+                              const Vocabulary& vocabulary);
+
 }  // namespace tokenizer
 }  // namespace capstan
 

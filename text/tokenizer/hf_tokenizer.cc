@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "text/tokenizer/utf8.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan {
 namespace tokenizer {

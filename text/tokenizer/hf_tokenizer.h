@@ -9,11 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "plugins/sdk/tokenizer.h"
-#include "text/tokenizer/added_tokens.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/decoder.h"
-#include "text/tokenizer/ends.h"
-#include "text/tokenizer/folder_files.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/pre_tokenizer.h"
 #include "text/tokenizer/tokenizer_config.h"

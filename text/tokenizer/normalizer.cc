@@ -6,8 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "text/tokenizer/unicode_form.h"
-#include "text/tokenizer/utf8.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan {
 namespace tokenizer {

@@ -9,8 +9,7 @@
 #include <random>
 #include <string>
 
-#include "text/tokenizer/unicode_form.h"
-#include "text/tokenizer/utf8.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan {
 namespace tokenizer {

@@ -3,12 +3,14 @@
 #define CAPSTAN_TEXT_TOKENIZER_PRE_TOKENIZER_H_
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "text/tokenizer/alignment.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/json_node.h"
+#include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/regex.h"
 
 namespace capstan {
@@ -55,6 +57,22 @@ struct PreTokenizers {
 
 // The "pre_tokenizer" of a tokenizer.json, sequences unrolled.
 absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node);
+
+// What becomes of the matches that a text is split at ("a", "-", "-", "b").
+enum class SplitBehavior {
+  kRemoved,             // a b
+  kIsolated,            // a - - b
+  kMergedWithPrevious,  // a- - b
+  kMergedWithNext,      // a - -b
+  kContiguous,          // a -- b
+};
+
+absl::StatusOr<SplitBehavior> MakeSplitBehavior(const JsonNode& node);
+
+// Splits at the matches of `pattern`, or, if `invert`, at what lies between
+// them.
+std::unique_ptr<PieceStep> NewPatternSplit(Pattern pattern,
+                                           SplitBehavior behavior, bool invert);
 
 }  // namespace tokenizer
 }  // namespace capstan

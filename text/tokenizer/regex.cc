@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// From Oniguruma's Ruby syntax (its doc/RE) to PCRE2's (pcre2pattern(3)). Only
+// what is known to mean the same is let through, with what must be written
+// otherwise: the rest is an error, never another split of the text.
 #include "text/tokenizer/regex.h"
 
 #include <algorithm>
 #include <new>
 #include <stdexcept>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "text/tokenizer/utf8.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan {
 namespace tokenizer {
@@ -99,6 +104,244 @@ bool RegexMatches::Next(size_t* begin, size_t* end) {
   }
   from_ = text_.size() + 1;
   return false;
+}
+
+namespace {
+
+// Unicode's word characters (UTS #18 annex C without the join controls).
+constexpr char kWord[] = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+
+class Translator {
+ public:
+  explicit Translator(absl::string_view pattern) : pattern_(pattern) {}
+
+  absl::StatusOr<std::string> Run() {
+    // Options that hold for the whole expression.
+    if (Skip("(?i)")) out_ = "(?i)";
+    while (!AtEnd()) CAPSTAN_RETURN_IF_ERROR(One());
+    return std::move(out_);
+  }
+
+ private:
+  bool AtEnd() const { return at_ == pattern_.size(); }
+  char Peek(size_t ahead = 0) const {
+    return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0';
+  }
+  bool Skip(absl::string_view text) {
+    if (pattern_.substr(at_, text.size()) != text) return false;
+    at_ += text.size();
+    return true;
+  }
+  void Copy(size_t bytes) {
+    absl::StrAppend(&out_, pattern_.substr(at_, bytes));
+    at_ += bytes;
+  }
+  absl::Status Unsupported(absl::string_view what) const {
+    return absl::UnimplementedError(
+        absl::StrCat("the regular expression \"", pattern_, "\" has ", what,
+                     " at byte ", at_, ", which isn't supported"));
+  }
+
+  absl::Status One() {
+    switch (Peek()) {
+      case '\\':
+        return Escape(/*in_class=*/false);
+      case '[':
+        return Class();
+      case '(':
+        return Group();
+      case '{':
+        return Interval();
+      default:
+        Copy(1);
+        return absl::OkStatus();
+    }
+  }
+
+  absl::Status Group() {
+    if (Peek(1) == '*') return Unsupported("(*");
+    if (Peek(1) != '?') {
+      Copy(1);
+      return absl::OkStatus();
+    }
+    for (absl::string_view known :
+         {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?-i:"}) {
+      if (pattern_.substr(at_, known.size()) == known) {
+        Copy(known.size());
+        return absl::OkStatus();
+      }
+    }
+    return Unsupported("a group (?..)");
+  }
+
+  // {n}, {n,}, {n,m}, {,m}; else a plain brace.
+  absl::Status Interval() {
+    size_t end = at_ + 1;
+    const auto digits = [&] {
+      const size_t begin = end;
+      while (end < pattern_.size() && absl::ascii_isdigit(pattern_[end])) ++end;
+      return end > begin;
+    };
+    const bool low = digits();
+    const bool comma = end < pattern_.size() && pattern_[end] == ',';
+    if (comma) ++end;
+    const bool high = comma && digits();
+    if (end >= pattern_.size() || pattern_[end] != '}' || !(low || high)) {
+      out_ += "\\{";
+      ++at_;
+      return absl::OkStatus();
+    }
+    const absl::string_view inside = pattern_.substr(at_ + 1, end - at_ - 1);
+    absl::StrAppend(&out_, "{", low ? "" : "0", inside, "}");
+    at_ = end + 1;
+    if (Peek() == '+' || (Peek() == '?' && !comma)) {
+      return Unsupported("+ or ? behind {n}");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Class() {
+    Copy(1);
+    if (Peek() == '^') Copy(1);
+    if (Peek() == ']') return Unsupported("a class that begins with ]");
+    while (!AtEnd()) {
+      switch (Peek()) {
+        case ']':
+          Copy(1);
+          return absl::OkStatus();
+        case '[':
+          return Unsupported("a class within a class");
+        case '\\':
+          CAPSTAN_RETURN_IF_ERROR(Escape(/*in_class=*/true));
+          break;
+        case '&':
+          if (Peek(1) == '&') return Unsupported("an intersection of classes");
+          Copy(1);
+          break;
+        default:
+          Copy(1);
+      }
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the regular expression \"", pattern_, "\" has a [ without its ]"));
+  }
+
+  absl::Status Escape(bool in_class) {
+    const char c = Peek(1);
+    const auto write = [this](absl::string_view text) {
+      absl::StrAppend(&out_, text);
+      at_ += 2;
+      return absl::OkStatus();
+    };
+    switch (c) {
+      case 's':
+        return write("\\p{White_Space}");
+      case 'S':
+        return write("\\P{White_Space}");
+      case 'd':
+        return write("\\p{Nd}");
+      case 'D':
+        return write("\\P{Nd}");
+      case 'w':
+        return write(in_class ? kWord : absl::StrCat("[", kWord, "]"));
+      case 'W':
+        if (in_class) return Unsupported("\\W in a class");
+        return write(absl::StrCat("[^", kWord, "]"));
+      case 'v':
+        return write("\\x0b");
+      case 'p':
+      case 'P':
+        return Property();
+      case 'x':
+        return Hexadecimal();
+      case 'u':
+        return Unicode();
+      case 't':
+      case 'n':
+      case 'r':
+      case 'f':
+      case 'a':
+      case 'e':
+        Copy(2);
+        return absl::OkStatus();
+      case 'A':
+      case 'z':
+        if (in_class) return Unsupported("\\A or \\z in a class");
+        Copy(2);
+        return absl::OkStatus();
+      case '\0':
+        return absl::InvalidArgumentError(absl::StrCat(
+            "the regular expression \"", pattern_, "\" ends with a \\"));
+      default:
+        if (absl::ascii_isalnum(c)) {
+          return Unsupported(absl::StrCat("\\", absl::string_view(&c, 1)));
+        }
+        // PCRE2 takes any other character behind \ as itself.
+        Copy(1 + CharacterBytes(c));
+        return absl::OkStatus();
+    }
+  }
+
+  // \p{Name}, \P{Name}, \p{^Name}: a general category ("Lu") or a script, which
+  // PCRE2 calls "sc:Han" (its "Han" are the script's extensions).
+  absl::Status Property() {
+    const size_t end = pattern_.find('}', at_);
+    if (Peek(2) != '{' || end == absl::string_view::npos) {
+      return Unsupported("\\p without {..}");
+    }
+    absl::string_view name = pattern_.substr(at_ + 3, end - at_ - 3);
+    const bool negated = !name.empty() && name[0] == '^';
+    if (negated) name.remove_prefix(1);
+    const bool category =
+        !name.empty() && name.size() <= 2 &&
+        absl::string_view("LMNPSZC").find(name[0]) != absl::string_view::npos &&
+        (name.size() == 1 || absl::ascii_islower(name[1]));
+    if (name.empty() || !std::all_of(name.begin(), name.end(), [](char c) {
+          return absl::ascii_isalnum(c) || c == '_';
+        })) {
+      return Unsupported("this \\p{..}");
+    }
+    absl::StrAppend(&out_, pattern_.substr(at_, 2), "{", negated ? "^" : "",
+                    category ? "" : "sc:", name, "}");
+    at_ = end + 1;
+    return absl::OkStatus();
+  }
+
+  // \xHH below 80 (above it is a byte, not a character), or \x{H..}.
+  absl::Status Hexadecimal() {
+    if (Peek(2) == '{') {
+      const size_t end = pattern_.find('}', at_);
+      if (end == absl::string_view::npos) return Unsupported("\\x{ without }");
+      Copy(end + 1 - at_);
+      return absl::OkStatus();
+    }
+    if (Peek(2) < '0' || Peek(2) > '7' || !absl::ascii_isxdigit(Peek(3))) {
+      return Unsupported("\\x that is no ASCII character");
+    }
+    Copy(4);
+    return absl::OkStatus();
+  }
+
+  absl::Status Unicode() {
+    const absl::string_view digits = pattern_.substr(at_ + 2, 4);
+    if (digits.size() != 4 ||
+        !std::all_of(digits.begin(), digits.end(), absl::ascii_isxdigit)) {
+      return Unsupported("\\u without four digits");
+    }
+    absl::StrAppend(&out_, "\\x{", digits, "}");
+    at_ += 6;
+    return absl::OkStatus();
+  }
+
+  const absl::string_view pattern_;
+  size_t at_ = 0;
+  std::string out_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::string> ToPcre2(absl::string_view pattern) {
+  return Translator(pattern).Run();
 }
 
 }  // namespace tokenizer

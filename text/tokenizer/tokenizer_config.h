@@ -4,14 +4,28 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "plugins/sdk/tokenizer.h"
-#include "text/tokenizer/ends.h"
+#include "text/tokenizer/decoder.h"
 #include "text/tokenizer/json_node.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace capstan {
 namespace tokenizer {
+
+// The bytes of a Hugging Face folder's tokenizer files.
+struct FolderFiles {
+  std::string tokenizer_json;
+  absl::optional<std::string> tokenizer_config_json;
+  absl::optional<std::string> chat_template_jinja;
+};
+
+// NOT_FOUND without a tokenizer.json.
+absl::StatusOr<FolderFiles> ReadFolderFiles(const std::string& folder);
+absl::Status WriteFolderFiles(const FolderFiles& files,
+                              const std::string& folder);
 
 // What a tokenizer_config.json says that tokenizer.json doesn't.
 struct TokenizerConfig {

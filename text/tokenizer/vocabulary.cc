@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/tokenizer/vocabulary.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan {
 namespace tokenizer {
@@ -87,6 +90,150 @@ absl::Status Vocabulary::Add(absl::string_view token, int64_t id,
   has_[id] = true;
   ids_[tokens_[id]] = static_cast<int32_t>(id);
   return absl::OkStatus();
+}
+
+namespace {
+
+// \w of Rust's regular expressions (UTS #18 annex C): letters, marks, decimal
+// digits, connectors, joiners.
+bool IsWord(uint32_t code) {
+  if (code == 0x200c || code == 0x200d) return true;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Unicode's White_Space.
+bool IsSpace(uint32_t code) {
+  return code == ' ' || (code >= 9 && code <= 13) || code == 0x85 ||
+         code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) ||
+         code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f ||
+         code == 0x3000;
+}
+
+// Where the character that ends at `end` begins.
+size_t BeginOfLast(absl::string_view text, size_t end) {
+  size_t begin = end - 1;
+  while (begin > 0 && end - begin < 4 && IsContinuation(text[begin])) --begin;
+  return begin;
+}
+
+uint32_t CharacterAt(absl::string_view text, size_t at) {
+  // A text that isn't UTF-8 may break off in the middle of a character.
+  if (at + CharacterBytes(text[at]) > text.size()) return 0xfffd;
+  return NextCharacter(text, &at);
+}
+
+bool IsSingleWord(absl::string_view text, size_t begin, size_t end) {
+  const bool word_before =
+      begin > 0 && IsWord(CharacterAt(text, BeginOfLast(text, begin)));
+  const bool word_behind = end < text.size() && IsWord(CharacterAt(text, end));
+  return !word_before && !word_behind;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
+  std::vector<AddedToken> tokens;
+  if (node.IsNull()) return tokens;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items, node.Items());
+  for (const JsonNode& item : items) {
+    CAPSTAN_RETURN_IF_ERROR(
+        item.CheckMembers({"id", "content", "single_word", "lstrip", "rstrip",
+                           "normalized", "special"}));
+    AddedToken token;
+    CAPSTAN_ASSIGN_OR_RETURN(token.id, item.Member("id").Int());
+    CAPSTAN_ASSIGN_OR_RETURN(token.content, item.Member("content").String());
+    CAPSTAN_ASSIGN_OR_RETURN(token.single_word,
+                             item.Member("single_word").Bool(false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, item.Member("lstrip").Bool(false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, item.Member("rstrip").Bool(false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.special, item.Member("special").Bool(false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.normalized,
+                             item.Member("normalized").Bool(!token.special));
+    if (token.content.empty()) return item.Invalid("its content is empty");
+    tokens.push_back(std::move(token));
+  }
+  return tokens;
+}
+
+void AddedTokenFinder::Add(absl::string_view spelling,
+                           const AddedToken* token) {
+  uint32_t node = 0;
+  for (char c : spelling) {
+    const uint64_t key =
+        static_cast<uint64_t>(node) << 8 | static_cast<unsigned char>(c);
+    const auto [child, added] = children_.try_emplace(key, nodes_);
+    if (added) ++nodes_;
+    node = child->second;
+  }
+  ends_[node] = token;
+  first_[static_cast<unsigned char>(spelling[0])] = true;
+}
+
+const AddedToken* AddedTokenFinder::Longest(absl::string_view text, size_t at,
+                                            size_t* end) const {
+  const AddedToken* longest = nullptr;
+  uint32_t node = 0;
+  while (at < text.size()) {
+    const auto child = children_.find(static_cast<uint64_t>(node) << 8 |
+                                      static_cast<unsigned char>(text[at++]));
+    if (child == children_.end()) break;
+    node = child->second;
+    const auto ending = ends_.find(node);
+    if (ending == ends_.end()) continue;
+    longest = ending->second;
+    *end = at;
+  }
+  return longest;
+}
+
+bool AddedTokenFinder::Next(absl::string_view text, size_t from, size_t* search,
+                            Match* match) const {
+  if (empty()) return false;
+  size_t at = std::max(*search, from);
+  while (at < text.size()) {
+    if (!first_[static_cast<unsigned char>(text[at])]) {
+      ++at;
+      continue;
+    }
+    size_t end = 0;
+    const AddedToken* const token = Longest(text, at, &end);
+    if (token == nullptr) {
+      ++at;
+      continue;
+    }
+    size_t begin = at;
+    // One that is no word by itself still takes its bytes from others.
+    at = *search = end;
+    if (token->single_word && !IsSingleWord(text, begin, end)) continue;
+    while (token->lstrip && begin > from) {
+      const size_t before = BeginOfLast(text, begin);
+      if (before < from || !IsSpace(CharacterAt(text, before))) break;
+      begin = before;
+    }
+    while (token->rstrip && end < text.size() &&
+           IsSpace(CharacterAt(text, end))) {
+      end += CharacterBytes(text[end]);
+    }
+    *match = {token, begin, end};
+    return true;
+  }
+  *search = text.size();
+  return false;
 }
 
 }  // namespace tokenizer

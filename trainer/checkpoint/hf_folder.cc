@@ -254,7 +254,7 @@ absl::Status Save(const std::string& path, const FinalFolder& folder,
     status = CatchAll([&] {
       CAPSTAN_RETURN_IF_ERROR(files.Finish());
       CAPSTAN_RETURN_IF_ERROR(WriteOtherFiles(temporary, folder, model));
-      return SyncFolder(temporary, /*files=*/true);
+      return SyncFolderAndFiles(temporary);
     });
   }
   // No rank may have failed before an older folder goes.

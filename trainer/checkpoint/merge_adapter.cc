@@ -245,7 +245,7 @@ absl::StatusOr<std::string> MergeAdapter(const AdapterMerge& request) {
   std::string note;
   absl::Status status = CatchAll([&] {
     CAPSTAN_ASSIGN_OR_RETURN(note, Merge(merge, temporary));
-    CAPSTAN_RETURN_IF_ERROR(SyncFolder(temporary, /*files=*/true));
+    CAPSTAN_RETURN_IF_ERROR(SyncFolderAndFiles(temporary));
     return ReplaceFolder(temporary, path);
   });
   if (!status.ok()) {

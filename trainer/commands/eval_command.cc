@@ -22,7 +22,7 @@
 #include "base/machine.h"
 #include "base/output_file.h"
 #include "base/status.h"
-#include "datasets/common/npy.h"
+#include "base/npy.h"
 #include "trainer/commands/commands.h"
 #include "trainer/commands/generator.h"
 #include "trainer/config/load_config.h"

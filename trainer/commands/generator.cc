@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/types/optional.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "base/text_file.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/commands.h"
@@ -41,7 +41,7 @@ bool IsAdapter(const fs::path& folder) {
 
 // What the file holds; is_discarded() where it can't be read or isn't JSON.
 Json ReadJson(const std::string& path) {
-  const absl::StatusOr<std::string> text = ReadTextFile(path);
+  const absl::StatusOr<std::string> text = ReadWholeFile(path);
   return text.ok() ? ParseJson<Json>(*text) : Json(Json::value_t::discarded);
 }
 

@@ -8,7 +8,6 @@
 #include "base/machine.h"
 #include "trainer/commands/collecting.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/memory/device_memory.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/device_precision.h"
 #include "trainer/session/micro_batch.h"

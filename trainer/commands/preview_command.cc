@@ -23,8 +23,6 @@
 namespace capstan {
 namespace {
 
-constexpr int64_t kIgnoredLabel = -100;
-
 // Around what is trained on: colour on a terminal, brackets elsewhere.
 struct Marks {
   explicit Marks(bool on_terminal)
@@ -86,7 +84,7 @@ absl::StatusOr<std::vector<Document>> Documents(const DatasetReader& reader,
     Document& document = documents.back();
     // Nothing predicts a document's first token.
     const bool trained = !document.ids.empty() &&
-                         (labels == nullptr || labels[i] != kIgnoredLabel);
+                         (labels == nullptr || labels[i] != kIgnoredTarget);
     document.ids.push_back(ids[i]);
     document.trained.push_back(trained);
   }

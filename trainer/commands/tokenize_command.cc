@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "base/files.h"
 #include "base/json_document.h"
 #include "base/machine.h"
-#include "base/mapped_file.h"
 #include "base/status.h"
 #include "datasets/text/in_order.h"
 #include "datasets/text/text_pieces.h"
@@ -225,11 +223,11 @@ absl::Status Tokenize(const TokenizeOptions& options) {
   const std::string folder = FromCaller({options.tokenizer})[0];
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                            LoadTokenizer(folder));
-  std::ifstream json(folder + "/tokenizer.json", std::ios::binary);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string json,
+                           ReadWholeFile(folder + "/tokenizer.json"));
   text::TokenFileInfo info;
   info.vocab_size = tokenizer->vocab_size();
-  info.tokenizer_hash = text::TokenizerHash(
-      std::string(std::istreambuf_iterator<char>(json), {}));
+  info.tokenizer_hash = text::TokenizerHash(json);
   info.ends_added = options.add_ends;
   const DocumentEnds ends =
       options.add_ends ? EndsOf(*tokenizer) : DocumentEnds();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/config/latest_run.h"
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <system_error>
 
-#include "absl/strings/str_cat.h"
+#include "base/output_file.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {
@@ -37,22 +37,12 @@ fs::path RunOf(const fs::path& file) {
 }  // namespace
 
 absl::Status SetLatestRun(const std::string& runs, const std::string& name) {
-  const fs::path latest = fs::path(runs) / kLatest;
-  const fs::path fresh = fs::path(runs) / absl::StrCat(".latest.", name);
-  const auto failed = [&latest](const std::string& why) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(latest.string(), " can't be written: ", why));
-  };
-  std::ofstream file(fresh);
-  file << name << "\n";
-  file.close();
-  if (!file) return failed(std::strerror(errno));
-  std::error_code error;
-  fs::rename(fresh, latest, error);
-  if (!error) return absl::OkStatus();
-  std::error_code ignored;
-  fs::remove(fresh, ignored);
-  return failed(error.message());
+  // Under the run's own hidden name: others may start in the same second.
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<HiddenFile> file,
+      HiddenFile::Create((fs::path(runs) / kLatest).string(), name));
+  CAPSTAN_RETURN_IF_ERROR(file->Write(name + "\n"));
+  return file->Close();
 }
 
 std::string FollowLatestRun(const std::string& path) {

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/machine.h"
 #include "trainer/config/latest_run.h"
 #include "trainer/config/text_source.h"
 

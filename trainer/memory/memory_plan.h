@@ -12,8 +12,8 @@
 #include "absl/types/optional.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/strategy.h"
+#include "trainer/memory/activation_checkpointing.h"
 #include "trainer/memory/tracking_allocator.h"
-#include "trainer/session/strategy_runner.h"
 
 namespace capstan {
 

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/string_view.h"
-#include "trainer/memory/device_memory.h"
+#include "base/machine.h"
 
 namespace capstan {
 namespace {

@@ -3,6 +3,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
 
@@ -130,6 +131,15 @@ void ResetTrackedPeak() {
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.peak = all.live;
   all.report.at_peak = all.report.live;
+}
+
+int64_t PeakGpuMemory(c10::Device gpu) {
+  // In c10, so that the core needs none of CUDA's libraries.
+  const c10::CachingDeviceAllocator::DeviceStats stats =
+      c10::getDeviceAllocator(gpu.type())->getDeviceStats(gpu.index());
+  constexpr auto kAll =
+      static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return stats.allocated_bytes[kAll].peak;
 }
 
 }  // namespace capstan

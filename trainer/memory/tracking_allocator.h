@@ -2,6 +2,8 @@
 #ifndef CAPSTAN_TRAINER_MEMORY_TRACKING_ALLOCATOR_H_
 #define CAPSTAN_TRAINER_MEMORY_TRACKING_ALLOCATOR_H_
 
+#include <c10/core/Device.h>
+
 #include <array>
 #include <cstdint>
 
@@ -32,6 +34,9 @@ MemoryReport TrackedMemory();
 
 // The peak begins anew at what lives now.
 void ResetTrackedPeak();
+
+// The most that this process's tensors have held on a GPU, in bytes.
+int64_t PeakGpuMemory(c10::Device gpu);
 
 }  // namespace capstan
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "trainer/metrics/metrics_log.h"
 
 namespace capstan {
 namespace {

@@ -3,12 +3,14 @@
 
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/files.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -37,7 +39,34 @@ void AppendTagged(const TaggedNumbers& tagged, std::string* line) {
   }
 }
 
+bool IsUpTo(absl::string_view line, int64_t last) {
+  const nlohmann::json object =
+      nlohmann::json::parse(line.begin(), line.end(), /*cb=*/nullptr,
+                            /*allow_exceptions=*/false);
+  if (!object.is_object()) return false;
+  const auto step = object.find("step");
+  return step != object.end() && step->is_number_integer() &&
+         step->get<int64_t>() <= last;
+}
+
 }  // namespace
+
+absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
+  if (!PathExists(path)) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  std::string kept;
+  absl::string_view rest = text;
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    if (end == absl::string_view::npos) break;  // cut short
+    if (IsUpTo(rest.substr(0, end), step)) {
+      kept.append(rest.data(), end + 1);
+    }
+    rest.remove_prefix(end + 1);
+  }
+  if (kept.size() == text.size()) return absl::OkStatus();
+  return ReplaceFile(path, kept);
+}
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
                                             int64_t first_step,

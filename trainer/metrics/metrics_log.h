@@ -20,6 +20,11 @@
 
 namespace capstan {
 
+// For a file of JSON objects, one a line, each with a "step": keeps those of
+// steps up to `step`, and drops the rest along with a last line cut short by a
+// crash. OK if there is no such file.
+absl::Status KeepLinesUpTo(int64_t step, const std::string& path);
+
 // One thread.
 class MetricsLog {
  public:

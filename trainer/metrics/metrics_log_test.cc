@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/files.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 
@@ -142,7 +143,7 @@ TEST(MetricsLog, AResumedRunDropsWhatItWillDoAgain) {
   EXPECT_EQ(ReadText(), kept);
   ASSERT_TRUE(log->Eval(3, 2.0, {}).ok());
   EXPECT_EQ(ReadText(), kept + "{\"step\": 3, \"eval_loss\": 2}\n");
-  EXPECT_FALSE(std::ifstream(Path() + ".tmp").good());
+  EXPECT_FALSE(PathExists(HiddenSibling(Path(), "new")));
 }
 
 TEST(MetricsLog, ALineCutShortIsDropped) {

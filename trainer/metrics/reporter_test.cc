@@ -233,7 +233,7 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   EXPECT_TRUE(json["memory"]["activations"]["predicted"].is_null());
   EXPECT_EQ(json["memory"]["total"]["measured"], 3072);
   EXPECT_FALSE(
-      std::filesystem::exists(facts_.output_dir + "/summary.json.tmp"));
+      std::filesystem::exists(facts_.output_dir + "/.summary.json.new"));
 
   EXPECT_THAT(printed, HasSubstr("completed\n"));
   EXPECT_THAT(printed, ContainsRegex("eval loss +1.7500\n"));

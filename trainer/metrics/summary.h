@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a run went: OUTPUT/summary.json, and the table at the end.
+// What a run is, shown before it starts, and how it went: OUTPUT/summary.json
+// and the table at the end.
 #ifndef CAPSTAN_TRAINER_METRICS_SUMMARY_H_
 #define CAPSTAN_TRAINER_METRICS_SUMMARY_H_
 
@@ -11,6 +12,10 @@
 #include "trainer/metrics/reporter.h"
 
 namespace capstan {
+
+// What a run is, shown before it starts. Several lines; with `bold` the first
+// is bold on a terminal.
+std::string BannerText(const RunFacts& facts, bool bold);
 
 // Keys as RunSummary's fields and in their order; losses that aren't set, and
 // numbers that aren't finite, are null.

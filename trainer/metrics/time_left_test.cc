@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/metrics/time_left.h"
-
 #include <gtest/gtest.h>
+
+#include "trainer/metrics/progress_bar.h"
 
 namespace capstan {
 namespace {

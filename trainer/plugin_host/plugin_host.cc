@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "base/machine.h"
 
 namespace capstan {
 namespace {
@@ -95,13 +96,6 @@ std::string NearestName(absl::string_view name,
     }
   }
   return nearest;
-}
-
-std::string ExecutableFolder() {
-  char path[PATH_MAX];
-  const ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
-  if (n <= 0) return ".";
-  return fs::path(std::string(path, n)).parent_path().string();
 }
 
 PluginHost::PluginHost(std::vector<std::string> folders)

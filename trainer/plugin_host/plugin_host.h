@@ -85,9 +85,6 @@ std::string NearestName(absl::string_view name,
 // The core's own fingerprint.
 const char* CoreFingerprint();
 
-// The folder of the running executable (no trailing slash).
-std::string ExecutableFolder();
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_PLUGIN_HOST_PLUGIN_HOST_H_

@@ -96,11 +96,6 @@ class BackendWork : public Work {
   bool done_ = false;
 };
 
-class NothingToDo : public Work {
- public:
-  void Wait() override {}
-};
-
 }  // namespace
 
 BackendGroup::BackendGroup(Connect connect, std::string name, at::Device device,
@@ -160,7 +155,7 @@ void BackendGroup::CheckTensor(const at::Tensor& tensor) const {
 
 std::unique_ptr<Work> BackendGroup::AllReduce(const at::Tensor& tensor) {
   CheckTensor(tensor);
-  if (tensor.numel() == 0) return std::make_unique<NothingToDo>();
+  if (tensor.numel() == 0) return NothingToWaitFor();
   meter_->Sent(2 * RingBytes(tensor));
   std::vector<at::Tensor> tensors = {tensor};
   return Begin("all-reduce", tensors,
@@ -172,7 +167,7 @@ std::unique_ptr<Work> BackendGroup::ReduceScatter(const at::Tensor& output,
   CheckTensor(output);
   CheckTensor(input);
   CHECK_EQ(input.numel(), output.numel() * size());
-  if (input.numel() == 0) return std::make_unique<NothingToDo>();
+  if (input.numel() == 0) return NothingToWaitFor();
   meter_->Sent(RingBytes(input));
   if (device_.is_cpu()) {
     // What Gloo's own does, which doesn't tell when it has ended.
@@ -197,7 +192,7 @@ std::unique_ptr<Work> BackendGroup::AllGather(const at::Tensor& output,
   CheckTensor(output);
   CheckTensor(input);
   CHECK_EQ(output.numel(), input.numel() * size());
-  if (output.numel() == 0) return std::make_unique<NothingToDo>();
+  if (output.numel() == 0) return NothingToWaitFor();
   meter_->Sent(RingBytes(output));
   at::Tensor out = output;
   at::Tensor in = input;
@@ -209,7 +204,7 @@ std::unique_ptr<Work> BackendGroup::Broadcast(const at::Tensor& tensor,
                                               int root) {
   CheckTensor(tensor);
   CHECK_LT(root, size());
-  if (tensor.numel() == 0) return std::make_unique<NothingToDo>();
+  if (tensor.numel() == 0) return NothingToWaitFor();
   if (rank() == root) meter_->Sent(tensor.nbytes());
   std::vector<at::Tensor> tensors = {tensor};
   c10d::BroadcastOptions options;

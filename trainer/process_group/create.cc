@@ -2,49 +2,35 @@
 #include "trainer/process_group/create.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <link.h>
-#include <stdlib.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
-#include "trainer/process_group/gloo_group.h"
+#include "trainer/process_group/backend_group.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
-#include "trainer/process_group/shm/shm_join.h"
+#include "trainer/process_group/shm/shm_group.h"
 #include "trainer/process_group/single_group.h"
 
 namespace capstan {
 namespace {
 
-// The real folder of `path`, links resolved; "" where there is none.
-std::string RealFolder(const char* path) {
-  char real[PATH_MAX];
-  if (path == nullptr || realpath(path, real) == nullptr) return "";
-  const std::string text = real;
-  return text.substr(0, text.rfind('/'));
-}
-
-std::string CoreFolder() {
-  Dl_info info;
-  if (dladdr(reinterpret_cast<void*>(&CreateProcessGroup), &info) == 0) {
-    return "";
-  }
-  return RealFolder(info.dli_fname);
-}
-
 std::string LibTorchFolder() {
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   link_map* map = nullptr;
   if (torch == nullptr || dlinfo(torch, RTLD_DI_LINKMAP, &map) != 0) return "";
-  return RealFolder(map->l_name);
+  return RealFolderOf(map->l_name);
 }
 
 absl::Status NoGpu(absl::string_view problem) {
@@ -73,8 +59,9 @@ absl::Status LoadLibTorchCuda() {
 }
 
 std::vector<std::string> NcclFolders() {
-  const std::string core = CoreFolder();
-  const std::string trainer = RealFolder("/proc/self/exe");
+  const std::string core =
+      LibraryFolder(reinterpret_cast<const void*>(&CreateProcessGroup));
+  const std::string trainer = ExecutableFolder();
   // The first is where Bazel builds it, seen from the core.
   return {core + "/process_group/nccl", core, trainer, trainer + "/plugins"};
 }
@@ -99,6 +86,43 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
   return NoGpu(absl::StrCat(
       "there is no ", kNcclLibrary, " in ", absl::StrJoin(folders, ", "),
       "; it is built where the CUDA Toolkit and NCCL are installed"));
+}
+
+using c10d::ProcessGroupGloo;
+
+std::shared_ptr<gloo::transport::Device> CreateDevice(const RankInfo& info) {
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  if (interface != nullptr && *interface != '\0') {
+    return ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  if (info.master_addr == "127.0.0.1" || info.master_addr == "localhost") {
+    return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  }
+  return ProcessGroupGloo::createDefaultDevice();
+}
+
+// Joins the ranks, which meet in `store`, over Gloo, on CPU: over the loopback
+// where rank 0 is there, else over the interface GLOO_SOCKET_IFNAME or the one
+// of this host's name.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
+    const RankInfo& info, c10::intrusive_ptr<c10d::Store> store) {
+  try {
+    auto options = ProcessGroupGloo::Options::create(kCollectiveTimeout);
+    options->devices.push_back(CreateDevice(info));
+    const auto connect = [store, options](const std::string& prefix, int rank,
+                                          int size) {
+      return c10::make_intrusive<ProcessGroupGloo>(
+          c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
+          options);
+    };
+    return std::make_unique<BackendGroup>(connect, "gloo", at::kCPU, info.rank,
+                                          info.world_size);
+  } catch (...) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", info.rank, " could not connect to the other ",
+                     "ranks with Gloo (GLOO_SOCKET_IFNAME names the network ",
+                     "interface): ", CurrentExceptionToStatus().message()));
+  }
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(

@@ -9,7 +9,7 @@
 namespace capstan {
 namespace {
 
-class Done : public Work {
+class NoWork final : public Work {
  public:
   void Wait() override {}
 };
@@ -24,7 +24,7 @@ class SingleGroup : public ProcessGroup {
   std::string backend() const override { return "none"; }
 
   std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
-    return std::make_unique<Done>();
+    return NothingToWaitFor();
   }
   std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
                                       const at::Tensor& input) override {
@@ -36,7 +36,7 @@ class SingleGroup : public ProcessGroup {
   }
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override {
     CHECK_EQ(root, 0);
-    return std::make_unique<Done>();
+    return NothingToWaitFor();
   }
   void AllReduceHost(absl::Span<double> values) override {}
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override {
@@ -52,13 +52,15 @@ class SingleGroup : public ProcessGroup {
     if (output.data_ptr() != input.data_ptr()) {
       output.view({-1}).copy_(input.view({-1}));
     }
-    return std::make_unique<Done>();
+    return NothingToWaitFor();
   }
 
   const at::Device device_;
 };
 
 }  // namespace
+
+std::unique_ptr<Work> NothingToWaitFor() { return std::make_unique<NoWork>(); }
 
 std::unique_ptr<ProcessGroup> CreateSingleGroup(at::Device device) {
   return std::make_unique<SingleGroup>(device);

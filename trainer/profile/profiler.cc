@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/profile.h"
-#include "trainer/profile/records.h"
+#include "base/profile_records.h"
 
 namespace capstan {
 
@@ -18,7 +19,7 @@ void Profiler::BeginStep(int64_t step,
   communication_ = communication;
   now_ = ProfiledStep();
   now_.step = step;
-  now_.begin_ns = ProfileNow();
+  now_.begin_ns = MonotonicNanoseconds();
   on_ = true;
   ProfileScope::enabled_ = true;
 }
@@ -27,7 +28,7 @@ void Profiler::EndStep(const CommunicationStats& communication) {
   if (!on_) return;
   on_ = false;
   ProfileScope::enabled_ = false;
-  now_.end_ns = ProfileNow();
+  now_.end_ns = MonotonicNanoseconds();
   const double busy = communication.busy_seconds - communication_.busy_seconds;
   const double exposed =
       communication.exposed_seconds - communication_.exposed_seconds;

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "trainer/process_group/single_group.h"
 #include "trainer/profile/profiled_group.h"
 
@@ -42,8 +43,8 @@ int64_t Whole(const ThreadRecord& r) {
 }
 
 void Spend(int microseconds) {
-  const int64_t end = ProfileNow() + 1000 * microseconds;
-  while (ProfileNow() < end) {
+  const int64_t end = MonotonicNanoseconds() + 1000 * microseconds;
+  while (MonotonicNanoseconds() < end) {
   }
 }
 

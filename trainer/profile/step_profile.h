@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "trainer/profile/records.h"
+#include "base/profile_records.h"
 
 namespace capstan {
 

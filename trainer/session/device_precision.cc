@@ -6,7 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "trainer/memory/gpu_query.h"
+#include "base/machine.h"
 
 namespace capstan {
 namespace {

@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-#include "trainer/memory/device_memory.h"
-#include "trainer/memory/process_memory.h"
+#include "base/machine.h"
 
 namespace capstan {
 namespace {

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "base/text_file.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/config/load_config.h"
 #include "trainer/metrics/curve.h"
@@ -159,8 +159,8 @@ absl::Status AddPicture(
     const ModelCardFacts& facts, const std::string& name, std::string* card,
     std::vector<std::pair<std::string, std::string>>* files) {
   const std::string file = name + ".svg";
-  CAPSTAN_ASSIGN_OR_RETURN(
-      std::string svg, ReadTextFile(absl::StrCat(facts.output_dir, "/", file)));
+  CAPSTAN_ASSIGN_OR_RETURN(std::string svg, ReadWholeFile(absl::StrCat(
+                                                facts.output_dir, "/", file)));
   absl::StrAppend(card, "![", name, " in evaluations](", file, ")\n\n");
   files->emplace_back(file, std::move(svg));
   return absl::OkStatus();

@@ -8,7 +8,7 @@
 #include <map>
 #include <string>
 
-#include "base/text_file.h"
+#include "base/files.h"
 #include "trainer/session/portable_config.h"
 
 namespace capstan {
@@ -93,12 +93,12 @@ TEST_F(ModelCardTest, AnAdaptersBase) {
 }
 
 TEST_F(ModelCardTest, WhatWasMeasured) {
-  ASSERT_TRUE(WriteTextFile(folder_ + "/metrics.jsonl",
-                            "{\"step\": 1, \"loss\": 2.5}\n"
-                            "{\"step\": 1, \"eval_mean_return\": 1.5}\n"
-                            "{\"step\": 2, \"eval_mean_return\": 14.25}\n")
+  ASSERT_TRUE(WriteWholeFile(folder_ + "/metrics.jsonl",
+                             "{\"step\": 1, \"loss\": 2.5}\n"
+                             "{\"step\": 1, \"eval_mean_return\": 1.5}\n"
+                             "{\"step\": 2, \"eval_mean_return\": 14.25}\n")
                   .ok());
-  ASSERT_TRUE(WriteTextFile(folder_ + "/return.svg", "<svg/>").ok());
+  ASSERT_TRUE(WriteWholeFile(folder_ + "/return.svg", "<svg/>").ok());
   facts_.pictures = {"return"};
   std::map<std::string, std::string> files = Files();
   EXPECT_THAT(files["README.md"],

@@ -8,11 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/machine.h"
 #include "base/output_file.h"
-#include "trainer/checkpoint/checkpoint_folder.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/model_files.h"
-#include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/session/hub_upload.h"
 #include "trainer/session/resume_command.h"

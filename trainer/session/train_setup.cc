@@ -18,10 +18,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/machine.h"
 #include "trainer/checkpoint/agree.h"
 #include "trainer/data/batch_slot.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/memory/process_memory.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/summary.h"

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "base/text_file.h"
 #include "plugins/model/common/config_keys.h"
 
 namespace capstan {
@@ -94,7 +94,7 @@ absl::StatusOr<Sizes> SizesOf(const Config& config) {
 
 absl::StatusOr<Sizes> ReadSizes(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
   const auto fail = [&](absl::string_view key, absl::string_view problem) {
     return absl::InvalidArgumentError(
@@ -139,7 +139,7 @@ absl::Status WriteSizes(const Sizes& sizes, const std::string& folder,
   json["compressed"] = s.compressed;
   json["dropout"] = s.dropout;
   json["dtype"] = DtypeName(dtype);
-  return WriteTextFile(folder + "/config.json", json.dump(2) + "\n");
+  return WriteWholeFile(folder + "/config.json", json.dump(2) + "\n");
 }
 
 }  // namespace ad_transformer

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "base/text_file.h"
 #include "plugins/model/llama/config_files.h"
 
 namespace capstan {
@@ -87,7 +87,7 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
 
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadTextFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
   ConfigKeys keys(path, json);
   RejectWhatIsMissingHere(keys);

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "base/text_file.h"
 #include "plugins/model/common/config_keys.h"
 
 namespace capstan {
@@ -87,7 +87,7 @@ absl::StatusOr<Config> Sizes(const Config& config) {
 
 absl::StatusOr<Config> SizesFromFolder(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(const ConfigJson json, ParseObject(path, text));
   ConfigKeys keys(path, json);
   keys.Must("model_type", "llada_scratch");
@@ -140,7 +140,7 @@ absl::Status WriteConfig(const Config& c, const std::string& folder,
       {"dtype", DtypeName(dtype)},
       {"torch_dtype", DtypeName(dtype)},
   };
-  return WriteTextFile(folder + "/config.json", json.dump(2) + "\n");
+  return WriteWholeFile(folder + "/config.json", json.dump(2) + "\n");
 }
 
 }  // namespace llada_scratch

@@ -3,9 +3,9 @@
 
 #include <utility>
 
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "base/text_file.h"
 
 namespace capstan {
 namespace llama {
@@ -20,7 +20,7 @@ absl::Status FinishFromFolder(const std::string& folder, std::string source,
   }
   config->source_config = std::move(source);
   const std::string path = folder + "/generation_config.json";
-  absl::StatusOr<std::string> generation = ReadTextFile(path);
+  absl::StatusOr<std::string> generation = ReadWholeFile(path);
   if (generation.ok()) {
     CAPSTAN_RETURN_IF_ERROR(ParseObject(path, *generation).status());
     config->source_generation_config = *std::move(generation);
@@ -56,9 +56,9 @@ absl::Status WriteConfigFiles(const LlamaConfig& c, Json json,
     }
   }
   CAPSTAN_RETURN_IF_ERROR(
-      WriteTextFile(folder + "/config.json", json.dump(2) + "\n"));
-  return WriteTextFile(folder + "/generation_config.json",
-                       generation.dump(2) + "\n");
+      WriteWholeFile(folder + "/config.json", json.dump(2) + "\n"));
+  return WriteWholeFile(folder + "/generation_config.json",
+                        generation.dump(2) + "\n");
 }
 
 }  // namespace llama

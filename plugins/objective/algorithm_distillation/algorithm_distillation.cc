@@ -24,7 +24,6 @@ namespace {
 
 constexpr int64_t kDefaultEpisodes = 50;
 constexpr int64_t kDefaultFinalEpisodes = 500;
-constexpr int64_t kIgnored = -100;
 
 const at::Tensor& Field(const Batch& batch, const char* name) {
   const auto it = batch.find(name);
@@ -34,7 +33,7 @@ const at::Tensor& Field(const Batch& batch, const char* name) {
 
 int64_t Rows(const Batch& batch) { return Field(batch, "lengths").numel(); }
 
-// One of the two losses: over the targets that aren't kIgnored.
+// One of the two losses: over the targets that aren't kIgnoredTarget.
 struct Part {
   at::Tensor sum;      // float32, with gradient
   at::Tensor metrics;  // [2, 2] float64: loss and accuracy, sums and counts
@@ -45,8 +44,8 @@ Part PartOf(const at::Tensor& logits, const at::Tensor& targets,
   Part part;
   part.sum =
       at::cross_entropy_loss(logits, targets, /*weight=*/{}, at::Reduction::Sum,
-                             kIgnored, label_smoothing);
-  const at::Tensor count = targets.ne(kIgnored).sum().to(at::kDouble);
+                             kIgnoredTarget, label_smoothing);
+  const at::Tensor count = targets.ne(kIgnoredTarget).sum().to(at::kDouble);
   const at::Tensor right =
       logits.detach().argmax(1).eq(targets).sum().to(at::kDouble);
   part.metrics =
@@ -179,7 +178,7 @@ int64_t AlgorithmDistillation::CountTargets(const Batch& batch,
 
 std::vector<double> AlgorithmDistillation::StepTotals(const Batch& batch,
                                                       const StepInfo&) const {
-  const at::Tensor learned = Field(batch, "action").ne(kIgnored);
+  const at::Tensor learned = Field(batch, "action").ne(kIgnoredTarget);
   return {static_cast<double>(Rows(batch)),
           static_cast<double>(learned.sum().item<int64_t>())};
 }

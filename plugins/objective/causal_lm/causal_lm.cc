@@ -21,7 +21,6 @@ namespace causal_lm {
 namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 200;
-constexpr int64_t kIgnored = -100;
 
 const at::Tensor& InputIds(const Batch& batch) {
   const auto it = batch.find("input_ids");
@@ -58,7 +57,8 @@ at::Tensor NextLabels(const Batch& batch) {
   if (!positions.defined()) return next;
   CHECK(positions.sizes() == labels.sizes())
       << "positions and input_ids are of one shape";
-  return next.masked_fill(positions.narrow(1, 1, next.size(1)).eq(0), kIgnored);
+  return next.masked_fill(positions.narrow(1, 1, next.size(1)).eq(0),
+                          kIgnoredTarget);
 }
 
 // The end of a text that a model sees, with its keys and values cached. When
@@ -150,7 +150,8 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   TokenModel* tokens = model.token_model();
   CHECK(tokens != nullptr) << "Check comes first";
   const at::Tensor& ids = InputIds(batch);
-  const at::Tensor targets = at::full(ids.sizes(), kIgnored, ids.options());
+  const at::Tensor targets =
+      at::full(ids.sizes(), kIgnoredTarget, ids.options());
   targets.narrow(1, 0, ids.size(1) - 1).copy_(NextLabels(batch));
   LossSum loss;
   TokenInput input;

@@ -17,8 +17,6 @@ namespace capstan {
 namespace masked_diffusion {
 namespace {
 
-constexpr int64_t kIgnored = -100;
-
 // Uniform in [0, 1), 53 bits, by the sample and a place in it.
 double Uniform(uint64_t key, int64_t place, int64_t sample) {
   const std::array<uint32_t, 4> bits = RandomBits(
@@ -201,7 +199,7 @@ HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
     made.input.positions = PositionsOf(layout).to(ids.device());
   }
   made.targets.tokens = (labels == batch.end() ? ids : labels->second)
-                            .masked_fill(hidden.logical_not(), kIgnored);
+                            .masked_fill(hidden.logical_not(), kIgnoredTarget);
   if (loss == Config::MASKED_MEAN) return made;
   std::vector<float> weights(noise.hidden.size(), 0.0f);
   for (size_t d = 0; d < layout.documents.size(); ++d) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/sdk/lib/byte_tokenizer.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 
 namespace capstan {
 namespace {
@@ -27,14 +27,6 @@ std::string ByteCharacter(int byte) {
   if (code < 128) return std::string(1, static_cast<char>(code));
   return {static_cast<char>(0xc0 | code >> 6),
           static_cast<char>(0x80 | (code & 0x3f))};
-}
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text << "\n";
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(path, " can't be written"));
 }
 
 class ByteTokenizer final : public Tokenizer {
@@ -70,11 +62,12 @@ class ByteTokenizer final : public Tokenizer {
 
   absl::Status Save(const std::string& folder) const override {
     const absl::Status status =
-        WriteFile(folder + "/tokenizer.json", ByteTokenizerJson());
+        WriteWholeFile(folder + "/tokenizer.json", ByteTokenizerJson() + "\n");
     if (!status.ok()) return status;
     const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                          {"clean_up_tokenization_spaces", false}};
-    return WriteFile(folder + "/tokenizer_config.json", config.dump(2));
+    return WriteWholeFile(folder + "/tokenizer_config.json",
+                          config.dump(2) + "\n");
   }
 };
 

@@ -8,9 +8,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/files.h"
 #include "base/json.h"
+#include "base/json_keys.h"
 #include "base/status.h"
-#include "base/text_file.h"
 #include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan {
@@ -47,11 +48,10 @@ bool IsSet(const Json& value) {
   return true;
 }
 
-// Reads one adapter_config.json; remembers the first thing that is wrong.
-class ConfigReader {
+// Reads one adapter_config.json.
+class ConfigReader : private JsonKeys {
  public:
-  ConfigReader(std::string path, const Json& json)
-      : path_(std::move(path)), json_(json) {}
+  using JsonKeys::JsonKeys;
 
   absl::StatusOr<LoraSpec> Read() {
     RefuseOthers();
@@ -60,51 +60,19 @@ class ConfigReader {
       spec.rank = JsonInteger(*r).value_or(0);
       if (spec.rank < 1) Fail("r", "must be an integer greater than 0", *r);
     }
-    spec.alpha = Number("lora_alpha", spec.alpha);
-    spec.dropout = Number("lora_dropout", spec.dropout);
+    spec.alpha = Double("lora_alpha", spec.alpha);
+    spec.dropout = Double("lora_dropout", spec.dropout);
     if (!(spec.dropout >= 0.0 && spec.dropout < 1.0)) {
       Fail("lora_dropout", "must be at least 0 and below 1",
-           json_["lora_dropout"]);
+           *Find("lora_dropout"));
     }
-    if (const Json* rslora = Find("use_rslora")) {
-      if (rslora->is_boolean()) {
-        spec.rslora = rslora->get<bool>();
-      } else {
-        Fail("use_rslora", "must be true or false", *rslora);
-      }
-    }
+    spec.rslora = Bool("use_rslora", spec.rslora);
     ReadModules(&spec.target_modules);
-    if (!status_.ok()) return status_;
+    if (!status().ok()) return status();
     return spec;
   }
 
  private:
-  // Null if absent or null.
-  const Json* Find(const char* key) const {
-    const auto it = json_.find(key);
-    return it == json_.end() || it->is_null() ? nullptr : &*it;
-  }
-
-  void Fail(const char* key, const char* problem, const Json& value) {
-    if (!status_.ok()) return;
-    status_ = absl::InvalidArgumentError(
-        absl::StrCat(path_, ": ", key, " ", problem, ", is ", Shown(value)));
-  }
-
-  static std::string Shown(const Json& value) {
-    return value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  }
-
-  double Number(const char* key, double otherwise) {
-    const Json* value = Find(key);
-    if (value == nullptr) return otherwise;
-    if (value->is_number() && std::isfinite(value->get<double>())) {
-      return value->get<double>();
-    }
-    Fail(key, "must be a number", *value);
-    return otherwise;
-  }
-
   void RefuseOthers() {
     const Json* type = Find("peft_type");
     if (type == nullptr || *type != "LORA") {
@@ -152,10 +120,6 @@ class ConfigReader {
          "expressions are not implemented)",
          value == nullptr ? Json() : *value);
   }
-
-  const std::string path_;
-  const Json& json_;
-  absl::Status status_;
 };
 
 // Whole numbers without ".0", as PEFT writes them.
@@ -202,12 +166,8 @@ std::string AdapterConfigJson(const LoraSpec& spec,
 
 absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder) {
   const std::string path = folder + "/adapter_config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
-  const Json json = ParseJson<Json>(text);
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": not a JSON object"));
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
   CAPSTAN_ASSIGN_OR_RETURN(LoraSpec spec, ConfigReader(path, json).Read());
   spec.pretrained = folder;
   return spec;
@@ -254,8 +214,8 @@ absl::Status WriteAdapter(
         writer->Append(value.const_data_ptr(), value.nbytes()));
   }
   CAPSTAN_RETURN_IF_ERROR(writer->Close());
-  return WriteTextFile(folder + "/adapter_config.json",
-                       AdapterConfigJson(spec, base_model));
+  return WriteWholeFile(folder + "/adapter_config.json",
+                        AdapterConfigJson(spec, base_model));
 }
 
 }  // namespace capstan

@@ -53,8 +53,8 @@ class SafetensorsReader {
 
 // Writes one file, tensor by tensor, to `path` (which must not exist): declare
 // all, then append the bytes in the order of declaration, then Close. Without
-// a successful Close the file is removed. Errors name the file ("no space left
-// on device").
+// a successful Close the file is removed. Errors name the file ("PATH can't be
+// written: No space left on device").
 class SafetensorsWriter {
  public:
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(

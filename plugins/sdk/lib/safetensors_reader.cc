@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -12,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/lib/safetensors_header.h"
@@ -19,48 +17,7 @@
 namespace capstan {
 namespace {
 
-// A whole file in memory, mapped.
-class MappedFile {
- public:
-  static absl::StatusOr<std::unique_ptr<MappedFile>> Open(
-      const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return absl::ErrnoToStatus(errno, path);
-    struct stat info;
-    absl::Status status;
-    void* data = nullptr;
-    if (fstat(fd, &info) != 0) {
-      status = absl::ErrnoToStatus(errno, path);
-    } else if (!S_ISREG(info.st_mode)) {
-      status = absl::InvalidArgumentError(path + " isn't a file");
-    } else if (info.st_size > 0) {
-      data = mmap(nullptr, info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-      if (data == MAP_FAILED) {
-        status = absl::ErrnoToStatus(errno, path);
-      } else {
-        // Has the kernel read far ahead from a disk: six times as fast. Ranks
-        // of a host share what it has read.
-        madvise(data, info.st_size, MADV_SEQUENTIAL);
-      }
-    }
-    close(fd);
-    if (!status.ok()) return status;
-    return std::unique_ptr<MappedFile>(
-        new MappedFile(static_cast<const char*>(data), info.st_size));
-  }
-  ~MappedFile() {
-    if (size_ > 0) munmap(const_cast<char*>(data_), size_);
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  absl::string_view bytes() const { return {data_, size_}; }
-
- private:
-  MappedFile(const char* data, size_t size) : data_(data), size_(size) {}
-  const char* const data_;
-  const size_t size_;
-};
+constexpr MapOptions kMapping = {/*in_order=*/true, /*may_be_empty=*/true};
 
 // As vector instructions, which the build's usual optimisation leaves out.
 template <typename T>
@@ -78,7 +35,7 @@ class Reader final : public SafetensorsReader {
   // Takes the tensors of `path` that `wanted` names; all if it is null.
   absl::Status AddFile(const std::string& path,
                        const std::vector<std::string>* wanted) {
-    CAPSTAN_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path));
+    CAPSTAN_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, kMapping));
     absl::StatusOr<SafetensorsHeader> header =
         ParseSafetensorsHeader(file->bytes());
     if (!header.ok()) return Annotate(header.status(), path);
@@ -144,14 +101,15 @@ class Reader final : public SafetensorsReader {
   }
 
  private:
-  std::vector<std::unique_ptr<MappedFile>> files_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
   std::map<std::string, TensorEntry> tensors_;
   std::map<std::string, std::string> metadata_;
 };
 
 absl::Status OpenSharded(const std::string& folder, const std::string& index,
                          Reader* reader) {
-  CAPSTAN_ASSIGN_OR_RETURN(const auto index_file, MappedFile::Open(index));
+  CAPSTAN_ASSIGN_OR_RETURN(const auto index_file,
+                           MappedFile::Open(index, kMapping));
   const auto weight_map = ParseSafetensorsIndex(index_file->bytes());
   if (!weight_map.ok()) return Annotate(weight_map.status(), index);
   std::map<std::string, std::vector<std::string>> by_shard;

@@ -370,7 +370,9 @@ TEST(SafetensorsWriterTest, AFullDiskIsNamed) {
     if (!MountSmall(folder)) _exit(2);
     const std::string error = WriteMegabyte(folder);
     const bool right = absl::EndsWith(
-        error, folder + "/a.safetensors: no space left on device");
+        error, folder +
+                   "/a.safetensors can't be written: No space left on "
+                   "device");
     _exit(right && access((folder + "/a.safetensors").c_str(), F_OK) != 0 ? 0
                                                                           : 1);
   }

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -12,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/output_file.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/safetensors.h"
 
@@ -46,21 +44,14 @@ constexpr DtypeName kDtypes[] = {
     {"F8_E5M2", c10::ScalarType::Float8_e5m2},
 };
 
-absl::Status WriteError(const std::string& path, int error) {
-  if (error == ENOSPC) {
-    return absl::ResourceExhaustedError(path + ": no space left on device");
-  }
-  return absl::ErrnoToStatus(error, path);
-}
-
 class Writer final : public SafetensorsWriter {
  public:
-  Writer(std::string path, int fd) : path_(std::move(path)), fd_(fd) {
+  Writer(std::string path, OutputFile file)
+      : path_(std::move(path)), file_(std::move(file)) {
     metadata_["format"] = "pt";  // some readers insist on it
   }
 
   ~Writer() override {
-    if (fd_ >= 0) close(fd_);
     if (!closed_) unlink(path_.c_str());
   }
 
@@ -121,10 +112,7 @@ class Writer final : public SafetensorsWriter {
                           path_, appended_, declared_)));
     }
     CAPSTAN_RETURN_IF_ERROR(Flush());
-    if (fsync(fd_) != 0) return Fail(WriteError(path_, errno));
-    const int fd = std::exchange(fd_, -1);
-    // Some file systems report a full disk only here.
-    if (close(fd) != 0) return Fail(WriteError(path_, errno));
+    CAPSTAN_RETURN_IF_ERROR(Fail(file_.Close()));
     closed_ = true;
     return absl::OkStatus();
   }
@@ -149,7 +137,7 @@ class Writer final : public SafetensorsWriter {
 
   absl::Status WriteHeader() {
     if (!status_.ok() || header_written_) return status_;
-    if (fd_ < 0) {
+    if (closed_) {
       return Fail(absl::FailedPreconditionError(path_ + ": is closed"));
     }
     std::string json = "{\"__metadata__\":{";
@@ -184,18 +172,11 @@ class Writer final : public SafetensorsWriter {
   }
 
   absl::Status WriteThrough(const char* data, size_t bytes) {
-    while (status_.ok() && bytes > 0) {
-      const ssize_t n = write(fd_, data, bytes);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return Fail(WriteError(path_, errno));
-      data += n;
-      bytes -= n;
-    }
-    return status_;
+    return status_.ok() ? Fail(file_.Append({data, bytes})) : status_;
   }
 
   const std::string path_;
-  int fd_;
+  OutputFile file_;
   bool closed_ = false;
   bool header_written_ = false;
   absl::Status status_;
@@ -213,10 +194,9 @@ SafetensorsWriter::~SafetensorsWriter() = default;
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::string& path) {
-  const int fd =
-      open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd < 0) return WriteError(path, errno);
-  return std::make_unique<Writer>(path, fd);
+  CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
+                           OutputFile::Open(path, OutputFile::Start::kNew));
+  return std::make_unique<Writer>(path, std::move(file));
 }
 
 absl::StatusOr<std::string> SafetensorsDtypeName(c10::ScalarType dtype) {

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
-#include "datasets/chat/chat_tokenizer.h"
 #include "datasets/chat/row.h"
 #include "datasets/chat/row_encoder.h"
 #include "plugins/sdk/chat_template.h"

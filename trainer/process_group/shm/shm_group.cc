@@ -2,31 +2,209 @@
 #include "trainer/process_group/shm/shm_group.h"
 
 #include <glog/logging.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "trainer/process_group/shm/shm_join.h"
+#include "trainer/process_group/communication_meter.h"
+#include "trainer/process_group/rendezvous.h"
+#include "trainer/process_group/shm/shm_collectives.h"
+#include "trainer/process_group/shm/shm_meeting.h"
 #include "trainer/process_group/single_group.h"
 
 namespace capstan {
 namespace {
 
+// Tasks that run one after the other, in the order in which they came. After
+// one has failed no other runs: they have its error.
+class ShmQueue {
+ public:
+  using Task = std::function<absl::Status()>;
+
+  // Returns the task's number, for Wait.
+  int64_t Put(Task task);
+  // Runs the task here if no other one waits or runs, else waits for its turn.
+  absl::Status RunNow(const Task& task);
+  // Returns when task number `number` has run and is destroyed, or an earlier
+  // one has failed.
+  absl::Status Wait(int64_t number);
+
+  // Runs tasks until Stop: call it in one thread of its own.
+  void Work();
+  // Tasks that have not begun will not run.
+  void Stop();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable put_;
+  std::condition_variable done_;
+  std::deque<Task> tasks_;
+  int64_t put_count_ = 0;
+  int64_t done_count_ = 0;
+  bool stopped_ = false;
+  absl::Status status_;
+};
+
+int64_t ShmQueue::Put(Task task) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (status_.ok()) {
+    tasks_.push_back(std::move(task));
+    put_.notify_one();
+  }
+  return ++put_count_;
+}
+
+absl::Status ShmQueue::RunNow(const Task& task) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (put_count_ != done_count_) {
+      lock.unlock();
+      return Wait(Put(task));
+    }
+    if (!status_.ok()) return status_;
+    // The worker has nothing to do until the caller of Put comes back.
+    ++put_count_;
+  }
+  const absl::Status status = task();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (status.ok()) ++done_count_;
+  status_.Update(status);
+  return status;
+}
+
+absl::Status ShmQueue::Wait(int64_t number) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  done_.wait(lock, [&] { return done_count_ >= number || !status_.ok(); });
+  return done_count_ >= number ? absl::OkStatus() : status_;
+}
+
+void ShmQueue::Work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    put_.wait(lock, [&] { return stopped_ || !tasks_.empty(); });
+    if (stopped_) return;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    const absl::Status status = task();
+    // What it holds is let go before Wait returns.
+    task = nullptr;
+    lock.lock();
+    if (status.ok()) {
+      ++done_count_;
+    } else {
+      status_.Update(status);
+      tasks_.clear();
+    }
+    done_.notify_all();
+  }
+}
+
+void ShmQueue::Stop() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stopped_ = true;
+  status_.Update(absl::CancelledError("the process group is closed"));
+  tasks_.clear();
+  put_.notify_all();
+  done_.notify_all();
+}
+
+// A rank of a group that is to be.
+struct ShmMember {
+  int place;  // its rank among those who exchange texts
+  int name;   // its rank in the run
+};
+
+// Tells all others a short text, and returns theirs, by rank.
+using ExchangeFunction = std::function<absl::StatusOr<std::vector<std::string>>(
+    const std::string& mine)>;
+
+// The meeting in what members[0], if it isn't this one, has created. `texts`
+// are "PID ADDRESS".
+absl::StatusOr<std::unique_ptr<ShmMeeting>> OpenMeeting(
+    const std::vector<ShmMember>& members, int index,
+    const std::vector<std::string>& texts,
+    absl::StatusOr<std::unique_ptr<ShmSegment>> segment) {
+  std::vector<ShmPeer> peers;
+  for (const ShmMember& member : members) {
+    int pid = 0;
+    if (!absl::SimpleAtoi(
+            texts[member.place].substr(0, texts[member.place].find(' ')),
+            &pid)) {
+      return absl::InternalError("a rank told no process id");
+    }
+    peers.push_back({member.name, pid});
+  }
+  if (index != 0) {
+    const std::string& first = texts[members[0].place];
+    segment = ShmSegment::Open(first.substr(first.find(' ') + 1),
+                               static_cast<int>(members.size()));
+  }
+  CAPSTAN_RETURN_IF_ERROR(segment.status());
+  return ShmMeeting::Create(*std::move(segment), index, std::move(peers),
+                            kCollectiveTimeout);
+}
+
+// Opens the memory that `members` will share, this process being the one at
+// `place`; null for a single one. All who exchange texts call it at the same
+// time, each with its own group. FAILED_PRECONDITION, for all of a group, when
+// one of it can't.
+absl::StatusOr<std::unique_ptr<ShmMeeting>> JoinShmMeeting(
+    const std::vector<ShmMember>& members, int place,
+    const ExchangeFunction& exchange) {
+  const auto self =
+      std::find_if(members.begin(), members.end(),
+                   [&](const ShmMember& m) { return m.place == place; });
+  const int index = static_cast<int>(self - members.begin());
+  const bool alone = members.size() == 1;
+  absl::StatusOr<std::unique_ptr<ShmSegment>> segment =
+      std::unique_ptr<ShmSegment>();
+  if (index == 0 && !alone) {
+    segment = ShmSegment::Create(static_cast<int>(members.size()));
+  }
+  const std::string address =
+      segment.ok() && *segment != nullptr ? (*segment)->address() : "";
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                           exchange(absl::StrCat(getpid(), " ", address)));
+  absl::StatusOr<std::unique_ptr<ShmMeeting>> meeting =
+      std::unique_ptr<ShmMeeting>();
+  if (!alone) {
+    meeting = OpenMeeting(members, index, texts, std::move(segment));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> results,
+                           exchange(meeting.ok() ? "ok" : "failed"));
+  for (const ShmMember& member : members) {
+    if (results[member.place] == "ok") continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", member.name, " can't share memory with the other ranks",
+        meeting.ok() ? "" : ": ", meeting.status().message()));
+  }
+  // All have it mapped.
+  if (!alone) (*meeting)->segment()->CloseFile();
+  return meeting;
+}
+
 using Clock = std::chrono::steady_clock;
 
 // Longest text that ranks tell each other when a group splits.
 constexpr int64_t kTextBytes = 64;
-
-class NothingToDo final : public Work {
- public:
-  void Wait() override {}
-};
 
 class QueuedWork final : public Work {
  public:
@@ -77,7 +255,57 @@ char* Data(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.data_ptr());
 }
 
-}  // namespace
+// A process group of CPU ranks on one host, over memory that they share.
+// Collectives run in a thread of the group's, one after the other.
+class ShmGroup final : public ProcessGroup {
+ public:
+  ShmGroup(std::unique_ptr<ShmMeeting> meeting,
+           std::shared_ptr<CommunicationMeter> meter);
+  // Ends what is under way and does not wait for other ranks.
+  ~ShmGroup() override;
+
+  int rank() const override { return meeting_->rank(); }
+  int size() const override { return meeting_->size(); }
+  at::Device device() const override { return at::kCPU; }
+  std::string backend() const override { return "shm"; }
+
+  std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override;
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
+                                      const at::Tensor& input) override;
+  std::unique_ptr<Work> AllGather(const at::Tensor& output,
+                                  const at::Tensor& input) override;
+  std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override;
+  void AllReduceHost(absl::Span<double> values) override;
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
+  CommunicationStats stats() const override { return meter_->stats(); }
+
+  // Returns when all ranks have called it. UNAVAILABLE when one never will.
+  absl::Status Barrier();
+
+ private:
+  // `run`, which is `collective`, with its cost counted and its errors told.
+  ShmQueue::Task Prepare(const char* collective, int64_t bytes_sent,
+                         ShmQueue::Task run);
+  // Leaves it to the group's thread. `run` keeps the tensors alive.
+  std::unique_ptr<Work> Begin(const char* collective, int64_t bytes_sent,
+                              ShmQueue::Task run);
+  // Does it at once, in this thread if it can.
+  absl::Status RunNow(const char* collective, int64_t bytes_sent,
+                      ShmQueue::Task run);
+  // A short text of each rank, by rank.
+  absl::StatusOr<std::vector<std::string>> ExchangeTexts(
+      const std::string& mine);
+  // Bytes that a rank of a ring sends to pass on all others' parts of `bytes`.
+  int64_t RingBytes(int64_t bytes) const {
+    return bytes * (size() - 1) / size();
+  }
+
+  const std::unique_ptr<ShmMeeting> meeting_;
+  ShmCollectives collectives_{meeting_.get()};
+  const std::shared_ptr<CommunicationMeter> meter_;
+  const std::shared_ptr<ShmQueue> queue_;
+  std::thread worker_;
+};
 
 ShmGroup::ShmGroup(std::unique_ptr<ShmMeeting> meeting,
                    std::shared_ptr<CommunicationMeter> meter)
@@ -123,7 +351,7 @@ absl::Status ShmGroup::RunNow(const char* collective, int64_t bytes_sent,
 
 std::unique_ptr<Work> ShmGroup::AllReduce(const at::Tensor& tensor) {
   CheckTensor(tensor);
-  if (tensor.numel() == 0) return std::make_unique<NothingToDo>();
+  if (tensor.numel() == 0) return NothingToWaitFor();
   return Begin("all-reduce", 2 * RingBytes(tensor.nbytes()),
                [this, tensor, sum = CheckedSum(tensor)] {
                  return collectives_.AllReduce(
@@ -138,7 +366,7 @@ std::unique_ptr<Work> ShmGroup::ReduceScatter(const at::Tensor& output,
   CheckTensor(input);
   CHECK_EQ(input.numel(), output.numel() * size());
   CHECK(output.scalar_type() == input.scalar_type());
-  if (input.numel() == 0) return std::make_unique<NothingToDo>();
+  if (input.numel() == 0) return NothingToWaitFor();
   return Begin("reduce-scatter", RingBytes(input.nbytes()),
                [this, output, input, sum = CheckedSum(input)] {
                  return collectives_.ReduceScatter(
@@ -153,7 +381,7 @@ std::unique_ptr<Work> ShmGroup::AllGather(const at::Tensor& output,
   CheckTensor(input);
   CHECK_EQ(output.numel(), input.numel() * size());
   CHECK(output.scalar_type() == input.scalar_type());
-  if (output.numel() == 0) return std::make_unique<NothingToDo>();
+  if (output.numel() == 0) return NothingToWaitFor();
   return Begin("all-gather", RingBytes(output.nbytes()), [this, output, input] {
     return collectives_.AllGather(Data(output), Data(input), input.nbytes());
   });
@@ -162,7 +390,7 @@ std::unique_ptr<Work> ShmGroup::AllGather(const at::Tensor& output,
 std::unique_ptr<Work> ShmGroup::Broadcast(const at::Tensor& tensor, int root) {
   CheckTensor(tensor);
   CHECK_LT(root, size());
-  if (tensor.numel() == 0) return std::make_unique<NothingToDo>();
+  if (tensor.numel() == 0) return NothingToWaitFor();
   return Begin(
       "broadcast", rank() == root ? tensor.nbytes() : 0, [this, tensor, root] {
         return collectives_.Broadcast(Data(tensor), tensor.nbytes(), root);
@@ -220,6 +448,67 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ShmGroup::Split(int color) {
   if (members.size() == 1) return CreateSingleGroup(at::kCPU);
   auto group = std::make_unique<ShmGroup>(
       std::move(meeting), std::make_shared<CommunicationMeter>(meter_));
+  CAPSTAN_RETURN_IF_ERROR(group->Barrier());
+  return group;
+}
+
+// The same text for processes that can open each other's files under /proc;
+// empty where shared memory is not to be used.
+std::string HostText() {
+  const char* choice = getenv("CAPSTAN_CPU_COLLECTIVES");
+  if (choice != nullptr && std::string(choice) == "gloo") return "";
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char name[256] = {};
+  struct stat processes = {};
+  if (boot.empty() || gethostname(name, sizeof(name) - 1) != 0 ||
+      stat("/proc/self/ns/pid", &processes) != 0) {
+    return "";
+  }
+  return absl::StrCat(boot, " ", name, " ", processes.st_ino, " ", geteuid());
+}
+
+ExchangeFunction ExchangeThrough(c10d::Store* store, const RankInfo& info) {
+  return [store, &info, round = 0](const std::string& mine) mutable
+         -> absl::StatusOr<std::vector<std::string>> {
+    ++round;
+    const auto key = [&](int rank) {
+      return absl::StrCat("capstan/shm/", round, "/", rank);
+    };
+    // Not all stores take empty values.
+    const std::string value = absl::StrCat("=", mine);
+    store->set(key(info.rank),
+               std::vector<uint8_t>(value.begin(), value.end()));
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < info.world_size; ++rank) {
+      keys.push_back(key(rank));
+    }
+    std::vector<std::string> texts;
+    for (const std::vector<uint8_t>& bytes : store->multiGet(keys)) {
+      texts.emplace_back(bytes.begin() + 1, bytes.end());
+    }
+    return texts;
+  };
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> TryShmGroup(const RankInfo& info,
+                                                          c10d::Store* store) {
+  const ExchangeFunction exchange = ExchangeThrough(store, info);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> hosts,
+                           exchange(HostText()));
+  std::vector<ShmMember> members;
+  for (int rank = 0; rank < info.world_size; ++rank) {
+    if (hosts[rank].empty() || hosts[rank] != hosts[0]) return nullptr;
+    members.push_back({rank, rank});
+  }
+  auto meeting = JoinShmMeeting(members, info.rank, exchange);
+  if (absl::IsFailedPrecondition(meeting.status())) return nullptr;
+  CAPSTAN_RETURN_IF_ERROR(meeting.status());
+  auto group = std::make_unique<ShmGroup>(
+      *std::move(meeting), std::make_shared<CommunicationMeter>());
+  // After it nobody needs the store, which may be in a process that ends.
   CAPSTAN_RETURN_IF_ERROR(group->Barrier());
   return group;
 }

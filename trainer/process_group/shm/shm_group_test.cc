@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/process_group/collectives_for_test.h"
 #include "trainer/process_group/ranks_for_test.h"
-#include "trainer/process_group/shm/shm_segment.h"
+#include "trainer/process_group/shm/shm_meeting.h"
 
 namespace capstan {
 namespace {

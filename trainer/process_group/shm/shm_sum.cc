@@ -11,6 +11,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/simd/instruction_set.h"
+
 namespace capstan {
 namespace {
 
@@ -124,7 +126,7 @@ void SumInFloat(const void* const* sources, int count, void* out,
 
 SumFunction SumOfHalf() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c")) {
+  if (BestInstructionSet() != InstructionSet::kPlain) {
     return SumInFloat<HalfBitsF16c>;
   }
 #endif

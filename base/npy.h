@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arrays in files of numpy's .npy format, versions 1.0 to 3.0, as its
+// documentation describes it (numpy.lib.format): little-endian numbers in C
+// order. What else numpy can write (Fortran order, big-endian numbers, records,
+// Python objects) is refused by name.
+#ifndef CAPSTAN_BASE_NPY_H_
+#define CAPSTAN_BASE_NPY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/files.h"
+#include "base/output_file.h"
+
+namespace capstan {
+
+enum class NpyType {
+  kBool,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUint8,
+  kUint16,
+  kUint32,
+  kUint64,
+  kFloat16,
+  kFloat32,
+  kFloat64,
+};
+
+// "int64", as numpy calls it.
+const char* NpyTypeName(NpyType type);
+// Bytes of an element.
+int64_t NpyTypeBytes(NpyType type);
+// Its code in a header, "<i8".
+std::string NpyTypeDescr(NpyType type);
+
+// The type whose elements are a T in memory.
+template <typename T>
+constexpr NpyType NpyTypeOf();
+template <>
+constexpr NpyType NpyTypeOf<bool>() {
+  return NpyType::kBool;
+}
+template <>
+constexpr NpyType NpyTypeOf<int32_t>() {
+  return NpyType::kInt32;
+}
+template <>
+constexpr NpyType NpyTypeOf<int64_t>() {
+  return NpyType::kInt64;
+}
+template <>
+constexpr NpyType NpyTypeOf<uint8_t>() {
+  return NpyType::kUint8;
+}
+template <>
+constexpr NpyType NpyTypeOf<float>() {
+  return NpyType::kFloat32;
+}
+template <>
+constexpr NpyType NpyTypeOf<double>() {
+  return NpyType::kFloat64;
+}
+
+struct NpyHeader {
+  NpyType type = NpyType::kFloat64;
+  std::vector<int64_t> shape;  // empty: one number without an axis
+  size_t data_begin = 0;       // in the file, bytes
+
+  int64_t elements() const;
+  std::string ShapeText() const;  // "[490, 4096]"
+};
+
+// The header at the beginning of `file`, a whole file; that the file holds
+// exactly the elements of the header's shape is checked. Errors don't name the
+// file: "is truncated: ..".
+absl::StatusOr<NpyHeader> ParseNpyHeader(absl::string_view file);
+
+// An array in a file, read where it lies. Thread-safe.
+class NpyArray {
+ public:
+  // Errors name the file.
+  static absl::StatusOr<std::shared_ptr<const NpyArray>> Open(
+      const std::string& path);
+
+  const std::string& path() const { return file_->path(); }
+  NpyType type() const { return header_.type; }
+  const std::vector<int64_t>& shape() const { return header_.shape; }
+  std::string ShapeText() const { return header_.ShapeText(); }
+
+  // Copies elements [begin, begin + n) in C order. They must be there, and T
+  // must be the array's type.
+  template <typename T>
+  void Read(int64_t begin, int64_t n, T* out) const {
+    CheckRead(NpyTypeOf<T>(), begin, n);
+    std::memcpy(out,
+                file_->bytes().data() + header_.data_begin + begin * sizeof(T),
+                n * sizeof(T));
+  }
+
+ private:
+  NpyArray(std::shared_ptr<const MappedFile> file, NpyHeader header);
+  void CheckRead(NpyType type, int64_t begin, int64_t n) const;
+
+  const std::shared_ptr<const MappedFile> file_;
+  const NpyHeader header_;
+};
+
+// Writes an array piece by piece. The file appears under its name when Close
+// has returned OK; before that it is hidden beside it, and goes with the
+// writer.
+class NpyWriter {
+ public:
+  static absl::StatusOr<std::unique_ptr<NpyWriter>> Create(
+      const std::string& path, NpyType type, const std::vector<int64_t>& shape);
+
+  // The next elements in C order; T must be the array's type.
+  template <typename T>
+  absl::Status Append(absl::Span<const T> elements) {
+    return AppendBytes(
+        NpyTypeOf<T>(),
+        absl::string_view(reinterpret_cast<const char*>(elements.data()),
+                          elements.size() * sizeof(T)));
+  }
+
+  // After all elements: an error if there were fewer or more than the shape
+  // has.
+  absl::Status Close();
+
+ private:
+  NpyWriter(std::unique_ptr<HiddenFile> file, NpyType type, int64_t elements);
+  absl::Status AppendBytes(NpyType type, absl::string_view bytes);
+
+  const std::unique_ptr<HiddenFile> file_;
+  const NpyType type_;
+  const int64_t elements_;
+  int64_t written_ = 0;  // bytes of elements
+};
+
+// A whole array at once, e.g. WriteNpy<double>("returns.npy", {8, 500},
+// values).
+template <typename T>
+absl::Status WriteNpy(const std::string& path,
+                      const std::vector<int64_t>& shape,
+                      absl::Span<const T> elements) {
+  absl::StatusOr<std::unique_ptr<NpyWriter>> writer =
+      NpyWriter::Create(path, NpyTypeOf<T>(), shape);
+  if (!writer.ok()) return writer.status();
+  const absl::Status status = (*writer)->Append(elements);
+  return status.ok() ? (*writer)->Close() : status;
+}
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_BASE_NPY_H_

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The last include of a file of loops that tools/simd.bzl compiles once for
+// each instruction set: from here on the compiler may use that set. Nothing
+// in such a file has a linker symbol but its table, SIMD_SYMBOL(kName), and of
+// headers only the compiler's intrinsics are called, which are always inlined:
+// no code for a newer processor leaks into the rest.
+//
+// Defines SIMD_BYTES, a register's size, SIMD_NAME, and SIMD_AVX2 and
+// SIMD_AVX512 where intrinsics of these may be used.
+#ifndef CAPSTAN_BASE_SIMD_TARGET_H_
+#define CAPSTAN_BASE_SIMD_TARGET_H_
+
+#if defined(SIMD_TARGET_AVX512)
+#include <immintrin.h>
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#define SIMD_AVX2
+#define SIMD_AVX512
+#define SIMD_BYTES 64
+#define SIMD_NAME "avx512"
+#define SIMD_SYMBOL(name) name##Avx512
+#elif defined(SIMD_TARGET_AVX2)
+#include <immintrin.h>
+#pragma GCC target("avx2,fma,f16c")
+#define SIMD_AVX2
+#define SIMD_BYTES 32
+#define SIMD_NAME "avx2"
+#define SIMD_SYMBOL(name) name##Avx2
+#else
+#define SIMD_BYTES 16
+#define SIMD_NAME "plain"
+#define SIMD_SYMBOL(name) name##Plain
+#endif
+
+#define SIMD_INLINE inline __attribute__((always_inline))
+// Behind a lambda's parameters.
+#define SIMD_LAMBDA __attribute__((always_inline))
+
+#endif  // CAPSTAN_BASE_SIMD_TARGET_H_

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Matrix products of float32 in the manner of BLIS (Van Zee and van de Geijn,
+// "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015): both
+// factors are copied into panels that a small kernel reads in order, while it
+// keeps a tile of the result in registers.
+#include "kernels/gemm/gemm_kernels.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
+#include "base/simd/target.h"
+
+// 1, 2, .. up to the rows of a whole tile, two registers wide, which leaves
+// registers for a line of b and an element of a.
+#if SIMD_BYTES == 64
+#define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
+#else
+#define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6
+#endif
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+constexpr int kLanes = SIMD_BYTES / 4;
+constexpr int kTileVectors = 2;
+constexpr int kTileColumns = kTileVectors * kLanes;
+
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+
+SIMD_INLINE Vector Load(const float* p) {
+  Vector v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+SIMD_INLINE void Store(float* p, const Vector& v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+
+// Copies n < kLanes floats in pieces of a size that is known when compiling.
+SIMD_INLINE void CopyPart(const float* from, int64_t n, float* to) {
+  int64_t i = 0;
+  if (kLanes > 8 && (n & 8)) __builtin_memcpy(to, from, 32), i += 8;
+  if (kLanes > 4 && (n & 4)) __builtin_memcpy(to + i, from + i, 16), i += 4;
+  if (n & 2) __builtin_memcpy(to + i, from + i, 8), i += 2;
+  if (n & 1) to[i] = from[i];
+}
+
+// The first n lanes; the others are 0.
+SIMD_INLINE Vector LoadPart(const float* p, int64_t n) {
+  if (n >= kLanes) return Load(p);
+  Vector v = {};
+  float lanes[kLanes];
+  Store(lanes, v);
+  CopyPart(p, n, lanes);
+  return Load(lanes);
+}
+
+// One tile: c [kRows, columns] = alpha * a b + beta * c over `depth` terms,
+// where a's panel is [depth][kRows] and b's [depth][kVectors * kLanes], and
+// columns is at most that.
+template <int kRows, int kVectors>
+void Tile(int64_t depth, const float* a, const float* b, float alpha,
+          float beta, float* c, int64_t c_stride, int64_t columns) {
+  Vector sums[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    // The result's lines are on their way while the sums are made.
+    __builtin_prefetch(c + r * c_stride, 1);
+    if (kVectors * kLanes > 16) __builtin_prefetch(c + r * c_stride + 16, 1);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = Vector{};
+  }
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < depth; ++k) {
+    Vector columns_of_b[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) columns_of_b[v] = Load(b + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Vector element = a[r] - Vector{};
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] += element * columns_of_b[v];
+      }
+    }
+    a += kRows;
+    b += kVectors * kLanes;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      Vector sum = sums[r][v] * alpha;
+      float* const p = c + r * c_stride + v * kLanes;
+      const int64_t rest = columns - v * kLanes;
+      if (rest >= kLanes) {
+        if (beta != 0.0f) sum += beta * Load(p);
+        Store(p, sum);
+      } else if (rest > 0) {
+        if (beta != 0.0f) sum += beta * LoadPart(p, rest);
+        float lanes[kLanes];
+        Store(lanes, sum);
+        CopyPart(lanes, rest, p);
+      }
+    }
+  }
+}
+
+using TileFunction = void (*)(int64_t depth, const float* a, const float* b,
+                              float alpha, float beta, float* c,
+                              int64_t c_stride, int64_t columns);
+
+template <int... kRows>
+struct TileTable {
+  TileFunction functions[2][sizeof...(kRows) + 1] = {
+      {nullptr, Tile<kRows, 1>...}, {nullptr, Tile<kRows, 2>...}};
+};
+
+constexpr TileTable<GEMM_ROW_COUNTS> kTiles;
+constexpr int kTileRows =
+    static_cast<int>(sizeof(kTiles.functions[0]) / sizeof(TileFunction)) - 1;
+
+// The transpose of a square of registers, by perfect shuffles.
+SIMD_INLINE void TransposeSquare(Vector rows[kLanes]) {
+  Lanes low, high;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    low[i] = i / 2 + (i % 2) * kLanes;
+    high[i] = kLanes / 2 + i / 2 + (i % 2) * kLanes;
+  }
+#pragma GCC unroll 4
+  for (int stage = 1; stage < kLanes; stage *= 2) {
+    Vector next[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
+      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
+}
+
+// panel [depth][width] of the transpose of `rows` <= kLanes rows of from [rows,
+// depth]; columns from `rows` to kLanes become 0 where the width has them.
+// Writes up to kLanes - width floats beyond the panel's end.
+SIMD_INLINE void PackTransposed(const float* from, int64_t stride, int64_t rows,
+                                int64_t depth, int64_t width, float* panel) {
+  for (int64_t k = 0; k < depth; k += kLanes) {
+    const int64_t count = depth - k < kLanes ? depth - k : kLanes;
+    Vector square[kLanes];
+    if (rows == kLanes && count == kLanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) square[i] = Load(from + i * stride + k);
+    } else {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] =
+            i < rows ? LoadPart(from + i * stride + k, count) : Vector{};
+      }
+    }
+    TransposeSquare(square);
+    if (count == kLanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) Store(panel + i * width, square[i]);
+    } else {
+      float lines[kLanes][kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) Store(lines[i], square[i]);
+      for (int64_t i = 0; i < count; ++i) {
+        Store(panel + i * width, Load(lines[i]));
+      }
+    }
+    panel += kLanes * width;
+  }
+}
+
+// panel [depth][width] of from [depth, columns], columns <= width; the rest 0.
+SIMD_INLINE void PackColumns(const float* from, int64_t stride, int64_t columns,
+                             int64_t depth, int64_t width, float* panel) {
+  for (int64_t k = 0; k < depth; ++k, from += stride, panel += width) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+      Store(panel + i, LoadPart(from + i, columns - i));
+    }
+  }
+}
+
+// a's panel [depth][rows] from row `row` and column `k` on.
+void PackRows(const GemmProblem& p, int64_t row, int64_t rows, int64_t k,
+              int64_t depth, float* panel) {
+  if (!p.a_transposed) {
+    PackTransposed(p.a + row * p.a_stride + k, p.a_stride, rows, depth, rows,
+                   panel);
+    return;
+  }
+  const float* from = p.a + k * p.a_stride + row;
+  const bool whole = row + kLanes <= p.m;  // a vector stays inside the matrix
+  for (int64_t i = 0; i < depth; ++i, from += p.a_stride, panel += rows) {
+    Store(panel, whole ? Load(from) : LoadPart(from, rows));
+  }
+}
+
+// b's panel [depth][width] from column `column` and row `k` on.
+void PackPanel(const GemmProblem& p, int64_t column, int64_t columns, int64_t k,
+               int64_t depth, int64_t width, float* panel) {
+  if (!p.b_transposed) {
+    PackColumns(p.b + k * p.b_stride + column, p.b_stride, columns, depth,
+                width, panel);
+    return;
+  }
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t rows = columns - i < kLanes ? columns - i : kLanes;
+    PackTransposed(p.b + (column + i) * p.b_stride + k, p.b_stride, rows, depth,
+                   width, panel + i);
+  }
+}
+
+// Lines of a block of memory that will be packed soon: part `part` of `parts`.
+SIMD_INLINE void PrefetchPart(const float* block, int64_t stride, int64_t rows,
+                              int64_t columns, int64_t part, int64_t parts) {
+  const int64_t end = rows * (part + 1) / parts;
+  for (int64_t r = rows * part / parts; r < end; ++r) {
+    for (int64_t i = 0; i < columns; i += 16) {
+      __builtin_prefetch(block + r * stride + i, 0, 2);
+    }
+  }
+}
+
+SIMD_INLINE void PrefetchRows(const GemmProblem& p, int64_t row, int64_t rows,
+                              int64_t k, int64_t depth, int64_t part,
+                              int64_t parts) {
+  if (p.a_transposed) {
+    PrefetchPart(p.a + k * p.a_stride + row, p.a_stride, depth, rows, part,
+                 parts);
+  } else {
+    PrefetchPart(p.a + row * p.a_stride + k, p.a_stride, rows, depth, part,
+                 parts);
+  }
+}
+
+SIMD_INLINE void PrefetchPanel(const GemmProblem& p, int64_t column,
+                               int64_t columns, int64_t k, int64_t depth,
+                               int64_t part, int64_t parts) {
+  if (p.b_transposed) {
+    PrefetchPart(p.b + column * p.b_stride + k, p.b_stride, columns, depth,
+                 part, parts);
+  } else {
+    PrefetchPart(p.b + k * p.b_stride + column, p.b_stride, depth, columns,
+                 part, parts);
+  }
+}
+
+SIMD_INLINE int64_t Width(int64_t columns) {
+  return columns > kLanes ? kTileColumns : kLanes;
+}
+
+// Rows are cut into panels of nearly equal height.
+struct Cut {
+  Cut(int64_t size, int64_t most, int64_t unit = 1)
+      : size(size), unit(unit), pieces((size + most - 1) / most) {}
+  int64_t begin(int64_t i) const {
+    return i == pieces ? size : size / unit * i / pieces * unit;
+  }
+  const int64_t size, unit, pieces;
+};
+
+struct Term {  // one block of the inner dimension
+  int64_t k, depth;
+  float beta;
+};
+
+// For [row_begin, row_end) and [column_begin, column_end) of c.
+void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
+                  int64_t row_end, int64_t column_begin, int64_t column_end,
+                  float* rows_space, float* panel) {
+  const Cut cut(row_end - row_begin, kTileRows);
+  for (int64_t i = 0; i < cut.pieces; ++i) {
+    PackRows(p, row_begin + cut.begin(i), cut.begin(i + 1) - cut.begin(i), t.k,
+             t.depth, rows_space + cut.begin(i) * t.depth);
+  }
+  for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
+    const int64_t columns =
+        column_end - n < kTileColumns ? column_end - n : kTileColumns;
+    const int64_t width = Width(columns);
+    PackPanel(p, n, columns, t.k, t.depth, width, panel);
+    const TileFunction* tiles = kTiles.functions[width / kLanes - 1];
+    const int64_t next = n + kTileColumns;
+    const int64_t left = column_end - next;
+    for (int64_t i = 0; i < cut.pieces; ++i) {
+      const int64_t row = cut.begin(i);
+      if (left > 0) {
+        PrefetchPanel(p, next, left < kTileColumns ? left : kTileColumns, t.k,
+                      t.depth, i, cut.pieces);
+      }
+      tiles[cut.begin(i + 1) - row](
+          t.depth, rows_space + row * t.depth, panel, p.alpha, t.beta,
+          p.c + (row_begin + row) * p.c_stride + n, p.c_stride, columns);
+    }
+  }
+}
+
+void ResidentColumns(const GemmProblem& p, const Term& t, int64_t row_begin,
+                     int64_t row_end, int64_t column_begin, int64_t column_end,
+                     float* columns_space, float* panel) {
+  for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
+    const int64_t columns =
+        column_end - n < kTileColumns ? column_end - n : kTileColumns;
+    PackPanel(p, n, columns, t.k, t.depth, Width(columns),
+              columns_space + (n - column_begin) * t.depth);
+  }
+  const Cut cut(row_end - row_begin, kTileRows);
+  for (int64_t i = 0; i < cut.pieces; ++i) {
+    const int64_t row = row_begin + cut.begin(i);
+    const int64_t rows = cut.begin(i + 1) - cut.begin(i);
+    PackRows(p, row, rows, t.k, t.depth, panel);
+    const int64_t width = column_end - column_begin;
+    for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
+      const int64_t columns =
+          column_end - n < kTileColumns ? column_end - n : kTileColumns;
+      const TileFunction* tiles = kTiles.functions[Width(columns) / kLanes - 1];
+      if (i + 1 < cut.pieces) {
+        PrefetchRows(p, row + rows, cut.begin(i + 2) - cut.begin(i + 1), t.k,
+                     t.depth, (n - column_begin) / kTileColumns,
+                     (width + kTileColumns - 1) / kTileColumns);
+      }
+      tiles[rows](t.depth, panel, columns_space + (n - column_begin) * t.depth,
+                  p.alpha, t.beta, p.c + row * p.c_stride + n, p.c_stride,
+                  columns);
+    }
+  }
+}
+
+void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
+         int64_t column_begin, int64_t column_end, float* space) {
+  float* const resident = space + kGemmPanel;
+  const bool rows_stay = row_end - row_begin <= column_end - column_begin;
+  const Cut terms(p.k, kGemmDepth);
+  // The factor that stays is cut to what the second cache holds.
+  const Cut blocks(rows_stay ? row_end - row_begin : column_end - column_begin,
+                   kGemmResident, rows_stay ? 1 : kTileColumns);
+  for (int64_t i = 0; i < blocks.pieces; ++i) {
+    for (int64_t k = 0; k < terms.pieces; ++k) {
+      const Term term = {terms.begin(k), terms.begin(k + 1) - terms.begin(k),
+                         k == 0 ? p.beta : 1.0f};
+      if (rows_stay) {
+        ResidentRows(p, term, row_begin + blocks.begin(i),
+                     row_begin + blocks.begin(i + 1), column_begin, column_end,
+                     resident, space);
+      } else {
+        ResidentColumns(p, term, row_begin, row_end,
+                        column_begin + blocks.begin(i),
+                        column_begin + blocks.begin(i + 1), resident, space);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, Run};
+
+}  // namespace kernels
+}  // namespace capstan
