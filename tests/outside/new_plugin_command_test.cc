@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tests/outside builds what it writes.
+// new_plugin_test builds what it writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 
-#include "trainer/commands/commands.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
 
 namespace capstan {
 namespace {
@@ -19,45 +18,23 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string NewFolder() {
-  const std::string folder = ::testing::TempDir() + "/plugins";
-  fs::remove_all(folder);
-  return folder;
-}
+// Of a folder that isn't there yet.
+std::string NewFolder() { return NewTestFolder("new_plugin") + "/plugins"; }
 
 std::string Text(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
+  return fs::exists(path) ? ReadText(path) : "";
 }
 
-struct Outcome {
-  int code;
-  std::string out;
-  std::string err;
-};
-
-Outcome Write(const std::string& category, const std::string& name,
-              const std::string& folder) {
-  NewPluginOptions options;
-  options.category = category;
-  options.name = name;
-  options.folder = folder;
-  options.capstan = "/the/workspace";
-  ::testing::internal::CaptureStdout();
-  ::testing::internal::CaptureStderr();
-  Outcome outcome;
-  outcome.code = NewPluginCommand(options);
-  outcome.out = ::testing::internal::GetCapturedStdout();
-  outcome.err = ::testing::internal::GetCapturedStderr();
-  return outcome;
+TrainerResult Write(const std::string& category, const std::string& name,
+                    const std::string& folder) {
+  return RunTrainer({"new-plugin", "--category=" + category, "--name=" + name,
+                     "--capstan=/the/workspace", folder});
 }
 
 TEST(NewPluginCommandTest, NamesEverythingAfterThePlugin) {
   const std::string folder = NewFolder();
-  const Outcome outcome = Write("optimizer", "acme.big_cat", folder);
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const TrainerResult outcome = Write("optimizer", "acme.big_cat", folder);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out,
               AllOf(HasSubstr("bazel build //acme/big_cat:all"),
                     HasSubstr("bazel test //acme/big_cat:all"),
@@ -93,7 +70,7 @@ TEST(NewPluginCommandTest, KnowsEveryCategory) {
        {"collector", "dataset_reader", "model", "objective", "optimizer",
         "precision", "strategy"}) {
     const std::string name = std::string(category) + "1";
-    EXPECT_EQ(Write(category, "acme." + name, folder).code, 0) << category;
+    EXPECT_EQ(Write(category, "acme." + name, folder).exit_code, 0) << category;
     for (const char* end : {".cc", ".proto", ".pbtxt"}) {
       EXPECT_GT(Text(folder + "/acme/" + name + "/" + name + end).size(), 10)
           << category << end;
@@ -105,14 +82,14 @@ TEST(NewPluginCommandTest, KnowsEveryCategory) {
 
 TEST(NewPluginCommandTest, OverwritesNothing) {
   const std::string folder = NewFolder();
-  ASSERT_EQ(Write("optimizer", "acme.lion", folder).code, 0);
-  std::ofstream(folder + "/Makefile") << "mine";
-  const Outcome again = Write("precision", "acme.lion", folder);
-  EXPECT_EQ(again.code, 1);
+  ASSERT_EQ(Write("optimizer", "acme.lion", folder).exit_code, 0);
+  WriteText(folder + "/Makefile", "mine");
+  const TrainerResult again = Write("precision", "acme.lion", folder);
+  EXPECT_EQ(again.exit_code, 1);
   EXPECT_THAT(again.err, HasSubstr("acme/lion is there already"));
   EXPECT_THAT(Text(folder + "/acme/lion/lion.cc"), HasSubstr("Optimizer"));
   // Another one beside it keeps what they share.
-  EXPECT_EQ(Write("precision", "acme.tiger", folder).code, 0);
+  EXPECT_EQ(Write("precision", "acme.tiger", folder).exit_code, 0);
   EXPECT_EQ(Text(folder + "/Makefile"), "mine");
 }
 
@@ -120,22 +97,20 @@ TEST(NewPluginCommandTest, RefusesWhatItCannotName) {
   const std::string folder = NewFolder();
   for (const char* name :
        {"lion", "acme.", ".lion", "acme.Lion", "acme.lion.cub", "acme.9",
-        "a_b.lion", "acme.li-on", "acme/x.lion", "", "acme.new", "std.lion",
+        "a_b.lion", "acme.li-on", "acme/x.lion", "acme.new", "std.lion",
         "capstan.lion", "acme.config", "lion.lion"}) {
-    const Outcome outcome = Write("optimizer", name, folder);
-    EXPECT_EQ(outcome.code, 1) << name;
-    EXPECT_THAT(outcome.err, HasSubstr(std::string("--name=") + name + ": "));
+    const TrainerResult outcome = Write("optimizer", name, folder);
+    ExpectOneError(outcome, {std::string("--name=") + name + ": "});
   }
-  const Outcome unknown = Write("optimiser", "acme.lion", folder);
-  EXPECT_EQ(unknown.code, 1);
+  const TrainerResult unknown = Write("optimiser", "acme.lion", folder);
+  EXPECT_EQ(unknown.exit_code, 1);
   EXPECT_THAT(unknown.err, AllOf(HasSubstr("--category=optimiser"),
                                  HasSubstr("dataset_reader"),
                                  HasSubstr("did you mean optimizer?")));
   EXPECT_FALSE(fs::exists(folder));
-  std::ofstream(folder) << "a file";
+  WriteText(folder, "a file");
   EXPECT_THAT(Write("optimizer", "acme.lion", folder).err,
               HasSubstr("is not a folder"));
-  fs::remove(folder);
 }
 
 }  // namespace
