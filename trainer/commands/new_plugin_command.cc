@@ -20,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "trainer/commands/commands.h"
 #include "trainer/commands/new_plugin_files.h"
@@ -201,14 +202,16 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
 
 // What to type to build, test and use it.
 void PrintCommands(const Name& name, const fs::path& folder,
+                   const std::string& capstan,
                    const std::vector<std::string>& written) {
   const std::string own = absl::StrCat(name.vendor, "/", name.plugin);
   std::cout << "Written in " << folder.string() << ":\n  "
             << absl::StrJoin(written, "\n  ") << "\nIn that folder:\n"
             << "  bazel build //" << own << ":all\n"
-            << "  bazel test //" << own << ":all\n"
-            << "  trainer --config=run_distributed.pbtxt --config=" << own
-            << "/" << name.plugin << ".pbtxt --plugin_path=bazel-bin/" << own
+            << "  bazel test //" << own << ":all\n  " << ExecutableFolder()
+            << "/trainer --config=" << capstan
+            << "/configs/run_distributed.pbtxt --config=" << own << "/"
+            << name.plugin << ".pbtxt --plugin_path=bazel-bin/" << own
             << "\nWithout Bazel, `make` and `make test` (or CMake), and "
                "--plugin_path=build/"
             << own << std::endl;
@@ -224,10 +227,10 @@ absl::Status NewPlugin(const NewPluginOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat(folder.string(), " is not a folder"));
   }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::vector<std::string> written,
-      WritePlugin(category, name, folder, CapstanFolder(options)));
-  PrintCommands(name, folder, written);
+  const std::string capstan = CapstanFolder(options);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> written,
+                           WritePlugin(category, name, folder, capstan));
+  PrintCommands(name, folder, capstan, written);
   return absl::OkStatus();
 }
 
