@@ -3,7 +3,7 @@
 
 Both get the same text, sizes, batch, number of steps and threads, and leave the
 same first steps out of the median (two: kWarmUpSteps in
-trainer/session/train_finish.cc, WARM_UP_STEPS in peers/torch_lm.py).
+trainer/session/step_records.cc, WARM_UP_STEPS in peers/torch_lm.py).
 """
 
 import json

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/algorithm_distillation/history_model.h"
 
 namespace capstan {
 namespace ad_history {

@@ -8,9 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "datasets/ad_history/ad_history.pb.h"
-#include "datasets/ad_history/history_source.h"
 #include "datasets/ad_history/history_table.h"
 #include "datasets/ad_history/sample_layout.h"
+#include "plugins/algorithm_distillation/history_source.h"
 #include "plugins/sdk/dataset.h"
 
 namespace capstan {

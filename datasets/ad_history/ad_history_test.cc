@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 #include "datasets/darkroom/history_file.h"
-#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/algorithm_distillation/history_model.h"
 
 namespace capstan {
 namespace ad_history {

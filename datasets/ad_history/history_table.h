@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "datasets/darkroom/darkroom.h"
+#include "plugins/algorithm_distillation/darkroom.h"
 
 namespace capstan {
 namespace ad_history {

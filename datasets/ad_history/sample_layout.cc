@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/algorithm_distillation/history_model.h"
 
 namespace capstan {
 namespace ad_history {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "datasets/ad_history/history_source.h"
 #include "datasets/ad_history/history_table.h"
+#include "plugins/algorithm_distillation/history_source.h"
 
 namespace capstan {
 namespace ad_history {

@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "datasets/darkroom/darkroom.h"
 #include "datasets/darkroom/darkroom.pb.h"
 #include "datasets/darkroom/ppo_networks.h"
+#include "plugins/algorithm_distillation/darkroom.h"
 #include "plugins/sdk/collector.h"
 
 namespace capstan {

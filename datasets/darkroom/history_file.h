@@ -25,7 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "datasets/darkroom/darkroom.h"
+#include "plugins/algorithm_distillation/darkroom.h"
 
 namespace capstan {
 namespace darkroom {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "datasets/darkroom/darkroom.h"
 #include "datasets/darkroom/history_file.h"
 #include "datasets/darkroom/ppo_networks.h"
+#include "plugins/algorithm_distillation/darkroom.h"
 
 namespace capstan {
 namespace darkroom {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "datasets/darkroom/darkroom.h"
 #include "datasets/darkroom/ppo_kernels.h"
+#include "plugins/algorithm_distillation/darkroom.h"
 
 namespace capstan {
 namespace darkroom {

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
-#include "base/status.h"
 #include "base/npy.h"
+#include "base/status.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/attention/attention_loops.h"
@@ -150,6 +151,70 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
   if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
   return packing ? ComposedPackedAttention(q, k, v, shape, *packing)
                  : ComposedAttention(q, k, v, shape);
+}
+
+namespace {
+
+// For plans: bytes of tensors, and of the blocks of scores of ATen's fused
+// attention (FlashAttentionKernel.cpp), float32 and rounded, for one thread:
+// on CPUs ranks have few.
+struct AttentionBytes {
+  AttentionBytes(const AttentionShape& shape, int64_t rows,
+                 c10::ScalarType dtype)
+      : own(dtype == c10::ScalarType::Float),
+        grouped(shape.heads != shape.kv_heads),
+        q(rows * shape.heads * shape.head_dim * ElementBytes(dtype)),
+        kv(rows * shape.kv_heads * shape.head_dim * ElementBytes(dtype)),
+        log_sum_exp(rows * shape.heads * kFloatBytes) {
+    const int64_t length = rows / shape.batch;
+    const int64_t queries = std::min<int64_t>(
+        length >= 768 ? 256 : (length >= 192 ? 64 : 32), length);
+    block = queries * std::min<int64_t>(512, length) *
+            (kFloatBytes + ElementBytes(dtype));
+  }
+  bool own;  // AttentionFunction rather than ATen's
+  bool grouped;
+  int64_t q, kv, log_sum_exp, block;
+};
+
+}  // namespace
+
+void PlanAttention(const AttentionShape& shape, int64_t rows,
+                   c10::ScalarType dtype, bool packed, MemoryLedger* ledger) {
+  const AttentionBytes b(shape, rows, dtype);
+  if (b.own) return ledger->Take(b.q + b.log_sum_exp);
+  // Keys and values, repeated for each head of their group.
+  if (b.grouped) ledger->Take(2 * b.q);
+  ledger->Pass(b.q + b.log_sum_exp + b.block);
+  ledger->Take(b.q + b.log_sum_exp);
+  // The documents' outputs, of which the next operator keeps one piece.
+  if (packed) ledger->Take(b.q);
+}
+
+void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
+                           c10::ScalarType dtype, bool packed,
+                           MemoryLedger* ledger) {
+  const AttentionBytes b(shape, rows, dtype);
+  if (b.own) {
+    ledger->Take(b.q + 2 * b.kv);
+    ledger->Free(3 * b.q + 2 * b.kv + b.log_sum_exp);
+    return;
+  }
+  ledger->Pass(3 * b.q + 2 * b.block);
+  ledger->Take(3 * b.q);
+  if (packed) {
+    ledger->Pass(b.q);  // the documents' gradients, put together
+    ledger->Free(b.q);
+  }
+  ledger->Free(b.q + 2 * (b.grouped ? b.q : b.kv));
+  ledger->Free(2 * b.q + b.log_sum_exp);  // the output and its gradient
+  if (!b.grouped) return;
+  // Summed over each group, then put in the order of the rows.
+  for (int i = 0; i < 2; ++i) {
+    ledger->Take(b.kv);
+    ledger->Free(b.q);
+    ledger->Pass(b.kv);
+  }
 }
 
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "kernels/attention/packed_rows.h"
+#include "kernels/memory.h"
 
 namespace capstan {
 namespace kernels {
@@ -35,6 +36,16 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
 // stride.
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const AttentionShape& shape);
+
+// What Attention leaves on `ledger` on the CPU, for q [rows, ..] and k and v
+// that it keeps, or copies of them: its output and what else it keeps.
+void PlanAttention(const AttentionShape& shape, int64_t rows,
+                   c10::ScalarType dtype, bool packed, MemoryLedger* ledger);
+// From there: what it keeps, q, k and v included, and the gradient of the
+// output, become the gradients of q, k and v.
+void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
+                           c10::ScalarType dtype, bool packed,
+                           MemoryLedger* ledger);
 
 }  // namespace kernels
 }  // namespace capstan

@@ -2,12 +2,20 @@
 #include "kernels/encoder/encoder_block.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/profile.h"
@@ -202,9 +210,131 @@ class EncoderBlockFunction
 
 }  // namespace
 
+// The plain block.
+namespace {
+
+// [B * T, heads * head_dim] as [B, heads, T, head_dim].
+at::Tensor Heads(const at::Tensor& x, int64_t batch, int64_t heads) {
+  return x.reshape({batch, x.size(0) / batch, heads, x.size(1) / heads})
+      .transpose(1, 2);
+}
+
+// What comes out of the attention, [queries, E]. x_query: the rows whose
+// queries are wanted.
+at::Tensor Attention(const at::Tensor& x, const at::Tensor& x_query,
+                     const EncoderBlockWeights& w,
+                     const EncoderBlockOptions& options) {
+  const int64_t width = x.size(1), batch = options.rows->batch();
+  const int64_t length = x.size(0) / batch;
+  const auto project = [&](const at::Tensor& from, int part) {
+    return Heads(at::linear(from, w[kInWeight].narrow(0, part * width, width),
+                            w[kInBias].narrow(0, part * width, width)),
+                 batch, options.heads);
+  };
+  const at::Tensor q = project(x_query, 0), k = project(x, 1);
+  const at::Tensor v = project(x, 2);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
+  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)).mul(scale);
+  const at::Tensor places = at::arange(length, options.rows->last.options());
+  const at::Tensor seen_by =
+      options.last_only
+          ? options.rows->last.remainder(length).view({batch, 1, 1, 1})
+          : places.view({1, 1, length, 1});
+  const at::Tensor weights =
+      scores
+          .masked_fill(places.gt(seen_by),
+                       -std::numeric_limits<double>::infinity())
+          .softmax(-1);
+  const at::Tensor mixed = at::matmul(
+      DropScores(weights, options.dropout, options.layer, options.max_length),
+      v);
+  return mixed.transpose(1, 2).reshape({x_query.size(0), width});
+}
+
+}  // namespace
+
+at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
+                             const EncoderBlockOptions& options) {
+  const EncoderRows& rows = *options.rows;
+  for (int64_t b = 0; b < rows.batch(); ++b) {
+    TORCH_CHECK(rows.length(b) == rows.length(0),
+                "a plain encoder block wants sequences alike in length");
+  }
+  const auto drop = [&](const at::Tensor& t, DropoutPlace place) {
+    return DropRows(t, options.dropout, options.layer, place);
+  };
+  const at::Tensor x_query =
+      options.last_only ? x.index_select(0, rows.last) : x;
+  const at::Tensor attended =
+      at::linear(Attention(x, x_query, w, options), w[kOutWeight], w[kOutBias]);
+  const at::Tensor y =
+      at::layer_norm(x_query + drop(attended, DropoutPlace::kOutput),
+                     {x.size(1)}, w[kNorm1Weight], w[kNorm1Bias], options.eps);
+  const at::Tensor inner = drop(
+      at::gelu(at::linear(y, w[kUpWeight], w[kUpBias])), DropoutPlace::kInner);
+  const at::Tensor fed = at::linear(inner, w[kDownWeight], w[kDownBias]);
+  return at::layer_norm(y + drop(fed, DropoutPlace::kFeedForward), {x.size(1)},
+                        w[kNorm2Weight], w[kNorm2Bias], options.eps);
+}
+
+namespace {
+
+bool HasFusedWidths(int64_t width, int64_t feed_forward) {
+  return width % 16 == 0 && feed_forward % 16 == 0;
+}
+
+OperatorMemory PlanFusedBlock(const EncoderBlockShape& s) {
+  std::vector<int64_t> offsets;
+  for (int64_t b = 0; b <= s.batch; ++b) offsets.push_back(b * s.length);
+  const EncoderDims d(offsets, s.width, s.feed_forward, s.heads, s.last_only,
+                      s.dropout);
+  const int64_t workers = Workers(d);
+  OperatorMemory memory;
+  memory.kept = EncoderKept(d, nullptr).parts.used() * kFloatBytes;
+  memory.forward =
+      EncoderForwardSpace(d, nullptr).parts.used() * kFloatBytes * workers;
+  // Each worker sums the weights' gradients on its own.
+  memory.backward =
+      EncoderBackwardSpace(d, nullptr).parts.used() * kFloatBytes * workers +
+      s.Bytes(workers - 1, s.weights());
+  return memory;
+}
+
+// PlainEncoderBlock.
+OperatorMemory PlanPlainBlock(const EncoderBlockShape& s) {
+  const int64_t queries = s.queries(), e = s.width, f = s.feed_forward;
+  // A head's scores, for each query as many as there are tokens.
+  const int64_t scores = s.Bytes(queries * s.heads, s.length);
+  const int64_t dropped = s.dropout ? 1 : 0;
+  OperatorMemory memory;
+  memory.kept = s.Bytes(s.rows(), 2 * e) +
+                s.Bytes(queries, (5 + 2 * dropped) * e + (2 + dropped) * f) +
+                (1 + 2 * dropped) * scores;
+  memory.forward = 3 * scores;
+  memory.backward = std::max(3 * scores, s.Bytes(queries, 2 * f));
+  return memory;
+}
+
+}  // namespace
+
+bool EncoderBlockShape::fused() const {
+  return dtype == c10::ScalarType::Float && HasFusedWidths(width, feed_forward);
+}
+
+OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s) {
+  OperatorMemory memory = s.fused() ? PlanFusedBlock(s) : PlanPlainBlock(s);
+  const int64_t output = s.Bytes(s.queries(), s.width);
+  memory.kept += output;
+  // The gradients of weights and of x, and that of the output,
+  // made contiguous.
+  memory.backward +=
+      output + s.Bytes(s.rows(), s.width) + s.Bytes(1, s.weights());
+  return memory;
+}
+
 bool CanFuseEncoderBlock(const at::Tensor& like, int64_t width,
                          int64_t feed_forward) {
-  return FastPath(like) && width % 16 == 0 && feed_forward % 16 == 0;
+  return FastPath(like) && HasFusedWidths(width, feed_forward);
 }
 
 at::Tensor FusedEncoderBlock(const at::Tensor& x,
@@ -221,19 +351,6 @@ at::Tensor FusedEncoderBlock(const at::Tensor& x,
   }
   return EncoderBlockFunction::apply(x.contiguous(), at::TensorList(weights),
                                      options);
-}
-
-EncoderBlockSizes FusedEncoderBlockSizes(int64_t batch, int64_t length,
-                                         int64_t width, int64_t feed_forward,
-                                         int64_t heads, bool last_only,
-                                         bool dropout) {
-  std::vector<int64_t> offsets;
-  for (int64_t b = 0; b <= batch; ++b) offsets.push_back(b * length);
-  const EncoderDims d(offsets, width, feed_forward, heads, last_only, dropout);
-  const int64_t bytes = sizeof(float);
-  return {EncoderKept(d, nullptr).parts.used() * bytes,
-          EncoderForwardSpace(d, nullptr).parts.used() * bytes * Workers(d),
-          EncoderBackwardSpace(d, nullptr).parts.used() * bytes * Workers(d)};
 }
 
 }  // namespace kernels

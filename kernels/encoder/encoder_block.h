@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/encoder/dropout.h"
+#include "kernels/memory.h"
 
 namespace capstan {
 namespace kernels {
@@ -85,16 +86,34 @@ at::Tensor FusedEncoderBlock(const at::Tensor& x,
                              const EncoderBlockWeights& weights,
                              const EncoderBlockOptions& options);
 
-// Bytes that a fused block takes, for `batch` sequences of `length`.
-struct EncoderBlockSizes {
-  int64_t kept = 0;      // from forward to backward, beside x and the output
-  int64_t forward = 0;   // while forward runs, beside these
-  int64_t backward = 0;  // while backward runs, beside gradients
+// A block on the CPU as far as its memory depends on it: `batch` sequences of
+// `length`.
+struct EncoderBlockShape {
+  int64_t batch = 0;
+  int64_t length = 0;
+  int64_t width = 0;
+  int64_t feed_forward = 0;
+  int64_t heads = 1;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool last_only = false;
+  bool dropout = false;
+
+  bool fused() const;
+  int64_t rows() const { return batch * length; }
+  int64_t queries() const { return last_only ? batch : rows(); }
+  // Numbers in an EncoderBlockWeights.
+  int64_t weights() const {
+    return (4 * width + 9) * width + (2 * width + 1) * feed_forward;
+  }
+  // Bytes of [rows, width].
+  int64_t Bytes(int64_t rows, int64_t width) const {
+    return rows * width * ElementBytes(dtype);
+  }
 };
-EncoderBlockSizes FusedEncoderBlockSizes(int64_t batch, int64_t length,
-                                         int64_t width, int64_t feed_forward,
-                                         int64_t heads, bool last_only,
-                                         bool dropout);
+
+// What FusedEncoderBlock allocates if it can, to the byte, or an estimate for
+// PlainEncoderBlock, from what LibTorch's operators save.
+OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s);
 
 }  // namespace kernels
 }  // namespace capstan

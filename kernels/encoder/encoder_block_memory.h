@@ -10,7 +10,7 @@
 
 #include "kernels/encoder/dropout.h"
 #include "kernels/encoder/encoder_attention.h"
-#include "kernels/layers/transformer_block_memory.h"
+#include "kernels/memory.h"
 
 namespace capstan {
 namespace kernels {

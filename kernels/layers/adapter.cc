@@ -13,13 +13,13 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/layers/linear.h"
+#include "kernels/memory.h"
 
 namespace capstan {
 namespace kernels {
-namespace {
 
-// [rows, width] bool on the CPU: which numbers are dropped. Four channels share
-// the random bits of one counter: the token's place and theirs, and the sample.
+// Four channels share the random bits of one counter: the token's place and
+// theirs, and the sample.
 at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
                        int64_t width) {
   const at::Tensor samples = dropout.samples.cpu().contiguous();
@@ -49,6 +49,8 @@ at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
   });
   return mask;
 }
+
+namespace {
 
 // The adapter's input; x itself if nothing is dropped.
 at::Tensor Dropped(const AdapterDropout& dropout, const at::Tensor& x) {
@@ -98,6 +100,24 @@ void AdapterBackward::AppendWeights(const at::Tensor& x,
   at::Tensor d_b = at::empty(adapter_.b.sizes(), inner.options());
   MatMulInto(d_b, dy_.t(), inner, /*beta=*/0.0, adapter_.scale);
   gradients->push_back(std::move(d_b));
+}
+
+LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
+                        c10::ScalarType dtype, bool trained,
+                        const AdapterShape& adapter) {
+  const int64_t element = ElementBytes(dtype);
+  LinearMemory memory;
+  if (trained) memory.gradients = out * in * element;
+  if (adapter.rank == 0) return memory;
+  memory.gradients += adapter.rank * (in + out) * element;
+  // [rows, rank]: of x, and the gradient to it.
+  const int64_t inner = rows * adapter.rank * element;
+  // The mask and what it leaves, of x or of the gradient to it.
+  const int64_t dropped = adapter.dropout ? rows * in * (1 + element) : 0;
+  const int64_t masked = adapter.dropout ? dropped + rows * in * element : 0;
+  memory.forward = inner + dropped;
+  memory.backward = std::max(2 * inner, inner + masked);
+  return memory;
 }
 
 std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters) {

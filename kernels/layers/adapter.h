@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
@@ -59,6 +60,27 @@ class AdapterBackward {
   const at::Tensor dy_;
   at::Tensor d_inner_;  // [rows, rank]
 };
+
+// An adapter as far as its memory depends on it.
+struct AdapterShape {
+  int64_t rank = 0;  // 0: none
+  bool dropout = false;
+};
+
+// Bytes that a linear layer [out, in] allocates on the CPU beside its input,
+// output and their gradients.
+struct LinearMemory {
+  int64_t forward = 0;    // while AddAdapter runs
+  int64_t backward = 0;   // while AdapterBackward runs, beside gradients
+  int64_t gradients = 0;  // to W, A and B
+};
+LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
+                        c10::ScalarType dtype, bool trained,
+                        const AdapterShape& adapter);
+
+// [rows, width] bool on the CPU: which numbers are dropped.
+at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
+                       int64_t width);
 
 // A and B of those that are defined, in order: what a node of autograd takes.
 std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters);

@@ -72,6 +72,23 @@ class AttentionInputFunction
 
 }  // namespace
 
+void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger) {
+  PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);
+  ledger->Take(s.q() + 2 * s.kv());
+  ledger->Pass(s.Linear(kValueMatrix).forward);
+  ledger->Free(s.x());  // n
+}
+
+void PlanAttentionInputBackward(const TransformerBlockShape& s,
+                                MemoryLedger* ledger) {
+  PlanRmsNormAgain(s.rows, s.hidden, s.dtype, ledger);
+  const LinearMemory value = s.Linear(kValueMatrix);
+  ledger->Take(s.x() + s.Linear(kQueryMatrix).gradients +
+               s.Linear(kKeyMatrix).gradients + value.gradients);
+  ledger->Pass(value.backward);
+  PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
+}
+
 QueryKeyValue AttentionInput(const at::Tensor& x,
                              const AttentionWeights& weights, double eps,
                              const at::Tensor& rope_table) {

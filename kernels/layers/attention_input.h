@@ -7,6 +7,7 @@
 #include <array>
 
 #include "kernels/layers/adapter.h"
+#include "kernels/layers/transformer_block_shape.h"
 
 namespace capstan {
 namespace kernels {
@@ -30,6 +31,12 @@ struct AttentionWeights {
 QueryKeyValue AttentionInput(const at::Tensor& x,
                              const AttentionWeights& weights, double eps,
                              const at::Tensor& rope_table);
+
+// What AttentionInput leaves on `ledger`: q, k, v and what it keeps beside x.
+void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger);
+// From there on, with the gradients of q, k and v.
+void PlanAttentionInputBackward(const TransformerBlockShape& s,
+                                MemoryLedger* ledger);
 
 }  // namespace kernels
 }  // namespace capstan

@@ -76,6 +76,34 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
 
 }  // namespace
 
+void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger) {
+  PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);
+  ledger->Take(2 * s.inner());  // gate, up
+  ledger->Pass(s.Linear(kUpMatrix).forward);
+  ledger->Take(s.inner() + s.x());  // the activation, the output
+  ledger->Pass(s.Linear(kDownMatrix).forward);
+  ledger->Free(s.inner() + s.x());  // the activation, n
+}
+
+void PlanGatedMlpBackward(const TransformerBlockShape& s,
+                          MemoryLedger* ledger) {
+  const LinearMemory gate = s.Linear(kGateMatrix), up = s.Linear(kUpMatrix);
+  const LinearMemory down = s.Linear(kDownMatrix);
+  ledger->Take(3 * s.inner());  // d of the activation, gate and up
+  ledger->Take(down.gradients);
+  ledger->Pass(down.backward);
+  ledger->Free(s.inner());
+  PlanRmsNormAgain(s.rows, s.hidden, s.dtype, ledger);
+  ledger->Take(gate.gradients + up.gradients + s.x());
+  ledger->Pass(up.backward);
+  PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
+  ledger->Free(2 * s.inner() + 3 * s.x());         // d, n, dn, dy
+  ledger->Free(s.x() + 2 * s.inner() + s.rstd());  // what was kept, x included
+  // Gradients of parameters live until the next operator of the backward.
+  ledger->Free(gate.gradients + up.gradients + down.gradients +
+               s.norm_gradient());
+}
+
 at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
                     double eps) {
   return GatedMlpFunction::apply(

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "kernels/layers/adapter.h"
+#include "kernels/layers/transformer_block_shape.h"
 
 namespace capstan {
 namespace kernels {
@@ -24,6 +25,12 @@ struct GatedMlpWeights {
 // makes the rest again.
 at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
                     double eps);
+
+// What GatedMlp leaves on `ledger`: its output and what it keeps beside x.
+void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger);
+// From there on, with the output's gradient in the output's place: x and its
+// gradient remain.
+void PlanGatedMlpBackward(const TransformerBlockShape& s, MemoryLedger* ledger);
 
 }  // namespace kernels
 }  // namespace capstan

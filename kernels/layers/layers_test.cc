@@ -69,22 +69,6 @@ TEST(LayersTest, RmsNorm) {
   }
 }
 
-TEST(LayersTest, RmsNormOfASum) {
-  for (const auto& [rows, n] : {std::pair(1, 1), {3, 7}, {130, 77}}) {
-    const at::Tensor x = Wave({rows, n}), residual = Wave({rows, n}, 2.0);
-    const at::Tensor weight = Wave({n});
-    for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      const at::Tensor a = x.to(type), b = residual.to(type),
-                       w = weight.to(type);
-      const RmsNormAddResult both = RmsNormAddForward(a, b, w, kEps);
-      const RmsNormResult parts = RmsNormForward(a + b, w, kEps);
-      EXPECT_TRUE(at::equal(both.sum, a + b));
-      EXPECT_TRUE(at::equal(both.y, parts.y));
-      EXPECT_TRUE(at::equal(both.rstd, parts.rstd));
-    }
-  }
-}
-
 TEST(LayersTest, RmsNormHasTheSameBitsOnAnyNumberOfThreads) {
   const int before = at::get_num_threads();
   const Tensors inputs = {Wave({4000, 33}), Wave({33})};

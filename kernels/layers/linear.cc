@@ -11,6 +11,7 @@
 #include "base/profile.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/layers/transformer_block_shape.h"
 
 namespace capstan {
 namespace kernels {
@@ -110,6 +111,18 @@ at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& residual, const Adapter& adapter) {
   return LinearAddFunction::apply(
       x, weight, residual, at::TensorList(AdapterTensors(adapter)), adapter);
+}
+
+void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger) {
+  ledger->Take(s.x());
+  ledger->Pass(s.Linear(kOutputMatrix).forward);
+}
+
+void PlanLinearAddBackward(const TransformerBlockShape& s,
+                           MemoryLedger* ledger) {
+  const LinearMemory output = s.Linear(kOutputMatrix);
+  ledger->Take(s.q());
+  ledger->Pass(output.gradients + output.backward);
 }
 
 at::Tensor WeightGradient(const WeightPlace& to, const at::Tensor& dy,

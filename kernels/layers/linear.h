@@ -9,9 +9,12 @@
 
 #include "base/gradient_sink.h"
 #include "kernels/layers/adapter.h"
+#include "kernels/memory.h"
 
 namespace capstan {
 namespace kernels {
+
+struct TransformerBlockShape;
 
 // out [m, n] = alpha * a b + beta * out, without autograd; a beta of 0
 // overwrites whatever `out` holds. a, b: [m, k], [k, n], of any strides.
@@ -35,6 +38,13 @@ struct WeightPlace {
 // [rows, out].
 at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& residual, const Adapter& adapter = {});
+
+// What the LinearAdd of a block leaves on `ledger`: its output.
+void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger);
+// From there on, with the output's gradient, which is the residual's: that of x
+// is left.
+void PlanLinearAddBackward(const TransformerBlockShape& s,
+                           MemoryLedger* ledger);
 
 // The gradient dy^T x to W, to be returned from a backward.
 at::Tensor WeightGradient(const WeightPlace& place, const at::Tensor& dy,

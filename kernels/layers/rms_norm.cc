@@ -97,39 +97,6 @@ RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
   return result;
 }
 
-RmsNormAddResult RmsNormAddForward(const at::Tensor& x,
-                                   const at::Tensor& residual,
-                                   const at::Tensor& weight, double eps) {
-  const ProfileScope profile("rms_norm");
-  if (const auto* cuda = cuda::For(x)) {
-    cuda::NormResult made = cuda::RmsNorm(*cuda, x, residual, weight, eps);
-    return {std::move(made.sum), std::move(made.y), std::move(made.rstd)};
-  }
-  if (!OnRows(x, weight) || !OnRows(residual, weight)) {
-    at::Tensor sum = x + residual;
-    RmsNormResult norm = RmsNormForward(sum, weight, eps);
-    return {std::move(sum), std::move(norm.y), std::move(norm.rstd)};
-  }
-  const int64_t rows = x.size(0), n = x.size(1);
-  RmsNormAddResult result{at::empty({rows, n}, x.options()),
-                          at::empty({rows, n}, x.options()),
-                          at::empty({rows}, x.options().dtype(at::kFloat))};
-  WithStorage(x.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    const T *xp = ReadAs<T>(x), *rp = ReadAs<T>(residual);
-    const T* wp = ReadAs<T>(weight);
-    T *sum = WriteAs<T>(result.sum), *yp = WriteAs<T>(result.y);
-    float* sp = WriteAs<float>(result.rstd);
-    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
-      const int64_t at = begin * n;
-      Simd().rows<T>().rms_norm_add(xp + at, rp + at, wp,
-                                    static_cast<float>(eps), end - begin, n,
-                                    sum + at, yp + at, sp + begin);
-    });
-  });
-  return result;
-}
-
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& rstd) {
   const ProfileScope profile("rms_norm");
@@ -197,6 +164,24 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
   });
   if (want_weight) gradients.weight = sums.to(weight.scalar_type());
   return gradients;
+}
+
+void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
+                 MemoryLedger* ledger) {
+  ledger->Take(rows * n * ElementBytes(dtype) + rows * kFloatBytes);
+}
+
+void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
+                      MemoryLedger* ledger) {
+  ledger->Take(rows * n * ElementBytes(dtype));
+}
+
+void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
+                         bool want_weight, MemoryLedger* ledger) {
+  const int64_t dx = rows * n * ElementBytes(dtype);
+  // The weight's in float32 before it is rounded.
+  if (want_weight) ledger->Pass(dx + n * kFloatBytes);
+  ledger->Take(dx + (want_weight ? n * ElementBytes(dtype) : 0));
 }
 
 namespace {

@@ -9,6 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "kernels/memory.h"
+
 namespace capstan {
 namespace kernels {
 
@@ -22,18 +24,6 @@ struct RmsNormResult {
 };
 RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
                              double eps);
-
-// The same of a sum, which goes on as the next layer's residual. The gradient
-// to x, and to the residual, is RmsNormBackward of the sum, with the gradient
-// that came to the sum as `residual`.
-struct RmsNormAddResult {
-  at::Tensor sum;   // [rows, n]: x + residual, of x's dtype, newly made
-  at::Tensor y;     // [rows, n]
-  at::Tensor rstd;  // [rows] float32
-};
-RmsNormAddResult RmsNormAddForward(const at::Tensor& x,
-                                   const at::Tensor& residual,
-                                   const at::Tensor& weight, double eps);
 
 // y, made again from rstd; x is what was normalised.
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
@@ -49,6 +39,15 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& weight,
                                  const at::Tensor& rstd,
                                  const at::Tensor& residual, bool want_weight);
+
+// What these leave on `ledger` on the CPU, for x [rows, n]: y and rstd; y; the
+// gradients.
+void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
+                 MemoryLedger* ledger);
+void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
+                      MemoryLedger* ledger);
+void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
+                         bool want_weight, MemoryLedger* ledger);
 
 }  // namespace kernels
 }  // namespace capstan

@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -17,19 +18,77 @@
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/layers/linear.h"
-#include "kernels/layers/transformer_block_memory.h"
-#include "kernels/layers/transformer_block_steps.h"
 
 namespace capstan {
 namespace kernels {
 namespace {
 
-using Dims = TransformerBlockDims;
-using Kept = TransformerBlockKept;
-using ForwardSpace = TransformerBlockForwardSpace;
-using BackwardSpace = TransformerBlockBackwardSpace;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// A block divides its memory by a plan made from the sizes: one allocation each
+// for what is kept and for the temporaries of forward and of backward, the same
+// in each layer and step.
+
+// The sizes of a block, in rows and floats a row.
+struct Dims {
+  Dims(int64_t rows, int64_t hidden, int64_t intermediate,
+       const AttentionShape& shape)
+      : rows(rows),
+        hidden(hidden),
+        inner(intermediate),
+        q(shape.heads * shape.head_dim),
+        kv(shape.kv_heads * shape.head_dim),
+        shape(shape) {}
+  int64_t rows, hidden, inner, q, kv;
+  AttentionShape shape;
+};
+
+// What forward leaves for backward. A null base only counts.
+struct Kept {
+  Kept(const Dims& d, float* base) : parts(base) {
+    q = parts.Take(d.rows * d.q);
+    k = parts.Take(d.rows * d.kv);
+    v = parts.Take(d.rows * d.kv);
+    mixed = parts.Take(d.rows * d.q);
+    log_sum_exp = parts.Take(d.rows * d.shape.heads);
+    y = parts.Take(d.rows * d.hidden);
+    rstd = parts.Take(d.rows);
+    post_rstd = parts.Take(d.rows);
+    gate = parts.Take(d.rows * d.inner);
+    up = parts.Take(d.rows * d.inner);
+  }
+  MemoryParts parts;
+  float *q, *k, *v, *mixed, *log_sum_exp, *y, *rstd, *post_rstd, *gate, *up;
+};
+
+// Forward's temporaries.
+struct ForwardSpace {
+  ForwardSpace(const Dims& d, float* base) : parts(base) {
+    normed = parts.Take(d.rows * d.hidden);
+    activation = parts.Take(d.rows * d.inner);
+  }
+  MemoryParts parts;
+  float *normed, *activation;
+};
+
+// Backward's.
+struct BackwardSpace {
+  BackwardSpace(const Dims& d, float* base) : parts(base) {
+    normed = parts.Take(d.rows * d.hidden);
+    d_normed = parts.Take(d.rows * d.hidden);
+    d_y = parts.Take(d.rows * d.hidden);
+    // First the one for the MLP, then the others for the attention.
+    MemoryParts attention(base == nullptr ? nullptr : base + parts.used());
+    d_mixed = attention.Take(d.rows * d.q);
+    dq = attention.Take(d.rows * d.q);
+    dk = attention.Take(d.rows * d.kv);
+    dv = attention.Take(d.rows * d.kv);
+    d_activation = parts.Take(std::max(d.rows * d.inner, attention.used()));
+  }
+  MemoryParts parts;
+  float *normed, *d_normed, *d_y, *d_mixed, *dq, *dk, *dv, *d_activation;
+};
 
 // The inputs of the node.
 enum Input {
@@ -60,6 +119,103 @@ const float* ConstData(const at::Tensor& t) {
   return t.const_data_ptr<float>();
 }
 
+template <typename Body>
+void ForRows(int64_t rows, int64_t width, const Body& body) {
+  at::parallel_for(0, rows, RowGrain(width), body);
+}
+
+// out [rows, n] = x W^T + beta * out, for W [n, width].
+void Project(const float* x, int64_t rows, int64_t width, const at::Tensor& w,
+             float beta, float* out) {
+  const ProfileScope profile("matrix products");
+  const int64_t n = w.size(0);
+  Gemm(Transpose::kRight, rows, n, width, 1.0f, {x, width},
+       {w.const_data_ptr<float>(), width}, beta, {out, n});
+}
+
+// dx [rows, width] = dy W + beta * dx, for W [n, width].
+void ProjectBack(const float* dy, int64_t rows, const at::Tensor& w, float beta,
+                 float* dx) {
+  const ProfileScope profile("matrix products");
+  const int64_t n = w.size(0), width = w.size(1);
+  Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n},
+       {w.const_data_ptr<float>(), width}, beta, {dx, width});
+}
+
+// RmsNorm of x [rows, hidden]; rstd: [rows].
+void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
+               double eps, float* y, float* rstd) {
+  const ProfileScope profile("rms_norm");
+  const float* w = weight.const_data_ptr<float>();
+  ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
+    Simd().fp32.rms_norm(x + begin * d.hidden, w, static_cast<float>(eps),
+                         end - begin, d.hidden, y + begin * d.hidden,
+                         rstd + begin);
+  });
+}
+
+// The same y, with rstd given.
+void NormaliseAgain(const Dims& d, const float* x, const at::Tensor& weight,
+                    const float* rstd, float* y) {
+  const ProfileScope profile("rms_norm");
+  const float* w = weight.const_data_ptr<float>();
+  ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
+    Simd().fp32.rms_norm_again(x + begin * d.hidden, w, rstd + begin,
+                               end - begin, d.hidden, y + begin * d.hidden);
+  });
+}
+
+// dx = residual + the gradient to x; writes `weight_gradient` [hidden], if it
+// isn't undefined.
+void NormaliseBackward(const Dims& d, const float* dy, const float* x,
+                       const at::Tensor& weight, const float* rstd,
+                       const float* residual, float* dx,
+                       const at::Tensor& weight_gradient) {
+  const ProfileScope profile("rms_norm");
+  // A sum a piece of the rows, so that threads don't share one.
+  const int64_t pieces = std::max<int64_t>(
+      1, std::min<int64_t>(at::get_num_threads(), d.rows / RowGrain(d.hidden)));
+  const bool wanted = weight_gradient.defined();
+  at::Tensor sums;
+  if (wanted) {
+    sums = pieces == 1 ? weight_gradient
+                       : at::empty({pieces * d.hidden}, weight.options());
+    sums.zero_();
+  }
+  float* const sum = wanted ? sums.mutable_data_ptr<float>() : nullptr;
+  const float* w = weight.const_data_ptr<float>();
+  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t piece = first; piece < last; ++piece) {
+      const int64_t begin = d.rows * piece / pieces;
+      const int64_t end = d.rows * (piece + 1) / pieces;
+      const int64_t at = begin * d.hidden;
+      Simd().fp32.rms_norm_backward(
+          dy + at, x + at, w, rstd + begin, residual + at, end - begin,
+          d.hidden, dx + at, wanted ? sum + piece * d.hidden : nullptr);
+    }
+  });
+  if (wanted && pieces > 1) {
+    at::sum_out(const_cast<at::Tensor&>(weight_gradient),
+                sums.view({pieces, d.hidden}), {0});
+  }
+}
+
+// ApplyRope on x [rows, width]; sign: 1 forward, -1 backward.
+void Rotate(const Dims& d, const at::Tensor& table, float sign, int64_t width,
+            float* x) {
+  const ProfileScope profile("rope");
+  const int64_t positions = table.size(0), head_dim = d.shape.head_dim;
+  const int64_t half = head_dim / 2;
+  const float* angles = table.const_data_ptr<float>();
+  ForRows(d.rows, width, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* row = angles + r % positions * head_dim;
+      Simd().fp32.rotate(row, row + half, sign, width / head_dim, half,
+                         x + r * width);
+    }
+  });
+}
+
 AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
   AttentionLayout layout;
   layout.packing = packing;
@@ -75,8 +231,7 @@ at::Tensor View(const float* data, int64_t rows, int64_t width) {
   return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
 }
 
-constexpr int kMatrices = 7;
-using Adapters = std::array<Adapter, kMatrices>;
+using Adapters = std::array<Adapter, kBlockMatrices>;
 
 // A forward that waits for its backward.
 struct Call : public torch::CustomClassHolder {
@@ -262,7 +417,7 @@ class Backward {
   const BackwardSpace space_;
   const float* const dy_;
   variable_list gradients_;
-  std::array<variable_list, kMatrices> of_adapters_;
+  std::array<variable_list, kBlockMatrices> of_adapters_;
 };
 
 class BlockFunction : public torch::autograd::Function<BlockFunction> {
@@ -332,12 +487,63 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
                               adapters, options);
 }
 
-TransformerBlockSizes FusedTransformerBlockSizes(int64_t rows, int64_t hidden,
-                                                 int64_t intermediate,
-                                                 const AttentionShape& shape) {
-  const Dims d(rows, hidden, intermediate, shape);
-  return {Kept(d, nullptr).parts.used(), ForwardSpace(d, nullptr).parts.used(),
-          BackwardSpace(d, nullptr).parts.used()};
+LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
+  const std::pair<int64_t, int64_t> out_in[kBlockMatrices] = {
+      {query_width(), hidden}, {key_width(), hidden},  {key_width(), hidden},
+      {hidden, query_width()}, {intermediate, hidden}, {intermediate, hidden},
+      {hidden, intermediate}};
+  const auto [out, in] = out_in[matrix];
+  return PlanLinear(rows, in, out, dtype, trained, adapters[matrix]);
+}
+
+namespace {
+
+OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
+  MemoryLedger forward;
+  PlanAttentionInput(s, &forward);
+  PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward);
+  PlanLinearAdd(s, &forward);
+  PlanGatedMlp(s, &forward);
+  // Attention has kept copies of k and v.
+  if (s.attention.heads != s.attention.kv_heads) forward.Free(2 * s.kv());
+  const int64_t kept = forward.live();
+  MemoryLedger backward(kept);
+  PlanGatedMlpBackward(s, &backward);
+  PlanLinearAddBackward(s, &backward);
+  PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward);
+  PlanAttentionInputBackward(s, &backward);
+  return {kept, forward.peak() - kept, backward.peak() - kept};
+}
+
+OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
+  const Dims d(s.rows, s.hidden, s.intermediate, s.attention);
+  OperatorMemory memory;
+  memory.kept = Kept(d, nullptr).parts.used() * kFloatBytes + s.x();
+  const int64_t space = BackwardSpace(d, nullptr).parts.used() * kFloatBytes;
+  memory.backward = space + s.x() + 2 * s.norm_gradient();
+  // The adapters' gradients come together; the one to x comes last.
+  int64_t gradients = 0, adapters = 0;
+  for (const BlockMatrix matrix :
+       {kDownMatrix, kGateMatrix, kUpMatrix, kOutputMatrix, kQueryMatrix,
+        kKeyMatrix, kValueMatrix}) {
+    const LinearMemory linear = s.Linear(matrix);
+    adapters = std::max(adapters, linear.forward);
+    if (s.trained) continue;
+    memory.backward =
+        std::max(memory.backward, space + gradients + linear.backward);
+    gradients += linear.gradients;
+  }
+  memory.backward = std::max(memory.backward, space + gradients + s.x());
+  memory.forward =
+      ForwardSpace(d, nullptr).parts.used() * kFloatBytes + adapters;
+  return memory;
+}
+
+}  // namespace
+
+OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape) {
+  return shape.dtype == c10::ScalarType::Float ? PlanFusedBlock(shape)
+                                               : PlanPlainBlock(shape);
 }
 
 }  // namespace kernels

@@ -13,6 +13,8 @@
 #include "kernels/attention/attention.h"
 #include "kernels/layers/attention_input.h"
 #include "kernels/layers/gated_mlp.h"
+#include "kernels/layers/transformer_block_shape.h"
+#include "kernels/memory.h"
 
 namespace capstan {
 namespace kernels {
@@ -57,15 +59,9 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);
 
-// Floats of memory that a fused block takes.
-struct TransformerBlockSizes {
-  int64_t kept = 0;      // from forward to backward, beside x and the output
-  int64_t forward = 0;   // while forward runs, beside these
-  int64_t backward = 0;  // while backward runs, beside the gradient to x
-};
-TransformerBlockSizes FusedTransformerBlockSizes(int64_t rows, int64_t hidden,
-                                                 int64_t intermediate,
-                                                 const AttentionShape& shape);
+// What a block allocates on the CPU: float32 the fused one, whose matrices'
+// gradients go to a sink's places, other types the plain one.
+OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape);
 
 }  // namespace kernels
 }  // namespace capstan

@@ -327,10 +327,8 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   const at::Tensor seen = RowsToSee(targets);
   const HeadRows of = {seen, Select(targets, seen), Select(row_weights, seen)};
   const int64_t rows = of.targets.size(0);
-  const int64_t row_bytes = weight.size(0) * weight.element_size();
-  const int64_t most = std::max<int64_t>(1, logits_bytes / row_bytes);
-  const int64_t pieces = std::max<int64_t>(1, (rows + most - 1) / most);
-  const int64_t piece = std::max<int64_t>(1, (rows + pieces - 1) / pieces);
+  const int64_t piece =
+      PiecesOf(rows, weight.size(0) * weight.element_size(), logits_bytes).rows;
   if (at::GradMode::is_enabled() &&
       (hidden.requires_grad() || weight.requires_grad())) {
     return HeadFunction::apply(hidden, weight, of, piece,
@@ -345,6 +343,104 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                            /*factor=*/1.0, RowsOf(of.weights, r, n));
   }
   return sum;
+}
+
+LogitsPieces PiecesOf(int64_t rows, int64_t row_bytes, int64_t logits_bytes) {
+  const int64_t most = std::max<int64_t>(1, logits_bytes / row_bytes);
+  LogitsPieces pieces;
+  pieces.count = std::max<int64_t>(1, (rows + most - 1) / most);
+  pieces.rows = std::max<int64_t>(1, (rows + pieces.count - 1) / pieces.count);
+  pieces.last = rows - (pieces.count - 1) * pieces.rows;
+  return pieces;
+}
+
+namespace {
+
+// For plans.
+struct LossBytes {
+  explicit LossBytes(const TokenLossShape& s)
+      : half(s.dtype != c10::ScalarType::Float),
+        vocab(s.vocab),
+        hidden(s.hidden),
+        pieces(PiecesOf(s.rows, s.vocab * ElementBytes(s.dtype))),
+        x(s.rows * s.hidden * ElementBytes(s.dtype)),
+        wide_x(s.rows * s.hidden * kFloatBytes),
+        weight(s.vocab * s.hidden * ElementBytes(s.dtype)),
+        wide_weight(s.vocab * s.hidden * kFloatBytes),
+        logits(pieces.rows * s.vocab * ElementBytes(s.dtype)),
+        last_logits(pieces.last * s.vocab * ElementBytes(s.dtype)) {}
+  // The widened factors and the result of the smaller of the two products that
+  // WideProduct makes of `rows` rows of logits, without the weight or its
+  // gradient.
+  int64_t Widened(int64_t rows) const {
+    return rows * (vocab + hidden) * kFloatBytes;
+  }
+  bool half;
+  int64_t vocab, hidden;
+  LogitsPieces pieces;
+  int64_t x, wide_x, weight, wide_weight, logits, last_logits;
+};
+
+// TakeGradient; a sink's place is not counted.
+void PlanTakeGradient(const TokenLossShape& s, const LossBytes& b,
+                      MemoryLedger* ledger) {
+  const int64_t so_far = b.pieces.count > 1 ? b.wide_weight : 0;
+  if (b.half) ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
+  if (!b.half && s.sink) {
+    ledger->Free(so_far);
+  } else {
+    ledger->Take(b.wide_weight - so_far);
+  }
+  ledger->Free(b.last_logits);
+}
+
+}  // namespace
+
+void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
+  const LossBytes b(s);
+  ledger->Take(b.wide_x);
+  if (b.pieces.count > 1) {
+    const int64_t weight = s.trained ? b.wide_weight : 0;
+    ledger->Pass(b.logits + weight);
+    if (b.half) {
+      // Products of widened logits: with the weight, then (beside the sum of
+      // those before) with the hidden rows.
+      ledger->Pass(b.logits + b.Widened(b.pieces.rows) + b.wide_weight +
+                   (b.pieces.count > 2 ? weight : 0));
+    }
+    ledger->Take(weight);  // so_far
+  }
+  ledger->Take(b.last_logits);
+}
+
+void PlanHeadBackward(const TokenLossShape& s, MemoryLedger* ledger) {
+  const LossBytes b(s);
+  if (b.half) {
+    ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
+    ledger->Take(b.x);
+  }
+  if (!s.trained) {
+    ledger->Free(b.last_logits);
+  } else if (!s.tied) {
+    PlanTakeGradient(s, b, ledger);
+    if (b.half) {
+      ledger->Take(b.weight);
+      ledger->Free(b.wide_weight);
+    }
+    // The strategy takes the weight's gradient at once.
+    ledger->Free(b.x + (b.half || !s.sink ? b.weight : 0));
+  }
+  if (b.half) ledger->Free(b.wide_x);
+}
+
+void PlanEmbeddingBackward(const TokenLossShape& s, MemoryLedger* ledger) {
+  const LossBytes b(s);
+  if (s.tied) {
+    PlanTakeGradient(s, b, ledger);
+  } else if (b.half || !s.sink) {
+    ledger->Take(b.wide_weight);
+  }
+  if (b.half) ledger->Take(b.weight);
 }
 
 }  // namespace kernels

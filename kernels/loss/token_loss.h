@@ -10,6 +10,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "kernels/layers/linear.h"
+#include "kernels/memory.h"
 
 namespace capstan {
 namespace kernels {
@@ -53,6 +54,37 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                int64_t logits_bytes = kLogitsBytes,
                                const WeightPlace& place = {},
                                const at::Tensor& row_weights = {});
+
+// The two ends on the CPU, as far as their memory depends on it.
+struct TokenLossShape {
+  int64_t rows = 0;
+  int64_t hidden = 0;
+  int64_t vocab = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool trained = true;  // whether the weight has a gradient
+  bool tied = false;
+  bool sink = true;  // whether float32 gradients go to a sink's places
+};
+
+// Rows of logits that are made at a time, and those of the last time.
+struct LogitsPieces {
+  int64_t count = 1;
+  int64_t rows = 1;
+  int64_t last = 1;
+};
+LogitsPieces PiecesOf(int64_t rows, int64_t row_bytes,
+                      int64_t logits_bytes = kLogitsBytes);
+
+// What HeadCrossEntropySum, with a target in each row, leaves on `ledger`
+// beside its input: what waits for backward, of which the gradient of the
+// hidden rows, float32, is the first to be taken.
+void PlanHead(const TokenLossShape& s, MemoryLedger* ledger);
+// From there on. The gradient of the hidden rows is left and, of a tied weight,
+// what waits for the embedding; otherwise the hidden rows are freed, too.
+void PlanHeadBackward(const TokenLossShape& s, MemoryLedger* ledger);
+// From the gradient of Embedding's output, and what the head has left if tied,
+// to that of the weight.
+void PlanEmbeddingBackward(const TokenLossShape& s, MemoryLedger* ledger);
 
 }  // namespace kernels
 }  // namespace capstan

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One rank's training of the toy under a strategy, step by step as the core's
-// loop (trainer/session/train_loop.cc) does it.
+// loop (trainer/session/step.cc) does it.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_TOY_TRAINER_H_
 #define CAPSTAN_TESTS_CONFORMANCE_TOY_TRAINER_H_
 

@@ -34,6 +34,7 @@ using Rooms = std::map<std::string, std::vector<std::string>>;
 
 const char kSdk[] = "plugins/sdk";
 const char kLib[] = "plugins/sdk/lib";
+const char kAd[] = "plugins/algorithm_distillation";
 
 const Rooms& TheRooms() {
   static const Rooms* const rooms = new Rooms{
@@ -42,13 +43,15 @@ const Rooms& TheRooms() {
       {kLib, {"base", kSdk}},
       {"kernels", {"base"}},
       {"text", {"base", kSdk}},
-      // Plugins: what they share lies in their category's folder.
-      {"plugins/model", {"base", "kernels", kSdk, kLib}},
-      {"plugins/objective", {"base", "kernels", kSdk, kLib}},
+      // Plugins: what they share lies in their category's folder, or in their
+      // field's.
+      {kAd, {"base", kSdk}},
+      {"plugins/model", {"base", "kernels", kSdk, kLib, kAd}},
+      {"plugins/objective", {"base", "kernels", kSdk, kLib, kAd}},
       {"plugins/optimizer", {"base", "kernels", kSdk, kLib}},
       {"plugins/precision", {"base", kSdk}},
       {"strategies", {"base", "kernels", kSdk}},
-      {"datasets", {"base", kSdk, kLib}},
+      {"datasets", {"base", kSdk, kLib, kAd}},
       // The core.
       {"trainer", {}},  // main.cc, run_config.proto
       {"trainer/launcher", {"base", kSdk}},
@@ -84,12 +87,6 @@ const std::set<std::pair<std::string, std::string>>& Exceptions() {
           // `tokenize` writes that reader's files, `llada` that one's.
           {"trainer/commands", "datasets/text"},
           {"trainer/commands", "datasets/llada_windows"},
-          // Algorithm Distillation's parts, until what they share has a room.
-          {"datasets/ad_history", "plugins/model/ad_transformer"},
-          {"plugins/objective/algorithm_distillation", "datasets/ad_history"},
-          {"plugins/objective/algorithm_distillation", "datasets/darkroom"},
-          {"plugins/objective/algorithm_distillation",
-           "plugins/model/ad_transformer"},
       };
   return *exceptions;
 }

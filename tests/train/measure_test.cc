@@ -64,6 +64,19 @@ TEST(MeasureTest, TotalsAndNumbersAreOfAllRanksAndMicroBatches) {
   }
 }
 
+// The first micro-batch of each step tells no number: the others' were once
+// added to the last step's.
+TEST(MeasureTest, AMicroBatchMayHaveNoNumbers) {
+  ToyRun run = Rich();
+  run.micro_batch = 1;
+  run.train = "max_steps: 6 log_every: 1";
+  const std::vector<double> means =
+      Of(ReadMetrics(MustTrain(run)).steps, "mean");
+  ASSERT_EQ(means.size(), 6);
+  run.sparse_metrics = true;
+  EXPECT_EQ(Of(ReadMetrics(MustTrain(run)).steps, "mean"), means);
+}
+
 TEST(MeasureTest, WhatIsMeasuredIsWrittenInEveryForm) {
   for (const int ranks : {1, 3}) {
     ToyRun run = Rich();

@@ -12,17 +12,20 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 #include "strategies/ddp/ddp.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/session/train_loop.h"
+#include "trainer/plugin_host/plugin_host.h"
+#include "trainer/session/train.h"
 
 namespace capstan {
 namespace {
@@ -61,9 +64,12 @@ class ToyData final : public DatasetReader {
   absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
     return nullptr;
   }
+  const Tokenizer* tokenizer() const override { return tokenizer_.get(); }
 
  private:
   const ToyRun* const run_;
+  const std::unique_ptr<Tokenizer> tokenizer_ =
+      run_->sample_fault ? NewByteTokenizer() : nullptr;
 };
 
 class ToyObjective final : public Objective {
@@ -121,10 +127,12 @@ class ToyObjective final : public Objective {
     loss.count = CountTargets(batch, info);
     loss.tokens = toy.ids.numel();
     if (run_->rich_objective) {
-      loss.metrics =
-          at::tensor({loss.sum.item<double>(), static_cast<double>(loss.count)},
-                     at::kDouble)
-              .view({1, 2});
+      if (loss.count > 0 || !run_->sparse_metrics) {
+        loss.metrics = at::tensor({loss.sum.item<double>(),
+                                   static_cast<double>(loss.count)},
+                                  at::kDouble)
+                           .view({1, 2});
+      }
       loss.sum = loss.sum * (kScale / info.totals.at(0));
     }
     const bool scripted =
@@ -136,17 +144,33 @@ class ToyObjective final : public Objective {
     }
     return loss;
   }
-  absl::StatusOr<std::vector<int64_t>> Sample(Model&,
-                                              const std::vector<int64_t>&,
-                                              const SampleOptions&,
-                                              UnitRunner&) override {
-    return absl::UnimplementedError("");
+  absl::StatusOr<std::vector<int64_t>> Sample(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, UnitRunner& runner) override {
+    const at::NoGradGuard no_gradients;
+    const int sample = samples_++;
+    std::vector<int64_t> text = prompt;
+    for (int i = 0; i < 4; ++i) {
+      if (options.stop()) return absl::CancelledError("stopped");
+      const SampleFault fault = run_->sample_fault(rank_, sample, i);
+      if (fault == SampleFault::kBefore) throw std::bad_alloc();
+      ToyBatch toy = conformance::ToySamples(sample, 1);
+      toy.any_rare = true;
+      static_cast<ToyModel&>(model).LossSum(
+          toy, runner,
+          fault == SampleFault::kInside ? conformance::ToyFault::kThrowInForward
+                                        : conformance::ToyFault::kNone);
+      if (fault == SampleFault::kAfter) throw std::bad_alloc();
+      text.push_back('x');
+    }
+    return text;
   }
 
  private:
   const ToyRun* const run_;
   const int rank_;
   size_t evaluations_ = 0;
+  int samples_ = 0;
 };
 
 class ToyPrecision final : public Precision {
@@ -166,6 +190,15 @@ class ToyPrecision final : public Precision {
   const bool depends_;
 };
 
+// From its library: ddp is linked in, and a program has one plugin at most.
+absl::StatusOr<std::unique_ptr<Strategy>> Fsdp() {
+  constexpr char kType[] = "capstan.fsdp.Config";
+  static PluginHost* const host = new PluginHost(
+      {(std::filesystem::current_path() / "strategies/fsdp").string()});
+  CAPSTAN_RETURN_IF_ERROR(host->Load(kType).status());
+  return host->Create<Strategy>(kType, PluginCategory::kStrategy, "");
+}
+
 absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   TrainJob job;
   RunConfig& config = job.loaded.config;
@@ -181,7 +214,13 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   if (config.train().eval_every() > 0) {
     job.parts.eval_data = std::make_unique<ToyData>(&run);
   }
-  CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy, ddp::Ddp::Create(ddp::Config()));
+  if (run.sample_fault) config.mutable_train()->set_sample_prompt("ab");
+  if (run.sharded) {
+    CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy, Fsdp());
+  } else {
+    CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy,
+                             ddp::Ddp::Create(ddp::Config()));
+  }
   const bool depends = run.compute_capability != nullptr;
   job.parts.precision = std::make_unique<ToyPrecision>(depends);
   if (depends) {
@@ -192,7 +231,7 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   job.batch.automatic = run.automatic;
   job.batch = WithMicroBatch(job.batch, run.micro_batch, run.ranks);
   job.output_dir = run.output_dir;
-  return TrainLoop(&job, rank).Run();
+  return RunTraining(&job, rank);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Whole runs of the toy model on any number of ranks, whose data, evaluation
-// losses and memory a test decides on.
+// losses, samples and memory a test decides on.
 #ifndef CAPSTAN_TESTS_TRAIN_TOY_RUN_H_
 #define CAPSTAN_TESTS_TRAIN_TOY_RUN_H_
 
@@ -11,8 +11,13 @@
 
 namespace capstan {
 
+// What goes wrong in one forward of a sample: nothing, or a throw before it,
+// inside it, or after it.
+enum class SampleFault { kNone, kBefore, kInside, kAfter };
+
 struct ToyRun {
   int ranks = 1;
+  bool sharded = false;  // under fsdp, whose forward has collectives, not ddp
   int64_t micro_batch = 4;
   int64_t global_batch = 12;
   bool automatic = false;  // micro_batch_size: AUTO has planned micro_batch
@@ -30,10 +35,15 @@ struct ToyRun {
   // StepInfo::totals can tell), "mean" is what it was before, and each
   // evaluation measures numbers of which every rank has a part.
   bool rich_objective = false;
+  // "mean" is told only of batches that have targets.
+  bool sparse_metrics = false;
+  // Of rank r's forward number f (of 4) in sample number s. Default: there are
+  // no samples.
+  std::function<SampleFault(int rank, int sample, int forward)> sample_fault;
   std::string output_dir;  // default: a new one
 };
 
-// Runs it in processes of its own, under ddp; returns the exit code. The
+// Runs it in processes of its own; returns the exit code. The
 // output of rank 0 goes to OUTPUT_DIR.out.
 int RunToy(ToyRun* run);
 // Of a run that must go well.

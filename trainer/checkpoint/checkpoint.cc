@@ -23,9 +23,9 @@
 #include "base/crc32c.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "trainer/checkpoint/agree.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
+#include "trainer/process_group/agree.h"
 
 // After LibTorch's headers, which have macros of the same names.
 #include <glog/logging.h>

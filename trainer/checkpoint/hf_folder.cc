@@ -17,7 +17,7 @@
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/lib/safetensors.h"
-#include "trainer/checkpoint/agree.h"
+#include "trainer/process_group/agree.h"
 #include "trainer/checkpoint/base_checksum.h"
 #include "trainer/checkpoint/model_files.h"
 

@@ -33,7 +33,7 @@
 #include "trainer/metrics/summary.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/resume_command.h"
+#include "trainer/session/resume.h"
 
 namespace capstan {
 namespace {

@@ -10,7 +10,7 @@
 #include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/session/resume_command.h"
+#include "trainer/session/resume.h"
 
 // Last: LibTorch has logging macros of its own.
 #include <glog/logging.h>

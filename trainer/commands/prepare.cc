@@ -9,10 +9,10 @@
 #include "trainer/commands/collecting.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
-#include "trainer/session/device_precision.h"
+#include "trainer/session/check_run.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/resume_batch.h"
+#include "trainer/session/resume.h"
 
 namespace capstan {
 namespace {
@@ -98,13 +98,12 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
       CollectMissing(job.loaded, *prepared->host,
                      options.collect && !prepared->environment.has_value()));
   CAPSTAN_ASSIGN_OR_RETURN(
-      job.parts, CreateRunParts(job.loaded, prepared->processes, job.gpus,
-                                *prepared->host));
+      job.parts, CreateRunParts(job.loaded, job.gpus, *prepared->host));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      job.batch, CheckRun(job.loaded, prepared->processes, job.parts));
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);
-  CAPSTAN_ASSIGN_OR_RETURN(
-      job.batch, PlanBatch(job.loaded.config.batch(), prepared->processes));
   const int ranks_here = prepared->environment.has_value()
                              ? prepared->environment->local_world_size
                              : prepared->processes;

@@ -13,7 +13,7 @@
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/memory/memory_plan.h"
-#include "trainer/session/train_loop.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan {
 

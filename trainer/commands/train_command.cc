@@ -11,7 +11,7 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
-#include "trainer/session/train_loop.h"
+#include "trainer/session/train.h"
 
 namespace capstan {
 
@@ -21,8 +21,7 @@ int TrainCommand(const RunOptions& options) {
   if (done.has_value()) return *done;
   TrainJob& job = (*prepared)->job;
   const RankMain train = [&job](const RankInfo& rank) {
-    TrainLoop loop(&job, rank);
-    return loop.Run();
+    return RunTraining(&job, rank);
   };
   if ((*prepared)->environment.has_value()) {
     const int code = RunSingleRank(*(*prepared)->environment, train);
@@ -43,15 +42,11 @@ int CheckCommand(const RunOptions& options) {
   const absl::optional<int> done = Done(options, prepared);
   if (done.has_value()) return *done;
   const TrainJob& job = (*prepared)->job;
-  int64_t parameters = 0;
-  for (const ParameterSpec& spec : job.parts.model->parameters()) {
-    parameters += spec.numel();
-  }
-  std::cout << "OK: " << job.loaded.config.name() << ", " << parameters
-            << " parameters, " << job.parts.train_data->size()
-            << " training samples, " << job.parts.strategy_name << ", "
-            << job.parts.precision_name << ", global batch "
-            << job.batch.global_batch_size << " = micro "
+  std::cout << "OK: " << job.loaded.config.name() << ", "
+            << ParameterCount(*job.parts.model) << " parameters, "
+            << job.parts.train_data->size() << " training samples, "
+            << job.parts.strategy_name << ", " << job.parts.precision_name
+            << ", global batch " << job.batch.global_batch_size << " = micro "
             << job.batch.micro_batch_size << " x " << (*prepared)->processes
             << " ranks x accumulation " << job.batch.accumulation << ", "
             << StepsOfRun(job.loaded.config.train(),

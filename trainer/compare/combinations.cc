@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "plugins/sdk/plan.h"
 #include "trainer/plugin_host/plugin_host.h"
-#include "trainer/session/device_precision.h"
+#include "trainer/session/check_run.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {
@@ -116,8 +116,9 @@ absl::Status CheckOne(const LoadedCompare& loaded,
     }
     LoadedConfig whole = loaded.shared;
     whole.config = combination.config;
-    return CreateRunParts(whole, combination.run.processes, gpus, host)
-        .status();
+    CAPSTAN_ASSIGN_OR_RETURN(const RunParts parts,
+                             CreateRunParts(whole, gpus, host));
+    return CheckRun(whole, combination.run.processes, parts).status();
   }
   return loaded.Locate(
       FieldError("strategy",

@@ -3,10 +3,14 @@
 #define CAPSTAN_TRAINER_DATA_DATA_LOADER_H_
 
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plugins/sdk/dataset.h"
@@ -47,6 +51,50 @@ class DataLoader {
   // until the batch is read. An error is the reader's own; it is returned again
   // by later calls. Called by one thread at a time.
   virtual absl::StatusOr<Batch> Next() = 0;
+};
+
+// What the core adds to a reader's batches (dataset.h).
+extern const char kSamplePosition[];
+
+// Sets *batch's kSamplePosition to `positions`, reusing a tensor of that
+// length.
+void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch);
+
+// Whether nobody but *batch itself holds its tensors or their memory, so that
+// the next batch may be written into them. What those did who held them has
+// happened before the answer "yes".
+bool Unshared(const Batch& batch);
+
+// Room for one batch, filled again and again by one thread.
+//
+// On a GPU the reader writes into pinned memory, which is copied to the device
+// on a stream of its own; whoever takes the batch has its stream wait for the
+// copy, and never the host.
+class BatchSlot {
+ public:
+  // Reads the batch of `samples`, into the memory of the slot's last batch
+  // where that is free; adds their positions in the run's sequence
+  // (kSamplePosition), which start at `position`; and starts the copy to the
+  // device of `copies`, if that is a GPU's stream. Doesn't throw.
+  absl::Status Fill(const DatasetReader& reader,
+                    absl::Span<const int64_t> samples, int64_t position,
+                    const c10::Stream& copies);
+
+  // The batch, once, for work on the current stream of its device.
+  Batch Take();
+
+  // Bytes of the batch.
+  int64_t bytes() const;
+
+ private:
+  absl::Status Read(const DatasetReader& reader,
+                    absl::Span<const int64_t> samples, int64_t position);
+  void CopyToDevice(const c10::Stream& copies);
+
+  Batch host_;  // kept, to be filled again
+  Batch device_;
+  std::vector<int64_t> positions_;
+  std::unique_ptr<c10::Event> copied_;  // null: nothing is copied
 };
 
 }  // namespace capstan

@@ -11,10 +11,22 @@ namespace capstan {
 namespace {
 
 constexpr int64_t kBatchesInGroup = 50;
-// An epoch is cut into at least so many groups.
+// The fewest groups that an epoch is cut into.
 constexpr int64_t kLeastGroups = 4;
 
 }  // namespace
+
+int64_t LongestSample(const DatasetReader& data, int64_t most) {
+  int64_t longest = 0;
+  int64_t length = -1;
+  for (int64_t i = 0; i < std::min(data.size(), most); ++i) {
+    const int64_t here = data.sample_length(i);
+    if (here <= length) continue;
+    length = here;
+    longest = i;
+  }
+  return longest;
+}
 
 DataOrder OrderOf(const DatasetReader& data, uint64_t seed,
                   bool group_by_length, int64_t global_batch_size) {
@@ -28,13 +40,7 @@ DataOrder OrderOf(const DatasetReader& data, uint64_t seed,
                  kBatchesInGroup);
   order.group = batches * global_batch_size;
   order.length = [&data](int64_t sample) { return data.sample_length(sample); };
-  int64_t most = -1;
-  for (int64_t sample = 0; sample < order.size; ++sample) {
-    const int64_t length = data.sample_length(sample);
-    if (length <= most) continue;
-    most = length;
-    order.longest = sample;
-  }
+  order.longest = LongestSample(data, order.size);
   return order;
 }
 

@@ -19,15 +19,18 @@ struct DataOrder {
   bool shuffle = false;
   uint64_t seed = 0;
 
-  // If greater than 0, so many consecutive positions of an epoch are sorted by
-  // their samples' lengths, the longest first, equal ones as they were. A
-  // longest of all samples changes places with what would be the epoch's first,
-  // so that a run which is going to be out of memory is so at once
-  // (get_length_grouped_indices of transformers' trainer_pt_utils.py).
+  // If greater than 0, each group of this many consecutive positions of an
+  // epoch is sorted by length, longest first, stably. The longest of all
+  // samples changes places with the epoch's first, so that a run that won't fit
+  // into memory fails at once (get_length_grouped_indices of transformers'
+  // trainer_pt_utils.py).
   int64_t group = 0;
   std::function<int64_t(int64_t sample)> length;  // if group is
   int64_t longest = 0;                            // a sample; if group is
 };
+
+// The first of the longest samples among the first `most` of `data`.
+int64_t LongestSample(const DatasetReader& data, int64_t most);
 
 // The order in which a run goes through `data`; with group_by_length sorted in
 // groups of 50 global batches, fewer where there are fewer than 200 in an

@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "trainer/data/batch_slot.h"
 #include "trainer/data/data_loader.h"
 
 namespace {

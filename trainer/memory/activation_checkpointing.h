@@ -6,9 +6,8 @@
 
 namespace capstan {
 
-// Which units forget what their forward has made, and compute it again in
-// backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost",
-// 2016).
+// Which units drop what their forward computed and compute it again in backward
+// (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
 struct ActivationCheckpointing {
   // Every n-th unit: those whose number is a multiple of it; 0: none.
   int64_t every = 0;
@@ -17,8 +16,8 @@ struct ActivationCheckpointing {
   // The first with a trainable parameter: those before it have no backward.
   int first_trainable = 0;
 
-  // Whether unit `unit` is, where its input is floating-point: token ids lead
-  // to an embedding, which keeps nothing.
+  // Whether unit `unit` is recomputed, where its input is floating-point: token
+  // ids lead to an embedding, which keeps nothing.
   bool Covers(int unit) const {
     return every > 0 && unit % every == 0 && unit >= first_trainable &&
            unit + 1 < units;

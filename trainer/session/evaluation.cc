@@ -10,8 +10,8 @@
 
 #include "absl/types/span.h"
 #include "base/status.h"
-#include "trainer/data/batch_slot.h"
-#include "trainer/session/stop.h"
+#include "trainer/data/data_loader.h"
+#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {
@@ -68,9 +68,9 @@ class Evaluation {
  private:
   absl::Status EndPart(const absl::Status& mine, const char* what) {
     if (mine.ok() || absl::IsCancelled(mine) || absl::IsUnavailable(mine)) {
-      return AgreeOnStop(group_, mine, what);
+      return AgreeOrStop(group_, mine, what);
     }
-    return AgreeOnStop(group_, Annotate(mine, "evaluation"), what);
+    return AgreeOrStop(group_, Annotate(mine, "evaluation"), what);
   }
 
   int64_t Batches() const {
@@ -107,13 +107,7 @@ class Evaluation {
       }
       return absl::OkStatus();
     };
-    absl::Status status;
-    try {
-      status = read();
-    } catch (...) {
-      status = CurrentExceptionToStatus();
-    }
-    CAPSTAN_RETURN_IF_ERROR(EndPart(status, "evaluate"));
+    CAPSTAN_RETURN_IF_ERROR(EndPart(CatchAll(read), "evaluate"));
     group_.AllReduceHost(absl::MakeSpan(sums));
     info_.totals = std::move(sums);
     return absl::OkStatus();
@@ -182,7 +176,7 @@ class Evaluation {
     } catch (...) {
       sums = CurrentExceptionToStatus();
     }
-    CAPSTAN_RETURN_IF_ERROR(AgreeOnStop(group_, sums.status(), "measure"));
+    CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group_, sums.status(), "measure"));
     if (sums->empty()) return absl::OkStatus();
     group_.AllReduceHost(absl::MakeSpan(*sums));
     result->measurement = objective_.Summarize(*sums, info);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One evaluation of a model: its loss over a reader's samples, the objective's
-// numbers beside the loss, and what the objective measures beyond it.
+// metrics, and what the objective measures besides.
 #ifndef CAPSTAN_TRAINER_SESSION_EVALUATION_H_
 #define CAPSTAN_TRAINER_SESSION_EVALUATION_H_
 
@@ -34,17 +34,16 @@ struct EvaluationRequest {
   bool last = false;        // after the run's last step
   // Also what costs more than the loss (StepInfo::thorough).
   bool thorough = false;
-  // Told the part of the measuring that is done, in [0, 1].
+  // Called with the part of the measuring that is done, in [0, 1].
   std::function<void(double done)> measuring = [](double) {};
-  // Told the part of the loss that is done, in [0, 1].
+  // Called with the part of the loss that is done, in [0, 1].
   std::function<void(double done)> progress = [](double) {};
 };
 
 struct EvaluationResult {
   double loss_sum = 0.0;
-  double count = 0.0;  // targets
-  TaggedNumbers
-      tagged;  // by MetricTags::eval; those without a count are left out
+  double count = 0.0;    // targets
+  TaggedNumbers tagged;  // by MetricTags::eval, those that have a count
   // Unset: the objective measures nothing.
   absl::optional<Measurement> measurement;
 };
@@ -54,8 +53,8 @@ void AddStepTotals(const Objective& objective, const Batch& batch,
                    const StepInfo& info, std::vector<double>* sums);
 
 // Collective; the same result on all ranks. Takes no gradients. CANCELLED on
-// all ranks if a signal has come to any: the evaluation is broken off within
-// about a tenth of a second and a forward, and is as if it hadn't begun.
+// all ranks if a signal has come to any: the evaluation ends within about a
+// tenth of a second and a forward, as if it hadn't begun.
 absl::StatusOr<EvaluationResult> Evaluate(const EvaluationRequest& request);
 
 }  // namespace capstan

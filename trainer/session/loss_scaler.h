@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_TRAINER_SESSION_LOSS_SCALER_H_
 #define CAPSTAN_TRAINER_SESSION_LOSS_SCALER_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/types/optional.h"
@@ -10,26 +11,43 @@
 namespace capstan {
 
 // What the loss is multiplied by before backward, so that small gradients
-// survive in float16. The scale is a function of the steps' verdicts, which
+// survive in float16. The scale is a function of the steps' outcomes, which
 // all ranks share, so ranks never differ in it. Without a policy it stays 1.
 class LossScaler {
  public:
-  explicit LossScaler(const absl::optional<LossScaling>& policy);
+  explicit LossScaler(const absl::optional<LossScaling>& policy)
+      : policy_(policy),
+        scale_(policy.has_value() ? policy->initial_scale : 1) {}
 
   double scale() const { return scale_; }
   int64_t good_steps() const { return good_steps_; }
   bool enabled() const { return policy_.has_value(); }
   // Whether the scale can't go lower: more skipped steps won't help.
-  bool at_minimum() const;
+  bool at_minimum() const {
+    return !policy_.has_value() || scale_ <= policy_->min_scale;
+  }
 
   // `scale` 0: of a run without loss scaling, so that this one begins anew.
-  void Restore(double scale, int64_t good_steps);
+  void Restore(double scale, int64_t good_steps) {
+    if (!policy_.has_value() || scale <= 0) return;
+    scale_ = scale;
+    good_steps_ = good_steps;
+  }
   // After a step whose gradients were finite, or not.
-  void Update(bool finite);
+  void Update(bool finite) {
+    if (!policy_.has_value()) return;
+    if (!finite) {
+      scale_ = std::max(policy_->min_scale, scale_ * policy_->backoff_factor);
+      good_steps_ = 0;
+    } else if (++good_steps_ == policy_->growth_interval) {
+      scale_ *= policy_->growth_factor;
+      good_steps_ = 0;
+    }
+  }
 
  private:
   absl::optional<LossScaling> policy_;
-  double scale_ = 1.0;
+  double scale_;
   int64_t good_steps_ = 0;
 };
 

@@ -3,7 +3,14 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/machine.h"
+#include "base/status.h"
+#include "trainer/data/data_order.h"
+#include "trainer/process_group/agree.h"
+#include "trainer/session/session.h"
+#include "trainer/session/step.h"
 
 namespace capstan {
 namespace {
@@ -12,6 +19,36 @@ namespace {
 constexpr double kPlannedPart = 0.8;
 // Host memory that a rank takes beside its tensors.
 constexpr int64_t kProcessBytes = int64_t{300} << 20;
+
+// Samples among which the longest is looked for.
+constexpr int64_t kLookedThrough = 100000;
+
+// Whether a step of micro-batches of that size fits on all ranks.
+absl::StatusOr<bool> Fits(int64_t size, Session* session, TrainStep* step) {
+  TrainJob& job = session->job;
+  ProcessGroup& group = *session->group;
+  job.batch = WithMicroBatch(job.batch, size, group.size());
+  job.memory =
+      PlanMemory(*job.parts.strategy, MemoryRequestOf(job, group.size()));
+  bool completed = false;
+  const absl::Status mine =
+      step->Try(std::vector<int64_t>(
+                    size, LongestSample(*job.parts.train_data, kLookedThrough)),
+                &completed);
+  // The others learn of it by this rank's end.
+  if (absl::IsUnavailable(mine) || !completed) return mine;
+  const bool full = absl::IsResourceExhausted(mine);
+  double ranks[] = {full ? 1.0 : 0.0, !full && !mine.ok() ? 1.0 : 0.0};
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    group.AllReduceHost(absl::MakeSpan(ranks));
+    return absl::OkStatus();
+  }));
+  if (ranks[1] > 0) {
+    CAPSTAN_RETURN_IF_ERROR(
+        Agree(group, full ? absl::OkStatus() : mine, "try a step"));
+  }
+  return ranks[0] == 0;
+}
 
 }  // namespace
 
@@ -61,6 +98,43 @@ int64_t MemoryBudget(bool on_gpu, int ranks_here) {
                               static_cast<double>(AvailableHostMemory()) /
                               ranks_here) -
          kProcessBytes;
+}
+
+absl::StatusOr<std::string> SettleMicroBatch(Session* session,
+                                             TrainStep* step) {
+  TrainJob& job = session->job;
+  ProcessGroup& group = *session->group;
+  const std::vector<int64_t> sizes =
+      MicroBatchSizes(job.batch.global_batch_size, group.size());
+  // Machines may differ in what they have planned.
+  const std::vector<double> planned =
+      FromAllRanks(group, static_cast<double>(job.batch.micro_batch_size));
+  const auto first =
+      static_cast<int64_t>(*std::min_element(planned.begin(), planned.end()));
+  for (int64_t size = first;;) {
+    CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group, StopStatus(), "try a step"));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool fits, Fits(size, session, step));
+    if (fits) {
+      return absl::StrCat(
+          "micro_batch_size: AUTO is ", size, " x ", group.size(),
+          " ranks x accumulation ", job.batch.accumulation,
+          size == first ? ", as planned; a trial step fits"
+                        : absl::StrCat(": ", first,
+                                       " was planned, but was out of memory"));
+    }
+    const auto next =
+        std::find_if(sizes.begin(), sizes.end(),
+                     [size](int64_t smaller) { return smaller <= size / 2; });
+    if (next == sizes.end()) {
+      return job.loaded.Locate(
+          absl::ResourceExhaustedError(
+              "AUTO: there isn't memory for one sample: see `trainer plan` for "
+              "strategies that need less, or set "
+              "train.activation_checkpointing"),
+          "batch.micro_batch_size");
+    }
+    size = *next;
+  }
 }
 
 }  // namespace capstan

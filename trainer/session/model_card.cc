@@ -1,26 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/model_card.h"
 
+#include <google/protobuf/any.pb.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 #include <torch/csrc/api/include/torch/version.h>
-
-#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/config/load_config.h"
+#include "trainer/config/text_source.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/number_text.h"
-#include "trainer/metrics/reporter.h"
-#include "trainer/session/portable_config.h"
 
 namespace capstan {
 namespace {
+
+using google::protobuf::Any;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
 
 constexpr char kCurveFile[] = "loss_curve.svg";
 
@@ -56,11 +60,12 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
     add("parameters frozen", WithCommas(facts.frozen_parameters));
   }
   add("training samples", WithCommas(facts.training_samples));
-  add("steps", WithCommas(facts.steps));
-  add(facts.unit + " seen", WithCommas(facts.tokens));
-  if (facts.unit == kTokenUnit && facts.trained_tokens >= 0) {
-    add("tokens trained on", WithCommas(facts.trained_tokens));
-    add("padding beside them", absl::StrFormat("%.1f %%", 100 * facts.padding));
+  add("steps", WithCommas(facts.run.steps));
+  add(facts.run.unit + " seen", WithCommas(facts.run.tokens));
+  if (facts.run.unit == kTokenUnit && facts.run.trained_tokens >= 0) {
+    add("tokens trained on", WithCommas(facts.run.trained_tokens));
+    add("padding beside them",
+        absl::StrFormat("%.1f %%", 100 * facts.run.padding));
   }
   add("global batch", WithCommas(facts.global_batch_size));
   add("learning rate",
@@ -70,17 +75,18 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
                                ? absl::StrCat(config.train().max_grad_norm())
                                : "none");
   add("seed", absl::StrCat(config.train().seed()));
-  add("strategy", absl::StrCat(facts.strategy, ", ", facts.world_size,
-                               facts.world_size == 1 ? " rank" : " ranks"));
-  add("precision", facts.precision);
-  add("last training loss", absl::StrFormat("%.4f", facts.final_loss));
-  if (facts.eval_loss.has_value()) {
-    add("last evaluation loss", absl::StrFormat("%.4f", *facts.eval_loss));
+  add("strategy", absl::StrCat(facts.run.strategy, ", ", facts.run.world_size,
+                               facts.run.world_size == 1 ? " rank" : " ranks"));
+  add("precision", facts.run.precision);
+  add("last training loss",
+      absl::StrFormat("%.4f", facts.run.final_loss.value_or(0.0)));
+  if (facts.run.eval_loss.has_value()) {
+    add("last evaluation loss", absl::StrFormat("%.4f", *facts.run.eval_loss));
   }
-  if (facts.best_eval_loss.has_value() && facts.best_step.has_value()) {
+  if (facts.run.best_eval_loss.has_value() && facts.run.best_step.has_value()) {
     add("lowest evaluation loss",
-        absl::StrFormat("%.4f, after step %d%s", *facts.best_eval_loss,
-                        *facts.best_step,
+        absl::StrFormat("%.4f, after step %d%s", *facts.run.best_eval_loss,
+                        *facts.run.best_step,
                         config.train().keep_best() ? " (these weights)" : ""));
   }
   for (const auto& [name, value] : curves.measured) {
@@ -122,11 +128,15 @@ std::string Python(const ModelCardFacts& facts) {
 }
 
 std::string Use(const ModelCardFacts& facts) {
+  if (!facts.texts && facts.base_model_field.empty()) {
+    return "Its model can't be started from a folder.\n";
+  }
   if (!facts.texts) {
     return absl::StrCat(
         "A config of Capstan in this folder goes on from it with\n\n```\nmodel "
         "{ [plugin/",
-        TypeOf(facts.config->model()), "] { pretrained: \".\" } }\n```\n");
+        TypeOf(facts.config->model()), "] { ", facts.base_model_field,
+        ": \".\" } }\n```\n");
   }
   std::string use = "In this folder";
   if (facts.adapter && HubName(facts.base_model).empty()) {
@@ -164,6 +174,46 @@ absl::Status AddPicture(
   absl::StrAppend(card, "![", name, " in evaluations](", file, ")\n\n");
   files->emplace_back(file, std::move(svg));
   return absl::OkStatus();
+}
+
+void Shorten(Message* message);
+
+// The message of a slot, whose type has been loaded with its plugin.
+void ShortenSlot(Any* slot) {
+  const auto value = Unpack(*slot);
+  if (!value.ok()) return;
+  Shorten(value->get());
+  slot->set_value((*value)->SerializeAsString());
+}
+
+void ShortenMessage(Message* message) {
+  if (message->GetDescriptor()->full_name() == "google.protobuf.Any") {
+    ShortenSlot(static_cast<Any*>(message));
+  } else {
+    Shorten(message);
+  }
+}
+
+void Shorten(Message* message) {
+  const Reflection& reflection = *message->GetReflection();
+  std::vector<const FieldDescriptor*> set;
+  reflection.ListFields(*message, &set);
+  for (const FieldDescriptor* field : set) {
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      if (!field->is_repeated()) {
+        ShortenMessage(reflection.MutableMessage(message, field));
+        continue;
+      }
+      for (int i = 0; i < reflection.FieldSize(*message, field); ++i) {
+        ShortenMessage(reflection.MutableRepeatedMessage(message, field, i));
+      }
+    } else if (field->type() == FieldDescriptor::TYPE_STRING &&
+               !field->is_repeated() &&
+               field->options().GetExtension(capstan::path)) {
+      reflection.SetString(message, field,
+                           ModelName(reflection.GetString(*message, field)));
+    }
+  }
 }
 
 }  // namespace
@@ -206,23 +256,28 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
   return files;
 }
 
-std::string BaseModelOf(const RunConfig& config) {
-  const std::string& url = config.model().type_url();
-  const google::protobuf::Descriptor* type =
-      google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(
-          url.substr(url.rfind('/') + 1));
-  const google::protobuf::FieldDescriptor* field =
-      type == nullptr ? nullptr : type->FindFieldByName("pretrained");
-  if (field == nullptr || field->is_repeated() ||
-      field->type() != google::protobuf::FieldDescriptor::TYPE_STRING) {
-    return "";
+BaseModel BaseModelOf(const RunConfig& config) {
+  BaseModel base;
+  const auto message = Unpack(config.model());
+  if (!message.ok()) return base;
+  const google::protobuf::Descriptor& type = *(*message)->GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor* const field = type.field(i);
+    if (!field->options().GetExtension(capstan::base_model) ||
+        field->is_repeated() || field->type() != FieldDescriptor::TYPE_STRING) {
+      continue;
+    }
+    base.field = field->name();
+    base.folder = (*message)->GetReflection()->GetString(**message, field);
   }
-  const std::unique_ptr<google::protobuf::Message> message(
-      google::protobuf::MessageFactory::generated_factory()
-          ->GetPrototype(type)
-          ->New());
-  if (!message->ParseFromString(config.model().value())) return "";
-  return message->GetReflection()->GetString(*message, field);
+  return base;
+}
+
+RunConfig PortableConfig(const RunConfig& config) {
+  RunConfig portable = config;
+  portable.clear_output_dir();
+  Shorten(&portable);
+  return portable;
 }
 
 }  // namespace capstan

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a trained model's folder says of how it came to be.
+// The README.md of a trained model's folder.
 #ifndef CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
 #define CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
 
@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/run_config.pb.h"
 
 namespace capstan {
@@ -18,6 +19,8 @@ namespace capstan {
 struct ModelCardFacts {
   const RunConfig* config = nullptr;
   std::string base_model;  // a folder; "": from scratch
+  // The field of the model plugin's config that names it; "": none does.
+  std::string base_model_field;
   bool adapter = false;
   // Whether it is a model of texts, and one that goes from left to right, as
   // transformers' AutoModelForCausalLM are.
@@ -30,23 +33,12 @@ struct ModelCardFacts {
   std::string output_dir;  // for metrics.jsonl and the pictures
   // Names of what was measured and drawn: "return" is OUTPUT/return.svg.
   std::vector<std::string> pictures;
-  int world_size = 1;
+  RunSummary run;  // without its speed and memory
   int64_t global_batch_size = 1;
   int64_t training_samples = 0;
-  std::string unit;  // of what the next two count
-  int64_t tokens = 0;
-  int64_t trained_tokens = 0;
-  double padding = 0.0;  // its share of all positions
-  int64_t steps = 0;
-  double final_loss = 0.0;
-  absl::optional<double> eval_loss;
-  absl::optional<double> best_eval_loss;
-  absl::optional<int64_t> best_step;
   int64_t trained_parameters = 0;
   int64_t frozen_parameters = 0;
   double learning_rate = 0.0;
-  std::string strategy;
-  std::string precision;
 };
 
 // README.md, with the metadata that model hubs read at its head,
@@ -56,8 +48,18 @@ struct ModelCardFacts {
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     const ModelCardFacts& facts);
 
-// What the model plugin's config has as "pretrained", or "".
-std::string BaseModelOf(const RunConfig& config);
+// What the model starts from, by the field of its plugin's config that has the
+// option `base_model` (plugins/sdk/options.proto).
+struct BaseModel {
+  std::string field;   // "": the config has no such field
+  std::string folder;  // "": from scratch
+};
+BaseModel BaseModelOf(const RunConfig& config);
+
+// `config` without what only this machine knows, for texts that leave it: of
+// each file and folder (fields with the option `path`) the last name, of a
+// model in Hugging Face's cache its name at the hub; no output_dir.
+RunConfig PortableConfig(const RunConfig& config);
 
 }  // namespace capstan
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/files.h"
-#include "trainer/session/portable_config.h"
+#include "trainer/session/base_model_for_test.pb.h"
 
 namespace capstan {
 namespace {
@@ -71,6 +71,7 @@ TEST_F(ModelCardTest, CommandsWorkInTheFolder) {
       Card(),
       HasSubstr("AutoModel.from_pretrained(\".\", trust_remote_code=True)"));
   facts_.texts = false;
+  facts_.base_model_field = "pretrained";
   EXPECT_THAT(Card(),
               HasSubstr("[plugin/acme.unknown.Config] { pretrained: \".\" }"));
 }
@@ -90,6 +91,25 @@ TEST_F(ModelCardTest, AnAdaptersBase) {
             HasSubstr("from_pretrained(\"org/tiny\")"),
             HasSubstr("hf download org/tiny --local-dir ../tiny\n"),
             HasSubstr("trainer merge --model=../tiny --adapter=. ")));
+}
+
+// Whatever the model's plugin calls the field.
+TEST_F(ModelCardTest, TheBaseIsTheFieldWithTheOption) {
+  EXPECT_EQ(BaseModelOf(config_).field, "") << "not loaded";
+  base_model_for_test::Config model;
+  model.set_pretrained("/machine/something/else");
+  config_.mutable_model()->PackFrom(model, "plugin");
+  EXPECT_EQ(BaseModelOf(config_).field, "starts_from");
+  EXPECT_EQ(BaseModelOf(config_).folder, "");
+  model.set_starts_from("/machine/models/tiny");
+  config_.mutable_model()->PackFrom(model, "plugin");
+  EXPECT_EQ(BaseModelOf(config_).folder, "/machine/models/tiny");
+  facts_.texts = false;
+  facts_.base_model_field = BaseModelOf(config_).field;
+  EXPECT_THAT(Card(), AllOf(HasSubstr("] { starts_from: \".\" } }"),
+                            Not(HasSubstr("/machine"))));
+  facts_.base_model_field = "";
+  EXPECT_THAT(Card(), Not(HasSubstr("{ : ")));
 }
 
 TEST_F(ModelCardTest, WhatWasMeasured) {

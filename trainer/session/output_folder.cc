@@ -104,7 +104,7 @@ std::string CheckpointToResume(const RunConfig& config,
   }
   const fs::path latest = FollowLatestRun(
       (RunsFolder(config, workspace_folder) / "latest").string());
-  // What is finished isn't taken up again.
+  // A finished run isn't resumed.
   return fs::exists(latest / "final") ? "" : NewestCheckpoint(latest.string());
 }
 

@@ -10,16 +10,16 @@
 namespace capstan {
 
 // Makes the run's folder and returns it: config.output_dir, or
-// WORKSPACE/runs/NAME/TIME, for which runs/NAME/latest then stands. With
-// train.resume AUTO a folder with checkpoints is taken up again (of a run
-// without output_dir: the latest, unless it is finished). A folder that holds
-// a run, or that a run is using now, is an error otherwise: nothing in it is
-// touched. The folder is in use until the process ends (and its forks).
+// WORKSPACE/runs/NAME/TIME, which runs/NAME/latest then points to. With
+// train.resume AUTO a run with checkpoints is resumed in its folder (without
+// output_dir: the latest, unless it is finished). Otherwise a folder that holds
+// a run is an error, as is one in use by another run, and nothing in it is
+// touched. The folder is in use until this process and its forks end.
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder);
 
-// The newest checkpoint of the folder that PrepareOutputFolder would take up
-// again, or "". Touches nothing.
+// The newest checkpoint of the folder in which PrepareOutputFolder would resume
+// a run, or "". Touches nothing.
 std::string CheckpointToResume(const RunConfig& config,
                                const std::string& workspace_folder);
 

@@ -2,15 +2,15 @@
 #include "trainer/session/run_parts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "trainer/config/hub_name.h"
-#include "trainer/session/device_precision.h"
-#include "trainer/session/schedule.h"
 
 namespace capstan {
 namespace {
@@ -60,14 +60,6 @@ std::string PackageIn(const google::protobuf::Any& any) {
   return PackageOf(TypeOf(any));
 }
 
-absl::Status NonNegative(const LoadedConfig& loaded, const std::string& slot,
-                         const char* field, double value) {
-  if (value >= 0) return absl::OkStatus();
-  return loaded.Locate(
-      FieldError(field, absl::StrCat("must not be negative, is ", value)),
-      slot);
-}
-
 // With PEFT's defaults, or as the adapter that it names.
 absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
   LoraSpec spec;
@@ -108,6 +100,24 @@ absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
   return spec;
 }
 
+// The adapter that the config asks for.
+absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
+  if (!loaded.config.has_adapter()) return absl::nullopt;
+  const Adapter& adapter = loaded.config.adapter();
+  if (!adapter.has_lora()) {
+    return loaded.Locate(absl::InvalidArgumentError(
+                             "no kind is set: write lora {}, or leave it out"),
+                         "adapter");
+  }
+  absl::StatusOr<LoraSpec> spec = SpecOf(adapter.lora());
+  if (!spec.ok()) {
+    return loaded.Locate(WithHubHint(spec.status(), loaded, "adapter.lora"),
+                         "adapter.lora");
+  }
+  spec->seed = loaded.config.train().seed();
+  return *std::move(spec);
+}
+
 absl::Status CheckBatchSize(const char* field, int64_t size) {
   constexpr int64_t kMax = int64_t{1} << 31;
   if (size >= 0 && size <= kMax) return absl::OkStatus();
@@ -115,152 +125,16 @@ absl::Status CheckBatchSize(const char* field, int64_t size) {
       field, absl::StrCat("must be between 1 and ", kMax, ", is ", size));
 }
 
-// What doesn't depend on the data.
-absl::Status CheckTrain(const LoadedConfig& loaded) {
-  const Train& train = loaded.config.train();
-  if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
-    return loaded.Locate(
-        train.has_max_epochs()
-            ? FieldError("max_epochs",
-                         "must be greater than 0 (or set max_steps)")
-            : FieldError("max_steps",
-                         "must be greater than 0 (or set max_epochs)"),
-        "train");
+// Of the least able GPU; 0: not known.
+int LeastComputeCapability() {
+  int least = 0;
+  for (const std::string& text : QueryGpus("compute_cap")) {
+    double version = 0.0;  // "8.0"
+    if (!absl::SimpleAtod(text, &version)) return 0;
+    const int capability = static_cast<int>(std::lround(10 * version));
+    least = least == 0 ? capability : std::min(least, capability);
   }
-  for (const auto& [field, value] :
-       {std::pair<const char*, double>{"log_every", train.log_every()},
-        {"eval_every", train.eval_every()},
-        {"eval_batches", train.eval_batches()},
-        {"save_every", train.save_every()},
-        {"keep_checkpoints", train.keep_checkpoints()},
-        {"early_stopping_patience", train.early_stopping_patience()},
-        {"sample_max_new_tokens", train.sample_max_new_tokens()},
-        {"max_grad_norm", train.max_grad_norm()}}) {
-    CAPSTAN_RETURN_IF_ERROR(NonNegative(loaded, "train", field, value));
-  }
-  const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
-  if (every_n != (train.activation_checkpointing_n() > 0)) {
-    return loaded.Locate(
-        FieldError("activation_checkpointing_n",
-                   every_n ? "must be greater than 0 with EVERY_N"
-                           : "is for activation_checkpointing: EVERY_N only"),
-        "train");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckEvaluation(const LoadedConfig& loaded,
-                             const RunParts& parts) {
-  const Train& train = loaded.config.train();
-  for (const auto& [field, asked] :
-       {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
-        {"keep_best", train.keep_best()},
-        {"early_stopping_patience", train.early_stopping_patience() > 0}}) {
-    if (!asked || parts.eval_data != nullptr) continue;
-    // Why train_data holds nothing back may be among what it has to say.
-    const std::vector<std::string> notes = parts.train_data->notes();
-    return loaded.Locate(
-        FieldError(
-            field,
-            absl::StrCat("there is nothing to evaluate on: set "
-                         "eval_data, or have train_data hold something "
-                         "back",
-                         notes.empty() ? "" : "; ", absl::StrJoin(notes, " "))),
-        "train");
-  }
-  if (train.early_stopping_patience() > 0 && train.eval_every() == 0) {
-    return loaded.Locate(
-        FieldError("early_stopping_patience", "set eval_every, too"), "train");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckProfile(const LoadedConfig& loaded, int64_t last) {
-  for (const int64_t step : loaded.config.profile().steps()) {
-    if (step >= 1 && step <= last) continue;
-    return loaded.Locate(
-        FieldError("steps", absl::StrCat("must be between 1 and the run's last "
-                                         "step ",
-                                         last, ", is ", step)),
-        "profile");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckPrompt(const char* field, int64_t length,
-                         const RunParts& parts) {
-  const TokenModel* model = parts.model->token_model();
-  if (length == 0) return FieldError(field, "has a prompt without a token");
-  if (model == nullptr || length < model->max_positions()) {
-    return absl::OkStatus();
-  }
-  return FieldError(field,
-                    absl::StrCat("has ", length, " tokens, the model only ",
-                                 model->max_positions(), " positions"));
-}
-
-absl::Status CheckSamplePrompts(const LoadedConfig& loaded,
-                                const RunParts& parts) {
-  const Train& train = loaded.config.train();
-  const Tokenizer* tokenizer = parts.train_data->tokenizer();
-  const auto check = [&](const char* field, const SamplePrompt& prompt) {
-    if (tokenizer == nullptr) {
-      return FieldError(field, "the training data has no tokenizer");
-    }
-    return CheckPrompt(field,
-                       prompt.kind_case() == SamplePrompt::kUser
-                           ? parts.train_data->PromptIds(prompt.user()).size()
-                           : tokenizer->Encode(prompt.prompt()).size(),
-                       parts);
-  };
-  absl::Status status;
-  if (!train.sample_prompt().empty()) {
-    SamplePrompt prompt;
-    prompt.set_prompt(train.sample_prompt());
-    status = check("sample_prompt", prompt);
-  }
-  for (const SamplePrompt& prompt : train.sample_prompts()) {
-    if (status.ok()) status = check("sample_prompts", prompt);
-  }
-  return loaded.Locate(status, "train");
-}
-
-// Whatever depends on how many steps there are.
-absl::Status CheckSteps(const LoadedConfig& loaded, const RunParts& parts,
-                        const BatchPlan& plan) {
-  const int64_t steps = StepsOfRun(
-      loaded.config.train(), parts.train_data->size(), plan.global_batch_size);
-  CAPSTAN_RETURN_IF_ERROR(CheckProfile(loaded, steps));
-  return loaded.Locate(CheckSchedule(loaded.config.schedule(), steps),
-                       "schedule");
-}
-
-absl::Status CrossCheck(const LoadedConfig& loaded, int world_size,
-                        const RunParts& parts) {
-  CAPSTAN_RETURN_IF_ERROR(CheckTrain(loaded));
-  absl::StatusOr<BatchPlan> plan = PlanBatch(loaded.config.batch(), world_size);
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
-  CAPSTAN_RETURN_IF_ERROR(CheckSteps(loaded, parts, *plan));
-  StrategyRequest request;
-  request.model = parts.model.get();
-  request.precision = parts.policy();
-  request.world_size = world_size;
-  request.accumulation = plan->accumulation;
-  CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(parts.strategy->Check(request), "strategy"));
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
-      parts.objective->Check(*parts.model, *parts.train_data), "objective"));
-  if (parts.eval_data != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
-        parts.objective->Check(*parts.model, *parts.eval_data), "eval_data"));
-  }
-  CAPSTAN_RETURN_IF_ERROR(CheckEvaluation(loaded, parts));
-  if (loaded.config.has_hub_upload() &&
-      loaded.config.hub_upload().repo().empty()) {
-    return loaded.Locate(FieldError("repo", "name it: NAME/REPOSITORY"),
-                         "hub_upload");
-  }
-  return CheckSamplePrompts(loaded, parts);
+  return least;
 }
 
 }  // namespace
@@ -318,35 +192,20 @@ BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
   return plan;
 }
 
-absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
-  if (!loaded.config.has_adapter()) return absl::nullopt;
-  const Adapter& adapter = loaded.config.adapter();
-  if (!adapter.has_lora()) {
-    return loaded.Locate(absl::InvalidArgumentError(
-                             "no kind is set: write lora {}, or leave it out"),
-                         "adapter");
-  }
-  absl::StatusOr<LoraSpec> spec = SpecOf(adapter.lora());
-  if (!spec.ok()) {
-    return loaded.Locate(WithHubHint(spec.status(), loaded, "adapter.lora"),
-                         "adapter.lora");
-  }
-  spec->seed = loaded.config.train().seed();
-  return *std::move(spec);
-}
-
-absl::StatusOr<std::unique_ptr<Model>> CreateModel(const LoadedConfig& loaded,
-                                                   PluginHost& host) {
-  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<LoraSpec> lora,
+absl::StatusOr<std::unique_ptr<Model>> CreateModel(
+    const LoadedConfig& loaded, PluginHost& host,
+    absl::optional<LoraSpec>* lora) {
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<LoraSpec> spec,
                            AdapterOf(loaded));
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       CreateSlot<Model>(loaded, "model", loaded.config.model(),
                         PluginCategory::kModel, host));
-  if (lora.has_value()) {
+  if (spec.has_value()) {
     CAPSTAN_RETURN_IF_ERROR(
-        loaded.Locate(model->AddLora(*lora), "adapter.lora"));
+        loaded.Locate(model->AddLora(*spec), "adapter.lora"));
   }
+  if (lora != nullptr) *lora = spec;
   return model;
 }
 
@@ -366,50 +225,88 @@ std::string PrecisionName(const RunConfig& config, const RunParts& parts) {
   return absl::StrCat(package, " (", DtypeName(parts.policy().compute), ")");
 }
 
-absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded,
-                                        int world_size, int gpus,
+int64_t ParameterCount(const Model& model) {
+  int64_t count = 0;
+  for (const ParameterSpec& spec : model.parameters()) count += spec.numel();
+  return count;
+}
+
+absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                         PluginHost& host) {
   const RunConfig& config = loaded.config;
   RunParts parts;
-  CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host));
-  CAPSTAN_ASSIGN_OR_RETURN(parts.lora, AdapterOf(loaded));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.objective,
-      CreateSlot<Objective>(loaded, "objective", config.objective(),
-                            PluginCategory::kObjective, host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.train_data,
-      CreateSlot<DatasetReader>(loaded, "train_data", config.train_data(),
-                                PluginCategory::kDatasetReader, host));
-  if (config.has_eval_data()) {
+  const auto make = [&](const char* slot, const google::protobuf::Any& any,
+                        PluginCategory category, auto* made) -> absl::Status {
+    using Base = typename std::decay_t<decltype(*made)>::element_type;
     CAPSTAN_ASSIGN_OR_RETURN(
-        parts.eval_data,
-        CreateSlot<DatasetReader>(loaded, "eval_data", config.eval_data(),
-                                  PluginCategory::kDatasetReader, host));
+        *made, CreateSlot<Base>(loaded, slot, any, category, host));
+    return absl::OkStatus();
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host, &parts.lora));
+  CAPSTAN_RETURN_IF_ERROR(make("objective", config.objective(),
+                               PluginCategory::kObjective, &parts.objective));
+  CAPSTAN_RETURN_IF_ERROR(make("train_data", config.train_data(),
+                               PluginCategory::kDatasetReader,
+                               &parts.train_data));
+  if (config.has_eval_data()) {
+    CAPSTAN_RETURN_IF_ERROR(make("eval_data", config.eval_data(),
+                                 PluginCategory::kDatasetReader,
+                                 &parts.eval_data));
   } else {
     absl::StatusOr<std::unique_ptr<DatasetReader>> held_back =
         parts.train_data->Validation();
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(held_back.status(), "train_data"));
     parts.eval_data = *std::move(held_back);
   }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.strategy,
-      CreateSlot<Strategy>(loaded, "strategy", config.strategy(),
-                           PluginCategory::kStrategy, host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.precision,
-      CreateSlot<Precision>(loaded, "precision", config.precision(),
-                            PluginCategory::kPrecision, host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.optimizer,
-      CreateSlot<Optimizer>(loaded, "optimizer", config.optimizer(),
-                            PluginCategory::kOptimizer, host));
+  CAPSTAN_RETURN_IF_ERROR(make("strategy", config.strategy(),
+                               PluginCategory::kStrategy, &parts.strategy));
+  CAPSTAN_RETURN_IF_ERROR(make("precision", config.precision(),
+                               PluginCategory::kPrecision, &parts.precision));
+  CAPSTAN_RETURN_IF_ERROR(make("optimizer", config.optimizer(),
+                               PluginCategory::kOptimizer, &parts.optimizer));
   parts.strategy_name = PackageIn(config.strategy());
   parts.device = DeviceOf(*parts.precision, gpus);
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
-  CAPSTAN_RETURN_IF_ERROR(CrossCheck(loaded, world_size, parts));
   return parts;
+}
+
+DeviceFacts DeviceOf(const Precision& precision, int gpus) {
+  DeviceFacts device;
+  device.gpu = gpus > 0;
+  if (device.gpu && precision.depends_on_device()) {
+    device.compute_capability = LeastComputeCapability();
+  }
+  return device;
+}
+
+std::string DtypeName(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    case c10::ScalarType::Half:
+      return "float16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device) {
+  return !device.gpu && c10::isReducedFloatingType(dtype);
+}
+
+std::string SlowPrecisionNote(const Precision& precision,
+                              const std::string& package,
+                              const DeviceFacts& device) {
+  const c10::ScalarType dtype = precision.PolicyOn(device).compute;
+  if (!IsSlow(dtype, device)) return "";
+  const std::string instead = precision.instead();
+  return absl::StrCat(
+      package, " computes in ", DtypeName(dtype),
+      ", in which CPUs are often several times slower than in float32",
+      instead.empty() ? "" : absl::StrCat("; set ", instead));
 }
 
 }  // namespace capstan

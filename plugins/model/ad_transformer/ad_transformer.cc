@@ -7,16 +7,18 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "plugins/model/ad_transformer/ad_transformer_weights.h"
-#include "plugins/model/ad_transformer/history_attention.h"
-#include "plugins/model/ad_transformer/history_embedding.h"
-#include "plugins/model/common/check_weights.h"
+#include "plugins/model/ad_transformer/history_layers.h"
+#include "plugins/model/common/config_check.h"
+#include "plugins/model/common/pretrained.h"
+#include "plugins/model/common/units.h"
+#include "plugins/sdk/plugin.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -58,32 +60,18 @@ absl::StatusOr<std::unique_ptr<AdTransformer>> AdTransformer::Create(
     CAPSTAN_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(config));
     return std::unique_ptr<AdTransformer>(new AdTransformer(sizes, nullptr));
   }
-  Config alone;
-  alone.set_pretrained(config.pretrained());
-  if (config.has_dropout()) alone.set_dropout(config.dropout());
-  if (alone.SerializeAsString() != config.SerializeAsString()) {
-    return FieldError("pretrained",
-                      "is set beside sizes, which the folder's config.json "
-                      "gives: set the one or the others");
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained", "dropout"}));
   const std::string& folder = config.pretrained();
   absl::StatusOr<Sizes> sizes = ReadSizes(folder);
   if (!sizes.ok()) return FieldError("pretrained", sizes.status().message());
   if (config.has_dropout()) sizes->dropout = config.dropout();
-  if (!(sizes->dropout >= 0.0 && sizes->dropout < 1.0)) {
-    return FieldError(
-        "dropout",
-        absl::StrCat("must be at least 0 and below 1, is ", sizes->dropout));
-  }
-  auto weights = SafetensorsReader::Open(folder);
-  if (!weights.ok()) {
-    return FieldError("pretrained", weights.status().message());
-  }
-  const absl::Status fits =
-      CheckWeights(ParameterSpecs(*sizes), **weights, folder);
-  if (!fits.ok()) return FieldError("pretrained", fits.message());
+  ConfigCheck check;
+  check.Rate("dropout", sizes->dropout);
+  CAPSTAN_RETURN_IF_ERROR(check.status());
+  CAPSTAN_ASSIGN_OR_RETURN(auto weights,
+                           OpenPretrained(folder, ParameterSpecs(*sizes)));
   return std::unique_ptr<AdTransformer>(
-      new AdTransformer(*sizes, *std::move(weights)));
+      new AdTransformer(*sizes, std::move(weights)));
 }
 
 AdTransformer::AdTransformer(const Sizes& sizes,
@@ -91,7 +79,7 @@ AdTransformer::AdTransformer(const Sizes& sizes,
     : sizes_(sizes),
       weights_(std::move(weights)),
       specs_(ParameterSpecs(sizes)),
-      units_(UnitNames(sizes)) {}
+      units_(UnitNames(sizes.layers)) {}
 
 absl::Status AdTransformer::InitialValue(int index, uint64_t seed,
                                          int64_t begin, int64_t count,
@@ -104,11 +92,7 @@ absl::Status AdTransformer::InitialValue(int index, uint64_t seed,
 }
 
 void AdTransformer::Bind(std::vector<at::Tensor> parameters) {
-  CHECK_EQ(parameters.size(), specs_.size());
-  for (size_t i = 0; i < specs_.size(); ++i) {
-    CHECK(parameters[i].sizes() == at::IntArrayRef(specs_[i].shape))
-        << specs_[i].name;
-  }
+  CheckBound(parameters, specs_);
   parameters_ = std::move(parameters);
 }
 
@@ -196,7 +180,11 @@ at::Tensor AdTransformer::NextLogits(HistoryCache& cache,
                                      const HistoryInput& input,
                                      UnitRunner& runner) {
   CHECK(!at::GradMode::is_enabled()) << "a cache is for use without gradients";
-  auto& past = static_cast<KeysAndValues&>(cache);
+  auto* const own = dynamic_cast<KeysAndValues*>(&cache);
+  TORCH_CHECK(own != nullptr,
+              "the cache is another model's: a model continues only what its "
+              "own NewCache has made");
+  KeysAndValues& past = *own;
   const at::Device device = parameters_[0].device();
   const at::Tensor kinds = input.kinds.to(device);
   const auto step = std::make_shared<const KeysAndValues::Step>(
@@ -217,6 +205,44 @@ at::Tensor AdTransformer::NextLogits(HistoryCache& cache,
   past.End(input.kinds.cpu(), input.lengths.cpu());
   return Head(x.index_select(0, step->last), runner);
 }
+
+std::vector<UnitMemory> AdTransformer::PlanUnits(
+    int64_t samples, int64_t length, c10::ScalarType compute) const {
+  kernels::EncoderBlockShape layer = {samples,
+                                      length > 0 ? length : sizes_.n_transit,
+                                      sizes_.embedding,
+                                      sizes_.feed_forward,
+                                      sizes_.heads,
+                                      compute,
+                                      /*last_only=*/false,
+                                      sizes_.dropout > 0.0};
+  int64_t embedding = 0, head = 0;  // bytes of gradients
+  for (const ParameterSpec& spec : specs_) {
+    const int64_t bytes = spec.numel() * kernels::ElementBytes(compute);
+    if (spec.unit == 0) embedding += bytes;
+    if (spec.unit == head_unit()) head += bytes;
+  }
+  std::vector<UnitMemory> units = {PlanUnit(
+      PlanEmbedding(sizes_, layer.rows(), compute, layer.fused(), embedding),
+      layer.Bytes(layer.rows(), sizes_.embedding), specs_, 0, compute)};
+  for (int i = 0; i < sizes_.layers; ++i) {
+    layer.last_only = i + 1 == sizes_.layers;
+    units.push_back(PlanUnit(kernels::PlanEncoderBlock(layer),
+                             layer.Bytes(layer.queries(), sizes_.embedding),
+                             specs_, 1 + i, compute));
+  }
+  const int64_t logits =
+      samples * history_spec().logits() * kernels::kFloatBytes;
+  units.push_back(
+      PlanUnit({logits, 0, layer.Bytes(samples, sizes_.embedding) + head},
+               logits, specs_, head_unit(), compute));
+  units.back().logits_passing = 3 * logits;
+  return units;
+}
+
+CAPSTAN_PLUGIN(Model, AdTransformer, capstan::ad_transformer::Config,
+               "Algorithm Distillation's causal encoder over learning "
+               "histories of a grid world; of given sizes or from a folder");
 
 }  // namespace ad_transformer
 }  // namespace capstan

@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/encoder/encoder_block.h"
-#include "plugins/model/ad_transformer/ad_transformer_config.h"
-#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/algorithm_distillation/history_model.h"
+#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 

@@ -8,24 +8,12 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
-
 #include "plugins/model/ad_transformer/ad_transformer_testing.h"
-#include "plugins/sdk/memory.h"
-#include "trainer/memory/memory_plan.h"
-#include "trainer/memory/tracking_allocator.h"
+#include "plugins/model/common/plan_testing.h"
 
 namespace capstan {
 namespace ad_transformer {
 namespace {
-
-// As a strategy that copies each gradient as soon as it is there.
-class DropGradient final : public torch::autograd::PostAccumulateGradHook {
- public:
-  void operator()(const at::Tensor& parameter) override {
-    parameter.mutable_grad().reset();
-  }
-};
 
 constexpr int64_t kSamples = 64, kLength = 80;
 
@@ -57,22 +45,6 @@ int64_t Measured(AdTransformer& model) {
   return Total(TrackedMemory().at_peak) - Total(before);
 }
 
-int64_t Planned(const AdTransformer& model, at::ScalarType compute) {
-  const std::vector<UnitMemory> units =
-      model.PlanUnits(kSamples, kLength, compute);
-  EXPECT_EQ(units.size(), model.units().size());
-  StrategyPlan strategy;
-  strategy.backward_workspace.resize(units.size());
-  for (const ParameterSpec& spec : model.parameters()) {
-    int64_t& largest = strategy.backward_workspace[spec.unit];
-    largest =
-        std::max<int64_t>(largest, spec.numel() * c10::elementSize(compute));
-  }
-  return Total(PlanMemory(strategy, /*optimizer_state=*/0, units,
-                          ActivationCheckpointing(), /*on_gpu=*/false)
-                   .at_peak);
-}
-
 void Compare(at::ScalarType compute, double bound) {
   at::set_num_threads(1);
   InstallTrackingAllocator();
@@ -82,7 +54,7 @@ void Compare(at::ScalarType compute, double bound) {
         p, std::make_unique<DropGradient>());
   }
   const int64_t measured = Measured(*model);
-  EXPECT_NEAR(Planned(*model, compute), measured,
+  EXPECT_NEAR(Total(PlannedPeak(*model, kSamples, kLength, compute)), measured,
               bound * static_cast<double>(measured));
 }
 

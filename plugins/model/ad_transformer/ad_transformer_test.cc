@@ -16,7 +16,7 @@
 
 #include "base/status.h"
 #include "plugins/model/ad_transformer/ad_transformer_testing.h"
-#include "plugins/model/ad_transformer/ad_transformer_weights.h"
+#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
 
 namespace capstan {
 namespace ad_transformer {
@@ -273,6 +273,23 @@ TEST_P(AdTransformerModes, SixteenBitsAreNear) {
   const at::Tensor b = narrow->LastLogits(input, runner);
   EXPECT_EQ(b.scalar_type(), at::kFloat);
   EXPECT_LT(Difference(a, b), 0.1);
+}
+
+class ForeignCache final : public HistoryCache {
+ public:
+  int64_t rows() const override { return 1; }
+  int64_t length(int64_t) const override { return 0; }
+  void Clear(int64_t) override {}
+};
+
+TEST_P(AdTransformerModes, AForeignCacheIsRefused) {
+  const at::AutoGradMode no_gradients(false);
+  const auto model = Make(SmallSizes(GetParam()));
+  BindTo(*model);
+  PlainRunner runner;
+  ForeignCache cache;
+  EXPECT_THROW(model->NextLogits(cache, Histories({3}, 3, GetParam()), runner),
+               c10::Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, AdTransformerModes, testing::Bool(),

@@ -10,8 +10,8 @@
 #include <ATen/ops/where.h>
 #include <gtest/gtest.h>
 
+#include "plugins/model/common/plan_testing.h"
 #include "plugins/model/llada/llada.h"
-#include "plugins/model/llama/plan_testing.h"
 
 namespace capstan {
 namespace llada {
@@ -57,7 +57,7 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
       lora.target_modules = {"q_proj", "v_proj", "ff_out"};
       EXPECT_TRUE((*model)->AddLora(lora).ok());
     }
-    llama::BindRandom(**model, compute);
+    BindRandom(**model, compute);
     return *std::move(model);
   }
 
@@ -79,16 +79,16 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
     TokenTargets targets = {tokens};
     targets.weights = at::rand(tokens.sizes());
     if (masked) targets.tokens = at::where(targets.weights < 0.5, tokens, -100);
-    return llama::MeasuredPeak(model, tokens, targets, CutRows());
+    return MeasuredPeak(model, tokens, targets, CutRows());
   }
 
   static void Compare(at::ScalarType compute, double bound) {
     const std::unique_ptr<Llada> model = Make(compute);
     const MemoryByCategory planned =
-        llama::PlannedPeak(*model, kSamples, kLength, compute);
-    llama::Places places(*model);
+        PlannedPeak(*model, kSamples, kLength, compute);
+    Places places(*model);
     if (compute == at::kFloat) model->BindGradients(&places);
-    llama::ExpectNear(planned, Measure(*model, /*masked=*/false), bound);
+    ExpectNear(planned, Measure(*model, /*masked=*/false), bound);
     // A step has any part of its tokens masked: it is planned for all.
     EXPECT_LT(Total(Measure(*model, /*masked=*/true)),
               (1.0 + bound) * Total(planned));

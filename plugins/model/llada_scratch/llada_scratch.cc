@@ -7,21 +7,22 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/masked_fill.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
+#include "kernels/layers/adapter.h"
 #include "kernels/loss/token_loss.h"
-#include "plugins/model/common/check_weights.h"
-#include "plugins/model/llada_scratch/scratch_dropout.h"
-#include "plugins/model/llada_scratch/scratch_plan.h"
+#include "plugins/model/common/pretrained.h"
+#include "plugins/model/common/units.h"
 #include "plugins/sdk/memory.h"
+#include "plugins/sdk/plugin.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -90,18 +91,20 @@ std::vector<ParameterSpec> ParameterSpecs(const Config& c) {
   return specs;
 }
 
-std::vector<std::string> UnitNames(const Config& c) {
-  std::vector<std::string> names = {"embed"};
-  for (int64_t i = 0; i < c.num_hidden_layers(); ++i) {
-    names.push_back(absl::StrCat("layers.", i));
-  }
-  names.push_back("head");
-  return names;
-}
-
 at::Tensor LayerNorm(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& bias, double eps) {
   return at::layer_norm(x, {x.size(-1)}, weight, bias, eps);
+}
+
+// x [B * T, width], with numbers dropped (by sample, place in its row and
+// channel, so that a row that is cut short drops what it would have dropped
+// there) and a gradient.
+at::Tensor Dropped(const kernels::AdapterDropout& dropout,
+                   const at::Tensor& x) {
+  if (!dropout.active()) return x;
+  const at::Tensor mask = kernels::DropoutMask(dropout, x.size(0), x.size(1));
+  return at::masked_fill(x, mask.to(x.device()), 0.0) *
+         (1.0 / (1.0 - dropout.rate));
 }
 
 struct Layer {
@@ -136,24 +139,13 @@ absl::StatusOr<std::unique_ptr<LladaScratch>> LladaScratch::Create(
     return std::unique_ptr<LladaScratch>(
         new LladaScratch(std::move(sizes), nullptr));
   }
-  Config alone;
-  alone.set_pretrained(folder);
-  if (alone.SerializeAsString() != config.SerializeAsString()) {
-    return FieldError("pretrained",
-                      "is set beside sizes, which the folder's config.json "
-                      "gives: set the one or the others");
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained"}));
   absl::StatusOr<Config> sizes = SizesFromFolder(folder);
   if (!sizes.ok()) return FieldError("pretrained", sizes.status().message());
-  auto weights = SafetensorsReader::Open(folder);
-  if (!weights.ok()) {
-    return FieldError("pretrained", weights.status().message());
-  }
-  const absl::Status fits =
-      CheckWeights(ParameterSpecs(*sizes), **weights, folder);
-  if (!fits.ok()) return FieldError("pretrained", fits.message());
+  CAPSTAN_ASSIGN_OR_RETURN(auto weights,
+                           OpenPretrained(folder, ParameterSpecs(*sizes)));
   return std::unique_ptr<LladaScratch>(
-      new LladaScratch(*std::move(sizes), *std::move(weights)));
+      new LladaScratch(*std::move(sizes), std::move(weights)));
 }
 
 LladaScratch::LladaScratch(Config sizes,
@@ -161,7 +153,7 @@ LladaScratch::LladaScratch(Config sizes,
     : sizes_(std::move(sizes)),
       weights_(std::move(weights)),
       specs_(ParameterSpecs(sizes_)),
-      units_(UnitNames(sizes_)) {}
+      units_(UnitNames(sizes_.num_hidden_layers())) {}
 
 absl::Status LladaScratch::InitialValue(int index, uint64_t seed, int64_t begin,
                                         int64_t count, float* out) const {
@@ -169,23 +161,12 @@ absl::Status LladaScratch::InitialValue(int index, uint64_t seed, int64_t begin,
   if (weights_ != nullptr) {
     return weights_->ReadFloats(spec.name, begin, count, out);
   }
-  if (absl::EndsWith(spec.name, ".bias")) {
-    std::fill(out, out + count, 0.0f);
-  } else if (spec.shape.size() == 1) {  // a norm
-    std::fill(out, out + count, 1.0f);
-  } else {
-    FillNormal(RandomKey(seed, spec.name), begin, count, 0.0f,
-               static_cast<float>(sizes_.initializer_range()), out);
-  }
+  FillInitial(spec, seed, sizes_.initializer_range(), begin, count, out);
   return absl::OkStatus();
 }
 
 void LladaScratch::Bind(std::vector<at::Tensor> parameters) {
-  CHECK_EQ(parameters.size(), specs_.size());
-  for (size_t i = 0; i < specs_.size(); ++i) {
-    CHECK(parameters[i].sizes() == at::IntArrayRef(specs_[i].shape))
-        << specs_[i].name;
-  }
+  CheckBound(parameters, specs_);
   parameters_ = std::move(parameters);
 }
 
@@ -194,9 +175,9 @@ absl::Status LladaScratch::SaveConfig(const std::string& folder,
   return WriteConfig(sizes_, folder, dtype);
 }
 
-std::vector<UnitMemory> LladaScratch::PlanUnits(int64_t samples, int64_t length,
-                                                c10::ScalarType compute) const {
-  return llada_scratch::PlanUnits(sizes_, samples, length, compute);
+kernels::AttentionShape LladaScratch::Attention(int64_t batch) const {
+  const int64_t heads = sizes_.num_attention_heads();
+  return {batch, heads, heads, sizes_.hidden_size() / heads, /*causal=*/false};
 }
 
 std::vector<at::Tensor> LladaScratch::Parameters(int first, int count) const {
@@ -212,10 +193,7 @@ at::Tensor LladaScratch::Hidden(const TokenInput& input, UnitRunner& runner) {
   const at::Device device = parameters_[kToken].device();
   Layer layer;
   layer.eps = sizes_.layer_norm_eps();
-  layer.shape = {batch, sizes_.num_attention_heads(),
-                 sizes_.num_attention_heads(),
-                 sizes_.hidden_size() / sizes_.num_attention_heads(),
-                 /*causal=*/false};
+  layer.shape = Attention(batch);
   at::Tensor positions;
   if (input.positions.defined()) {
     positions = input.positions.to(device).contiguous();
@@ -224,7 +202,9 @@ at::Tensor LladaScratch::Hidden(const TokenInput& input, UnitRunner& runner) {
     positions = at::arange(length, at::TensorOptions(at::kLong).device(device))
                     .expand({batch, length});
   }
-  const Dropout dropout = {sizes_.dropout(), input.sample_positions};
+  const kernels::AdapterDropout dropout = {
+      sizes_.dropout(), RandomKey(0, "llada_scratch.dropout"),
+      input.sample_positions};
   const std::vector<at::Tensor> embed = Parameters(0, kEmbedParameters);
   const double eps = layer.eps;
   at::Tensor x = runner.Run(
@@ -286,10 +266,118 @@ at::Tensor LladaScratch::CrossEntropySum(const TokenInput& input,
 
 absl::StatusOr<std::unique_ptr<KvCache>> LladaScratch::NewCache(
     int64_t batch, int64_t max_length) const {
-  return absl::UnimplementedError(
-      "a model whose tokens see the whole text has no cache: each new token "
-      "changes what the others' keys and values are");
+  return NoCacheError();
 }
+
+// What LibTorch's operators and autograd hold in one forward and backward on
+// the CPU, with a target at each place.
+namespace {
+
+using kernels::kFloatBytes;
+
+// Bytes of the tensors that come and go.
+struct Bytes {
+  Bytes(const Config& c, int64_t samples, int64_t length,
+        c10::ScalarType compute)
+      : rows(samples * length),
+        dtype(compute),
+        element(kernels::ElementBytes(compute)),
+        x(rows * c.hidden_size() * element),
+        inner(rows * c.intermediate_size() * element),
+        norm(2 * rows * kFloatBytes) {}
+
+  const int64_t rows;
+  const c10::ScalarType dtype;
+  const int64_t element;
+  const int64_t x;      // [rows, hidden]
+  const int64_t inner;  // [rows, intermediate]
+  const int64_t norm;   // mean and 1 / standard deviation of each row
+};
+
+UnitMemory PlanEmbedding(const Config& c, const Bytes& b) {
+  const bool dropout = c.dropout() > 0.0;
+  const int64_t mask = dropout ? b.rows * c.hidden_size() : 0;
+  UnitMemory unit;
+  unit.output = b.x;
+  // The sum, for the norm's backward; positions; the output.
+  const int64_t positions = b.rows * static_cast<int64_t>(sizeof(int64_t));
+  unit.kept = b.x + b.norm + positions + mask + b.x;
+  // What is dropped from, and what is left before it is scaled; or both rows.
+  unit.forward_workspace = dropout ? 2 * b.x : b.x;
+  const int64_t tokens = std::max(c.vocab_size(), c.max_sequence_length());
+  kernels::MemoryLedger gradient;
+  kernels::PlanEmbeddingBackward({b.rows, c.hidden_size(), tokens, b.dtype,
+                                  /*trained=*/true, /*tied=*/false,
+                                  /*sink=*/false},
+                                 &gradient);
+  // By then the mask, the sum and the output's gradient are gone.
+  unit.backward_workspace = std::max(dropout ? 2 * b.x : b.x,
+                                     b.x + gradient.peak() - (2 * b.x + mask)) -
+                            tokens * c.hidden_size() * b.element;
+  return unit;
+}
+
+// RunLayer.
+UnitMemory PlanLayer(const Config& c, const Bytes& b,
+                     const kernels::AttentionShape& shape) {
+  kernels::MemoryLedger attention;
+  kernels::PlanAttention(shape, b.rows, b.dtype, /*packed=*/false, &attention);
+  UnitMemory unit;
+  unit.output = b.x;
+  // The attention's input, q, k, v and what it keeps, the sum, the MLP's input
+  // and, before and after GELU, its inner rows.
+  unit.kept =
+      6 * b.x + 2 * b.inner + 2 * b.norm + attention.live() + unit.output;
+  // What is added to the sum.
+  unit.forward_workspace = b.x;
+  // The gradients to the inner rows, and to the last matrix, which is as large
+  // as any, and its bias.
+  const int64_t bias = c.hidden_size() * b.element;
+  unit.backward_workspace = std::max(b.inner + bias, b.x);
+  return unit;
+}
+
+UnitMemory PlanHead(const Config& c, const Bytes& b) {
+  // The bias goes as a column of the weight (CrossEntropySum).
+  const kernels::TokenLossShape shape = {
+      b.rows,           c.hidden_size() + 1, c.vocab_size(), b.dtype,
+      /*trained=*/true, /*tied=*/false,      /*sink=*/false};
+  const int64_t rows = b.rows * shape.hidden * b.element;
+  // The rows and the weight with that column, then what the kernel holds.
+  kernels::MemoryLedger forward(rows + shape.vocab * shape.hidden * b.element);
+  kernels::PlanHead(shape, &forward);
+  UnitMemory unit;
+  unit.output = kFloatBytes;
+  unit.kept = unit.output + b.norm;
+  unit.logits_passing = forward.live();
+  // The rows and the column before they are put together.
+  unit.forward_workspace =
+      forward.peak() - forward.live() + b.x + b.rows * b.element;
+  kernels::MemoryLedger backward(forward.live());
+  // The gradient of the rows, of 16 bits beside the kernel's own.
+  if (b.dtype == c10::ScalarType::Float) backward.Take(rows);
+  kernels::PlanHeadBackward(shape, &backward);
+  unit.backward_workspace = backward.peak() - forward.live() -
+                            c.vocab_size() * c.hidden_size() * b.element;
+  return unit;
+}
+
+}  // namespace
+
+std::vector<UnitMemory> LladaScratch::PlanUnits(int64_t samples, int64_t length,
+                                                c10::ScalarType compute) const {
+  const Bytes bytes(sizes_, samples, length, compute);
+  std::vector<UnitMemory> units = {PlanEmbedding(sizes_, bytes)};
+  for (int64_t i = 0; i < sizes_.num_hidden_layers(); ++i) {
+    units.push_back(PlanLayer(sizes_, bytes, Attention(samples)));
+  }
+  units.push_back(PlanHead(sizes_, bytes));
+  return units;
+}
+
+CAPSTAN_PLUGIN(Model, LladaScratch, capstan::llada_scratch::Config,
+               "LLaDA's small model from scratch: learned positions, "
+               "LayerNorm, GELU, and sight of the whole text");
 
 }  // namespace llada_scratch
 }  // namespace capstan

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/attention/attention.h"
 #include "plugins/model/llada_scratch/scratch_config.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
@@ -66,6 +67,8 @@ class LladaScratch final : public Model, public TokenModel {
 
   // What the last layer leaves, [B * T, hidden_size].
   at::Tensor Hidden(const TokenInput& input, UnitRunner& runner);
+  // The attention of `batch` rows.
+  kernels::AttentionShape Attention(int64_t batch) const;
   // `count` parameters from `first` on.
   std::vector<at::Tensor> Parameters(int first, int count) const;
   int head_unit() const { return static_cast<int>(units_.size()) - 1; }

@@ -1,70 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/llada_scratch/scratch_config.h"
 
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "plugins/model/common/config_check.h"
 #include "plugins/model/common/config_keys.h"
 
 namespace capstan {
 namespace llada_scratch {
 namespace {
 
-// The first field that makes no model, as a FieldError.
-absl::Status CheckSizes(const Config& c) {
-  const std::pair<const char*, int64_t> sizes[] = {
-      {"vocab_size", c.vocab_size()},
-      {"hidden_size", c.hidden_size()},
-      {"intermediate_size", c.intermediate_size()},
-      {"num_hidden_layers", c.num_hidden_layers()},
-      {"num_attention_heads", c.num_attention_heads()},
-      {"max_sequence_length", c.max_sequence_length()},
-  };
-  for (const auto& [name, value] : sizes) {
-    // Products of two sizes then fit an int64.
-    if (value < 1 || value > std::numeric_limits<int32_t>::max()) {
-      return FieldError(
-          name, absl::StrCat("must be from 1 to 2147483647, is ", value));
-    }
-  }
+ConfigCheck CheckSizes(const Config& c) {
+  ConfigCheck check;
+  check.Size("vocab_size", c.vocab_size());
+  check.Size("hidden_size", c.hidden_size());
+  check.Size("intermediate_size", c.intermediate_size());
+  check.Size("num_hidden_layers", c.num_hidden_layers());
+  check.Size("num_attention_heads", c.num_attention_heads());
+  check.Size("max_sequence_length", c.max_sequence_length());
+  if (!check.ok()) return check;
   if (c.hidden_size() % c.num_attention_heads() != 0) {
-    return FieldError(
+    check.Fail(
         "hidden_size",
         absl::StrCat("must be divisible by num_attention_heads, which is ",
                      c.num_attention_heads(), ", is ", c.hidden_size()));
   }
-  if (!(c.dropout() >= 0.0 && c.dropout() < 1.0)) {
-    return FieldError("dropout", absl::StrCat("must be at least 0 and below 1, "
-                                              "is ",
-                                              c.dropout()));
-  }
-  for (const auto& [name, value] :
-       {std::make_pair("layer_norm_eps", c.layer_norm_eps()),
-        {"initializer_range", c.initializer_range()}}) {
-    if (!(value > 0.0 && value < std::numeric_limits<double>::infinity())) {
-      return FieldError(name,
-                        absl::StrCat("must be greater than 0, is ", value));
-    }
-  }
-  const auto outside = [&](bool is_set, int64_t token) {
-    return is_set && (token < 0 || token >= c.vocab_size());
+  check.Rate("dropout", c.dropout());
+  check.Positive("layer_norm_eps", c.layer_norm_eps());
+  check.Positive("initializer_range", c.initializer_range());
+  const auto token = [&](const char* key, bool is_set, int64_t id) {
+    if (is_set) check.Token(key, id, c.vocab_size());
   };
-  const auto check = [&](const char* name, bool is_set, int64_t token) {
-    if (!outside(is_set, token)) return absl::OkStatus();
-    return FieldError(
-        name, absl::StrCat("must be below vocab_size, which is ",
-                           c.vocab_size(), ", and not negative, is ", token));
-  };
-  CAPSTAN_RETURN_IF_ERROR(
-      check("mask_token_id", c.has_mask_token_id(), c.mask_token_id()));
-  CAPSTAN_RETURN_IF_ERROR(
-      check("bos_token_id", c.has_bos_token_id(), c.bos_token_id()));
-  CAPSTAN_RETURN_IF_ERROR(
-      check("eos_token_id", c.has_eos_token_id(), c.eos_token_id()));
-  return check("pad_token_id", c.has_pad_token_id(), c.pad_token_id());
+  token("mask_token_id", c.has_mask_token_id(), c.mask_token_id());
+  token("bos_token_id", c.has_bos_token_id(), c.bos_token_id());
+  token("eos_token_id", c.has_eos_token_id(), c.eos_token_id());
+  token("pad_token_id", c.has_pad_token_id(), c.pad_token_id());
+  return check;
 }
 
 }  // namespace
@@ -81,7 +55,7 @@ absl::StatusOr<Config> Sizes(const Config& config) {
   if (c.layer_norm_eps() == 0.0) c.set_layer_norm_eps(1e-5);
   if (c.initializer_range() == 0.0) c.set_initializer_range(0.02);
   if (!c.has_mask_token_id()) c.set_mask_token_id(c.vocab_size() - 1);
-  CAPSTAN_RETURN_IF_ERROR(CheckSizes(c));
+  CAPSTAN_RETURN_IF_ERROR(CheckSizes(c).status());
   return c;
 }
 
@@ -107,12 +81,10 @@ absl::StatusOr<Config> SizesFromFolder(const std::string& folder) {
   if (const auto id = keys.Token("eos_token_id")) c.set_eos_token_id(*id);
   if (const auto id = keys.Token("pad_token_id")) c.set_pad_token_id(*id);
   CAPSTAN_RETURN_IF_ERROR(keys.status());
-  const absl::Status status = CheckSizes(c);
-  if (!status.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", *FieldOf(status), " ", status.message()));
-  }
-  return c;
+  const absl::optional<ConfigProblem> problem = CheckSizes(c).problem();
+  if (!problem.has_value()) return c;
+  keys.Fail(problem->key, problem->text);
+  return keys.status();
 }
 
 absl::Status WriteConfig(const Config& c, const std::string& folder,

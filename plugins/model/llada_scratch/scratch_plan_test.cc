@@ -5,8 +5,8 @@
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
 
+#include "plugins/model/common/plan_testing.h"
 #include "plugins/model/llada_scratch/llada_scratch.h"
-#include "plugins/model/llama/plan_testing.h"
 
 namespace capstan {
 namespace llada_scratch {
@@ -46,13 +46,12 @@ class ScratchPlanTest : public ::testing::TestWithParam<Shape> {
     config.set_dropout(shape.dropout);
     auto model = LladaScratch::Create(config);
     ASSERT_TRUE(model.ok()) << model.status();
-    llama::BindRandom(**model, compute);
-    const int64_t planned = Total(
-        llama::PlannedPeak(**model, shape.samples, shape.length, compute));
+    BindRandom(**model, compute);
+    const int64_t planned =
+        Total(PlannedPeak(**model, shape.samples, shape.length, compute));
     const at::Tensor tokens =
         at::randint(shape.vocab, {shape.samples, shape.length}, at::kLong);
-    const int64_t measured =
-        Total(llama::MeasuredPeak(**model, tokens, {tokens}));
+    const int64_t measured = Total(MeasuredPeak(**model, tokens, {tokens}));
     EXPECT_NEAR(planned, measured, bound * static_cast<double>(measured));
   }
 };

@@ -13,7 +13,7 @@
 #include "absl/strings/strip.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "plugins/model/common/check_weights.h"
+#include "plugins/model/common/pretrained.h"
 #include "plugins/sdk/lib/lora.h"
 
 namespace capstan {

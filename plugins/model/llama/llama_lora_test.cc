@@ -19,8 +19,8 @@
 #include <utility>
 
 #include "base/status.h"
+#include "plugins/model/llama/llama_sizes.h"
 #include "plugins/model/llama/llama_testing.h"
-#include "plugins/model/llama/llama_weights.h"
 #include "plugins/sdk/lib/lora.h"
 
 namespace capstan {

@@ -4,12 +4,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/random.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/attention_input.h"
@@ -18,8 +18,7 @@
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/rope.h"
 #include "kernels/layers/transformer_block.h"
-#include "plugins/model/common/check_weights.h"
-#include "plugins/model/llama/llama_weights.h"
+#include "plugins/model/common/units.h"
 #include "plugins/sdk/memory.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -28,7 +27,9 @@ namespace capstan {
 namespace llama {
 namespace {
 
-using kernels::AttentionShape;
+// In the order of kernels::BlockMatrix.
+constexpr LayerParameter kBlockParameters[kernels::kBlockMatrices] = {
+    kQuery, kKey, kValue, kOutput, kGate, kUp, kDown};
 
 // Keys and values of each layer, [batch, max_length, kv_heads * head_dim].
 class LlamaCache final : public KvCache {
@@ -38,9 +39,10 @@ class LlamaCache final : public KvCache {
     at::Tensor v;
   };
 
-  LlamaCache(const LlamaConfig& config, int64_t batch, int64_t max_length,
-             const at::TensorOptions& options)
-      : batch_(batch), max_length_(max_length) {
+  // `owner`: the model, for whose keys and values alone it is.
+  LlamaCache(const LlamaModel* owner, const LlamaConfig& config, int64_t batch,
+             int64_t max_length, const at::TensorOptions& options)
+      : owner_(owner), batch_(batch), max_length_(max_length) {
     const std::vector<int64_t> shape = {
         batch, max_length, config.num_key_value_heads * config.head_dim};
     for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
@@ -50,6 +52,7 @@ class LlamaCache final : public KvCache {
 
   int64_t length() const override { return length_; }
   void Advance(int64_t positions) { length_ += positions; }
+  const LlamaModel* owner() const { return owner_; }
   bool Holds(int64_t batch, int64_t more) const {
     return batch == batch_ && length_ + more <= max_length_;
   }
@@ -65,11 +68,19 @@ class LlamaCache final : public KvCache {
   }
 
  private:
+  const LlamaModel* const owner_;
   const int64_t batch_;
   const int64_t max_length_;
   int64_t length_ = 0;
   std::vector<Layer> layers_;
 };
+
+// Of a table of rotations for `length` positions: it grows seldom.
+int64_t RopePositions(int64_t length) {
+  int64_t positions = 64;
+  while (positions < length) positions *= 2;
+  return positions;
+}
 
 // One layer's weights, and what it needs to know of the forward it is in.
 struct LayerPass {
@@ -100,41 +111,12 @@ at::Tensor RunLayer(const LayerPass& pass, const at::Tensor& x) {
 
 }  // namespace
 
-absl::StatusOr<LlamaCheckpoint> OpenCheckpoint(
-    const std::string& folder, absl::StatusOr<LlamaConfig> config,
-    int64_t vocab_size) {
-  if (!config.ok()) return FieldError("pretrained", config.status().message());
-  LlamaCheckpoint checkpoint;
-  checkpoint.config = *std::move(config);
-  LlamaConfig& sizes = checkpoint.config;
-  auto weights = SafetensorsReader::Open(folder);
-  if (!weights.ok()) {
-    return FieldError("pretrained", weights.status().message());
-  }
-  checkpoint.weights = *std::move(weights);
-  const absl::Status fits = CheckWeights(
-      ParameterSpecs(sizes), *checkpoint.weights, folder,
-      [&](absl::string_view name) { return IsUnused(sizes, name); });
-  if (!fits.ok()) return FieldError("pretrained", fits.message());
-  const int64_t rows = sizes.vocab_size;
-  if (vocab_size == 0 || vocab_size == rows) return checkpoint;
-  if (vocab_size < rows) {
-    return FieldError("vocab_size",
-                      absl::StrCat("is ", vocab_size, ", but ", folder, " has ",
-                                   rows, " tokens already: it can only grow"));
-  }
-  sizes.vocab_size = vocab_size;
-  checkpoint.new_rows = std::make_unique<NewRows>(checkpoint.weights.get(),
-                                                  rows, sizes.hidden_size);
-  return checkpoint;
-}
-
 LlamaModel::LlamaModel(LlamaCheckpoint checkpoint)
     : config_(std::move(checkpoint.config)),
       weights_(std::move(checkpoint.weights)),
       new_rows_(std::move(checkpoint.new_rows)),
       specs_(ParameterSpecs(config_)),
-      units_(UnitNames(config_)),
+      units_(UnitNames(config_.num_hidden_layers)),
       base_parameters_(specs_.size()) {}
 
 const std::vector<ParameterSpec>& LlamaModel::parameters() const {
@@ -157,12 +139,7 @@ absl::Status LlamaModel::InitialValue(int index, uint64_t seed, int64_t begin,
   if (weights_ != nullptr) {
     return weights_->ReadFloats(spec.name, begin, count, out);
   }
-  if (spec.shape.size() == 1) {  // a norm
-    std::fill(out, out + count, 1.0f);
-  } else {
-    FillNormal(RandomKey(seed, spec.name), begin, count, 0.0f,
-               static_cast<float>(config_.initializer_range), out);
-  }
+  FillInitial(spec, seed, config_.initializer_range, begin, count, out);
   return absl::OkStatus();
 }
 
@@ -178,22 +155,16 @@ absl::Status LlamaModel::AddLora(const LoraSpec& spec) {
 }
 
 void LlamaModel::Bind(std::vector<at::Tensor> parameters) {
-  CHECK_EQ(parameters.size(), specs_.size());
-  for (size_t i = 0; i < specs_.size(); ++i) {
-    CHECK(parameters[i].sizes() == at::IntArrayRef(specs_[i].shape))
-        << specs_[i].name;
-  }
+  CheckBound(parameters, specs_);
   parameters_ = std::move(parameters);
   rope_table_.reset();
 }
 
 at::Tensor LlamaModel::RopeAt(int64_t begin, int64_t length) {
   if (!rope_table_.defined() || rope_table_.size(0) < begin + length) {
-    int64_t positions = 64;
-    while (positions < begin + length) positions *= 2;
-    rope_table_ =
-        kernels::RopeTable(positions, config_.head_dim, config_.rope_theta)
-            .to(parameters_[kEmbedding].device());
+    rope_table_ = kernels::RopeTable(RopePositions(begin + length),
+                                     config_.head_dim, config_.rope_theta)
+                      .to(parameters_[kEmbedding].device());
   }
   return rope_table_.narrow(0, begin, length);
 }
@@ -246,8 +217,11 @@ kernels::TransformerBlockOptions LlamaModel::BlockOptions(
 at::Tensor LlamaModel::Hidden(const TokenInput& input, UnitRunner& runner,
                               const kernels::TiedGradient& tied) {
   const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
-  auto* cache = static_cast<LlamaCache*>(input.cache);
-  if (cache != nullptr) {
+  auto* cache = dynamic_cast<LlamaCache*>(input.cache);
+  if (input.cache != nullptr) {
+    TORCH_CHECK(cache != nullptr && cache->owner() == this,
+                "the cache is another model's: a model continues only what its "
+                "own NewCache has made");
     CHECK(!at::GradMode::is_enabled())
         << "a cache is for use without gradients";
     CHECK(cache->Holds(batch, length)) << "the cache is too small";
@@ -266,17 +240,14 @@ at::Tensor LlamaModel::Hidden(const TokenInput& input, UnitRunner& runner,
                                   embedding, tokens.reshape({-1}), tied, place);
                             });
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
-    const auto index = [&](LayerParameter parameter) {
-      return LayerIndex(layer, parameter);
-    };
     LayerPass pass;
     pass.layer = layer;
     pass.cache = cache;
     pass.weights = LayerWeights(layer, samples);
     pass.options = options;
-    pass.options.parameters = {index(kQuery),  index(kKey),  index(kValue),
-                               index(kOutput), index(kGate), index(kUp),
-                               index(kDown)};
+    for (int m = 0; m < kernels::kBlockMatrices; ++m) {
+      pass.options.parameters[m] = LayerIndex(layer, kBlockParameters[m]);
+    }
     x = runner.Run(1 + layer, x, [pass](const at::Tensor& input) {
       return RunLayer(pass, input);
     });
@@ -326,11 +297,7 @@ at::Tensor LlamaModel::CrossEntropySum(const TokenInput& input,
 
 absl::StatusOr<std::unique_ptr<KvCache>> LlamaModel::NewCache(
     int64_t batch, int64_t max_length) const {
-  if (!config_.causal) {
-    return absl::UnimplementedError(
-        "a model whose tokens see the whole text has no cache: each new token "
-        "changes what the others' keys and values are");
-  }
+  if (!config_.causal) return NoCacheError();
   CHECK(!parameters_.empty()) << "Bind comes first";
   if (batch < 1 || max_length < 1 ||
       max_length > config_.max_position_embeddings) {
@@ -340,7 +307,85 @@ absl::StatusOr<std::unique_ptr<KvCache>> LlamaModel::NewCache(
                      config_.max_position_embeddings));
   }
   return std::unique_ptr<KvCache>(new LlamaCache(
-      config_, batch, max_length, parameters_[kEmbedding].options()));
+      this, config_, batch, max_length, parameters_[kEmbedding].options()));
+}
+
+namespace {
+
+// What the embedding and the head allocate.
+UnitMemory PlanEmbedding(const LlamaConfig& c,
+                         const kernels::TokenLossShape& shape, int64_t length) {
+  const int64_t weight =
+      c.vocab_size * c.hidden_size * kernels::ElementBytes(shape.dtype);
+  UnitMemory unit;
+  unit.output = shape.rows * c.hidden_size * kernels::ElementBytes(shape.dtype);
+  unit.kept =
+      unit.output + RopePositions(length) * c.head_dim * kernels::kFloatBytes;
+  // Masked diffusion cuts the end off a row (TokenInput::positions): any batch
+  // of a model that sees both sides may have a table row for each token.
+  if (!c.causal) unit.kept += shape.rows * c.head_dim * kernels::kFloatBytes;
+  if (!shape.trained) return unit;  // no backward comes here
+  kernels::MemoryLedger backward;
+  kernels::PlanEmbeddingBackward(shape, &backward);
+  // The strategy counts the weight's gradient, the largest one, which may not
+  // be there beside its place; then this is negative.
+  unit.backward_workspace = backward.peak() - weight;
+  return unit;
+}
+
+UnitMemory PlanHead(const kernels::TokenLossShape& s, int64_t largest) {
+  // The norm's rstd alone is no logits.
+  const int64_t rstd = s.rows * kernels::kFloatBytes;
+  kernels::MemoryLedger forward;
+  kernels::PlanRmsNorm(s.rows, s.hidden, s.dtype, &forward);
+  kernels::PlanHead(s, &forward);
+  UnitMemory unit;
+  unit.output = kernels::kFloatBytes;
+  unit.kept = unit.output + rstd;
+  // All but the gradient of the hidden rows waits for a tied embedding.
+  if (s.tied && s.trained) {
+    unit.logits_kept =
+        forward.live() - rstd - s.rows * s.hidden * kernels::kFloatBytes;
+  }
+  unit.logits_passing = forward.live() - rstd - unit.logits_kept;
+  unit.forward_workspace = forward.peak() - forward.live();
+  kernels::MemoryLedger backward(forward.live());
+  kernels::PlanHeadBackward(s, &backward);
+  kernels::PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, &backward);
+  unit.backward_workspace = backward.peak() - forward.live() - largest;
+  return unit;
+}
+
+}  // namespace
+
+std::vector<UnitMemory> LlamaModel::PlanUnits(int64_t samples, int64_t length,
+                                              c10::ScalarType compute) const {
+  const bool trained = lora_ == nullptr;
+  const kernels::TokenLossShape ends = {
+      samples * length, config_.hidden_size,        config_.vocab_size, compute,
+      trained,          config_.tie_word_embeddings};
+  kernels::TransformerBlockShape block;
+  block.rows = ends.rows;
+  block.hidden = config_.hidden_size;
+  block.intermediate = config_.intermediate_size;
+  block.attention = {samples, config_.num_attention_heads,
+                     config_.num_key_value_heads, config_.head_dim,
+                     config_.causal};
+  block.dtype = compute;
+  block.packed = !config_.causal;
+  block.trained = trained;
+  std::vector<UnitMemory> units = {PlanEmbedding(config_, ends, length)};
+  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    for (int m = 0; !trained && m < kernels::kBlockMatrices; ++m) {
+      const bool has = lora_->Has(LayerIndex(layer, kBlockParameters[m]));
+      block.adapters[m] = {has ? lora_->rank() : 0, lora_->dropout()};
+    }
+    units.push_back(PlanUnit(kernels::PlanTransformerBlock(block), block.x(),
+                             specs_, 1 + layer, compute));
+  }
+  units.push_back(
+      PlanHead(ends, LargestGradient(specs_, head_unit(), compute)));
+  return units;
 }
 
 }  // namespace llama

@@ -17,29 +17,12 @@
 #include "absl/status/statusor.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/loss/token_loss.h"
+#include "plugins/model/llama/llama_checkpoint.h"
 #include "plugins/model/llama/llama_lora.h"
-#include "plugins/model/llama/llama_new_rows.h"
-#include "plugins/model/llama/llama_sizes.h"
-#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {
 namespace llama {
-
-// A model's sizes, and where its initial values come from.
-struct LlamaCheckpoint {
-  LlamaConfig config;
-  std::unique_ptr<SafetensorsReader> weights;  // null: random
-  // Null: the vocabulary is that of the weights.
-  std::unique_ptr<NewRows> new_rows;
-};
-
-// Opens and checks the weights of `folder`, whose config.json gave `config`,
-// for a vocabulary of `vocab_size` (0: the folder's own). FieldError for
-// "pretrained" or "vocab_size".
-absl::StatusOr<LlamaCheckpoint> OpenCheckpoint(
-    const std::string& folder, absl::StatusOr<LlamaConfig> config,
-    int64_t vocab_size);
 
 class LlamaModel : public Model, public TokenModel {
  public:

@@ -5,8 +5,8 @@
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
 
+#include "plugins/model/common/plan_testing.h"
 #include "plugins/model/llama/llama_testing.h"
-#include "plugins/model/llama/plan_testing.h"
 
 namespace capstan {
 namespace llama {

@@ -2,14 +2,77 @@
 #ifndef CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_SIZES_H_
 #define CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_SIZES_H_
 
+#include <c10/core/ScalarType.h>
+
+#include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "plugins/model/llama/llama_names.h"
+#include "plugins/model/common/config_check.h"
+#include "plugins/model/common/config_keys.h"
+#include "plugins/sdk/model.h"
 
 namespace capstan {
 namespace llama {
+
+// A layer's parameters, in the order of first use.
+enum LayerParameter {
+  kInputNorm,
+  kQuery,
+  kKey,
+  kValue,
+  kOutput,
+  kPostNorm,
+  kGate,
+  kUp,
+  kDown,
+  kLayerParameters,
+};
+
+// What the files of a kind of model call the parts of a Llama.
+struct LlamaNames {
+  // Keys of config.json, which are the plugin's fields, too.
+  const char* hidden_size;
+  const char* intermediate_size;
+  const char* num_hidden_layers;
+  const char* num_attention_heads;
+  const char* num_key_value_heads;
+  const char* head_dim;  // null: heads are hidden_size over their number
+  const char* max_position_embeddings;
+  const char* initializer_range;
+
+  // Tensors, without ".weight" at the end. A layer's are LAYERS + "N." + its
+  // own name.
+  const char* embedding;
+  const char* layers;
+  std::array<const char*, kLayerParameters> in_layer;
+  const char* norm;
+  const char* head;
+};
+
+// Those of transformers' LlamaForCausalLM.
+inline constexpr LlamaNames kHuggingFaceNames = {
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "initializer_range",
+    "model.embed_tokens",
+    "model.layers.",
+    {"input_layernorm", "self_attn.q_proj", "self_attn.k_proj",
+     "self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm",
+     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"},
+    "model.norm",
+    "lm_head",
+};
 
 // What a Llama is. Names as in its Hugging Face config.json.
 struct LlamaConfig {
@@ -41,15 +104,45 @@ struct LlamaConfig {
   std::string source_generation_config;
 };
 
-// What is wrong with one key's value, by `names`.
-struct ConfigProblem {
-  std::string key;
-  std::string text;
-};
-
 // Sets num_key_value_heads and head_dim where they are 0; then whether the
 // sizes make a model, from whichever source.
 absl::optional<ConfigProblem> FinishSizes(LlamaConfig* config);
+
+// Parameters in the order of first use: the embedding, kLayerParameters for
+// each layer, the last norm and, unless tied, the head.
+constexpr int kEmbedding = 0;
+inline int LayerIndex(int layer, LayerParameter parameter) {
+  return 1 + layer * kLayerParameters + parameter;
+}
+inline int NormIndex(const LlamaConfig& config) {
+  return LayerIndex(static_cast<int>(config.num_hidden_layers), kInputNorm);
+}
+// The embedding's, if tied.
+inline int HeadIndex(const LlamaConfig& config) {
+  return config.tie_word_embeddings ? kEmbedding : NormIndex(config) + 1;
+}
+
+std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& config);
+
+// A tensor of a checkpoint that the model doesn't use: the head's of a tied
+// one, and constants that old versions of transformers saved.
+bool IsUnused(const LlamaConfig& config, absl::string_view name);
+
+using Json = ConfigJson;
+
+// The sizes in a folder's config.json, which `read` reads; then FinishSizes,
+// and the texts to keep. An error names the file and the key.
+absl::StatusOr<LlamaConfig> ReadFolder(const std::string& folder,
+                                       void (*read)(ConfigKeys& keys,
+                                                    LlamaConfig* c));
+
+// The source config's keys, or none.
+Json SourceKeys(const LlamaConfig& config);
+
+// Puts the dtype of the weights and the token ids into `json`, and writes it to
+// config.json and the ids to generation_config.json, too.
+absl::Status WriteConfigFiles(const LlamaConfig& config, Json json,
+                              const std::string& folder, c10::ScalarType dtype);
 
 }  // namespace llama
 }  // namespace capstan

@@ -4,14 +4,15 @@
 // tests/golden.
 #include "plugins/model/llama/llama.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "base/status.h"
+#include "plugins/model/llama/llama_sizes.h"
 #include "plugins/model/llama/llama_testing.h"
-#include "plugins/model/llama/llama_weights.h"
 
 namespace capstan {
 namespace llama {
@@ -172,6 +173,38 @@ TEST(LlamaTest, CacheHasItsLimits) {
   const auto cache = model->NewCache(1, 2048);
   ASSERT_TRUE(cache.ok());
   EXPECT_EQ((*cache)->length(), 0);
+}
+
+class ForeignCache final : public KvCache {
+ public:
+  int64_t length() const override { return 0; }
+};
+
+TEST(LlamaTest, AForeignCacheIsRefused) {
+  const at::AutoGradMode no_gradients(false);
+  const auto model = Make(SmallSizes()), other = Make(SmallSizes());
+  BindTo(*model);
+  BindTo(*other);
+  const auto of_other = other->NewCache(1, 8), own = model->NewCache(1, 8);
+  ASSERT_TRUE(of_other.ok() && own.ok());
+  ForeignCache foreign;
+  PlainRunner runner;
+  TokenInput input;
+  input.tokens = at::tensor({1, 2}, at::kLong).view({1, 2});
+  for (KvCache* cache : {static_cast<KvCache*>(&foreign), of_other->get()}) {
+    input.cache = cache;
+    try {
+      model->Logits(input, runner);
+      FAIL() << "the cache was taken";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("another model's"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+  input.cache = own->get();
+  model->Logits(input, runner);
+  EXPECT_EQ((*own)->length(), 2);
 }
 
 }  // namespace

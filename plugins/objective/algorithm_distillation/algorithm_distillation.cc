@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/algorithm_distillation/history_model.h"
 #include "plugins/objective/algorithm_distillation/in_context.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "datasets/ad_history/history_source.h"
+#include "plugins/algorithm_distillation/history_source.h"
 #include "plugins/objective/algorithm_distillation/algorithm_distillation.pb.h"
 #include "plugins/sdk/objective.h"
 

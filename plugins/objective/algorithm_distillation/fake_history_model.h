@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/algorithm_distillation/history_model.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {

@@ -10,9 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "datasets/ad_history/history_source.h"
-#include "datasets/darkroom/darkroom.h"
-#include "plugins/model/ad_transformer/history_model.h"
+#include "plugins/algorithm_distillation/darkroom.h"
+#include "plugins/algorithm_distillation/history_model.h"
+#include "plugins/algorithm_distillation/history_source.h"
 
 namespace capstan {
 namespace algorithm_distillation {

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What layers say that they allocate against what they do. oneDNN's products of
+// 16-bit matrices may want memory of their own, which depends on the processor:
+// hence the wider bounds.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "kernels/layers/linear.h"
+#include "kernels/layers/rms_norm.h"
+#include "kernels/layers/rope.h"
+#include "kernels/layers/transformer_block.h"
+#include "kernels/memory_testing.h"
+
+namespace capstan {
+namespace kernels {
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t batch, length, hidden, inner, heads, kv_heads;
+  bool causal = true;
+  bool packed = false;  // each row holds two documents
+  int64_t rank = 0;     // of adapters on frozen weights; 0: none
+  double dropout = 0.0;
+};
+
+constexpr Case kCases[] = {
+    {"grouped", 8, 128, 256, 688, 8, 4},
+    {"ungrouped", 8, 96, 128, 352, 4, 4},
+    {"narrow_mlp", 8, 128, 128, 64, 8, 8},
+    {"bidirectional", 8, 128, 256, 688, 8, 4, false, true},
+    {"adapters", 8, 96, 128, 344, 4, 2, true, false, 8},
+    {"dropout", 8, 96, 128, 344, 4, 4, true, false, 16, 0.1},
+};
+
+// The gradients' places from the start.
+class Places final : public GradientSink {
+ public:
+  explicit Places(const std::vector<at::Tensor>& matrices) {
+    for (const at::Tensor& t : matrices)
+      places_.push_back(at::zeros(t.sizes()));
+  }
+  Place Open(int parameter) override {
+    return {places_[parameter].detach(), /*add=*/false};
+  }
+
+ private:
+  std::vector<at::Tensor> places_;
+};
+
+class Block {
+ public:
+  Block(const Case& c, at::ScalarType dtype) : case_(c), dtype_(dtype) {
+    const int64_t head_dim = c.hidden / c.heads;
+    shape_ = {c.batch * c.length,
+              c.hidden,
+              c.inner,
+              {c.batch, c.heads, c.kv_heads, head_dim, c.causal},
+              dtype,
+              c.packed,
+              c.rank == 0};
+    x_ = Random({shape_.rows, c.hidden}).set_requires_grad(true);
+    const int64_t kv = shape_.key_width();
+    weights_.attention = {Norm(), Matrix(c.hidden, c.hidden),
+                          Matrix(kv, c.hidden), Matrix(kv, c.hidden)};
+    weights_.output = Matrix(c.hidden, c.hidden);
+    weights_.mlp = {Norm(), Matrix(c.inner, c.hidden),
+                    Matrix(c.inner, c.hidden), Matrix(c.hidden, c.inner)};
+    options_.shape = shape_.attention;
+    options_.eps = 1e-5;
+    options_.rope_table = RopeTable(c.length, head_dim, 10000.0);
+    if (c.packed) Pack();
+    if (c.rank > 0) Adapt();
+    places_ = std::make_unique<Places>(matrices_);
+    if (dtype == at::kFloat) options_.sink = places_.get();
+    options_.parameters = {0, 1, 2, 3, 4, 5, 6};
+  }
+
+  const TransformerBlockShape& shape() const { return shape_; }
+
+  OperatorMemory Measured() const {
+    return Measure([&] {
+      return CanFuseTransformerBlock(x_)
+                 ? FusedTransformerBlock(x_, weights_, options_)
+                 : PlainTransformerBlock(x_, weights_, options_);
+    });
+  }
+
+  const at::Tensor& x() const { return x_; }
+  const TransformerBlockWeights& weights() const { return weights_; }
+  const TransformerBlockOptions& options() const { return options_; }
+
+ private:
+  at::Tensor Random(at::IntArrayRef shape) const {
+    return (at::randn(shape) * 0.1).to(dtype_);
+  }
+  at::Tensor Norm() const {
+    const at::Tensor ones = at::ones({case_.hidden}, at::dtype(dtype_));
+    return shape_.trained ? Weight(ones) : ones;
+  }
+  at::Tensor Matrix(int64_t out, int64_t in) {
+    const at::Tensor matrix = Random({out, in});
+    matrices_.push_back(shape_.trained ? Weight(matrix) : matrix);
+    return matrices_.back();
+  }
+  // Two documents a row, of another length in each.
+  void Pack() {
+    const at::Tensor positions =
+        at::zeros({case_.batch, case_.length}, at::kLong);
+    for (int64_t row = 0; row < case_.batch; ++row) {
+      const int64_t end = case_.length * (row + 1) / (case_.batch + 1);
+      positions[row].narrow(0, 0, end).copy_(at::arange(end));
+      positions[row]
+          .narrow(0, end, case_.length - end)
+          .copy_(at::arange(case_.length - end));
+    }
+    options_.packing = c10::make_intrusive<PackedRows>(positions);
+    options_.rope_table =
+        options_.rope_table.index_select(0, positions.reshape({-1}));
+  }
+  // Of q, v and down.
+  void Adapt() {
+    const auto adapt = [&](BlockMatrix matrix, Adapter* adapter) {
+      const at::Tensor& w = matrices_[matrix];
+      adapter->a = Weight(Random({case_.rank, w.size(1)}));
+      adapter->b = Weight(Random({w.size(0), case_.rank}));
+      adapter->dropout = {case_.dropout, /*key=*/3, at::arange(case_.batch)};
+      shape_.adapters[matrix] = {case_.rank, case_.dropout > 0.0};
+    };
+    adapt(kQueryMatrix, &weights_.attention.adapters[0]);
+    adapt(kValueMatrix, &weights_.attention.adapters[2]);
+    adapt(kDownMatrix, &weights_.mlp.adapters[2]);
+  }
+
+  const Case case_;
+  const at::ScalarType dtype_;
+  TransformerBlockShape shape_;
+  at::Tensor x_;
+  std::vector<at::Tensor> matrices_;  // in BlockMatrix's order
+  TransformerBlockWeights weights_;
+  TransformerBlockOptions options_;
+  std::unique_ptr<Places> places_;
+};
+
+class LayersMemoryTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(LayersMemoryTest, FusedBlock) {
+  const Block block(GetParam(), at::kFloat);
+  ExpectNear(PlanTransformerBlock(block.shape()), block.Measured(), 0.01);
+}
+
+TEST_P(LayersMemoryTest, PlainBlock) {
+  const Block block(GetParam(), at::kBFloat16);
+  ExpectNear(PlanTransformerBlock(block.shape()), block.Measured(), 0.12);
+}
+
+TEST_P(LayersMemoryTest, GatedMlp) {
+  const Block block(GetParam(), at::kBFloat16);
+  const TransformerBlockShape& s = block.shape();
+  MemoryLedger forward;
+  PlanGatedMlp(s, &forward);
+  // Its backward frees x, too.
+  MemoryLedger backward(forward.live() + s.x());
+  PlanGatedMlpBackward(s, &backward);
+  OperatorMemory planned = MemoryOf(forward, backward);
+  planned.backward -= s.x();
+  ExpectNear(planned, Measure([&] {
+               return GatedMlp(block.x(), block.weights().mlp, 1e-5);
+             }),
+             0.12);
+}
+
+TEST_P(LayersMemoryTest, LinearAdd) {
+  const Block block(GetParam(), at::kBFloat16);
+  const TransformerBlockShape& s = block.shape();
+  MemoryLedger forward;
+  PlanLinearAdd(s, &forward);
+  MemoryLedger backward(forward.live());
+  PlanLinearAddBackward(s, &backward);
+  // x stands for the attention's output, and for the residual.
+  ExpectNear(MemoryOf(forward, backward), Measure([&] {
+               return LinearAdd(block.x(), block.weights().output,
+                                block.x().detach());
+             }),
+             0.25);
+}
+
+TEST_P(LayersMemoryTest, AttentionInput) {
+  const Block block(GetParam(), at::kBFloat16);
+  MemoryLedger planned;
+  PlanAttentionInput(block.shape(), &planned);
+  QueryKeyValue out;  // what Measure doesn't hold
+  const OperatorMemory measured = Measure([&] {
+    out = AttentionInput(block.x(), block.weights().attention, 1e-5,
+                         block.options().rope_table);
+    return out.v;
+  });
+  const double most = 0.1 * static_cast<double>(planned.peak());
+  EXPECT_NEAR(planned.live(), measured.kept, most);
+  EXPECT_NEAR(planned.peak() - planned.live(), measured.forward, most);
+}
+
+TEST_P(LayersMemoryTest, RmsNorm) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const Block block(GetParam(), dtype);
+    const TransformerBlockShape& s = block.shape();
+    MemoryLedger forward;
+    PlanRmsNorm(s.rows, s.hidden, dtype, &forward);
+    MemoryLedger backward(forward.live());
+    PlanRmsNormBackward(s.rows, s.hidden, dtype, s.trained, &backward);
+    ExpectNear(MemoryOf(forward, backward), Measure([&] {
+                 return RmsNorm(block.x(), block.weights().mlp.norm, 1e-5);
+               }),
+               0.01);
+    MemoryLedger again;
+    PlanRmsNormAgain(s.rows, s.hidden, dtype, &again);
+    EXPECT_EQ(again.peak(), s.x());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, LayersMemoryTest, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace kernels
+}  // namespace capstan

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The memory of kernels: how one divides a piece of memory among its tensors,
+// and how it says, without allocating, what it will hold. `plan` adds up the
+// latter; memory_test.cc in each folder holds it against an allocator that
+// counts.
+#ifndef CAPSTAN_KERNELS_MEMORY_H_
+#define CAPSTAN_KERNELS_MEMORY_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace capstan {
+namespace kernels {
+
+constexpr int64_t kFloatBytes = 4;
+
+inline int64_t ElementBytes(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+// Parts of one piece of memory, each on a cache line of its own. A null base
+// only counts.
+class MemoryParts {
+ public:
+  explicit MemoryParts(float* base) : base_(base) {}
+  float* Take(int64_t floats) {
+    float* const part = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += (floats + 15) / 16 * 16;
+    return part;
+  }
+  int64_t used() const { return used_; }  // floats
+
+ private:
+  float* const base_;
+  int64_t used_ = 0;
+};
+
+// Follows the bytes that are live while an operator runs.
+class MemoryLedger {
+ public:
+  explicit MemoryLedger(int64_t live = 0) : live_(live), peak_(live) {}
+  void Take(int64_t bytes) {
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+  }
+  void Free(int64_t bytes) { live_ -= bytes; }
+  // Taken and freed again.
+  void Pass(int64_t bytes) { peak_ = std::max(peak_, live_ + bytes); }
+  int64_t live() const { return live_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t live_;
+  int64_t peak_;
+};
+
+// What an operator allocates, in bytes.
+struct OperatorMemory {
+  // From forward to backward, the output included, the input not.
+  int64_t kept = 0;
+  // At most at one time beyond `kept`, while forward runs.
+  int64_t forward = 0;
+  // The same of backward, gradients that it returns included; the gradient of
+  // the output takes the output's place.
+  int64_t backward = 0;
+};
+
+}  // namespace kernels
+}  // namespace capstan
+
+#endif  // CAPSTAN_KERNELS_MEMORY_H_

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/algorithm_distillation/darkroom.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <set>
+
+#include "plugins/algorithm_distillation/python_random.h"
+
+namespace capstan {
+namespace darkroom {
+namespace {
+
+using testing::ElementsAre;
+
+constexpr Room kRoom;
+
+TEST(PythonRandomTest, IsPythons) {
+  // random.seed(..); [random.getrandbits(32) for _ in range(1000)]
+  PythonRandom zero(0), large(12345678901);
+  std::vector<uint32_t> of_zero(1000), of_large(1000);
+  for (uint32_t& x : of_zero) x = zero.Bits();
+  for (uint32_t& x : of_large) x = large.Bits();
+  EXPECT_THAT((std::vector{of_zero[0], of_zero[1], of_zero[999]}),
+              ElementsAre(3626764237u, 1654615998u, 2971151651u));
+  EXPECT_THAT((std::vector{of_large[0], of_large[1], of_large[999]}),
+              ElementsAre(4063089813u, 2562312935u, 724139399u));
+}
+
+TEST(SplitTest, IsTheOriginals) {
+  const Split split = SplitTasks(81);
+  EXPECT_THAT(split.test, ElementsAre(38, 51, 62, 65, 33, 5, 53, 49));
+  ASSERT_EQ(split.train.size(), 73);
+  EXPECT_EQ(split.train[0], 24);
+  EXPECT_EQ(split.train[72], 61);
+  std::vector<int> all = split.train;
+  all.insert(all.end(), split.test.begin(), split.test.end());
+  std::sort(all.begin(), all.end());
+  std::vector<int> numbers(81);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  EXPECT_EQ(all, numbers);
+}
+
+TEST(SplitTest, RoundsAsPython) {
+  EXPECT_EQ(SplitTasks(5, 0.5).train.size(), 2);  // 2.5
+  EXPECT_EQ(SplitTasks(7, 0.5).train.size(), 4);  // 3.5
+  EXPECT_EQ(SplitTasks(120).train.size(), 108);
+}
+
+TEST(TaskTest, GoalsAreInRows) {
+  ASSERT_EQ(TaskCount(Variant::kGoals, kRoom), 81);
+  const Task task = MakeTask(Variant::kGoals, kRoom, 51);
+  EXPECT_EQ(task.goal, (Cell{5, 6}));
+  EXPECT_EQ(task.start, (Cell{4, 4}));
+  EXPECT_EQ(MakeTask(Variant::kGoals, {5, 20}, 23).goal, (Cell{4, 3}));
+}
+
+TEST(TaskTest, PermutationsAreInLexicographicOrder) {
+  ASSERT_EQ(TaskCount(Variant::kPermuted, kRoom), 120);
+  std::array<uint8_t, kActions> meaning = {0, 1, 2, 3, 4};
+  for (int i = 0; i < 120; ++i) {
+    const Task task = MakeTask(Variant::kPermuted, kRoom, i);
+    EXPECT_EQ(task.meaning, meaning) << i;
+    EXPECT_EQ(task.start, (Cell{0, 0}));
+    EXPECT_EQ(task.goal, (Cell{8, 8}));
+    std::next_permutation(meaning.begin(), meaning.end());
+  }
+}
+
+TEST(MoveTest, GoesOneCellAndNotThroughWalls) {
+  const Task task = MakeTask(Variant::kGoals, kRoom, 0);
+  EXPECT_EQ(Move(kRoom, task, {4, 4}, 0), (Cell{5, 4}));
+  EXPECT_EQ(Move(kRoom, task, {4, 4}, 1), (Cell{3, 4}));
+  EXPECT_EQ(Move(kRoom, task, {4, 4}, 2), (Cell{4, 5}));
+  EXPECT_EQ(Move(kRoom, task, {4, 4}, 3), (Cell{4, 3}));
+  EXPECT_EQ(Move(kRoom, task, {4, 4}, 4), (Cell{4, 4}));
+  EXPECT_EQ(Move(kRoom, task, {8, 8}, 0), (Cell{8, 8}));
+  EXPECT_EQ(Move(kRoom, task, {0, 8}, 1), (Cell{0, 8}));
+  EXPECT_EQ(Move(kRoom, task, {8, 8}, 2), (Cell{8, 8}));
+  EXPECT_EQ(Move(kRoom, task, {8, 0}, 3), (Cell{8, 0}));
+}
+
+TEST(MoveTest, TakesActionsAsTheTaskMeansThem) {
+  // The second permutation: 0 1 2 4 3.
+  const Task task = MakeTask(Variant::kPermuted, kRoom, 1);
+  EXPECT_EQ(Move(kRoom, task, {4, 4}, 3), (Cell{4, 4}));
+  EXPECT_EQ(Move(kRoom, task, {4, 4}, 4), (Cell{4, 3}));
+}
+
+// Walks straight to the goal and stays there.
+int ReturnOfTheStraightWay(const Task& task) {
+  Darkroom rooms(kRoom, {task});
+  int total = 0;
+  while (!rooms.done()) {
+    const Cell at = rooms.states()[0];
+    int wanted = 4;
+    if (at.column != task.goal.column) {
+      wanted = at.column < task.goal.column ? 2 : 3;
+    }
+    if (at.row != task.goal.row) wanted = at.row < task.goal.row ? 0 : 1;
+    const uint8_t action = static_cast<uint8_t>(
+        std::find(task.meaning.begin(), task.meaning.end(), wanted) -
+        task.meaning.begin());
+    uint8_t reward;
+    rooms.Step(&action, &reward);
+    total += reward;
+  }
+  return total;
+}
+
+TEST(OptimalReturnTest, IsThatOfTheStraightWay) {
+  for (const Variant variant : {Variant::kGoals, Variant::kPermuted}) {
+    for (int i = 0; i < TaskCount(variant, kRoom); ++i) {
+      const Task task = MakeTask(variant, kRoom, i);
+      EXPECT_EQ(OptimalReturn(kRoom, task), ReturnOfTheStraightWay(task)) << i;
+    }
+  }
+  EXPECT_EQ(OptimalReturn(kRoom, MakeTask(Variant::kGoals, kRoom, 40)), 20);
+  EXPECT_EQ(OptimalReturn(kRoom, MakeTask(Variant::kGoals, kRoom, 0)), 13);
+  EXPECT_EQ(OptimalReturn({9, 5}, MakeTask(Variant::kGoals, {9, 5}, 0)), 0);
+}
+
+TEST(DarkroomTest, StepsEachRoomByItself) {
+  Darkroom rooms(kRoom, {MakeTask(Variant::kGoals, kRoom, 5 * 9 + 4),
+                         MakeTask(Variant::kGoals, kRoom, 3 * 9 + 4)});
+  const uint8_t down[] = {0, 0}, apart[] = {4, 1};
+  uint8_t rewards[2];
+  rooms.Step(down, rewards);
+  EXPECT_THAT(rewards, ElementsAre(1, 0));
+  EXPECT_THAT(rooms.states(), ElementsAre(Cell{5, 4}, Cell{5, 4}));
+  rooms.Step(apart, rewards);
+  EXPECT_THAT(rewards, ElementsAre(1, 0));
+  rooms.Step(apart, rewards);
+  EXPECT_THAT(rewards, ElementsAre(1, 1));
+  EXPECT_EQ(rooms.step(), 3);
+}
+
+TEST(DarkroomTest, IsDoneAfterTheHorizon) {
+  Darkroom rooms(kRoom, {MakeTask(Variant::kGoals, kRoom, 40)});
+  const uint8_t stay = 4;
+  uint8_t reward;
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_FALSE(rooms.done());
+    rooms.Step(&stay, &reward);
+    EXPECT_EQ(reward, 1);
+  }
+  EXPECT_TRUE(rooms.done());
+  rooms.Reset();
+  EXPECT_FALSE(rooms.done());
+  EXPECT_EQ(rooms.states()[0], (Cell{4, 4}));
+}
+
+}  // namespace
+}  // namespace darkroom
+}  // namespace capstan

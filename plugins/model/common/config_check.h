@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_PLUGINS_MODEL_COMMON_CONFIG_CHECK_H_
+#define CAPSTAN_PLUGINS_MODEL_COMMON_CONFIG_CHECK_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/optional.h"
+
+namespace capstan {
+
+// What is wrong with one key's value.
+struct ConfigProblem {
+  std::string key;
+  std::string text;
+};
+
+// Checks the numbers of a model, from a folder or a config, and remembers the
+// first problem.
+class ConfigCheck {
+ public:
+  // Products of two sizes then fit an int64.
+  static constexpr int64_t kMostOfASize = std::numeric_limits<int32_t>::max();
+
+  void Size(const char* key, int64_t value, int64_t most = kMostOfASize);
+  void Positive(const char* key, double value);
+  void Rate(const char* key, double value);  // in [0, 1)
+  // If there is one.
+  void Token(const char* key, absl::optional<int64_t> id, int64_t vocab_size);
+
+  void Fail(const char* key, std::string text);
+  bool ok() const { return !problem_.has_value(); }
+  const absl::optional<ConfigProblem>& problem() const { return problem_; }
+  // A FieldError.
+  absl::Status status() const;
+
+ private:
+  absl::optional<ConfigProblem> problem_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_MODEL_COMMON_CONFIG_CHECK_H_

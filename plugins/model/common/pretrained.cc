@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/model/common/pretrained.h"
+
+#include <google/protobuf/message.h>
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+
+namespace capstan {
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+namespace {
+
+absl::Status CheckWeights(
+    const std::vector<ParameterSpec>& specs, const SafetensorsReader& weights,
+    const std::string& folder,
+    const std::function<bool(absl::string_view name)>& unused) {
+  std::set<std::string> known;
+  for (const ParameterSpec& spec : specs) {
+    known.insert(spec.name);
+    const auto it = weights.tensors().find(spec.name);
+    if (it == weights.tensors().end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(folder, ": the weights lack tensor '", spec.name,
+                       "', which config.json asks for"));
+    }
+    const TensorEntry& entry = it->second;
+    if (entry.shape != spec.shape) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(entry.file, ": tensor '", spec.name, "' has the shape ",
+                       ShapeText(entry.shape), ", but config.json makes it ",
+                       ShapeText(spec.shape)));
+    }
+    if (entry.dtype != c10::ScalarType::Float &&
+        entry.dtype != c10::ScalarType::Half &&
+        entry.dtype != c10::ScalarType::BFloat16) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          entry.file, ": tensor '", spec.name,
+          "' must be F32, F16 or BF16, is ", c10::toString(entry.dtype)));
+    }
+  }
+  for (const auto& [name, entry] : weights.tensors()) {
+    if (known.count(name) > 0 || (unused && unused(name))) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(entry.file, ": tensor '", name,
+                     "' has no place in the model that config.json describes"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckAlone(const google::protobuf::Message& config,
+                        std::initializer_list<const char*> fields) {
+  const std::unique_ptr<google::protobuf::Message> rest(config.New());
+  rest->CopyFrom(config);
+  for (const char* field : fields) {
+    rest->GetReflection()->ClearField(
+        rest.get(), rest->GetDescriptor()->FindFieldByName(field));
+  }
+  if (rest->ByteSizeLong() == 0) return absl::OkStatus();
+  return FieldError("pretrained",
+                    "is set beside sizes, which the folder's config.json "
+                    "gives: set the one or the others");
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsReader>> OpenPretrained(
+    const std::string& folder, const std::vector<ParameterSpec>& specs,
+    const std::function<bool(absl::string_view name)>& unused) {
+  auto weights = SafetensorsReader::Open(folder);
+  const absl::Status status =
+      weights.ok() ? CheckWeights(specs, **weights, folder, unused)
+                   : weights.status();
+  if (!status.ok()) return FieldError("pretrained", status.message());
+  return weights;
+}
+
+}  // namespace capstan

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/agree.h"
+
+#include <ATen/ops/empty.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status.h"
+#include "trainer/launcher/launcher.h"
+
+namespace capstan {
+namespace {
+
+constexpr double kSecondsBetweenVotes = 0.1;
+
+}  // namespace
+
+absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
+                   const std::function<std::string(int rank)>& what) {
+  const std::vector<double> failed = FromAllRanks(group, mine.ok() ? 0.0 : 1.0);
+  if (!mine.ok()) return mine;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (failed[rank] == 0.0) continue;
+    return absl::UnavailableError(
+        absl::StrCat("rank ", rank, " could not ", what(rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
+                   const char* what) {
+  if (absl::IsUnavailable(mine)) return mine;
+  try {
+    return Agree(group, mine, [what](int) { return std::string(what); });
+  } catch (...) {
+    return mine.ok() ? CurrentExceptionToStatus() : mine;
+  }
+}
+
+absl::StatusOr<bool> AnyRank(ProcessGroup& group, bool mine) {
+  double count[] = {mine ? 1.0 : 0.0};
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    group.AllReduceHost(absl::MakeSpan(count));
+    return absl::OkStatus();
+  }));
+  return count[0] > 0;
+}
+
+std::vector<double> FromAllRanks(ProcessGroup& group, double mine) {
+  std::vector<double> values(group.size(), 0.0);
+  values[group.rank()] = mine;
+  group.AllReduceHost(absl::MakeSpan(values));
+  return values;
+}
+
+absl::StatusOr<std::string> FromRank0(ProcessGroup& group,
+                                      const std::string& text) {
+  std::string received;
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    const double length = group.rank() == 0 ? text.size() : 0.0;
+    received.resize(static_cast<size_t>(FromAllRanks(group, length)[0]));
+    if (received.empty()) return absl::OkStatus();
+    at::Tensor bytes =
+        at::empty({static_cast<int64_t>(received.size())}, at::kByte);
+    if (group.rank() == 0) {
+      std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+    }
+    bytes = bytes.to(group.device());
+    group.Broadcast(bytes, 0)->Wait();
+    bytes = bytes.cpu();
+    std::memcpy(&received[0], bytes.const_data_ptr(), received.size());
+    return absl::OkStatus();
+  }));
+  return received;
+}
+
+absl::Status CatchAll(const std::function<absl::Status()>& fn) {
+  try {
+    return fn();
+  } catch (...) {
+    return CurrentExceptionToStatus();
+  }
+}
+
+absl::Status StopStatus() {
+  return StopRequested() != 0 ? absl::CancelledError("stopped by a signal")
+                              : absl::OkStatus();
+}
+
+absl::Status AgreeOrStop(ProcessGroup& group, const absl::Status& mine,
+                         const char* what) {
+  const bool stopped = absl::IsCancelled(mine);
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(group, stopped ? absl::OkStatus() : mine, what));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool any, AnyRank(group, stopped));
+  if (!any) return absl::OkStatus();
+  AdoptStop(SIGTERM);
+  return absl::CancelledError("stopped by a signal");
+}
+
+bool StopPoll::Ask() {
+  if (group_ == nullptr) return StopRequested() != 0;
+  if (!stop_ && !failed_ && --left_ <= 0) Vote(/*failed=*/false);
+  return stop_ || failed_;
+}
+
+bool StopPoll::Leave(bool failed) {
+  if (group_ == nullptr) return failed;
+  // After such a vote no rank is in its loop any more.
+  if (!stop_ && !failed_) Vote(failed);
+  return failed_;
+}
+
+void StopPoll::Vote(bool failed) {
+  const auto now = std::chrono::steady_clock::now();
+  double sums[] = {StopRequested() != 0 ? 1.0 : 0.0, failed ? 1.0 : 0.0,
+                   std::chrono::duration<double>(now - voted_).count()};
+  group_->AllReduceHost(absl::MakeSpan(sums));
+  voted_ = now;
+  stop_ = sums[0] > 0;
+  failed_ = sums[1] > 0;
+  const double round = std::max(
+      sums[2] / group_->size() / static_cast<double>(interval_), 1e-6);
+  // At most doubled: rounds get longer as a text grows.
+  if (votes_ == Votes::kSometimes) {
+    interval_ =
+        std::clamp<int64_t>(static_cast<int64_t>(kSecondsBetweenVotes / round),
+                            1, 2 * interval_);
+  }
+  left_ = interval_;
+}
+
+}  // namespace capstan

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/divergence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/finite.h"
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+namespace {
+
+// After that many skipped steps in a row a run is broken, not unlucky.
+constexpr int64_t kMaxSkippedSteps = 20;
+
+constexpr char kBroken[] =
+    " holds NaN, infinity or numbers too large to compute with";
+
+// No tensor.
+constexpr double kNone = std::numeric_limits<double>::max();
+
+// The first frozen parameter of this rank's part of them whose values aren't
+// finite, or kNone.
+absl::StatusOr<double> FirstBadFrozen(const Model& model, uint64_t seed,
+                                      int rank, int world_size) {
+  constexpr int64_t kValues = 1 << 20;
+  std::vector<float> values(kValues);
+  const std::vector<ParameterSpec>& specs = model.parameters();
+  for (size_t i = rank; i < specs.size(); i += world_size) {
+    if (specs[i].trainable) continue;
+    for (int64_t begin = 0; begin < specs[i].numel(); begin += kValues) {
+      const int64_t count = std::min(kValues, specs[i].numel() - begin);
+      CAPSTAN_RETURN_IF_ERROR(model.InitialValue(static_cast<int>(i), seed,
+                                                 begin, count, values.data()));
+      if (!std::all_of(values.begin(), values.begin() + count,
+                       [](float value) { return std::isfinite(value); })) {
+        return static_cast<double>(i);
+      }
+    }
+  }
+  return kNone;
+}
+
+}  // namespace
+
+// The first tensor on any rank that isn't finite, by name.
+absl::StatusOr<absl::optional<std::string>> Divergence::FirstNonFinite() {
+  const CheckpointParts parts = session_.Checkpointed();
+  const int64_t kinds = 1 + static_cast<int64_t>(parts.state_names.size());
+  double mine = kNone;
+  const absl::Status status = CatchAll([&] {
+    const absl::optional<NonFiniteTensor> found = FindNonFinite(parts);
+    if (found.has_value()) {
+      mine = static_cast<double>(found->parameter * kinds + found->kind);
+    }
+    return absl::OkStatus();
+  });
+  CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "check its weights"));
+  const std::vector<double> all = FromAllRanks(*session_.group, mine);
+  const double least = *std::min_element(all.begin(), all.end());
+  if (least == kNone) return absl::optional<std::string>();
+  const auto first = static_cast<int64_t>(least);
+  const std::string name =
+      absl::StrCat("'", (*parts.specs)[first / kinds].name, "'");
+  const int64_t kind = first % kinds;
+  return kind == 0 ? absl::make_optional(name)
+                   : absl::StrCat(parts.state_names[kind - 1], " of ", name);
+}
+
+absl::Status Divergence::CheckStart() {
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> bad,
+                           FirstNonFinite());
+  finite_step_ = session_.state.step;
+  if (!bad.has_value()) return absl::OkStatus();
+  if (session_.first_step > 0) {
+    const std::string checkpoint = NewestCheckpoint(session_.output_dir);
+    return absl::FailedPreconditionError(
+        absl::StrCat(checkpoint, ": ", *bad, kBroken,
+                     ": remove that folder to resume from the "
+                     "checkpoint before, or start anew in another output_dir"));
+  }
+  return session_.job.loaded.Locate(
+      absl::FailedPreconditionError(
+          absl::StrCat("the initial value of ", *bad, kBroken,
+                       ": the weights that the model starts from are broken")),
+      "model");
+}
+
+absl::Status Divergence::CheckFinite() {
+  if (finite_step_ == session_.state.step) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> bad,
+                           FirstNonFinite());
+  if (!bad.has_value()) {
+    finite_step_ = session_.state.step;
+    return absl::OkStatus();
+  }
+  const std::string newest = NewestCheckpoint(session_.output_dir);
+  return Fail(absl::FailedPreconditionError(
+      absl::StrCat("after step ", session_.state.step, " ", *bad, kBroken,
+                   " (none did after step ", finite_step_,
+                   "): ", session_.parts.optimizer_name, " with learning_rate ",
+                   session_.parts.optimizer->learning_rate(),
+                   " has overflowed; lower optimizer.learning_rate, or set "
+                   "train.max_grad_norm. Nothing of it is saved",
+                   newest.empty() ? ""
+                                  : absl::StrCat("; ", newest,
+                                                 " is the newest good "
+                                                 "checkpoint"))));
+}
+
+// Of frozen parameters, which no checkpoint has.
+absl::Status Divergence::CheckFrozen() {
+  double mine = kNone;
+  const absl::Status status = CatchAll([&]() -> absl::Status {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        mine,
+        FirstBadFrozen(*session_.parts.model, session_.config.train().seed(),
+                       session_.group->rank(), session_.group->size()));
+    return absl::OkStatus();
+  });
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(*session_.group, status, "check its frozen weights"));
+  const std::vector<double> all = FromAllRanks(*session_.group, mine);
+  const double least = *std::min_element(all.begin(), all.end());
+  if (least == kNone) return absl::OkStatus();
+  return Fail(session_.job.loaded.Locate(
+      absl::FailedPreconditionError(absl::StrCat(
+          "no step's loss or gradients have been finite, since '",
+          session_.parts.model->parameters()[static_cast<size_t>(least)].name,
+          "', which is frozen, isn't: the weights that the model starts from "
+          "are broken")),
+      "model"));
+}
+
+absl::Status Divergence::AfterStep(bool finite, bool at_minimum) {
+  skipped_in_a_row_ = finite ? 0 : skipped_in_a_row_ + 1;
+  const int64_t skipped = skipped_in_a_row_;
+  const bool power_of_two = (skipped & (skipped - 1)) == 0;
+  const bool too_many = at_minimum && skipped >= kMaxSkippedSteps;
+  if (skipped < 2 || !(power_of_two || too_many)) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(CheckFinite());
+  // A run that has made no step yet.
+  if (at_minimum && (skipped == 2 || too_many) &&
+      session_.state.step - session_.first_step == skipped) {
+    CAPSTAN_RETURN_IF_ERROR(CheckFrozen());
+  }
+  if (!too_many) return absl::OkStatus();
+  return Fail(absl::FailedPreconditionError(absl::StrCat(
+      "loss or gradients have not been finite for ", skipped,
+      " steps in a row (since step ", session_.state.step + 1 - skipped,
+      "): lower the learning rate, or train in a wider precision")));
+}
+
+bool Divergence::AwaitsGoodStep() const {
+  return skipped_in_a_row_ >= 2 && session_.scaler.at_minimum() &&
+         !session_.stopping && session_.state.best_step != session_.state.step;
+}
+
+absl::Status Divergence::CheckEnd() {
+  if (skipped_in_a_row_ >= 2 && session_.state.optimizer_steps == 0) {
+    CAPSTAN_RETURN_IF_ERROR(CheckFrozen());
+  }
+  const bool broken = skipped_in_a_row_ >= 2 && session_.scaler.at_minimum();
+  const bool diverged = skipped_in_a_row_ > 0 &&
+                        session_.eval_loss.has_value() &&
+                        !std::isfinite(*session_.eval_loss);
+  if (!broken && !diverged) return absl::OkStatus();
+  return Fail(absl::FailedPreconditionError(absl::StrCat(
+      "the run ends in steps whose loss or gradients are not finite (since "
+      "step ",
+      session_.state.step + 1 - skipped_in_a_row_,
+      "): ", session_.parts.optimizer_name, " with learning_rate ",
+      session_.parts.optimizer->learning_rate(),
+      " has diverged; lower it, or train in a wider precision. Nothing of "
+      "them is saved")));
+}
+
+absl::Status Divergence::Fail(const absl::Status& error) {
+  RunSummary summary = records_.Summary();
+  summary.status = "failed";
+  if (session_.reporter != nullptr) session_.reporter->Finish(summary);
+  return error;
+}
+
+}  // namespace capstan

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/evaluator.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/types/span.h"
+#include "base/status.h"
+#include "trainer/process_group/agree.h"
+#include "trainer/session/evaluation.h"
+
+namespace capstan {
+namespace {
+
+std::vector<SamplePrompt> SamplePrompts(const Train& train) {
+  std::vector<SamplePrompt> prompts;
+  if (!train.sample_prompt().empty()) {
+    prompts.emplace_back().set_prompt(train.sample_prompt());
+  }
+  prompts.insert(prompts.end(), train.sample_prompts().begin(),
+                 train.sample_prompts().end());
+  return prompts;
+}
+
+std::string AfterStep(int64_t step) {
+  return absl::StrCat("after step ", step);
+}
+
+}  // namespace
+
+Evaluator::Evaluator(Session* session, RunCheckpoints* checkpoints)
+    : session_(*session),
+      checkpoints_(*checkpoints),
+      prompts_(SamplePrompts(session->config.train())) {}
+
+absl::Status Evaluator::CatchUp() {
+  const int64_t step = session_.first_step;
+  if (step == 0) return Sample("before training");
+  if (!Due(session_.config.train().eval_every(), step) || !session_.GoesOn()) {
+    return absl::OkStatus();
+  }
+  if (session_.state.eval_step != step) CAPSTAN_RETURN_IF_ERROR(Evaluate());
+  const Reporter* const reporter = session_.reporter.get();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const bool sampled,
+      AnyRank(*session_.group,
+              reporter != nullptr && reporter->HasGenerations(step)));
+  if (sampled || !session_.GoesOn()) return absl::OkStatus();
+  return Sample(AfterStep(step));
+}
+
+absl::Status Evaluator::Evaluate() {
+  const TrainState& state = session_.state;
+  const Train& train = session_.config.train();
+  RunParts& parts = session_.parts;
+  if (parts.eval_data == nullptr || evaluated_step_ == state.step) {
+    return absl::OkStatus();
+  }
+  EvaluationRequest request;
+  request.model = parts.model.get();
+  request.objective = parts.objective.get();
+  request.data = parts.eval_data.get();
+  request.group = session_.group.get();
+  request.runner = &session_.runner;
+  request.strategy = parts.strategy.get();
+  request.micro_batch_size = session_.job.evaluation_batch > 0
+                                 ? session_.job.evaluation_batch
+                                 : session_.job.batch.micro_batch_size;
+  request.max_batches = train.eval_batches();
+  request.seed = train.seed();
+  request.last = state.step >= session_.max_steps;
+  Reporter* const reporter = session_.reporter.get();
+  if (reporter != nullptr) {
+    request.measuring = [reporter](double done) { reporter->Evaluating(done); };
+  }
+  const absl::StatusOr<EvaluationResult> result = capstan::Evaluate(request);
+  if (!result.ok()) return session_.StopIfCancelled(result.status());
+  evaluated_step_ = state.step;
+  if (reporter != nullptr && result->measurement.has_value()) {
+    reporter->Measured(state.step, *result->measurement);
+  }
+  if (result->count == 0) {
+    if (!std::exchange(told_empty_, true)) {
+      session_.Note(absl::StrCat(
+          "step ", state.step,
+          ": the evaluation's data has no targets, so that there is no loss; "
+          "this is said once"));
+    }
+    return absl::OkStatus();
+  }
+  const double loss = result->loss_sum / result->count;
+  session_.eval_loss = loss;
+  if (reporter != nullptr) reporter->Eval(state.step, loss, result->tagged);
+  return Remember(loss);
+}
+
+absl::Status Evaluator::Remember(double eval_loss) {
+  TrainState& state = session_.state;
+  // A resumed run evaluates its first step again if that is its last, too.
+  if (state.eval_step == state.step) return absl::OkStatus();
+  state.eval_step = state.step;
+  if (std::isfinite(eval_loss) &&
+      (state.best_step < 0 || eval_loss < state.best_eval_loss)) {
+    state.best_eval_loss = eval_loss;
+    state.best_step = state.step;
+    state.evals_without_better = 0;
+    return session_.config.train().keep_best() ? checkpoints_.Save()
+                                               : absl::OkStatus();
+  }
+  ++state.evals_without_better;
+  if (session_.OutOfPatience()) {
+    session_.Note(absl::StrFormat(
+        "step %d: %d evaluations without a lower eval loss than %.4f of step "
+        "%d; the run ends here (train.early_stopping_patience)",
+        state.step, state.evals_without_better, state.best_eval_loss,
+        state.best_step));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Evaluator::Sample(const std::string& title) {
+  if (prompts_.empty()) return absl::OkStatus();
+  // A signal may have come only to ranks that take no part in it.
+  absl::Status mine = StopStatus();
+  std::vector<Generation> generations;
+  if (session_.reporter != nullptr ||
+      session_.parts.strategy->collective_forward()) {
+    absl::StatusOr<std::vector<Generation>> made = SampleAll(title);
+    mine = made.status();
+    if (made.ok()) generations = *std::move(made);
+  }
+  // The others wait here rather than in the next step's collectives: a signal
+  // meanwhile must not cost that step.
+  CAPSTAN_RETURN_IF_ERROR(
+      session_.StopIfCancelled(AgreeOrStop(*session_.group, mine, "sample")));
+  if (session_.reporter != nullptr && !session_.stopping) {
+    session_.reporter->Generations(session_.state.step, title, generations);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Generation>> Evaluator::SampleAll(
+    const std::string& title) {
+  std::vector<Generation> generations;
+  for (const SamplePrompt& prompt : prompts_) {
+    absl::StatusOr<Generation> made = SampleOne(prompt);
+    if (absl::IsCancelled(made.status()) ||
+        absl::IsUnavailable(made.status())) {
+      return made.status();
+    }
+    if (made.ok()) {
+      generations.push_back(*std::move(made));
+    } else {
+      session_.Note(
+          absl::StrCat("no sample ", title, ": ", made.status().message()));
+    }
+  }
+  return generations;
+}
+
+// All ranks that sample get a text, or none does: where forward holds
+// collectives, a rank that fails takes the others along. CANCELLED: stopped by
+// a signal. UNAVAILABLE: the other ranks are lost.
+absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
+  RunParts& parts = session_.parts;
+  const DatasetReader& data = *parts.train_data;
+  const Tokenizer& tokenizer = *data.tokenizer();
+  const bool user = prompt.kind_case() == SamplePrompt::kUser;
+  const std::string& shown = user ? prompt.user() : prompt.prompt();
+  StopPoll poll(
+      parts.strategy->collective_forward() ? session_.group.get() : nullptr,
+      StopPoll::Votes::kEveryRound);
+  // Each forward is finished before the next vote: a rank that fails then knows
+  // which collectives it still owes the others.
+  enum { kNotAsked, kUnderWay, kFinished } forward = kNotAsked;
+  SampleOptions options;
+  options.seed = session_.config.train().seed();
+  options.max_new_tokens = session_.config.train().sample_max_new_tokens();
+  options.stop = [&] {
+    if (forward == kUnderWay) parts.strategy->FinishForward();
+    forward = kFinished;
+    if (poll.Ask()) return true;
+    forward = kUnderWay;
+    return false;
+  };
+  const int64_t eos = tokenizer.special_ids().eos;
+  if (eos >= 0) options.stop_tokens = {eos};
+
+  std::vector<int64_t> ids, text;
+  absl::Status status = CatchAll([&]() -> absl::Status {
+    ids = user ? data.PromptIds(shown) : tokenizer.Encode(shown);
+    CAPSTAN_ASSIGN_OR_RETURN(
+        text,
+        parts.objective->Sample(*parts.model, ids, options, session_.runner));
+    return absl::OkStatus();
+  });
+  if (absl::IsUnavailable(status)) return status;
+  if (forward == kUnderWay || (forward == kNotAsked && status.ok())) {
+    parts.strategy->FinishForward();
+  }
+  const bool cancelled = absl::IsCancelled(status);
+  if (poll.Leave(!status.ok() && !cancelled) && (status.ok() || cancelled)) {
+    return absl::InternalError("another rank could not sample");
+  }
+  CAPSTAN_RETURN_IF_ERROR(status);
+
+  // An answer is a text of its own, a continuation isn't.
+  Generation generation{shown, "", /*answer=*/user};
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    absl::Span<const int64_t> made =
+        absl::MakeConstSpan(text).subspan(ids.size());
+    if (!made.empty() && made.back() == eos) made.remove_suffix(1);
+    generation.text = tokenizer.Decode(made);
+    return absl::OkStatus();
+  }));
+  return generation;
+}
+
+}  // namespace capstan

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/step_records.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "base/clock.h"
+#include "base/machine.h"
+#include "trainer/memory/tracking_allocator.h"
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+namespace {
+
+constexpr int64_t kWarmUpSteps = 2;
+constexpr size_t kMostKept = 8192;
+
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle]
+                                : 0.5 * (values[middle - 1] + values[middle]);
+}
+
+}  // namespace
+
+void StepMedians::Add(const Step& step) {
+  // A run of nothing but warm-up has its last step.
+  if (added_ <= kWarmUpSteps) kept_.clear();
+  const int64_t place = std::max<int64_t>(added_++ - kWarmUpSteps, 0);
+  if (place % stride_ != 0) return;
+  if (kept_.size() == kMostKept) {
+    for (size_t i = 0; i < kMostKept / 2; ++i) kept_[i] = kept_[2 * i];
+    kept_.resize(kMostKept / 2);
+    stride_ *= 2;
+  }
+  kept_.push_back(step);
+}
+
+void StepMedians::Summarize(bool timed, RunSummary* summary) const {
+  const auto median = [this](auto value) {
+    std::vector<double> values;
+    for (const Step& step : kept_) values.push_back(value(step));
+    return Median(std::move(values));
+  };
+  summary->step_seconds_median =
+      median([](const Step& step) { return step.seconds; });
+  summary->tokens_per_second = median([](const Step& step) {
+    return step.tokens / std::max(step.seconds, 1e-9);
+  });
+  summary->bytes_sent_per_step =
+      static_cast<int64_t>(median([](const Step& step) {
+        return static_cast<double>(step.communication.bytes_sent);
+      }));
+  if (!timed) return;
+  summary->communication_seconds =
+      median([](const Step& step) { return step.communication.busy_seconds; });
+  summary->exposed_communication_seconds = median(
+      [](const Step& step) { return step.communication.exposed_seconds; });
+}
+
+StepRecords::StepRecords(Session* session)
+    : session_(*session), memory_before_(ReadProcessMemory().resident) {}
+
+void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
+                         const IssuedStep& step) {
+  const TrainState& state = session_.state;
+  // A step whose sums are deferred shares its time with the next one's start.
+  const double now = MonotonicSeconds();
+  const double seconds = now - std::max(step.start, recorded_);
+  recorded_ = now;
+  medians_.Add({seconds, sums.tokens, step.communication});
+  TaggedNumbers tagged = SumMetrics(step.metrics);
+  if (session_.reporter == nullptr) return;
+  StepMetrics metrics;
+  metrics.step = state.step;
+  metrics.loss = sums.count > 0 ? sums.loss_sum / sums.count : 0.0;
+  metrics.grad_norm = outcome.grad_norm;
+  metrics.lr = step.lr;
+  metrics.tokens = state.tokens;
+  metrics.trained_tokens = state.trained_tokens;
+  metrics.padding = PaddingShare(sums.tokens, sums.padding);
+  metrics.step_seconds = seconds;
+  metrics.tokens_per_second = sums.tokens / std::max(seconds, 1e-9);
+  metrics.bytes_sent = step.communication.bytes_sent;
+  if (!session_.group->device().is_cuda()) {
+    metrics.communication_seconds = step.communication.busy_seconds;
+    metrics.exposed_seconds = step.communication.exposed_seconds;
+  }
+  metrics.skipped = outcome.skipped;
+  if (session_.scaler.enabled()) metrics.loss_scale = session_.scaler.scale();
+  metrics.tagged = std::move(tagged);
+  session_.reporter->Step(metrics);
+}
+
+TaggedNumbers StepRecords::SumMetrics(const at::Tensor& mine) {
+  TaggedNumbers numbers;
+  const int64_t step = session_.state.step;
+  if (!mine.defined() || !(Due(LogEvery(session_.config.train()), step) ||
+                           step == session_.max_steps)) {
+    return numbers;
+  }
+  const at::Tensor host = mine.to(at::kCPU, at::kDouble).contiguous();
+  std::vector<double> sums(host.const_data_ptr<double>(),
+                           host.const_data_ptr<double>() + host.numel());
+  session_.group->AllReduceHost(absl::MakeSpan(sums));
+  const std::vector<MetricTags> tags = session_.parts.objective->metrics();
+  for (size_t i = 0; i < tags.size(); ++i) {
+    // 0 of 0: this step has none.
+    if (sums[2 * i + 1] == 0) continue;
+    numbers.emplace_back(tags[i].train, sums[2 * i] / sums[2 * i + 1]);
+  }
+  return numbers;
+}
+
+RunSummary StepRecords::Summary() {
+  RunSummary summary = session_.Progress();
+  summary.ready_seconds = ready_seconds_;
+  medians_.Summarize(!session_.group->device().is_cuda(), &summary);
+  AddMemory(&summary);
+  return summary;
+}
+
+void StepRecords::AddMemory(RunSummary* summary) {
+  ProcessGroup& group = *session_.group;
+  const MemoryPlan& plan = session_.job.memory;
+  const bool gpu = group.device().is_cuda();
+  const int64_t host = ReadProcessMemory().peak;
+  const MemoryByCategory mine = TrackedMemory().at_peak;
+  const int64_t held = gpu ? PeakGpuMemory(group.device()) : Total(mine);
+  const auto gather = [&group](int64_t bytes) {
+    const std::vector<double> all =
+        FromAllRanks(group, static_cast<double>(bytes));
+    return std::vector<int64_t>(all.begin(), all.end());
+  };
+  summary->peak_memory_bytes = gather(gpu ? held : host);
+  summary->memory_growth_bytes = gather(host - memory_before_);
+  if (!gpu) summary->planned_process_bytes = plan.process;
+
+  const std::vector<int64_t> totals = gather(held);
+  const size_t most =
+      std::max_element(totals.begin(), totals.end()) - totals.begin();
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    CategoryBytes bytes;
+    bytes.category = MemoryCategoryName(category);
+    if (plan.Knows(category)) bytes.predicted = plan.at_peak[i];
+    // Categories are counted in host memory alone.
+    const int64_t measured = gather(mine[i])[most];
+    if (!gpu) bytes.measured = measured;
+    summary->memory.push_back(std::move(bytes));
+  }
+  CategoryBytes total;
+  total.category = "total";
+  if (plan.activations_known) total.predicted = Total(plan.at_peak);
+  total.measured = totals[most];
+  summary->memory.push_back(std::move(total));
+}
+
+}  // namespace capstan

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is kept of each step: its line of metrics.jsonl, and its part in
+// summary.json.
+#ifndef CAPSTAN_TRAINER_SESSION_STEP_RECORDS_H_
+#define CAPSTAN_TRAINER_SESSION_STEP_RECORDS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "trainer/metrics/reporter.h"
+#include "trainer/session/session.h"
+#include "trainer/session/step_sums.h"
+
+namespace capstan {
+
+// Medians over a run's steps, without the first two (buffers are still cold),
+// in constant memory: exact for 8,192 steps, then over every second step, then
+// every fourth, and so on, which are spread evenly over the run.
+class StepMedians {
+ public:
+  struct Step {
+    double seconds = 0.0;
+    double tokens = 0.0;  // of all ranks
+    CommunicationStats communication;
+  };
+
+  void Add(const Step& step);
+  // Sets the summary's medians, those in seconds of communication only if
+  // `timed`. Without steps they are 0.
+  void Summarize(bool timed, RunSummary* summary) const;
+  size_t kept() const { return kept_.size(); }
+
+ private:
+  int64_t added_ = 0;
+  int64_t stride_ = 1;  // of the steps in kept_
+  std::vector<Step> kept_;
+};
+
+// A step that has been issued, until all ranks' sums of it are known.
+struct IssuedStep {
+  double start = 0.0;  // MonotonicSeconds
+  double lr = 0.0;
+  CommunicationStats communication;  // this step's
+  at::Tensor metrics;                // LossSum::metrics, of this rank
+};
+
+class StepRecords {
+ public:
+  explicit StepRecords(Session* session);
+
+  // Once all ranks are set up.
+  void set_ready_seconds(double seconds) { ready_seconds_ = seconds; }
+  // Reports the step that state.step now counts. Collective where the
+  // objective's own numbers are due.
+  void Record(const StepSums& sums, const StepOutcome& outcome,
+              const IssuedStep& step);
+  // Of the run so far. Collective.
+  RunSummary Summary();
+
+ private:
+  TaggedNumbers SumMetrics(const at::Tensor& mine);
+  void AddMemory(RunSummary* summary);
+
+  Session& session_;
+  const int64_t memory_before_;  // of this process, when it began to set up
+  double ready_seconds_ = 0.0;
+  double recorded_ = 0.0;  // when a step was, last
+  StepMedians medians_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_STEP_RECORDS_H_

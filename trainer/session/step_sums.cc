@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/step_sums.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "absl/types/span.h"
+
+namespace capstan {
+namespace {
+
+// StepSums' fields in order.
+enum Field : int {
+  kLossSum,
+  kCount,
+  kTokens,
+  kSquaredSum,
+  kFailed,
+  kStop,
+  kTrained,
+  kPadding
+};
+constexpr int kFields = 8;
+static_assert(sizeof(StepSums) == kFields * sizeof(double));
+
+// As torch.nn.utils.clip_grad_norm_ has it.
+constexpr double kClipEpsilon = 1e-6;
+
+// A scalar as a tensor: ATen divides a number by a tensor through the
+// reciprocal, which rounds twice.
+at::Tensor Scalar(double value, const at::Tensor& like) {
+  return at::full({}, value, like.options());
+}
+
+// OutcomeOf, on the device.
+at::Tensor DeviceScale(const at::Tensor& sums, const GradientRule& rule) {
+  const at::Tensor unscale = Scalar(rule.nominal_targets, sums) /
+                             sums[kCount].clamp_min(1.0) /
+                             Scalar(rule.loss_scale, sums);
+  const at::Tensor norm = sums[kSquaredSum].sqrt() * unscale;
+  at::Tensor scale = unscale;
+  if (rule.max_norm > 0) {
+    scale =
+        scale *
+        (Scalar(rule.max_norm, sums) / (norm + kClipEpsilon)).clamp_max(1.0);
+  }
+  const at::Tensor good = at::isfinite(norm) & at::isfinite(sums[kLossSum]) &
+                          (sums[kCount] > 0.0) & (sums[kFailed] == 0.0);
+  const at::Tensor nan = Scalar(std::numeric_limits<double>::quiet_NaN(), sums);
+  return at::where(good, scale, nan).to(at::kFloat);
+}
+
+}  // namespace
+
+void Reduce(ProcessGroup& group, StepSums* sums) {
+  double values[kFields];
+  std::memcpy(values, sums, sizeof(values));
+  group.AllReduceHost(absl::MakeSpan(values));
+  std::memcpy(static_cast<void*>(sums), values, sizeof(values));
+}
+
+StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
+  StepOutcome outcome;
+  const double unscale =
+      rule.nominal_targets / std::max(sums.count, 1.0) / rule.loss_scale;
+  outcome.grad_norm = std::sqrt(sums.gradient_squared_sum) * unscale;
+  outcome.finite =
+      std::isfinite(outcome.grad_norm) && std::isfinite(sums.loss_sum);
+  outcome.skipped = !outcome.finite || sums.count == 0;
+  outcome.gradient_scale = unscale;
+  if (rule.max_norm > 0) {
+    outcome.gradient_scale *=
+        std::min(1.0, rule.max_norm / (outcome.grad_norm + kClipEpsilon));
+  }
+  return outcome;
+}
+
+DeferredSums::DeferredSums(at::Device device) {
+  const auto doubles = at::TensorOptions().dtype(at::kDouble);
+  host_ = at::empty({kFields}, doubles.pinned_memory(device.is_cuda()));
+  sums_ = at::empty({kFields}, doubles.device(device));
+  if (!device.is_cpu()) read_.emplace(device.type());
+}
+
+void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
+                          const at::Tensor& gradient_squared_sum,
+                          const GradientRule& rule, ProcessGroup& group) {
+  pending_ = true;
+  std::memcpy(host_.mutable_data_ptr<double>(), &mine, sizeof(mine));
+  sums_.copy_(host_, /*non_blocking=*/true);
+  if (loss_sum.defined()) sums_[kLossSum].copy_(loss_sum);
+  if (gradient_squared_sum.defined()) {
+    sums_[kSquaredSum].copy_(gradient_squared_sum, /*non_blocking=*/true);
+  }
+  group.AllReduce(sums_)->Wait();
+  scale_ = DeviceScale(sums_, rule);
+  host_.copy_(sums_, /*non_blocking=*/true);
+  if (read_.has_value()) {
+    const c10::impl::VirtualGuardImpl guard(sums_.device().type());
+    read_->record(guard.getStream(sums_.device()));
+  }
+}
+
+StepSums DeferredSums::Read() {
+  pending_ = false;
+  if (read_.has_value()) read_->synchronize();
+  StepSums sums;
+  std::memcpy(static_cast<void*>(&sums), host_.const_data_ptr<double>(),
+              sizeof(sums));
+  return sums;
+}
+
+}  // namespace capstan

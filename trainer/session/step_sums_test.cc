@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/step_sums.h"
+
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "trainer/process_group/single_group.h"
+
+namespace capstan {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+StepSums MakeSums(double loss_sum, double count, double squared_sum) {
+  StepSums sums;
+  sums.loss_sum = loss_sum;
+  sums.count = count;
+  sums.tokens = 2 * count;
+  sums.gradient_squared_sum = squared_sum;
+  return sums;
+}
+
+class StepSumsTest : public ::testing::Test {
+ protected:
+  // The device's scale, and what is read afterwards.
+  float Scale(const StepSums& mine, const GradientRule& rule) {
+    deferred_.Reduce(mine, at::full({}, mine.loss_sum, at::kDouble),
+                     at::full({}, mine.gradient_squared_sum, at::kDouble), rule,
+                     *group_);
+    EXPECT_TRUE(deferred_.pending());
+    read_ = deferred_.Read();
+    EXPECT_FALSE(deferred_.pending());
+    EXPECT_EQ(deferred_.scale().scalar_type(), at::kFloat);
+    return deferred_.scale().item<float>();
+  }
+
+  const std::unique_ptr<ProcessGroup> group_ = CreateSingleGroup(at::kCPU);
+  DeferredSums deferred_{at::kCPU};
+  StepSums read_;
+};
+
+TEST_F(StepSumsTest, ScalesAndClips) {
+  GradientRule rule;
+  rule.nominal_targets = 100.0;
+  rule.loss_scale = 4.0;
+  // The gradient of the sum has norm 5; its mean is over 50.
+  const StepSums sums =
+      MakeSums(80.0, 50.0, std::pow(5.0 * 50.0 * 4.0 / 100.0, 2));
+  StepOutcome outcome = OutcomeOf(sums, rule);
+  EXPECT_DOUBLE_EQ(outcome.grad_norm, 5.0);
+  EXPECT_DOUBLE_EQ(outcome.gradient_scale, 0.5);
+  EXPECT_TRUE(outcome.finite);
+  EXPECT_FALSE(outcome.skipped);
+  rule.max_norm = 1.0;
+  outcome = OutcomeOf(sums, rule);
+  EXPECT_DOUBLE_EQ(outcome.grad_norm, 5.0);
+  EXPECT_NEAR(outcome.gradient_scale, 0.1, 1e-7);
+  rule.max_norm = 6.0;
+  EXPECT_DOUBLE_EQ(OutcomeOf(sums, rule).gradient_scale, 0.5);
+}
+
+TEST_F(StepSumsTest, SkipsWhatIsNotFiniteOrEmpty) {
+  const GradientRule rule;
+  for (const StepSums& sums : {MakeSums(kInf, 5, 1), MakeSums(NAN, 5, 1),
+                               MakeSums(1, 5, kInf), MakeSums(1, 5, NAN)}) {
+    EXPECT_FALSE(OutcomeOf(sums, rule).finite);
+    EXPECT_TRUE(OutcomeOf(sums, rule).skipped);
+    EXPECT_FALSE(std::isfinite(Scale(sums, rule)));
+  }
+  EXPECT_TRUE(OutcomeOf(MakeSums(0, 0, 0), rule).finite);
+  EXPECT_TRUE(OutcomeOf(MakeSums(0, 0, 0), rule).skipped);
+  EXPECT_FALSE(std::isfinite(Scale(MakeSums(0, 0, 0), rule)));
+}
+
+TEST_F(StepSumsTest, TheDevicesScaleIsTheHostsBitByBit) {
+  std::mt19937_64 random(7);
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  for (int i = 0; i < 300; ++i) {
+    GradientRule rule;
+    rule.nominal_targets = std::floor(1e5 * uniform(random)) + 1;
+    rule.max_norm = i % 3 == 0 ? 0.0 : std::exp(8 * uniform(random) - 4);
+    const StepSums sums =
+        MakeSums(1e4 * uniform(random), std::floor(1e5 * uniform(random)) + 1,
+                 std::exp(20 * uniform(random) - 10));
+    EXPECT_EQ(Scale(sums, rule),
+              static_cast<float>(OutcomeOf(sums, rule).gradient_scale));
+    EXPECT_EQ(read_.loss_sum, sums.loss_sum);
+    EXPECT_EQ(read_.count, sums.count);
+    EXPECT_EQ(read_.tokens, sums.tokens);
+    EXPECT_EQ(read_.gradient_squared_sum, sums.gradient_squared_sum);
+  }
+}
+
+TEST_F(StepSumsTest, NoUpdateWhereARankHasFailed) {
+  StepSums sums = MakeSums(1, 5, 1);
+  sums.failed_ranks = 1;
+  sums.stop_requests = 1;
+  EXPECT_FALSE(std::isfinite(Scale(sums, GradientRule())));
+  EXPECT_EQ(read_.failed_ranks, 1);
+  EXPECT_EQ(read_.stop_requests, 1);
+}
+
+}  // namespace
+}  // namespace capstan

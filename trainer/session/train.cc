@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A run: set-up, the loop over steps, the end. A step is in step.cc.
+#include "trainer/session/train.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
+#include <malloc.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/output_file.h"
+#include "base/status.h"
+#include "trainer/data/data_loader.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/memory/tracking_allocator.h"
+#include "trainer/metrics/console.h"
+#include "trainer/metrics/summary.h"
+#include "trainer/process_group/agree.h"
+#include "trainer/process_group/create.h"
+#include "trainer/profile/profiled_group.h"
+#include "trainer/profile/profiler.h"
+#include "trainer/session/evaluator.h"
+#include "trainer/session/micro_batch.h"
+#include "trainer/session/output_folder.h"
+#include "trainer/session/resume.h"
+#include "trainer/session/schedule.h"
+#include "trainer/session/step.h"
+
+namespace capstan {
+namespace {
+
+// ---- Set-up. All but PrepareProcess is collective.
+
+double BootSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+std::string DeviceText(const ProcessGroup& group, int threads) {
+  if (group.device().is_cuda()) {
+    return absl::StrCat(group.size(), " x GPU (", group.backend(), ")");
+  }
+  return absl::StrCat(group.size(), " x CPU (", threads,
+                      threads == 1 ? " thread" : " threads", " each)");
+}
+
+// Whether a final folder is whole: its weights were not taken away.
+bool HoldsWeights(const std::string& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json",
+                           "adapter_model.safetensors"}) {
+    if (PathExists(absl::StrCat(folder, "/", name))) return true;
+  }
+  return false;
+}
+
+// Machines may have different devices: the least able one is the run's.
+absl::Status SettleDevice(Session* session) {
+  TrainJob& job = session->job;
+  RunParts& parts = session->parts;
+  if (!parts.precision->depends_on_device()) return absl::OkStatus();
+  const int mine = parts.device.compute_capability;
+  const std::vector<double> all = FromAllRanks(*session->group, mine);
+  const int least = static_cast<int>(*std::min_element(all.begin(), all.end()));
+  if (least == mine) return absl::OkStatus();
+  parts.device.compute_capability = least;
+  parts.precision_name = PrecisionName(session->config, parts);
+  session->scaler = LossScaler(parts.policy().loss_scaling);
+  const MemoryRequest memory = MemoryRequestOf(job, session->group->size());
+  job.memory = PlanMemory(*parts.strategy, memory);
+  return job.loaded.Locate(parts.strategy->Check(memory.strategy), "strategy");
+}
+
+// Under torchrun rank 0 chooses, and tells the others.
+absl::Status SettleOutputDir(Session* session) {
+  session->output_dir = session->job.output_dir;
+  if (!session->output_dir.empty()) return absl::OkStatus();
+  ProcessGroup& group = *session->group;
+  absl::StatusOr<std::string> folder = std::string();
+  if (group.rank() == 0) {
+    folder =
+        PrepareOutputFolder(session->config, session->job.workspace_folder);
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(group, folder.status(), "make the output folder"));
+  CAPSTAN_ASSIGN_OR_RETURN(session->output_dir, FromRank0(group, *folder));
+  return absl::OkStatus();
+}
+
+// Each rank has planned its own; a resumed run's is in its folder.
+absl::Status CompareBatches(const Session& session) {
+  const std::vector<double> all = FromAllRanks(
+      *session.group, static_cast<double>(session.job.batch.global_batch_size));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " has a global batch of ", all[rank], ", rank 0 one of ",
+        all[0],
+        ": all ranks must have the same config and see the same files "
+        "in output_dir"));
+  }
+  return absl::OkStatus();
+}
+
+void AllocateOptimizerState(Session* session) {
+  const size_t count = session->parts.optimizer->state_names().size();
+  for (const OptimizerShard& shard :
+       session->parts.strategy->OptimizerShards()) {
+    const MemoryScope scope(MemoryCategory::kOptimizerState);
+    std::vector<at::Tensor> state;
+    for (size_t i = 0; i < count; ++i) {
+      at::Tensor zeros = at::empty_like(shard.master);
+      if (zeros.is_cpu()) {
+        ZeroFill(zeros.mutable_data_ptr(), zeros.nbytes());
+      } else {
+        zeros.zero_();
+      }
+      state.push_back(std::move(zeros));
+    }
+    session->optimizer_state.push_back(std::move(state));
+  }
+}
+
+absl::Status OpenReporter(Session* session, const std::string& note) {
+  const TrainJob& job = session->job;
+  const RunParts& parts = session->parts;
+  const RunConfig& config = session->config;
+  {
+    std::ofstream config_file(
+        absl::StrCat(session->output_dir, "/config.pbtxt"));
+    config_file << session->config_text;
+    config_file.flush();
+    if (!config_file) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          session->output_dir,
+          "/config.pbtxt can't be written: ", std::strerror(errno)));
+    }
+  }
+  RunFacts facts;
+  facts.name = config.name();
+  facts.output_dir = session->output_dir;
+  facts.world_size = session->group->size();
+  facts.device = DeviceText(*session->group, session->rank.threads);
+  facts.strategy = parts.strategy_name;
+  facts.precision = parts.precision_name;
+  facts.parameters = ParameterCount(*parts.model);
+  facts.micro_batch_size = job.batch.micro_batch_size;
+  facts.global_batch_size = job.batch.global_batch_size;
+  facts.accumulation = job.batch.accumulation;
+  facts.first_step = session->first_step;
+  facts.max_steps = session->max_steps;
+  facts.log_every = LogEvery(config.train());
+  facts.unit = parts.objective->unit();
+  facts.eval_every =
+      parts.eval_data != nullptr ? config.train().eval_every() : 0;
+  facts.save_every = config.train().save_every();
+  CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
+  session->reporter->Banner();
+  for (const std::string& line : job.loaded.notes) {
+    session->reporter->Note(line);
+  }
+  for (const DatasetReader* data :
+       {parts.train_data.get(), parts.eval_data.get()}) {
+    if (data == nullptr) continue;
+    for (const std::string& line : data->notes()) session->reporter->Note(line);
+  }
+  for (const std::string& line : job.notes) session->reporter->Note(line);
+  if (!note.empty()) session->reporter->Note(note);
+  return absl::OkStatus();
+}
+
+// Allocators, threads and, if asked for, determinism of this process.
+void PrepareProcess(const Session& session) {
+  InstallTrackingAllocator();
+  at::set_num_threads(session.rank.threads);
+  // What the cache of large blocks leaves to the heap (below 256 KiB, and what
+  // isn't a tensor): a step frees and takes the same again and again, so it is
+  // kept rather than mapped anew by the kernel.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, -1);
+  if (session.config.train().deterministic()) {
+    // cuBLAS reads it when its first handle is made (CUDA's documentation,
+    // "cuBLAS, results reproducibility").
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  }
+}
+
+// Sets the group; the device; the output folder; max_steps.
+absl::Status JoinRanks(Session* session) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      session->group, CreateProcessGroup(session->rank, session->job.gpus));
+  RanksHaveMet();
+  if (session->config.profile().steps_size() > 0) {
+    session->group = ProfileWaits(std::move(session->group));
+  }
+  CAPSTAN_RETURN_IF_ERROR(SettleDevice(session));
+  CAPSTAN_RETURN_IF_ERROR(SettleOutputDir(session));
+  CAPSTAN_RETURN_IF_ERROR(CompareBatches(*session));
+  session->config_text = PrintConfig(session->config);
+  session->max_steps =
+      StepsOfRun(session->config.train(), session->parts.train_data->size(),
+                 session->job.batch.global_batch_size);
+  return absl::OkStatus();
+}
+
+// And the optimizer's state; then `rest`, where the weights of a resumed run
+// come from.
+absl::Status SetUpStrategy(Session* session,
+                           const std::function<absl::Status()>& rest) {
+  RunParts& parts = session->parts;
+  const absl::Status status = CatchAll([&]() -> absl::Status {
+    StrategyContext context;
+    context.model = parts.model.get();
+    context.group = session->group.get();
+    context.precision = parts.policy();
+    context.seed = session->config.train().seed();
+    CAPSTAN_RETURN_IF_ERROR(parts.strategy->Setup(context));
+    AllocateOptimizerState(session);
+    return rest();
+  });
+  return Agree(*session->group, status, "set up");
+}
+
+// Whether a resumed run had done all its steps and its final folder is there;
+// rank 0 then says so.
+absl::StatusOr<bool> FinishedBefore(const Session& session) {
+  const int64_t done = session.first_step;
+  const std::string& folder = session.output_dir;
+  if (done == 0 || session.GoesOn()) return false;
+  const bool first = session.group->rank() == 0;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const bool finished,
+      AnyRank(*session.group, first && CompletedSteps(folder) == done &&
+                                  HoldsWeights(folder + "/final")));
+  if (finished && first) {
+    const std::string more =
+        session.OutOfPatience()
+            ? "Raise train.early_stopping_patience, which ended it,"
+            : "Raise train.max_steps (or max_epochs)";
+    Console(STDOUT_FILENO)
+        .Write(absl::StrCat(folder, " is finished after ", done,
+                            " steps, and nothing in it is changed. ", more,
+                            " to train on; `trainer eval --model=", folder,
+                            "` evaluates it\n"));
+  }
+  return finished;
+}
+
+absl::Status StartReporter(Session* session, const std::string& note) {
+  return Agree(*session->group,
+               session->group->rank() == 0 ? OpenReporter(session, note)
+                                           : absl::OkStatus(),
+               "open its output");
+}
+
+// Of the slowest rank, since the run's first process was executed.
+double SecondsSinceStart(const Session& session) {
+  const std::vector<double> all =
+      FromAllRanks(*session.group, BootSeconds() - session.job.start_seconds);
+  return *std::max_element(all.begin(), all.end());
+}
+
+// ---- The run.
+
+class Training {
+ public:
+  Training(TrainJob* job, const RankInfo& rank, ReadSums read)
+      : read_(read),
+        session_(job, rank),
+        records_(&session_),
+        divergence_(&session_, &records_),
+        checkpoints_(&session_, &divergence_),
+        evaluator_(&session_, &checkpoints_),
+        step_(&session_, &divergence_, &records_) {}
+
+  absl::Status Run();
+
+ private:
+  // Sets finished_before_.
+  absl::Status SetUp();
+  // The last evaluation, checkpoint and samples, and the final folder; a signal
+  // leaves only the checkpoint.
+  absl::Status SaveAll();
+  absl::Status Finish();
+  // What the run says when a signal has stopped it.
+  absl::Status Stopped() const;
+  absl::Status WriteProfile();
+
+  const ReadSums read_;
+  Session session_;
+  StepRecords records_;
+  Divergence divergence_;
+  RunCheckpoints checkpoints_;
+  Evaluator evaluator_;
+  TrainStep step_;
+  std::unique_ptr<DataLoader> loader_;
+  std::unique_ptr<Profiler> profiler_;  // null: no step is profiled
+  bool finished_before_ = false;
+};
+
+absl::Status Training::Run() {
+  const absl::Status set_up = SetUp();
+  if (absl::IsCancelled(set_up)) return Stopped();
+  CAPSTAN_RETURN_IF_ERROR(set_up);
+  if (finished_before_) return absl::OkStatus();
+  // A signal may have come meanwhile.
+  CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
+      AgreeOrStop(*session_.group, StopStatus(), "start")));
+  if (!session_.stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
+
+  const Train& train = session_.config.train();
+  const bool& stopping = session_.stopping;
+  while (session_.GoesOn()) {
+    CAPSTAN_RETURN_IF_ERROR(step_.Run(*loader_));
+    const int64_t step = session_.state.step;
+    const bool evaluate = Due(train.eval_every(), step);
+    const bool save = Due(train.save_every(), step);
+    if (evaluate || save || stopping || step == session_.max_steps) {
+      CAPSTAN_RETURN_IF_ERROR(step_.CatchUp());
+    }
+    if (evaluate && !stopping) {
+      CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
+    }
+    if (evaluate && session_.GoesOn()) {
+      CAPSTAN_RETURN_IF_ERROR(
+          evaluator_.Sample(absl::StrCat("after step ", step)));
+    }
+    if (save || stopping) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+  }
+  return Finish();
+}
+
+absl::Status Training::SetUp() {
+  PrepareProcess(session_);
+  CAPSTAN_RETURN_IF_ERROR(JoinRanks(&session_));
+  const RunConfig& config = session_.config;
+  const BatchPlan& batch = session_.job.batch;
+  ProcessGroup& group = *session_.group;
+  if (const auto& steps = config.profile().steps(); !steps.empty()) {
+    profiler_ = std::make_unique<Profiler>(
+        std::set<int64_t>(steps.begin(), steps.end()));
+  }
+  DataLoaderOptions options;
+  options.order =
+      OrderOf(*session_.parts.train_data, config.train().seed(),
+              config.batch().group_by_length(), batch.global_batch_size);
+  CAPSTAN_RETURN_IF_ERROR(SetUpStrategy(&session_, [&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(step_.SetUp(read_, profiler_.get()));
+    return checkpoints_.Restore(options.order);
+  }));
+  CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
+  // Only now: all ranks have masters.
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(group, session_.Publish(), "publish parameters"));
+  CAPSTAN_ASSIGN_OR_RETURN(finished_before_, FinishedBefore(session_));
+  if (finished_before_) return absl::OkStatus();
+  std::string note;
+  if (batch.automatic) {
+    CAPSTAN_ASSIGN_OR_RETURN(note, SettleMicroBatch(&session_, &step_));
+  }
+  options.micro_batch_size = batch.micro_batch_size;
+  options.global_batch_size = batch.global_batch_size;
+  options.rank = group.rank();
+  options.world_size = group.size();
+  options.start_position = session_.state.samples;
+  options.device = group.device();
+  loader_ = DataLoader::Create(options, *session_.parts.train_data);
+  CAPSTAN_RETURN_IF_ERROR(StartReporter(&session_, note));
+  records_.set_ready_seconds(SecondsSinceStart(session_));
+  return absl::OkStatus();
+}
+
+absl::Status Training::SaveAll() {
+  const bool& stopping = session_.stopping;
+  if (!stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
+  if (!stopping) CAPSTAN_RETURN_IF_ERROR(divergence_.CheckEnd());
+  if (session_.state.step > 0) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+  if (stopping) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(checkpoints_.RestoreBest());
+  CAPSTAN_RETURN_IF_ERROR(evaluator_.Sample("after training"));
+  return stopping ? absl::OkStatus() : checkpoints_.SaveFinal();
+}
+
+absl::Status Training::Finish() {
+  loader_.reset();
+  CAPSTAN_RETURN_IF_ERROR(SaveAll());
+  Reporter* const reporter = session_.reporter.get();
+  absl::Status status = WriteProfile();
+  const RunSummary summary = records_.Summary();
+  if (reporter != nullptr) {
+    reporter->Finish(summary);
+    status.Update(reporter->status());
+  }
+  CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "write its output"));
+  if (session_.stopping) return Stopped();
+  // Last, since it takes its time: no other rank waits for it.
+  if (reporter == nullptr || !session_.config.has_hub_upload()) {
+    return absl::OkStatus();
+  }
+  return checkpoints_.UploadFinal();
+}
+
+absl::Status Training::Stopped() const {
+  const TrainJob& job = session_.job;
+  const std::string command =
+      ResumeCommand(job.command, session_.config, session_.output_dir);
+  const std::string how =
+      job.output_dir.empty()
+          ? absl::StrCat("go on with the same launcher, and: ", command)
+          : absl::StrCat("go on with: ", command);
+  if (session_.state.step == 0) {
+    return absl::CancelledError(absl::StrCat(
+        "stopped before the first step: there is nothing to save; ", how));
+  }
+  return absl::CancelledError(absl::StrCat("stopped after step ",
+                                           session_.state.step, "; saved in ",
+                                           session_.output_dir, "; ", how));
+}
+
+absl::Status Training::WriteProfile() {
+  if (profiler_ == nullptr) return absl::OkStatus();
+  Reporter* const reporter = session_.reporter.get();
+  const std::vector<ProfiledStep>& steps = profiler_->steps();
+  if (steps.empty()) {
+    session_.Note("profile: this run has done none of its steps");
+    return absl::OkStatus();
+  }
+  const int rank = session_.group->rank();
+  const std::string trace =
+      rank == 0 ? "trace.json" : absl::StrCat("trace.rank", rank, ".json");
+  CAPSTAN_RETURN_IF_ERROR(ReplaceFile(
+      absl::StrCat(session_.output_dir, "/", trace), TraceJson(steps, rank)));
+  if (reporter == nullptr) return absl::OkStatus();
+  const StepProfile profile = Summarize(steps);
+  reporter->Table(ProfileTable(profile));
+  return ReplaceFile(session_.output_dir + "/profile.json",
+                     ProfileJson(profile));
+}
+
+}  // namespace
+
+absl::Status RunTraining(TrainJob* job, const RankInfo& rank, ReadSums read) {
+  return Training(job, rank, read).Run();
+}
+
+}  // namespace capstan

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_SESSION_TRAIN_H_
+#define CAPSTAN_TRAINER_SESSION_TRAIN_H_
+
+#include "absl/status/status.h"
+#include "trainer/launcher/rank_info.h"
+#include "trainer/session/run_parts.h"
+#include "trainer/session/step_sums.h"
+
+namespace capstan {
+
+// One rank's training, from joining the others to the last file.
+//
+// OK: all steps are done (by an earlier run, perhaps, of which nothing is
+// touched then). CANCELLED: stopped by a signal, and saved. UNAVAILABLE:
+// another rank failed, and the error is that one's.
+absl::Status RunTraining(TrainJob* job, const RankInfo& rank,
+                         ReadSums read = ReadSums::kAuto);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_TRAIN_H_
