@@ -1,19 +1,16 @@
 """The list of the plugins that come with the trainer: those that are there."""
 
-# Folders whose subfolders are plugins.
-_SHELVES = [
-    "datasets",
-    "plugins/model",
-    "plugins/objective",
-    "plugins/optimizer",
-    "plugins/precision",
-    "strategies",
-]
-
 def _plugins_impl(ctx):
     root = ctx.path(Label("//:WORKSPACE")).dirname
     labels = []
-    for shelf in _SHELVES:
+
+    # Folders whose subfolders are plugins.
+    shelves = ["datasets", "strategies"] + [
+        "plugins/" + entry.basename
+        for entry in root.get_child("plugins").readdir()
+        if entry.basename != "BUILD" and "." not in entry.basename
+    ]
+    for shelf in shelves:
         for folder in ctx.path(str(root) + "/" + shelf).readdir():
             build = folder.get_child("BUILD")
             if not build.exists:

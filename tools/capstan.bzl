@@ -134,7 +134,7 @@ def capstan_plugin(
 
     For the plugin acme.lion, whose config is the message Config of lion.proto:
       lion           its code, with CAPSTAN_PLUGIN in one file
-      lion_proto     lion.proto, with Capstan's field options to import
+      lion_proto     lion.proto, if there is one, with Capstan's field options to import
       libacme_lion.so  with nothing visible but its descriptor
       *_test         a test a file
     In plugins/, strategies/ and datasets/ it is one of the trainer's own by
@@ -166,19 +166,21 @@ def capstan_plugin(
         srcs = native.glob(["*.cc"], exclude = ["*_test.cc", "*_bench.cc"] + entry)
     if hdrs == None:
         hdrs = native.glob(["*.h"], exclude = headers_of_tests)
-    capstan_proto(
-        name = stem + "_proto",
-        src = stem + ".proto",
-        deps = [_OPTIONS_PROTO_HDRS],
-        keyword = keyword,
-        visibility = visibility,
-    )
+    proto = native.glob([stem + ".proto"])
+    if proto:
+        capstan_proto(
+            name = stem + "_proto",
+            src = stem + ".proto",
+            deps = [_OPTIONS_PROTO_HDRS],
+            keyword = keyword,
+            visibility = visibility,
+        )
     plugin_library(
         name = code,
         srcs = srcs,
         hdrs = hdrs,
         visibility = visibility,
-        deps = [":%s_proto" % stem] + deps,
+        deps = [":%s_proto" % stem for _ in proto] + deps,
     )
     if entry:
         plugin_library(
