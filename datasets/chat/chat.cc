@@ -218,13 +218,13 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   }
   const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
                                         out.length};
-  out.ids = Room("input_ids", shape, batch);
-  out.labels = Room("labels", shape, batch);
+  out.ids = Room(kInputIds, shape, batch);
+  out.labels = Room(kLabels, shape, batch);
   int64_t* tokens = Room(kTokenCounts, shape[0], batch);
   if (packed) {
-    out.positions = Room("positions", shape, batch);
+    out.positions = Room(kPositions, shape, batch);
   } else {
-    batch->erase("positions");
+    batch->erase(kPositions);
   }
   for (int64_t index : indices) {
     CAPSTAN_ASSIGN_OR_RETURN(*tokens++, ReadSample(index, out));

@@ -22,22 +22,35 @@ namespace capstan {
 constexpr int64_t kIgnoredTarget = -100;
 
 // Tensors by name; the first dimension of each is the batch. An objective says
-// which it reads; those of text read "input_ids" [B, T] int64 and, if present,
-// "labels" [B, T] int64 (kIgnoredTarget: not trained on; default: input_ids)
-// and "positions" [B, T] int64 (of each token in its document, where a row
-// holds several documents one behind the other: none sees another's tokens).
-//
-// A reader of text whose rows have padding gives kTokenCounts as well.
-//
-// The core adds "sample_position" [B] int64: where in the run's sequence of
-// samples each comes, a key for random numbers that are the same under every
-// strategy and number of ranks; in evaluation the sample's own index.
+// which it reads; those of text read kInputIds and, if present, kLabels,
+// kPositions and kTokenCounts. A reader may use any other names.
 using Batch = std::map<std::string, at::Tensor>;
 
-// [B] int64: of each row of "input_ids", how many of its positions hold tokens;
-// the others are padding. Without it none are. For training the core leaves it
-// in CPU memory, so that counting tokens waits for no device.
+// [B, T] int64.
+inline constexpr char kInputIds[] = "input_ids";
+// [B, T] int64; negative (kIgnoredTarget): not trained on. Default: input_ids.
+inline constexpr char kLabels[] = "labels";
+// [B, T] int64: of each token in its document, where a row holds several
+// documents, none of which sees another's tokens.
+inline constexpr char kPositions[] = "positions";
+// [B] int64: of each row of kInputIds, how many of its positions hold tokens;
+// the others are padding. Without it none are.
 extern const char kTokenCounts[];
+// [B] int64, added by the core: the offset of each sample in the run's sequence
+// of samples, a key for random numbers that are the same under every strategy
+// and number of ranks; in evaluation the sample's own index.
+inline constexpr char kSamplePosition[] = "sample_position";
+
+// The tensor of that name. Throws std::invalid_argument, which says what there
+// is instead.
+const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
+
+// The tensor of that name in CPU memory; undefined if there is none. In
+// training on a GPU the core leaves copies of kLabels, kPositions,
+// kSamplePosition and kTokenCounts there, and nothing waits for the device.
+at::Tensor HostTensor(const Batch& batch, const std::string& name);
+// The name of such a copy.
+std::string HostCopyName(const std::string& name);
 
 // The tokens of a batch of text, and the positions of it that hold none.
 struct TokenTotals {

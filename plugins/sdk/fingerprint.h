@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What must be equal in a plugin and the core for C++ objects to cross the
-// edge between them, as "name=value" lines in one string constant.
+// How a plugin or the core was built, as "name=value" lines in one string
+// constant. What must be equal for C++ objects to cross the edge between them
+// (trainer/plugin_host/plugin_host.h): libtorch, absl, protobuf, stdlib,
+// containers, sanitizer. `api` is compared as a version, `sdk` (a hash of the
+// interface headers without comments) only between equal versions. The others
+// are for people.
 #ifndef CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_
 #define CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_
 
 #include <google/protobuf/stubs/common.h>
 #include <torch/csrc/api/include/torch/version.h>
+
+#include <string>
 
 #include "absl/base/config.h"
 #include "plugins/sdk/sdk_hash.h"  // CAPSTAN_SDK_HASH, made by the build
@@ -20,20 +26,49 @@
 #define CAPSTAN_BUILD_KIND "debug"
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
+#if !defined(__GLIBCXX__)
+#define CAPSTAN_STDLIB "not libstdc++"
+#elif _GLIBCXX_USE_CXX11_ABI
+#define CAPSTAN_STDLIB "libstdc++"
+#else
+#define CAPSTAN_STDLIB "libstdc++ with strings of before C++11"
+#endif
+
+// Containers of _GLIBCXX_DEBUG have another layout, under the same names.
+#ifdef _GLIBCXX_DEBUG
+#define CAPSTAN_CONTAINERS "debug"
+#else
+#define CAPSTAN_CONTAINERS "plain"
+#endif
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CAPSTAN_ADDRESS_SANITIZER
+#elif __has_feature(thread_sanitizer)
+#define CAPSTAN_THREAD_SANITIZER
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(CAPSTAN_ADDRESS_SANITIZER)
 #define CAPSTAN_SANITIZER "address"
-#elif defined(__SANITIZE_THREAD__)
+#elif defined(__SANITIZE_THREAD__) || defined(CAPSTAN_THREAD_SANITIZER)
 #define CAPSTAN_SANITIZER "thread"
 #else
 #define CAPSTAN_SANITIZER "none"
 #endif
 
+// CAPSTAN_PLUGIN_API_.. are plugin.h's.
 #define CAPSTAN_FINGERPRINT \
+  "api=" CAPSTAN_STRINGIFY(CAPSTAN_PLUGIN_API_MAJOR)               \
+  "." CAPSTAN_STRINGIFY(CAPSTAN_PLUGIN_API_MINOR) "\n"             \
   "libtorch=" TORCH_VERSION                                        \
   "\n"                                                             \
   "compiler=" __VERSION__                                          \
   "\n"                                                             \
   "c++=" CAPSTAN_STRINGIFY(__cplusplus) "\n"                       \
+  "stdlib=" CAPSTAN_STDLIB                                         \
+  "\n"                                                             \
+  "containers=" CAPSTAN_CONTAINERS                                 \
+  "\n"                                                             \
   "absl=" CAPSTAN_STRINGIFY(ABSL_LTS_RELEASE_VERSION) "\n"         \
   "protobuf=" CAPSTAN_STRINGIFY(GOOGLE_PROTOBUF_VERSION) "\n"      \
   "build=" CAPSTAN_BUILD_KIND                                      \

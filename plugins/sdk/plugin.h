@@ -3,17 +3,28 @@
 // The contract between the core and a plugin. A plugin is a shared library
 // named after the proto package of its config (capstan.ddp.Config lives in
 // libcapstan_ddp.so) that exports one constant, capstan_plugin_v1, by
-// CAPSTAN_PLUGIN. The core reads that data before it runs any of the plugin's
-// code, and refuses a library that was built for another core.
+// CAPSTAN_PLUGIN. The core reads the fingerprint before it runs any of the
+// plugin's code.
+//
+// Compatibility: a plugin works in every trainer of its own major version whose
+// minor version is the same or newer. So within a major version
+// - an interface grows at its end, by virtual functions with defaults;
+// - a struct that only the core makes, and passes by reference, grows at its
+//   end; any other, and an element of a container, does not grow;
+// - what the core has to add for a plugin that was built before
+//   (trainer/plugin_host/older_plugins.h) comes with the change that needs it.
+// A newer minor version is refused, since the plugin may call what is missing.
 #ifndef CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 #define CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "plugins/sdk/fingerprint.h"
@@ -31,11 +42,13 @@ enum class PluginCategory : uint32_t {
 };
 
 constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"
-// Major: a plugin of another major version is refused. Minor: the core accepts
-// plugins of its own minor version or an older one.
-constexpr uint16_t kPluginApiMajor = 1;
-constexpr uint16_t kPluginApiMinor = 1;
+// Macros, so that the fingerprint can spell them.
+#define CAPSTAN_PLUGIN_API_MAJOR 1
+#define CAPSTAN_PLUGIN_API_MINOR 2
+constexpr uint16_t kPluginApiMajor = CAPSTAN_PLUGIN_API_MAJOR;
+constexpr uint16_t kPluginApiMinor = CAPSTAN_PLUGIN_API_MINOR;
 
+// Grows at its end; fields beyond struct_size read as zero.
 struct PluginDescriptor {
   uint64_t magic;
   uint32_t struct_size;
@@ -55,22 +68,52 @@ struct PluginDescriptor {
   absl::Status (*create)(absl::string_view config, void** instance);
 };
 
-// What `create` does for a plugin class with a `Create(const Config&)` that
-// returns absl::StatusOr<std::unique_ptr<Impl>>.
+template <typename Base, typename T>
+struct IsStatusOrPointerTo : std::false_type {};
+template <typename Base, typename T>
+struct IsStatusOrPointerTo<Base, absl::StatusOr<std::unique_ptr<T>>>
+    : std::is_convertible<T*, Base*> {};
+
+// Whether Impl::Create(config) makes an absl::StatusOr<std::unique_ptr<T>> with
+// T a Base.
+template <typename Base, typename Impl, typename Config, typename = void>
+struct HasCreate : std::false_type {};
+template <typename Base, typename Impl, typename Config>
+struct HasCreate<
+    Base, Impl, Config,
+    std::void_t<decltype(Impl::Create(std::declval<const Config&>()))>>
+    : IsStatusOrPointerTo<Base, decltype(Impl::Create(
+                                    std::declval<const Config&>()))> {};
+
+// What `create` does for a plugin class.
 template <typename Base, typename Impl, typename Config>
 absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
-  try {
-    Config config;
-    if (!config.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-      return absl::InternalError("the config's bytes do not parse");
+  constexpr bool kIsBase = std::is_base_of<Base, Impl>::value;
+  constexpr bool kHasCreate = HasCreate<Base, Impl, Config>::value;
+  static_assert(kIsBase,
+                "CAPSTAN_PLUGIN(Category, Impl, ..): the class Impl must "
+                "derive, publicly, from capstan::Category");
+  static_assert(kHasCreate || !kIsBase,
+                "CAPSTAN_PLUGIN(Category, Impl, ConfigType, ..): the class "
+                "Impl needs a public `static absl::StatusOr<std::unique_ptr<"
+                "Impl>> Create(const ConfigType& config)`");
+  if constexpr (kIsBase && kHasCreate) {
+    try {
+      Config config;
+      if (!config.ParseFromArray(bytes.data(),
+                                 static_cast<int>(bytes.size()))) {
+        return absl::InternalError("the config's bytes do not parse");
+      }
+      auto made = Impl::Create(config);
+      if (!made.ok()) return made.status();
+      Base* base = made->release();
+      *instance = base;
+      return absl::OkStatus();
+    } catch (...) {
+      return CurrentExceptionToStatus();
     }
-    auto made = Impl::Create(config);
-    if (!made.ok()) return made.status();
-    Base* base = made->release();
-    *instance = base;
-    return absl::OkStatus();
-  } catch (...) {
-    return CurrentExceptionToStatus();
+  } else {
+    return absl::InternalError("");  // never compiled
   }
 }
 

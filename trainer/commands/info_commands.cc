@@ -78,7 +78,7 @@ int PluginsCommand(const std::vector<std::string>& plugin_path) {
                                  CategoryName(descriptor.category),
                                  (*plugin)->config_type, descriptor.doc);
   }
-  std::cout << "\nfingerprint of the trainer and of each plugin listed:\n";
+  std::cout << "\nfingerprint of the trainer:\n";
   for (absl::string_view line :
        absl::StrSplit(CoreFingerprint(), '\n', absl::SkipEmpty())) {
     std::cout << "  " << line << "\n";

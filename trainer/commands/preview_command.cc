@@ -68,15 +68,15 @@ absl::StatusOr<std::vector<Document>> Documents(const DatasetReader& reader,
                                                 int64_t sample) {
   Batch batch;
   CAPSTAN_RETURN_IF_ERROR(reader.Read({sample}, &batch));
-  const int64_t* const ids = RowOf(batch, "input_ids");
+  const int64_t* const ids = RowOf(batch, kInputIds);
   if (ids == nullptr) {
     return absl::UnimplementedError(
         "this data has no \"input_ids\": only texts can be shown");
   }
-  const int64_t* const labels = RowOf(batch, "labels");
-  const int64_t* const positions = RowOf(batch, "positions");
+  const int64_t* const labels = RowOf(batch, kLabels);
+  const int64_t* const positions = RowOf(batch, kPositions);
   std::vector<Document> documents;
-  const int64_t length = batch.at("input_ids").numel();
+  const int64_t length = batch.at(kInputIds).numel();
   for (int64_t i = 0; i < length; ++i) {
     if (i == 0 || (positions != nullptr && positions[i] == 0)) {
       documents.emplace_back();

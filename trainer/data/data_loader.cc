@@ -22,8 +22,6 @@
 
 namespace capstan {
 
-const char kSamplePosition[] = "sample_position";
-
 namespace {
 
 // Waits without occupying a core, which Event::synchronize would. The copy is
@@ -243,6 +241,9 @@ void BatchSlot::CopyToDevice(const c10::Stream& copies) {
     // The first time only, if the reader writes into what it is given.
     if (!tensor.is_pinned()) tensor = tensor.pin_memory();
     device_[name] = tensor.to(copies.device(), /*non_blocking=*/true);
+    if (name == kLabels || name == kPositions || name == kSamplePosition) {
+      device_[HostCopyName(name)] = tensor.clone();
+    }
   }
   if (copied_ == nullptr) {
     copied_ = std::make_unique<c10::Event>(copies.device_type());
@@ -256,7 +257,9 @@ Batch BatchSlot::Take() {
   const c10::Stream current = device.getStream(copied_->device());
   copied_->block(current);
   // Made on the copies' stream: their memory must outlast the work on this one.
-  for (auto& [name, tensor] : device_) tensor.record_stream(current);
+  for (auto& [name, tensor] : device_) {
+    if (tensor.is_cuda()) tensor.record_stream(current);
+  }
   return std::exchange(device_, Batch());
 }
 

@@ -53,9 +53,6 @@ class DataLoader {
   virtual absl::StatusOr<Batch> Next() = 0;
 };
 
-// What the core adds to a reader's batches (dataset.h).
-extern const char kSamplePosition[];
-
 // Sets *batch's kSamplePosition to `positions`, reusing a tensor of that
 // length.
 void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch);

@@ -2,11 +2,15 @@
 #include "trainer/plugin_host/plugin_host.h"
 
 #include <dlfcn.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <set>
 
@@ -16,11 +20,20 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/machine.h"
+#include "trainer/plugin_host/older_plugins.h"
+#include "trainer/plugin_host/probe.h"
 
 namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr double kMostLoadSeconds = 30.0;
+constexpr double kMostCreateSeconds = 2.0;
+
+// PluginDescriptor in minor version 0.
+constexpr uint32_t kFirstDescriptorSize =
+    offsetof(PluginDescriptor, create) + sizeof(PluginDescriptor::create);
 
 std::string LibraryName(const std::string& config_type) {
   return absl::StrCat(
@@ -48,6 +61,47 @@ int EditDistance(absl::string_view a, absl::string_view b) {
     }
   }
   return row.back();
+}
+
+// The library that holds the generated code of a proto file, "" if unknown.
+std::string LibraryOfProto(const std::string& file) {
+  const google::protobuf::FileDescriptor* const descriptor =
+      google::protobuf::DescriptorPool::generated_pool()->FindFileByName(file);
+  if (descriptor == nullptr || descriptor->message_type_count() == 0) return "";
+  const void* const message =
+      google::protobuf::MessageFactory::generated_factory()->GetPrototype(
+          descriptor->message_type(0));
+  Dl_info info;
+  // An object begins with a pointer into its class's library.
+  if (message == nullptr ||
+      dladdr(*static_cast<void* const*>(message), &info) == 0) {
+    return "";
+  }
+  return info.dli_fname;
+}
+
+// Loads the library in a child.
+absl::Status ProbeLibrary(const std::string& path) {
+  std::string printed;
+  const absl::Status status =
+      Probe([&path] { dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); },
+            kMostLoadSeconds, &printed);
+  if (status.ok()) return status;
+  constexpr absl::string_view kClash = "File already exists in database: ";
+  const size_t clash = printed.find(std::string(kClash));
+  if (clash == std::string::npos) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "loading it (its static initialisers run then) ", status.message()));
+  }
+  const size_t begin = clash + kClash.size();
+  const std::string file =
+      printed.substr(begin, printed.find_first_of("\r\n", begin) - begin);
+  const std::string other = LibraryOfProto(file);
+  return absl::FailedPreconditionError(absl::StrCat(
+      "it holds the proto file ", file, ", which ",
+      other.empty() ? "another library" : other,
+      " holds, too: protobuf knows a file by the path that protoc is given, so "
+      "move one of them to a folder of its own"));
 }
 
 }  // namespace
@@ -111,11 +165,15 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
   for (const std::string& folder : folders_) {
     const fs::path path = fs::absolute(fs::path(folder) / library);
     if (!fs::exists(path)) continue;
-    absl::StatusOr<LoadedPlugin> plugin = Open(config_type, path.string());
+    const bool foreign = &folder != &folders_.back();
+    absl::StatusOr<LoadedPlugin> plugin =
+        Open(config_type, path.string(), foreign || foreign_);
     if (!plugin.ok()) {
       return Annotate(plugin.status(),
                       absl::StrCat("plugin ", path.string(), " is refused"));
     }
+    plugin->foreign = foreign;
+    foreign_ |= foreign;
     return &loaded_.emplace(config_type, *std::move(plugin)).first->second;
   }
   const std::string package = PackageOf(config_type);
@@ -131,32 +189,51 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
   return absl::NotFoundError(message);
 }
 
+absl::StatusOr<PluginDescriptor> CopyDescriptor(
+    const PluginDescriptor& theirs) {
+  if (theirs.magic != kPluginMagic) {
+    return absl::FailedPreconditionError(
+        "its capstan_plugin_v1 isn't made by CAPSTAN_PLUGIN");
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckApi(absl::StrCat(theirs.api_major, ".", theirs.api_minor),
+               absl::StrCat(kPluginApiMajor, ".", kPluginApiMinor)));
+  PluginDescriptor copy = {};
+  if (theirs.struct_size >= kFirstDescriptorSize) {
+    std::memcpy(&copy, &theirs,
+                std::min<size_t>(theirs.struct_size, sizeof(copy)));
+  }
+  if (copy.config_type == nullptr || copy.doc == nullptr ||
+      copy.create == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("its descriptor isn't whole (", theirs.struct_size,
+                     " bytes): build it again"));
+  }
+  return copy;
+}
+
 absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
-                                              const std::string& path) {
+                                              const std::string& path,
+                                              bool probe) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string fingerprint,
                            ReadFingerprint(path));
   CAPSTAN_RETURN_IF_ERROR(CompareFingerprints(CoreFingerprint(), fingerprint));
+  if (probe) CAPSTAN_RETURN_IF_ERROR(ProbeLibrary(path));
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) return absl::FailedPreconditionError(dlerror());
-  const auto* descriptor =
+  const auto* exported =
       static_cast<const PluginDescriptor*>(dlsym(handle, "capstan_plugin_v1"));
-  if (descriptor == nullptr || descriptor->magic != kPluginMagic) {
+  if (exported == nullptr) {
     return absl::FailedPreconditionError(
         "it exports no capstan_plugin_v1 (is CAPSTAN_PLUGIN missing?)");
   }
-  if (descriptor->api_major != kPluginApiMajor ||
-      descriptor->api_minor > kPluginApiMinor ||
-      descriptor->struct_size < sizeof(PluginDescriptor)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("it speaks plugin API ", descriptor->api_major, ".",
-                     descriptor->api_minor, ", this trainer ", kPluginApiMajor,
-                     ".", kPluginApiMinor));
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(const PluginDescriptor descriptor,
+                           CopyDescriptor(*exported));
   LoadedPlugin plugin;
-  plugin.descriptor = descriptor;
+  plugin.descriptor = std::make_shared<PluginDescriptor>(descriptor);
   plugin.path = path;
   plugin.config_type = std::string(absl::StripPrefix(
-      absl::StrReplaceAll(descriptor->config_type, {{"::", "."}}), "."));
+      absl::StrReplaceAll(descriptor.config_type, {{"::", "."}}), "."));
   if (plugin.config_type != config_type) {
     return absl::FailedPreconditionError(absl::StrCat(
         "its config is ", plugin.config_type, ", not ", config_type));
@@ -212,9 +289,34 @@ absl::Status PluginHost::CreateInstance(const std::string& config_type,
         WithArticle(CategoryName(plugin->descriptor->category)), ", ",
         WithArticle(CategoryName(category)), " is wanted here"));
   }
-  const absl::Status status = plugin->descriptor->create(config, instance);
-  if (status.ok() || FieldOf(status).has_value()) return status;
-  return Annotate(status, PackageOf(config_type));
+  const PluginDescriptor& descriptor = *plugin->descriptor;
+  const std::string package = PackageOf(config_type);
+  if (plugin->foreign) {
+    const absl::Status probe = Probe(
+        [&] {
+          void* unused = nullptr;
+          descriptor.create(config, &unused).IgnoreError();
+        },
+        kMostCreateSeconds);
+    if (!probe.ok() && !absl::IsDeadlineExceeded(probe)) {
+      return absl::InternalError(absl::StrCat(
+          package, " (", plugin->path, "): its Create ", probe.message()));
+    }
+  }
+  *instance = nullptr;
+  const absl::Status status = descriptor.create(config, instance);
+  if (!status.ok()) {
+    return FieldOf(status).has_value() ? status : Annotate(status, package);
+  }
+  if (*instance == nullptr) {
+    return absl::InternalError(
+        absl::StrCat(package, " (", plugin->path,
+                     "): its Create returned a null pointer without an error"));
+  }
+  if (descriptor.api_minor < kPluginApiMinor) {
+    *instance = AdaptOlderPlugin(category, descriptor.api_minor, *instance);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace capstan

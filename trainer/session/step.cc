@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "plugins/sdk/memory.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/profile/step_profile.h"
 #include "trainer/session/evaluation.h"
@@ -302,7 +304,17 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler) {
     Batch batch;
     CAPSTAN_RETURN_IF_ERROR(data.Read(absl::MakeConstSpan(&i, 1), &batch));
     SetSamplePositions({i}, &batch);
-    targets += session_.parts.objective->CountTargets(batch, info_);
+    try {
+      targets += session_.parts.objective->CountTargets(batch, info_);
+    } catch (const std::invalid_argument& error) {
+      const RunConfig& config = session_.config;
+      return session_.job.loaded.Locate(
+          absl::InvalidArgumentError(absl::StrCat(
+              PackageOf(TypeOf(config.train_data())),
+              " doesn't give what the objective ",
+              PackageOf(TypeOf(config.objective())), " reads: ", error.what())),
+          "train_data");
+    }
   }
   nominal_targets_ =
       std::max(static_cast<double>(targets) / static_cast<double>(samples),

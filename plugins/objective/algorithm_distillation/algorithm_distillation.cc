@@ -25,13 +25,9 @@ namespace {
 constexpr int64_t kDefaultEpisodes = 50;
 constexpr int64_t kDefaultFinalEpisodes = 500;
 
-const at::Tensor& Field(const Batch& batch, const char* name) {
-  const auto it = batch.find(name);
-  CHECK(it != batch.end()) << "the batch has no " << name;
-  return it->second;
+int64_t Rows(const Batch& batch) {
+  return RequiredTensor(batch, "lengths").numel();
 }
-
-int64_t Rows(const Batch& batch) { return Field(batch, "lengths").numel(); }
 
 // One of the two losses: over the targets that aren't kIgnoredTarget.
 struct Part {
@@ -178,7 +174,7 @@ int64_t AlgorithmDistillation::CountTargets(const Batch& batch,
 
 std::vector<double> AlgorithmDistillation::StepTotals(const Batch& batch,
                                                       const StepInfo&) const {
-  const at::Tensor learned = Field(batch, "action").ne(kIgnoredTarget);
+  const at::Tensor learned = RequiredTensor(batch, "action").ne(kIgnoredTarget);
   return {static_cast<double>(Rows(batch)),
           static_cast<double>(learned.sum().item<int64_t>())};
 }
@@ -197,18 +193,19 @@ LossSum AlgorithmDistillation::Compute(Model& model, const Batch& batch,
   CHECK(histories != nullptr) << "Check comes first";
   CHECK_EQ(info.totals.size(), 2u);
   HistoryInput input;
-  input.transitions = Field(batch, "transitions");
-  input.kinds = Field(batch, "kinds");
-  input.lengths = Field(batch, "lengths");
+  input.transitions = RequiredTensor(batch, "transitions");
+  input.kinds = RequiredTensor(batch, "kinds");
+  input.lengths = RequiredTensor(batch, "lengths");
   input.seed = info.seed;
   // Dropout is for training.
-  if (info.training) input.sample_positions = Field(batch, "sample_position");
+  if (info.training)
+    input.sample_positions = RequiredTensor(batch, kSamplePosition);
   const at::Tensor logits = histories->LastLogits(input, runner);
   const HistorySpec spec = histories->history_spec();
 
   const double smoothing = config_.label_smoothing();
   const Part action = PartOf(logits.narrow(1, 0, spec.actions),
-                             Field(batch, "action"), smoothing);
+                             RequiredTensor(batch, "action"), smoothing);
   // sum / rows = sum of actions' losses / rows with an action, over the step.
   const double actions = info.totals[1];
   LossSum loss;
@@ -216,7 +213,7 @@ LossSum AlgorithmDistillation::Compute(Model& model, const Batch& batch,
   loss.metrics = action.metrics;
   if (spec.compressed) {
     const Part type = PartOf(logits.narrow(1, spec.actions, 3),
-                             Field(batch, "token_type"), smoothing);
+                             RequiredTensor(batch, "token_type"), smoothing);
     loss.sum = loss.sum.add(type.sum);
     loss.metrics = at::cat({loss.metrics, type.metrics});
   } else {

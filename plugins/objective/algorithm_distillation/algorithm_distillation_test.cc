@@ -100,6 +100,13 @@ double Surprise(const float* logits, int count, int target) {
   return std::log(total) - logits[target];
 }
 
+TEST(AlgorithmDistillationTest, ABatchWithoutHistoriesIsAnError) {
+  const auto made = AlgorithmDistillation::Create(Config());
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_THROW((*made)->CountTargets({}, {}), std::invalid_argument);
+  EXPECT_THROW((*made)->StepTotals({}, {}), std::invalid_argument);
+}
+
 TEST(AlgorithmDistillationTest, TheLossIsTwoMeans) {
   const auto objective = Made();
   FakeHistoryModel model(true);

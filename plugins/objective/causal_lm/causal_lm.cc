@@ -7,12 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "plugins/objective/common/accuracy.h"
+#include "plugins/objective/common/token_objective.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -21,12 +22,6 @@ namespace causal_lm {
 namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 200;
-
-const at::Tensor& InputIds(const Batch& batch) {
-  const auto it = batch.find("input_ids");
-  CHECK(it != batch.end()) << "the batch has no input_ids";
-  return it->second;
-}
 
 // A tensor that the batch need not have.
 at::Tensor Optional(const Batch& batch, const char* name) {
@@ -49,14 +44,13 @@ absl::Status CheckModel(Model& model) {
 
 // The labels that positions 0.. predict: all but the first of each row. No
 // token predicts the first of another document, whatever its label says.
-at::Tensor NextLabels(const Batch& batch) {
-  const at::Tensor given = Optional(batch, "labels");
-  const at::Tensor& labels = given.defined() ? given : InputIds(batch);
+at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
   const at::Tensor next = labels.narrow(1, 1, labels.size(1) - 1);
-  const at::Tensor positions = Optional(batch, "positions");
   if (!positions.defined()) return next;
-  CHECK(positions.sizes() == labels.sizes())
-      << "positions and input_ids are of one shape";
+  if (positions.sizes() != labels.sizes()) {
+    throw std::invalid_argument(
+        "the batch's positions have another shape than its tokens");
+  }
   return next.masked_fill(positions.narrow(1, 1, next.size(1)).eq(0),
                           kIgnoredTarget);
 }
@@ -126,40 +120,40 @@ absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
                      tokens->max_positions(),
                      ": raise that, or shorten the data's sequence_length"));
   }
-  const Tokenizer* tokenizer = data.tokenizer();
-  if (tokenizer != nullptr && tokenizer->vocab_size() > tokens->vocab_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the tokenizer makes ids up to ", tokenizer->vocab_size() - 1,
-        ", the model's vocab_size is ", tokens->vocab_size(),
-        ": it must be at least ", tokenizer->vocab_size()));
-  }
-  return absl::OkStatus();
+  return CheckVocabulary(*tokens, data);
 }
 
 int64_t CausalLm::CountTargets(const Batch& batch, const StepInfo&) const {
-  const at::Tensor labels = NextLabels(batch);
-  // Every token is a target: nothing to look at, so no waiting for a GPU.
-  if (batch.count("labels") + batch.count("positions") == 0) {
-    return labels.numel();
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
+  const at::Tensor labels = HostTensor(batch, kLabels);
+  const at::Tensor positions = HostTensor(batch, kPositions);
+  if (labels.defined()) {
+    return NextLabels(labels, positions).ge(0).sum().item<int64_t>();
   }
-  return labels.ge(0).sum().item<int64_t>();
+  // Every token is a target, but the first of each document.
+  const int64_t length = ids.size(1) - 1;
+  if (!positions.defined()) return ids.size(0) * length;
+  return positions.narrow(1, 1, length).ne(0).sum().item<int64_t>();
 }
 
 LossSum CausalLm::Compute(Model& model, const Batch& batch,
                           const StepInfo& info, UnitRunner& runner) {
   TokenModel* tokens = model.token_model();
   CHECK(tokens != nullptr) << "Check comes first";
-  const at::Tensor& ids = InputIds(batch);
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
+  const at::Tensor labels = Optional(batch, kLabels);
+  const at::Tensor positions = Optional(batch, kPositions);
   const at::Tensor targets =
       at::full(ids.sizes(), kIgnoredTarget, ids.options());
-  targets.narrow(1, 0, ids.size(1) - 1).copy_(NextLabels(batch));
+  targets.narrow(1, 0, ids.size(1) - 1)
+      .copy_(NextLabels(labels.defined() ? labels : ids, positions));
   LossSum loss;
   TokenInput input;
   input.tokens = ids;
-  input.positions = Optional(batch, "positions");
+  input.positions = positions;
   // Dropout is for training.
   if (info.training) {
-    input.sample_positions = Optional(batch, "sample_position");
+    input.sample_positions = Optional(batch, kSamplePosition);
   }
   loss.sum = tokens->CrossEntropySum(input, {targets}, runner);
   if (info.thorough) {
@@ -198,21 +192,7 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
   const int64_t wanted =
       options.max_new_tokens > 0 ? options.max_new_tokens : max_new_tokens_;
-  const int64_t given = static_cast<int64_t>(prompt.size());
-  if (given == 0 || given >= tokens->max_positions()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the prompt has ", given,
-                     " tokens, it must have at least 1 and fewer "
-                     "than the model's ",
-                     tokens->max_positions(), " positions"));
-  }
-  for (int64_t id : prompt) {
-    if (id < 0 || id >= tokens->vocab_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the prompt's token ", id, " isn't one of the model's ",
-                       tokens->vocab_size()));
-    }
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*tokens, prompt));
   at::AutoGradMode no_gradients(false);
   std::vector<int64_t> text = prompt;
   Context context(tokens, static_cast<int64_t>(text.size()) + wanted);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "base/status.h"
 
@@ -150,6 +151,32 @@ TEST_F(CausalLmTest, TargetsAreTheNextTokens) {
   EXPECT_TRUE(model_.seen_tokens.equal(ids));
   EXPECT_TRUE(model_.seen_targets.equal(
       at::tensor({2, 3, -100, 5, 6, -100}, at::kLong).view({2, 3})));
+}
+
+// On a GPU, where the batch's own tensors would have to be waited for.
+TEST_F(CausalLmTest, TargetsAreCountedInTheHostsCopies) {
+  const at::Tensor ids = at::tensor({1, 2, 3, 4}, at::kLong).view({1, 4});
+  const at::Tensor all = at::tensor({1, 2, 3, 4}, at::kLong).view({1, 4});
+  const at::Tensor one = at::tensor({-100, -100, -100, 4}, at::kLong);
+  Batch batch = {{kInputIds, ids},
+                 {kLabels, all},
+                 {HostCopyName(kLabels), one.view({1, 4})}};
+  EXPECT_EQ(objective_->CountTargets(batch, {}), 1);
+  batch = {{kInputIds, ids},
+           {kPositions, at::tensor({0, 1, 0, 1}, at::kLong).view({1, 4})}};
+  EXPECT_EQ(objective_->CountTargets(batch, {}), 2);
+  EXPECT_EQ(objective_->Compute(model_, batch, info_, runner_).count, 2);
+}
+
+TEST_F(CausalLmTest, ABatchThatIsNoTextIsAnError) {
+  const Batch batch = {{"x", at::zeros({2})}};
+  EXPECT_THROW(objective_->CountTargets(batch, {}), std::invalid_argument);
+  EXPECT_THROW(objective_->Compute(model_, batch, info_, runner_),
+               std::invalid_argument);
+  const Batch uneven = {{kInputIds, at::zeros({2, 4}, at::kLong)},
+                        {kPositions, at::zeros({2, 3}, at::kLong)}};
+  EXPECT_THROW(objective_->Compute(model_, uneven, info_, runner_),
+               std::invalid_argument);
 }
 
 TEST_F(CausalLmTest, LabelsSayWhatIsTrainedOn) {

@@ -15,7 +15,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "plugins/objective/common/accuracy.h"
+#include "plugins/objective/common/token_objective.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -42,26 +42,6 @@ SamplerOptions SamplerOf(const Config& config) {
 double RandomLengthRatio(const Config& config) {
   if (config.has_random_length_ratio()) return config.random_length_ratio();
   return config.loss() == Config::PRETRAIN ? kPretrainRandomLengths : 0.0;
-}
-
-absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
-                         const TokenModel& model) {
-  const auto given = static_cast<int64_t>(prompt.size());
-  if (given == 0 || given >= model.max_positions()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the prompt has ", given,
-                     " tokens, it must have at least 1 and fewer than the "
-                     "model's ",
-                     model.max_positions(), " positions"));
-  }
-  for (int64_t id : prompt) {
-    if (id < 0 || id >= model.vocab_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the prompt's token ", id, " isn't one of the model's ",
-                       model.vocab_size()));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -148,14 +128,9 @@ absl::Status MaskedDiffusion::Check(Model& model,
                      " tokens, the model has ", tokens->max_positions(),
                      " positions: raise that, or shorten the data's"));
   }
+  CAPSTAN_RETURN_IF_ERROR(CheckVocabulary(*tokens, data));
   const Tokenizer* const tokenizer = data.tokenizer();
   if (tokenizer == nullptr) return absl::OkStatus();
-  if (tokenizer->vocab_size() > tokens->vocab_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the tokenizer makes ids up to ", tokenizer->vocab_size() - 1,
-        ", the model's vocab_size is ", tokens->vocab_size(),
-        ": it must be at least ", tokenizer->vocab_size()));
-  }
   const int64_t mask = MaskToken(*tokens);
   if (mask >= tokenizer->vocab_size() || tokenizer->IsSpecial(mask)) {
     return absl::OkStatus();
@@ -195,7 +170,7 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
                             MaskToken(*tokens));
   // Dropout is for training.
   if (info.training) {
-    hidden.input.sample_positions = batch.at("sample_position");
+    hidden.input.sample_positions = RequiredTensor(batch, kSamplePosition);
   }
   LossSum loss;
   loss.sum = tokens->CrossEntropySum(hidden.input, hidden.targets, runner);
@@ -218,15 +193,14 @@ at::Tensor MaskedDiffusion::Bound(TokenModel& model, const Batch& batch,
                                   UnitRunner& runner) const {
   at::Tensor bound = at::zeros({1, 2}, at::kDouble);
   // A prompt is never hidden: its tokens have no bound.
-  if (batch.count("labels") > 0)
-    return bound.to(batch.at("input_ids").device());
+  if (batch.count(kLabels) > 0) return bound.to(batch.at(kInputIds).device());
   const HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise,
                                   Config::PRETRAIN, MaskToken(model));
   bound[0][0] = model.CrossEntropySum(hidden.input, hidden.targets, runner)
                     .item<double>();
   bound[0][1] =
       static_cast<double>(CountOf(drawn.layout, drawn.noise, Config::PRETRAIN));
-  return bound.to(batch.at("input_ids").device());
+  return bound.to(batch.at(kInputIds).device());
 }
 
 std::vector<std::pair<std::string, double>> MaskedDiffusion::DerivedFromLoss(
@@ -268,7 +242,7 @@ absl::StatusOr<std::vector<int64_t>> MaskedDiffusion::Sample(
     const SampleOptions& options, UnitRunner& runner) {
   CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   TokenModel* const tokens = model.token_model();
-  CAPSTAN_RETURN_IF_ERROR(CheckPrompt(prompt, *tokens));
+  CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*tokens, prompt));
   CAPSTAN_ASSIGN_OR_RETURN(const SamplerOptions sampler,
                            Merged(options, *tokens));
   const int64_t mask = MaskToken(*tokens);

@@ -18,9 +18,8 @@
 namespace capstan {
 namespace masked_diffusion {
 
-// What is hidden of a batch is drawn on the host, whatever device it is on: on
-// a GPU the batch's sample positions (and labels and positions, if it has them)
-// are copied back and the mask is copied over, a few bytes a token.
+// What is hidden of a batch is drawn on the host, whatever device it is on,
+// from HostTensor's copies; a GPU gets the mask, a few bytes a token.
 class MaskedDiffusion final : public Objective {
  public:
   static absl::StatusOr<std::unique_ptr<MaskedDiffusion>> Create(

@@ -5,6 +5,8 @@
 
 #include <gmock/gmock.h>
 
+#include <stdexcept>
+
 #include "base/status.h"
 #include "plugins/objective/masked_diffusion/objective_fixture.h"
 
@@ -53,6 +55,16 @@ class FakeData final : public DatasetReader {
   const int64_t length_;
   const Tokenizer* const tokenizer_;
 };
+
+TEST_F(MaskedDiffusionTest, ABatchThatIsNoTextIsAnError) {
+  Batch batch = Rows(0, 2, 4);
+  batch[kLabels] = at::zeros({2, 3}, at::kLong);
+  EXPECT_THROW(objective_->CountTargets(batch, info_), std::invalid_argument);
+  batch.erase(kInputIds);
+  EXPECT_THROW(objective_->CountTargets(batch, info_), std::invalid_argument);
+  EXPECT_THROW(objective_->Compute(model_, batch, info_, runner_),
+               std::invalid_argument);
+}
 
 TEST_F(MaskedDiffusionTest, CheckNamesWhatDoesNotFit) {
   const auto message = [this](const FakeData& data) {

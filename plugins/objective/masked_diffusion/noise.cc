@@ -8,7 +8,9 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
+#include "absl/strings/str_cat.h"
 #include "base/random.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -25,10 +27,17 @@ double Uniform(uint64_t key, int64_t place, int64_t sample) {
   return static_cast<double>(joined >> 11) * 0x1p-53;
 }
 
-// A tensor of the batch on the host, contiguous; undefined if it isn't there.
-at::Tensor OnHost(const Batch& batch, const char* name) {
-  const auto it = batch.find(name);
-  return it == batch.end() ? at::Tensor() : it->second.cpu().contiguous();
+// On the host, contiguous, in the shape of the batch's tokens; undefined if
+// there is none.
+at::Tensor TokensOnHost(const Batch& batch, const char* name,
+                        at::IntArrayRef sizes) {
+  const at::Tensor tensor = HostTensor(batch, name);
+  if (!tensor.defined()) return tensor;
+  if (tensor.sizes() != sizes) {
+    throw std::invalid_argument(absl::StrCat(
+        "the batch's ", name, " have another shape than its tokens"));
+  }
+  return tensor.contiguous();
 }
 
 // The row's end for training: behind its last target, or where it is cut.
@@ -101,25 +110,23 @@ NoiseKey NoiseKey::ForEvaluation() {
 
 Layout LayoutOf(const Batch& batch, const NoiseKey& key,
                 double random_length_ratio) {
-  const at::Tensor& ids = batch.at("input_ids");
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
   Layout layout;
   layout.batch = ids.size(0);
   layout.length = ids.size(1);
   const int64_t tokens = layout.batch * layout.length;
-  const at::Tensor samples = OnHost(batch, "sample_position");
+  const at::Tensor samples = HostTensor(batch, kSamplePosition);
   CHECK(samples.defined() && samples.numel() == layout.batch)
       << "the batch says of which samples it is";
   const int64_t* const sample = samples.const_data_ptr<int64_t>();
   layout.samples.assign(sample, sample + layout.batch);
-  const at::Tensor labels = OnHost(batch, "labels");
+  const at::Tensor labels = TokensOnHost(batch, kLabels, ids.sizes());
   layout.is_target.assign(tokens, 1);
   if (labels.defined()) {
-    CHECK(labels.sizes() == ids.sizes());
     const int64_t* const label = labels.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < tokens; ++i) layout.is_target[i] = label[i] >= 0;
   }
-  const at::Tensor positions = OnHost(batch, "positions");
-  if (positions.defined()) CHECK(positions.sizes() == ids.sizes());
+  const at::Tensor positions = TokensOnHost(batch, kPositions, ids.sizes());
   layout.whole_rows = !positions.defined();
   for (int64_t row = 0; row < layout.batch; ++row) {
     const int64_t end =
@@ -189,8 +196,8 @@ int64_t CountOf(const Layout& layout, const Noise& noise, Config::Loss loss) {
 
 HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
                  Config::Loss loss, int64_t mask_token) {
-  const at::Tensor& ids = batch.at("input_ids");
-  const auto labels = batch.find("labels");
+  const at::Tensor& ids = batch.at(kInputIds);
+  const auto labels = batch.find(kLabels);
   HiddenBatch made;
   const at::Tensor hidden =
       TensorOf(noise.hidden, layout, at::kBool).to(ids.device());

@@ -6,16 +6,22 @@
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 namespace {
+
+// What lies in memory, or is called, by another name or layout otherwise.
+constexpr const char* kMustBeEqual[] = {"libtorch", "absl", "protobuf",
+                                        "sanitizer"};
+constexpr const char* kSince2[] = {"stdlib", "containers"};
 
 std::map<std::string, std::string> Lines(absl::string_view text) {
   std::map<std::string, std::string> lines;
@@ -27,6 +33,18 @@ std::map<std::string, std::string> Lines(absl::string_view text) {
   return lines;
 }
 
+// "1.2" -> {1, 2}; {0, 0} if it is something else.
+std::pair<int, int> VersionOf(absl::string_view api) {
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(api, absl::MaxSplits('.', 1));
+  std::pair<int, int> version;
+  if (!absl::SimpleAtoi(parts.first, &version.first) ||
+      !absl::SimpleAtoi(parts.second, &version.second)) {
+    return {0, 0};
+  }
+  return version;
+}
+
 bool ReadAt(std::ifstream& file, uint64_t offset, void* out, size_t size) {
   file.clear();
   file.seekg(static_cast<std::streamoff>(offset));
@@ -36,19 +54,45 @@ bool ReadAt(std::ifstream& file, uint64_t offset, void* out, size_t size) {
 
 }  // namespace
 
+absl::Status CheckApi(absl::string_view plugin, absl::string_view trainer) {
+  const std::pair<int, int> theirs = VersionOf(plugin);
+  const std::pair<int, int> ours = VersionOf(trainer);
+  if (theirs.first == ours.first && theirs.second <= ours.second) {
+    return absl::OkStatus();
+  }
+  const bool newer = theirs > ours;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "it speaks plugin API ", plugin, ", this trainer ", trainer,
+      newer ? ": take a newer trainer, or build it with this trainer's SDK"
+            : ": build it again with this trainer's SDK"));
+}
+
 const char* CoreFingerprint() { return CAPSTAN_FINGERPRINT; }
 
 absl::Status CompareFingerprints(absl::string_view core,
                                  absl::string_view plugin) {
   std::map<std::string, std::string> ours = Lines(core);
   std::map<std::string, std::string> theirs = Lines(plugin);
+  // Minor version 2 wrote the first "api" line, and those of kSince2.
+  const bool has_api = theirs.count("api") > 0;
+  if (has_api) {
+    CAPSTAN_RETURN_IF_ERROR(CheckApi(theirs["api"], ours["api"]));
+  }
   std::string differences;
-  for (const auto& [name, value] : ours) {
-    const auto it = theirs.find(name);
-    const std::string other = it == theirs.end() ? "(missing)" : it->second;
-    if (other != value) {
-      absl::StrAppend(&differences, differences.empty() ? "" : "; ", name,
-                      ": trainer ", value, ", plugin ", other);
+  const auto compare = [&](const char* name, const char* remark) {
+    const std::string other = theirs.count(name) ? theirs[name] : "(missing)";
+    if (other == ours[name]) return;
+    absl::StrAppend(&differences, differences.empty() ? "" : "; ", name,
+                    ": trainer ", ours[name], ", plugin ", other, remark);
+  };
+  for (const char* name : kMustBeEqual) compare(name, "");
+  if (has_api) {
+    for (const char* name : kSince2) compare(name, "");
+    // Of an older version the headers may differ.
+    if (theirs["api"] == ours["api"]) {
+      compare("sdk", absl::StrCat(", other interfaces that are called ",
+                                  ours["api"], ", too")
+                         .c_str());
     }
   }
   if (differences.empty()) return absl::OkStatus();

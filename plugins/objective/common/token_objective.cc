@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/objective/common/token_objective.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace capstan {
+
+absl::Status CheckVocabulary(const TokenModel& model,
+                             const DatasetReader& data) {
+  const Tokenizer* const tokenizer = data.tokenizer();
+  if (tokenizer == nullptr || tokenizer->vocab_size() <= model.vocab_size()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the tokenizer makes ids up to ", tokenizer->vocab_size() - 1,
+      ", the model's vocab_size is ", model.vocab_size(),
+      ": it must be at least ", tokenizer->vocab_size()));
+}
+
+absl::Status CheckPrompt(const TokenModel& model,
+                         absl::Span<const int64_t> prompt) {
+  const auto given = static_cast<int64_t>(prompt.size());
+  if (given == 0 || given >= model.max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the prompt has ", given,
+                     " tokens, it must have at least 1 and fewer than the "
+                     "model's ",
+                     model.max_positions(), " positions"));
+  }
+  for (int64_t id : prompt) {
+    if (id < 0 || id >= model.vocab_size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the prompt's token ", id, " isn't one of the model's ",
+                       model.vocab_size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+at::Tensor CountCorrect(TokenModel& model, const TokenInput& input,
+                        const at::Tensor& targets, UnitRunner& runner) {
+  const at::NoGradGuard no_gradients;
+  at::Tensor counts = at::zeros({1, 2}, targets.options().dtype(at::kDouble));
+  for (int64_t row = 0; row < targets.size(0); ++row) {
+    TokenInput one;
+    one.tokens = input.tokens.narrow(0, row, 1);
+    if (input.positions.defined()) {
+      one.positions = input.positions.narrow(0, row, 1);
+    }
+    const at::Tensor wanted = targets.narrow(0, row, 1);
+    const at::Tensor chosen = model.Logits(one, runner).argmax(/*dim=*/-1);
+    counts.select(1, 0).add_(chosen.eq(wanted).sum());
+    counts.select(1, 1).add_(wanted.ge(0).sum());
+  }
+  return counts;
+}
+
+}  // namespace capstan

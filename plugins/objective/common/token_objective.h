@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What objectives of token models share.
+#ifndef CAPSTAN_PLUGINS_OBJECTIVE_COMMON_TOKEN_OBJECTIVE_H_
+#define CAPSTAN_PLUGINS_OBJECTIVE_COMMON_TOKEN_OBJECTIVE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/model.h"
+
+namespace capstan {
+
+// Whether the model has all ids that the data's tokenizer makes.
+absl::Status CheckVocabulary(const TokenModel& model,
+                             const DatasetReader& data);
+
+// Whether the model can continue `prompt`.
+absl::Status CheckPrompt(const TokenModel& model,
+                         absl::Span<const int64_t> prompt);
+
+// LossSum::metrics with one row, [1, 2] float64: at how many of `targets`
+// ([B, T] int64, negative: none) the likeliest token is the target, and how
+// many there are. Runs the model anew, a row at a time, so that only one row's
+// logits exist. Without gradients.
+at::Tensor CountCorrect(TokenModel& model, const TokenInput& input,
+                        const at::Tensor& targets, UnitRunner& runner);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_OBJECTIVE_COMMON_TOKEN_OBJECTIVE_H_

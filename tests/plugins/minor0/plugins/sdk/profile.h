@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where a step's time goes, by our own timers.
+#ifndef CAPSTAN_PLUGINS_SDK_PROFILE_H_
+#define CAPSTAN_PLUGINS_SDK_PROFILE_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace capstan {
+
+// Times what runs while it lives on this thread, if the step is profiled; costs
+// a load and a branch if not. Scopes nest: a scope's own time is its time less
+// that of the scopes in it.
+class ProfileScope {
+ public:
+  // `name` is a string literal, such as "attention".
+  explicit ProfileScope(const char* name) {
+    if (enabled_.load(std::memory_order_relaxed)) Begin(name);
+  }
+  ~ProfileScope() {
+    if (name_ != nullptr) End();
+  }
+  ProfileScope(const ProfileScope&) = delete;
+  ProfileScope& operator=(const ProfileScope&) = delete;
+
+ private:
+  friend class Profiler;  // the core's, which turns it on and collects
+
+  void Begin(const char* name);
+  void End();
+
+  static std::atomic<bool> enabled_;
+
+  const char* name_ = nullptr;
+  int64_t begin_ns_ = 0;
+  int64_t inner_ns_ = 0;  // spent in scopes inside this one
+  ProfileScope* outer_ = nullptr;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_SDK_PROFILE_H_

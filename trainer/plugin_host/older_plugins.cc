@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/plugin_host/older_plugins.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plugins/sdk/objective.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/precision.h"
+#include "plugins/sdk/strategy.h"
+
+namespace capstan {
+namespace {
+
+// Minor 1 added depends_on_device and those after it.
+class Precision0 final : public Precision {
+ public:
+  explicit Precision0(Precision* plugin) : plugin_(plugin) {}
+  PrecisionPolicy policy() const override { return plugin_->policy(); }
+
+ private:
+  const std::unique_ptr<Precision> plugin_;
+};
+
+// Minor 1 added unit and DerivedFromLoss.
+class Objective0 : public Objective {
+ public:
+  explicit Objective0(Objective* plugin) : plugin_(plugin) {}
+  absl::Status Check(Model& model, const DatasetReader& data) const override {
+    return plugin_->Check(model, data);
+  }
+  int64_t CountTargets(const Batch& batch,
+                       const StepInfo& info) const override {
+    return plugin_->CountTargets(batch, info);
+  }
+  int step_totals() const override { return plugin_->step_totals(); }
+  std::vector<double> StepTotals(const Batch& batch,
+                                 const StepInfo& info) const override {
+    return plugin_->StepTotals(batch, info);
+  }
+  std::vector<MetricTags> metrics() const override {
+    return plugin_->metrics();
+  }
+  LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
+                  UnitRunner& runner) override {
+    LossSum loss = plugin_->Compute(model, batch, info, runner);
+    // Minor 1 added these, behind what the plugin has written.
+    loss.padding = LossSum().padding;
+    loss.trained = LossSum().trained;
+    return loss;
+  }
+  absl::StatusOr<std::vector<double>> Measure(Model& model,
+                                              const DatasetReader& eval_data,
+                                              const MeasureInfo& info,
+                                              UnitRunner& runner) override {
+    return plugin_->Measure(model, eval_data, info, runner);
+  }
+  Measurement Summarize(absl::Span<const double> sums,
+                        const MeasureInfo& info) const override {
+    return plugin_->Summarize(sums, info);
+  }
+  absl::StatusOr<std::vector<int64_t>> Sample(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, UnitRunner& runner) override {
+    return plugin_->Sample(model, prompt, options, runner);
+  }
+
+ private:
+  const std::unique_ptr<Objective> plugin_;
+};
+
+// Minors 0 and 1.
+class Optimizer1 final : public Optimizer {
+ public:
+  explicit Optimizer1(Optimizer* plugin) : plugin_(plugin) {}
+  double learning_rate() const override { return plugin_->learning_rate(); }
+  std::vector<std::string> state_names() const override {
+    return plugin_->state_names();
+  }
+  void Update(const OptimizerStep& step,
+              const std::vector<ParameterSpec>& specs, OptimizerShard& shard,
+              absl::Span<at::Tensor> state) override {
+    plugin_->Update(step, specs, shard, state);
+  }
+
+ private:
+  const std::unique_ptr<Optimizer> plugin_;
+};
+
+// Minors 0 and 1.
+class Strategy1 final : public Strategy {
+ public:
+  explicit Strategy1(Strategy* plugin) : plugin_(plugin) {}
+  absl::Status Check(const StrategyRequest& request) const override {
+    return plugin_->Check(request);
+  }
+  StrategyPlan Plan(const StrategyRequest& request) const override {
+    return plugin_->Plan(request);
+  }
+  absl::Status Setup(const StrategyContext& context) override {
+    return plugin_->Setup(context);
+  }
+  absl::Span<OptimizerShard> OptimizerShards() override {
+    return plugin_->OptimizerShards();
+  }
+  void BeginMicroStep(int index, int count) override {
+    plugin_->BeginMicroStep(index, count);
+  }
+  bool wants_unit_callbacks() const override {
+    return plugin_->wants_unit_callbacks();
+  }
+  void PreForward(int unit) override { plugin_->PreForward(unit); }
+  void PostForward(int unit) override { plugin_->PostForward(unit); }
+  void PreBackward(int unit) override { plugin_->PreBackward(unit); }
+  bool collective_forward() const override {
+    return plugin_->collective_forward();
+  }
+  void FinishForward() override { plugin_->FinishForward(); }
+  void FinishBackward() override { plugin_->FinishBackward(); }
+  at::Tensor GradientSquaredSum() override {
+    return plugin_->GradientSquaredSum();
+  }
+  void PublishShard(int shard) override { plugin_->PublishShard(shard); }
+  void PublishParameters() override { plugin_->PublishParameters(); }
+  std::vector<OwnedSlice> OwnedSlices() const override {
+    return plugin_->OwnedSlices();
+  }
+  absl::Status ForEachFullParameter(
+      const std::function<absl::Status(int index, const at::Tensor& value)>& fn)
+      override {
+    return plugin_->ForEachFullParameter(fn);
+  }
+
+ private:
+  const std::unique_ptr<Strategy> plugin_;
+};
+
+template <typename Adapter, typename Base>
+void* Adapted(void* instance) {
+  Base* const adapter = new Adapter(static_cast<Base*>(instance));
+  return adapter;
+}
+
+}  // namespace
+
+void* AdaptOlderPlugin(PluginCategory category, uint16_t minor,
+                       void* instance) {
+  switch (category) {
+    case PluginCategory::kPrecision:
+      if (minor < 1) return Adapted<Precision0, Precision>(instance);
+      break;
+    case PluginCategory::kObjective:
+      if (minor < 1) return Adapted<Objective0, Objective>(instance);
+      break;
+    case PluginCategory::kOptimizer:
+      if (minor < 2) return Adapted<Optimizer1, Optimizer>(instance);
+      break;
+    case PluginCategory::kStrategy:
+      if (minor < 2) return Adapted<Strategy1, Strategy>(instance);
+      break;
+    default:
+      break;
+  }
+  return instance;
+}
+
+}  // namespace capstan
