@@ -1,6 +1,72 @@
-"""The build macros of Capstan: protos, parts of the core, plugins, tests."""
+"""The build macros of Capstan: protos, parts of the core, plugins, tests.
 
-def capstan_proto(name, src, deps = [], in_core = False, keyword = ""):
+They serve other workspaces, too: labels of Capstan's own targets are resolved
+in the repository that this file is in.
+"""
+
+load("@capstan_plugins//:plugins.bzl", "PLUGINS")
+
+_CORE = Label("//trainer:core")
+_LINKER_SCRIPT = Label("//tools:plugin.lds")
+_OPTIONS_PROTO = Label("//plugins/sdk:options.proto")
+_OPTIONS_PROTO_HDRS = Label("//plugins/sdk:options_proto_hdrs")
+_SDK = Label("//plugins/sdk")
+
+def _root():
+    """The folder, below the execution root, of the BUILD file's repository."""
+    repository = native.repository_name()[1:]
+    return "external/" + repository if repository else "."
+
+def cc_library(name, srcs = [], deps = [], copts = [], pch = None, **kwargs):
+    """native.cc_library, and what its objects get precompiled.
+
+    Args:
+      name: as ever.
+      srcs: as ever.
+      deps: as ever.
+      copts: as ever.
+      pch: a header of tools/pch, or None. It saves only time: each file still
+        includes what it uses.
+    """
+    # Another workspace's flags may be others than those of the header.
+    if pch and srcs and not _SDK.workspace_root:
+        deps = deps + _pch_deps(pch)
+        copts = copts + _pch_copts(pch)
+    native.cc_library(
+        name = name,
+        srcs = srcs,
+        copts = copts,
+        deps = deps,
+        **kwargs
+    )
+
+def _pch_deps(pch):
+    if _SDK.workspace_root:
+        return []
+    return select({
+        "//tools/pch:off": [],
+        "//conditions:default": ["//tools/pch:pch_" + pch],
+    })
+
+def _pch_copts(pch):
+    if _SDK.workspace_root:
+        return []
+    return select({
+        "//tools/pch:off": [],
+        "//conditions:default": [
+            "-include tools/pch/pch_%s.h" % pch,
+            "-fpch-deps",
+            "-Winvalid-pch",
+        ],
+    })
+
+def capstan_proto(
+        name,
+        src,
+        deps = [],
+        in_core = False,
+        keyword = "",
+        visibility = ["//visibility:public"]):
     """A .proto file as a C++ library.
 
     Each .proto is compiled into exactly one shared object: into the plugin
@@ -9,45 +75,60 @@ def capstan_proto(name, src, deps = [], in_core = False, keyword = ""):
 
     Args:
       name: the library; NAME_hdrs holds only the generated header.
-      src: the .proto file.
+      src: the .proto file. Its name, by which protobuf knows it in a process,
+        is its path in its repository.
       deps: header targets (*_hdrs) of the protos that it imports.
       in_core: keep every symbol, for the core's shared library.
       keyword: a part of the package that is a C++ keyword, which protoc takes
         for a namespace: the namespace gets a '_' behind it.
+      visibility: as ever.
     """
     rename = "" if not keyword else (
         " && sed -i 's/namespace {0} {{/namespace {0}_ {{/; s/::{0}::/::{0}_::/g'".format(keyword) +
         " $(OUTS)"
     )
     stem = src[:-len(".proto")]
+    root = _root()
+    out = "$(BINDIR)" if root == "." else "$(BINDIR)/" + root
     native.genrule(
         name = name + "_gen",
         srcs = [src],
         outs = [stem + ".pb.h", stem + ".pb.cc"],
-        cmd = "$(location @system//:bin/protoc) -I. -I/usr/include " +
-              "--cpp_out=$(BINDIR) $(location %s)" % src + rename,
-        exec_tools = ["@system//:bin/protoc", "//plugins/sdk:options.proto"],
+        cmd = "$(location @system//:bin/protoc) -I%s -I%s -I/usr/include " % (
+            root,
+            _OPTIONS_PROTO.workspace_root or ".",
+        ) + "--cpp_out=%s $(location %s)" % (out, src) + rename,
+        exec_tools = ["@system//:bin/protoc", _OPTIONS_PROTO],
     )
     native.cc_library(
         name = name + "_hdrs",
         hdrs = [stem + ".pb.h"],
-        visibility = ["//visibility:public"],
+        visibility = visibility,
         deps = deps + ["@system//:protobuf"],
     )
-    native.cc_library(
+    cc_library(
         name = name,
         srcs = [stem + ".pb.cc"],
         alwayslink = in_core,
         linkstatic = True,
-        visibility = ["//visibility:public"],
+        pch = "plain",
+        visibility = visibility,
         deps = [":" + name + "_hdrs"],
     )
 
-def core_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
+def core_library(name, srcs = [], hdrs = [], deps = [], pch = "plain", **kwargs):
     """A part of libcapstan_core.so; NAME_hdrs holds only the headers.
 
     Tests and plugins take the headers, and the code from the one shared
     library, so that there is one copy of the core's state in a process.
+
+    Args:
+      name: as ever.
+      srcs: as ever.
+      hdrs: as ever.
+      deps: as ever.
+      pch: "tensor" where most files see at::Tensor.
+      **kwargs: as ever.
     """
     native.cc_library(
         name = name + "_hdrs",
@@ -55,58 +136,175 @@ def core_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
         visibility = ["//visibility:public"],
         deps = ["@libtorch//:headers"],
     )
-    native.cc_library(
+    cc_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,
         alwayslink = True,
         linkstatic = True,
+        pch = pch,
         visibility = ["//visibility:public"],
         deps = deps,
         **kwargs
     )
 
-def capstan_plugin(name, deps, visibility = ["//visibility:public"]):
-    """libPACKAGE_NAME.so: a plugin, with nothing visible but its descriptor.
+def plugin_library(name, srcs, hdrs = [], deps = [], pch = "ops", **kwargs):
+    """A plugin's code: sees the SDK's headers, and nothing else of the core.
 
     Args:
-      name: the proto package with '_' for '.': "capstan_ddp".
-      deps: the library that holds the plugin's code, CAPSTAN_PLUGIN included.
-      visibility: as ever.
+      name: as ever.
+      srcs: as ever.
+      hdrs: as ever.
+      deps: as ever.
+      pch: "plain" where no file sees at::Tensor.
+      **kwargs: as ever.
     """
-    native.cc_binary(
-        name = "lib%s.so" % name,
-        additional_linker_inputs = ["//tools:plugin.lds"],
-        linkopts = [
-            "-Wl,--version-script=$(location //tools:plugin.lds)",
-            "-Wl,-soname,lib%s.so" % name,
-            "-Wl,--no-undefined",
-        ],
-        linkshared = True,
-        linkstatic = True,
-        visibility = visibility,
-        deps = deps + ["//plugins/sdk"],
-    )
-
-def plugin_library(name, srcs, hdrs = [], deps = [], **kwargs):
-    """A plugin's code: sees the SDK's headers, and nothing else of the core."""
-    native.cc_library(
+    cc_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,
         alwayslink = True,
         linkstatic = True,
-        deps = deps + ["//plugins/sdk"],
+        pch = pch,
+        deps = deps + [_SDK],
         **kwargs
     )
 
+def _check_listed(library):
+    """Bazel can't see that a folder has appeared; a new server looks anew."""
+    package = native.package_name()
+    if native.repository_name() != "@" or _SDK.workspace_root:
+        return  # not a package of Capstan's own workspace
+    if package.split("/")[0] not in ["plugins", "strategies", "datasets"]:
+        return
+    label = "//%s:%s" % (package, library)
+    if label not in PLUGINS:
+        fail("%s is new: type `bazel sync --only=capstan_plugins` once" % label)
+
+def capstan_plugin(
+        name,
+        srcs = None,
+        hdrs = None,
+        deps = [],
+        keyword = "",
+        code = "",
+        pch = "ops",
+        tests = None,
+        test_deps = [],
+        test_data = [],
+        conformance = [],
+        visibility = ["//visibility:private"]):
+    """A plugin, all of it: proto, code, shared library and tests.
+
+    For the plugin acme.lion, whose config is the message Config of lion.proto:
+      lion           its code, with CAPSTAN_PLUGIN in one file
+      lion_proto     lion.proto, if there is one, with Capstan's field options to import
+      libacme_lion.so  with nothing visible but its descriptor
+      *_test         a test a file
+    In plugins/, strategies/ and datasets/ it is one of the trainer's own by
+    being there; elsewhere it is found by --plugin_path.
+
+    Args:
+      name: the proto package with '_' for '.': "acme_lion".
+      srcs: the code; default: the folder's .cc files that are no test or
+        benchmark. A file plugin.cc, or *_plugin.cc, which holds CAPSTAN_PLUGIN
+        where several plugins' code is linked into one program, goes into the
+        shared library alone.
+      hdrs: default: the folder's .h files that aren't for tests.
+      deps: what the code needs beside the SDK.
+      keyword: see capstan_proto.
+      pch: see plugin_library.
+      code: the name of the code's target; default: the last part of `name`.
+      tests: default: the folder's *_test.cc.
+      test_deps, test_data: what all of the tests need besides.
+      conformance: suites of tests/conformance ("optimizer") that
+        conformance_test.cc has lines of; it runs on the shared library.
+      visibility: of the code. The shared library is visible in its repository.
+    """
+    stem = name[name.index("_") + 1:]
+    code = code or stem
+    library = "lib%s.so" % name
+    _check_listed(library)
+    headers_of_tests = native.glob(["*_testing.h", "*_fixture.h", "fake_*.h"])
+    entry = native.glob(["plugin.cc", "*_plugin.cc"])
+    if srcs == None:
+        srcs = native.glob(["*.cc"], exclude = ["*_test.cc", "*_bench.cc"] + entry)
+    if hdrs == None:
+        hdrs = native.glob(["*.h"], exclude = headers_of_tests)
+    proto = native.glob([stem + ".proto"])
+    if proto:
+        capstan_proto(
+            name = stem + "_proto",
+            src = stem + ".proto",
+            deps = [_OPTIONS_PROTO_HDRS],
+            keyword = keyword,
+            visibility = visibility,
+        )
+    plugin_library(
+        name = code,
+        srcs = srcs,
+        hdrs = hdrs,
+        pch = pch,
+        visibility = visibility,
+        deps = [":%s_proto" % stem for _ in proto] + deps,
+    )
+    if entry:
+        plugin_library(
+            name = code + "_entry",
+            srcs = entry,
+            pch = pch,
+            visibility = ["//visibility:private"],
+            deps = [":" + code],
+        )
+    native.cc_binary(
+        name = library,
+        additional_linker_inputs = [_LINKER_SCRIPT],
+        linkopts = [
+            "-Wl,--version-script=$(location %s)" % _LINKER_SCRIPT,
+            "-Wl,-soname," + library,
+            "-Wl,--no-undefined",
+        ],
+        linkshared = True,
+        linkstatic = True,
+        visibility = ["//:__subpackages__"],
+        deps = [":" + code + ("_entry" if entry else ""), _SDK],
+    )
+    if tests == None:
+        tests = native.glob(
+            ["*_test.cc"],
+            exclude = ["conformance_test.cc"],
+        )
+    for test in tests:
+        capstan_test(
+            name = test[:-len(".cc")],
+            srcs = [test] + headers_of_tests,
+            data = test_data,
+            deps = [":" + code] + test_deps,
+        )
+    if conformance:
+        capstan_test(
+            name = "conformance_test",
+            srcs = ["conformance_test.cc"],
+            size = "medium",
+            data = [":" + library] + test_data,
+            deps = [Label("//tests/conformance:" + suite) for suite in conformance],
+        )
+
 def capstan_test(name, srcs, deps = [], size = "small", **kwargs):
-    """A googletest against the core's shared library."""
+    """A googletest against the core's shared library.
+
+    Its own code is hardly optimised, which halves what it takes to compile; what
+    it tests is the same objects that the trainer is made of.
+    """
     native.cc_test(
         name = name,
         srcs = srcs,
+        copts = ["-O1"] + _pch_copts("test"),
         linkstatic = True,
         size = size,
-        deps = deps + ["//trainer:core", "@system//:gtest_main"],
+        deps = deps + _pch_deps("test") + [
+            _CORE,
+            "@system//:gtest_main",
+        ],
         **kwargs
     )

@@ -25,6 +25,8 @@ def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
     """
     if not HAS_CUDA:
         return
+    repository = native.repository_name()[1:]
+    root = "external/" + repository if repository else "."
     objects = []
     for kernel in kernels:
         out = kernel[:-len(".cu")] + ".cu.o"
@@ -35,7 +37,7 @@ def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
             outs = [out],
             cmd = " ".join([
                 NVCC,
-                "-std=c++17 -O3 -I. -Xcompiler=-fPIC,-fvisibility=hidden",
+                "-std=c++17 -O3 -I%s -Xcompiler=-fPIC,-fvisibility=hidden" % root,
             ] + ["'%s'" % flag for flag in _ARCHITECTURES] +
             kernel_opts.get(kernel, []) +
             ["-c $(location %s) -o $@" % kernel]),

@@ -24,6 +24,12 @@ const char* SlotOf(PluginCategory category) {
       return "precision";
     case PluginCategory::kOptimizer:
       return "optimizer";
+    case PluginCategory::kModel:
+      return "model";
+    case PluginCategory::kObjective:
+      return "objective";
+    case PluginCategory::kCollector:
+      return "collect";
     default:
       return "train_data";
   }
@@ -38,6 +44,12 @@ const google::protobuf::Any& SlotIn(const RunConfig& config,
       return config.precision();
     case PluginCategory::kOptimizer:
       return config.optimizer();
+    case PluginCategory::kModel:
+      return config.model();
+    case PluginCategory::kObjective:
+      return config.objective();
+    case PluginCategory::kCollector:
+      return config.collect();
     default:
       return config.train_data();
   }

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An outsider's afternoon: what `trainer new-plugin` writes is built without
+// Bazel against the SDK folder, passes its tests, and trains on one curve under
+// every strategy.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+struct ShellResult {
+  int exit_code;
+  std::string output;
+};
+
+ShellResult Shell(const std::string& folder, const std::string& command) {
+  const std::string log = NewTestFolder("shell") + "/log";
+  const int status = std::system(
+      absl::StrCat("cd '", folder, "' && (", command, ") > '", log, "' 2>&1")
+          .c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadText(log)};
+}
+
+bool HasTool(const std::string& tool) {
+  return Shell(".", "command -v " + tool).exit_code == 0;
+}
+
+std::string Sdk() { return fs::absolute(Runfile("sdk/capstan_sdk")).string(); }
+
+// Where the build keeps LibTorch: headers aren't among the test's data.
+std::string Torch() {
+  const fs::path library =
+      Runfile("../libtorch/site/torch/lib/libtorch_cpu.so");
+  return fs::canonical(library).parent_path().parent_path().string();
+}
+
+// A folder with the plugin acme.cub.
+std::string NewPlugin(const std::string& category) {
+  const std::string folder = NewTestFolder("plugins");
+  const TrainerResult result = RunTrainer(
+      {"new-plugin", "--category=" + category, "--name=acme.cub", folder});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("bazel test //acme/cub:all"));
+  return folder;
+}
+
+// The losses of 20 steps of `run` with the plugin's own config over it.
+std::vector<double> Losses(const std::string& folder, RunText run) {
+  run.Train("max_steps: 20").Output(NewTestFolder("run") + "/out");
+  const TrainerResult result = RunTrainer(
+      {"--config=" + run.File(), "--config=" + folder + "/acme/cub/cub.pbtxt",
+       "--plugin_path=" + folder + "/build/acme/cub"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  if (result.exit_code != 0) return {};
+  return ReadMetrics(run.output()).losses();
+}
+
+// A strategy of the trainer's and its ranks; "": the plugin is the strategy.
+std::vector<std::pair<std::string, int>> Runs(const std::string& category) {
+  if (category == "strategy") return {{"", 1}, {"", 2}, {"", 4}};
+  return {{"single", 1}, {"ddp", 2}, {"zero2", 2}, {"fsdp", 2}};
+}
+
+void ExpectOneCurve(const std::string& category, const std::string& folder) {
+  // Sums in another order; of bfloat16, with 8 bits.
+  const double bound = category == "precision" ? 2e-2 : 1e-4;
+  std::vector<double> first;
+  for (const auto& [strategy, ranks] : Runs(category)) {
+    SCOPED_TRACE(absl::StrCat(strategy, " on ", ranks));
+    RunText run;
+    run.Strategy(strategy.empty() ? "ddp" : strategy, ranks)
+        .Batch(8 / ranks, 8);
+    const std::vector<double> losses = Losses(folder, std::move(run));
+    ASSERT_EQ(losses.size(), 20);
+    EXPECT_LT(losses.back(), losses.front());
+    if (first.empty()) first = losses;
+    for (size_t i = 0; i < losses.size(); ++i) {
+      // So that NaN fails.
+      EXPECT_TRUE(std::fabs(losses[i] - first[i]) <= bound * first[i])
+          << "step " << i + 1 << ": " << losses[i] << " and " << first[i];
+    }
+  }
+}
+
+class NewPluginTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(NewPluginTest, IsBuiltTestedAndTrainedWith) {
+  for (const char* tool : {"make", "g++", "protoc"}) {
+    if (!HasTool(tool)) GTEST_SKIP() << "there is no " << tool;
+  }
+  const std::string category = GetParam();
+  const std::string folder = NewPlugin(category);
+  const ShellResult made =
+      Shell(folder, absl::StrCat("make test 'CAPSTAN_SDK=", Sdk(),
+                                 "' 'CAPSTAN_TORCH_DIR=", Torch(), "'"));
+  ASSERT_EQ(made.exit_code, 0) << made.output;
+  EXPECT_THAT(made.output, HasSubstr("[  PASSED  ]"));
+  EXPECT_FALSE(::testing::Test::HasFailure());
+  ExpectOneCurve(category, folder);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NewPluginTest,
+                         ::testing::Values("collector", "dataset_reader",
+                                           "model", "objective", "optimizer",
+                                           "precision", "strategy"),
+                         [](const auto& category) {
+                           return std::string(category.param);
+                         });
+
+TEST(OutsideTest, CMakeDoesToo) {
+  if (!HasTool("cmake")) GTEST_SKIP() << "there is no cmake";
+  const std::string folder = NewPlugin("optimizer");
+  const ShellResult made = Shell(
+      folder, absl::StrCat("cmake -B build '-DCMAKE_PREFIX_PATH=", Sdk(),
+                           "' '-DCAPSTAN_TORCH_DIR=", Torch(),
+                           "' && cmake --build build && cd build && ctest -V"));
+  ASSERT_EQ(made.exit_code, 0) << made.output;
+  EXPECT_THAT(made.output, HasSubstr("100% tests passed"));
+  EXPECT_EQ(Losses(folder, RunText()).size(), 20);
+}
+
+TEST(OutsideTest, WhatIsMissingIsSaid) {
+  if (!HasTool("make")) GTEST_SKIP() << "there is no make";
+  const std::string folder = NewPlugin("optimizer");
+  const ShellResult made =
+      Shell(folder, absl::StrCat("make 'CAPSTAN_SDK=", Sdk(),
+                                 "' CAPSTAN_TORCH_DIR=/nowhere"));
+  EXPECT_NE(made.exit_code, 0);
+  EXPECT_THAT(made.output, HasSubstr("LibTorch is not in \"/nowhere\": set "
+                                     "CAPSTAN_TORCH_DIR"));
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,49 @@
+"""Everything that Capstan builds on, for its own workspace and for others."""
+
+load(":cuda.bzl", "cuda_repository")
+load(":libtorch.bzl", "libtorch_repository")
+load(":plugins.bzl", "plugins_repository")
+
+# Debian's Bazel is built to work offline, but its embedded tools still name
+# these. The stand-ins map them to the native rules, so that nothing is fetched.
+_SHIMS = {
+    "rules_cc": Label("//third_party/shims/rules_cc:WORKSPACE"),
+    "rules_java": Label("//third_party/shims/rules_java:WORKSPACE"),
+    "remote_coverage_tools": Label("//third_party/shims/coverage:WORKSPACE"),
+}
+
+def _shim_impl(ctx):
+    for entry in ctx.path(ctx.attr.workspace_file).dirname.readdir():
+        ctx.symlink(entry, entry.basename)
+
+_shim_repository = repository_rule(
+    implementation = _shim_impl,
+    attrs = {"workspace_file": attr.label(allow_single_file = True)},
+    local = True,
+)
+
+def capstan_repositories():
+    """Declares the repositories that a workspace doesn't have yet.
+
+    @libtorch, @cuda, @system (the distribution's packages), @capstan_plugins
+    (Capstan's own) and the stand-ins for Debian's Bazel.
+    """
+    have = native.existing_rules()
+    for name, workspace_file in _SHIMS.items():
+        if name not in have:
+            _shim_repository(name = name, workspace_file = workspace_file)
+    if "libtorch" not in have:
+        libtorch_repository(
+            name = "libtorch",
+            build_file = Label("//third_party:libtorch.BUILD"),
+        )
+    if "cuda" not in have:
+        cuda_repository(name = "cuda")
+    if "system" not in have:
+        native.new_local_repository(
+            name = "system",
+            build_file = str(Label("//third_party:system.BUILD")),
+            path = "/usr",
+        )
+    if "capstan_plugins" not in have:
+        plugins_repository(name = "capstan_plugins")

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `trainer new-plugin`: writes a small plugin that works, to start from. The
+// files are those of new_plugin/, with other names for myvendor, myplugin and
+// MyPlugin.
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "trainer/commands/command.h"
+#include "trainer/commands/new_plugin_files.h"
+#include "trainer/plugin_host/plugin_host.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Category {
+  const char *name;  // as --category has it, and the folder in new_plugin/
+  const char *suite; // of tests/conformance
+  const char *more;  // of the target in BUILD
+};
+
+constexpr std::array<Category, 7> kCategories = {{
+    {"collector", "plugin_under_test", ""},
+    {"dataset_reader", "dataset_reader",
+     "    test_data = glob([\"testdata/**\"]),\n"},
+    {"model", "plugin_under_test", ""},
+    {"objective", "plugin_under_test", ""},
+    {"optimizer", "optimizer", ""},
+    {"precision", "precision", ""},
+    {"strategy", "strategy", "    deps = [\"@capstan//strategies/common\"],\n"},
+}};
+
+struct NewPluginOptions {
+  std::string category; // "optimizer"
+  std::string name;     // "acme.lion"
+  std::string folder;
+  std::string capstan; // its workspace; empty: as far as it is known
+};
+
+// Names of a namespace that would not be one, or would hide another.
+constexpr const char *kTaken[] = {
+    "absl",     "alignas",   "alignof",  "and",      "asm",      "at",
+    "auto",     "bool",      "break",    "c10",      "capstan",  "case",
+    "catch",    "char",      "class",    "compl",    "concept",  "config",
+    "const",    "continue",  "decltype", "default",  "delete",   "do",
+    "double",   "else",      "enum",     "explicit", "export",   "extern",
+    "false",    "float",     "for",      "friend",   "goto",     "google",
+    "if",       "inline",    "int",      "linux",    "long",     "mutable",
+    "new",      "noexcept",  "not",      "nullptr",  "operator", "or",
+    "private",  "public",    "register", "requires", "return",   "short",
+    "signed",   "sizeof",    "static",   "std",      "struct",   "switch",
+    "testing",  "template",  "this",     "throw",    "torch",    "true",
+    "try",      "typedef",   "typeid",   "typename", "union",    "unix",
+    "using",    "virtual",   "void",     "volatile", "while",    "xor",
+    "unsigned", "protected", "namespace"};
+
+bool IsTaken(const std::string &word) {
+  return std::find(std::begin(kTaken), std::end(kTaken), word) !=
+         std::end(kTaken);
+}
+
+// [a-z][a-z0-9_]*
+bool IsWord(absl::string_view word) {
+  return !word.empty() && absl::ascii_islower(word[0]) &&
+         std::all_of(word.begin(), word.end(), [](char c) {
+           return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '_';
+         });
+}
+
+absl::StatusOr<Category> FindCategory(const std::string &given) {
+  const std::string name =
+      absl::StrReplaceAll(absl::AsciiStrToLower(given), {{"-", "_"}});
+  std::vector<std::string> names;
+  for (const Category &category : kCategories) {
+    if (category.name == name)
+      return category;
+    names.push_back(category.name);
+  }
+  const std::string nearest = NearestName(name, names);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--category=", given, ": there are ", absl::StrJoin(names, ", "),
+      nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
+}
+
+// "acme.lion"
+struct Name {
+  std::string vendor;     // "acme"
+  std::string plugin;     // "lion"
+  std::string class_name; // "Lion"
+};
+
+absl::StatusOr<Name> ParseName(const std::string &text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, '.');
+  // The library is libVENDOR_PLUGIN.so: the first '_' ends the vendor.
+  if (parts.size() != 2 || !IsWord(parts[0]) || !IsWord(parts[1]) ||
+      absl::StrContains(parts[0], "_")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--name=", text,
+        ": wanted is VENDOR.NAME, as in acme.lion: small letters and digits, "
+        "in NAME also _, each beginning with a letter"));
+  }
+  for (const std::string &part : parts) {
+    if (IsTaken(part)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--name=", text, ": \"", part,
+                       "\" means something else in C++ or in the trainer"));
+    }
+  }
+  if (parts[0] == parts[1]) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--name=", text, ": vendor and plugin are one word"));
+  }
+  Name name{parts[0], parts[1], ""};
+  for (absl::string_view word : absl::StrSplit(name.plugin, '_')) {
+    std::string capitalized(word);
+    if (!word.empty())
+      capitalized[0] = absl::ascii_toupper(word[0]);
+    name.class_name += capitalized;
+  }
+  return name;
+}
+
+// Where a file of new_plugin/ goes below the folder; "" for another category's.
+std::string TargetOf(const std::string &path, const Category &category,
+                     const Name &name) {
+  const std::string own = absl::StrCat(name.vendor, "/", name.plugin, "/");
+  if (path == "BUILD.txt")
+    return own + "BUILD";
+  if (path == "bazelrc.txt")
+    return ".bazelrc";
+  if (path == "Makefile.txt")
+    return "Makefile";
+  if (path == "WORKSPACE.txt")
+    return "WORKSPACE";
+  if (path == "CMakeLists.txt")
+    return path;
+  const std::string prefix = absl::StrCat(category.name, "/");
+  if (!absl::StartsWith(path, prefix))
+    return "";
+  const std::string file = absl::StrReplaceAll(path.substr(prefix.size()),
+                                               {{"myplugin", name.plugin}});
+  return own + (absl::EndsWith(file, ".txt") ? "testdata/" : "") + file;
+}
+
+std::string TextOf(const NewPluginFile &file, const Category &category,
+                   const Name &name, const std::string &capstan) {
+  absl::string_view text = file.text;
+  // The author chooses a licence.
+  constexpr absl::string_view kLicense =
+      "// SPDX-License-Identifier: Apache-2.0\n";
+  if (absl::StartsWith(text, kLicense))
+    text.remove_prefix(kLicense.size());
+  return absl::StrReplaceAll(text, {{"myvendor", name.vendor},
+                                    {"myplugin", name.plugin},
+                                    {"MyPlugin", name.class_name},
+                                    {"CAPSTAN_SUITE", category.suite},
+                                    {"CAPSTAN_MORE\n", category.more},
+                                    {"CAPSTAN_FOLDER", capstan}});
+}
+
+absl::Status WriteNew(const fs::path &path, const std::string &text) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (file)
+    return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(path.string(), " can't be written"));
+}
+
+// Capstan's own workspace, as far as it is known.
+std::string CapstanFolder(const NewPluginOptions &options) {
+  if (!options.capstan.empty())
+    return FromCaller(options.capstan);
+  const char *const workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
+  return workspace != nullptr ? workspace : "../capstan";
+}
+
+// The paths that were written, below the folder.
+absl::StatusOr<std::vector<std::string>>
+WritePlugin(const Category &category, const Name &name, const fs::path &folder,
+            const std::string &capstan) {
+  const fs::path own = folder / name.vendor / name.plugin;
+  if (fs::exists(own)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        own.string(), " is there already: choose another name or folder"));
+  }
+  std::vector<std::string> written;
+  for (const NewPluginFile *file = kNewPluginFiles; file->path != nullptr;
+       ++file) {
+    const std::string target = TargetOf(file->path, category, name);
+    // What all plugins of the folder share may be there already.
+    if (target.empty() || fs::exists(folder / target))
+      continue;
+    CAPSTAN_RETURN_IF_ERROR(
+        WriteNew(folder / target, TextOf(*file, category, name, capstan)));
+    written.push_back(target);
+  }
+  return written;
+}
+
+// What to type to build, test and use it.
+void PrintCommands(const Name &name, const fs::path &folder,
+                   const std::string &capstan,
+                   const std::vector<std::string> &written) {
+  const std::string own = absl::StrCat(name.vendor, "/", name.plugin);
+  std::cout << "Written in " << folder.string() << ":\n  "
+            << absl::StrJoin(written, "\n  ") << "\nIn that folder:\n"
+            << "  bazel build //" << own << ":all\n"
+            << "  bazel test //" << own << ":all\n  " << ExecutableFolder()
+            << "/trainer --config=" << capstan
+            << "/configs/run_distributed.pbtxt --config=" << own << "/"
+            << name.plugin << ".pbtxt --plugin_path=bazel-bin/" << own
+            << "\nWithout Bazel, `make` and `make test` (or CMake), and "
+               "--plugin_path=build/"
+            << own << std::endl;
+}
+
+absl::Status NewPlugin(const NewPluginOptions &options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Category category,
+                           FindCategory(options.category));
+  CAPSTAN_ASSIGN_OR_RETURN(const Name name, ParseName(options.name));
+  const fs::path folder = FromCaller(options.folder);
+  std::error_code error;
+  if (fs::exists(folder, error) && !fs::is_directory(folder, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder.string(), " is not a folder"));
+  }
+  const std::string capstan = CapstanFolder(options);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> written,
+                           WritePlugin(category, name, folder, capstan));
+  PrintCommands(name, folder, capstan, written);
+  return absl::OkStatus();
+}
+
+class NewPluginCommand : public Command {
+public:
+  void AddFlags(Flags &flags) override {
+    flags
+        .Add("--category", &options_.category,
+             "strategy, precision, dataset_reader, collector, model, objective "
+             "or optimizer")
+        .Required();
+    flags
+        .Add("--name", &options_.name,
+             "VENDOR.NAME, the package of its config: acme.lion")
+        .Required();
+    flags
+        .Add("FOLDER", &options_.folder,
+             "Where VENDOR/NAME is made; may hold other plugins")
+        .Required();
+    flags
+        .Add("--capstan", &options_.capstan,
+             "Capstan's workspace, which the plugin's builds refer to")
+        .Type("FOLDER");
+  }
+
+  absl::StatusOr<int> Run(CommandHost &) override {
+    CAPSTAN_RETURN_IF_ERROR(NewPlugin(options_));
+    return 0;
+  }
+
+private:
+  NewPluginOptions options_;
+};
+
+const RegisterCommand<NewPluginCommand>
+    new_plugin(150, "new-plugin",
+               "Write a plugin to start from, with its test and config");
+
+} // namespace
+} // namespace capstan
