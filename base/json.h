@@ -18,17 +18,10 @@ namespace capstan {
 // The value that `text` holds; one that is_discarded() if it isn't JSON, or
 // nests more deeply than kMostJsonDepth.
 // Numbers may be of any size: those beyond 64 bits are floating-point numbers.
+// For nlohmann::json and nlohmann::ordered_json: instantiated once, in json.cc,
+// since the parser takes g++ a second or two.
 template <typename Json>
-Json ParseJson(absl::string_view text) {
-  if (JsonDepth(text) > kMostJsonDepth) return Json(Json::value_t::discarded);
-  Json json = Json::parse(text.begin(), text.end(), /*cb=*/nullptr,
-                          /*allow_exceptions=*/false);
-  if (!json.is_discarded()) return json;
-  const absl::optional<std::string> fitting = WithNumbersThatFit(text);
-  return fitting.has_value() ? Json::parse(*fitting, /*cb=*/nullptr,
-                                           /*allow_exceptions=*/false)
-                             : json;
-}
+Json ParseJson(absl::string_view text);
 
 // `value` as an integer; nullopt if it isn't one, or is beyond int64_t.
 template <typename Json>
