@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "text/tokens/token_file.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
+#include "text/tokens/token_file.h"
 
 namespace capstan {
 namespace text {

@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 #include "text/tokens/in_order.h"
 #include "text/tokens/text_pieces.h"
 #include "text/tokens/token_file.h"
-#include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan {
 namespace text {

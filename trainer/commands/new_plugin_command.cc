@@ -32,9 +32,9 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Category {
-  const char *name;  // as --category has it, and the folder in new_plugin/
-  const char *suite; // of tests/conformance
-  const char *more;  // of the target in BUILD
+  const char *name;   // as --category has it, and the folder in new_plugin/
+  const char *suite;  // of tests/conformance
+  const char *more;   // of the target in BUILD
 };
 
 constexpr std::array<Category, 7> kCategories = {{
@@ -49,10 +49,10 @@ constexpr std::array<Category, 7> kCategories = {{
 }};
 
 struct NewPluginOptions {
-  std::string category; // "optimizer"
-  std::string name;     // "acme.lion"
+  std::string category;  // "optimizer"
+  std::string name;      // "acme.lion"
   std::string folder;
-  std::string capstan; // its workspace; empty: as far as it is known
+  std::string capstan;  // its workspace; empty: as far as it is known
 };
 
 // Names of a namespace that would not be one, or would hide another.
@@ -90,8 +90,7 @@ absl::StatusOr<Category> FindCategory(const std::string &given) {
       absl::StrReplaceAll(absl::AsciiStrToLower(given), {{"-", "_"}});
   std::vector<std::string> names;
   for (const Category &category : kCategories) {
-    if (category.name == name)
-      return category;
+    if (category.name == name) return category;
     names.push_back(category.name);
   }
   const std::string nearest = NearestName(name, names);
@@ -102,9 +101,9 @@ absl::StatusOr<Category> FindCategory(const std::string &given) {
 
 // "acme.lion"
 struct Name {
-  std::string vendor;     // "acme"
-  std::string plugin;     // "lion"
-  std::string class_name; // "Lion"
+  std::string vendor;      // "acme"
+  std::string plugin;      // "lion"
+  std::string class_name;  // "Lion"
 };
 
 absl::StatusOr<Name> ParseName(const std::string &text) {
@@ -131,8 +130,7 @@ absl::StatusOr<Name> ParseName(const std::string &text) {
   Name name{parts[0], parts[1], ""};
   for (absl::string_view word : absl::StrSplit(name.plugin, '_')) {
     std::string capitalized(word);
-    if (!word.empty())
-      capitalized[0] = absl::ascii_toupper(word[0]);
+    if (!word.empty()) capitalized[0] = absl::ascii_toupper(word[0]);
     name.class_name += capitalized;
   }
   return name;
@@ -142,19 +140,13 @@ absl::StatusOr<Name> ParseName(const std::string &text) {
 std::string TargetOf(const std::string &path, const Category &category,
                      const Name &name) {
   const std::string own = absl::StrCat(name.vendor, "/", name.plugin, "/");
-  if (path == "BUILD.txt")
-    return own + "BUILD";
-  if (path == "bazelrc.txt")
-    return ".bazelrc";
-  if (path == "Makefile.txt")
-    return "Makefile";
-  if (path == "WORKSPACE.txt")
-    return "WORKSPACE";
-  if (path == "CMakeLists.txt")
-    return path;
+  if (path == "BUILD.txt") return own + "BUILD";
+  if (path == "bazelrc.txt") return ".bazelrc";
+  if (path == "Makefile.txt") return "Makefile";
+  if (path == "WORKSPACE.txt") return "WORKSPACE";
+  if (path == "CMakeLists.txt") return path;
   const std::string prefix = absl::StrCat(category.name, "/");
-  if (!absl::StartsWith(path, prefix))
-    return "";
+  if (!absl::StartsWith(path, prefix)) return "";
   const std::string file = absl::StrReplaceAll(path.substr(prefix.size()),
                                                {{"myplugin", name.plugin}});
   return own + (absl::EndsWith(file, ".txt") ? "testdata/" : "") + file;
@@ -166,8 +158,7 @@ std::string TextOf(const NewPluginFile &file, const Category &category,
   // The author chooses a licence.
   constexpr absl::string_view kLicense =
       "// SPDX-License-Identifier: Apache-2.0\n";
-  if (absl::StartsWith(text, kLicense))
-    text.remove_prefix(kLicense.size());
+  if (absl::StartsWith(text, kLicense)) text.remove_prefix(kLicense.size());
   return absl::StrReplaceAll(text, {{"myvendor", name.vendor},
                                     {"myplugin", name.plugin},
                                     {"MyPlugin", name.class_name},
@@ -182,24 +173,22 @@ absl::Status WriteNew(const fs::path &path, const std::string &text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
-  if (file)
-    return absl::OkStatus();
+  if (file) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat(path.string(), " can't be written"));
 }
 
 // Capstan's own workspace, as far as it is known.
 std::string CapstanFolder(const NewPluginOptions &options) {
-  if (!options.capstan.empty())
-    return FromCaller(options.capstan);
+  if (!options.capstan.empty()) return FromCaller(options.capstan);
   const char *const workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
   return workspace != nullptr ? workspace : "../capstan";
 }
 
 // The paths that were written, below the folder.
-absl::StatusOr<std::vector<std::string>>
-WritePlugin(const Category &category, const Name &name, const fs::path &folder,
-            const std::string &capstan) {
+absl::StatusOr<std::vector<std::string>> WritePlugin(
+    const Category &category, const Name &name, const fs::path &folder,
+    const std::string &capstan) {
   const fs::path own = folder / name.vendor / name.plugin;
   if (fs::exists(own)) {
     return absl::AlreadyExistsError(absl::StrCat(
@@ -210,8 +199,7 @@ WritePlugin(const Category &category, const Name &name, const fs::path &folder,
        ++file) {
     const std::string target = TargetOf(file->path, category, name);
     // What all plugins of the folder share may be there already.
-    if (target.empty() || fs::exists(folder / target))
-      continue;
+    if (target.empty() || fs::exists(folder / target)) continue;
     CAPSTAN_RETURN_IF_ERROR(
         WriteNew(folder / target, TextOf(*file, category, name, capstan)));
     written.push_back(target);
@@ -254,7 +242,7 @@ absl::Status NewPlugin(const NewPluginOptions &options) {
 }
 
 class NewPluginCommand : public Command {
-public:
+ public:
   void AddFlags(Flags &flags) override {
     flags
         .Add("--category", &options_.category,
@@ -280,13 +268,13 @@ public:
     return 0;
   }
 
-private:
+ private:
   NewPluginOptions options_;
 };
 
-const RegisterCommand<NewPluginCommand>
-    new_plugin(150, "new-plugin",
-               "Write a plugin to start from, with its test and config");
+const RegisterCommand<NewPluginCommand> new_plugin(
+    150, "new-plugin",
+    "Write a plugin to start from, with its test and config");
 
-} // namespace
-} // namespace capstan
+}  // namespace
+}  // namespace capstan

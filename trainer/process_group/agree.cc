@@ -123,13 +123,12 @@ void StopPoll::Vote(bool failed) {
   voted_ = now;
   stop_ = sums[0] > 0;
   failed_ = sums[1] > 0;
-  const double round = std::max(
-      sums[2] / group_->size() / static_cast<double>(interval_), 1e-6);
+  const double round =
+      std::max(sums[2] / group_->size() / static_cast<double>(interval_), 1e-6);
   // At most doubled: rounds get longer as a text grows.
   if (votes_ == Votes::kSometimes) {
-    interval_ =
-        std::clamp<int64_t>(static_cast<int64_t>(kSecondsBetweenVotes / round),
-                            1, 2 * interval_);
+    interval_ = std::clamp<int64_t>(
+        static_cast<int64_t>(kSecondsBetweenVotes / round), 1, 2 * interval_);
   }
   left_ = interval_;
 }

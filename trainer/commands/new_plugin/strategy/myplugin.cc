@@ -17,7 +17,7 @@ namespace myplugin {
 // said in plugins/sdk/strategy.h; strategies/common has the parts of it that
 // most of them share.
 class MyPlugin final : public capstan::ReplicatedStrategy {
-public:
+ public:
   static absl::StatusOr<std::unique_ptr<MyPlugin>> Create(const Config &) {
     return std::make_unique<MyPlugin>();
   }
@@ -27,13 +27,12 @@ public:
   }
 
   absl::Status Setup(const capstan::StrategyContext &context) override {
-    constexpr int64_t kAll = int64_t{1} << 60; // bytes: one bucket for all
+    constexpr int64_t kAll = int64_t{1} << 60;  // bytes: one bucket for all
     return SetUp(context, kAll, kAll, /*on_ready=*/nullptr);
   }
 
   void FinishBackward() override {
-    if (gradients().buckets().empty())
-      return; // nothing is trainable
+    if (gradients().buckets().empty()) return;  // nothing is trainable
     group().AllReduce(gradients().Take(0))->Wait();
   }
 };
@@ -41,5 +40,5 @@ public:
 CAPSTAN_PLUGIN(Strategy, MyPlugin, myvendor::myplugin::Config,
                "data parallel: one all-reduce after backward");
 
-} // namespace myplugin
-} // namespace myvendor
+}  // namespace myplugin
+}  // namespace myvendor
