@@ -13,7 +13,7 @@ namespace capstan {
 //
 // OK: all steps are done (perhaps by an earlier run, which is then left
 // untouched). CANCELLED: stopped by a signal, and saved. UNAVAILABLE: another
-// rank failed, with that rank's error.
+// rank failed, and its error is the cause.
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank,
                          ReadSums read = ReadSums::kAuto);
 
