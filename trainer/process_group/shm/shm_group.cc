@@ -78,7 +78,7 @@ absl::Status ShmQueue::RunNow(const Task& task) {
       return Wait(Put(task));
     }
     if (!status_.ok()) return status_;
-    // Don't wake the worker: it has nothing to do until Put's caller returns.
+    // Put's only caller is this thread: the worker stays idle meanwhile.
     ++put_count_;
   }
   const absl::Status status = task();
