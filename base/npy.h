@@ -39,7 +39,6 @@ enum class NpyType {
 
 // numpy's name: "int64".
 const char* NpyTypeName(NpyType type);
-// Bytes per element.
 int64_t NpyTypeBytes(NpyType type);
 // The type code in a header: "<i8".
 std::string NpyTypeDescr(NpyType type);

@@ -172,7 +172,6 @@ Json NameEvent(const char* what, const std::string& name, int rank,
           {"args", {{"name", name}}}};
 }
 
-// The training thread.
 int TrainingThread(const ProfiledStep& step) {
   for (const ThreadRecord& r : step.records) {
     if (r.role == ThreadRole::kTraining) return r.thread;

@@ -164,7 +164,6 @@ std::string Use(const ModelCardFacts& facts) {
   return use + "```\n";
 }
 
-// Adds the picture of a measurement.
 absl::Status AddPicture(
     const ModelCardFacts& facts, const std::string& name, std::string* card,
     std::vector<std::pair<std::string, std::string>>* files) {

@@ -31,7 +31,6 @@ std::string RanksFor(int64_t global, int world_size) {
                        : absl::StrCat(fewer, " or ", more);
 }
 
-// Quotes a word for a shell.
 std::string Quoted(const std::string& word) {
   const auto plain = [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||

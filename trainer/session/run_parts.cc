@@ -100,7 +100,6 @@ absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
   return spec;
 }
 
-// The adapter in the config, if any.
 absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
   if (!loaded.config.has_adapter()) return absl::nullopt;
   const Adapter& adapter = loaded.config.adapter();
