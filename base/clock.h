@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The machine's monotonic clock (std::chrono::steady_clock), alike in all
-// processes of a machine.
+// The machine's monotonic clock (std::chrono::steady_clock), shared by all its
+// processes.
 #ifndef CAPSTAN_BASE_CLOCK_H_
 #define CAPSTAN_BASE_CLOCK_H_
 

@@ -76,7 +76,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
   if (file.get() < 0 || fstat(file.get(), &info) != 0) {
     return FileError(path, errno);
   }
-  // Files of /proc say that they are empty; others may be growing.
+  // Files in /proc report size 0; others may be growing.
   constexpr size_t kMore = 64 << 10;
   std::string bytes(static_cast<size_t>(info.st_size) + kMore, '\0');
   size_t size = 0;
@@ -150,7 +150,7 @@ absl::Status ReplaceFolder(const std::string& from, const std::string& to) {
   if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
                 RENAME_EXCHANGE) == 0) {
     CAPSTAN_RETURN_IF_ERROR(sync_parent());
-    return RemoveTree(from);  // the older one now
+    return RemoveTree(from);  // `from` is now the older one
   }
   const std::string old = HiddenSibling(to, "old");
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(old));
@@ -220,7 +220,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
   if (data == MAP_FAILED) {
     return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be mapped"));
   }
-  // Six times as fast from a disk; ranks of a host share what has been read.
+  // Six times as fast from a disk; the ranks of a host share the page cache.
   if (options.in_order) madvise(data, size, MADV_SEQUENTIAL);
   return std::shared_ptr<const MappedFile>(new MappedFile(
       path, absl::string_view(static_cast<const char*>(data), size)));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole files, mapped files, folders that appear at once or not at all, and
-// the one wording for what the operating system says of a path.
+// Reading and mapping whole files, replacing folders atomically, and one
+// wording for the operating system's errors.
 #ifndef CAPSTAN_BASE_FILES_H_
 #define CAPSTAN_BASE_FILES_H_
 
@@ -16,25 +16,25 @@
 
 namespace capstan {
 
-// The errno value `error` as a status with errno's code: "PATH: No such file or
-// directory". A full disk is RESOURCE_EXHAUSTED.
+// `error` (an errno value) as a status with the matching code: "PATH: No such
+// file or directory". A full disk is RESOURCE_EXHAUSTED.
 absl::Status FileError(const std::string& path, int error);
 // "PATH can't be written: No space left on device".
 absl::Status WriteError(const std::string& path, int error);
 
 bool PathExists(const std::string& path);
 
-// Makes parents too. OK if it exists.
+// Creates parents as needed. OK if it exists.
 absl::Status MakeFolder(const std::string& path);
 // OK if it doesn't exist.
 absl::Status RemoveTree(const std::string& path);
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
-// Creates or overwrites it, and flushes it to disk. A reader may see half of
-// it; ReplaceFile (base/output_file.h) lands whole.
+// Creates or overwrites the file and flushes it to disk. Not atomic: a reader
+// may see half of it; use ReplaceFile (base/output_file.h) where that matters.
 absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes);
 
-// Writes all of `bytes` to the descriptor `fd`; `path` is for the error.
+// Writes all of `bytes` to the descriptor `fd`; errors name `path`.
 absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path);
 
 // Flushes a file, or a folder's entries, to disk.
@@ -42,16 +42,15 @@ absl::Status SyncPath(const std::string& path);
 // Flushes a folder's entries and each file in it.
 absl::Status SyncFolderAndFiles(const std::string& path);
 
-// A hidden name beside `path`, for what isn't complete: PARENT/.NAME.suffix.
+// A hidden sibling of `path` for incomplete output: PARENT/.NAME.suffix.
 std::string HiddenSibling(const std::string& path, absl::string_view suffix);
 
-// Renames the folder `from` to `to` beside it. An older `to` is replaced and
-// removed: at every moment either lies under `to`, or, on file systems that
-// can't swap two names at once, for an instant the older under
-// HiddenSibling(to, "old").
+// Renames the folder `from` to its sibling `to`, replacing and removing an
+// existing `to`. `to` exists throughout, except that on file systems without an
+// atomic exchange the old folder is briefly at HiddenSibling(to, "old").
 absl::Status ReplaceFolder(const std::string& from, const std::string& to);
 
-// A file that is read at offsets. Thread-safe.
+// A file read at offsets. Thread-safe.
 class InputFile {
  public:
   static absl::StatusOr<std::unique_ptr<InputFile>> Open(
@@ -60,9 +59,9 @@ class InputFile {
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  // Its length now, in bytes.
+  // Current length in bytes.
   absl::StatusOr<int64_t> Bytes() const;
-  // Exactly `bytes` bytes from byte `offset`; DATA_LOSS if it ends before.
+  // Reads exactly `bytes` bytes at `offset`; DATA_LOSS if the file is shorter.
   absl::Status ReadAt(int64_t offset, int64_t bytes, char* out) const;
 
  private:
@@ -72,15 +71,15 @@ class InputFile {
 };
 
 struct MapOptions {
-  bool in_order = false;  // has the kernel read far ahead of what is touched
+  bool in_order = false;  // tells the kernel to read far ahead
   bool may_be_empty = false;
 };
 
-// A file in memory, read-only, for as long as the object lives. Pages come from
-// the file as they are touched and go when memory is short.
+// A read-only memory mapping that lasts as long as the object. Pages are loaded
+// on access and may be evicted when memory is short.
 class MappedFile {
  public:
-  // Errors name the file: missing, a folder, empty, not readable.
+  // Errors name the file: missing, a folder, empty or unreadable.
   static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(
       const std::string& path, const MapOptions& options = {});
   ~MappedFile();

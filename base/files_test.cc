@@ -81,11 +81,11 @@ TEST(FilesTest, AFullDiskIsOneMessage) {
   auto file = OutputFile::Open("/dev/full", OutputFile::Start::kAtEnd);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(Message(file->Append("x")), full);
-  // The first error stays.
+  // The first error is kept.
   EXPECT_EQ(Message(file->Append("")), full);
   EXPECT_EQ(Message(file->Sync()), full);
   EXPECT_EQ(Message(file->Close()), full);
-  // A hidden file that is the device by another name.
+  // The hidden file is a symlink to the device.
   const std::string path = NewFolder() + "/a";
   ASSERT_EQ(symlink("/dev/full", HiddenSibling(path, "new").c_str()), 0);
   const absl::Status replaced = ReplaceFile(path, "x");

@@ -6,25 +6,25 @@
 
 namespace capstan {
 
-// Where a strategy wants the gradients of parameters, so that a backward may
-// write them there at once instead of into a tensor that is then copied.
+// Where a strategy wants parameter gradients, so that a backward can write them
+// in place instead of returning a tensor to be copied.
 class GradientSink {
  public:
   struct Place {
-    // In the parameter's shape and dtype, contiguous; undefined: there is no
-    // place for it (its sums have another dtype), return it as any other.
+    // Contiguous, with the parameter's shape and dtype. Undefined if the sink
+    // has no buffer for it (e.g. it accumulates in another dtype): return the
+    // gradient to autograd as usual.
     at::Tensor gradient;
-    // Whether the gradient is to be added to what is there, or written over
-    // it.
+    // Whether to add the gradient to the buffer rather than overwrite it.
     bool add = false;
   };
 
   virtual ~GradientSink();
 
-  // Called in a backward that is about to make the gradient of parameter
-  // `parameter` (an index into Model::parameters()), on its thread. The
-  // backward then writes the place and returns Place::gradient, moved, to
-  // autograd as the gradient. Once for each use of the parameter.
+  // Called by a backward about to compute the gradient of parameter `parameter`
+  // (an index into Model::parameters()), on its thread, once per use of the
+  // parameter. The backward then writes Place::gradient and returns it, moved,
+  // to autograd.
   virtual Place Open(int parameter) = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON that others wrote, as nlohmann's objects.
+// JSON from outside, parsed into nlohmann's types.
 #ifndef CAPSTAN_BASE_JSON_H_
 #define CAPSTAN_BASE_JSON_H_
 
@@ -15,15 +15,14 @@
 
 namespace capstan {
 
-// The value that `text` holds; one that is_discarded() if it isn't JSON, or
-// nests more deeply than kMostJsonDepth.
-// Numbers may be of any size: those beyond 64 bits are floating-point numbers.
-// For nlohmann::json and nlohmann::ordered_json: instantiated once, in json.cc,
+// Parses `text`; the result is_discarded() if it isn't JSON or nests more
+// deeply than kMostJsonDepth. Numbers beyond 64 bits become floating-point.
+// Instantiated for nlohmann::json and nlohmann::ordered_json in json.cc alone,
 // since the parser takes g++ a second or two.
 template <typename Json>
 Json ParseJson(absl::string_view text);
 
-// `value` as an integer; nullopt if it isn't one, or is beyond int64_t.
+// `value` as an integer; nullopt if it isn't one or exceeds int64_t.
 template <typename Json>
 absl::optional<int64_t> JsonInteger(const Json& value) {
   if (!value.is_number_integer() ||

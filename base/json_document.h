@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON that others wrote, as simdjson's elements: for large files.
+// Large JSON files from outside, parsed with simdjson.
 #ifndef CAPSTAN_BASE_JSON_DOCUMENT_H_
 #define CAPSTAN_BASE_JSON_DOCUMENT_H_
 
@@ -14,10 +14,10 @@
 
 namespace capstan {
 
-// Parses `json`, of which `readable` bytes are there from json.data() on (the
-// parser looks at a few behind the end; where they aren't there, it copies the
-// text). Numbers may be of any size: those beyond 64 bits are floating-point
-// numbers. *root is the parser's until it parses again.
+// Parses `json`. `readable` is how many bytes from json.data() on may be read;
+// the parser reads slightly past the end and copies the text if it can't.
+// Numbers beyond 64 bits become floating-point. *root is valid until the next
+// parse.
 inline simdjson::error_code ParseJsonDocument(absl::string_view json,
                                               size_t readable,
                                               simdjson::dom::parser* parser,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The keys of a JSON file that others wrote, read with errors that name the
-// file, the key, what was wanted and what is there.
+// Reads the keys of a JSON file, with errors that name the file, the key, what
+// was expected and what was found.
 #ifndef CAPSTAN_BASE_JSON_KEYS_H_
 #define CAPSTAN_BASE_JSON_KEYS_H_
 
@@ -17,27 +17,27 @@
 
 namespace capstan {
 
-// The object that `text` of file `path` holds: "PATH: not a JSON object".
+// Parses `text`, the contents of `path`. Error: "PATH: not a JSON object".
 absl::StatusOr<nlohmann::ordered_json> ParseObject(const std::string& path,
                                                    absl::string_view text);
 
-// Reads an object's keys, and remembers the first that is wrong.
+// Reads an object's keys and keeps the first error.
 class JsonKeys {
  public:
   using Json = nlohmann::ordered_json;
 
-  // `json` outlives this.
+  // `json` must outlive this.
   JsonKeys(std::string path, const Json& json)
       : path_(std::move(path)), json_(json) {}
 
-  // The key's value, or `otherwise` if it is absent or null; with none, that is
-  // wrong, and 1 is returned.
+  // The key's value, or `otherwise` if it is absent or null. With no
+  // `otherwise` that is an error and returns 1.
   int64_t Int(const char* key, absl::optional<int64_t> otherwise);
   double Double(const char* key, double otherwise);
   bool Bool(const char* key, bool otherwise);
   // Fails unless the key is absent, null or one of the two values.
   void Only(const char* key, const Json& value, const Json& or_value);
-  // Fails unless the key is there, with this value.
+  // Fails unless the key is present with this value.
   void Must(const char* key, const Json& value);
 
   // Null if absent or null.

@@ -21,7 +21,7 @@ bool IsInteger(absl::string_view number) {
          number.find_first_not_of("0123456789") == absl::string_view::npos;
 }
 
-// How `number` is to be spelled; nullopt: as it is, or it isn't one.
+// The replacement for `number`; nullopt if it fits or isn't a number.
 absl::optional<std::string> ThatFits(absl::string_view number) {
   const bool integer = IsInteger(number);
   int64_t narrow = 0;
@@ -39,7 +39,7 @@ absl::optional<std::string> ThatFits(absl::string_view number) {
   return absl::StrCat(number, "e0");
 }
 
-// Behind the string whose opening quote is at `at`.
+// Offset after the string whose opening quote is at `at`.
 size_t SkipString(absl::string_view json, size_t at) {
   for (++at; at < json.size(); ++at) {
     if (json[at] == '\\') {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON sets no bound to its numbers, and Python writes integers of any size
-// (1000000000000000019884624838656 for "no limit"). The libraries that parse it
-// here refuse what they can't hold, even where nobody reads it.
+// JSON doesn't bound its numbers, and Python writes integers of any size
+// (1000000000000000019884624838656 for "no limit"). Our JSON libraries reject
+// numbers they can't represent, even in fields that nobody reads.
 #ifndef CAPSTAN_BASE_JSON_NUMBERS_H_
 #define CAPSTAN_BASE_JSON_NUMBERS_H_
 
@@ -13,14 +13,14 @@
 
 namespace capstan {
 
-// `json` with every number that is too large spelled so that parsers take it:
-// an integer beyond 64 bits as a floating-point number, one beyond doubles as
-// the greatest double. nullopt if it holds none. Strings stay as they are, and
-// text that isn't JSON doesn't become JSON.
+// `json` with too large numbers rewritten so that parsers accept them: integers
+// beyond 64 bits as floating-point, numbers beyond double as the largest
+// double. nullopt if there are none. Strings are left alone, and invalid JSON
+// stays invalid.
 absl::optional<std::string> WithNumbersThatFit(absl::string_view json);
 
-// How deep the brackets of `json` nest. Objects are copied and written by
-// recursion, so that a file nested too deeply would end the process.
+// Maximum bracket nesting of `json`. Objects are copied and written
+// recursively, so a file nested too deeply would overflow the stack.
 int JsonDepth(absl::string_view json);
 constexpr int kMostJsonDepth = 512;
 

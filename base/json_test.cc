@@ -21,7 +21,7 @@ std::string Fitting(const std::string& json) {
   return WithNumbersThatFit(json).value_or("as it is");
 }
 
-// The value at "x" of `json` by simdjson, which fails where it isn't JSON.
+// Parses `json` with simdjson and reads "x".
 simdjson::error_code Document(const std::string& json, double* x) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
@@ -105,7 +105,7 @@ TEST(JsonTest, TooDeepIsNoJson) {
   EXPECT_EQ(JsonDepth(R"({"a": "[[[\"[[", "b": [1]})"), 2);
 }
 
-// What `read` says of an object with these keys.
+// The error of `read` on an object with these keys.
 std::string KeysError(const std::string& text,
                       const std::function<void(JsonKeys&)>& read) {
   const absl::StatusOr<Json> json = ParseObject("a.json", text);

@@ -24,7 +24,7 @@
 namespace capstan {
 namespace {
 
-// The first line's words; none where the file can't be read.
+// The first line's words; none if the file can't be read.
 std::vector<std::string> FirstLineWords(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -32,7 +32,7 @@ std::vector<std::string> FirstLineWords(const std::string& path) {
   return absl::StrSplit(line, ' ', absl::SkipWhitespace());
 }
 
-// Rounded up; 0 where the words are no numbers ("max") or not positive.
+// Rounded up; 0 if the words aren't numbers ("max") or aren't positive.
 int Cores(const std::string& quota_text, const std::string& period_text) {
   double quota = 0;
   double period = 0;
@@ -45,14 +45,14 @@ int Cores(const std::string& quota_text, const std::string& period_text) {
 
 constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
 
-// The first number of a file, or kUnknown ("max").
+// The first number in a file, or kUnknown ("max").
 int64_t NumberIn(const std::string& path) {
   std::ifstream file(path);
   int64_t number = 0;
   return file >> number ? number : kUnknown;
 }
 
-// The number behind `name` in a file of "name number" lines, or 0.
+// The number after `name` in a file of "name number" lines, or 0.
 int64_t NumberOf(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   std::string word;
@@ -64,7 +64,8 @@ int64_t NumberOf(const std::string& path, const std::string& name) {
   return 0;
 }
 
-// What a group's limit leaves: files that are merely cached can go.
+// What a group's limit leaves; cached files don't count, as they can be
+// evicted.
 int64_t LeftIn(const std::string& folder, const char* limit, const char* usage,
                const char* cached) {
   const int64_t most = NumberIn(absl::StrCat(folder, "/", limit));
@@ -74,10 +75,10 @@ int64_t LeftIn(const std::string& folder, const char* limit, const char* usage,
   return std::max<int64_t>(0, most - std::max<int64_t>(0, used - files));
 }
 
-// The folders of this process's control group and of those above it, the
-// innermost first: version 2's for no controller, else those of version 1's
-// hierarchy of `controller`. In a container the last, the root, is the
-// container's own group, and the others may not be seen there.
+// Folders of this process's control group and its ancestors, innermost first:
+// version 2's if no controller is given, else those in version 1's hierarchy of
+// `controller`. In a container the last one, the root, is the container's own
+// group, and the others may be invisible.
 std::vector<std::string> ControlGroups(const std::string& proc,
                                        const std::string& sys,
                                        const std::string& controller) {
@@ -164,7 +165,7 @@ int CountGpusIn(const std::string& gpus_folder, const char* visible) {
     entry = absl::StripAsciiWhitespace(entry);
     int index = 0;
     if (entry.empty()) break;
-    // What is no number is a UUID.
+    // Anything but a number is a UUID.
     if (absl::SimpleAtoi(entry, &index) && (index < 0 || index >= gpus)) break;
     ++listed;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Facts of this machine and this process. Nothing here touches a GPU's driver:
-// a process that has can't fork.
+// Facts about this machine and process. Nothing here touches a GPU driver: a
+// process that has done so can't fork.
 #ifndef CAPSTAN_BASE_MACHINE_H_
 #define CAPSTAN_BASE_MACHINE_H_
 
@@ -11,53 +11,53 @@
 
 namespace capstan {
 
-// The cores that the process may use.
+// Cores that the process may use.
 int AvailableCores();
 
-// The cores that the CPU quota of this process's control group and of those
-// above it allow, rounded up; 0 where there is no quota. `proc` and `sys` stand
-// for /proc and /sys. Versions 1 and 2 of control groups.
+// Cores allowed by the CPU quota of this process's control group and its
+// parents (cgroups v1 and v2), rounded up; 0 without a quota. `proc` and `sys`
+// stand for /proc and /sys.
 int CoresByQuota(const std::string& proc, const std::string& sys);
 
-// Host memory that can be had, in bytes: MemAvailable of /proc/meminfo, or what
-// the limits of this process's control group and of those above it leave, if
-// that is less. The largest number where neither is known. Versions 1 and 2 of
-// control groups.
+// Available host memory in bytes: the smaller of MemAvailable in /proc/meminfo
+// and what the limits of this process's control group and its parents leave
+// (cgroups v1 and v2). INT64_MAX if neither is known.
 int64_t AvailableHostMemory(const std::string& proc = "/proc",
                             const std::string& sys = "/sys");
 
-// This process's host memory as the kernel counts it, in bytes; zeros where it
-// doesn't.
+// This process's host memory in bytes, as the kernel counts it; zeros where
+// unknown.
 struct ProcessMemory {
   int64_t resident = 0;  // now: VmRSS
-  int64_t peak = 0;      // the most so far: VmHWM
-  // Of `resident` what is in no file, and so is a forked child's, too: RssAnon.
+  int64_t peak = 0;      // high-water mark: VmHWM
+  // The part of `resident` not backed by files, hence shared with forked
+  // children: RssAnon.
   int64_t anonymous = 0;
 };
 ProcessMemory ReadProcessMemory();
 
-// NVIDIA GPUs by /proc and CUDA_VISIBLE_DEVICES.
+// NVIDIA GPUs, from /proc and CUDA_VISIBLE_DEVICES.
 int CountGpus();
 
-// The number of entries of `gpus_folder`, of which CUDA shows those that
-// `visible`, the value of CUDA_VISIBLE_DEVICES, lists: all where it is nullptr;
-// the list ends at the first entry that is no device, as in CUDA.
+// Entries of `gpus_folder` that are visible to CUDA under `visible`, the value
+// of CUDA_VISIBLE_DEVICES (nullptr: all). As in CUDA, the list ends at the
+// first invalid entry.
 int CountGpusIn(const std::string& gpus_folder, const char* visible);
 
-// A field of `nvidia-smi --query-gpu`, one value for each GPU that
-// CUDA_VISIBLE_DEVICES shows; none where that doesn't say.
+// A field of `nvidia-smi --query-gpu`, one value per GPU visible under
+// CUDA_VISIBLE_DEVICES; empty if nvidia-smi fails.
 std::vector<std::string> QueryGpus(const std::string& field);
 
-// The least that is free on a GPU which CUDA_VISIBLE_DEVICES shows, in bytes;
-// the largest number where nvidia-smi doesn't say.
+// The smallest amount of free memory on any visible GPU, in bytes; INT64_MAX if
+// nvidia-smi fails.
 int64_t FreeGpuMemory();
 
-// The folder that holds the file `path`, links resolved; "" if there is none.
+// The folder containing `path`, symlinks resolved; "" if there is none.
 std::string RealFolderOf(const char* path);
-// That of the running program; "." if it isn't known.
+// The running program's folder; "." if unknown.
 std::string ExecutableFolder();
-// That of the library or program which holds the function or object at
-// `symbol`.
+// The folder of the library or program that contains `symbol`, a function or an
+// object.
 std::string LibraryFolder(const void* symbol);
 
 }  // namespace capstan

@@ -98,7 +98,7 @@ TEST_F(MachineTest, GroupsOfVersion2) {
   Write(outer + "/memory.max", "50000\n");
   Write(outer + "/memory.current", "30000\n");
   EXPECT_EQ(Available(), 20000);
-  // The cache of files is no obstacle.
+  // The page cache doesn't count.
   Write(outer + "/memory.stat", "anon 25000\nfile 5000\ninactive_file 4000\n");
   EXPECT_EQ(Available(), 24000);
   Write(outer + "/inner/memory.max", "12000\n");
@@ -144,7 +144,7 @@ TEST(GpuQueryTest, OnlyGpusThatCudaShows) {
   UseProgram("echo $3");
   setenv("CUDA_VISIBLE_DEVICES", "1,3", 1);
   EXPECT_THAT(QueryGpus("compute_cap"), ElementsAre("--id=1,3"));
-  // Nothing that a shell would run.
+  // Must not be interpreted by a shell.
   setenv("CUDA_VISIBLE_DEVICES", "1;2", 1);
   EXPECT_THAT(QueryGpus("compute_cap"), ElementsAre(""));
   unsetenv("CUDA_VISIBLE_DEVICES");

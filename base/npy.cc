@@ -22,7 +22,7 @@ constexpr size_t kVersionEnd = 8;  // magic, major, minor
 struct TypeRow {
   NpyType type;
   const char* name;
-  const char* code;  // behind the byte order
+  const char* code;  // after the byte order
   int64_t bytes;
 };
 
@@ -43,13 +43,13 @@ constexpr TypeRow kTypes[] = {
 
 const TypeRow& RowOf(NpyType type) { return kTypes[static_cast<int>(type)]; }
 
-// Reads the header's text, a Python dictionary of literals:
-// {'descr': '<i8', 'fortran_order': False, 'shape': (4, 64), }
+// Parses the header, a Python dictionary of literals: {'descr': '<i8',
+// 'fortran_order': False, 'shape': (4, 64), }
 class DictScanner {
  public:
   explicit DictScanner(absl::string_view text) : rest_(text) {}
 
-  // Skips white space, and then `token` if it comes.
+  // Skips white space and, if it follows, `token`.
   bool Take(absl::string_view token) {
     rest_ = absl::StripLeadingAsciiWhitespace(rest_);
     if (!absl::StartsWith(rest_, token)) return false;
@@ -175,8 +175,7 @@ uint64_t LittleEndian(absl::string_view bytes) {
   return value;
 }
 
-// The elements of a shape, or an error if their bytes are more than a file can
-// have.
+// Number of elements in a shape; an error if they exceed any file's size.
 absl::StatusOr<int64_t> Elements(const std::vector<int64_t>& shape,
                                  int64_t type_bytes) {
   int64_t elements = 1;
@@ -196,13 +195,13 @@ absl::StatusOr<int64_t> Elements(const std::vector<int64_t>& shape,
 }
 
 // As numpy writes it: the smallest version that holds the text, padded so that
-// the elements begin at a multiple of 64 bytes.
+// the data is aligned to 64 bytes.
 std::string HeaderBytes(NpyType type, const std::vector<int64_t>& shape) {
   std::string text = absl::StrCat("{'descr': '", NpyTypeDescr(type),
                                   "', 'fortran_order': False, 'shape': ", "(",
                                   absl::StrJoin(shape, ", "),
                                   shape.size() == 1 ? ",), }" : "), }");
-  // Of magic, version, length, text and newline.
+  // Padded size of magic, version, length, text and newline.
   const auto padded = [&text](size_t length_bytes) {
     return (8 + length_bytes + text.size() + 1 + 63) / 64 * 64;
   };

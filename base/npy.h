@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arrays in files of numpy's .npy format, versions 1.0 to 3.0, as its
-// documentation describes it (numpy.lib.format): little-endian numbers in C
-// order. What else numpy can write (Fortran order, big-endian numbers, records,
-// Python objects) is refused by name.
+// numpy's .npy format, versions 1.0 to 3.0 (numpy.lib.format): little-endian
+// numbers in C order. Everything else (Fortran order, big-endian numbers,
+// records, Python objects) is rejected with an error that names it.
 #ifndef CAPSTAN_BASE_NPY_H_
 #define CAPSTAN_BASE_NPY_H_
 
@@ -38,14 +37,13 @@ enum class NpyType {
   kFloat64,
 };
 
-// "int64", as numpy calls it.
+// numpy's name: "int64".
 const char* NpyTypeName(NpyType type);
-// Bytes of an element.
 int64_t NpyTypeBytes(NpyType type);
-// Its code in a header, "<i8".
+// The type code in a header: "<i8".
 std::string NpyTypeDescr(NpyType type);
 
-// The type whose elements are a T in memory.
+// The NpyType of elements stored as T.
 template <typename T>
 constexpr NpyType NpyTypeOf();
 template <>
@@ -75,19 +73,18 @@ constexpr NpyType NpyTypeOf<double>() {
 
 struct NpyHeader {
   NpyType type = NpyType::kFloat64;
-  std::vector<int64_t> shape;  // empty: one number without an axis
-  size_t data_begin = 0;       // in the file, bytes
+  std::vector<int64_t> shape;  // empty: a scalar
+  size_t data_begin = 0;       // offset in the file, in bytes
 
   int64_t elements() const;
   std::string ShapeText() const;  // "[490, 4096]"
 };
 
-// The header at the beginning of `file`, a whole file; that the file holds
-// exactly the elements of the header's shape is checked. Errors don't name the
-// file: "is truncated: ..".
+// Parses the header of `file`, the whole file, and checks that the data has
+// exactly the shape's size. Errors don't name the file: "is truncated: ..".
 absl::StatusOr<NpyHeader> ParseNpyHeader(absl::string_view file);
 
-// An array in a file, read where it lies. Thread-safe.
+// A memory-mapped array file. Thread-safe.
 class NpyArray {
  public:
   // Errors name the file.
@@ -99,8 +96,8 @@ class NpyArray {
   const std::vector<int64_t>& shape() const { return header_.shape; }
   std::string ShapeText() const { return header_.ShapeText(); }
 
-  // Copies elements [begin, begin + n) in C order. They must be there, and T
-  // must be the array's type.
+  // Copies elements [begin, begin + n) in C order. They must exist, and T must
+  // be the array's type.
   template <typename T>
   void Read(int64_t begin, int64_t n, T* out) const {
     CheckRead(NpyTypeOf<T>(), begin, n);
@@ -117,15 +114,14 @@ class NpyArray {
   const NpyHeader header_;
 };
 
-// Writes an array piece by piece. The file appears under its name when Close
-// has returned OK; before that it is hidden beside it, and goes with the
-// writer.
+// Writes an array incrementally. The file appears when Close returns OK; until
+// then it is a hidden sibling, which the destructor removes.
 class NpyWriter {
  public:
   static absl::StatusOr<std::unique_ptr<NpyWriter>> Create(
       const std::string& path, NpyType type, const std::vector<int64_t>& shape);
 
-  // The next elements in C order; T must be the array's type.
+  // Appends elements in C order; T must be the array's type.
   template <typename T>
   absl::Status Append(absl::Span<const T> elements) {
     return AppendBytes(
@@ -134,8 +130,7 @@ class NpyWriter {
                           elements.size() * sizeof(T)));
   }
 
-  // After all elements: an error if there were fewer or more than the shape
-  // has.
+  // Fails unless exactly the shape's number of elements was written.
   absl::Status Close();
 
  private:
@@ -145,11 +140,10 @@ class NpyWriter {
   const std::unique_ptr<HiddenFile> file_;
   const NpyType type_;
   const int64_t elements_;
-  int64_t written_ = 0;  // bytes of elements
+  int64_t written_ = 0;  // of elements
 };
 
-// A whole array at once, e.g. WriteNpy<double>("returns.npy", {8, 500},
-// values).
+// Writes a whole array: WriteNpy<double>("returns.npy", {8, 500}, values).
 template <typename T>
 absl::Status WriteNpy(const std::string& path,
                       const std::vector<int64_t>& shape,

@@ -25,7 +25,7 @@ std::string Bytes(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// A file of version 1.0 with this header text and so many bytes of elements.
+// A version 1.0 file with this header text and `data_bytes` bytes of elements.
 std::string Version1(const std::string& text, size_t data_bytes) {
   std::string file("\x93NUMPY\x01\0", 8);
   file += static_cast<char>(text.size() & 0xff);
@@ -99,7 +99,7 @@ TEST(NpyTest, ReadsEachVersionAndSpelling) {
                              std::string(3, '\0') + text + "\1\1";
     header = ParseNpyHeader(file);
     ASSERT_TRUE(header.ok()) << header.status();
-    // An array with one axis is in both orders.
+    // A 1-D array is in both orders.
     EXPECT_THAT(header->shape, ElementsAre(2));
     EXPECT_EQ(header->type, NpyType::kBool);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that are written piece by piece. Errors read "PATH can't be written: No
-// space left on device". Each object belongs to one thread at a time.
+// Files written incrementally. Errors read "PATH can't be written: No space
+// left on device". Each object is used by one thread at a time.
 #ifndef CAPSTAN_BASE_OUTPUT_FILE_H_
 #define CAPSTAN_BASE_OUTPUT_FILE_H_
 
@@ -14,11 +14,11 @@
 
 namespace capstan {
 
-// A file that grows; what is appended is handed to the operating system at
-// once, so that it outlives the process.
+// An append-only file. Appended bytes go to the operating system at once, so
+// they survive a crash of the process.
 class OutputFile {
  public:
-  // kNew: there must be no such file.
+  // kNew: the file must not exist.
   enum class Start { kNew, kEmpty, kAtEnd };
   static absl::StatusOr<OutputFile> Open(const std::string& path, Start start);
 
@@ -26,12 +26,12 @@ class OutputFile {
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
 
-  // After an error nothing more is written, so that a line cut short stays the
-  // last one; every later call returns the first error.
+  // After an error nothing more is written, so that a truncated line stays the
+  // last; later calls return the first error.
   absl::Status Append(absl::string_view bytes);
-  // Waits until the bytes are on the disk.
+  // Blocks until the bytes are on disk.
   absl::Status Sync();
-  // Sync, and closes it: some file systems report a full disk only here.
+  // Syncs and closes; some file systems report a full disk only here.
   absl::Status Close();
 
  private:
@@ -42,9 +42,9 @@ class OutputFile {
   absl::Status status_;
 };
 
-// A file that appears under its name, whole and on the disk, when Close has
-// returned OK. Before that it is HiddenSibling(path, suffix), which goes with
-// this. Two writers of the same path at once need suffixes of their own.
+// A file that appears, complete and on disk, when Close returns OK. Until then
+// it is HiddenSibling(path, suffix), which the destructor removes. Concurrent
+// writers of the same path need different suffixes.
 class HiddenFile {
  public:
   static absl::StatusOr<std::unique_ptr<HiddenFile>> Create(
@@ -54,9 +54,9 @@ class HiddenFile {
   HiddenFile& operator=(const HiddenFile&) = delete;
 
   absl::Status Write(absl::string_view bytes);
-  // The next bytes replace the file's first ones.
+  // Subsequent bytes overwrite the file from its start.
   absl::Status Rewind();
-  // Once, after all bytes.
+  // Call once, after all bytes.
   absl::Status Close();
 
   const std::string& path() const { return path_; }
@@ -69,7 +69,8 @@ class HiddenFile {
   int fd_;  // -1: closed
 };
 
-// Writes the whole file as a HiddenFile: a reader sees the old or the new one.
+// Writes the file through a HiddenFile: readers see the old or the new
+// contents.
 absl::Status ReplaceFile(const std::string& path, absl::string_view bytes);
 
 }  // namespace capstan

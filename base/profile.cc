@@ -19,7 +19,7 @@ struct Threads {
 };
 
 Threads& TheThreads() {
-  // Not destroyed: threads may outlive main.
+  // Leaked: threads may outlive main.
   static Threads* const threads = new Threads;
   return *threads;
 }
@@ -32,7 +32,7 @@ ThreadRecords* NewThread() {
   return threads.all.back().get();
 }
 
-// Whether this thread runs nodes of a backward now.
+// Whether this thread is executing nodes of a backward.
 bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 }  // namespace
@@ -64,7 +64,7 @@ void ThreadRecords::Append(const ProfileRecord& record) {
   Chunk* const chunk = last_;
   const int count = chunk->count.load(std::memory_order_relaxed);
   chunk->records[count] = record;
-  // A full chunk is the taker's to delete: not touched after the store.
+  // The consumer deletes full chunks: don't touch it after the store.
   if (count + 1 == Chunk::kSize) last_ = chunk->next = new Chunk;
   chunk->count.store(count + 1, std::memory_order_release);
 }

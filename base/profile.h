@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a step's time goes, by our own timers.
+// Scoped timers for profiled steps.
 #ifndef CAPSTAN_BASE_PROFILE_H_
 #define CAPSTAN_BASE_PROFILE_H_
 
@@ -9,9 +9,9 @@
 
 namespace capstan {
 
-// Times what runs while it lives on this thread, if the step is profiled; costs
-// a load and a branch if not. Scopes nest: a scope's own time is its time less
-// that of the scopes in it.
+// Times its own lifetime on this thread if the step is profiled; otherwise
+// costs a load and a branch. Scopes nest: a scope's own time excludes its inner
+// scopes.
 class ProfileScope {
  public:
   // `name` is a string literal, such as "attention".
@@ -25,7 +25,7 @@ class ProfileScope {
   ProfileScope& operator=(const ProfileScope&) = delete;
 
  private:
-  friend class Profiler;  // the core's, which turns it on and collects
+  friend class Profiler;  // turns profiling on and collects
 
   void Begin(const char* name);
   void End();

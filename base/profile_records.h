@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ProfileScope writes down, kept by thread until the step is over.
+// What ProfileScope records, kept per thread until the step is over.
 #ifndef CAPSTAN_BASE_PROFILE_RECORDS_H_
 #define CAPSTAN_BASE_PROFILE_RECORDS_H_
 
@@ -16,21 +16,21 @@ namespace capstan {
 enum class ThreadRole : int {
   kTraining,  // runs the steps, and on CPUs their backward
   kAutograd,  // runs backward while the training thread waits
-  kOther,     // works beside the step
+  kOther,     // works concurrently with the step
 };
 
-// One scope that has ended. Times are MonotonicNanoseconds().
+// A completed scope. Times are MonotonicNanoseconds().
 struct ProfileRecord {
   const char* name = nullptr;
-  const char* outermost = nullptr;  // the name of the outermost scope around
+  const char* outermost = nullptr;  // name of the outermost enclosing scope
   bool is_outermost = false;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
-  int64_t own_ns = 0;  // without the scopes within
+  int64_t own_ns = 0;  // excludes inner scopes
 };
 
-// One thread's records: the thread appends, one other takes away, without
-// locks and without moving what is written.
+// One thread's records, a lock-free single-producer, single-consumer list;
+// records never move.
 class ThreadRecords {
  public:
   explicit ThreadRecords(int thread) : thread_(thread) {}
@@ -38,15 +38,16 @@ class ThreadRecords {
   ThreadRecords(const ThreadRecords&) = delete;
   ThreadRecords& operator=(const ThreadRecords&) = delete;
 
-  // The calling thread's, made at its first call; never freed, so that the
-  // records of a thread that has ended can still be taken.
+  // The calling thread's, created on first use and never freed, so that records
+  // outlive their thread.
   static ThreadRecords& Mine();
-  // Those of all threads, in the order of their first call.
+  // All threads', in order of first use.
   static std::vector<ThreadRecords*> All();
 
-  // By the thread itself.
+  // Called by the owning thread.
   void Append(const ProfileRecord& record);
-  // By one thread at a time: all that has been appended since the last call.
+  // Removes and returns what was appended since the last call. Called by one
+  // thread at a time.
   std::vector<ProfileRecord> Take();
 
   int thread() const { return thread_; }  // 0 for the first
@@ -55,21 +56,21 @@ class ThreadRecords {
     role_.store(role, std::memory_order_relaxed);
   }
 
-  ProfileScope* current = nullptr;  // the innermost open scope of the thread
+  ProfileScope* current = nullptr;  // innermost open scope
 
  private:
   struct Chunk {
     static constexpr int kSize = 1024;
     ProfileRecord records[kSize];
     std::atomic<int> count{0};
-    Chunk* next = nullptr;  // there when count is kSize
+    Chunk* next = nullptr;  // set once count is kSize
   };
 
   const int thread_;
   std::atomic<ThreadRole> role_{ThreadRole::kOther};
-  Chunk* last_ = new Chunk;  // the appending thread's
-  Chunk* first_ = last_;     // the taking thread's, as taken_
-  int taken_ = 0;            // of first_
+  Chunk* last_ = new Chunk;  // owned by the appending thread
+  Chunk* first_ = last_;     // owned by the taking thread, like taken_
+  int taken_ = 0;            // records taken from first_
 };
 
 }  // namespace capstan

@@ -6,8 +6,8 @@
 
 #include "base/simd/instruction_set.h"
 
-// Every instruction set must give the same bits, so that ranks on different
-// machines agree: no fused multiply-add. The rest lets loops become vectors.
+// All instruction sets must give the same bits, so that ranks on different
+// machines agree: no fused multiply-add. The other flags enable vectorization.
 #pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math")
 
 namespace capstan {
@@ -21,17 +21,17 @@ constexpr uint32_t kWeyl0 = 0x9E3779B9;
 constexpr uint32_t kWeyl1 = 0xBB67AE85;
 constexpr int kRounds = 10;
 
-// The high halves of the counters, so that a key used twice does not give the
-// same bits twice.
+// High halves of the counters, so that one key used in two ways doesn't yield
+// the same bits.
 constexpr uint64_t kUniformStream = 0;
 constexpr uint64_t kNormalStream = 1;
 constexpr uint64_t kPermutationStream = 2;
 constexpr uint64_t kKeyStream = 3;
-// And one more for each value that RandomBelow rejects.
+// Plus one for each value that RandomBelow rejects.
 constexpr uint64_t kBelowStream = uint64_t{1} << 32;
 
-// Normals are made in groups of `kLanes` counters times the four words of each:
-// value g * kGroup + word * kLanes + lane comes from counter g * kLanes + lane.
+// Normals come in groups of `kLanes` counters times their four words: value g *
+// kGroup + word * kLanes + lane comes from counter g * kLanes + lane.
 constexpr int kLanes = 16;
 constexpr int kGroup = 4 * kLanes;
 
@@ -73,8 +73,8 @@ CAPSTAN_ALWAYS_INLINE uint32_t BitsOfFloat(float value) {
   return bits;
 }
 
-// log(x) for normal x > 0, to about one unit in the last place: the polynomial
-// of Cephes' logf.c on [sqrt(1/2), sqrt(2)).
+// log(x) for normal x > 0 to about 1 ulp: the polynomial of Cephes' logf.c on
+// [sqrt(1/2), sqrt(2)).
 CAPSTAN_ALWAYS_INLINE float Log(float x) {
   constexpr uint32_t kSqrtHalf = 0x3f3504f3;
   const uint32_t shifted = BitsOfFloat(x) - kSqrtHalf;
@@ -97,9 +97,8 @@ CAPSTAN_ALWAYS_INLINE float Log(float x) {
   return m + y + e * 0.693359375f;
 }
 
-// sqrt(x) for x >= 0, to about one unit in the last place, by Newton's method
-// for 1 / sqrt(x). (The library's sets errno, which keeps loops from becoming
-// vectors.)
+// sqrt(x) for x >= 0 to about 1 ulp, by Newton's method for 1 / sqrt(x). (The
+// library's sets errno, which prevents vectorization.)
 CAPSTAN_ALWAYS_INLINE float Sqrt(float x) {
   const float half = 0.5f * x;
   float y = FloatOfBits(0x5f375a86 - (BitsOfFloat(x) >> 1));
@@ -109,8 +108,8 @@ CAPSTAN_ALWAYS_INLINE float Sqrt(float x) {
   return x * y;
 }
 
-// sin and cos of 2 pi `turn` / 2^32. Reduced exactly to an eighth of a turn
-// from the nearest quarter, then the polynomials of Cephes' sinf.c.
+// sin and cos of 2 pi `turn` / 2^32: reduced exactly to within an eighth of a
+// turn of the nearest quarter, then the polynomials of Cephes' sinf.c.
 CAPSTAN_ALWAYS_INLINE void SinCos(uint32_t turn, float* sine, float* cosine) {
   constexpr float kRadians = 1.46291807926715968e-9f;  // 2 pi / 2^32
   const uint32_t quarter = (turn + (uint32_t{1} << 29)) >> 30;
@@ -125,7 +124,7 @@ CAPSTAN_ALWAYS_INLINE void SinCos(uint32_t turn, float* sine, float* cosine) {
   c = c * z - 1.388731625493765e-3f;
   c = c * z + 4.166664568298827e-2f;
   c = c * z * z - 0.5f * z + 1.0f;
-  // Odd quarters swap the two; signs follow the quarter.
+  // Odd quarters swap sine and cosine; signs follow the quarter.
   const uint32_t swap = 0 - (quarter & 1);
   const uint32_t s_bits = BitsOfFloat(s);
   const uint32_t c_bits = BitsOfFloat(c);
@@ -138,8 +137,8 @@ CAPSTAN_ALWAYS_INLINE void SinCos(uint32_t turn, float* sine, float* cosine) {
 // Two normals from two words (Box and Muller, 1958).
 CAPSTAN_ALWAYS_INLINE void BoxMuller(uint32_t radius, uint32_t turn, float* z0,
                                      float* z1) {
-  // (radius + 1/2) / 2^32, in (0, 1]. By way of two signed halves, as there is
-  // no vector instruction for unsigned ones; both are exact.
+  // (radius + 1/2) / 2^32, in (0, 1], from two signed halves, as there is no
+  // vector conversion of unsigned integers; both are exact.
   const float high = static_cast<float>(static_cast<int32_t>(radius >> 16));
   const float low = static_cast<float>(static_cast<int32_t>(radius & 0xffff));
   const float u = high * 0x1p-16f + (low + 0.5f) * 0x1p-32f;
@@ -229,7 +228,7 @@ uint64_t Join(uint32_t low, uint32_t high) {
 }  // namespace
 
 uint64_t RandomKey(uint64_t seed, absl::string_view purpose) {
-  // FNV-1a, then Philox, which leaves no trace of the hash's weaknesses.
+  // FNV-1a, then Philox to hide the hash's weaknesses.
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : purpose) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -251,7 +250,7 @@ double RandomUniform(uint64_t key, uint64_t position) {
 
 uint64_t RandomBelow(uint64_t key, uint64_t position, uint64_t bound) {
   // Lemire, "Fast Random Integer Generation in an Interval", 2019: the high
-  // half of a product, without the few low halves that would favour some.
+  // half of a product, rejecting the few low halves that would introduce bias.
   const uint64_t unfair = (0 - bound) % bound;
   for (uint64_t attempt = 0;; ++attempt) {
     const std::array<uint32_t, 4> bits =
@@ -288,10 +287,10 @@ void FillNormal(uint64_t key, int64_t begin, int64_t count, float mean,
 }
 
 int64_t PermutedIndex(uint64_t key, int64_t index, int64_t size) {
-  // A Feistel network permutes [0, 4^half_bits), the least such range that
-  // holds `size`; what falls outside goes through it again (Black and Rogaway,
-  // "Ciphers with Arbitrary Finite Domains", 2002): under four times on
-  // average.
+  // A Feistel network permutes [0, 4^half_bits), the smallest such range that
+  // contains `size`; results beyond `size` go through it again (cycle walking,
+  // Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): fewer
+  // than four rounds on average.
   int half_bits = 1;
   while (half_bits < 32 &&
          static_cast<uint64_t>(size) > uint64_t{1} << (2 * half_bits)) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random
-// Numbers: As Easy as 1, 2, 3", SC 2011). A number depends on a key and a
-// position alone, so it is the same on every rank, at any world size, and
-// after a resume; there is no generator state to save.
+// Numbers: As Easy as 1, 2, 3", SC 2011). A number is a function of key and
+// position alone, hence the same on every rank, at any world size and after a
+// resume, with no generator state to save.
 #ifndef CAPSTAN_BASE_RANDOM_H_
 #define CAPSTAN_BASE_RANDOM_H_
 
@@ -14,7 +14,7 @@
 
 namespace capstan {
 
-// A key for one use of random numbers: the run's seed and what they are for,
+// A key for one use of random numbers, from the run's seed and the purpose,
 // e.g. RandomKey(seed, "model.norm.weight").
 uint64_t RandomKey(uint64_t seed, absl::string_view purpose);
 
@@ -32,8 +32,8 @@ uint64_t RandomBelow(uint64_t key, uint64_t position, uint64_t bound);
 void FillNormal(uint64_t key, int64_t begin, int64_t count, float mean,
                 float stddev, float* out);
 
-// A pseudo-random permutation of [0, size) as a function: where `index` goes.
-// Needs no memory (a Feistel network with cycle walking).
+// A pseudo-random permutation of [0, size), evaluated at `index`. Uses no
+// memory (a Feistel network with cycle walking).
 int64_t PermutedIndex(uint64_t key, int64_t index, int64_t size);
 
 }  // namespace capstan

@@ -11,19 +11,19 @@
 
 namespace capstan {
 
-// An INVALID_ARGUMENT error about one field of a plugin's config, e.g.
+// An INVALID_ARGUMENT error about a field of a plugin's config, e.g.
 // FieldError("bucket_cap_mib", "must be greater than 0, is -3"). The core adds
 // the config file, line and column where the field was set.
 absl::Status FieldError(absl::string_view field, absl::string_view problem);
 
-// The field that FieldError named, if `status` came from there.
+// The field named by FieldError, if `status` came from it.
 absl::optional<std::string> FieldOf(const absl::Status& status);
 
-// `status` with "context: " before its message; payloads are kept.
+// Prefixes the message with "context: "; keeps payloads.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
 
-// A collective failed: a peer is gone or the network broke. Never the cause of
-// a failure by itself, so the launcher prints it after the errors that are.
+// A collective failed: a peer is gone or the network broke. Never the root
+// cause, so the launcher prints it after the errors that are.
 class CommunicationError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -31,9 +31,9 @@ class CommunicationError : public std::runtime_error {
 };
 
 // The exception in flight as a Status: RESOURCE_EXHAUSTED for out-of-memory,
-// UNAVAILABLE for a failed collective (CommunicationError), else INTERNAL.
-// Only the first line of LibTorch's messages is kept: the rest is a stack
-// trace. Call it inside a catch block.
+// UNAVAILABLE for CommunicationError, else INTERNAL. Keeps only the first line
+// of LibTorch's messages, as the rest is a stack trace. Call inside a catch
+// block.
 absl::Status CurrentExceptionToStatus();
 
 }  // namespace capstan

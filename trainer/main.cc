@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Notes when the run began, then loads the core, which lies beside this
-// executable, and hands over to it. (Linked in the usual way, LibTorch would be
-// loaded before the first line here could run, and the kernel only knows when
-// the process was forked: under `bazel run` that is when the build began.)
+// Records the start time, then loads the core from this executable's folder and
+// calls it. (If linked, LibTorch would be loaded before the first line here
+// runs, and the kernel only knows the time of the fork: under `bazel run`, when
+// the build began.)
 #include <dlfcn.h>
 #include <limits.h>
 #include <malloc.h>
@@ -22,13 +22,13 @@ constexpr size_t kHugePage = size_t{2} << 20;
 // LibTorch's registry of operators takes about 42 MB.
 constexpr size_t kHeapAtStart = size_t{48} << 20;
 
-// Has the kernel back the heap's beginning with huge pages: loading LibTorch
-// makes half a million small objects, and page by page the kernel's part in
-// that, and in forking the ranks, is several times as much. Takes no memory
-// before it is used.
+// Requests huge pages for the start of the heap: loading LibTorch allocates
+// half a million small objects, and with small pages the kernel's share of
+// that, and of forking the ranks, is several times as large. Uses no memory
+// until touched.
 void BackHeapWithHugePages() {
-  // Both as large as glibc's own adaption lets them become: the block below
-  // comes from the heap, and stays there when it is freed.
+  // The maxima of glibc's dynamic thresholds: the block below comes from the
+  // heap and stays there when freed.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
   mallopt(M_TOP_PAD, kHeapAtStart);
@@ -38,7 +38,7 @@ void BackHeapWithHugePages() {
   const uintptr_t begin =
       (reinterpret_cast<uintptr_t>(block) + kHugePage - 1) & ~(kHugePage - 1);
   const uintptr_t end = reinterpret_cast<uintptr_t>(sbrk(0));
-  // Where the kernel has none, small pages do.
+  // Falls back to small pages.
   if (end > begin) {
     madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
   }
@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
   std::string core(path, length > 0 ? length : 0);
   core = core.substr(0, core.rfind('/') + 1) + "libcapstan_core.so";
-  // Lazily: LibTorch calls 31,000 functions of other libraries, a run a few
+  // Lazy binding: LibTorch imports 31,000 functions, and a run calls a few
   // hundred of them.
   void* library = dlopen(core.c_str(), RTLD_LAZY | RTLD_GLOBAL);
   using MainFunction = int (*)(int, char**, double);
@@ -72,7 +72,6 @@ int main(int argc, char** argv) {
   }
   const int code = main_function(argc, argv, start_seconds);
   std::fflush(nullptr);
-  // Taking LibTorch's registry down object by object takes half as long as
-  // making it.
+  // Destroying LibTorch's registry takes half as long as building it.
   _exit(code);
 }

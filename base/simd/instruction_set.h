@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which of the loops that were compiled for several instruction sets
-// (tools/simd.bzl) this processor runs.
+// Run-time dispatch between loops compiled for several instruction sets
+// (tools/simd.bzl).
 #ifndef CAPSTAN_BASE_SIMD_INSTRUCTION_SET_H_
 #define CAPSTAN_BASE_SIMD_INSTRUCTION_SET_H_
 
 namespace capstan {
 
-// Each can run what those before it can.
+// Each includes those before it.
 enum class InstructionSet {
   kPlain,   // any processor
   kAvx2,    // AVX2, FMA and F16C: Haswell (2013) and later
   kAvx512,  // AVX-512 F, BW, DQ and VL: Skylake-X, Zen 4 and later
 };
 
-// The processor's best. Constant for a machine, so runs repeat bit by bit.
+// The processor's best. Fixed per machine, so runs are reproducible bit by bit.
 InstructionSet BestInstructionSet();
 
-// One family's tables of loops, one for each instruction set.
+// A family of loop tables, one per instruction set.
 template <typename Table>
 struct SimdTables {
   const Table* tables[3];  // by InstructionSet
@@ -25,8 +25,8 @@ struct SimdTables {
   const Table& best() const {
     return *tables[static_cast<int>(BestInstructionSet())];
   }
-  // The tables that this processor can run, the plain one first: for tests.
-  // Returns their number, and writes that many to `sets`.
+  // For tests: writes the tables that this processor can run to `sets`, plain
+  // first, and returns how many there are.
   int Runnable(const Table* sets[3]) const {
     const int count = static_cast<int>(BestInstructionSet()) + 1;
     for (int i = 0; i < count; ++i) sets[i] = tables[i];
@@ -36,8 +36,8 @@ struct SimdTables {
 
 }  // namespace capstan
 
-// SIMD_TABLES(Table, kName): a SimdTables<Table> of the tables that a file of
-// loops has defined as SIMD_SYMBOL(kName), in the same namespace.
+// SIMD_TABLES(Table, kName): the SimdTables<Table> of the tables that a file of
+// loops defines as SIMD_SYMBOL(kName) in the same namespace.
 #ifdef __x86_64__
 #define SIMD_TABLES(Table, name)              \
   extern const Table name##Plain;             \

@@ -60,7 +60,7 @@ void SimdHalfTest::FloatsAreRounded() const {
   std::mt19937 random(7);
   for (int i = 0; i < 200000; ++i) {
     uint32_t bits = random();
-    // Around the middle of two numbers, often.
+    // Often near the midpoint between two numbers.
     if (i % 4 == 1) bits = (bits & 0xffff0000u) + 0x7fffu + bits % 3;
     if (i % 4 == 2) bits = (bits & 0xffffe000u) + 0x0fffu + bits % 3;
     if (i % 4 == 3)
@@ -69,7 +69,7 @@ void SimdHalfTest::FloatsAreRounded() const {
     std::memcpy(&v, &bits, sizeof(v));
     x.push_back(v);
   }
-  // One turns into x by cosines, which are float32; in pieces of 8 and single.
+  // Rotation by one float32 cosine, in blocks of 8 and singly.
   const int64_t n = x.size() - 3;
   const std::vector<float> sines(n, 0.0f);
   std::vector<T> y(2 * n, T{0});
@@ -83,7 +83,7 @@ void SimdHalfTest::FloatsAreRounded() const {
       ASSERT_EQ(Value(y[i]), wanted) << x[i];
     }
   }
-  // And by a norm's factor, in whole vectors and parts of one.
+  // Scaling by a norm's factor, in whole and partial vectors.
   const std::vector<T> ones(19, Make<T>(1.0));
   for (int64_t i = 3; i < 2000; ++i) {
     std::vector<T> row(19);

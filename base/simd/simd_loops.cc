@@ -3,7 +3,7 @@
 // The loops of simd.h.
 #include "base/simd/simd.h"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector crosses a call
 #include "base/simd/target.h"
 
 namespace capstan {
@@ -16,7 +16,7 @@ SIMD_INLINE int64_t Visible(int64_t row, int64_t n, int64_t first) {
   return first + row + 1 < n ? first + row + 1 : n;
 }
 
-// v where lane i + offset is below `seen`, else `other`.
+// v in lanes with lane + offset < `seen`, `other` elsewhere.
 SIMD_INLINE Floats Where(int64_t offset, int64_t seen, const Floats& v,
                          float other) {
   constexpr float kNumbers[] = {0, 1, 2,  3,  4,  5,  6,  7,

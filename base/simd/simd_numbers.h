@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of each instruction set: the sets, and floating-point types by
-// their definitions.
+// For tests of the instruction sets: floating-point types by definition, and a
+// fixture parameterized by set.
 #ifndef CAPSTAN_BASE_SIMD_SIMD_NUMBERS_H_
 #define CAPSTAN_BASE_SIMD_SIMD_NUMBERS_H_
 
@@ -48,7 +48,7 @@ double Epsilon() {  // half the distance of two numbers from 1 on
   return std::ldexp(0.5, -FormatOf<T>().fraction_bits);
 }
 
-// The nearest number of the type, ties to even.
+// `x` rounded to the type, ties to even.
 template <typename T>
 double Nearest(double x) {
   if (x == 0.0 || !std::isfinite(x)) return x;
@@ -60,7 +60,7 @@ double Nearest(double x) {
   return rounded;
 }
 
-// What the bits of a 16-bit number mean.
+// The value of a 16-bit number's bits.
 template <typename T>
 double Value(T x) {
   const Format f = FormatOf<T>();
@@ -108,8 +108,8 @@ bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
          std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// Near to within `roundings` of the type, and float32's arithmetic on numbers
-// of `size`.
+// Whether the difference is within `roundings` of the type plus float32
+// arithmetic on numbers of `size`.
 template <typename T>
 void ExpectNear(T got, double wanted, double roundings, double size,
                 int64_t i) {
@@ -120,7 +120,7 @@ void ExpectNear(T got, double wanted, double roundings, double size,
       << "at " << i;
 }
 
-// A test of each set that this processor runs, by its place among them.
+// Parameterized by index into the sets that this processor runs.
 class EachSimdSet : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {

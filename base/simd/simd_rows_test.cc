@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels of rows of each instruction set, on float32, bfloat16 and
-// float16, against their formulas in double precision, at lengths around the
-// vectors' own.
+// The row kernels of each instruction set, on float32, bfloat16 and float16,
+// against their formulas in double precision, at lengths around the vector
+// size.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -94,7 +94,7 @@ void Rows<T>::Norm() const {
     }
     for (int64_t i = 0; i < n; ++i) ExpectNear(dw[i], wanted_dw[i], 0, 2, i);
 
-    // The sum is rounded, and goes into the norm as any row does.
+    // The sum is rounded before it is normalized.
     std::vector<T> sum(rows * n), of_sum(rows * n);
     std::vector<float> rstd_of_sum(rows);
     kernels.rms_norm_add(x.data(), residual.data(), weight.data(), eps, rows, n,
@@ -137,7 +137,7 @@ void Rows<T>::SwiGlu() const {
       ExpectNear(d_up[i], dy * g * s, 2, 1, i);
       ExpectNear(d_gate[i], dy * u * s * (1.0 + g * (1.0 - s)), 2, 1, i);
     }
-    // Over its own arguments.
+    // Outputs alias inputs.
     std::vector<T> over_gate = gate, over_up = up, over_d = d;
     kernels.swiglu_backward(over_gate.data(), over_up.data(), n, over_d.data(),
                             over_gate.data(), over_up.data());

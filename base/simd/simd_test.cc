@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Each instruction set against the formulas in double precision, at lengths
-// around the vectors' own.
+// around the vector size.
 #include "base/simd/simd.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ std::vector<float> Wave(int64_t n, float size, float phase) {
 class SimdTest : public EachSimdSet {};
 
 TEST_P(SimdTest, SwiGluIsAccurateEverywhere) {
-  // Sigmoid, and so the exponential, over all that it can meet.
+  // Sigmoid, and thereby exp, over its whole range.
   std::vector<float> gate;
   for (float g = -100.0f; g <= 100.0f; g += 0.0137f) gate.push_back(g);
   const std::vector<float> up(gate.size(), 1.0f);
@@ -146,7 +146,7 @@ TEST_P(SimdTest, CrossEntropyShowsWhatIsNotFinite) {
 TEST_P(SimdTest, CausalRows) {
   const int64_t rows = 5, n = 21, stride = 32, first = 16;
   std::vector<float> scores = Wave(rows * stride, 6.0f, 0.2f);
-  for (int64_t r = 0; r < rows; ++r) {  // must not be looked at
+  for (int64_t r = 0; r < rows; ++r) {  // must be ignored
     for (int64_t i = n; i < stride; ++i) scores[r * stride + i] = kNan;
   }
   std::vector<float> e = scores, p = scores, inverse(rows), lse(rows);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last include of a file of loops that tools/simd.bzl compiles once for
-// each instruction set: from here on the compiler may use that set. Nothing
-// in such a file has a linker symbol but its table, SIMD_SYMBOL(kName), and of
-// headers only the compiler's intrinsics are called, which are always inlined:
-// no code for a newer processor leaks into the rest.
+// The last include of a file of loops that tools/simd.bzl compiles once per
+// instruction set: from here on the compiler may use that set. Such a file
+// exports only its table, SIMD_SYMBOL(kName), and calls nothing from headers
+// but compiler intrinsics, which are always inlined, so that no code for newer
+// processors leaks into the rest of the program.
 //
-// Defines SIMD_BYTES, a register's size, SIMD_NAME, and SIMD_AVX2 and
-// SIMD_AVX512 where intrinsics of these may be used.
+// Defines SIMD_BYTES (register size), SIMD_NAME, and SIMD_AVX2 and SIMD_AVX512
+// where their intrinsics are available.
 #ifndef CAPSTAN_BASE_SIMD_TARGET_H_
 #define CAPSTAN_BASE_SIMD_TARGET_H_
 
@@ -33,7 +33,7 @@
 #endif
 
 #define SIMD_INLINE inline __attribute__((always_inline))
-// Behind a lambda's parameters.
+// Goes after a lambda's parameters.
 #define SIMD_LAMBDA __attribute__((always_inline))
 
 #endif  // CAPSTAN_BASE_SIMD_TARGET_H_

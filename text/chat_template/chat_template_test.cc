@@ -161,7 +161,7 @@ constexpr char kIf[] = "{% if add_generation_prompt %}";
 
 TEST(ChatTemplateTest, OtherSpellingsAreRecognised) {
   EXPECT_EQ(Recognised(kSpelledOut, "<s>"), "chatml");
-  // One text, told apart by what the tokenizer's bos is.
+  // One text, disambiguated by the tokenizer's BOS.
   const std::string headers = kHeaders;
   EXPECT_EQ(Recognised(headers + kIf + kHeaderPrompt + "{% endif %}",
                        "<|begin_of_text|>"),
@@ -185,7 +185,7 @@ TEST(ChatTemplateTest, OtherSpellingsAreRecognised) {
       "gemma");
 }
 
-// Whatever renders otherwise is another template, however alike.
+// A template that renders differently is another one, however similar.
 TEST(ChatTemplateTest, WhatRendersOtherwiseIsAnErrorThatSaysWhatToSet) {
   const std::string chatml = Get("chatml")->jinja();
   const auto changed = [&](const char* from, const char* to) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests: bytes, and a few special tokens from id 256 on.
+// For tests: a byte tokenizer with a few special tokens from id 256 on.
 #ifndef CAPSTAN_TEXT_CHAT_TEMPLATE_FAKE_TOKENIZER_H_
 #define CAPSTAN_TEXT_CHAT_TEMPLATE_FAKE_TOKENIZER_H_
 

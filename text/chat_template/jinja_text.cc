@@ -24,7 +24,7 @@ struct Element {
   bool trims_after = false;   // -%}
 };
 
-// A piece of an expression: a name, a number, a sign, or a literal (unquoted).
+// A token of an expression: a name, number, operator or literal (unquoted).
 struct Token {
   bool literal;
   std::string text;
@@ -32,7 +32,7 @@ struct Token {
   bool Is(const char* sign) const { return !literal && text == sign; }
 };
 
-// Where the tag whose body begins at `at` is closed; npos if it isn't.
+// Offset of the close of the tag whose body begins at `at`; npos if unclosed.
 size_t FindClose(absl::string_view text, size_t at, const char* close,
                  bool quotes) {
   char quote = 0;
@@ -90,13 +90,13 @@ std::vector<Element> Split(absl::string_view text) {
     elements.push_back(tag);
     at = close + 2;
   }
-  // jinja drops one line break at the end of a template.
+  // Jinja drops one newline at the end of a template.
   if (!plain.empty() && plain.back() == '\n') plain.pop_back();
   elements.push_back({Kind::kText, plain});
   return elements;
 }
 
-// Between lstrip_blocks, trim_blocks and '-', what is left of a plain text.
+// Plain text after lstrip_blocks, trim_blocks and '-'.
 std::string TrimmedText(const Element* before, const std::string& text,
                         const Element* after) {
   absl::string_view out = text;
@@ -182,7 +182,7 @@ std::vector<Token> Tokens(absl::string_view text, absl::string_view bos,
   return tokens;
 }
 
-// 'a' + 'b' becomes 'ab'; the arguments of raise_exception go.
+// Folds 'a' + 'b' into 'ab'; drops the arguments of raise_exception.
 std::vector<Token> Joined(const std::vector<Token>& tokens) {
   std::vector<Token> out;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -202,7 +202,7 @@ std::vector<Token> Joined(const std::vector<Token>& tokens) {
   return out;
 }
 
-// How far each bracket goes: the place behind the one that closes tokens[at].
+// Index after the token that closes the bracket tokens[at].
 size_t Behind(const std::vector<Token>& tokens, size_t at) {
   int depth = 0;
   for (; at < tokens.size(); ++at) {
@@ -213,7 +213,7 @@ size_t Behind(const std::vector<Token>& tokens, size_t at) {
   return at;
 }
 
-// Control bytes keep apart what can't be confused then.
+// Control bytes as unambiguous separators.
 constexpr char kLiteral = '\1';
 constexpr char kOutputMark = '\2';
 constexpr char kStatementMark = '\3';
@@ -227,7 +227,7 @@ std::string Spelled(const std::vector<Token>& tokens) {
   return out;
 }
 
-// The normal form as it grows: literal outputs that follow each other are one.
+// Builds the normal form; merges consecutive literal outputs.
 class Writer {
  public:
   void Literal(absl::string_view text) {
@@ -247,7 +247,7 @@ class Writer {
   bool in_literal_ = false;
 };
 
-// {{ a + b }} writes what {{ a }}{{ b }} writes, if + is its last operation.
+// {{ a + b }} becomes {{ a }}{{ b }} if + is its last operation.
 void WriteOutput(const std::vector<Token>& tokens, Writer* writer) {
   std::vector<std::vector<Token>> terms(1);
   bool sum = true;
@@ -278,7 +278,7 @@ void WriteOutput(const std::vector<Token>& tokens, Writer* writer) {
 }
 
 void WriteStatement(std::vector<Token> tokens, Writer* writer) {
-  // Marks of training spans: they write nothing.
+  // Markers of training spans produce no output.
   if (tokens.size() == 1 &&
       (tokens[0].Is("generation") || tokens[0].Is("endgeneration"))) {
     return;
@@ -310,7 +310,7 @@ std::string NormalJinja(absl::string_view text, absl::string_view bos,
       WriteStatement(Joined(Tokens(element.body, bos, eos)), &writer);
     }
   }
-  // A default for what is false when it isn't given, anyway.
+  // A default for a variable that is false when undefined has no effect.
   const std::string stop(1, kStatementMark);
   const std::string set_false =
       absl::StrCat(stop, " set add_generation_prompt = false", stop, " endif");
@@ -338,7 +338,7 @@ bool IsSpelling(const ChatStyle& style, const std::string& normal) {
   return false;
 }
 
-// The template whose turns the text seems to write, for the error.
+// For the error: the named template whose turns the text seems to use.
 std::string Alike(const std::string& jinja, const Tokenizer& tokenizer) {
   if (absl::StrContains(jinja, "named SmolLM")) return "smollm2";
   if (absl::StrContains(jinja, "<|im_start|>")) return "chatml";

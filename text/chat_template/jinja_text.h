@@ -8,13 +8,13 @@
 
 namespace capstan {
 
-// A jinja template in one spelling: two that differ in quotes, white space,
-// line breaks, comments, a.b for a['b'], where an output is cut into pieces,
-// and the like have the same. What the variables bos_token and eos_token stand
-// for is put in. White space is as transformers renders (trim_blocks,
-// lstrip_blocks). A text that isn't jinja has some spelling, too.
+// Normalizes a Jinja template: templates that differ only in quotes, white
+// space, line breaks, comments, a.b versus a['b'], how output is split and the
+// like get the same text. Substitutes the variables bos_token and eos_token.
+// White space follows transformers' settings (trim_blocks, lstrip_blocks). Text
+// that isn't Jinja is returned in some form, too.
 //
-// Not an engine: what a template computes is compared by its letters.
+// Not an engine: expressions are compared as text.
 std::string NormalJinja(absl::string_view text, absl::string_view bos,
                         absl::string_view eos);
 

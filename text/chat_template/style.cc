@@ -22,7 +22,7 @@ ChatStyle ChatMl() {
   return style;
 }
 
-// SmolLM2 Instruct's: ChatML with a first turn of its own.
+// SmolLM2 Instruct: ChatML with its own default system turn.
 ChatStyle SmolLm2() {
   ChatStyle style = ChatMl();
   style.name = "smollm2";
@@ -39,7 +39,7 @@ ChatStyle SmolLm2() {
   return style;
 }
 
-// The turns of Llama 3's template and of those made after it.
+// The turns of Llama 3's template and its successors.
 constexpr char kHeaderTurns[] =
     R"({{ '<|start_header_id|>' + message['role'] + )"
     R"('<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }})"
@@ -80,7 +80,7 @@ ChatStyle Llama3() {
   return style;
 }
 
-// Llama 3's turns; the assistant's head always ends the text.
+// Llama 3's turns; always ends with the assistant's head.
 ChatStyle Llada() {
   ChatStyle style = HeaderStyle("llada", "<|startoftext|>");
   style.always_prompts = true;
@@ -106,8 +106,8 @@ constexpr char kGemmaSplit[] =
 constexpr char kGemmaHead[] = R"({{ '<start_of_turn>' + role + '\n' + )"
                               R"((first_user_prefix if loop.first else '') }})";
 
-// Gemma 2's, which refuses turns of the system, and Gemma 3's, which puts them
-// into the first user turn.
+// Gemma 2, which rejects system turns, and Gemma 3, which prefixes them to the
+// first user turn.
 ChatStyle Gemma() {
   ChatStyle style;
   style.name = "gemma";
@@ -152,7 +152,7 @@ ChatStyle Gemma() {
   return style;
 }
 
-// What Python's str.isspace says of one character.
+// Python's str.isspace for one character.
 bool IsSpace(uint32_t c) {
   return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 ||
          c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
@@ -160,8 +160,8 @@ bool IsSpace(uint32_t c) {
          c == 0x3000;
 }
 
-// The character at the front of `text`, of at most three bytes (spaces have no
-// more), and its size; 0 for what isn't one.
+// The first character of `text`, of at most three bytes (no space is longer),
+// and its size; 0 if invalid.
 uint32_t FirstCharacter(absl::string_view text, size_t* size) {
   const auto byte = [&](size_t i) {
     return static_cast<uint32_t>(static_cast<unsigned char>(text[i]));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How each named template writes a conversation, as data.
+// The named chat templates, as data.
 #ifndef CAPSTAN_TEXT_CHAT_TEMPLATE_STYLE_H_
 #define CAPSTAN_TEXT_CHAT_TEMPLATE_STYLE_H_
 
@@ -17,32 +17,30 @@ struct ChatStyle {
   std::string bos;  // before the first turn; may be ""
   std::string head_begin;
   std::string head_end;
-  std::string turn_end;  // a special token, the last that the assistant writes
+  std::string turn_end;  // a special token, the last one the assistant writes
   std::string between_turns;
   std::string assistant;  // how the role is written: "assistant" or "model"
-  // Turn written first where the conversation doesn't begin with one of the
-  // system; "": none.
+  // System turn to insert if the conversation doesn't begin with one; "": none.
   std::string default_system;
-  bool trims = false;  // white space at both ends of each content
-  // The system's content is a prefix of the first user turn, and user and
-  // assistant take turns.
+  bool trims = false;  // strips white space around each content
+  // The system content is prefixed to the first user turn; user and assistant
+  // must alternate.
   bool alternates = false;
-  // The head of the assistant's turn ends the text even where nothing is to
-  // be generated.
+  // Ends with the head of an assistant turn even if nothing is to be generated.
   bool always_prompts = false;
   std::vector<std::string> roles;
   std::vector<std::string> special_tokens;
   std::string jinja;
-  // Other spellings in use, of the same text for every conversation that they
-  // accept; bos_token stands for `bos`.
+  // Other Jinja sources that render accepted conversations identically;
+  // bos_token stands for `bos`.
   std::vector<std::string> other_jinja;
 };
 
-// All of them, in the order in which errors list them.
+// All styles, in the order in which errors list them.
 const std::vector<ChatStyle>& ChatStyles();
 
-// Without white space at both ends, as jinja's trim (Python's str.strip) has
-// it: Unicode's spaces too.
+// Strips white space, Unicode's included, from both ends, as Jinja's trim
+// (Python's str.strip) does.
 absl::string_view TrimUnicode(absl::string_view text);
 
 }  // namespace capstan

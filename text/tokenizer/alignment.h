@@ -10,18 +10,18 @@
 namespace capstan {
 namespace tokenizer {
 
-// Where the bytes of a changed text come from in the text it was made of. Told
-// from the beginning to the end by Keep and Change.
+// Maps bytes of a transformed text to the text it was made from. Built from
+// start to end by Keep and Change.
 class Alignment {
  public:
-  // The next bytes are the same in both.
+  // The next `bytes` bytes are unchanged.
   void Keep(size_t bytes);
-  // The next `from` bytes of the old text have become the next `to` of the new;
-  // any of the two may be 0.
+  // The next `from` bytes of the old text became the next `to` bytes of the
+  // new; either may be 0.
   void Change(size_t from, size_t to);
 
-  // The old place of what begins, or ends, at byte `place` of the new text.
-  // What lies in a change has the whole change's place.
+  // Old offset of what begins, or ends, at offset `place` of the new text.
+  // Offsets inside a change map to the whole change.
   size_t Begin(size_t place) const;
   size_t End(size_t place) const;
 
@@ -31,7 +31,7 @@ class Alignment {
     size_t new_begin;
     bool kept;
   };
-  // The last run that begins at or before `place` of the new text.
+  // The last run that begins at or before offset `place` of the new text.
   size_t Find(size_t place) const;
   size_t OldEnd(size_t run) const;
 
@@ -40,8 +40,8 @@ class Alignment {
   size_t new_size_ = 0;
 };
 
-// A text that was made of a part of another one; the text that a caller gave
-// has no parent. Lives as long as its pieces are worked on.
+// A text derived from part of another; the caller's text has no parent. Must
+// outlive its pieces.
 struct Frame {
   absl::string_view text;
   const Frame* parent = nullptr;
@@ -55,7 +55,7 @@ struct Piece {
   absl::string_view text;
 };
 
-// The place in the caller's text of bytes [*begin, *end) of `frame`'s.
+// Maps bytes [*begin, *end) of `frame`'s text to offsets in the caller's text.
 void ToCaller(const Frame* frame, size_t* begin, size_t* end);
 
 }  // namespace tokenizer

@@ -14,11 +14,11 @@ namespace capstan {
 namespace tokenizer {
 namespace {
 
-// Up to this many symbols, looking through all pairs beats a heap.
+// Up to this many symbols, a linear scan of all pairs beats a heap.
 constexpr size_t kShort = 40;
 constexpr uint32_t kNone = ~uint32_t{0};
 
-// Bytes from the beginning of one to the end of the other.
+// Bytes from the start of `left` to the end of `right`.
 uint32_t Joined(const Symbol& left, const Symbol& right) {
   return static_cast<uint32_t>(right.begin + right.size - left.begin);
 }
@@ -43,7 +43,7 @@ size_t Bpe::Prefix(absl::string_view word) const {
     const uint64_t right = NextCharacter(word, &at);
     const bool right_known =
         byte_fallback_ || IsKnown(word.substr(end, at - end));
-    // Unknown characters may be fused, or left out between two that merge.
+    // Unknown characters may be fused, or dropped between two that merge.
     if (left_known && right_known &&
         !neighbours_.contains(left << 32 | right)) {
       return end;
@@ -75,7 +75,7 @@ void Bpe::Encode(absl::string_view word, absl::string_view text,
     for (const Symbol& symbol : state->symbols) ids->push_back(symbol.id);
     return;
   }
-  // A short word of bytes isn't worth looking for prefixes.
+  // Prefixes don't pay off for short byte words.
   const bool whole = byte_level_ && word.size() <= WordCache::kMaxWord;
   while (!word.empty()) {
     const absl::string_view prefix =
@@ -227,8 +227,7 @@ void Bpe::MergeShort(BpeState* state) const {
   state->symbols.resize(n);
 }
 
-// A heap of the pairs that merge; one that is no longer what it was when it
-// came in is passed over.
+// Uses a heap of mergeable pairs; stale entries are skipped.
 void Bpe::MergeLong(BpeState* state) const {
   std::vector<Symbol>& symbols = state->symbols;
   std::vector<BpeState::Candidate>& heap = state->heap;
@@ -264,7 +263,7 @@ void Bpe::MergeLong(BpeState* state) const {
     heap.pop_back();
     const uint32_t left = top.left;
     const uint32_t right = next[left];
-    // A symbol that has gone into its left neighbour has no id.
+    // A symbol merged into its left neighbour has no id.
     if (symbols[left].id != top.left_id || right == kNone ||
         symbols[right].id != top.right_id) {
       continue;
@@ -316,7 +315,7 @@ absl::StatusOr<std::unique_ptr<Bpe>> Bpe::Make(const JsonNode& model,
 }
 
 absl::Status Bpe::CheckType(const JsonNode& type) {
-  // The oldest files don't say it.
+  // The oldest files lack it.
   if (type.IsNull()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string name, type.String());
   if (name == "BPE") return absl::OkStatus();
@@ -381,7 +380,7 @@ absl::Status Bpe::LoadBytes(const JsonNode& model, bool byte_fallback) {
                                   " of the 256 bytes isn't supported"));
   }
   byte_fallback_ = byte_fallback && !byte_level_;
-  // Unknown bytes may be fused, or left out between two that merge.
+  // Unknown bytes may be fused, or dropped between two that merge.
   if (byte_level_ && known < 256) prefixes_ = false;
   every_byte_ = known == 256;
   if (byte_level_ && ignore_merges_) {
@@ -415,7 +414,7 @@ absl::Status Bpe::LoadMerges(const JsonNode& merges) {
     simdjson::dom::array pair;
     bool valid = false;
     if (merge.get(both) == simdjson::SUCCESS) {
-      // The older way to write it: "left right".
+      // The older format: "left right".
       const size_t space = both.find(' ');
       valid = space != both.npos && both.find(' ', space + 1) == both.npos;
       if (valid) {
@@ -453,7 +452,7 @@ absl::Status Bpe::AddMerge(const JsonNode& merges, uint32_t rank,
     ++i;
   }
   merges_->Set(ids[0], ids[1], {rank, static_cast<uint32_t>(ids[2])});
-  // Such tokens stand for other characters than they are written with.
+  // Such tokens stand for other characters than their text.
   for (i = 0; i < 3; ++i) {
     if (ids[i] == unknown_ ||
         (byte_fallback_ && IsByteToken(vocabulary_.TokenOf(ids[i])))) {
@@ -482,7 +481,7 @@ void Bpe::NoteSizes() {
 void Bpe::NoteNeighbours(absl::string_view token) {
   if (byte_level_) {
     std::string bytes;
-    // A token of other characters is never come to.
+    // A token of other characters is unreachable.
     if (!CharactersToBytes(token, &bytes)) return;
     for (size_t i = 1; i < bytes.size(); ++i) {
       byte_neighbours_[static_cast<unsigned char>(bytes[i - 1]) << 8 |

@@ -21,25 +21,25 @@
 namespace capstan {
 namespace tokenizer {
 
-// What becomes of two tokens side by side.
+// The result of merging two adjacent tokens.
 struct Merge {
-  uint32_t rank;  // the lowest goes first
-  uint32_t id;    // of the token that the two become
+  uint32_t rank;  // lower merges first
+  uint32_t id;    // of the merged token
 };
 
 constexpr uint32_t kNoRank = ~uint32_t{0};
 
-// Pairs of tokens to merges: a hash table of open addresses.
+// An open-addressing hash table from token pairs to merges.
 class MergeTable {
  public:
-  // Room for `merges` of them.
+  // Reserves room for `merges` merges.
   explicit MergeTable(size_t merges) {
     size_t slots = 16;
     while (slots < 2 * merges) slots *= 2;
     slots_.resize(slots);
   }
 
-  // The latest of a pair counts.
+  // Overwrites an earlier merge of the pair.
   void Set(uint32_t left, uint32_t right, Merge merge) {
     size_t i = Place(Key(left, right));
     while (slots_[i].key != kEmpty && slots_[i].key != Key(left, right)) {
@@ -48,7 +48,7 @@ class MergeTable {
     slots_[i] = {Key(left, right), merge};
   }
 
-  // Its rank is kNoRank if the two don't merge.
+  // rank is kNoRank if the pair doesn't merge.
   Merge Find(uint32_t left, uint32_t right) const {
     const uint64_t key = Key(left, right);
     for (size_t i = Place(key);; i = (i + 1) & (slots_.size() - 1)) {
@@ -75,18 +75,18 @@ class MergeTable {
   std::vector<Slot> slots_;
 };
 
-// A token of a word: the word's bytes [begin, begin + size).
+// A token covering bytes [begin, begin + size) of a word.
 struct Symbol {
   uint32_t id;
   uint32_t size;
   size_t begin;
 };
 
-// What one thread needs to encode words.
+// Per-thread scratch for encoding.
 struct BpeState {
   struct Candidate {
     uint32_t rank;
-    uint32_t left;  // index of a symbol
+    uint32_t left;  // index of the left symbol
     uint32_t right_id;
     uint32_t left_id;
     uint32_t id;
@@ -99,26 +99,25 @@ struct BpeState {
   std::vector<int64_t> ids;
 };
 
-// Byte pair encoding (Sennrich et al., arXiv:1508.07909) as Hugging Face's
-// tokenizers run it: of the pairs side by side that have a merge the one of
-// lowest rank is joined, the leftmost of equals, until there is none.
-// Thread-safe.
+// Byte pair encoding (Sennrich et al., arXiv:1508.07909) as in Hugging Face's
+// tokenizers: repeatedly merges the adjacent pair of lowest rank, leftmost
+// first, until no pair merges. Thread-safe.
 class Bpe {
  public:
-  // UNIMPLEMENTED if a model's "type" is another.
+  // UNIMPLEMENTED if a model's "type" isn't BPE.
   static absl::Status CheckType(const JsonNode& type);
-  // The "model" of a tokenizer.json. `byte_level`: words are
-  // bytes, each written as a character in the vocabulary; else words are UTF-8.
+  // From the "model" of a tokenizer.json. If `byte_level`, words are bytes,
+  // each written as a character in the vocabulary; otherwise UTF-8.
   // `vocabulary` must outlive it.
   static absl::StatusOr<std::unique_ptr<Bpe>> Make(
       const JsonNode& model, bool byte_level, const Vocabulary* vocabulary);
 
-  // Appends the tokens of `word`, which isn't empty; `text` holds the word, and
-  // stays readable around it.
+  // Appends the tokens of `word` (not empty), a view into `text`, all of which
+  // must be readable.
   void Encode(absl::string_view word, absl::string_view text, BpeState* state,
               std::vector<int64_t>* ids) const;
-  // The same tokens with their places in the word, in *symbols alone. Bytes
-  // that no token stands for are in none.
+  // Leaves the same tokens with their offsets in the word in *symbols. Bytes
+  // without a token are in none.
   void EncodeWithPlaces(absl::string_view word, absl::string_view text,
                         BpeState* state, std::vector<Symbol>* symbols) const;
 
@@ -134,11 +133,11 @@ class Bpe {
   void NoteNeighbours(absl::string_view token);
   void NoteSizes();
 
-  // Bytes of the longest beginning of `word` that can be encoded by itself:
-  // where it ends, no merge joins the characters to the left and right.
+  // Length in bytes of the longest prefix of `word` that can be encoded on its
+  // own: no merge joins the characters on either side of its end.
   size_t Prefix(absl::string_view word) const;
   bool IsKnown(absl::string_view character) const;
-  // The tokens of a prefix into state->symbols.
+  // Encodes a prefix into state->symbols.
   void Run(absl::string_view word, BpeState* state) const;
   void Split(absl::string_view word, std::vector<Symbol>* symbols) const;
   void SplitCharacters(absl::string_view word,
@@ -151,25 +150,24 @@ class Bpe {
   const Vocabulary& vocabulary_;
   bool ignore_merges_ = false;
   bool fuse_unknown_ = false;
-  int32_t unknown_ = -1;  // the token for what the vocabulary doesn't have
-  std::array<int32_t, 256> byte_ids_;  // -1: there is none
+  int32_t unknown_ = -1;               // unknown token; -1: none
+  std::array<int32_t, 256> byte_ids_;  // -1: none
   bool every_byte_ = false;            // byte_ids_ has all of them
-  bool byte_fallback_ = false;         // characters to byte_ids_
-  // No merge takes or gives a token that stands for other characters than it is
-  // written with.
+  bool byte_fallback_ = false;         // falls back to byte_ids_
+  // No merge involves a token that stands for other characters than its text.
   bool plain_ = true;
-  // Of a byte-level vocabulary, by the bytes that they stand for; only with
+  // Byte-level vocabulary by the bytes its tokens stand for; only with
   // ignore_merges.
   absl::flat_hash_map<std::string, int32_t> words_;
   std::unique_ptr<MergeTable> merges_;
   bool has_merges_ = false;
-  // Bytes that each token stands for; empty if that can't be told from the
-  // token alone.
+  // Bytes that each token stands for; empty if not determined by the token
+  // alone.
   std::vector<uint32_t> sizes_;
 
-  // The pairs of characters (bytes, if byte-level) that lie side by side
-  // somewhere within what a merge gives. Others are never in one token.
-  bool prefixes_ = true;  // whether that says where words can be cut
+  // Pairs of characters (bytes if byte-level) adjacent within some merge's
+  // result. No token contains any other pair.
+  bool prefixes_ = true;  // whether pairs determine where words can be cut
   std::vector<bool> byte_neighbours_;
   absl::flat_hash_set<uint64_t> neighbours_;
 };

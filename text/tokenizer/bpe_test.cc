@@ -19,7 +19,7 @@ namespace {
 
 using Merges = std::vector<std::pair<std::string, std::string>>;
 
-// Random merges of what there is: of these characters, then of merged ones.
+// Random merges of the given characters and of earlier merges' results.
 Merges RandomMerges(const std::vector<std::string>& characters, int n,
                     std::mt19937* random) {
   std::vector<std::string> tokens = characters;
@@ -40,7 +40,7 @@ Merges RandomMerges(const std::vector<std::string>& characters, int n,
   return merges;
 }
 
-// The lowest rank first, the leftmost of equals, one at a time.
+// Reference: merges the lowest rank first, leftmost of equals, one at a time.
 std::vector<std::string> ByTheBook(std::vector<std::string> symbols,
                                    const Merges& merges) {
   while (true) {
@@ -80,7 +80,7 @@ void Compare(const Json& json, const std::vector<std::string>& characters,
   for (int i = 0; i < 300; ++i) {
     std::vector<std::string> symbols;
     std::string text;
-    // Some within the short way, some within the long one.
+    // Lengths below and above the threshold of the heap.
     for (int n = 1 + (*random)() % (i % 2 == 0 ? 12 : 150); n > 0; --n) {
       symbols.push_back(characters[(*random)() % characters.size()]);
       text += symbols.back();
@@ -148,7 +148,7 @@ using Ids = std::vector<int64_t>;
 
 TEST(BpeTest, UnknownCharacters) {
   Json json = CharacterJson({"<unk>", "a", "b"});
-  // Without a token for them they are left out.
+  // Dropped if there is no token for them.
   EXPECT_EQ((*Load(json.dump()))->Encode("a\u00e9\u6f22xb"), Ids({1, 2}));
   json["model"]["unk_token"] = "<unk>";
   EXPECT_EQ((*Load(json.dump()))->Encode("a\u00e9xb"), Ids({1, 0, 0, 2}));
@@ -195,7 +195,7 @@ TEST(BpeTest, BytesForUnknownCharacters) {
 TEST(BpeTest, IgnoreMergesTakesWholeWords) {
   Json json = Json::parse(ByteTokenizerJson());
   json["pre_tokenizer"]["use_regex"] = true;
-  json["model"]["vocab"]["abc"] = 256;  // no merge gives it
+  json["model"]["vocab"]["abc"] = 256;  // no merge produces it
   json["model"]["vocab"]["ab"] = 257;
   json["model"]["merges"] = {"a b"};
   EXPECT_EQ((*Load(json.dump()))->Encode("abc"), Ids({257, 'c'}));

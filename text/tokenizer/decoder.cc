@@ -17,8 +17,8 @@ namespace capstan {
 namespace tokenizer {
 namespace {
 
-// Changes a token's text; gives false when what it is now are bytes, which no
-// further step may touch.
+// Transforms a token's text. Returns false if the result is raw bytes, which
+// later steps must not touch.
 using Step = std::function<bool(std::string*)>;
 
 Step ByteLevelStep() {
@@ -192,7 +192,7 @@ absl::Status CheckId(const JsonNode& node, int64_t id,
   return node.Invalid(absl::StrCat(id, " is the id of no token"));
 }
 
-// The ids that a template's special token stands for.
+// Ids of a template's special token.
 absl::StatusOr<std::vector<int64_t>> SpecialIds(const JsonNode& processor,
                                                 const std::string& name,
                                                 const Vocabulary& vocabulary) {
@@ -235,7 +235,7 @@ absl::Status AddTemplate(const JsonNode& node, const Vocabulary& vocabulary,
   if (texts != 1) {
     return node.Member("single").Invalid("must have sequence A once");
   }
-  // Around what an earlier processor has put there.
+  // Goes outside what an earlier processor added.
   ends->before.insert(ends->before.begin(), made.before.begin(),
                       made.before.end());
   ends->behind.insert(ends->behind.end(), made.behind.begin(),
@@ -264,8 +264,8 @@ absl::Status Add(const JsonNode& node, const Vocabulary& vocabulary, int depth,
                              });
   }
   if (type == "ByteLevel") {
-    // Moves the places of tokens away from spaces, and adds nothing. Here a
-    // token's place is that of all its bytes.
+    // ByteLevel only trims spaces from offsets. Our offsets cover all of a
+    // token's bytes.
     return node.CheckMembers(
         {"type", "add_prefix_space", "trim_offsets", "use_regex"});
   }

@@ -15,34 +15,34 @@
 namespace capstan {
 namespace tokenizer {
 
-// The bytes that tokens stand for: those of a text are its tokens' one after
-// the other. Thread-safe.
+// Maps tokens to bytes; a text's bytes are its tokens' concatenated.
+// Thread-safe.
 //
-// What Hugging Face does only at the beginning of a text (Strip behind Fuse,
-// Metaspace: they take away the space that the tokenizer has put there) isn't
-// done: a part of a text may be decoded by itself.
+// Skips what Hugging Face does only at the start of a text (Strip after Fuse
+// and Metaspace remove the space that the tokenizer inserted), because part of
+// a text may be decoded by itself.
 class Decoder {
  public:
-  // The "decoder" of a tokenizer.json.
+  // From the "decoder" of a tokenizer.json.
   static absl::StatusOr<Decoder> Make(const JsonNode& node,
                                       const Vocabulary& vocabulary);
 
   std::string Decode(absl::Span<const int64_t> ids) const;
 
  private:
-  // Of all tokens, one after the other; token i's begin at begins_[i] and end
-  // at begins_[i + 1]. Ids without a token have none.
+  // All tokens' bytes concatenated: token i is [begins_[i], begins_[i + 1]).
+  // Ids without a token are empty.
   std::string bytes_;
   std::vector<uint32_t> begins_;
 };
 
-// What is put around the tokens of a text that stands alone.
+// Tokens put around a stand-alone text.
 struct Ends {
   std::vector<int64_t> before;
   std::vector<int64_t> behind;
 };
 
-// As the "post_processor" of a tokenizer.json says.
+// From the "post_processor" of a tokenizer.json.
 absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
                               const Vocabulary& vocabulary);
 

@@ -41,7 +41,7 @@ void HfTokenizer::WithWorker(const Use& use) const {
     }
   }
   if (worker == nullptr) worker = std::make_unique<Worker>();
-  // One that an exception has met isn't used again.
+  // After an exception the worker is not reused.
   use(worker.get());
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.push_back(std::move(worker));
@@ -53,7 +53,7 @@ std::vector<int64_t> HfTokenizer::Encode(absl::string_view text) const {
     worker->with_places = false;
     worker->ids.clear();
     Run(text, worker);
-    ids = worker->ids;  // a copy of the right size: the worker keeps its room
+    ids = worker->ids;  // right-sized copy: the worker keeps its capacity
   });
   return ids;
 }

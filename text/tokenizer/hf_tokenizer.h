@@ -19,13 +19,12 @@
 namespace capstan {
 namespace tokenizer {
 
-// What a tokenizer.json describes, run in the order of Hugging Face's
-// tokenizers library: added tokens are found; what lies between them is
-// normalized; added tokens are found in that; the rest is split into words;
-// each word is encoded.
+// Runs a tokenizer.json in the order of Hugging Face's tokenizers library:
+// finds added tokens, normalizes the text between them, finds added tokens in
+// that, splits the rest into words and encodes each word.
 class HfTokenizer final : public Tokenizer {
  public:
-  // Errors name the file and the place in it.
+  // Errors name the file and the JSON path.
   static absl::StatusOr<std::unique_ptr<HfTokenizer>> Make(FolderFiles files);
 
   int64_t vocab_size() const override { return vocabulary_.size(); }
@@ -40,7 +39,7 @@ class HfTokenizer final : public Tokenizer {
   absl::Status Save(const std::string& folder) const override;
 
  private:
-  // The last step: words become tokens.
+  // The last step: encodes words.
   class ModelStep final : public PieceStep {
    public:
     ModelStep(const Bpe* bpe, bool whole_characters)
@@ -49,7 +48,7 @@ class HfTokenizer final : public Tokenizer {
 
    private:
     const Bpe& bpe_;
-    const bool whole_characters_;  // places don't cut any
+    const bool whole_characters_;  // offsets don't split characters
   };
 
   HfTokenizer() = default;
@@ -57,14 +56,14 @@ class HfTokenizer final : public Tokenizer {
   void Connect();
   void IndexAddedTokens();
 
-  // Calls use(worker) with a worker that no other thread has meanwhile.
+  // Calls use(worker) with exclusive use of a worker.
   template <typename Use>
   void WithWorker(const Use& use) const;
   void Run(absl::string_view text, Worker* worker) const;
   void FindPlain(const Frame& frame, Worker* worker) const;
   void Normalize(const Piece& piece, size_t first, Worker* worker) const;
   void FindNormalized(const Piece& piece, Worker* worker) const;
-  // Splits at the tokens of `finder`; what lies between them goes to
+  // Splits at `finder`'s tokens and passes the text between them to
   // rest(piece).
   template <typename Rest>
   void Find(const AddedTokenFinder& finder, const Piece& piece, Worker* worker,
@@ -74,8 +73,8 @@ class HfTokenizer final : public Tokenizer {
   Vocabulary vocabulary_;
   std::vector<AddedToken> added_;
   std::vector<bool> special_;           // by id
-  AddedTokenFinder plain_finder_;       // in the text as it is
-  AddedTokenFinder normalized_finder_;  // in the normalized text
+  AddedTokenFinder plain_finder_;       // searches the original text
+  AddedTokenFinder normalized_finder_;  // searches the normalized text
   std::vector<std::unique_ptr<Normalizer>> normalizers_;
   PreTokenizers pre_tokenizers_;
   std::unique_ptr<Bpe> bpe_;

@@ -54,7 +54,7 @@ TEST(HfTokenizerTest, TheByteTokenizersFileGivesTheByteTokenizer) {
   EXPECT_EQ((*loaded)->Decode({-1, 256, 1000, 'x'}), "x");
 }
 
-// The characters that stand for bytes in a byte-level BPE vocabulary.
+// The characters of bytes in a byte-level BPE vocabulary.
 TEST(HfTokenizerTest, ByteVocabularyIsGpt2sTable) {
   const Json vocab = Bytes()["model"]["vocab"];
   ASSERT_EQ(vocab.size(), 256);
@@ -125,7 +125,7 @@ TEST(HfTokenizerTest, PlacesAreThoseOfTheTextAsGiven) {
   // The second character is e with an acute accent, in two characters.
   const Encoding places = (*tokenizer)->EncodeWithPlaces("ae\u0301--z");
   EXPECT_EQ(places.ids, Ids({' ', 'a', 0xc3, 0xa9, '+', 'z'}));
-  // What is put before the text has the first character's place.
+  // A prefix maps to the first character.
   EXPECT_EQ(places.begins, Ids({0, 0, 1, 1, 4, 6}));
   EXPECT_EQ(places.ends, Ids({1, 1, 4, 4, 6, 7}));
 }
@@ -154,7 +154,7 @@ TEST(HfTokenizerTest, Metaspace) {
   const auto tokenizer = Load(json.dump());
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ((*tokenizer)->Encode("Hi H<s>Hi"), Ids({3, 2, 3, 4, 1, 2}));
-  // A part of a text keeps its space.
+  // Part of a text keeps its leading space.
   EXPECT_EQ((*tokenizer)->Decode({3, 2, 3}), " Hi H");
   json["pre_tokenizer"]["prepend_scheme"] = "always";
   EXPECT_EQ((*Load(json.dump()))->Encode("Hi<s>Hi"), Ids({3, 2, 4, 3, 2}));

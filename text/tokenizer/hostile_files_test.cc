@@ -150,7 +150,7 @@ TEST(HostileFilesTest, TokenizerConfig) {
   ExpectError(good, kInvalid, "chat_template", R"({"chat_template": [1]})");
 }
 
-// Whatever is cut off or changed in a file: a tokenizer or an error.
+// Random truncation or modification yields a tokenizer or an error.
 TEST(HostileFilesTest, RandomDamage) {
   std::mt19937 random(4);
   Json json = Json::parse(ByteTokenizerJson());

@@ -18,19 +18,18 @@
 namespace capstan {
 namespace tokenizer {
 
-// A value of a JSON file together with its place in it
-// ("pre_tokenizer.pretokenizers[0].pattern"), which errors name. Views the
-// simdjson document, which must outlive it.
+// A JSON value with its path ("pre_tokenizer.pretokenizers[0].pattern") for
+// error messages. A view of the simdjson document, which must outlive it.
 class JsonNode {
  public:
   JsonNode(simdjson::dom::element element, std::string place);
 
   const std::string& place() const { return place_; }
-  // Is null, or isn't there at all.
+  // Null or absent.
   bool IsNull() const { return !element_.has_value(); }
   bool IsString() const;
 
-  // A member of an object; null if there is none of that name, or this is null.
+  // A member of an object; null if absent or if this is null.
   JsonNode Member(absl::string_view name) const;
   // The elements of an array.
   absl::StatusOr<std::vector<JsonNode>> Items() const;
@@ -39,15 +38,15 @@ class JsonNode {
   absl::StatusOr<std::string> String() const;
   absl::StatusOr<int64_t> Int() const;
   absl::StatusOr<double> Number() const;
-  // `if_null` where it is null.
+  // `if_null` if null.
   absl::StatusOr<bool> Bool(bool if_null) const;
 
-  // UNIMPLEMENTED for a member of this object that isn't among `known`: what a
-  // file says and isn't understood must not be passed over.
+  // UNIMPLEMENTED for members of this object outside `known`: settings that we
+  // don't understand must not be ignored.
   absl::Status CheckMembers(
       std::initializer_list<absl::string_view> known) const;
 
-  // INVALID_ARGUMENT, UNIMPLEMENTED: "place: problem".
+  // INVALID_ARGUMENT or UNIMPLEMENTED: "path: problem".
   absl::Status Invalid(absl::string_view problem) const;
   absl::Status Unsupported(absl::string_view problem) const;
 
@@ -58,8 +57,8 @@ class JsonNode {
   std::string place_;
 };
 
-// Calls `add` with each element of {"type": "Sequence", `name`: [..]}. `depth`:
-// of sequences around it; too many are an error.
+// Calls `add` with each element of {"type": "Sequence", `name`: [..]}. `depth`
+// is the number of enclosing sequences; too many are an error.
 absl::Status ForEachInSequence(
     const JsonNode& sequence, const char* name, int depth,
     const std::function<absl::Status(const JsonNode&)>& add);

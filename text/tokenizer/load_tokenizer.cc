@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a Hugging Face folder to a tokenizer.
+// Loads a tokenizer from a Hugging Face folder.
 #include <simdjson.h>
 
 #include <utility>
@@ -15,7 +15,7 @@ namespace capstan {
 namespace tokenizer {
 namespace {
 
-// Parses `text` and calls use(root) while the document is there.
+// Parses `text` and calls use(root) while the document is alive.
 template <typename Use>
 absl::Status WithJson(const std::string& text, const std::string& name,
                       const Use& use) {
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Make(
 }
 
 absl::Status HfTokenizer::Load(const JsonNode& root) {
-  // How long its texts may be ("truncation", "padding") is for a run to say.
+  // "truncation" and "padding" are ignored: the run decides lengths.
   CAPSTAN_RETURN_IF_ERROR(root.CheckMembers(
       {"version", "truncation", "padding", "added_tokens", "normalizer",
        "pre_tokenizer", "post_processor", "decoder", "model"}));

@@ -90,8 +90,7 @@ class Prepend final : public Normalizer {
   const std::string prefix_;
 };
 
-// Character by character, by Unicode's full mapping, of which only U+0130 gives
-// two characters.
+// By Unicode's full mapping, character by character; only U+0130 yields two.
 class Lowercase final : public Normalizer {
  public:
   bool Apply(absl::string_view text, RegexState*, std::string* out,

@@ -14,26 +14,26 @@
 namespace capstan {
 namespace tokenizer {
 
-// More steps than any file has: each is a level of the stack.
+// More steps than any known file has; each takes a level of the stack.
 constexpr size_t kMaxSteps = 64;
 
-// What changes a text before it is split. Thread-safe.
+// Transforms a text before it is split. Thread-safe.
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
 
-  // Whether it has changed `text`, which must be UTF-8; if so, *out is the new
-  // text, and *alignment, which must be new, says where it comes from.
+  // Returns whether it changed `text`, which must be UTF-8. If so, *out is the
+  // new text, and *alignment, which must be empty, maps it to the old.
   virtual bool Apply(absl::string_view text, RegexState* state,
                      std::string* out, Alignment* alignment) const = 0;
 };
 
-// In order: the "normalizer" of a tokenizer.json, sequences unrolled. Empty for
-// null.
+// The "normalizer" of a tokenizer.json in order, with sequences flattened.
+// Empty for null.
 absl::StatusOr<std::vector<std::unique_ptr<Normalizer>>> MakeNormalizers(
     const JsonNode& node);
 
-// Each occurrence of `from` becomes `to`; `from` must not be empty.
+// Replaces each occurrence of `from` (not empty) with `to`.
 std::unique_ptr<Normalizer> NewReplace(std::string from, std::string to);
 
 // The "pattern" of a Replace or a Split: {"String": ".."} or {"Regex": ".."}.

@@ -57,7 +57,7 @@ TEST(UnicodeFormTest, PlacesAreThoseOfWhatHasChanged) {
   EXPECT_EQ(made.alignment.End(4), 5u);
 }
 
-// A text that is normalized stretch by stretch is normalized as a whole.
+// Normalizing piecewise equals normalizing the whole.
 TEST(UnicodeFormTest, IsUtf8procOnRandomTexts) {
   const struct {
     UnicodeForm form;
@@ -67,7 +67,7 @@ TEST(UnicodeFormTest, IsUtf8procOnRandomTexts) {
                {UnicodeForm::kNfkc, utf8proc_NFKC},
                {UnicodeForm::kNfkd, utf8proc_NFKD}};
   std::mt19937 random(3);
-  // Up to here nearly everything combines with something.
+  // Below this nearly everything combines with something.
   std::uniform_int_distribution<uint32_t> low(1, 0x600);
   std::uniform_int_distribution<uint32_t> kind(0, 3);
   const std::pair<uint32_t, uint32_t> blocks[] = {

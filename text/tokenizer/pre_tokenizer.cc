@@ -15,7 +15,7 @@ namespace capstan {
 namespace tokenizer {
 namespace {
 
-// What char::is_ascii_punctuation and Unicode's P together are.
+// The union of char::is_ascii_punctuation and Unicode's P.
 constexpr char kPunctuation[] = R"([\p{P}$+<=>^`|~])";
 
 bool IsNumeric(uint32_t code) {
@@ -26,14 +26,14 @@ bool IsNumeric(uint32_t code) {
          category == UTF8PROC_CATEGORY_NO;
 }
 
-// Numbers (Unicode's N) apart from the rest, each alone or runs of them.
+// Splits off numbers (Unicode's N), individually or in runs.
 class Digits final : public PieceStep {
  public:
   explicit Digits(bool individual) : individual_(individual) {}
 
   void Take(const Piece& piece, Worker* worker) const override {
     const absl::string_view text = piece.text;
-    size_t begin = 0;  // of what has not been given yet
+    size_t begin = 0;  // of what hasn't been passed on
     bool numbers = false;
     for (size_t at = 0; at < text.size();) {
       const size_t here = at;
@@ -51,8 +51,8 @@ class Digits final : public PieceStep {
   const bool individual_;
 };
 
-// Puts `prefix` before pieces that don't begin with it; only at the beginning
-// of the text, if `first`.
+// Prefixes pieces that don't begin with `prefix`; if `first`, only at the start
+// of the text.
 class AddPrefix final : public PieceStep {
  public:
   AddPrefix(std::string prefix, bool first)
@@ -78,7 +78,7 @@ class AddPrefix final : public PieceStep {
   const bool first_;
 };
 
-// Metaspace's: each space becomes `to`.
+// Metaspace: replaces each space with `to`.
 class ReplaceSpaces final : public PieceStep {
  public:
   explicit ReplaceSpaces(const std::string& to)
@@ -229,7 +229,7 @@ absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node) {
 
 namespace {
 
-// The matches of a string, as RegexMatches gives those of an expression.
+// Matches of a literal; same interface as RegexMatches.
 class LiteralMatches {
  public:
   LiteralMatches(const std::string& literal, absl::string_view text)
@@ -264,7 +264,7 @@ class PatternSplit final : public PieceStep {
   }
 
  private:
-  // Bytes [begin, end) that are to be given once it is clear what joins them.
+  // Bytes [begin, end) held back until it is known what joins them.
   struct Waiting {
     size_t begin = 0;
     size_t end = 0;
@@ -289,10 +289,10 @@ class PatternSplit final : public PieceStep {
     if (waiting.any) GiveRange(waiting.begin, waiting.end, piece, worker);
   }
 
-  // The next part of the piece, a match or what lies between two.
+  // Handles the next part of the piece, a match or the text between two.
   void Part(size_t begin, size_t end, bool is_match, const Piece& piece,
             Waiting* waiting, Worker* worker) const {
-    bool joins = false;  // with the part that waits
+    bool joins = false;  // with the held-back part
     switch (behavior_) {
       case SplitBehavior::kRemoved:
         if (!is_match) GiveRange(begin, end, piece, worker);
@@ -329,8 +329,8 @@ class PatternSplit final : public PieceStep {
   const bool invert_;
 };
 
-// One of the expressions that have a WordScanner: every match is a piece, and
-// nothing lies between them.
+// An expression with a WordScanner: every match is a piece, with nothing in
+// between.
 class WordSplit final : public PieceStep {
  public:
   WordSplit(std::unique_ptr<Regex> regex, WordScanner scanner)

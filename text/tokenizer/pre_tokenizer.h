@@ -16,7 +16,7 @@
 namespace capstan {
 namespace tokenizer {
 
-// What one thread needs to encode a text, and what it has encoded so far.
+// Per-thread scratch and output for encoding a text.
 struct Worker {
   RegexState regex;
   BpeState bpe;
@@ -27,15 +27,15 @@ struct Worker {
   std::vector<int64_t> ends;
 };
 
-// A step of the way from a text to its words: gets pieces of it from left to
-// right and gives each, split or changed, to the next step. Thread-safe.
+// A step from text to words: takes pieces from left to right and passes each
+// on, split or transformed, to the next step. Thread-safe.
 class PieceStep {
  public:
   virtual ~PieceStep() = default;
-  // The piece isn't empty.
+  // `piece` isn't empty.
   virtual void Take(const Piece& piece, Worker* worker) const = 0;
 
-  // Set once, before the first Take; must outlive it.
+  // Call once, before the first Take; `next` must outlive this.
   void set_next(const PieceStep* next) { next_ = next; }
 
  protected:
@@ -49,16 +49,16 @@ class PieceStep {
 
 struct PreTokenizers {
   std::vector<std::unique_ptr<PieceStep>> steps;
-  // Words are bytes (the last is a ByteLevel), and not characters.
+  // Words are bytes rather than characters (the last step is a ByteLevel).
   bool byte_level = false;
-  // Some step looks at characters, so the text must be UTF-8.
+  // Some step reads characters, so the text must be UTF-8.
   bool reads_characters = false;
 };
 
-// The "pre_tokenizer" of a tokenizer.json, sequences unrolled.
+// The "pre_tokenizer" of a tokenizer.json, sequences flattened.
 absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node);
 
-// What becomes of the matches that a text is split at ("a", "-", "-", "b").
+// What happens to the delimiters of a split ("a", "-", "-", "b").
 enum class SplitBehavior {
   kRemoved,             // a b
   kIsolated,            // a - - b
@@ -69,7 +69,7 @@ enum class SplitBehavior {
 
 absl::StatusOr<SplitBehavior> MakeSplitBehavior(const JsonNode& node);
 
-// Splits at the matches of `pattern`, or, if `invert`, at what lies between
+// Splits at the matches of `pattern`, or, if `invert`, at the text between
 // them.
 std::unique_ptr<PieceStep> NewPatternSplit(Pattern pattern,
                                            SplitBehavior behavior, bool invert);

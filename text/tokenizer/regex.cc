@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From Oniguruma's Ruby syntax (its doc/RE) to PCRE2's (pcre2pattern(3)). Only
-// what is known to mean the same is let through, with what must be written
-// otherwise: the rest is an error, never another split of the text.
+// Translates Oniguruma's Ruby syntax (its doc/RE) to PCRE2's (pcre2pattern(3)).
+// Accepts only what is known to mean the same after translation; the rest is an
+// error, never a different split.
 #include "text/tokenizer/regex.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ RegexState::RegexState()
       stack_(
           pcre2_jit_stack_create(kFirstStackBytes, kMaxStackBytes, nullptr)) {
   if (match_ == nullptr || context_ == nullptr) throw std::bad_alloc();
-  // Without JIT there is no such stack, and none is needed.
+  // Without JIT no stack is needed.
   if (stack_ != nullptr) pcre2_jit_stack_assign(context_, nullptr, stack_);
 }
 
@@ -71,7 +71,7 @@ Regex::~Regex() { pcre2_code_free(code_); }
 
 bool Regex::Find(absl::string_view text, size_t from, RegexState* state,
                  size_t* begin, size_t* end) const {
-  // PCRE2 takes no null pointer for an empty text.
+  // PCRE2 rejects a null pointer even for an empty text.
   const auto subject =
       reinterpret_cast<PCRE2_SPTR>(text.empty() ? "" : text.data());
   const int found =
@@ -95,7 +95,7 @@ bool RegexMatches::Next(size_t* begin, size_t* end) {
   while (from_ <= text_.size()) {
     if (!regex_.Find(text_, from_, state_, begin, end)) break;
     if (*begin == *end && *end == last_end_) {
-      // It is where the last one ended, so `from_` is too.
+      // An empty match at the end of the previous one, hence at `from_`.
       from_ += from_ < text_.size() ? CharacterBytes(text_[from_]) : 1;
       continue;
     }
@@ -174,7 +174,7 @@ class Translator {
     return Unsupported("a group (?..)");
   }
 
-  // {n}, {n,}, {n,m}, {,m}; else a plain brace.
+  // {n}, {n,}, {n,m}, {,m}; otherwise a literal brace.
   absl::Status Interval() {
     size_t end = at_ + 1;
     const auto digits = [&] {
@@ -276,14 +276,14 @@ class Translator {
         if (absl::ascii_isalnum(c)) {
           return Unsupported(absl::StrCat("\\", absl::string_view(&c, 1)));
         }
-        // PCRE2 takes any other character behind \ as itself.
+        // PCRE2 takes any other escaped character literally.
         Copy(1 + CharacterBytes(c));
         return absl::OkStatus();
     }
   }
 
-  // \p{Name}, \P{Name}, \p{^Name}: a general category ("Lu") or a script, which
-  // PCRE2 calls "sc:Han" (its "Han" are the script's extensions).
+  // \p{Name}, \P{Name}, \p{^Name}: a general category ("Lu") or a script,
+  // "sc:Han" in PCRE2 (where "Han" means script extensions).
   absl::Status Property() {
     const size_t end = pattern_.find('}', at_);
     if (Peek(2) != '{' || end == absl::string_view::npos) {
@@ -307,7 +307,7 @@ class Translator {
     return absl::OkStatus();
   }
 
-  // \xHH below 80 (above it is a byte, not a character), or \x{H..}.
+  // \xHH below 80 (above, it is a byte rather than a character), or \x{H..}.
   absl::Status Hexadecimal() {
     if (Peek(2) == '{') {
       const size_t end = pattern_.find('}', at_);

@@ -15,7 +15,7 @@
 namespace capstan {
 namespace tokenizer {
 
-// What one thread needs to run regular expressions, any of them.
+// Per-thread scratch for running any regular expression.
 class RegexState {
  public:
   RegexState();
@@ -30,13 +30,12 @@ class RegexState {
   pcre2_jit_stack* const stack_;
 };
 
-// A regular expression as tokenizer.json files have them: Oniguruma's Ruby
-// syntax on UTF-8. It is run by PCRE2, in whose syntax ToPcre2 says the same.
-// Thread-safe.
+// A regular expression as in tokenizer.json files: Oniguruma's Ruby syntax on
+// UTF-8, translated by ToPcre2 and run by PCRE2. Thread-safe.
 class Regex {
  public:
-  // UNIMPLEMENTED for what has another meaning in the two libraries;
-  // INVALID_ARGUMENT for what is no regular expression.
+  // UNIMPLEMENTED for syntax that means different things to the two libraries;
+  // INVALID_ARGUMENT for invalid expressions.
   static absl::StatusOr<std::unique_ptr<Regex>> Compile(
       absl::string_view pattern);
   ~Regex();
@@ -45,9 +44,9 @@ class Regex {
 
   const std::string& pattern() const { return pattern_; }
 
-  // The leftmost match that begins at or behind `from`, in bytes of `text`,
-  // which must be UTF-8; false if there is none. Throws std::runtime_error if
-  // PCRE2 gives up (a pattern of exponential cost).
+  // The leftmost match that begins at or after byte `from` of `text`, which
+  // must be UTF-8; false if there is none. Throws std::runtime_error if PCRE2
+  // gives up (a pattern of exponential cost).
   bool Find(absl::string_view text, size_t from, RegexState* state,
             size_t* begin, size_t* end) const;
 
@@ -60,8 +59,8 @@ class Regex {
   const bool jit_;
 };
 
-// The matches of `regex` one after the other, as Hugging Face's tokenizers
-// walk over them: an empty one is passed over where the last match ended.
+// Iterates over the matches of `regex` as Hugging Face's tokenizers do: skips
+// an empty match at the end of the previous one.
 class RegexMatches {
  public:
   RegexMatches(const Regex& regex, absl::string_view text, RegexState* state)
@@ -76,7 +75,7 @@ class RegexMatches {
   size_t last_end_ = static_cast<size_t>(-1);
 };
 
-// The same expression in PCRE2's syntax (UTF, UCP and MULTILINE set).
+// The expression in PCRE2's syntax (with UTF, UCP and MULTILINE set).
 absl::StatusOr<std::string> ToPcre2(absl::string_view pattern);
 
 }  // namespace tokenizer

@@ -18,7 +18,7 @@ namespace tokenizer {
 
 using Json = nlohmann::json;
 
-// An empty folder of the running test.
+// An empty folder for the running test.
 inline std::string NewFolder(const std::string& name) {
   const std::string folder = ::testing::TempDir() + "/" + name;
   std::filesystem::remove_all(folder);
@@ -36,7 +36,8 @@ inline std::string ReadText(const std::string& path) {
           std::istreambuf_iterator<char>()};
 }
 
-// The tokenizer of a folder with these files; none where the text is empty.
+// Loads a tokenizer from a folder with these files; files with empty text are
+// omitted.
 inline absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
     const std::string& tokenizer_json, const std::string& config = "") {
   const std::string folder = NewFolder("tokenizer");

@@ -70,7 +70,7 @@ absl::StatusOr<int64_t> SpecialId(const JsonNode& node,
       absl::StrCat("\"", token, "\" isn't a token of tokenizer.json"));
 }
 
-// A text, or several with names, of which "default" is taken.
+// A text, or several named ones, of which "default" is used.
 absl::StatusOr<std::string> ChatTemplate(const JsonNode& node) {
   if (node.IsNull()) return "";
   if (node.IsString()) return node.String();
@@ -83,7 +83,7 @@ absl::StatusOr<std::string> ChatTemplate(const JsonNode& node) {
   return node.Invalid("has no template named \"default\"");
 }
 
-// Whether `ids` has `id` at that end as `add` wants it.
+// Makes `ids` begin (`front`) or end with `id` as `add` says.
 absl::Status SetEnd(const JsonNode& add, int64_t id, bool front,
                     std::vector<int64_t>* ids) {
   CAPSTAN_ASSIGN_OR_RETURN(const bool wanted, add.Bool(false));

@@ -15,7 +15,7 @@
 namespace capstan {
 namespace tokenizer {
 
-// The bytes of a Hugging Face folder's tokenizer files.
+// Contents of the tokenizer files of a Hugging Face folder.
 struct FolderFiles {
   std::string tokenizer_json;
   absl::optional<std::string> tokenizer_config_json;
@@ -27,13 +27,13 @@ absl::StatusOr<FolderFiles> ReadFolderFiles(const std::string& folder);
 absl::Status WriteFolderFiles(const FolderFiles& files,
                               const std::string& folder);
 
-// What a tokenizer_config.json says that tokenizer.json doesn't.
+// What tokenizer_config.json adds to tokenizer.json.
 struct TokenizerConfig {
   Tokenizer::SpecialIds special_ids;
-  std::string chat_template;  // the default one of several; "" if none
+  std::string chat_template;  // the default if several; "" if none
 };
 
-// `ends` is changed as add_bos_token and add_eos_token say.
+// Applies add_bos_token and add_eos_token to `ends`.
 absl::StatusOr<TokenizerConfig> MakeTokenizerConfig(
     const JsonNode& node, const Vocabulary& vocabulary, Ends* ends);
 

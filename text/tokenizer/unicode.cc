@@ -14,8 +14,8 @@ namespace {
 
 constexpr char kReplacement[] = "\xef\xbf\xbd";  // U+FFFD
 
-// Bytes of the longest prefix of `text` that begins some valid character and
-// is not one itself; at least 1. `text` must not begin with a valid one.
+// Length of the longest proper prefix of a valid character at the start of
+// `text`; at least 1. `text` must not begin with a valid character.
 size_t MaximalPart(absl::string_view text) {
   const auto byte = [&text](size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
@@ -160,8 +160,8 @@ int Options(UnicodeForm form) {
   return 0;
 }
 
-// Characters below it are their own normal form, combine with nothing before
-// them, and only with characters from it on behind them.
+// Characters below it are normalized, don't combine with preceding characters,
+// and combine only with following characters at or above it.
 uint32_t FirstUnstable(UnicodeForm form) {
   switch (form) {
     case UnicodeForm::kNfc:
@@ -173,9 +173,8 @@ uint32_t FirstUnstable(UnicodeForm form) {
   }
 }
 
-// Whether a character, or what it decomposes to, may combine with one before
-// it: marks, the vowels and final consonants of Hangul, and compatibility forms
-// of them.
+// Whether a character, or its decomposition, may combine with a preceding one:
+// marks, Hangul vowels and final consonants, and compatibility forms of them.
 bool MayCombineBackward(uint32_t code) {
   if ((code >= 0x1100 && code <= 0x11ff) ||
       (code >= 0x3130 && code <= 0x318f) ||
@@ -229,10 +228,10 @@ class Form final : public Normalizer {
     size_t end;
   };
 
-  // From *at on, the next run of unstable characters with the stable one before
-  // it, which a mark may combine with.
+  // From *at on, the next run of unstable characters, including the preceding
+  // stable one, which a mark may combine with.
   bool NextStretch(absl::string_view text, size_t* at, Stretch* stretch) const {
-    size_t last = *at;  // where the character before begins
+    size_t last = *at;  // start of the previous character
     while (*at < text.size()) {
       if (static_cast<unsigned char>(text[*at]) < 0x80) {
         last = (*at)++;
@@ -258,7 +257,7 @@ class Form final : public Normalizer {
     return false;
   }
 
-  // Characters that may combine with each other change together.
+  // Characters that may combine are normalized together.
   void AppendClusters(absl::string_view text, std::string* out,
                       Alignment* alignment) const {
     std::string made;

@@ -16,17 +16,17 @@ namespace tokenizer {
 
 bool IsUtf8(absl::string_view text);
 
-// `text` with U+FFFD for each maximal part of an invalid sequence, as the
-// Unicode Standard 3.9 (table 3-8) advises and most decoders do.
+// Replaces each maximal subpart of an invalid sequence with U+FFFD, as
+// recommended by the Unicode Standard 3.9 (table 3-8).
 std::string ToUtf8(absl::string_view text, Alignment* alignment);
 
-// The character that begins at text[*at], which must be valid UTF-8; *at moves
-// behind it.
+// Returns the character at text[*at], which must be valid UTF-8, and advances
+// *at past it.
 uint32_t NextCharacter(absl::string_view text, size_t* at);
 void AppendCharacter(uint32_t code, std::string* text);
 
-// Bytes of the UTF-8 character that begins with this one; 1 for those that
-// none begins with.
+// Length of the UTF-8 character that begins with this byte; 1 for bytes that
+// begin none.
 inline size_t CharacterBytes(char first) {
   const auto c = static_cast<unsigned char>(first);
   return c < 0xc0 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
@@ -36,24 +36,24 @@ inline bool IsContinuation(char c) {
   return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
 }
 
-// A prefix has been put before `text`, which isn't empty: it has the place of
-// the first character.
+// Records that a prefix was put before `text` (not empty); it maps to the first
+// character.
 void NotePrefix(absl::string_view text, size_t prefix_bytes,
                 Alignment* alignment);
 
 // Byte-level vocabularies write each byte as a character (bytes_to_unicode of
-// GPT-2's encoder.py): printable Latin-1 stands for itself, the other 68 bytes
-// for U+0100, U+0101, .. in order.
+// GPT-2's encoder.py): printable Latin-1 as itself, the other 68 bytes as
+// U+0100, U+0101, .. in order.
 uint32_t ByteToCharacter(int byte);
-// -1 for characters that stand for no byte.
+// -1 for characters that represent no byte.
 int CharacterToByte(uint32_t code);
-// The bytes that a token of such a vocabulary stands for; false if it has a
-// character that stands for none.
+// The bytes represented by such a vocabulary's token; false if one of its
+// characters represents none.
 bool CharactersToBytes(absl::string_view token, std::string* bytes);
 
 enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
 
-// The normalization forms of Unicode's Standard Annex 15.
+// Normalization forms of Unicode Standard Annex 15.
 std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form);
 
 }  // namespace tokenizer

@@ -14,7 +14,7 @@ namespace capstan {
 namespace tokenizer {
 namespace {
 
-// What a broken file may make us allocate has an end.
+// Bounds what a corrupt file can make us allocate.
 constexpr int64_t kMaxId = (1 << 22) - 1;
 
 absl::Status CheckId(int64_t id, absl::string_view token,
@@ -94,8 +94,8 @@ absl::Status Vocabulary::Add(absl::string_view token, int64_t id,
 
 namespace {
 
-// \w of Rust's regular expressions (UTS #18 annex C): letters, marks, decimal
-// digits, connectors, joiners.
+// \w of Rust's regex crate (UTS #18 annex C): letters, marks, decimal digits,
+// connectors, joiners.
 bool IsWord(uint32_t code) {
   if (code == 0x200c || code == 0x200d) return true;
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
@@ -124,7 +124,7 @@ bool IsSpace(uint32_t code) {
          code == 0x3000;
 }
 
-// Where the character that ends at `end` begins.
+// Start of the character that ends at `end`.
 size_t BeginOfLast(absl::string_view text, size_t end) {
   size_t begin = end - 1;
   while (begin > 0 && end - begin < 4 && IsContinuation(text[begin])) --begin;
@@ -132,7 +132,7 @@ size_t BeginOfLast(absl::string_view text, size_t end) {
 }
 
 uint32_t CharacterAt(absl::string_view text, size_t at) {
-  // A text that isn't UTF-8 may break off in the middle of a character.
+  // Invalid UTF-8 may end in the middle of a character.
   if (at + CharacterBytes(text[at]) > text.size()) return 0xfffd;
   return NextCharacter(text, &at);
 }
@@ -217,7 +217,7 @@ bool AddedTokenFinder::Next(absl::string_view text, size_t from, size_t* search,
       continue;
     }
     size_t begin = at;
-    // One that is no word by itself still takes its bytes from others.
+    // A match rejected by single_word still consumes its bytes.
     at = *search = end;
     if (token->single_word && !IsSingleWord(text, begin, end)) continue;
     while (token->lstrip && begin > from) {

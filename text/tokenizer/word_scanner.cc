@@ -37,8 +37,8 @@ Kind KindOf(char c) {
 
 bool IsNewline(char c) { return c == '\r' || c == '\n'; }
 
-// The end of the run of `kind` from `p` on; null if a character beyond ASCII
-// follows, which might belong to it.
+// End of the run of `kind` at `p`; null if a non-ASCII character follows, which
+// might belong to it.
 const char* RunEnd(const char* p, const char* end, Kind kind) {
   while (p < end && KindOf(*p) == kind) ++p;
   return p < end && KindOf(*p) == kHigh ? nullptr : p;
@@ -54,7 +54,7 @@ size_t Spaces(const char* begin, const char* run_end, const char* end) {
   return run_end == end || n == 1 ? n : n - 1;
 }
 
-// 's|'t|'re|'ve|'m|'ll|'d; 0 if it is none of them.
+// 's|'t|'re|'ve|'m|'ll|'d; 0 if none matches.
 size_t Contraction(const char* p, const char* end, bool any_case) {
   const auto at = [=](int i) {
     if (end - p <= i) return '\0';
@@ -96,7 +96,7 @@ size_t Gpt2Word(const char* begin, const char* end) {
   return Bytes(begin, RunEnd(next, end, kind));
 }
 
-// [^\s\p{L}\p{N}]+[\r\n]* from `p` on.
+// [^\s\p{L}\p{N}]+[\r\n]* at `p`.
 size_t OthersAndNewlines(const char* begin, const char* p, const char* end) {
   p = RunEnd(p, end, kOther);
   if (p == nullptr) return 0;
@@ -104,7 +104,7 @@ size_t OthersAndNewlines(const char* begin, const char* p, const char* end) {
   return p - begin;
 }
 
-// The expressions of Llama 3 and Qwen 2 from a white space on.
+// The expressions of Llama 3 and Qwen 2 at white space.
 size_t WordFromSpace(const char* begin, const char* end) {
   const char* const next = begin + 1;
   if (next < end) {
@@ -147,7 +147,7 @@ size_t Llama3Word(const char* begin, const char* end) {
       break;
   }
   if (next < end) {
-    // Beyond ASCII there are letters, and an s (U+017F).
+    // There are non-ASCII letters, and a non-ASCII s (U+017F).
     if (KindOf(*next) == kHigh) return 0;
     if (*begin == '\'') {
       const size_t n = Contraction(begin, end, /*any_case=*/true);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The regular expressions that most byte-level tokenizers split by, as loops
-// over ASCII. word_scanner_test.cc holds them against PCRE2.
+// The regular expressions of most byte-level tokenizers as loops over ASCII.
+// word_scanner_test.cc compares them with PCRE2.
 #ifndef CAPSTAN_TEXT_TOKENIZER_WORD_SCANNER_H_
 #define CAPSTAN_TEXT_TOKENIZER_WORD_SCANNER_H_
 
@@ -15,8 +15,8 @@
 namespace capstan {
 namespace tokenizer {
 
-// The tokens of short words seen lately: 2 MiB, a cache line a word. A word
-// has two lines that it can be in; the less recently written goes. One thread.
+// A cache of recent short words' tokens: 2 MiB, one cache line per word,
+// two-way set-associative with LRU replacement. Not thread-safe.
 class WordCache {
  public:
   static constexpr size_t kMaxWord = 24;  // bytes
@@ -31,7 +31,7 @@ class WordCache {
 
   WordCache() : lines_(kLines) {}
 
-  // `text` holds the word: within it, bytes behind the word may be read.
+  // `word` views `text`; bytes after the word but within `text` may be read.
   static Key MakeKey(absl::string_view word, absl::string_view text) {
     Key key;
     key.size = static_cast<uint32_t>(word.size());
@@ -51,7 +51,7 @@ class WordCache {
     return key;
   }
 
-  // The word's tokens; *n is 0 if it isn't there.
+  // The word's tokens; sets *n to 0 on a miss.
   const uint32_t* Find(const Key& key, size_t* n) const {
     for (const Line* line = &lines_[key.place]; line < &lines_[key.place] + 2;
          ++line) {
@@ -65,7 +65,7 @@ class WordCache {
     return nullptr;
   }
 
-  // n: 1 to kMaxIds.
+  // n is 1 to kMaxIds.
   void Add(const Key& key, const uint32_t* ids, size_t n) {
     Line* const line = &lines_[key.place];
     line[1] = line[0];
@@ -80,13 +80,13 @@ class WordCache {
 
   struct alignas(64) Line {
     uint64_t words[3] = {0, 0, 0};
-    uint16_t size = 0;  // no word has it
+    uint16_t size = 0;  // 0: unused
     uint16_t n = 0;
     uint32_t ids[kMaxIds] = {};
   };
   static_assert(sizeof(Line) == 64, "a cache line");
 
-  // Which bits of word i of a key belong to a word of `size` bytes.
+  // Mask of the bits in word i of a key for a word of `size` bytes.
   static uint64_t Mask(size_t size, size_t i) {
     if (size >= 8 * i + 8) return ~uint64_t{0};
     if (size <= 8 * i) return 0;
@@ -101,16 +101,16 @@ class WordCache {
   std::vector<Line> lines_;
 };
 
-// GPT-2's, which a ByteLevel pre-tokenizer applies (use_regex).
+// GPT-2's, used by ByteLevel pre-tokenizers (use_regex).
 extern const char kGpt2Words[];
-// Llama 3's: up to three digits together.
+// Llama 3's: groups of up to three digits.
 extern const char kLlama3Words[];
-// Qwen 2's: each digit alone.
+// Qwen 2's: each digit by itself.
 extern const char kQwen2Words[];
 
-// Bytes of the expression's match that begins at `begin` of the text that ends
-// at `end`, which must be another; 0 where a character beyond ASCII has a say
-// in it. Each of these expressions matches everywhere, and none looks behind.
+// Length of the match at `begin` in the non-empty text [begin, end); 0 if a
+// non-ASCII character could affect it. The expressions match everywhere and
+// have no lookbehind.
 using WordScanner = size_t (*)(const char* begin, const char* end);
 
 // Null if `pattern` is none of them.

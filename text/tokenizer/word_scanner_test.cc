@@ -13,7 +13,7 @@ namespace capstan {
 namespace tokenizer {
 namespace {
 
-// What such expressions tell apart, more often than chance would give.
+// Text biased towards what the expressions distinguish.
 std::string RandomText(std::mt19937* random) {
   static const char* const parts[] = {
       " ",  "  ",  "\n", "\r\n",   "\t",     "\x0b",   "\x1c",

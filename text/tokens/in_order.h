@@ -19,10 +19,10 @@
 namespace capstan {
 namespace text {
 
-// Calls make(0) to make(n - 1) on `threads` threads, and take(what it made) on
-// the caller's in that order. At most a few results a thread wait to be taken.
-// The first error, or exception, of either ends it and is returned. All threads
-// have ended when it returns; with one thread none is started.
+// Calls make(0) to make(n - 1) on `threads` threads and passes the results in
+// order to take() on the calling thread. Buffers at most a few results per
+// thread. Stops at the first error or exception and returns it, after all
+// threads have ended. With one thread none is started.
 template <typename T>
 absl::Status InOrder(int threads, int64_t n,
                      const std::function<absl::StatusOr<T>(int64_t)>& make,
@@ -44,8 +44,8 @@ absl::Status InOrder(int threads, int64_t n,
   std::mutex mutex;
   std::condition_variable changed;
   std::map<int64_t, absl::StatusOr<T>> waiting;
-  int64_t next = 0;   // to be made
-  int64_t taken = 0;  // those before it are
+  int64_t next = 0;   // next index to make
+  int64_t taken = 0;  // results before it are taken
   bool stop = false;
   const auto work = [&] {
     std::unique_lock<std::mutex> lock(mutex);

@@ -9,13 +9,12 @@ namespace capstan {
 namespace text {
 namespace {
 
-// To each side of a cut.
+// Bytes on either side of a cut.
 constexpr size_t kSurroundings = 2048;
-// Lines tried for a cut before the piece grows.
+// Lines tried before the piece grows.
 constexpr int kTries = 16;
 
-// Where the first line begins behind `from` that doesn't begin with white
-// space.
+// Start of the first line after `from` that doesn't begin with white space.
 size_t NextLine(absl::string_view text, size_t from) {
   size_t at = text.find('\n', from);
   while (at != absl::string_view::npos && at + 1 < text.size()) {
@@ -25,7 +24,7 @@ size_t NextLine(absl::string_view text, size_t from) {
   return absl::string_view::npos;
 }
 
-// `at`, or the place behind it, that no character is cut at.
+// The first character boundary at or after `at`.
 size_t CharacterBegin(absl::string_view text, size_t at) {
   while (at < text.size() &&
          (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) {

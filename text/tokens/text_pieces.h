@@ -11,11 +11,10 @@
 namespace capstan {
 namespace text {
 
-// Cuts a text into pieces of about `piece_bytes` that can be tokenized apart
-// from each other: their tokens one after the other are the text's. It is cut
-// where a line begins, and only where the surroundings of the place have the
-// same tokens whether they are cut there or not. A text that has no such place
-// stays whole. The same pieces whoever asks.
+// Cuts a text into pieces of about `piece_bytes` whose tokens, concatenated,
+// are the text's, so that they can be tokenized independently. Cuts only at
+// line starts where the surrounding text tokenizes the same with and without
+// the cut; a text without such a point stays whole. Deterministic.
 std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
                                        absl::string_view text,
                                        size_t piece_bytes);

@@ -22,12 +22,12 @@ constexpr uint32_t kTokenFileVersion = 1;
 constexpr size_t kHeaderBytes = 64;
 constexpr size_t kTokenChunkBytes = 4 << 20;
 
-// Ids below 2^16 take two bytes.
+// Two bytes for ids below 2^16.
 size_t TokenBytes(int64_t vocab_size) { return vocab_size <= 1 << 16 ? 2 : 4; }
 
 uint64_t RoundUp8(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
-// Numbers are written as this machine, a little-endian one, holds them.
+// Little-endian, as is the machine.
 template <typename Number>
 void AppendNumber(Number value, std::string* bytes) {
   bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
@@ -97,7 +97,7 @@ absl::Status TokenFile::ReadHeader() {
   const auto documents = NumberAt<uint64_t>(header + 32);
   const auto tokens = NumberAt<uint64_t>(header + 40);
   info_.ends_added = NumberAt<uint32_t>(header + 48) != 0;
-  // Each number first by itself, so that no sum overflows.
+  // Checks each number separately first, so that no sum overflows.
   if (vocab_size < 1 || vocab_size > uint64_t{1} << 32 ||
       token_bytes_ != TokenBytes(static_cast<int64_t>(vocab_size)) ||
       documents > bytes.size() || tokens > bytes.size()) {
@@ -212,7 +212,7 @@ absl::StatusOr<std::unique_ptr<TokenFileWriter>> TokenFileWriter::Create(
   }
   CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<HiddenFile> file,
                            HiddenFile::Create(path));
-  // Its place; what belongs there is known at the end.
+  // A placeholder; the header is written at the end.
   CAPSTAN_RETURN_IF_ERROR(file->Write(std::string(kHeaderBytes, '\0')));
   return std::unique_ptr<TokenFileWriter>(
       new TokenFileWriter(std::move(file), info));

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files of tokens that are read where they lie, with an index of the documents
-// that the tokens belong to. All numbers are little-endian:
+// Memory-mapped files of tokens with an index of the documents they belong to.
+// All numbers are little-endian:
 //
-//   header, 64 bytes: "CAPTOKNS", version u32 (1), bytes of a token u32 (2 or
+//   header, 64 bytes: "CAPTOKNS", version u32 (1), bytes per token u32 (2 or
 //     4), vocabulary u64, tokenizer's hash u64, documents u64, tokens u64,
-//     1 if the tokenizer's ends were added else 0 u32, CRC-32C of all behind
-//     the tokens u32, 0 u32, CRC-32C of the 60 bytes before it u32
-//   tokens, filled up with zeros to a multiple of 8 bytes
-//   CRC-32C u32 of each 4 MiB of the tokens, filled up likewise
-//   where each document begins, in tokens, and the number of tokens, u64
+//     u32 1 if the tokenizer's ends were added else 0, CRC-32C of everything
+//     after the tokens u32, 0 u32, CRC-32C of the preceding 60 bytes u32
+//   tokens, zero-padded to a multiple of 8 bytes
+//   CRC-32C u32 of each 4 MiB of tokens, padded likewise
+//   document offsets in tokens, followed by the number of tokens, u64
 #ifndef CAPSTAN_TEXT_TOKENS_TOKEN_FILE_H_
 #define CAPSTAN_TEXT_TOKENS_TOKEN_FILE_H_
 
@@ -30,25 +30,25 @@ namespace capstan {
 namespace text {
 
 struct TokenFileInfo {
-  int64_t vocab_size = 0;       // ids are smaller
+  int64_t vocab_size = 0;       // exclusive bound on ids
   uint64_t tokenizer_hash = 0;  // TokenizerHash of its tokenizer.json
   bool ends_added = false;      // to each document
 };
 
-// CRC-64 (ECMA-182, reflected) of a tokenizer.json's bytes: tells tokenizers
-// apart, and proves nothing.
+// CRC-64 (ECMA-182, reflected) of a tokenizer.json: distinguishes tokenizers,
+// but is not cryptographic.
 uint64_t TokenizerHash(absl::string_view tokenizer_json);
 
-// Writes a token file; it is under its name when Close has returned OK, and
-// until then hidden beside it. Errors name the file.
+// Writes a token file, which appears when Close returns OK; until then it is a
+// hidden sibling. Errors name the file.
 class TokenFileWriter {
  public:
   static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(
       const std::string& path, const TokenFileInfo& info);
 
-  // More tokens of the document that is being written.
+  // Appends tokens to the current document.
   absl::Status Append(absl::Span<const int64_t> ids);
-  // The document ends here; it may be empty.
+  // Ends the current document, which may be empty.
   void EndDocument();
   absl::Status Close();
 
@@ -65,29 +65,29 @@ class TokenFileWriter {
   const size_t token_bytes_;
   int64_t tokens_ = 0;
   std::vector<uint64_t> begins_ = {0};
-  std::string chunk_;  // tokens that aren't written yet
+  std::string chunk_;  // tokens not yet written
   std::vector<uint32_t> crcs_;
 };
 
 // Thread-safe.
 class TokenFile {
  public:
-  // Whether these bytes begin as a token file does.
+  // Whether `bytes` begin like a token file.
   static bool IsTokenFile(absl::string_view bytes);
 
-  // Checks everything but the tokens. DATA_LOSS, with the file's name, for what
-  // is damaged; UNIMPLEMENTED for another version.
+  // Checks everything but the tokens. Errors name the file: DATA_LOSS if it is
+  // damaged, UNIMPLEMENTED for another version.
   static absl::StatusOr<std::unique_ptr<TokenFile>> Open(
       std::shared_ptr<const MappedFile> file);
 
   const TokenFileInfo& info() const { return info_; }
   int64_t tokens() const { return tokens_; }
   int64_t documents() const { return documents_; }
-  // Where document i begins, in tokens; of i = documents() the end of all.
+  // First token of document i; of i = documents(), the number of tokens.
   int64_t DocumentBegin(int64_t i) const;
 
-  // Tokens [begin, begin + n), which must be there. The first time that a part
-  // of the file is read it is checked: DATA_LOSS if it is damaged.
+  // Reads tokens [begin, begin + n), which must exist. Each part of the file is
+  // checked on first access: DATA_LOSS if damaged.
   absl::Status Read(int64_t begin, int64_t n, int64_t* out) const;
 
  private:
@@ -106,7 +106,7 @@ class TokenFile {
   const char* token_data_ = nullptr;
   const char* crcs_ = nullptr;
   const char* begins_ = nullptr;
-  // By chunk: whether it has been found undamaged.
+  // By chunk: whether its checksum was verified.
   std::unique_ptr<std::atomic<bool>[]> checked_;
 };
 

@@ -114,7 +114,7 @@ TEST(TokenFileTest, IdsOutsideTheVocabularyArentWritten) {
   EXPECT_THAT(std::string((*writer)->Append({9, 10}).message()),
               HasSubstr("token 10 isn't in a vocabulary of 10"));
   EXPECT_FALSE((*writer)->Append({-1}).ok());
-  // Given up: nothing is left behind.
+  // Abandoned: no file remains.
   writer->reset();
   EXPECT_FALSE(std::filesystem::exists(path));
   for (const auto& entry : std::filesystem::directory_iterator(
@@ -138,7 +138,7 @@ TEST(TokenFileTest, EveryDamagedByteIsFound) {
     }
     Ids read(4);
     const absl::Status status = (*file)->Read(0, 4, read.data());
-    // Bytes that fill up stand for nothing.
+    // Padding bytes don't matter.
     const bool fills = i >= 64 + 4 * 2 && i < 64 + 8;
     EXPECT_EQ(status.ok(), fills) << "byte " << i;
     if (!status.ok()) {

@@ -32,7 +32,7 @@ absl::StatusOr<uint32_t> BaseChecksum(
       CAPSTAN_RETURN_IF_ERROR(read(name, 0, numel, values.data()));
     }
     for (int64_t i = 0; i < kPieces && !all; ++i) {
-      // The last piece is the end.
+      // The last piece ends the weight.
       const int64_t begin = (numel - kPieceValues) / (kPieces - 1) * i;
       CAPSTAN_RETURN_IF_ERROR(
           read(name, i + 1 < kPieces ? begin : numel - kPieceValues,

@@ -29,7 +29,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 
-// After LibTorch's headers, which have macros of the same names.
+// After LibTorch's headers, which define the same macros.
 #include <glog/logging.h>
 
 namespace capstan {
@@ -50,7 +50,7 @@ std::vector<std::string> ListNames(const std::string& folder) {
   return names;
 }
 
-// The step of a "step-NNNNNNNN", or -1.
+// The step in "step-NNNNNNNN", or -1.
 int64_t StepOf(absl::string_view name) {
   int64_t step = -1;
   if (!absl::ConsumePrefix(&name, "step-") || name.size() < 8 ||
@@ -61,8 +61,8 @@ int64_t StepOf(absl::string_view name) {
   return step;
 }
 
-// Whole checkpoints by step. One that was being replaced by a newer one of the
-// same step when the run was killed may still lie under its hidden name.
+// Complete checkpoints by step. If a run was killed while replacing one with
+// another of the same step, it may still have its hidden name.
 std::map<int64_t, std::string> WholeCheckpoints(const std::string& output_dir) {
   std::map<int64_t, std::string> found;
   for (const std::string& name : ListNames(Root(output_dir))) {
@@ -93,7 +93,7 @@ std::string RankFileName(int rank, int world_size) {
   return absl::StrFormat("state-%05d-of-%05d.safetensors", rank, world_size);
 }
 
-// Where a rank leaves its part of the manifest for rank 0.
+// A rank's part of the manifest, for rank 0.
 std::string RankNotePath(const std::string& folder, int rank) {
   return absl::StrFormat("%s/rank-%05d.json", folder, rank);
 }
@@ -111,7 +111,7 @@ std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
       if (low >= high) continue;
       const bool first = range.begin == 0 && low == range.offset;
       for (const StateKind& kind : kinds) {
-        // Who has a parameter's first element writes what it has once.
+        // The owner of a parameter's first element writes per-parameter state.
         if (kind.spec.per_parameter > 0 && !first) continue;
         const StatePart part =
             StatePartOf(kind.spec, range, static_cast<int>(i), low, high);
@@ -128,7 +128,7 @@ std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
   return pieces;
 }
 
-// Writes what this rank owns, and the note of it for rank 0.
+// Writes what this rank owns, and its note for rank 0.
 absl::Status WriteRankFile(const std::string& folder,
                            const CheckpointParts& parts) {
   const int rank = parts.group->rank();
@@ -139,7 +139,7 @@ absl::Status WriteRankFile(const std::string& folder,
   return WriteWholeFile(RankNotePath(folder, rank), ManifestFileToJson(file));
 }
 
-// Makes the manifest of all ranks' notes.
+// Builds the manifest from all ranks' notes.
 absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
                                     const TrainState& train_state,
                                     const CheckpointParts& parts) {
@@ -165,7 +165,7 @@ absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
     CAPSTAN_RETURN_IF_ERROR(file.status());
     manifest.files.push_back(*std::move(file));
   }
-  // A strategy that forgets elements must not pass for a checkpoint.
+  // Catches strategies that omit elements.
   const absl::Status status = CheckManifest(manifest);
   if (!status.ok()) {
     return absl::InternalError(
@@ -176,7 +176,7 @@ absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
   return manifest;
 }
 
-// Rank 0, after all have written: the checkpoint comes into being.
+// Called on rank 0 after all have written: publishes the checkpoint.
 absl::Status Commit(const std::string& temporary, const std::string& folder,
                     const TrainState& train_state,
                     const CheckpointParts& parts) {
@@ -185,7 +185,7 @@ absl::Status Commit(const std::string& temporary, const std::string& folder,
   for (int rank = 0; rank < parts.group->size(); ++rank) {
     CAPSTAN_RETURN_IF_ERROR(RemoveTree(RankNotePath(temporary, rank)));
   }
-  // The files' names are on disk before the manifest that speaks of them.
+  // Files' names must be on disk before the manifest that refers to them.
   CAPSTAN_RETURN_IF_ERROR(SyncPath(temporary));
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
       absl::StrCat(temporary, "/", kManifestFile), ManifestToJson(manifest)));
@@ -203,7 +203,7 @@ absl::Status Save(const std::string& output_dir, int keep,
 
   absl::Status status;
   if (first) {
-    status = RemoveTree(temporary);  // a killed run's
+    status = RemoveTree(temporary);  // left by a killed run
     status.Update(MakeFolder(temporary));
   }
   CAPSTAN_RETURN_IF_ERROR(Agree(
@@ -233,8 +233,8 @@ absl::Status Save(const std::string& output_dir, int keep,
   return status;
 }
 
-// Elements [begin, begin + length) of `kind` of a parameter are wanted in
-// `tensor` (1-D) from element `offset`.
+// Where elements [begin, begin + length) of a parameter's `kind` go: into
+// `tensor` (1-D) from `offset`.
 struct Target {
   std::string kind;
   std::string parameter;
@@ -244,7 +244,7 @@ struct Target {
   int64_t offset = 0;
 };
 
-// One copy from a file.
+// One read from a file.
 struct Copy {
   const Target* target = nullptr;
   RangeIndex::Piece piece;
@@ -282,7 +282,7 @@ absl::Status CheckParameters(const std::string& folder,
     }
     stored.erase(found);
   }
-  // In the checkpoint's order, so that it is the first.
+  // In the checkpoint's order, so that the first difference is reported.
   for (const ManifestParameter& p : manifest.parameters) {
     if (stored.count(p.name) > 0) {
       return differs(
@@ -292,7 +292,7 @@ absl::Status CheckParameters(const std::string& folder,
   return absl::OkStatus();
 }
 
-// Names, and what isn't as the masters: "exp_avg, scale (Float) (blocks of
+// Names, with differences from the masters: "exp_avg, scale (Float) (blocks of
 // 256)".
 std::string StateText(const std::vector<ManifestState>& state) {
   if (state.empty()) return "none";
@@ -308,7 +308,7 @@ std::string StateText(const std::vector<ManifestState>& state) {
       });
 }
 
-// The optimizer's; the strategy's may be another's.
+// Compares the optimizer's state; the strategy may differ.
 absl::Status CheckState(const std::string& folder,
                         std::vector<ManifestState> stored,
                         std::vector<ManifestState> wanted) {
@@ -331,7 +331,7 @@ absl::Status CheckState(const std::string& folder,
                    ": resume with the optimizer that it was saved with"));
 }
 
-// Finds the piece that each target is made of, by the file they lie in.
+// Maps each target to stored pieces, grouped by file.
 absl::StatusOr<std::map<const ManifestFile*, std::vector<Copy>>> FindCopies(
     const std::string& folder, const Manifest& manifest,
     const std::vector<Target>& targets) {
@@ -351,7 +351,7 @@ absl::StatusOr<std::map<const ManifestFile*, std::vector<Copy>>> FindCopies(
   return copies;
 }
 
-// Checks that all is there, then reads.
+// Checks that everything is present, then reads.
 absl::Status Fill(const std::string& folder, const Manifest& manifest,
                   const std::vector<Target>& targets) {
   CAPSTAN_ASSIGN_OR_RETURN(const auto copies,
@@ -395,7 +395,7 @@ std::vector<Target> TargetsOf(const CheckpointParts& parts,
   return targets;
 }
 
-// What of the strategy's state the checkpoint has: all or nothing.
+// The strategy's state in the checkpoint: all or nothing.
 std::vector<StateKind> StoredStrategyKinds(const CheckpointParts& parts,
                                            const Manifest& manifest) {
   std::vector<StateKind> kinds = StrategyKinds(parts);
@@ -409,7 +409,7 @@ std::vector<StateKind> StoredStrategyKinds(const CheckpointParts& parts,
   return stored ? kinds : std::vector<StateKind>();
 }
 
-// All of it, or with `state` null the weights alone.
+// Loads everything, or with `state` null only the weights.
 absl::Status Load(const std::string& folder, const CheckpointParts& parts,
                   TrainState* state) {
   const at::NoGradGuard no_grad;
@@ -459,7 +459,7 @@ void RemoveOldCheckpoints(const std::string& output_dir, int keep,
     others.erase(best_step);
     for (; others.size() >= static_cast<size_t>(keep);
          others.erase(others.begin())) {
-      // Out of sight first: a half-removed one must not look whole.
+      // Rename first: a half-removed checkpoint must not look complete.
       const auto& [step, path] = *others.begin();
       const std::string trash =
           HiddenSibling(CheckpointFolder(output_dir, step), "trash");
@@ -520,7 +520,7 @@ absl::Status LoadCheckpointWeights(const std::string& folder,
 }
 
 absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
-  // A few places of each: another model differs everywhere.
+  // A few values of each suffice: another model differs everywhere.
   constexpr int64_t kValues = 64;
   std::string bytes;
   const std::vector<ParameterSpec>& specs = model.parameters();

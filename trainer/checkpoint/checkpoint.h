@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checkpoints know tensors, not ranks: each rank writes the slices it owns
-// into its own safetensors file, and the manifest says which elements of which
-// parameter lie where. Any number of ranks under any strategy reads them back.
+// Checkpoints know tensors, not ranks: each rank writes the slices it owns into
+// its own safetensors file, and the manifest maps elements of parameters to
+// files. Any number of ranks under any strategy can load them.
 //
 //   OUTPUT/checkpoints/step-00000100/
 //     manifest.json                   written last
 //     state-00000-of-00002.safetensors
 //
-// A rank writes and reads its own ranges only, from and to its own tensors:
-// nothing is gathered, and beside them it takes a few MiB. Frozen parameters
-// aren't saved: they have the model's initial values.
+// Each rank reads and writes only its own ranges, straight from and to its
+// tensors, with a few MiB of buffers and no gathering. Frozen parameters aren't
+// saved: they have the model's initial values.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_
 
@@ -28,63 +28,60 @@
 
 namespace capstan {
 
-// What a checkpoint is made from and restored into.
+// The state saved in and restored from a checkpoint.
 struct CheckpointParts {
   const std::vector<ParameterSpec>* specs = nullptr;
   absl::Span<OptimizerShard> shards;
   // state[shard][k] belongs to state_names[k].
   std::vector<std::vector<at::Tensor>>* state = nullptr;
   std::vector<std::string> state_names;
-  std::vector<OwnedSlice> owned;  // what this rank writes
+  std::vector<OwnedSlice> owned;  // slices that this rank writes
   ProcessGroup* group = nullptr;
-  std::string config_text;  // the run's whole config, kept in the manifest
-  // Of state_names, in detail; empty: all are as the masters.
+  std::string config_text;  // the run's whole config, stored in the manifest
+  // Specs of state_names; empty: all as the masters.
   std::vector<OptimizerStateSpec> state_specs;
-  // If set, its own state is saved and restored as well.
+  // If set, its own state is saved and restored, too.
   Strategy* strategy = nullptr;
 };
 
-// Saves into OUTPUT_DIR/checkpoints/step-NNNNNNNN. Collective. Written beside
-// and renamed, manifest last: a kill at any moment leaves the previous
-// checkpoint whole. All ranks get the same verdict: if one can't write (its
-// error names rank and file), all return an error, and what was written for
-// this step is removed. Then removes all but the newest `keep` checkpoints and
-// that of step `best_step`, if it isn't negative.
+// Saves into OUTPUT_DIR/checkpoints/step-NNNNNNNN. Collective. Written to a
+// hidden sibling and renamed, manifest last, so that a kill at any moment
+// leaves the previous checkpoint intact. All ranks return the same outcome: if
+// one can't write (its error names rank and file), all return an error, and
+// this step's files are removed. Afterwards removes all but the newest `keep`
+// checkpoints and that of step `best_step`, if not negative.
 absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
                             const TrainState& train_state,
                             const CheckpointParts& parts,
                             int64_t best_step = -1);
 
-// Fills parts' masters, working copies and state from the checkpoint in
-// `folder` (one step-NNNNNNNN folder), whatever strategy, world size and shard
-// layout wrote it. Collective: if one rank can't, all return an error; its own
-// names file and tensor and says what to do, the others' are UNAVAILABLE.
+// Loads masters, working copies and state from the checkpoint in `folder` (a
+// step-NNNNNNNN folder), whatever strategy, world size and shard layout wrote
+// it. Collective: if one rank fails, all return an error; its own names file
+// and tensor and says what to do, the others' are UNAVAILABLE.
 //
-// Model, optimizer, the manifest, and the files' lengths and headers are
-// checked before anything is written. The values' checksums are checked as
-// they are read, so that the files are read once: no wrong value is written,
-// but if a checksum is wrong the tensors hold a part of the checkpoint and
-// mustn't be used.
+// Model, optimizer, manifest, and file lengths and headers are checked before
+// anything is written. Checksums are verified while reading, so that files are
+// read once: no wrong value is written, but after a checksum error the tensors
+// are partly overwritten and mustn't be used.
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
                                           const CheckpointParts& parts);
 
-// Fills parts' masters and working copies, and nothing else, from the
-// checkpoint; otherwise as LoadCheckpoint.
+// Like LoadCheckpoint, but loads only masters and working copies.
 absl::Status LoadCheckpointWeights(const std::string& folder,
                                    const CheckpointParts& parts);
 
-// A CRC-32C of some of each frozen parameter's initial values: whether a run is
-// resumed on the model that it began with. 0 if none is frozen.
+// A CRC-32C over samples of each frozen parameter's initial values, to check
+// that a run is resumed on the model it began with. 0 if none is frozen.
 absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed);
 
 // The newest complete checkpoint in OUTPUT_DIR/checkpoints, or "" if none.
 std::string NewestCheckpoint(const std::string& output_dir);
 
-// Whether `folder` is a checkpoint, its run's numbers and config, and, for
-// `generate`, its master
-// weights as a function to fill a model with. `initial` writes the whole value
-// of a frozen parameter, as the run's seed has it; without it they are an
-// error.
+// Whether `folder` is a checkpoint; its run's numbers and config; and its
+// master weights as a function that fills a model (for `generate`). `initial`
+// writes a frozen parameter's whole value as the run's seed determines it;
+// without it, frozen parameters are an error.
 bool IsCheckpoint(const std::string& folder);
 absl::StatusOr<TrainState> CheckpointState(const std::string& folder);
 absl::StatusOr<std::string> CheckpointConfig(const std::string& folder);
@@ -97,9 +94,9 @@ absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
 // OUTPUT_DIR/checkpoints/step-NNNNNNNN.
 std::string CheckpointFolder(const std::string& output_dir, int64_t step);
 
-// Removes all but the newest `keep` checkpoints (all stay if it is 0 or less),
-// never those of `saved_step` and `best_step`, and what killed runs have left
-// half-done. What can't be removed is logged and stays.
+// Removes all but the newest `keep` checkpoints (none if `keep` <= 0) except
+// those of `saved_step` and `best_step`, and leftovers of killed runs. Failures
+// are logged and ignored.
 void RemoveOldCheckpoints(const std::string& output_dir, int keep,
                           int64_t saved_step, int64_t best_step);
 

@@ -51,7 +51,7 @@ class CheckpointFaultTest : public ::testing::Test {
     return std::string(state.status().message());
   }
 
-  // What rank `rank` of a run with such bounds gets, as if it were alone.
+  // Loads as rank `rank` of a run with such bounds, on its own.
   absl::Status LoadAs(int rank, const std::vector<int64_t>& bounds) {
     ThreadMeeting meeting(1);
     ThreadGroup group(&meeting, 0);
@@ -86,7 +86,7 @@ class CheckpointFaultTest : public ::testing::Test {
   std::string folder_;
 };
 
-// By older trainers: samples a step say it.
+// From older versions: derived from the samples per step.
 TEST_F(CheckpointFaultTest, WithoutTheGlobalBatch) {
   Edit("\"global_batch_size\": 12", "\"another\": 12");
   EXPECT_EQ(CheckpointState(folder_)->global_batch_size, 8);
@@ -129,8 +129,8 @@ TEST_F(CheckpointFaultTest, ARankReadsOnlyItsRanges) {
   FlipLastByte(folder_ + kStateFile);
   EXPECT_EQ(LoadAs(0, bounds), absl::OkStatus());
   EXPECT_TRUE(absl::IsDataLoss(LoadAs(1, bounds)));
-  // The last byte is of b's state: a rank that reads a.weight from the same
-  // file doesn't meet it.
+  // The last byte belongs to b's state, which a rank that reads a.weight from
+  // the same file doesn't touch.
   EXPECT_EQ(LoadAs(0, {0, 20, kFlat}), absl::OkStatus());
   fs::remove(folder_ + kStateFile);
   EXPECT_EQ(LoadAs(0, bounds), absl::OkStatus());
@@ -150,7 +150,7 @@ TEST_F(CheckpointFaultTest, OneRankThatCannotReadFailsAll) {
   }
 }
 
-// Of the same layout, from another run: no length and no name tells.
+// From another run with the same layout: lengths and names match.
 TEST_F(CheckpointFaultTest, AStateFileOfAnotherCheckpoint) {
   const std::string other = NewFolder();
   ASSERT_TRUE(FirstError(SaveWith({0, 9, kFlat}, other, 5, 0, 0.5f)).ok());
@@ -161,7 +161,7 @@ TEST_F(CheckpointFaultTest, AStateFileOfAnotherCheckpoint) {
                     HasSubstr("its tensor 'master/a.weight/9'")));
 }
 
-// As long as the right one, with a tensor of another shape in it.
+// Of the right length, but with a tensor of another shape.
 TEST_F(CheckpointFaultTest, AStateFileWithAnotherTensor) {
   const std::string path = folder_ + kStateFile;
   const std::string bytes = *ReadWholeFile(path);
@@ -207,7 +207,7 @@ TEST_F(CheckpointFaultTest, OfAnotherTrainer) {
   EXPECT_THAT(LoadError(), HasSubstr("saved by a newer trainer"));
 }
 
-// Of a trainer that counted tokens alone.
+// From a version that counted only tokens.
 TEST_F(CheckpointFaultTest, AnOlderCheckpointLoads) {
   Edit("\"trained_tokens\"", "\"unknown\"");
   Edit("\"padding\"", "\"unknown_too\"");
@@ -259,7 +259,7 @@ TEST_F(CheckpointFaultTest, WhatAKilledRunLeavesIsIgnoredAndSweptAway) {
   fs::create_directory(root + "/step-00000007");  // without a manifest
   fs::create_directory(root + "/step-abc");
   EXPECT_EQ(NewestCheckpoint(out_), folder_);
-  // The killed step is reached and saved again.
+  // The run reaches the killed step and saves it again.
   ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out_, 6, 2)).ok());
   EXPECT_THAT(Names(root), ElementsAre("step-00000005", "step-00000006",
                                        "step-00000007", "step-abc"));

@@ -122,7 +122,7 @@ TEST(CheckpointTest, OwnedSlicesOfAWholeCopyAreEnough) {
   ExpectLoads(NewestCheckpoint(out), {0, kFlat});
 }
 
-// Three numbers a parameter, which all ranks have that hold a part of it.
+// Three numbers per parameter, held by all ranks that hold part of it.
 TEST(CheckpointTest, StateThatIsNotAsTheMasters) {
   const std::vector<OptimizerStateSpec> specs = {{"exp_avg"},
                                                  {"count", at::kLong, 1, 3}};
@@ -227,7 +227,7 @@ TEST(CheckpointTest, KeepsTheNewest) {
   }
   EXPECT_THAT(Names(out + "/checkpoints"),
               ElementsAre("step-00000006", "step-00000008"));
-  // A run that went back: what it has just saved stays.
+  // A run went back to an older step: its newest save is kept.
   ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out, 3, 2)).ok());
   EXPECT_THAT(Names(out + "/checkpoints"),
               ElementsAre("step-00000003", "step-00000008"));
@@ -296,7 +296,7 @@ TEST(CheckpointTest, AFrozenParameterNeedsNoShard) {
   FakeRun again(0, {0, 22}, specs);
   ASSERT_TRUE(LoadCheckpoint(folder, again.Parts(group)).ok());
   EXPECT_TRUE(again.HasValues());
-  // For generation it comes from the model, as the run's seed has it.
+  // For generation it comes from the model, as determined by the run's seed.
   EXPECT_THAT(std::string(CheckpointWeights(folder, specs).status().message()),
               HasSubstr("'b' is frozen"));
   const auto weights = CheckpointWeights(
@@ -308,7 +308,7 @@ TEST(CheckpointTest, AFrozenParameterNeedsNoShard) {
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ((*weights)[0].data_ptr<float>()[19], ValueOf(0, 0, 19));
   EXPECT_EQ((*weights)[1].data_ptr<float>()[6], 1.0f);
-  // A run that trains it can't go on from here.
+  // A run that trains it can't resume from here.
   specs[1].trainable = true;
   FakeRun trained(0, {0, kFlat}, specs);
   EXPECT_THAT(
@@ -317,7 +317,7 @@ TEST(CheckpointTest, AFrozenParameterNeedsNoShard) {
       HasSubstr("its 'b' is frozen, this run's is trained"));
 }
 
-// The most memory that this process has held since the last call, in bytes.
+// Peak memory of this process since the last call, in bytes.
 int64_t PeakSinceLastCall() {
   std::ifstream status("/proc/self/status");
   std::string word;
@@ -348,7 +348,7 @@ TEST(CheckpointTest, SavingAndLoadingTakeLittleMemory) {
   for (int kind = 0; kind < 3; ++kind) {
     EXPECT_TRUE(again.tensor(kind).equal(run.tensor(kind)));
   }
-  // A copy of one tensor would have shown.
+  // Would detect a copy of even one tensor.
   PeakSinceLastCall();
   const at::Tensor copy = run.tensor(0).clone();
   EXPECT_GT(PeakSinceLastCall() - before, 20 << 20);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests: a model of two parameters laid out over any number of ranks.
+// For tests: a model of two parameters sharded over any number of ranks.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_TESTING_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_TESTING_H_
 
@@ -26,7 +26,7 @@ inline std::string NewFolder() {
   return path;
 }
 
-// Names in a folder, hidden ones too.
+// Names in a folder, including hidden ones.
 inline std::set<std::string> Names(const std::string& folder) {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -40,8 +40,8 @@ inline float ValueOf(int kind, int parameter, int64_t i) {
   return 0.1f + 1000.0f * kind + 100.0f * parameter + static_cast<float>(i);
 }
 
-// What one rank of a run holds: `bounds` cut the flat model [a, pad, b] into
-// one shard a rank, where there are 2 elements of padding after a.
+// One rank's part of a run: `bounds` cut the flat model [a, pad, b], with 2
+// elements of padding after a, into one shard per rank.
 class FakeRun {
  public:
   FakeRun(int rank, std::vector<int64_t> bounds,
@@ -89,7 +89,7 @@ class FakeRun {
     }
   }
 
-  // Whether all is as SetValues makes it, and the padding zero.
+  // Whether all values are as SetValues sets them and padding is zero.
   bool HasValues(float shift = 0.0f) {
     FakeRun want = *this;
     const auto zeros = [&] {
@@ -144,7 +144,7 @@ inline TrainState StateAt(int64_t step) {
   return state;
 }
 
-// Saves as a run of bounds.size() - 1 ranks.
+// Saves as a run with bounds.size() - 1 ranks.
 inline std::vector<absl::Status> SaveWith(const std::vector<int64_t>& bounds,
                                           const std::string& output_dir,
                                           int64_t step, int keep = 0,

@@ -18,13 +18,13 @@ namespace {
 const double kMostOfMasters = std::sqrt(std::numeric_limits<float>::max());
 constexpr double kMostOfState = std::numeric_limits<double>::max();
 
-// Whether no magnitude is above `most`. Both ends are NaN where any element is.
+// Whether no magnitude exceeds `most`; false for NaN, which aminmax propagates.
 bool AllWithin(const at::Tensor& values, double most) {
   const auto [low, high] = at::aminmax(values);
   return low.item<double>() >= -most && high.item<double>() <= most;
 }
 
-// Integers, and 8-bit numbers, which aren't compared here.
+// Integers, and 8-bit floats, which aren't checked here.
 bool IsAlwaysFinite(const at::Tensor& tensor) {
   return !at::isFloatingType(tensor.scalar_type()) || tensor.element_size() < 2;
 }
@@ -41,7 +41,7 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
       return part.length == 0 ||
              AllWithin(tensor.narrow(0, part.offset, part.length), most);
     };
-    // In one go where it can be: the ranges are looked at to name one.
+    // In one pass if possible; ranges are only needed to name the culprit.
     const bool plain = kind.spec.block == 1 && kind.spec.per_parameter == 0;
     if (slice.begin >= slice.end || IsAlwaysFinite(tensor) ||
         (plain && within({0, slice.end - slice.begin, slice.begin}))) {

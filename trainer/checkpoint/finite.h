@@ -7,16 +7,16 @@
 
 namespace capstan {
 
-// A tensor of a checkpoint that holds a NaN or an infinity, or, a master, a
-// number whose square overflows float32: no model computes with such weights.
+// A checkpoint tensor with a NaN or an infinity or, in a master, a number whose
+// square overflows float32: no model computes with such weights.
 struct NonFiniteTensor {
-  int parameter = 0;  // of CheckpointParts::specs
+  int parameter = 0;  // index into CheckpointParts::specs
   // 0: the master; k + 1: the optimizer's state_names[k].
   int kind = 0;
 };
 
-// The first, in the order of parameters and kinds, of what this rank saves. One
-// pass over it; on a GPU it waits for the device.
+// The first, by parameter and kind, in what this rank saves. One pass over the
+// data; on a GPU it waits for the device.
 absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts);
 
 }  // namespace capstan

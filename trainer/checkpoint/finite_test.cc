@@ -14,7 +14,7 @@ constexpr int64_t kFlat = FakeRun::kFlat;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Of a run with `value` in element `at` of the flat tensor of `kind`.
+// For a run with `value` in element `at` of the flat tensor of `kind`.
 absl::optional<NonFiniteTensor> FoundWith(float value, int kind, int64_t at) {
   ThreadMeeting meeting(1);
   ThreadGroup group(&meeting, 0);

@@ -30,9 +30,8 @@ int64_t Bytes(const ParameterSpec& spec, c10::ScalarType dtype) {
   return spec.numel() * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-// The weights' files, on rank 0, filled in the order of the parameters. Split
-// as transformers does: a shard is full when the next tensor would take it
-// over the limit.
+// The weight files on rank 0, filled in parameter order. Split as in
+// transformers: a shard is full when the next tensor would exceed the limit.
 class WeightFiles {
  public:
   // NAME.safetensors, or its shards.
@@ -114,7 +113,7 @@ class WeightFiles {
   const std::string name_;
   const c10::ScalarType dtype_;
   const std::vector<ParameterSpec> specs_;
-  std::vector<int> first_;  // parameter of each shard, and the end
+  std::vector<int> first_;  // first parameter of each shard, and the end
   int64_t total_bytes_ = 0;
   size_t shard_ = 0;
   std::unique_ptr<SafetensorsWriter> writer_;
@@ -136,7 +135,7 @@ absl::Status SetSpecialTokensIn(const std::string& path,
         {"eos_token_id", ids.eos},
         {"pad_token_id", ids.pad}}) {
     if (id < 0) continue;
-    // Several ends of text, this among them.
+    // Several EOS tokens, this among them.
     const auto old = json.find(key);
     if (old != json.end() && old->is_array() &&
         std::find(old->begin(), old->end(), Json(id)) != old->end()) {
@@ -148,10 +147,9 @@ absl::Status SetSpecialTokensIn(const std::string& path,
   return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
-// What the base's folder has beyond that; `path` is on its way to become the
-// final folder.
+// Adds the base folder's remaining files; `path` will become the final folder.
 absl::Status AddBaseFiles(const std::string& path, const FinalFolder& folder) {
-  // An adapter leaves them to its base.
+  // An adapter's base keeps them.
   if (folder.base_model.empty() || folder.lora.has_value()) {
     return absl::OkStatus();
   }
@@ -191,7 +189,7 @@ absl::Status WriteOtherFiles(const std::string& path, const FinalFolder& folder,
   return AddBaseFiles(path, folder);
 }
 
-// The parameters that go into the folder.
+// The parameters to write.
 std::vector<int> WrittenParameters(const FinalFolder& folder,
                                    const Model& model) {
   std::vector<int> written;
@@ -214,7 +212,7 @@ WeightFiles FilesOf(const std::string& path, const FinalFolder& folder,
     return WeightFiles(path, "model", folder.dtype, folder.max_shard_bytes,
                        std::move(specs));
   }
-  // PEFT knows no shards.
+  // PEFT doesn't support shards.
   return WeightFiles(path, "adapter_model", c10::ScalarType::Float,
                      std::numeric_limits<int64_t>::max(), std::move(specs));
 }
@@ -227,18 +225,18 @@ absl::Status Save(const std::string& path, const FinalFolder& folder,
 
   absl::Status status;
   if (first) {
-    status = RemoveTree(temporary);  // a killed run's
+    status = RemoveTree(temporary);  // left by a killed run
     status.Update(MakeFolder(temporary));
   }
   CAPSTAN_RETURN_IF_ERROR(Agree(group, status, what));
 
   WeightFiles files = FilesOf(temporary, folder, model);
-  std::vector<int> place(model.parameters().size(), -1);  // in `files`
+  std::vector<int> place(model.parameters().size(), -1);  // index in `files`
   int count = 0;
   for (const int index : WrittenParameters(folder, model)) {
     place[index] = count++;
   }
-  // A failure of rank 0 alone must not end the loop: other ranks are in its
+  // An error on rank 0 alone must not end the loop: other ranks are in its
   // collectives.
   absl::Status collective = CatchAll([&] {
     return strategy.ForEachFullParameter(
@@ -257,7 +255,7 @@ absl::Status Save(const std::string& path, const FinalFolder& folder,
       return SyncFolderAndFiles(temporary);
     });
   }
-  // No rank may have failed before an older folder goes.
+  // An older folder is replaced only if no rank failed.
   status = Agree(group, status, what);
   if (status.ok()) {
     if (first) status = ReplaceFolder(temporary, path);
@@ -282,7 +280,7 @@ absl::Status SetSpecialTokens(const std::string& folder,
 absl::Status SaveHuggingFaceFolder(const FinalFolder& folder,
                                    const Model& model, Strategy& strategy,
                                    ProcessGroup& group) {
-  // "out/final/" has no name to hide beside.
+  // "out/final/" has no file name to make a sibling of.
   std::string path = folder.path;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return CatchAll([&] { return Save(path, folder, model, strategy, group); });

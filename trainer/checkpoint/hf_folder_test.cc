@@ -54,7 +54,7 @@ class FakeModel final : public Model {
   const std::vector<std::string> units_ = {"0", "1", "2"};
 };
 
-// Gives element i of parameter p the value `base` + 100 p + i.
+// Sets element i of parameter p to `base` + 100 p + i.
 class FakeStrategy final : public Strategy {
  public:
   FakeStrategy(ProcessGroup* group, float base) : group_(group), base_(base) {}
@@ -181,7 +181,7 @@ TEST(HfFolderTest, OneFile) {
             "pt");
 }
 
-// A chat's end of turn ends the model's texts, too.
+// A chat's end of turn becomes the model's EOS.
 TEST(HfFolderTest, TheTokenizersSpecialTokensAreTheModels) {
   const std::string out = NewFolder() + "/final";
   Wish wish;
@@ -199,7 +199,7 @@ TEST(HfFolderTest, TheTokenizersSpecialTokensAreTheModels) {
       Json({{"dtype", "Float"}, {"eos_token_id", 7}, {"pad_token_id", 8}}));
   EXPECT_EQ(Json::parse(*ReadWholeFile(out + "/generation_config.json")),
             Json({{"eos_token_id", 7}, {"pad_token_id", 8}}));
-  // One of several ends of text.
+  // One of several EOS tokens.
   wish.special_ids = {};
   wish.special_ids.eos = 6;
   ASSERT_TRUE(FirstError(SaveTo(out, wish)).ok());
@@ -207,7 +207,7 @@ TEST(HfFolderTest, TheTokenizersSpecialTokensAreTheModels) {
             Json({5, 6}));
 }
 
-// What we write ourselves wins.
+// Our own files take precedence.
 TEST(HfFolderTest, TheBasesCodeGoesAlong) {
   const std::string base = NewFolder() + "/base", out = NewFolder();
   ASSERT_TRUE(MakeFolder(base).ok());

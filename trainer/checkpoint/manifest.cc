@@ -38,8 +38,8 @@ using Json = nlohmann::ordered_json;
 constexpr int kFormatVersion = 2;
 constexpr char kCrcKey[] = "crc32c";
 
-// JSON has no NaN or infinity, and a last loss may be one. Finite numbers are
-// written with the digits that give them back exactly.
+// JSON has no NaN or infinity, which a last loss may be. Finite numbers
+// round-trip exactly.
 Json DoubleToJson(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
@@ -87,7 +87,7 @@ TrainState TrainStateFromJson(const Json& json) {
   state.seed = json.at("seed").get<uint64_t>();
   state.data_size = json.at("data_size").get<int64_t>();
   state.data_shuffle = json.at("data_shuffle").get<bool>();
-  // Checkpoints of the format's first trainers don't have these.
+  // Absent from the earliest checkpoints.
   if (json.contains("data_group")) {
     state.data_group = json.at("data_group").get<int64_t>();
     state.frozen_crc32c = json.at("frozen_crc32c").get<uint32_t>();
@@ -112,7 +112,7 @@ void StateToJson(const std::vector<ManifestState>& state, Json* json) {
   Json specs = Json::array();
   for (const ManifestState& kind : state) {
     names.push_back(kind.name);
-    // What is as the masters are needs no more than its name.
+    // The name suffices if all else is as for the masters.
     if (kind == ManifestState{kind.name}) continue;
     specs.push_back({{"name", kind.name},
                      {"dtype", kind.dtype},
@@ -146,7 +146,7 @@ std::string CrcsToText(const std::vector<uint32_t>& crcs) {
   });
 }
 
-// What doesn't parse is left out, and the number of them then tells.
+// Skips what doesn't parse; the count then reveals it.
 std::vector<uint32_t> CrcsFromText(const std::string& text) {
   std::vector<uint32_t> crcs;
   for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
@@ -203,7 +203,7 @@ Manifest FromJson(const Json& json) {
   return manifest;
 }
 
-// Elements of each parameter by name.
+// Number of elements by parameter name.
 absl::StatusOr<std::map<std::string, int64_t>> Numels(
     const Manifest& manifest) {
   std::map<std::string, int64_t> numels;
@@ -227,7 +227,7 @@ ManifestState StateOf(const Manifest& manifest, const std::string& kind) {
   return {};
 }
 
-// The JSON's own checksum: of all but the checksum.
+// The manifest's checksum, over everything but itself.
 std::string Crc(const Json& json) {
   Json rest = json;
   rest.erase(kCrcKey);

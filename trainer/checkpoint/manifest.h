@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a checkpoint's manifest.json says: which elements of which parameter
-// lie in which file.
+// A checkpoint's manifest.json: maps elements of parameters to files.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_MANIFEST_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_MANIFEST_H_
 
@@ -18,13 +17,12 @@
 
 namespace capstan {
 
-// The kind of the master weights; the other kinds are the optimizer's names.
+// The kind of the master weights; other kinds have the optimizer's names.
 extern const char kMasterKind[];
 extern const char kManifestFile[];
 
-// Bytes that share a checksum: of a stored range, so many at a time from its
-// start. A rank that wants a few elements reads the chunks that hold them. Part
-// of the format.
+// Bytes per checksum, counted from the start of a stored range. A rank that
+// needs a few elements reads the chunks that contain them. Part of the format.
 constexpr int64_t kChunkBytes = 4 << 20;
 
 // Elements [begin, begin + length) of a parameter, row-major, or of its state
@@ -34,13 +32,13 @@ struct ManifestRange {
   std::string parameter;
   int64_t begin = 0;
   int64_t length = 0;
-  std::vector<uint32_t> crc32c;  // one a chunk of its bytes in the file
+  std::vector<uint32_t> crc32c;  // one per chunk of its bytes in the file
   // The tensor's name in its file: KIND/PARAMETER/BEGIN.
   std::string Key() const;
 };
 
 struct ManifestFile {
-  std::string name;  // no folder
+  std::string name;  // without folder
   int64_t bytes = 0;
   std::vector<ManifestRange> ranges;
 };
@@ -48,14 +46,14 @@ struct ManifestFile {
 struct ManifestParameter {
   std::string name;
   std::vector<int64_t> shape;
-  bool trainable = true;  // if not, no file holds any of it
+  bool trainable = true;  // if false, no file holds any of it
 };
 
-// A kind of the optimizer's, or of the strategy's ("strategy.NAME"); as an
-// OptimizerStateSpec has it.
+// A kind of optimizer state, or of the strategy's ("strategy.NAME"), as in
+// OptimizerStateSpec.
 struct ManifestState {
   std::string name;
-  std::string dtype;  // "": the masters'
+  std::string dtype;  // "": as the masters
   int64_t block = 1;
   int64_t per_parameter = 0;
   int64_t Numel(int64_t parameter_numel) const;
@@ -72,41 +70,42 @@ struct Manifest {
 };
 
 std::string ManifestToJson(const Manifest& manifest);
-// Reads FOLDER/manifest.json, as CheckManifest likes it and with its own
-// checksum right. Errors name the file, the field and what to do.
+// Reads FOLDER/manifest.json, verifies its checksum and runs CheckManifest.
+// Errors name the file, the field and what to do.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 
-// Whether ranges lie within their parameters, files in the folder, and each
-// element of master and state of each trainable parameter in exactly one file.
+// Checks that ranges lie within their parameters, files within the folder, and
+// that each element of each trainable parameter's master and state is in
+// exactly one file.
 absl::Status CheckManifest(const Manifest& manifest);
 
-// One file's part of a manifest, which each rank leaves for rank 0.
+// One file's part of a manifest, which each rank writes for rank 0.
 std::string ManifestFileToJson(const ManifestFile& file);
 absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path);
 
-// DATA_LOSS: "PATH: is damaged: HOW: what to do". `path` lies in the folder of
-// a checkpoint.
+// DATA_LOSS: "PATH: is damaged: HOW: what to do". `path` is in a checkpoint's
+// folder.
 absl::Status DamagedError(const std::string& path, absl::string_view how);
 
-// Finds the stored ranges that make up any others. Points into the manifest.
+// Finds the stored ranges that cover a given range. Points into the manifest.
 class RangeIndex {
  public:
   struct Piece {
     const ManifestFile* file = nullptr;
     const ManifestRange* range = nullptr;
-    int64_t begin = 0;  // in the parameter
+    int64_t begin = 0;  // offset in the parameter
     int64_t length = 0;
   };
 
   explicit RangeIndex(const Manifest& manifest);
 
-  // [begin, begin + length) of a parameter, in order; DATA_LOSS if an element
-  // is missing.
+  // The pieces that cover [begin, begin + length) of a parameter, in order;
+  // DATA_LOSS if an element is missing.
   absl::StatusOr<std::vector<Piece>> Cover(const std::string& kind,
                                            const std::string& parameter,
                                            int64_t begin, int64_t length) const;
 
-  // DATA_LOSS unless each element in [0, numel) is there exactly once.
+  // DATA_LOSS unless each element in [0, numel) is stored exactly once.
   absl::Status CheckWhole(const std::string& kind, const std::string& parameter,
                           int64_t numel) const;
 

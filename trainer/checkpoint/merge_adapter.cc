@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 
 constexpr char kAdapterWeights[] = "adapter_model.safetensors";
 
-// A module's two tensors in the adapter's file, by name.
+// Tensor names of a module's two factors in the adapter's file.
 struct Factors {
   std::string a;  // [rank, in]
   std::string b;  // [out, rank]
@@ -48,7 +48,7 @@ absl::StatusOr<at::Tensor> ReadTensor(const SafetensorsReader& reader,
   return tensor;
 }
 
-// By the name of the base's weight. Checks that each has its place there.
+// Keyed by the base's weight; checks that each exists and fits there.
 absl::StatusOr<std::map<std::string, Factors>> FactorsOf(
     const SafetensorsReader& adapter, const SafetensorsReader& base,
     int64_t rank, const std::string& adapter_folder) {
@@ -99,7 +99,7 @@ absl::StatusOr<std::map<std::string, Factors>> FactorsOf(
   return factors;
 }
 
-// One of the base's files, merged.
+// Writes one of the base's files, merged.
 absl::Status WriteMerged(const std::string& path,
                          const std::vector<std::string>& names,
                          const SafetensorsReader& base,
@@ -132,7 +132,7 @@ absl::Status WriteMerged(const std::string& path,
   return writer->Close();
 }
 
-// The list of the base's shards, which `to` has, too.
+// Copies the base's shard index, which applies to `to` as well.
 absl::Status CopyIndex(const std::string& base, const std::string& to) {
   constexpr char kIndex[] = "/model.safetensors.index.json";
   if (!PathExists(base + kIndex)) return absl::OkStatus();
@@ -141,8 +141,8 @@ absl::Status CopyIndex(const std::string& base, const std::string& to) {
   return WriteWholeFile(to + kIndex, text);
 }
 
-// The base's files beside weights, but for the tokenizer where the adapter has
-// one. Returns a note for people.
+// Copies the base's other files, except for the tokenizer if the adapter has
+// one. Returns a note for the user.
 absl::StatusOr<std::string> CopyOtherFiles(const AdapterMerge& merge,
                                            const std::string& to) {
   const bool own_tokenizer = PathExists(merge.adapter + "/tokenizer.json");
@@ -177,7 +177,7 @@ absl::Status WriteCard(const AdapterMerge& merge, const std::string& to) {
                    "` merged into its weights by `trainer merge`.\n"));
 }
 
-// Whether the adapter was trained on these weights, as far as it tells.
+// Whether the adapter was trained on these weights, if it records that.
 absl::Status CheckBase(const AdapterMerge& merge, const SafetensorsReader& base,
                        const std::map<std::string, Factors>& factors) {
   const absl::optional<uint32_t> want = ReadBaseChecksum(merge.adapter);
@@ -200,7 +200,7 @@ absl::Status CheckBase(const AdapterMerge& merge, const SafetensorsReader& base,
       merge.adapter, *want, merge.base, is));
 }
 
-// Into the folder `to`. Returns a note for people.
+// Merges into the folder `to`. Returns a note for the user.
 absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
                                   const std::string& to) {
   const at::NoGradGuard no_grad;
@@ -218,7 +218,7 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
   for (const auto& [name, entry] : base->tensors()) {
     files[fs::path(entry.file).filename().string()].push_back(name);
   }
-  CAPSTAN_RETURN_IF_ERROR(RemoveTree(to));  // a killed run's
+  CAPSTAN_RETURN_IF_ERROR(RemoveTree(to));  // left by a killed run
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(to));
   for (const auto& [file, names] : files) {
     CAPSTAN_RETURN_IF_ERROR(WriteMerged(absl::StrCat(to, "/", file), names,

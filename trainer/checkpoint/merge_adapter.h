@@ -11,19 +11,19 @@ namespace capstan {
 struct AdapterMerge {
   std::string base;     // a Hugging Face folder
   std::string adapter;  // a PEFT folder
-  std::string output;   // must not exist or be empty
-  // Merge although the adapter says that it was trained on other weights.
+  std::string output;   // must be missing or empty
+  // Merge even if the adapter was trained on other weights.
   bool other_base = false;
 };
 
-// Writes `output`, a whole Hugging Face folder: `base` with the LoRA adapter in
-// its weights, W + scale * B A (computed in float32, then rounded to what W is
-// stored as), in the same files as in `base`; `base`'s other files
-// (CopyModelFiles); and the adapter's tokenizer, if it has one, with its
-// special tokens. One tensor is in memory at a time. `output` is written beside
-// and renamed. An adapter that doesn't fit the base is an error that names the
-// module; one that was trained on a base with other weights (BaseChecksum), an
-// error that names both. Returns what there is to tell, maybe "".
+// Writes `output`, a complete Hugging Face folder: `base` with the LoRA adapter
+// merged into its weights, W + scale * B A (computed in float32, rounded to W's
+// dtype), sharded as in `base`; `base`'s other files (CopyModelFiles); and the
+// adapter's tokenizer, if any, with its special tokens. Holds one tensor in
+// memory at a time. Written to a hidden sibling and renamed. An adapter that
+// doesn't fit the base is an error that names the module; one trained on other
+// weights (BaseChecksum) an error that names both. Returns a note for the user,
+// or "".
 absl::StatusOr<std::string> MergeAdapter(const AdapterMerge& merge);
 
 }  // namespace capstan

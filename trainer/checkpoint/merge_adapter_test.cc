@@ -92,7 +92,7 @@ TEST(MergeAdapterTest, ShardsStayAsTheyAre) {
   }
 }
 
-// The adapter's folder as a run leaves it, with its base's checksum.
+// The adapter's folder as a run writes it, with its base's checksum.
 std::string WithChecksum(uint32_t checksum) {
   const std::string folder = NewFolder() + "/adapter";
   std::filesystem::copy(Golden("llama_lora"), folder);

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// More of a folder's names than these say little in a line.
+// Limit on names in a note's single line.
 constexpr size_t kMostNamed = 12;
 
 bool IsWeights(absl::string_view name) {
@@ -36,8 +36,8 @@ bool IsWeights(absl::string_view name) {
       [name](absl::string_view end) { return absl::EndsWith(name, end); });
 }
 
-// What a trainer, ours included, leaves of its run, and what is another
-// folder's to say.
+// What trainers, ours included, leave of a run, and what doesn't apply to
+// another folder.
 bool IsLeftover(const std::string& name) {
   static const auto* const names = new std::set<std::string>{
       "README.md",          "adapter_config.json", "all_results.json",
@@ -48,21 +48,20 @@ bool IsLeftover(const std::string& name) {
          absl::StartsWith(name, "events.out.tfevents");
 }
 
-// Without a slash at its end.
+// Strips a trailing slash.
 fs::path PlainPath(const std::string& folder) {
   return fs::path(folder + "/").lexically_normal().parent_path();
 }
 
-// Whether every tool that opens the folder reads that file, wherever a link
-// leads: a folder may be made of links alone.
+// Files that every tool reads, wherever a symlink leads: a folder may consist
+// of symlinks.
 bool IsReadAnyway(const std::string& name) {
   return name == "config.json" || name == "generation_config.json" ||
          IsTokenizerFile(name);
 }
 
-// The place of `path` in the file system, if it is a file that lies in
-// `folder` (canonical) or, where that is a snapshot of Hugging Face's cache,
-// among its repository's blobs; else empty.
+// The resolved path, if it is a file within `folder` (canonical) or, for a
+// snapshot in Hugging Face's cache, among its repository's blobs; else empty.
 fs::path FileWithin(const fs::path& folder, const fs::path& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
@@ -92,9 +91,9 @@ Json AutoMap(const std::string& folder) {
   return json["auto_map"];
 }
 
-// The modules of the folder itself that config.json's auto_map names, as files
-// ("modeling_llada.py"); those of another repository ("org/name--x.Y") are the
-// hub's.
+// The folder's modules named in config.json's auto_map, as files
+// ("modeling_llada.py"). Those of another repository ("org/name--x.Y") stay on
+// the hub.
 std::set<std::string> AutoMapFiles(const std::string& folder) {
   std::set<std::string> files;
   const auto add = [&files](const Json& value) {
@@ -115,7 +114,7 @@ std::set<std::string> AutoMapFiles(const std::string& folder) {
   return files;
 }
 
-// Copies files one at a time, and remembers which.
+// Copies files and records which.
 class Copier {
  public:
   Copier(const fs::path& from, const std::string& to) : from_(from), to_(to) {}
@@ -167,7 +166,7 @@ class Copier {
   ModelFiles files_;
 };
 
-// The folder's own files that go along, by name.
+// Names of the folder's files to copy.
 std::set<std::string> FilesToCopy(const fs::path& folder, bool own_tokenizer) {
   std::set<std::string> names;
   std::error_code error;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies in a model's folder beside its weights: the code that its config
-// points to, its licence, and what else its tools read.
+// The files in a model's folder other than weights: code that its config refers
+// to, licence, and whatever else its tools read.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_MODEL_FILES_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_MODEL_FILES_H_
 
@@ -13,53 +13,51 @@
 
 namespace capstan {
 
-// Larger files that aren't weights stay behind, and are named.
+// Larger files that aren't weights are skipped and reported.
 constexpr int64_t kMostModelFileBytes = int64_t{64} << 20;
-constexpr int64_t kMostModelFilesBytes = int64_t{128} << 20;  // all together
+constexpr int64_t kMostModelFilesBytes = int64_t{128} << 20;  // in total
 
 struct ModelFiles {
   std::vector<std::string> copied;  // by name
-  // What is missing after all: "huge.json (larger than 64 MiB)".
+  // What was skipped: "huge.json (larger than 64 MiB)".
   std::vector<std::string> left;
 };
 
-// Copies what a model needs beside weights from its Hugging Face folder `from`
-// into `to`, which has its config.json already; a file that `to` has stays as
-// it is. Not copied are weights of any format and their indices, hidden files,
-// what trainers leave (optimizers, logs, adapters), the model card, tokenizer
-// files where `own_tokenizer` says that `to` has its own, and folders (onnx/,
-// runs/) but for what config.json's auto_map names in them. Links are followed
-// within the folder alone, and from a snapshot of Hugging Face's cache to its
-// repository's blobs; those of config.json, generation_config.json and a
-// tokenizer's files, which are read anyway, wherever they lead. Fine if there
-// is no folder `from`.
+// Copies a model's files other than weights from its Hugging Face folder `from`
+// to `to`, which already has its config.json; existing files in `to` are kept.
+// Skips weights of any format and their indices, hidden files, training
+// leftovers (optimizers, logs, adapters), the model card, tokenizer files if
+// `own_tokenizer`, and folders (onnx/, runs/) except for files named in
+// config.json's auto_map. Symlinks are followed only within the folder, and
+// from a snapshot in Hugging Face's cache to its repository's blobs;
+// config.json, generation_config.json and tokenizer files, which are read
+// anyway, may point anywhere. OK if `from` isn't a folder.
 absl::StatusOr<ModelFiles> CopyModelFiles(const std::string& from,
                                           const std::string& to,
                                           bool own_tokenizer);
 
-// One line for people, of what was copied into the folder `to`; "" if there is
-// nothing to say.
+// A one-line note to the user about what was copied to `to`; "" if nothing.
 std::string ModelFilesNote(const std::string& from, const std::string& to,
                            const ModelFiles& files);
 
-// The class of transformers that the auto_map of the folder's config.json has
-// for its model, AutoModelForCausalLM rather than AutoModel; "": none.
+// The transformers class that config.json's auto_map in `folder` gives for its
+// model, AutoModelForCausalLM in preference to AutoModel; "": none.
 std::string AutoClass(const std::string& folder);
 
 // "ORGANISATION/MODEL" if `folder` is a snapshot in Hugging Face's cache
 // (models--ORGANISATION--MODEL/snapshots/REVISION), else "".
 std::string HubName(const std::string& folder);
 
-// What people call the model in `folder`: its HubName, or its last name, of a
-// run's final folder (runs/NAME/TIME/final) the run's.
+// The display name of the model in `folder`: its HubName, else the folder's
+// last component, or the run's name for a run's final folder
+// (runs/NAME/TIME/final).
 std::string ModelName(const std::string& folder);
 
-// The line of a model card's metadata that names the model in `folder`: of one
-// from the hub "base_model: ..", of another a comment, for its place there
-// isn't known.
+// The model card metadata line that names the model in `folder`: "base_model:
+// .." for a hub model, otherwise a comment, as its hub name is unknown.
 std::string BaseModelMetadata(const std::string& folder);
 
-// Whether a tokenizer's file goes by that name.
+// Whether `name` is the name of a tokenizer file.
 bool IsTokenizerFile(const std::string& name);
 
 }  // namespace capstan

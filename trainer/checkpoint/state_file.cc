@@ -24,14 +24,14 @@ int64_t Chunks(int64_t bytes) {
   return (bytes + kChunkBytes - 1) / kChunkBytes;
 }
 
-// Appends a piece chunk by chunk: each is summed while it is in the cache.
+// Appends a piece by chunks, computing each checksum while it is in the cache.
 absl::Status AppendPiece(const at::Tensor& elements, SafetensorsWriter* writer,
                          std::vector<uint32_t>* crc32c) {
   const int64_t size = ElementBytes(elements.scalar_type());
   const int64_t step = kChunkBytes / size;
   for (int64_t begin = 0; begin < elements.numel(); begin += step) {
     const int64_t count = std::min(step, elements.numel() - begin);
-    // No copy if they are in host memory.
+    // No copy if already in host memory.
     const at::Tensor chunk =
         elements.narrow(0, begin, count).to(at::kCPU).contiguous();
     const char* bytes = static_cast<const char*>(chunk.data_ptr());
@@ -92,7 +92,7 @@ absl::Status StateFile::ReadHeader(const ManifestFile& file) {
         path_, absl::StripPrefix(opened.status().message(), path_ + ": "));
   }
   const std::map<std::string, TensorEntry>& tensors = (*opened)->tensors();
-  // The tensors fill the file's end without a gap, which Open has checked.
+  // Open checked that the tensors fill the end of the file without gaps.
   const char* first = nullptr;
   int64_t data_bytes = 0;
   for (const auto& [name, entry] : tensors) {
@@ -131,7 +131,7 @@ absl::Status StateFile::Read(const ManifestRange& range, int64_t begin,
   const int64_t chunk_elements = kChunkBytes / ElementBytes(place.dtype);
   int64_t done = 0;
   while (done < out.numel()) {
-    const int64_t from = begin - range.begin + done;  // in the range
+    const int64_t from = begin - range.begin + done;  // offset in the range
     const int64_t index = from / chunk_elements;
     CAPSTAN_ASSIGN_OR_RETURN(const int64_t bytes,
                              ReadChunk(range, place, index));

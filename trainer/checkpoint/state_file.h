@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One rank's file of a checkpoint: safetensors, with checksums by chunk in the
-// manifest, so that any part can be read and checked alone.
+// One rank's checkpoint file: safetensors with per-chunk checksums in the
+// manifest, so that any part can be read and verified by itself.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_STATE_FILE_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_STATE_FILE_H_
 
@@ -19,20 +19,19 @@
 
 namespace capstan {
 
-// A range, and the elements that it stands for (1-D, contiguous, anywhere).
+// A range with its elements (1-D, contiguous, on any device).
 struct StatePiece {
   ManifestRange range;
   at::Tensor elements;
 };
 
-// Writes FOLDER/NAME and says what the manifest needs of it. What lies in host
-// memory is written from where it is, what lies on a GPU is fetched a chunk at
-// a time.
+// Writes FOLDER/NAME and returns its manifest entry. Host tensors are written
+// in place; GPU tensors are copied to the host a chunk at a time.
 absl::StatusOr<ManifestFile> WriteStateFile(
     const std::string& folder, const std::string& name,
     const std::vector<StatePiece>& pieces);
 
-// Reads ranges of one file. Takes a chunk of host memory. Errors name file and
+// Reads ranges of one file. Uses a chunk of host memory. Errors name file and
 // tensor. One thread at a time.
 class StateFile {
  public:
@@ -40,21 +39,22 @@ class StateFile {
   static absl::StatusOr<std::unique_ptr<StateFile>> Open(
       const std::string& folder, const ManifestFile& file);
 
-  // Whether the header has `range`, one of the file's, as the manifest says.
+  // Checks that the header agrees with the manifest on `range`, one of the
+  // file's.
   absl::Status Check(const ManifestRange& range) const;
 
-  // out (1-D) = the elements from `begin` of the parameter on, which lie in
-  // `range`, converted to out's dtype and device. Reads only the chunks that
-  // hold them; no chunk is copied before its checksum is found right. `range`
-  // has passed Check.
+  // Fills out (1-D) with elements of the parameter from offset `begin`,
+  // contained in `range`, converted to out's dtype and device. Reads only the
+  // chunks involved, and verifies each checksum before copying. `range` must
+  // have passed Check.
   absl::Status Read(const ManifestRange& range, int64_t begin,
                     const at::Tensor& out);
 
-  // Until the next Read.
+  // Closes the file until the next Read.
   void Close();
 
  private:
-  // Where a tensor lies in the file.
+  // A tensor's position in the file.
   struct Place {
     c10::ScalarType dtype;
     int64_t numel;
@@ -64,7 +64,7 @@ class StateFile {
 
   explicit StateFile(std::string path) : path_(std::move(path)) {}
   absl::Status ReadHeader(const ManifestFile& file);
-  // Chunk `index` of a range into buffer_; how many bytes it has.
+  // Reads chunk `index` of a range into buffer_; returns its length in bytes.
   absl::StatusOr<int64_t> ReadChunk(const ManifestRange& range,
                                     const Place& place, int64_t index);
 

@@ -25,7 +25,7 @@ constexpr int64_t kBegin = 1000;
 constexpr int64_t kLength = 2 * kChunk + 12345;
 constexpr char kName[] = "state-00000-of-00001.safetensors";
 
-// Bytes that this process has asked the kernel for.
+// Bytes that this process has read from the kernel.
 int64_t BytesRead() {
   std::ifstream io("/proc/self/io");
   std::string key;

@@ -11,11 +11,11 @@
 
 namespace capstan {
 
-// What a checkpoint has for each trainable parameter: its master, then the
-// optimizer's state, then the strategy's own.
+// What a checkpoint stores for each trainable parameter: its master, then
+// optimizer state, then strategy state.
 struct StateKind {
-  OptimizerStateSpec spec;          // the name is the kind's in files
-  std::vector<at::Tensor> tensors;  // one a shard
+  OptimizerStateSpec spec;          // its name is the kind in files
+  std::vector<at::Tensor> tensors;  // one per shard
 };
 
 inline ManifestState ManifestStateOf(const OptimizerStateSpec& spec) {
@@ -26,7 +26,7 @@ inline ManifestState ManifestStateOf(const OptimizerStateSpec& spec) {
   return state;
 }
 
-// Names of a strategy's own kinds begin so.
+// Prefix of the strategy's own kinds.
 inline constexpr char kStrategyKind[] = "strategy.";
 
 inline StateKind MasterKind(const CheckpointParts& parts) {
@@ -69,7 +69,7 @@ inline std::vector<StateKind> StrategyKinds(const CheckpointParts& parts) {
   return kinds;
 }
 
-// Of all three, the optimizer's from 1 on.
+// All kinds; the optimizer's begin at index 1.
 inline std::vector<StateKind> AllKinds(const CheckpointParts& parts) {
   std::vector<StateKind> kinds = {MasterKind(parts)};
   for (StateKind& kind : OptimizerKinds(parts)) {

@@ -18,7 +18,7 @@
 
 namespace capstan {
 
-// Where the threads meet.
+// The threads' rendezvous.
 class ThreadMeeting {
  public:
   explicit ThreadMeeting(int size) : size_(size) {}
@@ -51,7 +51,7 @@ class ThreadMeeting {
   std::vector<double> result_;
 };
 
-// Has the host's all-reduce only: what checkpoints use.
+// Implements only the host all-reduce, which is what checkpoints use.
 class ThreadGroup final : public ProcessGroup {
  public:
   ThreadGroup(ThreadMeeting* meeting, int rank)
@@ -84,7 +84,7 @@ class ThreadGroup final : public ProcessGroup {
   const int rank_;
 };
 
-// Calls fn(group) on `ranks` threads; their statuses by rank.
+// Calls fn(group) on `ranks` threads; returns their statuses by rank.
 inline std::vector<absl::Status> OnRanks(
     int ranks, const std::function<absl::Status(ProcessGroup&)>& fn) {
   ThreadMeeting meeting(ranks);

@@ -35,7 +35,7 @@ volatile sig_atomic_t interrupted = 0;
 
 void NoteInterrupt(int) { interrupted = 1; }
 
-// Thrown from the callback of a token, since there is no other way out of
+// Thrown from a token callback, as there is no other way out of
 // Objective::Sample.
 struct AnswerStopped {};
 
@@ -55,7 +55,7 @@ class Chat {
     return chat;
   }
 
-  // Until the input ends.
+  // Runs until end of input.
   absl::Status Talk() {
     const bool terminal = isatty(STDIN_FILENO) != 0;
     if (terminal) {
@@ -98,8 +98,8 @@ class Chat {
     return absl::OkStatus();
   }
 
-  // The conversation's tokens, for the assistant to go on with. The oldest
-  // turns go when there are too many of them.
+  // The conversation's tokens, for the assistant to continue. Drops the oldest
+  // turns if there are too many.
   absl::StatusOr<std::vector<int64_t>> PromptIds() {
     const int64_t most = generator_.model->token_model()->max_positions();
     for (bool told = false;;) {
@@ -107,7 +107,7 @@ class Chat {
           const ChatText text,
           template_->Render(messages_, /*generation_prompt=*/true));
       std::vector<int64_t> ids = generator_.tokenizer->Encode(text.text);
-      // Room for an answer of some length.
+      // Leaves room for an answer.
       if (static_cast<int64_t>(ids.size()) < most - most / 8) return ids;
       const size_t oldest = messages_[0].role == "system" ? 1 : 0;
       if (messages_.size() < oldest + 3) {
@@ -127,7 +127,7 @@ class Chat {
   absl::Status Answer() {
     absl::StatusOr<std::vector<int64_t>> ids = PromptIds();
     if (absl::IsInvalidArgument(ids.status())) {
-      // One message that doesn't fit ends no chat.
+      // A message that doesn't fit doesn't end the chat.
       std::cerr << "(" << ids.status().message() << ")\n";
       messages_.pop_back();
       return absl::OkStatus();
@@ -144,7 +144,7 @@ class Chat {
     return absl::OkStatus();
   }
 
-  // Each token as it is chosen.
+  // Writes each token as it is chosen.
   absl::Status WriteInOrder(const std::vector<int64_t>& ids,
                             std::string* answer) {
     SampleOptions sample = Sampling();
@@ -170,8 +170,8 @@ class Chat {
     return status;
   }
 
-  // The whole answer as it comes out of its masks; of one that is stopped,
-  // what stands before the first mask.
+  // Shows the whole answer as it is unmasked; if stopped, keeps the text before
+  // the first mask.
   absl::Status WriteInAnyOrder(const std::vector<int64_t>& ids,
                                std::string* answer) {
     const int64_t mask = generator_.model->token_model()->mask_token();
@@ -203,8 +203,8 @@ class Chat {
   }
 
   SampleOptions Sampling() const {
-    // A sampler that doesn't write in order has other settings that go with
-    // the length.
+    // Samplers that don't write in order have other settings tied to the
+    // length.
     SampleOptions sample = options_.Sampling(
         generator_.model->token_model()->causal() ? kDefaultMaxNewTokens : 0);
     sample.seed += answers_;
@@ -248,7 +248,7 @@ absl::StatusOr<int> ChatCommand::Run(CommandHost&) {
                            Chat::Start(options_));
   struct sigaction action = {};
   action.sa_handler = NoteInterrupt;
-  action.sa_flags = SA_RESTART;  // the terminal has dropped the line
+  action.sa_flags = SA_RESTART;  // the terminal discarded the line
   sigaction(SIGINT, &action, nullptr);
   CAPSTAN_RETURN_IF_ERROR(chat->Talk());
   return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Data that is made before a run reads it (RunConfig.collect).
+// Collecting data before a run reads it (RunConfig.collect).
 #ifndef CAPSTAN_TRAINER_COMMANDS_COLLECT_COMMAND_H_
 #define CAPSTAN_TRAINER_COMMANDS_COLLECT_COMMAND_H_
 
@@ -13,17 +13,16 @@
 
 namespace capstan {
 
-// Has `collector` make its data, with a bar on a terminal and a line now and
-// then elsewhere. CANCELLED after Ctrl-C or SIGTERM; what was there before is
-// there still.
+// Runs `collector` with a progress bar on a terminal, or an occasional line
+// elsewhere. CANCELLED after Ctrl-C or SIGTERM; existing data is then kept.
 absl::Status CollectWithProgress(Collector& collector);
 
-// Whether data at `path` may be replaced: on a terminal the user is asked.
-// ALREADY_EXISTS elsewhere, CANCELLED if the answer isn't yes.
+// Whether data at `path` may be replaced. Asks the user on a terminal,
+// CANCELLED unless the answer is yes; ALREADY_EXISTS elsewhere.
 absl::Status AskToReplace(const std::string& path);
 
-// If the config has `collect` and its data isn't there: makes it, or, if not
-// `make`, an error that says how to.
+// If the config has `collect` and its data is missing, makes it, or, unless
+// `make`, returns an error that says how to.
 absl::Status CollectMissing(const LoadedConfig& loaded, PluginHost& host,
                             bool make);
 

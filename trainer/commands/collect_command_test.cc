@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What AskToReplace says where a user at a terminal answers so; *screen is what
+// AskToReplace's result when the user answers so at a terminal; *screen is what
 // the terminal shows.
 absl::StatusCode Answer(const std::string& answer, std::string* screen) {
   int terminal = -1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the core's commands share. A command is one file: a Command with its
-// flags and a RegisterCommand for it (merge_command.cc is a short one); main.cc
-// lists and runs what is registered.
+// Shared by the core's commands. A command is one file: a Command with its
+// flags and a RegisterCommand (merge_command.cc is a short one); main.cc lists
+// and runs the registered ones.
 #ifndef CAPSTAN_TRAINER_COMMANDS_COMMAND_H_
 #define CAPSTAN_TRAINER_COMMANDS_COMMAND_H_
 
@@ -18,7 +18,7 @@
 namespace capstan {
 
 struct RegisteredCommand {
-  int order;  // --help lists them in ascending order, those of plugins at 1000
+  int order;  // ascending in --help; plugin commands are 1000
   std::string name;
   std::string help;  // one line
   std::function<std::shared_ptr<Command>()> make;
@@ -26,7 +26,7 @@ struct RegisteredCommand {
 
 constexpr int kOrderOfPlugins = 1000;
 
-// In no particular order. Complete before main.
+// In no particular order; complete before main.
 std::vector<RegisteredCommand>& RegisteredCommands();
 
 // A static object of this type registers T.
@@ -38,39 +38,38 @@ struct RegisterCommand {
   }
 };
 
-// How the process was called. Constant once a command runs.
+// How the process was invoked. Constant once a command runs.
 struct Call {
-  // The words of the command line (CommandWords), to say how to go on.
+  // The command line (CommandWords), to show how to resume.
   std::vector<std::string> words;
-  double start_seconds = 0.0;  // on CLOCK_BOOTTIME, when it was executed
+  double start_seconds = 0.0;  // CLOCK_BOOTTIME of exec
 };
 Call& ThisCall();
 
-// What train, check, plan and others that read a run's config take.
+// Options of train, check, plan and other commands that read a run's config.
 struct RunOptions {
   std::vector<std::string> configs;
   std::vector<std::string> overrides;
   std::vector<std::string> plugin_path;
   bool print_config = false;
-  // What the config's `collect` makes is made where it is missing; else that is
-  // an error.
+  // Whether to make missing `collect` data; otherwise that is an error.
   bool collect = false;
-  bool force = false;  // `collect` may replace data that is there
-  // In place of configs: one's text, which a command has made.
+  bool force = false;  // `collect` may replace existing data
+  // Config text made by a command, instead of `configs`.
   std::string config_text;
 };
 
 void AddPluginPath(Flags& flags, std::vector<std::string>* plugin_path);
 // --set, --print_config and --plugin_path.
 void AddRunChanges(Flags& flags, RunOptions* options);
-// --config and those.
+// --config and the above.
 void AddRunOptions(Flags& flags, RunOptions* options);
 
 // `trainer train`.
 absl::StatusOr<int> RunTraining(const RunOptions& options);
 
-// Relative folders made absolute against the caller's (under `bazel run` the
-// process runs elsewhere), runs/NAME/latest followed.
+// Resolves relative folders against the caller's (`bazel run` changes the
+// working directory), and runs/NAME/latest.
 std::vector<std::string> FromCaller(const std::vector<std::string>& folders);
 std::string FromCaller(const std::string& path);
 

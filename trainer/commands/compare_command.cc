@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// compare: runs each combination of the axes in a child process, one after the
-// other, and writes what differs.
+// compare: runs each combination of the axes in turn in a child process and
+// reports the differences.
 #include <unistd.h>
 
 #include <cmath>
@@ -43,13 +43,13 @@ namespace fs = std::filesystem;
 struct CompareOptions {
   std::string config;
   std::vector<std::string> overrides;
-  std::string output_dir;  // empty: as the config says
-  // Runs that are done already in output_dir aren't run again.
+  std::string output_dir;  // empty: from the config
+  // Skips runs already completed in output_dir.
   bool resume = false;
   std::vector<std::string> plugin_path;
 };
 
-// Everything that is known before the first run.
+// Everything known before the first run.
 struct PreparedCompare {
   Comparison comparison;
   std::vector<Combination> combinations;
@@ -58,8 +58,8 @@ struct PreparedCompare {
   std::vector<std::string> notes;
 };
 
-// The report's folder, where no report may be yet, nor, unless it is resumed,
-// runs.
+// Creates the report's folder, which must hold no report and, unless resumed,
+// no runs.
 absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
                                           const LoadedCompare& loaded,
                                           const ConfigContext& context) {
@@ -124,8 +124,8 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   return prepared;
 }
 
-// Whether the folder holds that run, completed. Another run that is completed
-// is an error: it isn't thrown away.
+// Whether the folder holds this run, completed. Another completed run is an
+// error: it is never overwritten.
 absl::StatusOr<bool> IsDone(const std::string& folder,
                             const std::string& config_path,
                             const std::string& config) {
@@ -150,7 +150,7 @@ void Measure(const std::string& folder, int64_t max_steps, ComparedRun* run) {
   }
 }
 
-// Runs one combination; what it comes to is in its `run`. Returns the signal
+// Runs one combination and stores the result in its `run`. Returns the signal
 // that stopped it, or 0.
 absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
                            Combination* combination,
@@ -169,7 +169,7 @@ absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
     progress->EndRun(run);
     return 0;
   }
-  // What a run that was stopped has left: its times would not be whole.
+  // Discards a stopped run: its timings would be incomplete.
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(folder));
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(config_path, config));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eval: a model's loss on data, and what its objective measures, by itself. In
-// float32 on the CPU; writes nowhere but to --output. The model is loaded once,
-// and shared by the ranks that are forked then.
+// eval: a model's loss on data and its objective's measurements, without
+// training. In float32 on the CPU; writes only to --output. The model is loaded
+// once and shared by the forked ranks.
 #include <ATen/Parallel.h>
 #include <google/protobuf/descriptor.h>
 #include <unistd.h>
@@ -46,28 +46,28 @@ struct EvalOptions {
   std::string model;
   std::string adapter;               // empty: none
   std::vector<std::string> configs;  // empty: the run that made the model
-  std::string data;                  // empty: what that run evaluates on
-  int64_t batch_size = 0;            // samples of a forward; 0: the run's
-  int64_t max_batches = 0;           // 0: the whole data
+  std::string data;                  // empty: the run's evaluation data
+  int64_t batch_size = 0;            // samples per forward; 0: the run's
+  int64_t max_batches = 0;           // 0: all data
   bool loss_only = false;
   bool json = false;
-  std::string output;                  // a folder; empty: nothing is written
-  std::vector<std::string> overrides;  // of eval_data, objective and the rest
+  std::string output;                  // folder; empty: write nothing
+  std::vector<std::string> overrides;  // of eval_data, objective etc.
   std::vector<std::string> plugin_path;
 };
 
-// Numbers by name, in the order to show them.
+// Named numbers in display order.
 using Numbers = std::vector<std::pair<std::string, double>>;
 
-// What the evaluation of a model comes to.
+// The result of an evaluation.
 struct Outcome {
   int64_t samples = 0;
   double seconds = 0.0;
   EvaluationResult result;
-  Numbers numbers;  // loss, what follows from it, and the objective's
+  Numbers numbers;  // loss, derived numbers, and the objective's
 };
 
-// The overrides that --data stands for, by what the reader says of its fields.
+// The overrides that --data implies, from the reader's field options.
 absl::StatusOr<std::vector<std::string>> DataOverrides(
     const EvalOptions& options, const google::protobuf::Any& reader) {
   std::vector<std::string> overrides;
@@ -172,7 +172,7 @@ int64_t BatchSize(const EvalOptions& options, const RunConfig& config) {
   return of_run > 0 && of_run != Batching::AUTO ? of_run : kDefaultBatch;
 }
 
-// One rank's part; the same outcome on all.
+// One rank's part; all ranks get the same outcome.
 absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
                                  const Generator& generator,
                                  const DatasetReader& data,
@@ -254,7 +254,7 @@ std::string Table(const EvalOptions& options, const Outcome& outcome) {
   return TableText(rows);
 }
 
-// Before the evaluation: a folder that can't be used costs no time then.
+// Called before the evaluation, so that an unusable folder fails early.
 absl::Status PrepareOutput(const std::string& folder) {
   std::error_code error;
   if (fs::exists(folder) && !fs::is_empty(folder, error)) {
@@ -279,7 +279,7 @@ absl::Status Write(const std::string& folder, const std::string& json,
                            array.shape, array.values));
     }
   }
-  // Last: with it the folder is whole.
+  // Written last: its presence marks the folder as complete.
   return ReplaceFile(folder + "/eval.json", json);
 }
 
@@ -293,8 +293,8 @@ absl::Status Report(const EvalOptions& options, const std::string& output,
   return absl::OkStatus();
 }
 
-// As many as there are cores for and batches to share, and no more than share
-// a machine's memory well.
+// As many as there are cores for and batches to share, limited by what shares a
+// machine's memory well.
 int Ranks(const EvalOptions& options, const Generator& generator,
           const DatasetReader& data) {
   const int64_t micro = BatchSize(options, generator.loaded.config);
@@ -359,7 +359,7 @@ void EvalCommand::AddFlags(Flags& flags) {
 
 absl::StatusOr<int> EvalCommand::Run(CommandHost&) {
   const EvalOptions& options = options_;
-  // Ranks are forked from this process: it must start no threads.
+  // Must start no threads before forking ranks.
   at::set_num_threads(1);
   const std::string output =
       options.output.empty() ? "" : FromCaller(options.output);

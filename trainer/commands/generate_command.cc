@@ -36,7 +36,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A text to continue or, where it has messages, a conversation to answer.
+// A text to continue or, if it has messages, a conversation to answer.
 struct Prompt {
   std::string place;  // "prompts.jsonl:3", for errors
   std::string text;
@@ -92,11 +92,11 @@ absl::Status ParseRow(absl::string_view line, Prompt* prompt) {
   return absl::OkStatus();
 }
 
-// The prompts of a file, or of standard input ("-"): one a line, blank lines
-// aside. Lines are rows of JSON where the name ends in .jsonl, or where the
-// first is an object with a prompt or messages: {"prompt": "text"},
-// {"prompt": [MESSAGE, ..]}, {"messages": [MESSAGE, ..]} or "text". Errors name
-// the line. At least one prompt.
+// Reads prompts from a file or standard input ("-"), one per line, skipping
+// blank lines. Lines are JSON if the name ends in .jsonl or the first is an
+// object with a prompt or messages: {"prompt": "text"}, {"prompt": [MESSAGE,
+// ..]}, {"messages": [MESSAGE, ..]} or "text". Errors name the line. Returns at
+// least one prompt.
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path) {
   const bool standard_input = path == "-";
   const std::string name = standard_input ? "standard input" : path;
@@ -129,8 +129,8 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path) {
   return prompts;
 }
 
-// A line for --output: {"prompt": TEXT or [MESSAGE, ..], "text": ..}, with
-// U+FFFD for bytes that are no UTF-8.
+// A line of --output: {"prompt": TEXT or [MESSAGE, ..], "text": ..}, with
+// U+FFFD for invalid UTF-8.
 std::string OutputRow(const Prompt& prompt, const std::string& text) {
   Json given = prompt.text;
   if (!prompt.messages.empty()) {
@@ -148,16 +148,16 @@ std::string OutputRow(const Prompt& prompt, const std::string& text) {
 struct GenerateOptions : SamplingOptions {
   absl::optional<std::string> prompt;
   std::vector<int64_t> prompt_ids;
-  // Prompts, one a line (ReadPrompts); "-": standard input.
+  // A file of prompts, one per line (ReadPrompts); "-": standard input.
   std::string input;
-  std::string output;  // a file of prompts and texts; empty: they are shown
+  std::string output;  // file for prompts and texts; empty: print
 };
 
-// A prompt as the model reads it.
+// A prompt as the model sees it.
 struct Task {
   const Prompt* prompt;
   std::vector<int64_t> ids;
-  std::vector<int64_t> stops;  // beside the model's own end of text
+  std::vector<int64_t> stops;  // besides the model's own end of text
 };
 
 absl::Status CheckOptions(const GenerateOptions& options) {
@@ -195,8 +195,8 @@ absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
                   "give --prompt=TEXT, --prompt_ids=1,2,3 or --input=FILE");
 }
 
-// Conversations as their template writes them, texts as the model has seen
-// texts begin.
+// Renders conversations with their template, and texts with the tokenizer's
+// start tokens, as in training.
 class TaskMaker {
  public:
   TaskMaker(const GenerateOptions& options, const Generator& generator)
@@ -248,8 +248,7 @@ class TaskMaker {
   std::unique_ptr<ChatTemplate> template_;
 };
 
-// All of them before the first text is written, so that none is lost to a bad
-// prompt behind it.
+// Prepares all tasks before generating, so that a bad prompt fails early.
 absl::StatusOr<std::vector<Task>> Tasks(const std::vector<Prompt>& prompts,
                                         const GenerateOptions& options,
                                         const Generator& generator) {
@@ -269,21 +268,21 @@ absl::StatusOr<std::vector<Task>> Tasks(const std::vector<Prompt>& prompts,
   return tasks;
 }
 
-// What stands before the text on the screen.
+// Printed before the text.
 std::string Heading(const Prompt& prompt) {
   return prompt.messages.empty()
              ? prompt.text
              : absl::StrCat("> ", prompt.messages.back().content, "\n");
 }
 
-// Each token as it is chosen.
+// Writes each token as it is chosen.
 absl::Status WriteInOrder(const Task& task, const Generator& generator,
                           SampleOptions sample) {
   TextStream stream;
   const bool answer = !task.prompt->messages.empty();
   std::cout << Heading(*task.prompt) << std::flush;
   sample.on_token = [&](int64_t token) {
-    // What ends a turn is no part of the answer.
+    // End-of-turn tokens aren't part of the answer.
     if (answer && std::find(task.stops.begin(), task.stops.end(), token) !=
                       task.stops.end()) {
       return;
@@ -300,7 +299,7 @@ absl::Status WriteInOrder(const Task& task, const Generator& generator,
   return absl::OkStatus();
 }
 
-// The whole text as it comes out of its masks.
+// Shows the whole text as it is unmasked.
 absl::Status WriteInAnyOrder(const Task& task, const Generator& generator,
                              SampleOptions sample) {
   const TokenModel* const model = generator.model->token_model();
@@ -320,7 +319,7 @@ absl::Status WriteInAnyOrder(const Task& task, const Generator& generator,
   return text.status();
 }
 
-// What follows the prompt, up to the first end of text.
+// The text after the prompt, up to the first end of text.
 absl::StatusOr<std::string> TextOf(const Task& task, const Generator& generator,
                                    const SampleOptions& sample) {
   PlainRunner runner;
@@ -343,7 +342,7 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HiddenFile> file,
                            HiddenFile::Create(FromCaller(options.output)));
   const Console console(STDOUT_FILENO);
-  // A signal keeps the texts that are done.
+  // A signal keeps the finished texts.
   InstallStopHandlers(SecondSignal::kEndsProcess);
   RanksHaveMet();
   sample.stop = [] { return StopRequested() != 0; };
@@ -376,7 +375,7 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
   return absl::OkStatus();
 }
 
-// On the screen, a blank line between one and the next.
+// Prints texts separated by blank lines.
 absl::Status Show(const std::vector<Task>& tasks,
                   const GenerateOptions& options, const Generator& generator,
                   SampleOptions sample) {

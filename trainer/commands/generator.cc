@@ -39,13 +39,13 @@ bool IsAdapter(const fs::path& folder) {
          !fs::exists(folder / "config.json");
 }
 
-// What the file holds; is_discarded() where it can't be read or isn't JSON.
+// Parses the file; is_discarded() if it can't be read or isn't JSON.
 Json ReadJson(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadWholeFile(path);
   return text.ok() ? ParseJson<Json>(*text) : Json(Json::value_t::discarded);
 }
 
-// The base that an adapter's folder names.
+// The base named in an adapter's folder.
 absl::StatusOr<std::string> BaseOf(const std::string& adapter) {
   const Json json = ReadJson(adapter + "/adapter_config.json");
   std::string base;
@@ -106,8 +106,8 @@ std::string ObjectiveSlot(const std::string& package) {
   return absl::StrCat("objective { [plugin/", package, ".Config] {} }\n");
 }
 
-// The config of the run that made a folder; none if no run did, or its plugins
-// aren't all here.
+// The config of the run that made a folder; nullopt if there was none or one of
+// its plugins is missing.
 absl::optional<RunConfig> RunOf(const std::string& folder,
                                 const ConfigContext& context) {
   const Json json = ReadJson(folder + "/capstan.json");
@@ -129,8 +129,8 @@ std::string ObjectiveText(const RunConfig& run) {
 
 // The config of a Hugging Face folder's model and objective. The model's
 // package follows from its config.json: model_type "llama" is capstan.llama.
-// The objective is that of `run` if it has one, or else what the model names,
-// or else architecture "LlamaForCausalLM" is sampled by capstan.causal_lm.
+// The objective is `run`'s, else the one the model names, else follows from the
+// architecture: "LlamaForCausalLM" is sampled by capstan.causal_lm.
 absl::StatusOr<std::string> FolderConfig(const std::string& folder,
                                          const ConfigContext& context,
                                          const absl::optional<RunConfig>& run) {
@@ -186,7 +186,7 @@ absl::StatusOr<std::unique_ptr<Base>> Create(const google::protobuf::Any& any,
   return host.Create<Base>(TypeOf(any), category, any.value());
 }
 
-// Binds float32 tensors with the model's own initial values (a folder's
+// Binds float32 tensors filled from the model's initial values (a folder's
 // weights) or a checkpoint's.
 absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
                          Model& model) {
@@ -210,7 +210,7 @@ absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
   return absl::OkStatus();
 }
 
-// The tokenizer of an adapter, or else of its base.
+// Takes the tokenizer from the adapter, else from its base.
 void FindTokenizer(const Sources& sources, Generator* generator) {
   for (const std::string& folder : {sources.adapter, sources.model}) {
     if (folder.empty()) continue;
@@ -224,7 +224,7 @@ void FindTokenizer(const Sources& sources, Generator* generator) {
   generator->tokenizer = generator->folder_tokenizer.get();
 }
 
-// The slot of an adapter's folder, if there is one.
+// The adapter slot's text, or "".
 std::string AdapterText(const Sources& sources) {
   if (sources.adapter.empty()) return "";
   return absl::StrCat("adapter { lora { pretrained: ",
@@ -232,8 +232,7 @@ std::string AdapterText(const Sources& sources) {
                       " } }\n");
 }
 
-// Makes model and objective of `text`, and gives the model its weights, which
-// lie in `folder`.
+// Creates `text`'s model and objective, and loads the weights from `folder`.
 absl::Status Load(const std::string& folder, const std::string& text,
                   const std::vector<std::string>& overrides,
                   Generator* generator) {
@@ -251,7 +250,8 @@ absl::Status Load(const std::string& folder, const std::string& text,
   return BindWeights(folder, IsCheckpoint(folder), *generator->model);
 }
 
-// What of a run's config its evaluation needs beside model and objective.
+// The parts of a run's config, besides model and objective, that evaluation
+// needs.
 std::string EvaluationText(const RunConfig& run) {
   RunConfig needed;
   if (run.has_eval_data()) {
@@ -264,7 +264,7 @@ std::string EvaluationText(const RunConfig& run) {
   return PrintConfig(needed);
 }
 
-// A checkpoint's model, with its adapter, and an objective.
+// A checkpoint's model, with adapter, and an objective.
 std::string ModelText(const RunConfig& checkpoint, const RunConfig& run) {
   RunConfig text;
   *text.mutable_model() = checkpoint.model();
@@ -339,7 +339,7 @@ std::string ModelFolder(const std::string& path) {
   if (fs::exists(fs::path(folder) / "final")) return folder + "/final";
   const std::string newest = NewestCheckpoint(folder);
   if (!newest.empty()) return newest;
-  // A model's own folder may have a `latest` of other tools (DeepSpeed's).
+  // Other tools (DeepSpeed) also write a `latest` in a model's folder.
   for (const char* name : {"config.json", "adapter_config.json"}) {
     if (fs::exists(fs::path(folder) / name)) return folder;
   }

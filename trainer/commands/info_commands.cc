@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plugins and env: what is there.
+// plugins and env: show what is installed.
 #include <dlfcn.h>
 #include <torch/csrc/api/include/torch/version.h>
 
@@ -42,7 +42,7 @@ std::string FirstLine(const std::string& path) {
   return std::getline(file, line) ? line : "none";
 }
 
-// The version of a NCCL that can be loaded here: 22809 -> "2.28.9".
+// Version of the loadable NCCL: 22809 -> "2.28.9".
 std::string NcclVersion() {
   void* library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) return "not found";

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `trainer [COMMAND] ..`: finds the commands, reads the command line and runs
-// one.
+// `trainer [COMMAND] ..`: parses the command line and runs a command.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <deque>
@@ -25,7 +24,7 @@
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/session/resume.h"
 
-// Last: LibTorch has logging macros of its own.
+// Last: LibTorch defines logging macros of its own.
 #include <glog/logging.h>
 
 namespace capstan {
@@ -70,7 +69,7 @@ class CliFlag : public Flag {
 
 class CliFlags : public Flags {
  public:
-  // `changes` is where AddRunChanges has them written to.
+  // AddRunChanges stores into `changes`.
   CliFlags(CLI::App* app, RunOptions* changes) : app_(app), changes_(changes) {}
 
   Flag& Add(const char* name, FlagTarget target, const char* help) override {
@@ -119,9 +118,9 @@ class CoreHost : public CommandHost {
   RunOptions changes_;
 };
 
-// Prints "ERROR: message", with the field that it is about, and returns the
-// exit code for it. What a signal has stopped (CANCELLED) is no error: its
-// message alone, and 128 + signal.
+// Prints "ERROR: message", with the field it is about, and returns its exit
+// code. CANCELLED (stopped by a signal) isn't an error: prints the message
+// alone and returns 128 + signal.
 int Fail(const absl::Status& status) {
   std::cout.flush();
   if (absl::IsCancelled(status) && StopRequested() != 0) {
@@ -134,8 +133,8 @@ int Fail(const absl::Status& status) {
   return 1;
 }
 
-// The commands of plugins, found by their libraries' names. A library is only
-// loaded if its command is called, or listed by --help.
+// Plugin commands, found by library name. A library is loaded only when its
+// command is run or --help lists it.
 class PluginCommands {
  public:
   PluginCommands(int argc, const char* const* argv)
@@ -221,7 +220,7 @@ int Run(Command& command, CommandHost& host) {
   return code.ok() ? *code : Fail(code.status());
 }
 
-// start_seconds: when the process was executed, on CLOCK_BOOTTIME.
+// start_seconds: CLOCK_BOOTTIME of exec.
 int Main(int argc, char** argv, double start_seconds) {
   FLAGS_logtostderr = true;
   FLAGS_minloglevel = google::GLOG_WARNING;
@@ -253,7 +252,7 @@ int Main(int argc, char** argv, double start_seconds) {
     command->AddFlags(flags.emplace_back(app.get_subcommand(registered.name),
                                          host.changes()));
     if (registered.name != "train") continue;
-    made[&app] = command;  // without a command it trains
+    made[&app] = command;  // default command: train
     command->AddFlags(flags.emplace_back(&app, host.changes()));
   }
   app.require_subcommand(0, 1);
@@ -273,7 +272,7 @@ int Main(int argc, char** argv, double start_seconds) {
 }  // namespace
 }  // namespace capstan
 
-// What trainer/main.cc looks up.
+// Looked up by trainer/main.cc.
 extern "C" int capstan_main(int argc, char** argv, double start_seconds) {
   return capstan::Main(argc, argv, start_seconds);
 }

@@ -66,7 +66,7 @@ class MaskedTextViewTest : public testing::Test {
     size.ws_row = 24;
     ASSERT_EQ(openpty(&reader_, &writer_, nullptr, nullptr, &size), 0);
   }
-  // What has been written since the last time, '\r' before '\n' left out.
+  // Output since the last call, without '\r' before '\n'.
   std::string Written() {
     char bytes[4096];
     const ssize_t count = read(reader_, bytes, sizeof(bytes));
@@ -98,13 +98,13 @@ TEST_F(MaskedTextViewTest, ATerminalIsRedrawnInPlace) {
   view.Show(Tokens("____"));
   EXPECT_EQ(Written(), "\x1b[?7lIn: " + s + s + s + s + "\x1b[?7h");
   view.Show(Tokens("_b__\n_def"));
-  // From the first line on; it has become two.
+  // Redrawn from the first line; it has become two.
   EXPECT_EQ(Written(), "\x1b[?7l\r\x1b[K\rIn: " + s + "b" + s + s + "\n" + s +
                            "def\x1b[?7h");
   // Ten columns: "In: abcdef" and one more.
   view.Show(Tokens("abcdefg"));
   EXPECT_EQ(Written(), "\x1b[?7l" + erase_two + "In: abcdef\ng\x1b[?7h");
-  // What stands behind the end will never be seen.
+  // Text after the end is never shown.
   view.Show(Tokens("a_$__"));
   EXPECT_EQ(Written(), "\x1b[?7l" + erase_two + "In: a" + s + "\x1b[?7h");
   view.Finish(Tokens("ab$cd"));
@@ -127,7 +127,7 @@ TEST_F(MaskedTextViewTest, AScreenfulAtMostIsDrawn) {
   const std::string written = Written();
   EXPECT_EQ(std::count(written.begin(), written.end(), '\n'), 22);
   EXPECT_NE(written.find("\nend"), std::string::npos);
-  // Masks far below what is chosen are not what matters.
+  // Masks far below the chosen tokens are scrolled out of view.
   view.Show(Tokens("first" + std::string(400, '_')));
   EXPECT_NE(Written().find("first"), std::string::npos);
 }

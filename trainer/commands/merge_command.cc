@@ -28,10 +28,10 @@ struct MergeOptions {
   std::vector<std::string> plugin_path;
 };
 
-// Tokens that two models are compared on.
+// Tokens used to compare two models.
 constexpr int64_t kTokens = 64;
 
-// Of fixed tokens: [1, T, V], float32.
+// For fixed tokens: [1, T, V], float32.
 absl::StatusOr<at::Tensor> LogitsOf(const std::string& model,
                                     const std::string& adapter,
                                     const MergeOptions& options) {

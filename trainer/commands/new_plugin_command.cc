@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `trainer new-plugin`: writes a small plugin that works, to start from. The
-// files are those of new_plugin/, with other names for myvendor, myplugin and
-// MyPlugin.
+// `trainer new-plugin`: writes a small working plugin to start from: the files
+// of new_plugin/ with myvendor, myplugin and MyPlugin replaced.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -55,7 +54,7 @@ struct NewPluginOptions {
   std::string capstan;  // its workspace; empty: as far as it is known
 };
 
-// Names of a namespace that would not be one, or would hide another.
+// Names that are invalid for a namespace or would hide another.
 constexpr const char *kTaken[] = {
     "absl",     "alignas",   "alignof",  "and",      "asm",      "at",
     "auto",     "bool",      "break",    "c10",      "capstan",  "case",
@@ -108,7 +107,7 @@ struct Name {
 
 absl::StatusOr<Name> ParseName(const std::string &text) {
   const std::vector<std::string> parts = absl::StrSplit(text, '.');
-  // The library is libVENDOR_PLUGIN.so: the first '_' ends the vendor.
+  // The library is libVENDOR_PLUGIN.so: the vendor ends at the first '_'.
   if (parts.size() != 2 || !IsWord(parts[0]) || !IsWord(parts[1]) ||
       absl::StrContains(parts[0], "_")) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -136,7 +135,8 @@ absl::StatusOr<Name> ParseName(const std::string &text) {
   return name;
 }
 
-// Where a file of new_plugin/ goes below the folder; "" for another category's.
+// Target of a new_plugin/ file below the folder; "" for other categories'
+// files.
 std::string TargetOf(const std::string &path, const Category &category,
                      const Name &name) {
   const std::string own = absl::StrCat(name.vendor, "/", name.plugin, "/");
@@ -155,7 +155,7 @@ std::string TargetOf(const std::string &path, const Category &category,
 std::string TextOf(const NewPluginFile &file, const Category &category,
                    const Name &name, const std::string &capstan) {
   absl::string_view text = file.text;
-  // The author chooses a licence.
+  // Dropped: the author chooses a licence.
   constexpr absl::string_view kLicense =
       "// SPDX-License-Identifier: Apache-2.0\n";
   if (absl::StartsWith(text, kLicense)) text.remove_prefix(kLicense.size());
@@ -178,14 +178,14 @@ absl::Status WriteNew(const fs::path &path, const std::string &text) {
       absl::StrCat(path.string(), " can't be written"));
 }
 
-// Capstan's own workspace, as far as it is known.
+// Capstan's workspace, if known.
 std::string CapstanFolder(const NewPluginOptions &options) {
   if (!options.capstan.empty()) return FromCaller(options.capstan);
   const char *const workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
   return workspace != nullptr ? workspace : "../capstan";
 }
 
-// The paths that were written, below the folder.
+// Returns the paths written, relative to the folder.
 absl::StatusOr<std::vector<std::string>> WritePlugin(
     const Category &category, const Name &name, const fs::path &folder,
     const std::string &capstan) {
@@ -198,7 +198,7 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
   for (const NewPluginFile *file = kNewPluginFiles; file->path != nullptr;
        ++file) {
     const std::string target = TargetOf(file->path, category, name);
-    // What all plugins of the folder share may be there already.
+    // Files shared by the folder's plugins may already exist.
     if (target.empty() || fs::exists(folder / target)) continue;
     CAPSTAN_RETURN_IF_ERROR(
         WriteNew(folder / target, TextOf(*file, category, name, capstan)));
@@ -207,7 +207,7 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
   return written;
 }
 
-// What to type to build, test and use it.
+// Prints the commands that build, test and use it.
 void PrintCommands(const Name &name, const fs::path &folder,
                    const std::string &capstan,
                    const std::vector<std::string> &written) {

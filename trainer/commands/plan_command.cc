@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plan: what a run will hold and send, under its strategy and under each other
-// one that is there.
+// plan: what a run holds and sends under its own and every other available
+// strategy.
 #include <iostream>
 #include <memory>
 #include <string>
@@ -26,7 +26,7 @@ struct Plans {
   std::vector<RefusedStrategy> refused;
 };
 
-// Plans for another strategy with its defaults.
+// Plans for another strategy with default settings.
 absl::StatusOr<MemoryPlan> PlanDefault(const std::string& config_type,
                                        const MemoryRequest& request,
                                        PluginHost& host) {
@@ -46,7 +46,7 @@ Plans PlanAll(const Prepared& prepared) {
   for (const std::string& package : prepared.host->Available()) {
     const absl::StatusOr<const LoadedPlugin*> plugin =
         prepared.host->Load(absl::StrCat(package, ".Config"));
-    // `trainer plugins` is the place to learn of broken ones.
+    // Broken plugins are left to `trainer plugins`.
     if (!plugin.ok() ||
         (*plugin)->descriptor->category != PluginCategory::kStrategy ||
         (*plugin)->config_type == own_type) {

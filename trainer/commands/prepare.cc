@@ -40,14 +40,14 @@ absl::StatusOr<int> ProcessCount(const LoadedConfig& loaded, int gpus) {
   return processes > 0 ? processes : DefaultProcesses(gpus);
 }
 
-// Before the batch is planned: what it keeps of the run that goes on.
+// Before the batch is planned: applies what a resumed run keeps.
 absl::Status KeepBatch(Prepared* prepared) {
   TrainJob& job = prepared->job;
   const std::string checkpoint =
       CheckpointToResume(job.loaded.config, job.workspace_folder);
   if (checkpoint.empty()) return absl::OkStatus();
   const absl::StatusOr<TrainState> earlier = CheckpointState(checkpoint);
-  // A damaged one is told of when it is loaded.
+  // Loading it will report the damage.
   if (!earlier.ok()) return absl::OkStatus();
   const int64_t micro_batch = job.loaded.config.batch().micro_batch_size();
   const absl::StatusOr<std::string> note =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What train, check and plan have in common: a config becomes plugins that fit
-// each other and the ranks that they will run on.
+// Shared by train, check and plan: turns a config into plugins that fit each
+// other and the ranks they will run on.
 #ifndef CAPSTAN_TRAINER_COMMANDS_PREPARE_H_
 #define CAPSTAN_TRAINER_COMMANDS_PREPARE_H_
 
@@ -17,7 +17,7 @@
 
 namespace capstan {
 
-// A job with its plugins, checked for the ranks it will run on.
+// A job with its plugins, validated for its ranks.
 struct Prepared {
   std::unique_ptr<PluginHost> host;
   ConfigContext context;
@@ -27,10 +27,10 @@ struct Prepared {
 };
 
 // Starts no thread and allocates nothing of the model's size. With
-// options.print_config the config is printed, and the result null.
+// options.print_config, prints the config and returns null.
 absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options);
 
-// Of a run whose config leaves launch.processes to the trainer.
+// The default number of ranks, for configs without launch.processes.
 absl::StatusOr<CommandHost::Ranks> RanksOfRun();
 
 }  // namespace capstan

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// preview: what a run will train on, sample by sample: the text, its tokens,
-// and which of them have a label.
+// preview: shows what a run will train on, sample by sample: the text, its
+// tokens, and which of them have a label.
 #include <ATen/core/Tensor.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@
 namespace capstan {
 namespace {
 
-// Around what is trained on: colour on a terminal, brackets elsewhere.
+// Highlights what is trained on: colour on a terminal, brackets elsewhere.
 struct Marks {
   explicit Marks(bool on_terminal)
       : terminal(on_terminal),
@@ -91,8 +91,7 @@ absl::StatusOr<std::vector<Document>> Documents(const DatasetReader& reader,
   return documents;
 }
 
-// The text, in runs of tokens that are trained on and that aren't, and a line
-// break at its end.
+// The text in runs of trained and untrained tokens, ending with a newline.
 std::string Text(const Document& document, const Tokenizer& tokenizer,
                  const Marks& marks) {
   std::string out;
@@ -105,13 +104,13 @@ std::string Text(const Document& document, const Tokenizer& tokenizer,
         absl::MakeConstSpan(document.ids.data() + begin, end - begin)));
     out += marks.Of(trained, run);
   }
-  // A bracket behind the last line break stands on a line of its own.
+  // A bracket after the last newline gets its own line.
   const bool whole_line = !run.empty() && run.back() == '\n' &&
                           (marks.terminal || !document.trained.back());
   return whole_line ? out : out + "\n";
 }
 
-// "1:<|im_start|> 722:us 277:er 215:\n ..", spaces of a token shown as dots.
+// "1:<|im_start|> 722:us 277:er 215:\n ..", with spaces shown as dots.
 std::string Tokens(const Document& document, const Tokenizer& tokenizer,
                    int64_t most, const Marks& marks) {
   std::string out;
@@ -154,7 +153,7 @@ void ShowSample(int64_t sample, const std::vector<Document>& documents,
                 << ": " << WithCommas(document.ids.size()) << " tokens, "
                 << WithCommas(document.trained_count()) << " trained on\n";
     }
-    // What fills a pack up is not worth a screen.
+    // Skips what merely fills up a pack.
     if (d > 0 && document.trained_count() == 0 &&
         std::count(document.ids.begin(), document.ids.end(), document.ids[0]) ==
             static_cast<int64_t>(document.ids.size())) {
@@ -171,7 +170,7 @@ void ShowSample(int64_t sample, const std::vector<Document>& documents,
 struct PreviewOptions {
   RunOptions run;
   int64_t samples = 3;
-  int64_t tokens = 48;  // of each sample, listed one by one
+  int64_t tokens = 48;  // per sample, listed individually
 };
 
 absl::Status Show(const DatasetReader& reader, const std::string& name,
@@ -223,7 +222,7 @@ absl::Status Preview(const PreviewOptions& options) {
     return absl::InvalidArgumentError(
         "the config has no train_data: there is nothing to show");
   }
-  // Of the run's parts the data alone: a model needn't be there yet.
+  // Creates only the data: the model needn't exist yet.
   const std::string type = TypeOf(loaded.config.train_data());
   const absl::StatusOr<std::unique_ptr<DatasetReader>> reader =
       host.Create<DatasetReader>(type, PluginCategory::kDatasetReader,

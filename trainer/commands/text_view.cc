@@ -15,19 +15,19 @@ namespace {
 
 constexpr char kMasked[] = "\xe2\x96\x91";  // U+2591, a light shade
 
-// Of a character of UTF-8, by its first byte.
+// Length of a UTF-8 character, by its first byte.
 size_t CharacterBytes(uint8_t first) {
   return first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc0 ? 2 : 1;
 }
 
-// A terminal's height now; 24 if it doesn't say.
+// The terminal's current height; 24 if unknown.
 size_t Rows(int fd) {
   winsize size = {};
   if (ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) return 24;
   return size.ws_row;
 }
 
-// The first character of valid UTF-8, which is cut off `text`.
+// Removes and returns the first character of `text`, valid UTF-8.
 uint32_t NextCharacter(absl::string_view* text, absl::string_view* bytes) {
   const auto first = static_cast<uint8_t>((*text)[0]);
   const size_t length = CharacterBytes(first);
@@ -40,8 +40,8 @@ uint32_t NextCharacter(absl::string_view* text, absl::string_view* bytes) {
   return code;
 }
 
-// The cells that a terminal gives a character: the wide and the combining
-// blocks of Unicode. (wcwidth would need a locale.)
+// Terminal cells of a character: Unicode's wide and combining blocks. (wcwidth
+// needs a locale.)
 int Width(uint32_t code) {
   struct Range {
     uint32_t first, last;
@@ -59,11 +59,11 @@ int Width(uint32_t code) {
   return std::any_of(std::begin(kTwo), std::end(kTwo), in) ? 2 : 1;
 }
 
-// Bytes at the end of `text` that begin a character without completing it.
+// Length of an incomplete character at the end of `text`.
 size_t IncompleteBytes(absl::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xc0) == 0x80) continue;  // a later byte of one
+    if ((byte & 0xc0) == 0x80) continue;  // continuation byte
     return CharacterBytes(byte) > back ? back : 0;
   }
   return 0;
@@ -137,7 +137,8 @@ std::string MaskedTextView::Erase() {
   const size_t below = std::exchange(drawn_, 0) - 1;
   const std::string up =
       below > 0 ? absl::StrCat("\x1b[", below, "A") : std::string();
-  // Line by line: some terminals keep a screen that is wiped out at once.
+  // Line by line: some terminals save a screen that is cleared at once to
+  // scrollback.
   std::string erase = absl::StrCat(up, "\r\x1b[K");
   for (size_t i = 0; i < below; ++i) erase += "\n\x1b[K";
   return absl::StrCat(erase, up, "\r");
@@ -146,7 +147,7 @@ std::string MaskedTextView::Erase() {
 void MaskedTextView::Show(absl::Span<const int64_t> tokens) {
   if (!console_.terminal()) return;
   std::string text = before_;
-  // How much of it is surely worth seeing.
+  // How much is surely worth showing.
   size_t chosen = text.size();
   tokens = BeforeStop(tokens);
   for (auto at = tokens.begin(); at != tokens.end();) {
@@ -162,7 +163,7 @@ void MaskedTextView::Show(absl::Span<const int64_t> tokens) {
   }
   const int columns = console_.Columns();
   std::vector<std::string> lines = TerminalLines(text, columns);
-  // A terminal can't go back to lines that have left it: those are not drawn.
+  // A terminal can't move back to lines scrolled off: don't draw those.
   const size_t most = std::max<size_t>(Rows(fd_), 2) - 1;
   if (lines.size() > most) {
     const size_t seen =
@@ -172,8 +173,8 @@ void MaskedTextView::Show(absl::Span<const int64_t> tokens) {
     lines.resize(std::min(lines.size(), end));
     lines.erase(lines.begin(), lines.end() - most);
   }
-  // Without the terminal's own line breaks, lest a character of another width
-  // than thought add a line.
+  // Disables line wrapping, in case a character's width differs from our
+  // estimate.
   std::string frame =
       absl::StrCat("\x1b[?7l", Erase(), absl::StrJoin(lines, "\n"), "\x1b[?7h");
   drawn_ = lines.size();

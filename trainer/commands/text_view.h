@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text on a terminal while a model writes it, in order or in any order.
+// Shows text on a terminal as a model writes it, in order or in any order.
 #ifndef CAPSTAN_TRAINER_COMMANDS_TEXT_VIEW_H_
 #define CAPSTAN_TRAINER_COMMANDS_TEXT_VIEW_H_
 
@@ -15,45 +15,44 @@
 
 namespace capstan {
 
-// Text that comes in pieces of bytes, cut anywhere: a character is given when
-// it is whole, and what is no text (or would move a terminal's cursor) as
-// U+FFFD.
+// Decodes a byte stream cut anywhere: emits only whole characters; invalid
+// bytes and characters that would move the cursor become U+FFFD.
 class TextStream {
  public:
-  // What can be shown now.
+  // Returns what can be shown now.
   std::string Add(absl::string_view bytes);
-  // The rest.
+  // Returns the rest.
   std::string Finish();
 
  private:
   std::string rest_;
 };
 
-// `text` as lines of at most `columns` cells of a terminal: broken where it is
-// too wide, tabs as spaces. `text` is printable (console.h). At least one line.
+// Wraps `text` into lines of at most `columns` terminal cells, tabs as spaces.
+// `text` is printable (console.h). Returns at least one line.
 std::vector<std::string> TerminalLines(absl::string_view text, int columns);
 
-// On a terminal the text is drawn anew in place; elsewhere only its end shows.
+// Redraws the text in place on a terminal; elsewhere prints only the final
+// text.
 class MaskedTextView {
  public:
-  // Writes to `fd`, a descriptor of the caller's. `before` is text that stands
-  // before the tokens, a prompt; the tokens end before the first of `stops`
-  // (-1: none).
+  // `fd` isn't owned. `before` (a prompt) precedes the tokens, which end before
+  // the first of `stops` (-1: none).
   MaskedTextView(int fd, const Tokenizer* tokenizer, int64_t mask_token,
                  std::vector<int64_t> stops, absl::string_view before);
 
-  // `tokens` with mask_token where none is chosen yet, which shows as a light
-  // block; what doesn't fit the screen is left out above.
+  // `tokens` has mask_token where none is chosen yet, shown as a light block.
+  // Text that doesn't fit the screen is cut off at the top.
   void Show(absl::Span<const int64_t> tokens);
-  // Writes the whole text in place of what Show has drawn, and ends the line.
+  // Replaces what Show has drawn with the whole text, and ends the line.
   void Finish(absl::Span<const int64_t> tokens);
 
-  // The text of `tokens`, bytes, up to the first stop.
+  // The decoded bytes of `tokens` up to the first stop.
   std::string Decode(absl::Span<const int64_t> tokens) const;
 
  private:
   absl::Span<const int64_t> BeforeStop(absl::Span<const int64_t> tokens) const;
-  // Moves to the beginning of what is drawn and wipes it out.
+  // Escape codes that move to the start of what is drawn and clear it.
   std::string Erase();
 
   const int fd_;

@@ -33,14 +33,14 @@ struct TokenizeOptions {
   std::string tokenizer;
   std::vector<std::string> inputs;
   std::string output;  // without ".tokens"
-  int threads = 0;     // 0: one a core
+  int threads = 0;     // 0: one per core
   bool add_ends = false;
 };
 
-// What a thread works on at a time.
+// Unit of work of a thread.
 constexpr size_t kUnitBytes = 1 << 20;
 
-// A part of an input: rows, or a piece of a text.
+// Part of an input: rows, or a piece of a text.
 struct Unit {
   const MappedFile* file = nullptr;
   absl::string_view bytes;
@@ -56,7 +56,7 @@ struct Tokens {
   size_t bytes = 0;                   // of the input
 };
 
-// What the tokenizer puts around a document.
+// What the tokenizer adds around a document.
 struct DocumentEnds {
   std::vector<int64_t> before;
   std::vector<int64_t> behind;
@@ -74,7 +74,7 @@ void Append(const std::vector<int64_t>& more, std::vector<int64_t>* ids) {
   ids->insert(ids->end(), more.begin(), more.end());
 }
 
-// Blocks of whole lines.
+// Cuts into blocks of whole lines.
 void AddRows(const MappedFile& file, std::vector<Unit>* units) {
   absl::string_view rest = file.bytes();
   int64_t line = 1;
@@ -221,7 +221,7 @@ absl::Status Tokenize(const TokenizeOptions& options) {
   std::string summary;
   {
     WorkBar bar("tokenizing", STDOUT_FILENO);
-    // Elsewhere only the summary is of use.
+    // Progress is only shown on a terminal.
     const bool terminal = Console(STDOUT_FILENO).terminal();
     int64_t done = 0;
     CAPSTAN_RETURN_IF_ERROR(text::InOrder<Tokens>(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// train and check: both read a config and make all its plugins; train goes on.
+// train and check: both read a config and create all its plugins; train
+// continues.
 #include <unistd.h>
 
 #include <iostream>
@@ -80,7 +81,7 @@ absl::StatusOr<int> RunTraining(const RunOptions& options) {
   };
   if (prepared->environment.has_value()) {
     const int code = RunSingleRank(*prepared->environment, train);
-    // NCCL's and the store's threads still run: no static destructors.
+    // Skip static destructors: NCCL's and the store's threads still run.
     std::cout.flush();
     std::cerr.flush();
     _exit(code);

@@ -27,7 +27,7 @@ std::string LastPart(const std::string& package) {
   return package.substr(package.rfind('.') + 1);
 }
 
-// The text within the braces of a slot, on one line.
+// The fields within a slot's braces, on one line.
 std::string FieldsOf(const Any& any) {
   const std::string text = PrintConfig(any);  // [plugin/TYPE] {\n FIELDS }\n
   const size_t begin = text.find("] {");
@@ -43,7 +43,7 @@ std::string FieldsOf(const Any& any) {
   return line;
 }
 
-// A plugin of an axis; errors say where the config lists it.
+// Creates a plugin of an axis; errors give its location in the config.
 template <typename Base>
 absl::StatusOr<std::vector<std::unique_ptr<Base>>> CreateAxis(
     const LoadedCompare& loaded, const char* axis, const Slots& slots,
@@ -75,7 +75,7 @@ std::string FileName(const std::string& label) {
   return name.substr(0, 60);
 }
 
-// Why `request` can't be run, or OK.
+// Why `request` can't run, or OK.
 absl::Status Refusal(const Strategy& strategy, const Batching& batch, int gpus,
                      StrategyRequest request, int64_t* accumulation) {
   if (gpus > 0 && request.world_size > gpus) {
@@ -103,8 +103,8 @@ RunConfig ConfigOf(const LoadedCompare& loaded, const ComparedRun& run,
   return config;
 }
 
-// Errors that no axis is to blame for: seen before the first run, by making
-// all of one run's parts.
+// Finds errors that no axis causes before the first run, by creating all parts
+// of one run.
 absl::Status CheckOne(const LoadedCompare& loaded,
                       const std::vector<Combination>& combinations, int gpus,
                       PluginHost& host) {

@@ -11,26 +11,25 @@
 
 namespace capstan {
 
-// One point of the axes: the run that it stands for, or why it is left out.
+// A point of the axes: its run, or why it is skipped.
 struct Combination {
-  ComparedRun run;   // with kSkipped and the reason, or kPending
-  RunConfig config;  // all but output_dir; not set where skipped
+  ComparedRun run;   // kSkipped with a reason, or kPending
+  RunConfig config;  // all but output_dir; unset if skipped
 };
 
-// Crosses the axes, precision by precision, in the order in which they are
-// listed. A combination that the strategy, the batch or the machine (with
-// `gpus` GPUs; 0: it trains on CPUs) refuses is skipped; whatever else is wrong
-// is an error, also that nothing is left.
+// Crosses the axes, precision by precision, in listed order. Combinations
+// refused by the strategy, the batch or the machine (`gpus` GPUs; 0: CPU
+// training) are skipped; any other problem is an error, as is an empty result.
 absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
                                                    int gpus, PluginHost& host);
 
-// The listed precisions with their bounds, as Compare wants them.
+// The listed precisions with their bounds, as Compare takes them.
 absl::StatusOr<std::vector<ComparedPrecision>> ListPrecisions(
     const LoadedCompare& loaded, int gpus, PluginHost& host);
 
-// What people call each slot of an axis: the last part of its package ("ddp"),
-// the whole package where two share the last part, with its fields
-// ("ddp { bucket_cap_mib: 5 }") where one package is listed more than once.
+// Display names of an axis's slots: the package's last part ("ddp"), the whole
+// package where that is ambiguous, with fields ("ddp { bucket_cap_mib: 5 }")
+// where a package is listed more than once.
 std::vector<std::string> SlotLabels(
     const google::protobuf::RepeatedPtrField<google::protobuf::Any>& slots);
 

@@ -17,12 +17,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Losses are sums of the same float32 numbers in another order: a hundred
-// roundings of 6e-8. A norm is a sum of squares of gradients that went through
-// more of them.
+// Losses sum the same float32 numbers in another order: a hundred roundings of
+// 6e-8. Norms sum squares of gradients with more roundings.
 constexpr CompareBounds kBounds32 = {1e-5, 1e-4};
-// A sum that differs in its last bit may round a 16-bit parameter or gradient
-// to its other neighbour (2^-8 away in bfloat16), and later steps build on it.
+// A difference in a sum's last bit may round a 16-bit parameter or gradient to
+// the adjacent number (2^-8 away in bfloat16), and later steps amplify it.
 constexpr CompareBounds kBounds16 = {1e-3, 1e-2};
 
 constexpr int64_t kMaxProcesses = 1 << 16;
@@ -50,7 +49,7 @@ absl::Status ReadShared(const std::string& compare_path,
   return absl::OkStatus();
 }
 
-// An empty axis is what the shared run says.
+// Fills empty axes from the shared run.
 absl::Status FillAxes(LoadedCompare* loaded) {
   CompareConfig& config = loaded->config;
   const RunConfig& run = loaded->shared.config;
@@ -127,7 +126,7 @@ absl::Status CheckBounds(const LoadedCompare& loaded) {
   return absl::OkStatus();
 }
 
-// What runs side by side may not find out each for itself.
+// What concurrent runs can't each determine for themselves must be fixed.
 absl::Status CheckFixed(const LoadedConfig& shared) {
   const RunConfig& run = shared.config;
   if (run.train().max_epochs() > 0 && run.train().max_steps() == 0) {
@@ -145,12 +144,13 @@ absl::Status CheckFixed(const LoadedConfig& shared) {
   return absl::OkStatus();
 }
 
-// The same samples in each step, on any number of ranks.
+// Fixes the global batch, so that steps have the same samples on any number of
+// ranks.
 absl::Status SettleGlobalBatch(LoadedCompare* loaded) {
   Batching* batch = loaded->shared.config.mutable_batch();
   if (batch->global_batch_size() != 0) return absl::OkStatus();
   const int64_t micro = std::max<int64_t>(batch->micro_batch_size(), 1);
-  if (micro > kMaxGlobalBatch) return absl::OkStatus();  // PlanBatch refuses it
+  if (micro > kMaxGlobalBatch) return absl::OkStatus();  // PlanBatch rejects it
   int64_t size = micro;
   for (const int64_t processes : loaded->config.processes()) {
     size = std::lcm(size, micro * processes);

@@ -13,26 +13,26 @@
 
 namespace capstan {
 
-// A CompareConfig, and the run that it is about.
+// A CompareConfig and the run config it refers to.
 struct LoadedCompare : FieldPlaces {
   CompareConfig config;
   LoadedConfig shared;
 };
 
-// Reads a compare config (looked up like a run's) and the run's configs that it
-// names, with its overrides and then `overrides`; fills axes that are empty
-// from the shared run. Errors name file, line, column and field.
+// Reads a compare config (looked up like a run's) and the run configs that it
+// names, applies its overrides and then `overrides`, and fills empty axes from
+// the shared run. Errors name file, line, column and field.
 absl::StatusOr<LoadedCompare> LoadCompareConfig(
     const std::string& file, const std::vector<std::string>& overrides,
     const ConfigContext& context);
 
-// The greatest relative distances that are allowed.
+// Maximum allowed relative distances.
 struct CompareBounds {
   double loss = 0.0;
   double grad_norm = 0.0;
 };
 
-// The bounds of precision `package`, whose policy is `policy`.
+// The bounds of precision `package` with policy `policy`.
 CompareBounds BoundsOf(const CompareConfig& config, const std::string& package,
                        const PrecisionPolicy& policy);
 

@@ -13,7 +13,7 @@ namespace capstan {
 namespace {
 
 constexpr char kClearLine[] = "\r\x1b[K";
-// "bf16 on 2 ranks" and a strategy's name.
+// Fits "bf16 on 2 ranks" and a strategy's name.
 constexpr int kLabelWidth = 28;
 
 double SecondsSince(std::chrono::steady_clock::time_point time) {
@@ -53,14 +53,14 @@ void CompareProgress::Step(const NewestStep& newest) {
   }
   const std::string label =
       absl::StrCat("run ", ended_ + 1, "/", runs_, " ", label_, "  ");
-  if (newest.step == 0) {  // it has no loss to show yet
+  if (newest.step == 0) {  // no loss to show yet
     console_->Write(absl::StrCat(
         kClearLine,
         absl::StrCat(label, "starting").substr(0, console_->Columns() - 1)));
     drawn_ = true;
     return;
   }
-  // One column is left free: a cursor beyond the last one may wrap.
+  // Leaves one column free: a cursor past the last one may wrap.
   const int room = console_->Columns() - 1 - static_cast<int>(label.size());
   console_->Write(absl::StrCat(
       kClearLine, room >= 20 ? label : "",

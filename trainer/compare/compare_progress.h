@@ -12,9 +12,8 @@
 
 namespace capstan {
 
-// How far a comparison is, on standard output: a line for each run when it has
-// ended, and on a terminal below them one bar over the steps of all runs. One
-// thread.
+// Progress on standard output: a line per completed run and, on a terminal, a
+// bar over the steps of all runs below them. One thread.
 class CompareProgress {
  public:
   // `console` must outlive it.
@@ -23,9 +22,9 @@ class CompareProgress {
 
   void BeginRun(const ComparedRun& run);
   void Step(const NewestStep& newest);
-  // `run` has got its status and its measurements.
+  // Call once `run` has its status and measurements.
   void EndRun(const ComparedRun& run);
-  // Leaves the bar on the screen, and the cursor below it.
+  // Leaves the bar on the screen, with the cursor below it.
   void End();
 
  private:
@@ -38,7 +37,7 @@ class CompareProgress {
   Clock::time_point run_start_;
   std::string label_;
   int ended_ = 0;
-  bool drawn_ = false;  // the cursor stands behind the bar
+  bool drawn_ = false;  // the cursor is after the bar
 };
 
 }  // namespace capstan

@@ -17,12 +17,12 @@ double Distance(double value, double reference) {
     return std::numeric_limits<double>::infinity();
   }
   if (!finite || value == reference) return 0.0;
-  // A reference of 0 leaves no scale to measure by.
+  // Relative to 0 there is no scale.
   if (reference == 0.0) return std::numeric_limits<double>::infinity();
   return std::abs(value - reference) / std::abs(reference);
 }
 
-// The run that the others of `precision` are compared with, or null.
+// The reference of `precision`, or null.
 const ComparedRun* ChooseReference(const Comparison& comparison,
                                    const std::string& precision) {
   const ComparedRun* reference = nullptr;
@@ -56,7 +56,7 @@ void CheckBound(const char* what, const CurveDelta& delta, double bound,
                 run.Label(), what, delta.max_step, reference.Label()));
 }
 
-// Two curves that are both NaN agree on nothing.
+// Two curves that are both NaN don't count as agreement.
 void CheckFinite(const ComparedRun& reference, Comparison* comparison) {
   const std::vector<double>& loss = reference.measured.loss;
   for (size_t i = 0; i < loss.size(); ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of a comparison: how far each run is from the reference of
-// its precision.
+// The arithmetic of a comparison: each run's distance from its precision's
+// reference.
 #ifndef CAPSTAN_TRAINER_COMPARE_COMPARISON_H_
 #define CAPSTAN_TRAINER_COMPARE_COMPARISON_H_
 
@@ -14,50 +14,50 @@
 
 namespace capstan {
 
-// Bytes of one category of a run's memory, on the rank that holds most.
+// Bytes of a memory category on the rank that uses most.
 struct MemoryUse {
   std::string category;  // "parameters", .., "total"
   absl::optional<double> predicted;
   absl::optional<double> measured;
 };
 
-// What a run has left in metrics.jsonl and summary.json. What it doesn't say
-// is unset.
+// A run's results from metrics.jsonl and summary.json; unset where those lack
+// them.
 struct RunMeasurements {
-  // One a step; NaN where the run's wasn't finite.
+  // One per step; NaN where it wasn't finite.
   std::vector<double> loss;
   std::vector<double> grad_norm;
   int64_t skipped_steps = 0;
   int64_t parameters = 0;
 
-  // Medians over the steps, after the first two.
+  // Medians over all but the first two steps.
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;  // of `unit`
   std::string unit = "tokens";     // as RunFacts has it
   absl::optional<double> bytes_sent;
   absl::optional<double> communication_seconds;
-  // The part of communication that the step has waited for.
+  // Communication time that the step waited for.
   absl::optional<double> exposed_seconds;
 
   std::vector<MemoryUse> memory;
-  // Of the process, largest rank; and how much of it came after its start.
+  // Of the process with the largest value; and its growth since its start.
   absl::optional<double> peak_memory_bytes;
   absl::optional<double> memory_growth_bytes;
 };
 
-// A curve's relative distance from the reference's, step by step: |a - b| / |b|
-// with b the reference's value; infinite where only one of the two is finite,
-// 0 where neither is.
+// A curve's relative distance from the reference's, per step: |a - b| / |b|
+// with b the reference's value; infinite if only one of the two is finite, 0 if
+// neither.
 struct CurveDelta {
   std::vector<double> values;
   double max = 0.0;
-  int64_t max_step = 0;  // 1 for the first
+  int64_t max_step = 0;  // 1-based
 };
 
 CurveDelta DeltaOf(const std::vector<double>& curve,
                    const std::vector<double>& reference);
 
-// One combination of the axes, and what came of it.
+// A combination of the axes, and its result.
 struct ComparedRun {
   enum class Status { kPending, kSkipped, kFailed, kCompleted };
 
@@ -67,11 +67,11 @@ struct ComparedRun {
   int processes = 1;
   int64_t accumulation = 1;
   Status status = Status::kPending;
-  std::string reason;  // why skipped or failed
+  std::string reason;  // why it was skipped or failed
   RunMeasurements measured;
 
-  // The run that it is compared with: its own id for the reference, "" where
-  // there is none to compare with.
+  // Id of the run it is compared with: its own for the reference, "" if there
+  // is none.
   std::string reference;
   CurveDelta loss_delta;
   CurveDelta grad_norm_delta;
@@ -80,8 +80,8 @@ struct ComparedRun {
   std::string Label() const;
 };
 
-// How the reference of a precision is from the first precision's; for
-// information.
+// Distance of a precision's reference from the first precision's;
+// informational.
 struct PrecisionDistance {
   CurveDelta loss;
   CurveDelta grad_norm;
@@ -90,13 +90,13 @@ struct PrecisionDistance {
 struct ComparedPrecision {
   std::string name;
   CompareBounds bounds;
-  std::string reference;  // the run's id; "" if every run of it is refused
+  std::string reference;  // the run's id; "" if all its runs are refused
   absl::optional<PrecisionDistance> from_first;
 };
 
 struct Comparison {
   std::string name;
-  std::string time;  // when it began, for people
+  std::string time;  // start time, for display
   std::string config_text;
   std::string shared_config_text;
   int64_t max_steps = 0;
@@ -106,18 +106,18 @@ struct Comparison {
   std::vector<ComparedPrecision> precisions;
   std::vector<ComparedRun> runs;
 
-  // One sentence each: what Compare found, and the runs that failed.
+  // What Compare found and which runs failed, one sentence each.
   std::vector<std::string> problems;
   bool passed() const { return problems.empty(); }
 
   const ComparedRun* FindRun(const std::string& id) const;
-  // What the runs' speed counts.
+  // The unit of the runs' throughput.
   std::string Unit() const;
 };
 
-// Chooses the references, and fills what depends on them: references, deltas,
-// distances of the precisions, problems. The reference of a precision is its
-// first listed strategy that accepts any number of ranks, on the fewest.
+// Chooses references and computes everything that depends on them: deltas,
+// distances between precisions, problems. A precision's reference is its first
+// listed strategy that accepts any number of ranks, on the fewest ranks.
 void Compare(Comparison* comparison);
 
 }  // namespace capstan

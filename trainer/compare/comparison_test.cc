@@ -117,7 +117,7 @@ TEST(CompareTest, OnlyOneThatIsFiniteIsAProblem) {
                                 HasSubstr("finite at step 2"))));
 }
 
-// They would agree with anything that diverges too.
+// Otherwise they would agree with anything that diverges, too.
 TEST(CompareTest, AReferenceWithoutALossIsAProblem) {
   const Comparison comparison =
       Of({Completed("single", 1, {2.0, kNan, kNan}, {1.0, 1.0, 1.0}),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of report.html, which the build makes from the files in page/ and
-// Debian's Chart.js (see BUILD).
+// The parts of report.html, generated from page/ and Debian's Chart.js (see
+// BUILD).
 #ifndef CAPSTAN_TRAINER_COMPARE_PAGE_ASSETS_H_
 #define CAPSTAN_TRAINER_COMPARE_PAGE_ASSETS_H_
 

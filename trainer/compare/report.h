@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A comparison as files: for programs, for a terminal or a pull request, and
-// for a browser.
+// A comparison's reports, for programs, for terminals and pull requests, and
+// for browsers.
 #ifndef CAPSTAN_TRAINER_COMPARE_REPORT_H_
 #define CAPSTAN_TRAINER_COMPARE_REPORT_H_
 
@@ -12,18 +12,18 @@
 
 namespace capstan {
 
-// report.json, whose keys docs/compare.md lists. What isn't known and what
-// isn't finite is null.
+// report.json, with the keys listed in docs/compare.md. Unknown and non-finite
+// values are null.
 std::string ReportJson(const Comparison& comparison);
 
-// report.md: the verdict and tables.
+// report.md: the conclusion and tables.
 std::string ReportMarkdown(const Comparison& comparison);
 
-// report.html: one page that loads nothing else; report.json, the library that
-// draws and the code that tells it what lie inside.
+// report.html: a self-contained page with report.json and the drawing code
+// embedded.
 std::string ReportHtml(const Comparison& comparison);
 
-// Writes the three into `folder`.
+// Writes all three into `folder`.
 absl::Status WriteReports(const Comparison& comparison,
                           const std::string& folder);
 

@@ -12,7 +12,7 @@
 namespace capstan {
 namespace {
 
-// Nothing in it may end the script element that holds it.
+// Escapes whatever could end the enclosing script element.
 std::string InScript(const std::string& json) {
   return absl::StrReplaceAll(
       json, {{"<", "\\u003c"}, {"\u2028", "\\u2028"}, {"\u2029", "\\u2029"}});
@@ -26,7 +26,7 @@ std::string InText(const std::string& text) {
 }  // namespace
 
 std::string ReportHtml(const Comparison& comparison) {
-  // One pass: what is put in is not looked at again.
+  // One pass: inserted text is not scanned again.
   return absl::StrReplaceAll(
       kPageHtml, {{"{{TITLE}}", InText(comparison.name)},
                   {"{{STYLE}}", kPageCss},

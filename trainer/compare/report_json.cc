@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// JSON has no numbers for what isn't finite.
+// JSON can't represent non-finite numbers.
 Json Finite(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }

@@ -17,7 +17,7 @@ using Row = std::vector<std::string>;
 
 constexpr char kUnknown[] = "?";
 
-// What stands in a cell must not end it.
+// Escapes what would end a cell.
 std::string Cell(const std::string& text) {
   return absl::StrReplaceAll(text, {{"|", "\\|"}, {"\n", " "}});
 }

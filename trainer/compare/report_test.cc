@@ -28,7 +28,7 @@ ComparedRun Run(const std::string& strategy, int processes,
   return run;
 }
 
-// A reference, a run that is too far, one that failed and one left out.
+// A reference, a run out of bounds, one that failed and one skipped.
 Comparison Sample() {
   Comparison comparison;
   comparison.name = "a </script> & <b>";
@@ -155,7 +155,7 @@ TEST(ReportHtmlTest, LoadsNothing) {
         "fetch(", "XMLHttpRequest", "sourceMappingURL"}) {
     EXPECT_THAT(html, Not(HasSubstr(loader)));
   }
-  // Addresses stand in the comments of Chart.js alone.
+  // URLs occur only in Chart.js's comments.
   for (const std::string& script : Elements(html, "script")) {
     if (script.find("Chart.js v") != std::string::npos) continue;
     EXPECT_THAT(script,

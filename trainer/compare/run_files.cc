@@ -21,11 +21,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Steps at the start that medians leave out, as the trainer's summary does:
-// buffers are still cold.
+// Initial steps excluded from medians (cold buffers), as in the trainer's
+// summary.
 constexpr size_t kWarmUpSteps = 2;
 
-// Invalid text gives a value that is_discarded().
+// is_discarded() if invalid.
 Json Parse(absl::string_view text) {
   return Json::parse(text.begin(), text.end(), /*cb=*/nullptr,
                      /*allow_exceptions=*/false);
@@ -42,8 +42,7 @@ double NumberOrNan(const Json& object, const char* key) {
   return Number(object, key).value_or(std::numeric_limits<double>::quiet_NaN());
 }
 
-// A step's speed, which is named after what it counts: "tokens_per_second".
-// Sets *unit to that.
+// A step's throughput, whose key has the unit: "tokens_per_second". Sets *unit.
 absl::optional<double> Rate(const Json& step, std::string* unit) {
   for (const auto& [key, value] : step.items()) {
     absl::string_view name = key;
@@ -55,7 +54,7 @@ absl::optional<double> Rate(const Json& step, std::string* unit) {
   return absl::nullopt;
 }
 
-// The greatest number in an array of one a rank; unset where there is none.
+// The maximum of a per-rank array; unset if absent.
 absl::optional<double> Greatest(const Json& object, const char* key) {
   absl::optional<double> greatest;
   const auto it = object.find(key);
@@ -67,7 +66,7 @@ absl::optional<double> Greatest(const Json& object, const char* key) {
   return greatest;
 }
 
-// The median without the warm-up; unset unless every step has the value.
+// The median after warm-up; unset unless every step has a value.
 absl::optional<double> Median(std::vector<absl::optional<double>> values) {
   if (values.empty()) return absl::nullopt;
   values.erase(values.begin(),
@@ -159,7 +158,7 @@ const NewestStep& MetricsFollower::Poll() {
   std::ifstream file(path_, std::ios::binary);
   file.seekg(offset_);
   std::string line;
-  while (std::getline(file, line) && !file.eof()) {  // eof: not whole yet
+  while (std::getline(file, line) && !file.eof()) {  // eof: incomplete line
     offset_ += static_cast<int64_t>(line.size()) + 1;
     const Json object = Parse(line);
     if (!Number(object, "step").has_value() || !object.contains("loss")) {

@@ -10,13 +10,12 @@
 
 namespace capstan {
 
-// What a finished run of `steps` steps has measured, from its folder. Errors
-// name the file, and what is missing or not as expected.
+// Reads the measurements of a finished run of `steps` steps from its folder.
+// Errors name the file and what is missing or unexpected.
 absl::StatusOr<RunMeasurements> ReadMeasurements(const std::string& folder,
                                                  int64_t steps);
 
-// The newest step of a run that is still going, from the end of its
-// metrics.jsonl.
+// The newest step of an ongoing run, from its metrics.jsonl.
 struct NewestStep {
   int64_t step = 0;
   double loss = 0.0;
@@ -25,12 +24,12 @@ struct NewestStep {
   std::string unit = "tokens";     // as RunFacts has it
 };
 
-// Follows a metrics.jsonl that grows. One thread.
+// Tails a growing metrics.jsonl. One thread.
 class MetricsFollower {
  public:
   explicit MetricsFollower(std::string path) : path_(std::move(path)) {}
 
-  // Reads what is new, and returns the newest step (0: none yet).
+  // Reads new lines and returns the newest step (0: none yet).
   const NewestStep& Poll();
 
  private:

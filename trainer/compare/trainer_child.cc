@@ -24,11 +24,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kTickMilliseconds = 200;
-// From being told to stop at once to being killed.
+// Grace between the request to stop at once and SIGKILL.
 constexpr std::chrono::seconds kEndGrace{5};
 constexpr char kErrorMark[] = "ERROR: ";
 
-// After fork, in the child: only what is safe there.
+// Runs in the child after fork: only async-signal-safe calls.
 [[noreturn]] void BecomeTrainer(const BlockedSignals& signals, pid_t parent,
                                 int log_fd, char* const argv[]) {
   setpgid(0, 0);
@@ -47,7 +47,7 @@ constexpr char kErrorMark[] = "ERROR: ";
   _exit(127);
 }
 
-// Waits for the child, and passes signals on.
+// Waits for the child and forwards signals.
 TrainerChildResult Supervise(pid_t pid, const BlockedSignals& signals,
                              const std::function<void()>& tick) {
   TrainerChildResult result;
@@ -59,7 +59,7 @@ TrainerChildResult Supervise(pid_t pid, const BlockedSignals& signals,
       if (signal == SIGCHLD) continue;
       result.stop_signal = signal;
       stopped_at = Clock::now();
-      // The second of two stops its ranks without saving anything.
+      // A second signal makes it stop its ranks without saving.
       kill(pid, SIGINT);
       kill(pid, SIGTERM);
     }

@@ -11,22 +11,22 @@
 namespace capstan {
 
 struct TrainerChildResult {
-  int wait_status = 0;  // as of waitpid
-  // The signal that this process was asked to stop by meanwhile, or 0.
+  int wait_status = 0;  // from waitpid
+  // The signal that asked this process to stop meanwhile, or 0.
   int stop_signal = 0;
 };
 
-// Runs this executable again with `args` until it ends, in a process group of
-// its own, what it prints going to the file `log_path`; calls `tick` a few
-// times a second. A SIGINT or SIGTERM to this process ends the child and its
-// ranks at once; if this process is killed, they go too. From a process without
-// other threads.
+// Runs this executable with `args` in its own process group until it exits,
+// with output redirected to the file `log_path`; calls `tick` a few times per
+// second. SIGINT or SIGTERM to this process ends the child and its ranks at
+// once, as does killing this process. Call from a process without other
+// threads.
 absl::StatusOr<TrainerChildResult> RunTrainerChild(
     const std::vector<std::string>& args, const std::string& log_path,
     const std::function<void()>& tick);
 
-// Why a child with that status and that output failed: its own ERROR line, else
-// how it ended.
+// Why a child with that status and output failed: its own ERROR line, else how
+// it ended.
 std::string WhyItFailed(int wait_status, const std::string& output);
 
 }  // namespace capstan

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The executable that is run again is this test: what it does then, its filter
-// says.
+// The child executable is this test itself; its filter selects what it does.
 #include "trainer/compare/trainer_child.h"
 
 #include <gmock/gmock.h>
@@ -64,13 +63,13 @@ TEST(TrainerChildTest, SaysHowItFailed) {
   EXPECT_EQ(WhyItFailed(result->wait_status, ReadLog()), "it is broken");
 }
 
-// The second child does not stop when told to, and is killed.
+// The second child ignores the request to stop, and is killed.
 TEST(TrainerChildTest, ASignalToUsEndsIt) {
   for (const char* child : {"Sleeps", "IgnoresSignals"}) {
     const auto start = std::chrono::steady_clock::now();
     int ticks = 0;
     const auto result = RunTrainerChild(Only(child), LogPath(), [&] {
-      // It has had the time to start.
+      // By now it has started.
       if (++ticks == 4) kill(getpid(), SIGINT);
     });
     ASSERT_TRUE(result.ok()) << result.status();

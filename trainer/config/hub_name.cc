@@ -17,7 +17,7 @@ std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {
       std::count(name.begin(), name.end(), '/') != 1) {
     return "";
   }
-  // A folder of this machine with a slip in its last name.
+  // A local folder with a typo in its last component.
   std::error_code error;
   if (std::filesystem::exists(std::string(name.substr(0, slash)), error)) {
     return "";

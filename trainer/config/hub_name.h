@@ -8,10 +8,10 @@
 
 namespace capstan {
 
-// For the error about a model's folder that isn't there: if `name`, as it was
-// written, may be a model on the Hugging Face Hub (OWNER/NAME), "; if it is a
-// model on the Hub, download it first: hf download ..", with the `setting`
-// ("--model_name") to give afterwards. Else "".
+// A hint for the error about a missing model folder. If `name`, as written,
+// could be a Hugging Face Hub model (OWNER/NAME): "; if it is a model on the
+// Hub, download it first: hf download ..", with the `setting` ("--model_name")
+// to use afterwards. Else "".
 std::string HubDownloadHint(absl::string_view name, absl::string_view setting);
 
 }  // namespace capstan

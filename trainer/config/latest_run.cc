@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr char kLatest[] = "latest";
 
-// The folder that `file` stands for, "" if it is something else.
+// The folder that `file` refers to; "" if it isn't such a file.
 fs::path RunOf(const fs::path& file) {
   std::error_code error;
   if (file.filename() != kLatest || !fs::is_regular_file(file, error)) {
@@ -25,7 +25,7 @@ fs::path RunOf(const fs::path& file) {
   std::ifstream text(file);
   std::string name;
   std::getline(text, name);
-  // A name alone: it lies beside the file.
+  // Only a plain name, next to the file.
   if (name.empty() || name == "." || name == ".." ||
       fs::path(name).filename() != name) {
     return "";
@@ -37,7 +37,7 @@ fs::path RunOf(const fs::path& file) {
 }  // namespace
 
 absl::Status SetLatestRun(const std::string& runs, const std::string& name) {
-  // Under the run's own hidden name: others may start in the same second.
+  // A hidden name per run: others may start in the same second.
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::unique_ptr<HiddenFile> file,
       HiddenFile::Create((fs::path(runs) / kLatest).string(), name));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// runs/NAME/latest, which stands for the newest of a name's runs: a text file
-// that holds its folder's name. A link would do for us, but TensorBoard follows
-// links and would show that run twice.
+// runs/NAME/latest refers to a name's newest run: a text file that holds the
+// run folder's name, not a symlink, since TensorBoard follows symlinks and
+// would show the run twice.
 #ifndef CAPSTAN_TRAINER_CONFIG_LATEST_RUN_H_
 #define CAPSTAN_TRAINER_CONFIG_LATEST_RUN_H_
 
@@ -12,13 +12,13 @@
 
 namespace capstan {
 
-// Makes RUNS/latest stand for RUNS/name. Takes the place of an older one at
-// once, a link of earlier trainers included.
+// Makes RUNS/latest refer to RUNS/name, atomically replacing an older one, a
+// symlink of earlier versions included.
 absl::Status SetLatestRun(const std::string& runs, const std::string& name);
 
-// `path` with what such a file in it stands for: "runs/a/latest/final" is
+// Resolves such a file within `path`: "runs/a/latest/final" becomes
 // "runs/a/2026-01-31_12-00-00/final". Other paths, and other files of that
-// name, are as they were. Every path that a user gives goes through here.
+// name, are unchanged. Apply to every path that a user gives.
 std::string FollowLatestRun(const std::string& path);
 
 }  // namespace capstan

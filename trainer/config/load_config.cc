@@ -29,8 +29,8 @@ using google::protobuf::Any;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// The file that `name` means: as given from the caller's folder, else in the
-// workspace's configs/.
+// Resolves `name`: relative to the caller's folder, else in the workspace's
+// configs/.
 absl::StatusOr<std::string> FindConfig(const std::string& name,
                                        const ConfigContext& context) {
   std::vector<fs::path> tried = {
@@ -67,8 +67,8 @@ absl::Status AddOverrides(const std::vector<std::string>& overrides,
   return absl::OkStatus();
 }
 
-// Keeps schedule.warmup_steps in proportion to the length of the run that it
-// was written for. Update is called after each file, and once after all --set.
+// Scales schedule.warmup_steps with the length of the run that it was written
+// for. Call Update after each file, and once after all --set.
 class WarmupFit {
  public:
   void Update(const LoadedConfig& loaded) {
@@ -89,7 +89,7 @@ class WarmupFit {
         warmup <= steps || warmup > written_for_) {
       return;
     }
-    // Rounded up, as warmup_ratio is.
+    // Rounded up, like warmup_ratio.
     const int64_t fitted = static_cast<int64_t>(
         std::ceil(static_cast<double>(warmup) * static_cast<double>(steps) /
                   static_cast<double>(written_for_)));
@@ -101,7 +101,7 @@ class WarmupFit {
   }
 
  private:
-  // How many steps the epochs are is known when the data is.
+  // The number of steps in epochs is known once the data is.
   void FitToEpochs(LoadedConfig* loaded) const {
     const int64_t warmup = loaded->config.schedule().warmup_steps();
     if (loaded->config.schedule().total_steps() > 0 || warmup <= 0 ||
@@ -120,7 +120,7 @@ class WarmupFit {
   int64_t written_for_ = 0;
 };
 
-// Null unless it is a field with one string.
+// Null unless `field` has exactly one string.
 const FieldDescriptor* StringField(const FieldDescriptor* field) {
   return field != nullptr && !field->is_repeated() &&
                  field->type() == FieldDescriptor::TYPE_STRING
@@ -132,7 +132,7 @@ std::string StringOf(const Message& message, const FieldDescriptor* field) {
   return message.GetReflection()->GetString(message, field);
 }
 
-// The string at "SLOT.FIELD"; "" if there is none.
+// The string at "SLOT.FIELD", or "".
 absl::StatusOr<std::string> StringAt(const RunConfig& config,
                                      const std::string& path) {
   const std::pair<std::string, std::string> names =
@@ -159,7 +159,7 @@ absl::Status FieldPlaces::Locate(const absl::Status& status,
   if (field.has_value()) {
     path = slot.empty() ? *field : absl::StrCat(slot, ".", *field);
   }
-  // The nearest enclosing field that the config sets.
+  // Find the nearest enclosing field that the config sets.
   std::string at = path;
   while (!at.empty() && locations.find(at) == locations.end()) {
     const size_t dot = at.rfind('.');

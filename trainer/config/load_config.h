@@ -17,87 +17,86 @@ namespace capstan {
 
 // Where each field of a config was set.
 struct FieldPlaces {
-  // "model.hidden_size" -> "run.pbtxt:3:27"; plugin fields go by their slot,
-  // those of a repeated one by "strategy[1]".
+  // "model.hidden_size" -> "run.pbtxt:3:27". Plugin fields are keyed by slot,
+  // repeated ones as "strategy[1]".
   std::map<std::string, std::string> locations;
 
-  // `status` with the place of the field it is about, or of `slot`, before its
-  // message: "run.pbtxt:3:27: model.hidden_size: must be ..".
+  // Prefixes `status` with the location of the field it is about, or of `slot`:
+  // "run.pbtxt:3:27: model.hidden_size: must be ..".
   absl::Status Locate(const absl::Status& status,
                       const std::string& slot) const;
 
-  // Fields that are paths, as they were written and as they are now, absolute.
+  // Path fields as written, and as resolved to absolute paths.
   struct Path {
     std::string written;
     std::string absolute;
   };
   std::map<std::string, Path> paths;
 
-  // Forgets the fields below `path` and its elements: they are gone.
+  // Forgets the locations of fields at or below `path`, which were removed.
   void Forget(const std::string& path);
 };
 
 // A run's config.
 struct LoadedConfig : FieldPlaces {
   RunConfig config;
-  // What was changed to fit something else that was set, a sentence each.
+  // Settings changed to fit others, one sentence each.
   std::vector<std::string> notes;
 };
 
-// Where names and relative paths are looked up.
+// Where names and relative paths are resolved.
 struct ConfigContext {
   PluginHost* host = nullptr;
-  std::string caller_folder;     // of --config and --set
-  std::string workspace_folder;  // has configs/; may be ""
+  std::string caller_folder;     // for --config and --set
+  std::string workspace_folder;  // contains configs/; may be ""
   std::string build_folder;      // "//a/b:c" is build_folder/a/b/c
 };
 
-// BUILD_WORKING_DIRECTORY (set by `bazel run`) or the current folder; the
-// workspace from BUILD_WORKSPACE_DIRECTORY, or the nearest folder above the
-// caller's that has a WORKSPACE file.
+// The caller's folder is BUILD_WORKING_DIRECTORY (set by `bazel run`) or the
+// current one; the workspace is BUILD_WORKSPACE_DIRECTORY or the nearest
+// ancestor of the caller's folder with a WORKSPACE file.
 ConfigContext DefaultConfigContext(PluginHost* host);
 
-// Reads `files` in order, each over the ones before (fields that it sets
-// replace theirs; a slot of the same plugin is merged field by field), then
-// applies `overrides`: "train.max_steps=10", "model.hidden_size=64",
-// "strategy=capstan.single"; "collect=" clears; a list is set whole,
-// "profile.steps=[3, 4]", or added to, "profile.steps+=5". Plugins are loaded
-// as their types are met. Errors name file, line, column and field, and the
-// nearest valid name.
+// Reads `files` in order, each over the previous ones (set fields replace; a
+// slot with the same plugin is merged field by field), then applies
+// `overrides`: "train.max_steps=10", "model.hidden_size=64",
+// "strategy=capstan.single"; "collect=" clears; "profile.steps=[3, 4]" sets a
+// list, "profile.steps+=5" appends. Loads plugins on demand. Errors name file,
+// line, column and field, and the nearest valid name.
 absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,
     const std::vector<std::string>& overrides, const ConfigContext& context);
 
-// Reads one file, looked up and parsed in the same way, into `config`, a
-// message of another type that may hold plugin slots; returns the file's path.
+// Looks up and parses one file in the same way into `config`, a message of
+// another type that may have plugin slots; returns the file's path.
 absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         const ConfigContext& context,
                                         google::protobuf::Message* config,
                                         FieldPlaces* places);
 
-// Parses a config that PrintConfig has printed, and applies `overrides`.
+// Parses PrintConfig's output and applies `overrides`.
 absl::StatusOr<LoadedConfig> ParseConfig(
     const std::string& text, const std::string& name,
     const ConfigContext& context,
     const std::vector<std::string>& overrides = {});
 
-// The config as text that LoadConfig takes, plugin slots expanded.
+// The config as text for LoadConfig, with plugin slots expanded.
 std::string PrintConfig(const google::protobuf::Message& config);
 
-// The config message that a slot holds: "plugin/capstan.ddp.Config" is
+// The type of a slot's config message: "plugin/capstan.ddp.Config" is
 // "capstan.ddp.Config".
 std::string TypeOf(const google::protobuf::Any& any);
 
-// The message that an Any of a loaded plugin's type holds.
+// Unpacks an Any of a loaded plugin's type.
 absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
     const google::protobuf::Any& any);
 
-// What a slot of `config` holds, with the strings that it doesn't set and that
-// its plugin takes from another slot (default_from in options.proto).
+// A slot of `config`, with unset strings filled in from other slots as its
+// plugin specifies (default_from in options.proto).
 absl::StatusOr<google::protobuf::Any> WithDefaults(
     const google::protobuf::Any& slot, const RunConfig& config);
 
-// Whether `slot` is a plugin slot of RunConfig that is set.
+// Whether `slot` names a plugin slot of RunConfig that is set.
 bool HasSlot(const RunConfig& config, const std::string& slot);
 
 }  // namespace capstan

@@ -245,7 +245,7 @@ TEST_F(LoadConfigTest, SetToNothingClears) {
   EXPECT_EQ(loaded->locations.count("schedule.warmup_steps"), 0);
   EXPECT_EQ(loaded->locations.at("strategy.bucket_cap_mib"),
             "--set strategy.bucket_cap_mib=");
-  // And another plugin takes an optional slot.
+  // Another plugin can replace an optional slot.
   const auto again = Load("", {"collect=capstan.darkroom", "collect.tasks=4"});
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_THAT(PrintConfig(again->config),
@@ -272,7 +272,7 @@ TEST_F(LoadConfigTest, StepsAndEpochsReplaceEachOther) {
   EXPECT_FALSE(loaded->config.schedule().has_warmup_ratio());
   EXPECT_EQ(loaded->config.schedule().warmup_steps(), 4);
 
-  // As scripts do that were written when both could be set.
+  // As in scripts written when both could be set.
   loaded = Load(steps, {"train.max_steps=0", "train.max_epochs=2"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->config.train().max_epochs(), 2);
@@ -293,7 +293,7 @@ TEST_F(LoadConfigTest, WarmupShrinksWithTheRun) {
   };
   EXPECT_EQ(warmup({"train.max_steps=5"}), 1);
   EXPECT_EQ(warmup({"train.max_steps=95"}), 10);
-  // Wherever it fits, it stays.
+  // Kept wherever it fits.
   EXPECT_EQ(warmup({"train.max_steps=100"}), 100);
   EXPECT_EQ(warmup({"train.max_steps=5", "train.max_steps=2000"}), 100);
   EXPECT_EQ(warmup({"train.max_steps=5", "schedule.total_steps=500"}), 100);
@@ -301,7 +301,7 @@ TEST_F(LoadConfigTest, WarmupShrinksWithTheRun) {
       Load(text, {"train.max_steps=5"})->notes,
       ElementsAre("schedule.warmup_steps is 1 of 5 steps, in proportion "
                   "to the 100 of 1000 at run.pbtxt:2:12"));
-  // What is said together is meant so.
+  // Values set together are intended.
   EXPECT_EQ(warmup({"schedule.warmup_steps=100", "train.max_steps=5"}), 100);
   const auto file = Load("train { max_steps: 5 } schedule { warmup_steps: 9 }");
   ASSERT_TRUE(file.ok());

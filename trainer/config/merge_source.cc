@@ -27,7 +27,7 @@ using ParseInfoTree = google::protobuf::TextFormat::ParseInfoTree;
 
 constexpr char kAnyType[] = "google.protobuf.Any";
 
-// Copies the fields that one text sets from its message to the merged one.
+// Copies the fields set by a text into the merged message.
 class Merger {
  public:
   Merger(const TextOrigin& origin, const ConfigContext& context,
@@ -42,7 +42,7 @@ class Merger {
       const int index = field->is_repeated() ? 0 : -1;
       const google::protobuf::TextFormat::ParseLocation place =
           tree.GetLocation(field, index);
-      if (place.line < 0) continue;  // the text doesn't set it
+      if (place.line < 0) continue;  // not set by the text
       const std::string path = prefix.empty()
                                    ? field->name()
                                    : absl::StrCat(prefix, ".", field->name());
@@ -60,7 +60,7 @@ class Merger {
                              : origin_.name;
   }
 
-  // Of one element of a list; one written [a, b] has a place as a whole.
+  // Location of a list element; [a, b] has one location as a whole.
   std::string ElementPlace(const ParseInfoTree& tree,
                            const FieldDescriptor* field, int i) const {
     while (i > 0 && tree.GetLocation(field, i).line < 0) --i;
@@ -109,7 +109,7 @@ class Merger {
     return absl::OkStatus();
   }
 
-  // Copies one field by a message of the same type that holds nothing else.
+  // Copies one field through an otherwise empty message of the same type.
   static void CopyField(const FieldDescriptor* field, const Message& from,
                         Message* to) {
     std::unique_ptr<Message> only(from.New());
@@ -137,7 +137,7 @@ class Merger {
     return absl::OkStatus();
   }
 
-  // A repeated slot, behind what is there.
+  // Appends repeated slots.
   absl::Status MergeSlots(const ParseInfoTree& tree, const std::string& path,
                           const FieldDescriptor* field, const Message& from,
                           Message* to) {
@@ -158,7 +158,7 @@ class Merger {
     return absl::OkStatus();
   }
 
-  // The same of a repeated message: its paths are resolved, too.
+  // Appends repeated messages, resolving their paths.
   absl::Status MergeMessages(const ParseInfoTree& tree, const std::string& path,
                              const FieldDescriptor* field, const Message& from,
                              Message* to) {
@@ -177,7 +177,7 @@ class Merger {
     return absl::OkStatus();
   }
 
-  // A member of a oneof takes the place of the others.
+  // Setting a member of a oneof clears the others.
   void ForgetOthers(const FieldDescriptor* field, const std::string& path) {
     const google::protobuf::OneofDescriptor* const oneof =
         field->real_containing_oneof();

@@ -56,13 +56,13 @@ bool IsSlot(const FieldDescriptor* field) {
          field->message_type() == Any::descriptor();
 }
 
-// One name of a path.
+// A component of a path.
 struct Step {
   const FieldDescriptor* field;
-  std::string type_url;  // of the plugin that the path goes on into, or ""
+  std::string type_url;  // of the plugin that the path enters, or ""
 };
 
-// The plugin in the slot `field` of `parent`.
+// Unpacks the plugin in slot `field` of `parent`.
 absl::StatusOr<std::unique_ptr<Message>> PluginIn(const Message& parent,
                                                   const FieldDescriptor* field,
                                                   std::string* type_url) {
@@ -115,7 +115,7 @@ absl::StatusOr<std::vector<Step>> Resolve(const std::string& path,
   return steps;
 }
 
-// `value` as text format wants it behind the name of `field`.
+// `value` in text format, to follow the name of `field`.
 std::string ValueText(const FieldDescriptor* field, const std::string& value) {
   const absl::string_view shown = absl::StripLeadingAsciiWhitespace(value);
   if (field->is_repeated() && absl::StartsWith(shown, "[")) {
@@ -185,7 +185,7 @@ absl::Status Apply(const std::string& text, const ConfigContext& context,
         absl::StrCat("+= adds to a list, and ", change.path,
                      " isn't one: write ", change.path, "=", change.value));
   }
-  // An empty string is a value.
+  // For strings, empty is a value.
   if (change.value.empty() &&
       (field->is_repeated() ||
        field->cpp_type() != FieldDescriptor::CPPTYPE_STRING)) {
@@ -221,7 +221,7 @@ absl::Status ApplyOverride(const std::string& text,
   origin.has_lines = false;
   origin.folder = context.caller_folder;
   const absl::Status status = Apply(text, context, origin, loaded);
-  // What the parser finds has the name already.
+  // The parser's errors already have the name.
   return absl::StartsWith(status.message(), origin.name)
              ? status
              : Annotate(status, origin.name);

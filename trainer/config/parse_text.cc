@@ -22,8 +22,8 @@ using google::protobuf::Descriptor;
 using google::protobuf::DescriptorPool;
 using google::protobuf::TextFormat;
 
-// Loads the plugin when the parser meets its type: its generated descriptors
-// are registered by dlopen, and parsing goes on with them.
+// Loads a plugin when the parser encounters its type: dlopen registers its
+// descriptors, and parsing continues with them.
 class PluginFinder : public TextFormat::Finder {
  public:
   explicit PluginFinder(PluginHost& host) : host_(host) {}
@@ -44,7 +44,7 @@ class PluginFinder : public TextFormat::Finder {
     return DescriptorPool::generated_pool()->FindMessageTypeByName(name);
   }
 
-  // Why the last FindAnyType failed; empties it.
+  // Why the last FindAnyType failed; clears it.
   std::string TakeError() const { return std::exchange(error_, ""); }
 
  private:
@@ -52,8 +52,8 @@ class PluginFinder : public TextFormat::Finder {
   mutable std::string error_;
 };
 
-// Whether the line's last word before `column` names a plugin slot, and a
-// colon follows: "strategy: ddp".
+// Whether the last word before `column` is a plugin slot followed by a colon:
+// "strategy: ddp".
 bool SlotBefore(absl::string_view line, size_t column, const Descriptor* type) {
   absl::string_view text =
       absl::StripTrailingAsciiWhitespace(line.substr(0, column));
@@ -67,7 +67,7 @@ bool SlotBefore(absl::string_view line, size_t column, const Descriptor* type) {
          field->message_type() == google::protobuf::Any::descriptor();
 }
 
-// The name that stands at `column`, maybe in quotes: "capstan.ddp".
+// The name at `column`, possibly quoted: "capstan.ddp".
 std::string NameAt(absl::string_view line, size_t column) {
   line.remove_prefix(std::min(column, line.size()));
   const size_t begin = line.find_first_not_of("\"'");
@@ -80,8 +80,8 @@ std::string NameAt(absl::string_view line, size_t column) {
   return std::string(line.substr(begin, end - begin));
 }
 
-// Says what protobuf does in terms of the config. Keeps the first error: the
-// later ones follow from it.
+// Rephrases protobuf's errors in terms of the config. Keeps the first, as later
+// ones follow from it.
 class FirstError : public google::protobuf::io::ErrorCollector {
  public:
   FirstError(const PluginFinder& finder, const PluginHost& host,
@@ -136,7 +136,7 @@ class FirstError : public google::protobuf::io::ErrorCollector {
       return HowToWriteAPlugin(NameAt(line, column));
     }
     if (absl::StartsWith(message, "Expected \"/\"")) {
-      // The parser stands behind the name in [acme.lion.Config].
+      // The parser is past the name in [acme.lion.Config].
       const size_t bracket = line.rfind('[', column);
       std::string name =
           bracket == absl::string_view::npos ? "" : NameAt(line, bracket + 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One text of a config: a file, or a --set.
+// A piece of config text: a file or a --set.
 #ifndef CAPSTAN_TRAINER_CONFIG_TEXT_SOURCE_H_
 #define CAPSTAN_TRAINER_CONFIG_TEXT_SOURCE_H_
 
@@ -15,7 +15,7 @@
 
 namespace capstan {
 
-// A parsed text with the places of the fields that it sets.
+// A parsed text with the locations of the fields that it sets.
 struct TextSource {
   std::unique_ptr<google::protobuf::Message> message;
   google::protobuf::TextFormat::ParseInfoTree tree;
@@ -23,31 +23,30 @@ struct TextSource {
 
 // Where a text comes from.
 struct TextOrigin {
-  std::string name;       // stands for it in errors: "run.pbtxt", "--set x=1"
-  bool has_lines = true;  // whether errors add line and column
-  std::string folder;     // of its relative paths
-  bool append = false;    // its lists add to those that are there
+  std::string name;       // for errors: "run.pbtxt", "--set x=1"
+  bool has_lines = true;  // whether errors include line and column
+  std::string folder;     // base of relative paths
+  bool append = false;    // lists append instead of replacing
 };
 
-// Parses `text` as a message of `prototype`'s type. Loads plugins as it meets
-// them.
+// Parses `text` as a message of `prototype`'s type, loading plugins on demand.
 absl::StatusOr<std::unique_ptr<TextSource>> ParseText(
     const std::string& text, const TextOrigin& origin,
     const google::protobuf::Message& prototype, PluginHost& host);
 
-// Merges `source` over `config`, of the same type: the fields that the text
-// sets, be it to their default value, and their places; makes paths absolute.
+// Merges `source` into `config`, of the same type: the fields that the text
+// sets, even if to their defaults, and their locations; makes paths absolute.
 absl::Status MergeSource(const TextSource& source, const TextOrigin& origin,
                          const ConfigContext& context,
                          google::protobuf::Message* config,
                          FieldPlaces* places);
 
-// Applies one --set: "path=value", "path=" (cleared), "list=[a, b]" or
+// Applies one --set: "path=value", "path=" (clear), "list=[a, b]" or
 // "list+=value".
 absl::Status ApplyOverride(const std::string& text,
                            const ConfigContext& context, LoadedConfig* loaded);
 
-// What is wrong with `name`, which `type` has no field of.
+// The error text for `name`, which isn't a field of `type`.
 std::string UnknownField(const google::protobuf::Descriptor* type,
                          const std::string& name);
 

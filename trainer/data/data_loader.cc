@@ -24,15 +24,15 @@ namespace capstan {
 
 namespace {
 
-// Waits without occupying a core, which Event::synchronize would. The copy is
-// mostly long done: a slot's turn comes again when all others had theirs.
+// Waits without occupying a core, unlike Event::synchronize. The copy has
+// usually long completed: all other slots had their turn since.
 void AwaitCopy(const c10::Event& copied) {
   constexpr std::chrono::microseconds kPause{50};
   while (!copied.query()) std::this_thread::sleep_for(kPause);
 }
 
-// Batches read ahead: many, so that the reading thread rarely wakes up; fewer
-// where they are large, but enough to hide a slow read.
+// Many batches ahead, so that the reader rarely wakes up; fewer if they are
+// large, but enough to hide a slow read.
 constexpr int64_t kMostAhead = 16;
 constexpr int64_t kLeastAhead = 3;
 constexpr int64_t kBytesAhead = int64_t{32} << 20;
@@ -42,8 +42,8 @@ int64_t AheadOf(int64_t bytes) {
                     kMostAhead);
 }
 
-// Waking up, this thread then takes no core from one that computes: it gets its
-// turn when that waits or has had its share.
+// Lets this thread wake up without preempting a computing one: it runs when
+// that waits or has used its share.
 void YieldToComputation() {
   const sched_param none = {};
   sched_setscheduler(/*pid=*/0, SCHED_BATCH, &none);
@@ -78,8 +78,8 @@ class PrefetchingLoader final : public DataLoader {
     if (read_ == taken_) return error_;
     BatchSlot& slot = slots_[taken_ % slots_.size()];
     lock.unlock();
-    // Outside the lock: the thread doesn't come to this slot before taken_ is
-    // past it.
+    // Without the lock: the reader doesn't reuse this slot until taken_ is past
+    // it.
     absl::StatusOr<Batch> batch = TakeFrom(slot);
     if (!batch.ok()) return batch;
     lock.lock();
@@ -103,7 +103,7 @@ class PrefetchingLoader final : public DataLoader {
     absl::Status status;
     try {
       YieldToComputation();
-      // Otherwise this thread would take memory of the first GPU.
+      // Otherwise this thread would allocate memory on the first GPU.
       const c10::DeviceGuard guard(options_.device);
       status = ReadAhead(StreamForCopies(options_.device));
     } catch (...) {
@@ -116,7 +116,7 @@ class PrefetchingLoader final : public DataLoader {
     more_.notify_one();
   }
 
-  // Returns when the loader is going away, or with the reader's error.
+  // Returns when the loader is being destroyed, or with the reader's error.
   absl::Status ReadAhead(const c10::Stream& copies) {
     SampleSequence sequence(options_.order);
     std::vector<int64_t> samples(options_.micro_batch_size);
@@ -134,8 +134,8 @@ class PrefetchingLoader final : public DataLoader {
       {
         std::lock_guard<std::mutex> lock(mutex_);
         if (batch == 0) {
-          // Only now is the size of a batch known. One more: the batch that is
-          // trained on is still in its slot's memory.
+          // The batch size is known only now. Plus one: the batch being trained
+          // on still occupies its slot.
           ahead_ = AheadOf(slot.bytes());
           slots_.resize(ahead_ + 1);
         }
@@ -146,8 +146,8 @@ class PrefetchingLoader final : public DataLoader {
     return absl::OkStatus();
   }
 
-  // False when the loader is going away. Once all slots are full, waits until
-  // half of them are empty.
+  // False when the loader is being destroyed. Once all slots are full, waits
+  // until half of them are empty.
   bool AwaitRoom(int64_t batch) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (batch - taken_ >= ahead_) {
@@ -163,11 +163,11 @@ class PrefetchingLoader final : public DataLoader {
   std::condition_variable room_;
   std::condition_variable more_;
   int64_t ahead_ = 1;
-  // Batch i is in slot i modulo their number.
+  // Batch i is in slot i % size.
   std::vector<BatchSlot> slots_;
   int64_t read_ = 0;
   int64_t taken_ = 0;
-  absl::Status error_;  // comes after all that has been read
+  absl::Status error_;  // returned after all batches read before it
   bool stopping_ = false;
   std::thread thread_;
 };
@@ -188,7 +188,7 @@ bool Unshared(const Batch& batch) {
       return false;
     }
   }
-  // Counts are read without an order of their own; they are let go of with one.
+  // Use counts are read relaxed but decremented with release.
   std::atomic_thread_fence(std::memory_order_acquire);
   return true;
 }
@@ -206,7 +206,7 @@ void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch) {
 absl::Status BatchSlot::Read(const DatasetReader& reader,
                              absl::Span<const int64_t> samples,
                              int64_t position) {
-  // Out of the reader's sight; the entry is kept for its memory.
+  // Hidden from the reader; the node is kept for reuse.
   Batch::node_type own = host_.extract(kSamplePosition);
   CAPSTAN_RETURN_IF_ERROR(reader.Read(samples, &host_));
   if (!own.empty()) host_.insert(std::move(own));
@@ -234,11 +234,11 @@ void BatchSlot::CopyToDevice(const c10::Stream& copies) {
   const c10::StreamGuard guard(copies);
   for (auto& [name, tensor] : host_) {
     if (name == kTokenCounts) {
-      // A copy, since the next batch is written into this one.
+      // Copied, since the next batch overwrites this one.
       device_[name] = tensor.clone();
       continue;
     }
-    // The first time only, if the reader writes into what it is given.
+    // Only the first time, if the reader reuses the tensors it is given.
     if (!tensor.is_pinned()) tensor = tensor.pin_memory();
     device_[name] = tensor.to(copies.device(), /*non_blocking=*/true);
     if (name == kLabels || name == kPositions || name == kSamplePosition) {
@@ -256,7 +256,8 @@ Batch BatchSlot::Take() {
   const c10::impl::VirtualGuardImpl device(copied_->device_type());
   const c10::Stream current = device.getStream(copied_->device());
   copied_->block(current);
-  // Made on the copies' stream: their memory must outlast the work on this one.
+  // Allocated on the copies' stream: the memory must outlive this stream's
+  // work.
   for (auto& [name, tensor] : device_) {
     if (tensor.is_cuda()) tensor.record_stream(current);
   }

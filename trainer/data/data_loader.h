@@ -18,38 +18,36 @@
 
 namespace capstan {
 
-// Which samples a rank trains on: micro-step a of the step that starts at
-// position s of the order takes, on rank r of w, positions
-// s + (a * w + r) * micro .. + micro - 1.
+// Selects a rank's samples: micro-step a of the step at position s takes, on
+// rank r of w, positions s + (a * w + r) * micro .. + micro - 1 of the order.
 struct DataLoaderOptions {
   DataOrder order;
   int64_t micro_batch_size = 1;
   int64_t global_batch_size = 1;
   int rank = 0;
   int world_size = 1;
-  int64_t start_position = 0;  // the data position of a resumed run
+  int64_t start_position = 0;  // data position when resuming
   c10::Device device{c10::DeviceType::CPU};
 };
 
-// Reads ahead of training on a thread of its own, so that reading shows in no
-// step: up to 16 micro-batches, fewer where they take more than 32 MiB, but at
-// least 3. On CUDA they are copied ahead, too, from pinned memory, on a stream
-// of their own.
+// Prefetches on its own thread, so that reading doesn't delay steps: up to 16
+// micro-batches, fewer if they exceed 32 MiB, but at least 3. On CUDA they are
+// also copied ahead from pinned memory, on a separate stream.
 //
-// The reader is given the tensors of an earlier batch to write into, once
-// nobody else holds them or a view of them.
+// Batch tensors are reused for later batches once nobody else holds them or a
+// view of them.
 class DataLoader {
  public:
-  // `reader` outlives the loader.
+  // `reader` must outlive the loader.
   static std::unique_ptr<DataLoader> Create(const DataLoaderOptions& options,
                                             const DatasetReader& reader);
   virtual ~DataLoader();
 
-  // The next micro-batch of this rank with its "sample_position" (dataset.h:
-  // positions of the order), on options.device, for work on its
-  // current stream, which is made to wait where the copy isn't over. Blocks
-  // until the batch is read. An error is the reader's own; it is returned again
-  // by later calls. Called by one thread at a time.
+  // This rank's next micro-batch with its "sample_position" (dataset.h:
+  // positions in the order), on options.device, for use on its current stream,
+  // which waits for the copy if necessary. Blocks until the batch is read.
+  // Returns the reader's error, and again on later calls. Called by one thread
+  // at a time.
   virtual absl::StatusOr<Batch> Next() = 0;
 };
 
@@ -57,30 +55,28 @@ class DataLoader {
 // length.
 void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch);
 
-// Whether nobody but *batch itself holds its tensors or their memory, so that
-// the next batch may be written into them. What those did who held them has
-// happened before the answer "yes".
+// Whether only *batch holds its tensors and their memory, so that they may be
+// overwritten. If true, everything former holders did happened before.
 bool Unshared(const Batch& batch);
 
-// Room for one batch, filled again and again by one thread.
+// A reusable buffer for one batch, filled by one thread.
 //
-// On a GPU the reader writes into pinned memory, which is copied to the device
-// on a stream of its own; whoever takes the batch has its stream wait for the
-// copy, and never the host.
+// On a GPU the reader writes into pinned memory, which is copied on a separate
+// stream; Take makes the consumer's stream, never the host, wait for the copy.
 class BatchSlot {
  public:
-  // Reads the batch of `samples`, into the memory of the slot's last batch
-  // where that is free; adds their positions in the run's sequence
-  // (kSamplePosition), which start at `position`; and starts the copy to the
-  // device of `copies`, if that is a GPU's stream. Doesn't throw.
+  // Reads the batch of `samples`, reusing the last batch's memory if free; adds
+  // their positions in the run's sequence (kSamplePosition), which start at
+  // `position`; and starts the copy to the device of `copies`, if that is a GPU
+  // stream. Doesn't throw.
   absl::Status Fill(const DatasetReader& reader,
                     absl::Span<const int64_t> samples, int64_t position,
                     const c10::Stream& copies);
 
-  // The batch, once, for work on the current stream of its device.
+  // Returns the batch, once, for use on its device's current stream.
   Batch Take();
 
-  // Bytes of the batch.
+  // Size of the batch in bytes.
   int64_t bytes() const;
 
  private:
@@ -88,10 +84,10 @@ class BatchSlot {
                     absl::Span<const int64_t> samples, int64_t position);
   void CopyToDevice(const c10::Stream& copies);
 
-  Batch host_;  // kept, to be filled again
+  Batch host_;  // kept for reuse
   Batch device_;
   std::vector<int64_t> positions_;
-  std::unique_ptr<c10::Event> copied_;  // null: nothing is copied
+  std::unique_ptr<c10::Event> copied_;  // null: no copy
 };
 
 }  // namespace capstan

@@ -117,7 +117,7 @@ TEST(DataLoaderTest, StartingLaterContinuesTheSequence) {
             std::vector<int64_t>(all.begin() + 8, all.end()));
 }
 
-// A key that is the same for a sample of the run wherever it is trained on.
+// Positions identify a sample wherever it is trained on.
 TEST(DataLoaderTest, PositionsComeWithTheSamples) {
   const Indices reader(10);
   DataLoaderOptions options = Options(10, true);

@@ -11,7 +11,7 @@ namespace capstan {
 namespace {
 
 constexpr int64_t kBatchesInGroup = 50;
-// The fewest groups that an epoch is cut into.
+// Minimum number of groups per epoch.
 constexpr int64_t kLeastGroups = 4;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What reading ahead costs: memory, allocations, and how far ahead it goes.
+// The costs of reading ahead: memory, allocations, and how far ahead it goes.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
@@ -23,7 +23,7 @@ std::atomic<int64_t> tensors_made{0};
 
 }  // namespace
 
-// All of this process, libraries included, is counted.
+// Counts allocations of the whole process, libraries included.
 void* operator new(size_t bytes) {
   ++objects_made;
   void* const block = std::malloc(bytes);
@@ -36,7 +36,7 @@ void operator delete(void* block, size_t) noexcept { std::free(block); }
 namespace capstan {
 namespace {
 
-// Counts what tensors take.
+// Counts tensor allocations.
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -57,8 +57,8 @@ void CountTensors() {
   (void)allocator;
 }
 
-// Sample i is `length` times i. Writes into the tensor that it is given, or,
-// `fresh`, makes a new one each time, as a reader may.
+// Sample i is `length` times i. Writes into the given tensor or, if `fresh`,
+// allocates a new one each time, as readers may.
 class Constants final : public DatasetReader {
  public:
   explicit Constants(int64_t length, bool fresh = false)
@@ -98,7 +98,7 @@ std::unique_ptr<DataLoader> Load(const Constants& reader, int64_t micro) {
   return DataLoader::Create(options, reader);
 }
 
-// Waits until so many batches have been read, and a while for more.
+// Waits until `expected` batches have been read, and a while longer for more.
 int64_t ReadsFrom(const Constants& reader, int64_t expected) {
   const auto pause = [](int64_t ms) {
     std::this_thread::sleep_for(std::chrono::milliseconds(ms));
@@ -112,7 +112,7 @@ TEST(ReadAheadTest, SmallBatchesFarAheadLargeOnesThree) {
   const Constants small(64);
   auto loader = Load(small, 4);
   EXPECT_EQ(ReadsFrom(small, 16), 16);
-  // No more until half of them are taken: few awakenings.
+  // No more until half of them are taken, to limit wake-ups.
   for (int i = 0; i < 7; ++i) ASSERT_TRUE(loader->Next().ok());
   EXPECT_EQ(ReadsFrom(small, 16), 16);
   ASSERT_TRUE(loader->Next().ok());
@@ -152,7 +152,7 @@ TEST(ReadAheadTest, NobodyWritesIntoWhatIsHeld) {
       views.push_back(batch->at("ids").select(0, 1));
     }
   }
-  // All slots have been filled anew.
+  // All slots have been refilled.
   EXPECT_GE(ReadsFrom(reader, 68), 68);
   for (int64_t i = 0; i < 60; ++i) {
     if (i % 2 == 0) {
@@ -170,7 +170,7 @@ struct Made {
   int64_t reads;
 };
 
-// From a loader's beginning to its end.
+// Over a loader's whole lifetime.
 Made MadeBy200Batches(int64_t micro, bool fresh) {
   const Constants reader(8, fresh);
   const Made before = {objects_made, tensors_made, 0};
@@ -193,7 +193,7 @@ TEST(ReadAheadTest, NothingIsAllocatedForASample) {
   EXPECT_EQ(of_many.tensors, 34);
   EXPECT_EQ(of_two.objects, of_many.objects);
   EXPECT_LE(of_many.objects, 400 + 200);
-  // The count counts.
+  // Checks the counter itself.
   const Made anew = MadeBy200Batches(2, /*fresh=*/true);
   EXPECT_EQ(anew.tensors, anew.reads + 17);
   EXPECT_GE(anew.reads, 200);

@@ -12,8 +12,8 @@
 namespace capstan {
 namespace {
 
-// A line longer than this is broken, so that a rank that writes without end
-// can't fill the parent's memory.
+// Longer lines are broken, so that a rank writing without end can't exhaust the
+// parent's memory.
 constexpr size_t kMaxLine = 1 << 16;
 
 }  // namespace
@@ -47,7 +47,7 @@ bool ReadAvailable(int fd, std::string* bytes) {
     const ssize_t got = read(fd, buffer, sizeof(buffer));
     if (got > 0) {
       bytes->append(buffer, got);
-      // The other ranks' pipes have their turn too.
+      // Give the other ranks' pipes their turn.
       if (got < static_cast<ssize_t>(sizeof(buffer))) return true;
       if (bytes->size() >= kMaxLine) return true;
     } else if (got == 0) {
@@ -64,7 +64,7 @@ bool WriteAll(int fd, absl::string_view bytes) {
     if (put >= 0) {
       bytes.remove_prefix(put);
     } else if (errno == EAGAIN) {
-      // A terminal that someone has made non-blocking.
+      // A terminal that another process made non-blocking.
       pollfd ready = {fd, POLLOUT, 0};
       poll(&ready, 1, -1);
     } else if (errno != EINTR) {

@@ -8,14 +8,14 @@
 
 namespace capstan {
 
-// Cuts a stream of bytes into whole lines with a prefix before each.
+// Splits a byte stream into lines and prefixes each.
 class PrefixedLines {
  public:
   explicit PrefixedLines(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  // The lines that `bytes` completes; the rest is kept for the next call.
+  // Returns the lines completed by `bytes`; buffers the rest.
   std::string Add(absl::string_view bytes);
-  // What is left, as a line of its own; empty where nothing is.
+  // Returns the rest as a line of its own; "" if none.
   std::string Finish();
 
  private:
@@ -23,11 +23,11 @@ class PrefixedLines {
   std::string rest_;
 };
 
-// Appends what can be read from the non-blocking `fd` now. False when the
-// writers have closed it.
+// Appends what can be read from the non-blocking `fd` now. Returns false at end
+// of file.
 bool ReadAvailable(int fd, std::string* bytes);
 
-// Writes all of `bytes`; false when `fd` can't take them.
+// Writes all of `bytes`; false if writing to `fd` fails.
 bool WriteAll(int fd, absl::string_view bytes);
 
 }  // namespace capstan

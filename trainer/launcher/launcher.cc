@@ -28,13 +28,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// After the first failure the other ranks may report theirs: the first that is
-// seen need not be the cause.
+// After the first failure other ranks may report theirs: the first one seen
+// need not be the cause.
 constexpr std::chrono::milliseconds kReportGrace{2000};
-// From SIGTERM to SIGKILL, once a run has failed.
+// Between SIGTERM and SIGKILL, once a run has failed.
 constexpr std::chrono::milliseconds kEndGrace{1000};
 
-// A socket that listens on a free port of this machine, which it fills in.
+// Listens on a free port of this machine; returns the socket and sets *port.
 absl::StatusOr<int> Listen(int* port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};
@@ -54,13 +54,13 @@ absl::StatusOr<int> Listen(int* port) {
 }
 
 void PrintToStderr(absl::string_view text) {
-  // A progress bar may stand on the terminal's line.
+  // A progress bar may occupy the terminal's line.
   const bool bar = isatty(STDERR_FILENO) == 1 && isatty(STDOUT_FILENO) == 1;
   WriteAll(STDERR_FILENO, bar && !text.empty() ? absl::StrCat("\r\033[K", text)
                                                : std::string(text));
 }
 
-// The ranks of a run, from the first fork to the last exit.
+// Supervises a run's ranks from the first fork to the last exit.
 class Supervisor {
  public:
   explicit Supervisor(int processes) : processes_(processes) {}
@@ -69,11 +69,11 @@ class Supervisor {
 
  private:
   absl::Status Start(const RankMain& rank_main);
-  // Waits for what comes next: output, a report, a signal, the end of a grace.
+  // Blocks until output, a report, a signal, or the end of a grace period.
   void WaitForEvents();
   void HandleSignals();
   void NoteFailures();
-  // Once the cause is known: tells it, and ends the ranks that are left.
+  // Once the cause is known: reports it and ends the remaining ranks.
   void EndAfterFailure();
   void PrintCause();
   void PrintOutputLeft();
@@ -89,7 +89,7 @@ class Supervisor {
   std::vector<std::unique_ptr<RankProcess>> ranks_;
   int stop_signal_ = 0;
   bool killed_by_user_ = false;
-  std::vector<int> failures_;  // ranks, in the order of arrival
+  std::vector<int> failures_;  // ranks in order of arrival
   Clock::time_point failed_at_;
   absl::optional<Clock::time_point> ending_at_;
   bool killed_ = false;
@@ -139,7 +139,7 @@ absl::optional<Clock::time_point> Supervisor::Deadline() const {
 void Supervisor::WaitForEvents() {
   std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
   for (const auto& rank : ranks_) {
-    // poll skips descriptors of -1.
+    // poll ignores negative descriptors.
     fds.push_back({rank->output_fd(), POLLIN, 0});
     fds.push_back({rank->report_fd(), POLLIN, 0});
   }
@@ -200,7 +200,7 @@ void Supervisor::NoteFailures() {
 
 void Supervisor::PrintCause() {
   PrintOutputLeft();
-  // A rank that only lost its peer tells nothing, unless all others do so too.
+  // A rank that only lost its peer prints nothing, unless that holds for all.
   const auto is_own = [this](int rank) {
     return ranks_[rank]->Outcome()->kind != RankOutcome::kLostPeer;
   };

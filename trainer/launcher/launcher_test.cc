@@ -28,8 +28,9 @@ struct Result {
   double seconds = 0;
 };
 
-// Runs `program` in a child of its own and takes its standard error; calls
-// `when_ready` with the child's pid each time "ready\n" has come `ranks` times.
+// Runs `program` in a child process and captures its standard error; calls
+// `when_ready` with the child's pid each time "ready\n" has appeared `ranks`
+// times.
 Result Capture(const std::function<int()>& program, int ranks = 0,
                const std::function<void(pid_t)>& when_ready = nullptr) {
   int ends[2];
@@ -214,7 +215,7 @@ TEST(LaunchRanks, ARankStoppedFromOutsideStopsTheRun) {
 }
 
 TEST(LaunchRanks, RanksDieWithTheParent) {
-  // The pipe's end is seen only when all that hold it are gone.
+  // End of file is only seen once all holders of the pipe have exited.
   const Result result = Launch(
       2,
       [](const RankInfo& info) -> absl::Status {
@@ -283,7 +284,7 @@ TEST(RunSingleRank, FirstSignalAsksSecondEnds) {
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
 }
 
-// Alone, it has nothing to save.
+// On its own it has nothing to save.
 TEST(RunSingleRank, ASignalEndsItBeforeTheRanksHaveMet) {
   const Result result = Capture(
       [] {

@@ -15,7 +15,7 @@
 namespace capstan {
 namespace {
 
-// The variable's value; nullopt where it is not set or empty.
+// The variable's value; nullopt if unset or empty.
 absl::optional<std::string> Get(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return absl::nullopt;
@@ -103,16 +103,16 @@ absl::Status FillMaster(RankInfo* info) {
   return absl::OkStatus();
 }
 
-// Several tasks of srun or mpirun, none of which has been told its rank: each
-// would train alone, into the same folder. A batch script that calls no srun is
-// one process whatever SLURM_NTASKS is, and no SLURM_STEP_* is set in it.
+// Several srun or mpirun tasks that weren't given ranks would each train alone
+// into the same folder. A batch script without srun is one process whatever
+// SLURM_NTASKS says, and has no SLURM_STEP_*.
 absl::Status RefuseOtherLaunchers() {
   const int limit = std::numeric_limits<int>::max();
   struct Launcher {
     const char* variable;
     const char* name;
     const char* one;    // starts one task
-    const char* nodes;  // starts one on each node
+    const char* nodes;  // starts one per node
   };
   for (const Launcher& launcher :
        {Launcher{"SLURM_STEP_NUM_TASKS", "srun", "srun --ntasks=1",

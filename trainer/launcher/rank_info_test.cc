@@ -109,7 +109,7 @@ TEST(RankFromEnvironment, OneTaskOfAnotherLauncherIsFine) {
     ASSERT_TRUE(info.ok()) << info.status();
     EXPECT_FALSE(info->has_value());
   }
-  // A wrapper that says RANK and WORLD_SIZE.
+  // A wrapper that sets RANK and WORLD_SIZE.
   const auto info = From({{"RANK", "1"},
                           {"WORLD_SIZE", "4"},
                           {"MASTER_ADDR", "n0"},

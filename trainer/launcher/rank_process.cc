@@ -22,7 +22,7 @@
 namespace capstan {
 namespace {
 
-// What a rank sends on its report pipe: this, then the message.
+// Sent on a rank's report pipe, followed by the message.
 struct ReportHeader {
   int32_t code;
   int32_t stop_signal;
@@ -65,9 +65,9 @@ void SetEnvironment(const RankInfo& info) {
 }
 
 void BecomeRank(const RankInfo& info, pid_t parent, int output) {
-  // Ctrl-C at a terminal reaches the parent alone, which passes it on.
+  // Ctrl-C at a terminal reaches only the parent, which forwards it.
   setpgid(0, 0);
-  // A terminal set to "tostop" must not stop rank 0's progress bar.
+  // "stty tostop" must not stop rank 0's progress bar.
   signal(SIGTTOU, SIG_IGN);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before prctl.
@@ -79,8 +79,8 @@ void BecomeRank(const RankInfo& info, pid_t parent, int output) {
 }
 
 [[noreturn]] void Leave(const absl::Status& status, int report) {
-  // No static destructors: the parent's state is there twice, and threads may
-  // still be running.
+  // Skip static destructors: they would act on copies of the parent's state,
+  // and threads may still be running.
   fflush(nullptr);
   std::cout.flush();
   google::FlushLogFiles(google::INFO);
@@ -125,7 +125,7 @@ absl::StatusOr<std::unique_ptr<RankProcess>> RankProcess::Start(
     ClosePipe(output);
     return report.status();
   }
-  // What is buffered would be written by both processes.
+  // Otherwise both processes would write what is buffered.
   fflush(nullptr);
   std::cout.flush();
   const pid_t parent = getpid();
@@ -181,7 +181,7 @@ void RankProcess::ReadReport() {
 void RankProcess::Reap() {
   if (exited_ || waitpid(pid_, &wait_status_, WNOHANG) != pid_) return;
   exited_ = true;
-  // It wrote its report before it left.
+  // It reported before exiting.
   ReadReport();
 }
 
@@ -193,8 +193,8 @@ void RankProcess::WaitForExit() {
 
 std::string RankProcess::Drain() {
   std::string all;
-  // A process that the rank has started may hold the pipe open for ever, so
-  // the end of the file is not waited for.
+  // Don't wait for end of file: a process started by the rank may hold the pipe
+  // open for ever.
   for (bool more = output_fd_ >= 0; more;) {
     std::string bytes;
     more = ReadAvailable(output_fd_, &bytes) && !bytes.empty();

@@ -17,27 +17,27 @@
 
 namespace capstan {
 
-// `rank_main`'s status, with its exceptions turned into one.
+// Calls `rank_main` and converts exceptions to a status.
 absl::Status CallRankMain(const RankMain& rank_main, const RankInfo& info);
 
-// How a rank has ended.
+// How a rank ended.
 struct RankOutcome {
   enum Kind {
     kOk,
-    kStopped,   // by SIGINT or SIGTERM, as asked
-    kFailed,    // by itself: a status, a crash
+    kStopped,   // by SIGINT or SIGTERM, as requested
+    kFailed,    // a status or a crash of its own
     kLostPeer,  // saw another rank vanish
   };
   Kind kind = kOk;
   std::string message;
-  int stop_signal = 0;  // of kStopped
+  int stop_signal = 0;  // if kStopped
 };
 
 // A forked rank, seen from the parent.
 class RankProcess {
  public:
-  // Forks. The child calls `before` (to let go of what is the parent's), then
-  // `rank_main`, reports its status and leaves by _exit.
+  // Forks. The child calls `before` (to release the parent's resources) and
+  // `rank_main`, reports its status and calls _exit.
   static absl::StatusOr<std::unique_ptr<RankProcess>> Start(
       const RankInfo& info, const std::function<void()>& before,
       const RankMain& rank_main);
@@ -45,25 +45,25 @@ class RankProcess {
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;
 
-  // To be polled for input; -1 when closed.
+  // For polling; -1 once closed.
   int output_fd() const { return output_fd_; }
   int report_fd() const { return report_fd_; }
 
-  // Takes what there is to read now; returns whole lines of output, prefixed.
+  // Reads available output; returns complete lines, prefixed.
   std::string ReadOutput();
   void ReadReport();
-  // Sees whether the process has ended.
+  // Checks, without blocking, whether the process has exited.
   void Reap();
-  // The same for a process that has been killed: waits.
+  // Waits for a process that was killed.
   void WaitForExit();
-  // Reads all that is left; for a process that has ended.
+  // Reads all remaining output of an exited process.
   std::string Drain();
   void Signal(int signal) const;
-  // In another child, after fork.
+  // Called in another child after fork.
   void CloseInChild() const;
 
   bool exited() const { return exited_; }
-  // nullopt while the rank runs. A rank that has reported may not have exited.
+  // nullopt while the rank runs. A rank may have reported but not yet exited.
   absl::optional<RankOutcome> Outcome() const;
 
  private:

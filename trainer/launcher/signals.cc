@@ -56,7 +56,7 @@ void InstallStopHandlers(SecondSignal second) {
   second_ends_process = second == SecondSignal::kEndsProcess;
   struct sigaction action = {};
   action.sa_handler = OnStopSignal;
-  // Libraries need not expect system calls to be interrupted.
+  // Libraries may not handle interrupted system calls.
   action.sa_flags = SA_RESTART;
   PCHECK(sigaction(SIGINT, &action, nullptr) == 0);
   PCHECK(sigaction(SIGTERM, &action, nullptr) == 0);
@@ -82,7 +82,7 @@ std::string SignalName(int signal) {
 BlockedSignals::BlockedSignals() {
   const sigset_t set = WatchedSignals();
   PCHECK(sigprocmask(SIG_BLOCK, &set, &old_mask_) == 0);
-  // An ignored SIGCHLD would have the kernel reap our children.
+  // With SIGCHLD ignored the kernel would reap our children.
   struct sigaction standard = {};
   standard.sa_handler = SIG_DFL;
   PCHECK(sigaction(SIGINT, &standard, &old_int_) == 0);
@@ -93,7 +93,7 @@ BlockedSignals::BlockedSignals() {
 }
 
 BlockedSignals::~BlockedSignals() {
-  // What came after the last Next must not end the process now.
+  // Discard pending signals, which would now end the process.
   while (Next() != 0) {
   }
   close(fd_);

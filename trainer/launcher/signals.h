@@ -10,15 +10,15 @@ namespace capstan {
 
 // What a second SIGINT or SIGTERM does to a rank.
 enum class SecondSignal {
-  kIgnored,      // a rank of our launcher, which kills it then
-  kEndsProcess,  // a rank on its own leaves at once, with 128 + signal
+  kIgnored,      // the launcher kills the rank
+  kEndsProcess,  // with 128 + signal, for ranks without our launcher
 };
 
-// From here on SIGINT and SIGTERM set what StopRequested returns, even where
-// they were ignored (a shell does that to what it runs in the background).
+// From now on SIGINT and SIGTERM set StopRequested's result, even if they were
+// ignored (as shells do for background jobs).
 void InstallStopHandlers(SecondSignal second);
 
-// While it lives, SIGINT and SIGTERM set what StopRequested returns.
+// While alive, SIGINT and SIGTERM set StopRequested's result.
 class StopSignals {
  public:
   StopSignals();
@@ -31,11 +31,11 @@ class StopSignals {
   struct sigaction old_term_;
 };
 
-// "SIGTERM" for 15; "signal N" for what has no common name.
+// "SIGTERM" for 15; "signal N" for signals without a common name.
 std::string SignalName(int signal);
 
-// While it lives, SIGINT, SIGTERM and SIGCHLD are not delivered to this thread
-// but read from fd(). One at a time, in a process without other threads.
+// While alive, SIGINT, SIGTERM and SIGCHLD are read from fd() instead of being
+// delivered to this thread. One at a time, in a single-threaded process.
 class BlockedSignals {
  public:
   BlockedSignals();
@@ -43,11 +43,11 @@ class BlockedSignals {
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
 
-  // Readable when a signal has come.
+  // Readable when a signal is pending.
   int fd() const { return fd_; }
-  // The next signal that has come, or 0; does not block.
+  // The next pending signal, or 0; does not block.
   int Next() const;
-  // For a child: ends the block, after the child has set its own handlers.
+  // Unblocks the signals in a child, once it has set its own handlers.
   void RestoreInChild() const;
 
  private:

@@ -6,18 +6,20 @@
 
 namespace capstan {
 
-// Which units drop what their forward computed and compute it again in backward
-// (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
+// Which units recompute their activations in backward (Chen et al., "Training
+// Deep Nets with Sublinear Memory Cost", 2016).
 struct ActivationCheckpointing {
-  // Every n-th unit: those whose number is a multiple of it; 0: none.
+  // Every n-th unit (number divisible by n); 0: none.
   int64_t every = 0;
-  // Of the model; the last is never recomputed, as its backward begins at once.
+  // Units of the model; the last is never recomputed, as its backward starts at
+  // once.
   int units = 0;
-  // The first with a trainable parameter: those before it have no backward.
+  // The first unit with a trainable parameter; those before it have no
+  // backward.
   int first_trainable = 0;
 
-  // Whether unit `unit` is recomputed, where its input is floating-point: token
-  // ids lead to an embedding, which keeps nothing.
+  // Whether `unit` is recomputed, provided its input is floating-point (token
+  // ids are an embedding's input, which keeps nothing).
   bool Covers(int unit) const {
     return every > 0 && unit % every == 0 && unit >= first_trainable &&
            unit + 1 < units;

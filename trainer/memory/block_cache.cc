@@ -15,7 +15,7 @@ int64_t Rounded(size_t bytes) {
   return (static_cast<int64_t>(bytes) + kPage - 1) / kPage * kPage;
 }
 
-// Null if the kernel has none.
+// Null if the kernel has no memory.
 void* Map(int64_t bytes) {
   void* const block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -29,7 +29,7 @@ int64_t BlockCache::Slack(int64_t most_in_use) {
 }
 
 void* BlockCache::Take(int64_t bytes) {
-  // The last of its size, whose pages are most likely in the processor's cache.
+  // The most recent of its size, most likely still in the CPU cache.
   const auto range = by_size_.equal_range(bytes);
   if (range.first == range.second) return nullptr;
   const auto found = std::prev(range.second);
@@ -68,12 +68,12 @@ void* BlockCache::Allocate(size_t bytes) {
     MakeRoom(rounded);
     block = Map(rounded);
     if (block == nullptr) {
-      // What is kept may be what the kernel lacks.
+      // Cached blocks may be what the kernel lacks.
       GiveBack(0);
       block = Map(rounded);
     }
     if (block == nullptr) return nullptr;
-    // Fewer faults, and fewer misses of the address cache.
+    // Fewer page faults and TLB misses.
     if (rounded >= 2 * kHugePage) madvise(block, rounded, MADV_HUGEPAGE);
   }
   in_use_ += rounded;

@@ -10,27 +10,26 @@
 
 namespace capstan {
 
-// Large blocks of memory straight from the kernel, kept for the next request of
-// their size: a step asks for the same sizes again and again, and fresh pages
-// must be cleared. A heap would keep them, too, but cuts them up for other
-// sizes, until the process holds far more than its tensors ever did.
+// Caches large memory blocks from the kernel by size: steps request the same
+// sizes again and again, and fresh pages must be cleared. A heap would keep
+// them, too, but split them for other sizes until the process held far more
+// than its tensors ever did.
 //
-// What is kept is bounded: in use and kept together are never more than
-// Slack above what has been in use at one time. Before that would be
-// exceeded, the blocks that have lain unused longest go back to the kernel.
+// Blocks in use plus cached never exceed the maximum ever in use by more than
+// Slack; the least recently used go back to the kernel first.
 //
 // Thread-safe.
 class BlockCache {
  public:
-  // So much more than was ever in use may be held: a sixteenth of it, but at
-  // least kLeastSlack (a small model's speed is worth more than its memory).
+  // Allowed excess over the maximum in use: a sixteenth of it, but at least
+  // kLeastSlack (a small model's speed is worth more than its memory).
   static int64_t Slack(int64_t most_in_use);
   static constexpr int64_t kLeastSlack = int64_t{64} << 20;
 
-  // At least `bytes` (> 0) bytes, aligned to a page, of any value; null if the
+  // At least `bytes` (> 0) bytes, page-aligned and uninitialized; null if the
   // kernel has none.
   void* Allocate(size_t bytes);
-  // A block of Allocate(bytes).
+  // Takes a block from Allocate(bytes).
   void Free(void* block, size_t bytes);
 
   int64_t in_use() const;
@@ -44,10 +43,9 @@ class BlockCache {
   using Age = std::list<Kept>;  // oldest first
 
   void* Take(int64_t bytes);
-  // Gives kept blocks back until `more` bytes fit under the bound.
+  // Frees cached blocks until `more` bytes fit under the bound.
   void MakeRoom(int64_t more);
-  // Gives kept blocks back, the oldest first, until at most `most` bytes are
-  // left.
+  // Frees cached blocks, oldest first, until at most `most` bytes are left.
   void GiveBack(int64_t most);
 
   mutable std::mutex mutex_;

@@ -18,7 +18,7 @@ TEST(BlockCacheTest, GivesTheSameBlockForTheSameSize) {
   std::memset(block, 1, kMiB + 5);
   cache.Free(block, kMiB + 5);
   cache.Free(other, 8 * kMiB);
-  // Of the same pages.
+  // The same pages.
   EXPECT_EQ(cache.Allocate(kMiB + 4096), block);
   EXPECT_EQ(cache.in_use(), kMiB + 4096);
   EXPECT_EQ(cache.kept(), 8 * kMiB);
@@ -38,7 +38,7 @@ TEST(BlockCacheTest, HoldsLittleMoreThanWasEverInUse) {
     for (void* block : blocks) cache.Free(block, size * kMiB);
     EXPECT_LE(cache.in_use() + cache.kept(), most + BlockCache::Slack(most));
   }
-  // What went is what had lain longest: the last sizes are still there.
+  // The least recently used went: the last sizes are still cached.
   EXPECT_GE(cache.kept(), 3 * 60 * kMiB);
   EXPECT_LT(cache.kept(), 3 * (58 + 59 + 60) * kMiB);
 }

@@ -22,10 +22,10 @@ int64_t At(const std::vector<int64_t>& bytes, size_t unit) {
   return unit < bytes.size() ? bytes[unit] : 0;
 }
 
-// The step's moments, one after another; keeps the one that holds most.
+// Steps through a training step and keeps the moment of peak use.
 class TimeLine {
  public:
-  // `always` is there from set-up to the end.
+  // `always` is held from set-up to the end.
   explicit TimeLine(const MemoryByCategory& always)
       : always_(always), at_peak_(always) {}
 
@@ -50,7 +50,7 @@ class TimeLine {
   MemoryByCategory at_peak_;
 };
 
-// A micro-step: forward unit by unit, backward in reverse.
+// A micro-step: forward unit by unit, then backward in reverse.
 void AddMicroStep(const StrategyPlan& strategy,
                   const std::vector<UnitMemory>& units,
                   const ActivationCheckpointing& checkpointing,
@@ -59,7 +59,7 @@ void AddMicroStep(const StrategyPlan& strategy,
   const auto checkpointed = [&](size_t i) {
     return i > 0 && checkpointing.Covers(static_cast<int>(i));
   };
-  TimeLine::Moment kept;  // by the units that have run
+  TimeLine::Moment kept;  // by the units run so far
   for (size_t i = 0; i < units.size(); ++i) {
     const UnitMemory& unit = units[i];
     kept.logits += unit.logits_kept;
@@ -83,21 +83,21 @@ void AddMicroStep(const StrategyPlan& strategy,
       again.activations += unit.forward_workspace;
       line->Add(again);
     } else {
-      // The unit behind it was the last that needed its output.
+      // The unit after it was the last to need its output.
       now.activations -= unit.output;
     }
     TimeLine::Moment collecting = now;
     now.workspace += unit.backward_workspace;
     now.workspace += At(strategy.backward_workspace, i);
-    // A gradient that isn't there for itself is written to its bucket.
+    // A gradient without storage of its own is written to its bucket.
     now.buckets += std::min(At(strategy.collect_buckets, i),
                             std::max<int64_t>(0, -unit.backward_workspace));
     line->Add(now);
-    // Gradients of parameters are there, and go into their buckets.
+    // Parameter gradients exist and go into their buckets.
     collecting.buckets += At(strategy.collect_buckets, i);
     collecting.logits -= unit.logits_passing;
     collecting.workspace += At(strategy.backward_workspace, i);
-    // What the head has kept has become one of them.
+    // What the head kept has become one of them.
     collecting.workspace += std::min<int64_t>(0, unit.backward_workspace);
     line->Add(collecting);
   }
@@ -109,7 +109,7 @@ int64_t StateBytes(const StrategyPlan& plan, const MemoryRequest& request) {
                              request.strategy.precision.master);
 }
 
-// What a strategy keeps in host memory, if it offloads anything.
+// Host memory that a strategy holds if it offloads.
 int64_t OffloadedBytes(const StrategyPlan& plan, int64_t optimizer_state) {
   int64_t bytes = 0;
   if (plan.optimizer_on_host) {
@@ -176,11 +176,11 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
 
 int64_t ExpectedProcess(int64_t resident, int64_t tensors,
                         c10::ScalarType compute) {
-  // Code that the first steps load, the heap, buffers between ranks.
+  // Code loaded by the first steps, the heap, buffers between ranks.
   constexpr int64_t kRest = int64_t{44} << 20;
-  // oneDNN's kernels for 16-bit types, made for each shape.
+  // oneDNN's JIT kernels for 16-bit types, one per shape.
   constexpr int64_t kHalfRest = int64_t{30} << 20;
-  // The cache fills as far as sizes differ: of small runs it keeps less.
+  // The cache grows with the variety of sizes: small runs keep less.
   const int64_t kept = std::min(BlockCache::Slack(tensors), tensors / 2);
   return resident + tensors + kept + kRest +
          (compute == c10::ScalarType::Float ? 0 : kHalfRest);

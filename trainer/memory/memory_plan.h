@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory of a run before it starts: what the strategy says that it holds,
-// and what the model says that its units make, on the time line of a step.
+// Predicts a run's memory before it starts, from what the strategy declares it
+// holds and what the model declares its units allocate over a step.
 #ifndef CAPSTAN_TRAINER_MEMORY_MEMORY_PLAN_H_
 #define CAPSTAN_TRAINER_MEMORY_MEMORY_PLAN_H_
 
@@ -17,57 +17,57 @@
 
 namespace capstan {
 
-// A run, as far as its memory depends on it.
+// What a run's memory depends on.
 struct MemoryRequest {
   StrategyRequest strategy;
   const Optimizer* optimizer = nullptr;
-  int64_t samples = 1;  // of a micro-batch
-  int64_t length = 0;   // tokens of a sample; 0: not known
+  int64_t samples = 1;  // per micro-batch
+  int64_t length = 0;   // tokens per sample; 0: unknown
   ActivationCheckpointing checkpointing;
   bool on_gpu = false;
-  // What a rank's process inherits, which is all it holds before it makes its
-  // first tensor; 0: not known.
+  // What a rank's process holds before its first tensor, by inheritance; 0:
+  // unknown.
   int64_t resident = 0;
 };
 
-// What the rank that holds most will hold; in bytes.
+// Prediction for the rank that holds most; in bytes.
 struct MemoryPlan {
-  // When it holds most, on the device: CPU runs have all there.
+  // On the device at its peak; CPU runs have everything there.
   MemoryByCategory at_peak{};
-  // In host memory beside a GPU (offload), from set-up to the end.
+  // Host memory next to a GPU (offload), from set-up to the end.
   int64_t host = 0;
-  // Whether the model could tell what its units make. If not, activations,
+  // Whether the model declares what its units allocate. If not, activations,
   // logits and workspace are left out.
   bool activations_known = false;
-  // By one rank in a step, with all its micro-steps.
+  // Sent by one rank per step, over all its micro-steps.
   int64_t sent = 0;
-  // Roughly the most that the rank's process will hold, tensors included, in
-  // host memory; none where they, or what it holds before, aren't known, and
-  // on a GPU, whose driver's share nobody knows.
+  // Approximate peak host memory of the rank's process, tensors included. Unset
+  // if the tensors or `resident` are unknown, and on GPUs, where the driver's
+  // share is unknown.
   absl::optional<int64_t> process;
 
-  // Whether at_peak tells of that category.
+  // Whether at_peak covers `category`.
   bool Knows(MemoryCategory category) const;
 };
 
 MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request);
 
-// A process that held `resident` bytes before its first tensor, once its
-// tensors have held `tensors` at most, computing in `compute` on a CPU: with
-// the blocks that are kept for the next step, the libraries' code and tables,
-// and what isn't a tensor. Measured, not derived: runs have held from a tenth
-// less to 40 % more (Algorithm Distillation, and MKL's buffers on Intel).
+// Expected peak of a process that held `resident` bytes before its first tensor
+// and `tensors` bytes at most in tensors, computing in `compute` on a CPU. Adds
+// blocks cached for the next step, library code and tables, and other
+// non-tensor memory. An empirical estimate: actual runs were between 10 % below
+// and 40 % above (Algorithm Distillation, and MKL's buffers on Intel).
 int64_t ExpectedProcess(int64_t resident, int64_t tensors,
                         c10::ScalarType compute);
 
-// The same of what a strategy and a model have said of themselves.
+// PlanMemory from what a strategy and a model declare.
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
                       const std::vector<UnitMemory>& units,
                       const ActivationCheckpointing& checkpointing,
                       bool on_gpu);
 
-// An error if `ranks` ranks on this machine put more into host memory, by
-// offload, than the `available` bytes.
+// An error if the offload of `ranks` ranks on this machine needs more host
+// memory than the `available` bytes.
 absl::Status CheckHostMemory(const Strategy& strategy,
                              const MemoryRequest& request, int ranks,
                              int64_t available);

@@ -69,7 +69,7 @@ TEST(MemoryPlanTest, HoldsWhatTheStrategyHolds) {
 }
 
 TEST(MemoryPlanTest, PeaksInTheLayersBackward) {
-  // 10 of the embedding; the layer's 100, whose output's place is taken by its
+  // 10 of the embedding; the layer's 100, whose output is replaced by its
   // gradient, and 60; 20 of logits that wait for the embedding.
   const MemoryPlan plan = PlanMemory({}, 0, Units(), {}, false);
   EXPECT_EQ(In(plan, MemoryCategory::kActivations), 10 + 90);
@@ -116,7 +116,7 @@ TEST(MemoryPlanTest, CheckpointedUnitsKeepTheirOutput) {
   units.insert(units.begin() + 1, 9, units[1]);
   ActivationCheckpointing all = EveryUnit();
   all.units = static_cast<int>(units.size());
-  // Of ten layers, nine outputs; the last one's 100 made again, beside the
+  // Nine outputs of ten layers; the last one's 100 recomputed, next to the
   // gradient of its output.
   EXPECT_EQ(OfUnits({}, units, all), 10 + 9 * 10 + 100 + 10 + 60 + 20);
   ActivationCheckpointing half = all;
@@ -176,7 +176,7 @@ TEST(MemoryPlanTest, OffloadThatDoesNotFitIsRefused) {
   EXPECT_FALSE(CheckHostMemory(strategy, 5000, 2, 20000).ok());
 }
 
-// What runs have held (configs/ for a few steps, on two cores): within a fifth.
+// Measured runs (configs/ for a few steps, on two cores): within a fifth.
 TEST(MemoryPlanTest, AProcessIsMoreThanItsTensors) {
   constexpr double kMiB = 1 << 20;
   struct Run {

@@ -12,7 +12,7 @@
 namespace capstan {
 namespace {
 
-// Rows of cells; the first cell to the left, the others to the right.
+// A table; the first column is left-aligned, the others right-aligned.
 class Grid {
  public:
   explicit Grid(const std::vector<PlannedStrategy>& strategies)
@@ -68,7 +68,7 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
     any_on_host = any_on_host || s.plan.host > 0;
     any_process = any_process || s.plan.process.has_value();
   }
-  for (int i = 1; i < kMemoryCategories; ++i) {  // nothing plans for kOther
+  for (int i = 1; i < kMemoryCategories; ++i) {  // kOther isn't planned
     const auto category = static_cast<MemoryCategory>(i);
     grid.Row(absl::StrCat("  ", CategoryText(category)),
              [category](const PlannedStrategy& s) {
@@ -104,7 +104,7 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
     absl::StrAppend(&text, "?: this model doesn't tell; not in the sum.\n");
   }
   for (const RefusedStrategy& strategy : refused) {
-    // Most say their name themselves.
+    // Most messages already include the name.
     const bool named = absl::StartsWith(strategy.reason, strategy.name);
     absl::StrAppend(&text, "Not for this run: ",
                     named ? "" : absl::StrCat(strategy.name, ": "),

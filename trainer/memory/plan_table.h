@@ -12,7 +12,7 @@ namespace capstan {
 // A column of the table.
 struct PlannedStrategy {
   std::string name;      // "capstan.ddp"
-  std::string settings;  // whose they are: "this run"
+  std::string settings;  // where they come from: "this run"
   MemoryPlan plan;
 };
 
@@ -22,8 +22,8 @@ struct RefusedStrategy {
   std::string reason;
 };
 
-// Memory by category and bytes sent, a column a strategy; the refused ones
-// below it. Lines of plain text, for people.
+// Memory by category and bytes sent, one column per strategy, followed by the
+// refused ones. Plain text.
 std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
                       const std::vector<RefusedStrategy>& refused);
 

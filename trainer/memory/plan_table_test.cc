@@ -35,7 +35,7 @@ TEST(PlanTableTest, HasARowACategoryAndAColumnAStrategy) {
   EXPECT_THAT(table, ContainsRegex("sent in a step +1.21 KiB +1.21 KiB\n"));
   EXPECT_THAT(table, Not(HasSubstr("host")));
   EXPECT_THAT(table, Not(HasSubstr("?")));
-  // Columns end below each other.
+  // Columns are aligned.
   const std::vector<std::string> lines = absl::StrSplit(table, '\n');
   for (size_t i = 1; i < 12; ++i) EXPECT_EQ(lines[i].size(), lines[0].size());
 }

@@ -15,8 +15,8 @@
 namespace capstan {
 namespace {
 
-// Before the data; of the alignment that LibTorch gives (64 bytes), so that
-// the data keeps it.
+// Precedes the data; a multiple of LibTorch's alignment (64 bytes), so that the
+// data stays aligned.
 struct alignas(64) Header {
   uint64_t magic;
   int64_t bytes;
@@ -24,7 +24,7 @@ struct alignas(64) Header {
 };
 static_assert(sizeof(Header) == 64);
 
-// From this size on blocks are worth a cache of their own.
+// Minimum size for the block cache.
 constexpr int64_t kLargeBlock = 256 << 10;
 
 BlockCache& large_blocks() {
@@ -35,7 +35,7 @@ BlockCache& large_blocks() {
 void* Acquire(size_t bytes) {
   if (static_cast<int64_t>(bytes) < kLargeBlock) return c10::alloc_cpu(bytes);
   void* const block = large_blocks().Allocate(bytes);
-  // LibTorch's own words, for those who look for them.
+  // LibTorch's wording, for those who search for it.
   TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr,
                    "DefaultCPUAllocator: can't allocate memory: you tried to "
                    "allocate ",
@@ -48,12 +48,12 @@ void Release(void* block, size_t bytes) {
   large_blocks().Free(block, bytes);
 }
 
-// LibTorch frees memory of an earlier allocator through this one where it uses
-// raw_deallocate: such memory has no header.
+// LibTorch may raw_deallocate memory of an earlier allocator through this one:
+// such memory has no header.
 constexpr uint64_t kMagic = 0x79726f6d656d7063;
 
-// One lock for all: an uncontended one costs less than the malloc it stands
-// beside, and makes the peak exact.
+// A single lock: uncontended it costs less than the malloc it guards, and it
+// makes the peak exact.
 struct Counters {
   std::mutex mutex;
   MemoryReport report;
@@ -134,7 +134,7 @@ void ResetTrackedPeak() {
 }
 
 int64_t PeakGpuMemory(c10::Device gpu) {
-  // In c10, so that the core needs none of CUDA's libraries.
+  // From c10, so that the core doesn't need CUDA's libraries.
   const c10::CachingDeviceAllocator::DeviceStats stats =
       c10::getDeviceAllocator(gpu.type())->getDeviceStats(gpu.index());
   constexpr auto kAll =

@@ -16,26 +16,26 @@ using MemoryByCategory = std::array<int64_t, kMemoryCategories>;
 
 int64_t Total(const MemoryByCategory& bytes);
 
-// What tensors hold in host memory, as they asked for it.
+// Host memory held by tensors, as requested.
 struct MemoryReport {
   MemoryByCategory live{};
-  // At the moment when they held most, since the last ResetTrackedPeak.
+  // At the peak since the last ResetTrackedPeak.
   MemoryByCategory at_peak{};
 };
 
-// From now on tensors on the CPU take their memory from LibTorch's allocator,
-// or from a cache of large blocks (block_cache.h), through one that counts, by
-// CurrentMemoryCategory(); what lives already isn't counted. Once a process;
-// later calls do nothing. No other thread may allocate tensors meanwhile.
+// From now on CPU tensors are allocated from LibTorch's allocator, or a cache
+// of large blocks (block_cache.h), and counted by CurrentMemoryCategory().
+// Existing tensors aren't counted. Once per process; later calls do nothing. No
+// other thread may allocate tensors during the call.
 void InstallTrackingAllocator();
 
-// Exact, whatever threads do meanwhile; zeros before the installation.
+// Exact even under concurrent allocation; zeros before the installation.
 MemoryReport TrackedMemory();
 
-// The peak begins anew at what lives now.
+// Resets the peak to the current use.
 void ResetTrackedPeak();
 
-// The most that this process's tensors have held on a GPU, in bytes.
+// Peak GPU memory of this process's tensors, in bytes.
 int64_t PeakGpuMemory(c10::Device gpu);
 
 }  // namespace capstan

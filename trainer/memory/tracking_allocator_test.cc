@@ -26,7 +26,7 @@ class TrackingAllocatorTest : public ::testing::Test {
     before_ = TrackedMemory();
   }
 
-  // Beyond what was there when the test began.
+  // Relative to the start of the test.
   int64_t Live(MemoryCategory category) const {
     const int i = static_cast<int>(category);
     return TrackedMemory().live[i] - before_.live[i];
@@ -52,7 +52,7 @@ TEST_F(TrackingAllocatorTest, CountsBytesByTheInnermostScope) {
   EXPECT_EQ(Live(MemoryCategory::kOther), 5);
   EXPECT_EQ(Live(MemoryCategory::kParameters), 20);
   EXPECT_EQ(Live(MemoryCategory::kGradients), 11);
-  gradients.reset();  // in another scope than it was made in
+  gradients.reset();  // in another scope than it was allocated in
   EXPECT_EQ(Live(MemoryCategory::kGradients), 0);
   EXPECT_EQ(Live(MemoryCategory::kParameters), 20);
 }
@@ -122,7 +122,7 @@ TEST_F(TrackingAllocatorTest, ThreadsHaveTheirOwnCategories) {
   for (int t = 0; t < kThreads; ++t) {
     EXPECT_EQ(Live(static_cast<MemoryCategory>(t + 1)), 1000 * (t + 1));
   }
-  kept.clear();  // by another thread than has made it
+  kept.clear();  // by another thread than allocated it
   for (int t = 0; t < kThreads; ++t) {
     EXPECT_EQ(Live(static_cast<MemoryCategory>(t + 1)), 0);
   }

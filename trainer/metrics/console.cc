@@ -18,8 +18,8 @@ bool IsTerminal(int fd) {
          absl::string_view(term) != "dumb";
 }
 
-// Bytes of the UTF-8 sequence that `text` begins with and that is safe to
-// print; 0 if it isn't (RFC 3629, section 4).
+// Length of the UTF-8 sequence at the start of `text` if it is safe to print,
+// else 0 (RFC 3629, section 4).
 size_t PrintableLength(absl::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);
@@ -59,7 +59,7 @@ void Console::Write(absl::string_view text) const {
     if (n >= 0) {
       text.remove_prefix(n);
     } else if (errno == EAGAIN) {
-      // Another process has made the shared terminal non-blocking.
+      // Another process made the shared terminal non-blocking.
       pollfd ready = {fd_, POLLOUT, 0};
       if (poll(&ready, 1, /*timeout=*/1000) == 0) return;
     } else if (errno != EINTR) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Standard output, be it a terminal or not.
+// Standard output, whether a terminal or not.
 #ifndef CAPSTAN_TRAINER_METRICS_CONSOLE_H_
 #define CAPSTAN_TRAINER_METRICS_CONSOLE_H_
 
@@ -15,11 +15,11 @@ class Console {
   // Does not own the descriptor.
   explicit Console(int fd);
 
-  // Whether lines can be redrawn and text be bold.
+  // Whether lines can be redrawn and text can be bold.
   bool terminal() const { return terminal_; }
-  // The terminal's width now; 80 if it doesn't say.
+  // The terminal's current width; 80 if unknown.
   int Columns() const;
-  // Nobody is told of errors: a reader that has gone must not end a run.
+  // Ignores errors: a reader that went away must not end a run.
   void Write(absl::string_view text) const;
 
  private:
@@ -27,9 +27,8 @@ class Console {
   const bool terminal_;
 };
 
-// `text` with U+FFFD for every byte that is no valid UTF-8 and for every
-// control character but newline and tab, so that a model's text can't send
-// escape sequences to a terminal.
+// `text` with U+FFFD for each invalid UTF-8 byte and each control character but
+// newline and tab, so that a model can't send escape sequences to a terminal.
 std::string PrintableText(absl::string_view text);
 
 }  // namespace capstan

@@ -36,7 +36,7 @@ std::vector<CurvePoint> Thinned(const std::vector<CurvePoint>& points) {
   return thinned;
 }
 
-// The picture's coordinates.
+// The plot's coordinate system.
 struct Frame {
   double first = 0.0, last = 1.0;  // steps
   double low = 0.0, high = 1.0;    // losses
@@ -70,7 +70,7 @@ Frame FrameOf(const std::vector<const std::vector<CurvePoint>*>& curves) {
   return frame;
 }
 
-// The distance of about five marks on an axis: 1, 2 or 5 times a power of ten.
+// Tick distance for about five ticks per axis: 1, 2 or 5 times a power of ten.
 double MarkDistance(double length) {
   const double rough = length / 5.0;
   const double power = std::pow(10.0, std::floor(std::log10(rough)));
@@ -92,7 +92,7 @@ std::string Axes(const Frame& frame) {
   const double losses = MarkDistance(frame.high - frame.low);
   for (double mark = std::ceil(frame.low / losses) * losses; mark <= frame.high;
        mark += losses) {
-    // A sum of marks may miss 0 by a bit, and on its lower side.
+    // Accumulated ticks may miss 0 by a rounding error, below it, too.
     if (std::fabs(mark) < 1e-9 * losses) mark = 0.0;
     const double y = frame.Y(mark);
     absl::StrAppendFormat(&svg,
@@ -111,7 +111,7 @@ std::string Axes(const Frame& frame) {
   return svg;
 }
 
-// `title` (may be "") is shown under the pointer.
+// `title` (may be "") is the tooltip.
 std::string Line(const std::vector<CurvePoint>& points, const Frame& frame,
                  const char* colour, double opacity = 1.0,
                  const std::string& title = "") {
@@ -130,7 +130,7 @@ std::string Line(const std::vector<CurvePoint>& points, const Frame& frame,
   return absl::StrCat(svg, "><title>", title, "</title></polyline>\n");
 }
 
-// "grey: after steps 250, 500 and 750", of all but the last.
+// "grey: after steps 250, 500 and 750": all but the last.
 std::string PastSteps(
     const std::vector<std::pair<int64_t, MeasuredCurve>>& curves) {
   std::vector<int64_t> steps;
@@ -138,7 +138,7 @@ std::string PastSteps(
     steps.push_back(curves[i].first);
   }
   if (steps.size() == 1) return absl::StrCat("grey: after step ", steps[0]);
-  // More would run into the title.
+  // More would overlap the title.
   constexpr size_t kMostSteps = 5;
   if (steps.size() > kMostSteps) {
     return absl::StrCat("grey: the ", steps.size(), " before, from step ",
@@ -209,7 +209,7 @@ std::string LossCurveSvg(const LossCurves& curves) {
   absl::StrAppend(&svg, Title(kLeft, kTrainColour, "training loss"));
   if (!curves.eval.empty()) {
     absl::StrAppend(&svg, Title(kLeft + 120, kEvalColour, "evaluation loss"));
-    // A few evaluations are points rather than a curve.
+    // A few evaluations are drawn as points.
     for (const CurvePoint& point : curves.eval) {
       absl::StrAppendFormat(
           &svg, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.5\" fill=\"%s\"/>\n",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A run's losses, and what else it measures, as pictures.
+// Plots of a run's losses and other measurements.
 #ifndef CAPSTAN_TRAINER_METRICS_CURVE_H_
 #define CAPSTAN_TRAINER_METRICS_CURVE_H_
 
@@ -23,21 +23,21 @@ struct CurvePoint {
 struct LossCurves {
   std::vector<CurvePoint> train;
   std::vector<CurvePoint> eval;
-  // The last values of what else evaluations have told, by name: "mean_return".
+  // Latest values of other evaluation measurements by name: "mean_return".
   std::map<std::string, double> measured;
 };
 
-// Those of a metrics.jsonl, without losses that aren't finite; of long runs
-// every n-th step, so that there are at most 2000. Empty without the file.
+// Reads a metrics.jsonl, without non-finite losses; long runs are subsampled to
+// at most 2000 steps. Empty without the file.
 absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path);
 
-// An SVG of 640 by 320 with both curves, axes and their names, readable on a
-// light and a dark page. "" if there is nothing to draw.
+// A 640 x 320 SVG with both curves and labelled axes, readable on light and
+// dark pages. "" if there is nothing to draw.
 std::string LossCurveSvg(const LossCurves& curves);
 
-// The same of what has been measured after each step, of one name: the last in
-// colour, the ones before in grey, the earlier the lighter; a legend names the
-// steps of both, and each line says its own under the pointer.
+// The same for one measurement's curve after each evaluated step: the latest in
+// colour, earlier ones in ever lighter grey; a legend names the first and last
+// steps, and each line has its step as tooltip.
 std::string MeasuredCurvesSvg(
     const std::vector<std::pair<int64_t, MeasuredCurve>>& curves);
 

@@ -80,7 +80,7 @@ TEST(CurveTest, WhatIsMeasuredInEachEvaluation) {
   EXPECT_EQ(lines, 2);
 }
 
-// Every line is told apart: the last above the picture, the others in grey.
+// All lines are labelled: the last above the plot, the others in grey.
 TEST(CurveTest, TheLegendNamesTheEarlierEvaluations) {
   const MeasuredCurve curve = {"return", "episode", "mean return", {1.0, 2.0}};
   const auto drawn = [&curve](const std::vector<int64_t>& steps) {

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Bytes of the first character of `text`, which isn't empty.
+// Length of the first character of `text`, which isn't empty.
 size_t CharacterBytes(absl::string_view text) {
   size_t bytes = 1;
   while (bytes < text.size() && (text[bytes] & 0xc0) == 0x80) ++bytes;
@@ -29,8 +29,7 @@ int Characters(absl::string_view text) {
       text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-// Cuts one line of `text` into pieces of at most `width` characters, at spaces
-// where there is one.
+// Wraps one line of `text` at `width` characters, at spaces if possible.
 void Wrap(absl::string_view text, int width, std::vector<std::string>* lines) {
   do {
     size_t end = 0;
@@ -75,7 +74,7 @@ absl::StatusOr<GenerationsLog> GenerationsLog::Open(const std::string& path,
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const Json json = Json::parse(line.begin(), line.end(), nullptr,
                                   /*allow_exceptions=*/false);
-    if (!json.is_object()) continue;  // the end of a line was never written
+    if (!json.is_object()) continue;  // truncated line
     log.steps_.insert(json.value("step", int64_t{-1}));
     if (json.value("step", int64_t{-1}) != 0) continue;
     log.before_[json.value("prompt", "")] = json.value("text", "");

@@ -41,7 +41,7 @@ TEST(GenerationsLogTest, AResumedRunKnowsWhatWasBefore) {
             "{\"step\":5,\"prompt\":\"a\\n\",\"text\":\"5\"}\n"
             "{\"step\":5,\"prompt\":\"b\",\"text\":\"\xef\xbf\xbd\"}\n"
             "{\"step\":9,\"prompt\":\"a\\n\",\"text\":\"nine\"}\n");
-  // A new run begins anew.
+  // A new run starts afresh.
   ASSERT_TRUE(GenerationsLog::Open(path, 0).ok());
   EXPECT_FALSE(PathExists(path));
 }

@@ -16,7 +16,7 @@
 namespace capstan {
 namespace {
 
-// The shortest text that reads back as the same double.
+// The shortest text that round-trips.
 void AppendNumber(absl::string_view key, double value, std::string* line) {
   if (!std::isfinite(value)) {
     absl::StrAppend(line, key, "null");
@@ -58,7 +58,7 @@ absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
   absl::string_view rest = text;
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
-    if (end == absl::string_view::npos) break;  // cut short
+    if (end == absl::string_view::npos) break;  // truncated
     if (IsUpTo(rest.substr(0, end), step)) {
       kept.append(rest.data(), end + 1);
     }

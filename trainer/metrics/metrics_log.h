@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OUTPUT/metrics.jsonl: one JSON object a line. A step's keys: step loss
+// OUTPUT/metrics.jsonl: one JSON object per line. A step's keys: step loss
 // grad_norm lr tokens trained_tokens padding step_seconds tokens_per_second
-// bytes_sent communication_seconds exposed_seconds, and, only when set,
-// skipped, loss_scale and what the objective adds. Where the run counts samples
-// there are samples and samples_per_second in place of the four of tokens. An
-// evaluation's: step eval_loss, and what the objective adds. Doubles keep every
-// bit; those that aren't finite are null.
+// bytes_sent communication_seconds exposed_seconds, and, only if set, skipped,
+// loss_scale and the objective's. Runs that count samples have samples and
+// samples_per_second instead of the four token keys. An evaluation's: step
+// eval_loss and the objective's. Doubles round-trip exactly; non-finite ones
+// are null.
 #ifndef CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 #define CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 
@@ -20,17 +20,16 @@
 
 namespace capstan {
 
-// For a file of JSON objects, one a line, each with a "step": keeps those of
-// steps up to `step`, and drops the rest along with a last line cut short by a
-// crash. OK if there is no such file.
+// For a file with one JSON object per line, each with a "step": drops lines of
+// steps after `step`, and a last line truncated by a crash. OK if there is no
+// such file.
 absl::Status KeepLinesUpTo(int64_t step, const std::string& path);
 
 // One thread.
 class MetricsLog {
  public:
-  // Continues after step `first_step`: keeps the lines of earlier steps and
-  // its own, and drops those beyond, along with a last line cut short by a
-  // crash. With first_step 0 the file begins anew.
+  // Continues after step `first_step`: drops lines of later steps, and a last
+  // line truncated by a crash. With first_step 0 the file is started afresh.
   // `unit`: as in RunFacts.
   static absl::StatusOr<MetricsLog> Open(const std::string& path,
                                          int64_t first_step,
@@ -46,7 +45,7 @@ class MetricsLog {
 
   OutputFile file_;
   std::string unit_;
-  std::string line_;  // kept for its memory
+  std::string line_;  // reused buffer
 };
 
 }  // namespace capstan

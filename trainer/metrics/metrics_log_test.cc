@@ -67,7 +67,7 @@ TEST(MetricsLog, KeysInOrderAndDoublesKeepEveryBit) {
   absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 0);
   ASSERT_TRUE(log.ok()) << log.status();
   ASSERT_TRUE(log->Step(metrics).ok());
-  // Read while it is open: every line is there at once.
+  // Read while open: lines are written at once.
   const std::vector<Json> lines = ReadLines();
   ASSERT_EQ(lines.size(), 1);
   EXPECT_EQ(Keys(lines[0]),

@@ -14,7 +14,7 @@ namespace {
 std::string Scaled(double value, double base,
                    const std::vector<const char*>& units) {
   size_t unit = 0;
-  // What would be rounded to 1000 belongs to the next unit.
+  // What would round to 1000 goes to the next unit.
   while (std::abs(value) >= 999.5 && unit + 1 < units.size()) {
     value /= base;
     ++unit;

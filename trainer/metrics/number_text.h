@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers as people read them.
+// Human-readable numbers.
 #ifndef CAPSTAN_TRAINER_METRICS_NUMBER_TEXT_H_
 #define CAPSTAN_TRAINER_METRICS_NUMBER_TEXT_H_
 
@@ -20,10 +20,10 @@ std::string ShortBytes(int64_t bytes);
 // 0.0451 -> "45.1 ms", 2.5 -> "2.50 s", 75 -> "1:15", 4000 -> "1:06:40".
 std::string ShortDuration(double seconds);
 // 75.4 -> "1:15", 4000 -> "1:06:40", two days and a bit -> "2 d 3 h"; "?" if
-// it isn't known (negative or not finite).
+// unknown (negative or not finite).
 std::string ClockTime(double seconds);
 
-// Lines of name and value, in two columns.
+// Names and values in two columns, one pair per line.
 std::string TableText(
     const std::vector<std::pair<std::string, std::string>>& rows);
 

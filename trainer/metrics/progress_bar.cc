@@ -16,13 +16,12 @@ namespace {
 
 constexpr size_t kSteps = 100;
 constexpr size_t kPauses = 8;
-// Times the median: a value beyond it is an accident.
+// Values beyond this multiple of the median are outliers.
 constexpr double kFar = 5.0;
 
 bool Due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// How often something comes from the end of `step` on, which the run's end does
-// in any case.
+// Occurrences after `step`, including the one at the end of the run.
 int64_t Count(int64_t every, int64_t step, int64_t max_steps) {
   if (every <= 0) return 0;
   return (max_steps + every - 1) / every - step / every +
@@ -30,7 +29,7 @@ int64_t Count(int64_t every, int64_t step, int64_t max_steps) {
 }
 
 constexpr std::chrono::milliseconds kRedrawEvery(100);
-// Seconds after which a step counts 1/e in the rates.
+// Time constant of the rates.
 constexpr double kRateSeconds = 15.0;
 constexpr int kMinBar = 10;
 constexpr int kMaxBar = 40;
@@ -104,7 +103,7 @@ void TimeLeft::Pause(double seconds) {
     saves_.Add(seconds);
     return;
   }
-  // Where they always come together this is the time of both.
+  // If they always coincide, this is the time of both.
   const double save = Due(save_every_, step_) ? saves_.Get() : 0.0;
   evaluations_.Add(std::max(0.0, seconds - save));
 }
@@ -121,7 +120,7 @@ double TimeLeft::Seconds() const {
 }
 
 std::string ProgressLine(const Progress& progress, int columns) {
-  // In the order shown; the number says which goes last.
+  // In display order; the number is the order of dropping, from the highest.
   struct Field {
     int priority;
     std::string text;
@@ -227,7 +226,7 @@ void ProgressBar::Update(Clock::time_point now) {
 }
 
 void ProgressBar::Draw() {
-  // One column is left free: a cursor beyond the last one may wrap.
+  // Leaves one column free: a cursor past the last one may wrap.
   const std::string line = ProgressLine(progress_, console_->Columns() - 1);
   console_->Write(absl::StrCat(kClearLine, line));
   drawn_ = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How far a run is, and how long it will still take, on standard output.
+// Progress and remaining time of a run, on standard output.
 #ifndef CAPSTAN_TRAINER_METRICS_PROGRESS_BAR_H_
 #define CAPSTAN_TRAINER_METRICS_PROGRESS_BAR_H_
 
@@ -17,7 +17,7 @@
 
 namespace capstan {
 
-// The mean of the newest values, without those that are far from the rest.
+// Mean of the most recent values, excluding outliers.
 class RecentMean {
  public:
   explicit RecentMean(size_t most) : most_(most) {}
@@ -31,21 +31,21 @@ class RecentMean {
   std::deque<double> values_;
 };
 
-// Steps and what comes between them, evaluations and checkpoints, are measured
-// apart, and each counts as often as it will still come: an evaluation among a
-// few steps doesn't make the rest look slow. A text that the model writes
-// belongs to its evaluation. All times are seconds, of any clock.
+// Estimates the remaining time. Steps, evaluations and checkpoints are measured
+// separately and weighted by how many are still to come, so that an evaluation
+// among few steps doesn't make the rest look slow. Text generation counts
+// towards its evaluation. Times are seconds of any clock.
 class TimeLeft {
  public:
   explicit TimeLeft(const RunFacts& facts);
 
-  // A step has ended at `now`, after taking `seconds` itself.
+  // A step ended at `now`, having taken `seconds` itself.
   void Step(int64_t step, double now, double seconds);
-  // From the end of that step to the end of the run; negative: not known yet.
+  // From the end of that step to the end of the run; negative: unknown.
   double Seconds() const;
 
  private:
-  // What came between the last step and this one.
+  // Records the time between the last step and this one.
   void Pause(double seconds);
 
   const int64_t max_steps_;
@@ -66,18 +66,17 @@ struct Progress {
   double lr = 0.0;
   double tokens_per_second = 0.0;  // of `unit`
   std::string unit = kTokenUnit;
-  double seconds_left = -1.0;  // negative: not known yet
+  double seconds_left = -1.0;  // negative: unknown
   int64_t skipped = 0;         // steps without an update so far
-  double evaluated = -1.0;     // part of an evaluation, negative: in none
+  double evaluated = -1.0;  // fraction of an evaluation; negative: none running
 };
 
-// One line of at most `columns` characters, ASCII, without a newline. Where
-// there isn't room for all, the bar goes first, then the skipped steps, lr,
-// tokens/s, ETA and loss.
+// One line of at most `columns` ASCII characters, without newline. If space is
+// short, drops the bar first, then skipped steps, lr, tokens/s, ETA and loss.
 std::string ProgressLine(const Progress& progress, int columns);
 
-// On a terminal one line that is redrawn at most ten times a second; elsewhere
-// a plain line every log_every steps and at the last step. One thread.
+// On a terminal, a line redrawn at most ten times a second; elsewhere a plain
+// line every log_every steps and at the last step. One thread.
 class ProgressBar {
  public:
   using Clock = std::chrono::steady_clock;
@@ -85,22 +84,22 @@ class ProgressBar {
   // `console` must outlive it.
   ProgressBar(const Console* console, const RunFacts& facts,
               std::function<Clock::time_point()> now = Clock::now);
-  // Ends the line if End has not been called, so that an error message begins
-  // on a line of its own.
+  // Ends the line if End wasn't called, so that an error message starts on a
+  // line of its own.
   ~ProgressBar();
 
   void Step(const StepMetrics& metrics);
-  // The part of an evaluation that is done; until the next step. On a terminal
-  // only.
+  // Shows the fraction of an evaluation that is done, until the next step. Only
+  // on a terminal.
   void Evaluating(double done);
-  // Whole lines, each with its newline, where the bar was; the bar follows
+  // Prints whole lines, newlines included, in place of the bar and redraws it
   // below.
   void PrintAbove(absl::string_view lines);
-  // Shows the last step, and leaves it on the screen.
+  // Shows the last step and leaves it on the screen.
   void End();
 
  private:
-  // Takes what has gathered since the last call into what is shown.
+  // Includes what has accumulated since the last call in what is shown.
   void Update(Clock::time_point now);
   void Draw();
   void PrintPlainLine();
@@ -111,16 +110,15 @@ class ProgressBar {
   Progress progress_;
   double grad_norm_ = 0.0;
   int64_t last_shown_step_;
-  bool drawn_ = false;  // the cursor stands behind the bar
+  bool drawn_ = false;  // the cursor is after the bar
 
   TimeLeft time_left_;
-  // Since the last update: a terminal's with each drawing, a plain line's with
-  // each line.
+  // Since the last update: each redraw on a terminal, else each plain line.
   Clock::time_point last_update_;
   Clock::time_point last_evaluating_;
   double new_tokens_ = 0.0;
   double new_step_seconds_ = 0.0;
-  // Sums whose past fades away, so that the rate follows the run.
+  // Exponentially decaying sums, so that the rate follows the run.
   double tokens_ = 0.0;
   double step_seconds_ = 0.0;
 };

@@ -61,7 +61,7 @@ TEST(ProgressLine, EndsOfTheBar) {
   EXPECT_THAT(ProgressLine(progress, 200), HasSubstr("=] step 100/0"));
 }
 
-// A terminal's two ends.
+// A pseudo-terminal.
 class ProgressBarTest : public testing::Test {
  protected:
   ProgressBarTest() {
@@ -88,7 +88,7 @@ class ProgressBarTest : public testing::Test {
   }
 
   std::string TakeScreen() {
-    // The kernel passes on what was written a moment later.
+    // The kernel delivers output with a short delay.
     constexpr int kQuietMilliseconds = 50;
     std::string text;
     char bytes[65536];

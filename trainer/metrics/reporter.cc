@@ -29,7 +29,7 @@ namespace {
 constexpr char kBold[] = "\x1b[1m";
 constexpr char kPlain[] = "\x1b[0m";
 
-// "  acc_action 0.8312", of each.
+// "  acc_action 0.8312" for each.
 std::string TaggedText(const TaggedNumbers& tagged) {
   std::string text;
   for (const auto& [tag, value] : tagged) {
@@ -39,7 +39,7 @@ std::string TaggedText(const TaggedNumbers& tagged) {
   return text;
 }
 
-// What a model wrote, so that nothing can be told from not having looked.
+// Makes empty and blank texts visible.
 std::string ShownText(const std::string& text) {
   if (text.empty()) return "(empty)";
   return absl::StripAsciiWhitespace(text).empty() ? "(white space alone)"
@@ -125,7 +125,7 @@ class ReporterImpl : public Reporter {
   MetricsLog log_;
   GenerationsLog generations_;
   const std::unique_ptr<TensorBoardWriter> tensorboard_;
-  // By name, what has been measured after which step.
+  // Measured curves and their steps, by name.
   std::map<std::string, std::vector<std::pair<int64_t, MeasuredCurve>>> curves_;
   absl::Status status_;
 };
@@ -153,7 +153,7 @@ void ReporterImpl::Measured(int64_t step, const Measurement& measurement) {
 
 void ReporterImpl::Generations(int64_t step, const std::string& title,
                                const std::vector<Generation>& generations) {
-  // Indented, Markdown leaves a text as it is.
+  // Indented text is verbatim in Markdown.
   const auto indented = [](const std::string& text) {
     return absl::StrReplaceAll(absl::StrCat("    ", text), {{"\n", "\n    "}});
   };

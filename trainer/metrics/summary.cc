@@ -36,7 +36,7 @@ Json OrNull(const absl::optional<T>& value) {
   return value.has_value() ? Json(*value) : Json(nullptr);
 }
 
-// Of the rank that held most.
+// The maximum over ranks.
 absl::optional<int64_t> LargestPeak(const RunSummary& summary) {
   const std::vector<int64_t>& peaks = summary.peak_memory_bytes;
   if (peaks.empty()) return absl::nullopt;
@@ -56,7 +56,7 @@ std::string BytesOrUnknown(const absl::optional<int64_t>& bytes) {
   return bytes.has_value() ? ShortBytes(*bytes) : "?";
 }
 
-// "planned 1.20 GiB, measured 1.19 GiB", one a category.
+// "planned 1.20 GiB, measured 1.19 GiB", one line per category.
 void AddMemory(const std::vector<CategoryBytes>& memory,
                std::vector<std::pair<std::string, std::string>>* rows) {
   for (const CategoryBytes& bytes : memory) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run is, shown before it starts, and how it went: OUTPUT/summary.json
-// and the table at the end.
+// A run's banner, and its results: OUTPUT/summary.json and the final table.
 #ifndef CAPSTAN_TRAINER_METRICS_SUMMARY_H_
 #define CAPSTAN_TRAINER_METRICS_SUMMARY_H_
 
@@ -13,19 +12,19 @@
 
 namespace capstan {
 
-// What a run is, shown before it starts. Several lines; with `bold` the first
-// is bold on a terminal.
+// Describes a run before it starts, in several lines; with `bold` the first is
+// bold on a terminal.
 std::string BannerText(const RunFacts& facts, bool bold);
 
-// Keys as RunSummary's fields and in their order; losses that aren't set, and
-// numbers that aren't finite, are null.
+// Keys are RunSummary's fields, in order; unset losses and non-finite numbers
+// are null.
 std::string SummaryJson(const RunSummary& summary);
 
 std::string SummaryTable(const RunSummary& summary,
                          const std::string& output_dir);
 
-// The steps of the run whose summary.json in `output_dir` says that it is
-// completed; unset if there is none.
+// Steps of the run in `output_dir` if its summary.json says completed; else
+// unset.
 absl::optional<int64_t> CompletedSteps(const std::string& output_dir);
 
 }  // namespace capstan

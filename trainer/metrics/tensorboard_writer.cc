@@ -24,7 +24,7 @@ namespace {
 constexpr std::chrono::seconds kFlushEvery(1);
 constexpr size_t kMaxWaitingBytes = 1 << 20;
 constexpr int kDtString = 7;
-constexpr int kBuckets = 30;  // of a histogram; as many as TensorBoard shows
+constexpr int kBuckets = 30;  // per histogram; as many as TensorBoard shows
 
 void AppendLittleEndian(uint64_t value, int bytes, std::string* out) {
   for (int i = 0; i < bytes; ++i) {
@@ -32,8 +32,8 @@ void AppendLittleEndian(uint64_t value, int bytes, std::string* out) {
   }
 }
 
-// tensorflow's core/lib/hash/crc32c.h: a CRC of data that holds CRCs is weak,
-// hence the mask.
+// tensorflow's core/lib/hash/crc32c.h: CRCs of data that contains CRCs are
+// weak, hence the mask.
 uint32_t MaskedCrc(absl::string_view bytes) {
   const uint32_t crc = Crc32c(bytes);
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
@@ -54,7 +54,7 @@ void AddScalar(const std::string& tag, double value,
   scalar->set_simple_value(static_cast<float>(value));
 }
 
-// Buckets of one width. `values` are finite, and at least one.
+// Equal-width buckets. `values` are finite and not empty.
 void FillHistogram(const std::vector<double>& values,
                    tensorboard::Histogram* histogram) {
   const auto [least, most] = std::minmax_element(values.begin(), values.end());

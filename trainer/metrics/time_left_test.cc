@@ -6,7 +6,7 @@
 namespace capstan {
 namespace {
 
-// A run by a clock of its own.
+// A run with its own clock.
 class TimeLeftTest : public ::testing::Test {
  protected:
   void Begin(int64_t max_steps, int64_t eval_every, int64_t save_every) {

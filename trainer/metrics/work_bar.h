@@ -10,18 +10,18 @@
 
 namespace capstan {
 
-// How far a long piece of work other than training has come: a bar on a
-// terminal, which goes when the work does; elsewhere a line now and then.
+// Progress of long work other than training: a bar on a terminal, removed at
+// the end; elsewhere an occasional line.
 class WorkBar {
  public:
-  // `what` is being done: "collecting".
+  // `what` is the activity: "collecting".
   WorkBar(std::string what, int fd);
   ~WorkBar();
   WorkBar(const WorkBar&) = delete;
   WorkBar& operator=(const WorkBar&) = delete;
 
-  // The part that is done, in [0, 1], and a few words on it. Call it as often
-  // as you like.
+  // `done` is the completed fraction, in [0, 1], with a few words on it. May be
+  // called as often as you like.
   void Show(double done, absl::string_view words);
   double Seconds() const;
 

@@ -15,41 +15,41 @@
 
 namespace capstan {
 
-// One tensor a state spec, for each shard.
+// state[shard][k] is the tensor of spec k.
 using OptimizerState = std::vector<std::vector<at::Tensor>>;
 
-// Whether the optimizer says of its state what can be, and takes the run.
-// Before ranks are started.
+// Checks that the optimizer's state specs are valid and that it accepts the
+// run. Call before ranks are started.
 absl::Status CheckOptimizer(const Optimizer& optimizer,
                             const OptimizerRequest& request);
 
-// On each rank, after the strategy's Setup: whether the shards are cut as the
-// optimizer needs them (a strategy may know nothing of that), its state, in
-// MemoryCategory::kOptimizerState, and its own Setup.
+// Call on each rank after the strategy's Setup. Checks that the shards are cut
+// as the optimizer requires (a strategy may ignore that), allocates its state
+// in MemoryCategory::kOptimizerState, and calls its Setup.
 absl::Status SetUpOptimizer(Optimizer& optimizer, const Model& model,
                             absl::Span<const OptimizerShard> shards,
                             OptimizerState* state);
 
-// One Update. What it throws comes back with the step of the run and the
-// plugin's name before it: "step 7: acme.lion: ..".
+// One Update. Exceptions become errors prefixed with the run's step and the
+// plugin's name: "step 7: acme.lion: ..".
 absl::Status UpdateShard(absl::string_view plugin, int64_t run_step,
                          Optimizer& optimizer, const OptimizerStep& step,
                          const Model& model, OptimizerShard& shard,
                          absl::Span<at::Tensor> state);
 
-// Bytes of the state of `elements` elements, of which some are padding, that
-// the model's trainable parameters make up with others' shards.
+// Bytes of state for `elements` elements, padding included, of shards that
+// together hold the model's trainable parameters.
 int64_t OptimizerStateBytes(const Optimizer& optimizer, const Model& model,
                             int64_t elements, c10::ScalarType master);
 
-// Elements of a parameter's state, and of a shard's.
+// Number of state elements of a parameter, and of a shard.
 int64_t StateNumel(const OptimizerStateSpec& spec, int64_t parameter_numel);
 int64_t StateLength(const OptimizerStateSpec& spec,
                     const OptimizerShard& shard);
 
-// The state of elements [low, high) of a shard, which lie in `range`, its
-// range number `index`: elements [begin, begin + length) of the parameter's
-// state, at `offset` of the shard's tensor.
+// State of elements [low, high) of a shard, all in its range `range` (number
+// `index`): elements [begin, begin + length) of the parameter's state, at
+// `offset` in the shard's tensor.
 struct StatePart {
   int64_t begin = 0;
   int64_t length = 0;

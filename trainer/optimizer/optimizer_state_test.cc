@@ -35,7 +35,7 @@ class FakeModel final : public Model {
       {"matrix", {10, 10}}, {"vector", {70}}, {"frozen", {3}, 0, false}};
 };
 
-// Of 8 bits, with scales of blocks of 64 and a count a parameter.
+// 8-bit state with scales per block of 64 and a count per parameter.
 class FakeOptimizer : public Optimizer {
  public:
   double learning_rate() const override { return 1.0; }
@@ -141,7 +141,7 @@ TEST(OptimizerStateTest, SpecsThatCannotBeAreRefused) {
   }
 }
 
-// A third of a shard, and what of its state that is.
+// A third of a shard, and the corresponding part of its state.
 TEST(OptimizerStateTest, PartsOfElements) {
   const OptimizerStateSpec blocks = {"scale", at::kFloat, 64};
   const OptimizerStateSpec each = {"count", at::kLong, 1, 2};

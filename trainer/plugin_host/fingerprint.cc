@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is known of a plugin before any of its code runs.
+// Reads and compares fingerprints, before any of a plugin's code runs.
 #include <elf.h>
 
 #include <cstring>
@@ -18,7 +18,7 @@
 namespace capstan {
 namespace {
 
-// What lies in memory, or is called, by another name or layout otherwise.
+// Differences change memory layout or symbol names.
 constexpr const char* kMustBeEqual[] = {"libtorch", "absl", "protobuf",
                                         "sanitizer"};
 constexpr const char* kSince2[] = {"stdlib", "containers"};
@@ -33,7 +33,7 @@ std::map<std::string, std::string> Lines(absl::string_view text) {
   return lines;
 }
 
-// "1.2" -> {1, 2}; {0, 0} if it is something else.
+// "1.2" -> {1, 2}; {0, 0} if malformed.
 std::pair<int, int> VersionOf(absl::string_view api) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(api, absl::MaxSplits('.', 1));
@@ -73,7 +73,7 @@ absl::Status CompareFingerprints(absl::string_view core,
                                  absl::string_view plugin) {
   std::map<std::string, std::string> ours = Lines(core);
   std::map<std::string, std::string> theirs = Lines(plugin);
-  // Minor version 2 wrote the first "api" line, and those of kSince2.
+  // Minor version 2 introduced the "api" line and those of kSince2.
   const bool has_api = theirs.count("api") > 0;
   if (has_api) {
     CAPSTAN_RETURN_IF_ERROR(CheckApi(theirs["api"], ours["api"]));
@@ -88,7 +88,7 @@ absl::Status CompareFingerprints(absl::string_view core,
   for (const char* name : kMustBeEqual) compare(name, "");
   if (has_api) {
     for (const char* name : kSince2) compare(name, "");
-    // Of an older version the headers may differ.
+    // Headers of an older version may differ.
     if (theirs["api"] == ours["api"]) {
       compare("sdk", absl::StrCat(", other interfaces that are called ",
                                   ours["api"], ", too")

@@ -14,7 +14,7 @@
 namespace capstan {
 namespace {
 
-// Minor 1 added depends_on_device and those after it.
+// Minor 1 added depends_on_device and the functions after it.
 class Precision0 final : public Precision {
  public:
   explicit Precision0(Precision* plugin) : plugin_(plugin) {}
@@ -46,7 +46,7 @@ class Objective0 : public Objective {
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override {
     LossSum loss = plugin_->Compute(model, batch, info, runner);
-    // Minor 1 added these, behind what the plugin has written.
+    // Added in minor 1, past what the plugin has written.
     loss.padding = LossSum().padding;
     loss.trained = LossSum().trained;
     return loss;

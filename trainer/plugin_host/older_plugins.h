@@ -8,14 +8,14 @@
 
 namespace capstan {
 
-// `instance`, a `Base*` of `category` that a plugin of the older minor version
-// `minor` has made, as this version's interface: what its virtual table lacks
-// is answered by the interface's defaults, and what its structs lack is set.
-// Takes and returns ownership; returns `instance` itself where the interface
-// hasn't changed since.
+// Adapts `instance`, a `Base*` of `category` made by a plugin of the older
+// minor version `minor`, to the current interface: missing virtual functions
+// get the interface's defaults, missing struct fields are set. Takes and
+// returns ownership; returns `instance` itself if the interface hasn't changed
+// since.
 //
 // Whoever adds a virtual function to an interface that plugins implement makes
-// sure that it has a class here, which forwards what that version had.
+// sure that it has a class here that forwards what the older version had.
 void* AdaptOlderPlugin(PluginCategory category, uint16_t minor, void* instance);
 
 }  // namespace capstan

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 constexpr double kMostLoadSeconds = 30.0;
 constexpr double kMostCreateSeconds = 2.0;
 
-// PluginDescriptor in minor version 0.
+// Size of PluginDescriptor in minor version 0.
 constexpr uint32_t kFirstDescriptorSize =
     offsetof(PluginDescriptor, create) + sizeof(PluginDescriptor::create);
 
@@ -63,7 +63,7 @@ int EditDistance(absl::string_view a, absl::string_view b) {
   return row.back();
 }
 
-// The library that holds the generated code of a proto file, "" if unknown.
+// The library with a proto file's generated code; "" if unknown.
 std::string LibraryOfProto(const std::string& file) {
   const google::protobuf::FileDescriptor* const descriptor =
       google::protobuf::DescriptorPool::generated_pool()->FindFileByName(file);
@@ -72,7 +72,7 @@ std::string LibraryOfProto(const std::string& file) {
       google::protobuf::MessageFactory::generated_factory()->GetPrototype(
           descriptor->message_type(0));
   Dl_info info;
-  // An object begins with a pointer into its class's library.
+  // An object begins with its vtable pointer, which points into its library.
   if (message == nullptr ||
       dladdr(*static_cast<void* const*>(message), &info) == 0) {
     return "";
@@ -141,7 +141,7 @@ std::string NearestName(absl::string_view name,
   int best = static_cast<int>(std::max<size_t>(2, name.size() / 3)) + 1;
   for (const std::string& candidate : names) {
     int distance = EditDistance(name, candidate);
-    // A name cut short is as near as a typo.
+    // A truncated name counts as close.
     constexpr size_t kMinPrefix = 4;
     if (name.size() >= kMinPrefix && absl::StartsWith(candidate, name)) {
       distance = 1;
@@ -255,7 +255,7 @@ std::vector<std::string> PluginHost::Available() const {
           !ReadFingerprint(entry.path().string()).ok()) {
         continue;
       }
-      // Packages are two deep: the first '_' separates vendor and name.
+      // Packages have two levels: the first '_' separates vendor and name.
       std::string package(name);
       const size_t separator = package.find('_');
       if (separator != std::string::npos) package[separator] = '.';

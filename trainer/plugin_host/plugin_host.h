@@ -15,51 +15,50 @@
 namespace capstan {
 
 struct LoadedPlugin {
-  // A copy; what an older plugin's lacks is zero.
+  // A copy; fields that an older plugin lacks are zero.
   std::shared_ptr<const PluginDescriptor> descriptor;
   std::string config_type;  // "capstan.ddp.Config"
   std::string path;         // of the shared library
-  bool foreign = false;     // not in the folder beside the trainer
+  bool foreign = false;     // not in the trainer's own folder
 };
 
-// Finds, checks and loads plugins, each at most once and only when asked for;
-// they stay loaded for the life of the process. One thread.
+// Finds, checks and loads plugins, each at most once and on demand; they stay
+// loaded for the life of the process. One thread.
 //
-// A plugin is refused, by its fingerprint and before any of its code runs, if
-// it was built with another LibTorch, abseil or protobuf, with another layout
-// of the standard library or another sanitizer, for another major version of
-// the plugin API or a newer minor one. Compiler, C++ standard and optimisation
-// may differ, and so may comments in the SDK's headers. A plugin of an older
-// minor version works (older_plugins.h).
+// The fingerprint is checked before any of a plugin's code runs. A plugin is
+// rejected if built with another LibTorch, abseil or protobuf, another standard
+// library layout or sanitizer, or for another major or a newer minor version of
+// the plugin API. Compiler, C++ standard, optimisation and comments in the
+// SDK's headers may differ. Plugins of older minor versions work
+// (older_plugins.h).
 //
-// Foreign plugins are loaded, and make their instances, in a forked child first
-// (4 ms of CPU time each), so that one that crashes or exits is an error with
-// its name. Once one is loaded, the trainer's own are loaded in a child, too:
-// they may hold a proto file of the same name. A Create that takes longer than
-// 2 s isn't waited for in the child; the real one follows.
+// Foreign plugins are first loaded and instantiated in a forked child (4 ms of
+// CPU time each), so that one that crashes or exits becomes an error with its
+// name. Once one is loaded, the trainer's own are probed, too: they may contain
+// a proto file of the same name. A Create that takes longer than 2 s isn't
+// waited for in the child; the real call follows.
 class PluginHost {
  public:
-  // Folders are searched in order; the one beside the trainer comes last.
+  // Folders are searched in order, the trainer's own last.
   explicit PluginHost(std::vector<std::string> folders);
 
-  // The plugin whose config is `config_type`. Its proto package names its
-  // library: acme.muon.Config is in libacme_muon.so. Errors: no such file (the
-  // files tried and the nearest name that exists), not a plugin, built for
-  // another trainer (both sides of each difference), what loading it does to a
+  // The plugin whose config type is `config_type`. Its proto package determines
+  // the library: acme.muon.Config is in libacme_muon.so. Errors: no such file
+  // (with the files tried and the nearest existing name), not a plugin, built
+  // for another trainer (with all differences), what loading it does to a
   // process, dlopen's own.
   absl::StatusOr<const LoadedPlugin*> Load(const std::string& config_type);
 
   // Packages ("capstan.ddp") of all libraries in the search path, sorted.
   std::vector<std::string> Available() const;
 
-  // The one of them that `name`, a package or its last part ("ddp"), is meant
-  // to be; "" if none is near.
+  // The available package closest to `name`, a package or its last part
+  // ("ddp"); "" if none is close.
   std::string NearestPackage(absl::string_view name) const;
 
   // Makes a `Base` (Strategy, Model, ..) from serialized config bytes. Errors
-  // are Load's, another category, what Create does to a process, and the
-  // plugin's own, with its name before them or the field they are about
-  // (FieldOf).
+  // are Load's, a wrong category, what Create does to a process, and the
+  // plugin's own, prefixed with its name or the field they are about (FieldOf).
   template <typename Base>
   absl::StatusOr<std::unique_ptr<Base>> Create(const std::string& config_type,
                                                PluginCategory category,
@@ -89,22 +88,22 @@ const char* CategoryName(PluginCategory category);
 // "capstan.ddp.Config" -> "capstan.ddp"
 std::string PackageOf(absl::string_view config_type);
 
-// Whether a plugin of API version `plugin` ("1.0") can work in a trainer of
-// `trainer`.
+// Whether a plugin of API version `plugin` ("1.0") works in a trainer of
+// version `trainer`.
 absl::Status CheckApi(absl::string_view plugin, absl::string_view trainer);
 
-// A copy of a descriptor that may be shorter or longer than this trainer's.
-// FAILED_PRECONDITION if it is of another API, or isn't whole.
+// Copies a descriptor that may be shorter or longer than this trainer's.
+// FAILED_PRECONDITION if it is of another API or incomplete.
 absl::StatusOr<PluginDescriptor> CopyDescriptor(const PluginDescriptor& theirs);
 
-// OK, or FAILED_PRECONDITION that lists what differs and matters.
+// FAILED_PRECONDITION with all differences that matter, else OK.
 absl::Status CompareFingerprints(absl::string_view core,
                                  absl::string_view plugin);
 
-// The fingerprint in an ELF file's section, read without loading the file.
+// Reads the fingerprint from an ELF file's section, without loading the file.
 absl::StatusOr<std::string> ReadFingerprint(const std::string& path);
 
-// The nearest of `names` to `name` by edit distance, "" if none is near.
+// The entry of `names` closest to `name` by edit distance; "" if none is close.
 std::string NearestName(absl::string_view name,
                         const std::vector<std::string>& names);
 

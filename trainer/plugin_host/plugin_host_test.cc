@@ -64,8 +64,8 @@ TEST(PluginHostTest, WrongSlotNamesBothCategories) {
       HasSubstr("capstan.adamw is an optimizer, a precision is wanted"));
 }
 
-// Why a copy of a real plugin, in which `from` is replaced by `to` of the same
-// length, is refused. It mustn't be loaded: the original may be.
+// The error for a copy of a real plugin with `from` replaced by `to` of the
+// same length. It mustn't be loaded, as the original may be.
 std::string ErrorOfChanged(const std::string& from, const std::string& to) {
   EXPECT_EQ(from.size(), to.size());
   const std::string folder = ::testing::TempDir() + "/changed";

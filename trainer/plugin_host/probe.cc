@@ -41,7 +41,7 @@ struct Pipe {
   int fds[2];
 };
 
-// exit() runs this before all other handlers, which belong to the parent.
+// exit() runs this before all other handlers, which are the parent's.
 void LeaveAtOnce(int status, void*) {
   std::fflush(nullptr);
   _exit(status);
@@ -63,8 +63,9 @@ void LeaveAtOnce(int status, void*) {
   _exit(0);
 }
 
-// Reads both pipes until the child has returned, is gone, or is late. The end
-// of `returned` is the child's end, unless a child of its own holds it open.
+// Reads both pipes until the child has returned, exited, or timed out. End of
+// file on `returned` means it exited, unless a child of its own holds the pipe
+// open.
 enum class End { kReturned, kGone, kLate };
 End Watch(Pipe& returned, Pipe& printed, double seconds, std::string* output) {
   using Clock = std::chrono::steady_clock;
@@ -78,7 +79,7 @@ End Watch(Pipe& returned, Pipe& printed, double seconds, std::string* output) {
     if (ready < 0 && errno != EINTR) return End::kLate;
     if (ready <= 0) continue;
     char buffer[4096];
-    // What was printed comes first, so that none of it is lost.
+    // Read output first, so that none is lost.
     if (fds[1].revents != 0) {
       const ssize_t n = read(fds[1].fd, buffer, sizeof(buffer));
       if (n == 0) fds[1].fd = -1;
@@ -93,7 +94,7 @@ End Watch(Pipe& returned, Pipe& printed, double seconds, std::string* output) {
   }
 }
 
-// "; it printed: .." with the end of it on one line, or "".
+// "; it printed: .." with the tail of the output on one line, or "".
 std::string LastWords(absl::string_view output) {
   output = absl::StripAsciiWhitespace(output);
   if (output.empty()) return "";
@@ -114,7 +115,7 @@ absl::Status Probe(const std::function<void()>& call, double limit_seconds,
   if (output == nullptr) output = &text;
   Pipe returned, printed;
   if (returned.fds[0] < 0 || printed.fds[0] < 0) return absl::OkStatus();
-  // What is in a buffer would be printed by the child as well.
+  // Otherwise the child would print what is buffered, too.
   std::cout.flush();
   std::fflush(nullptr);
   const pid_t parent = getpid();

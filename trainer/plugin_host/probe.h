@@ -9,13 +9,12 @@
 
 namespace capstan {
 
-// What a foreign call does to a process: runs it in a forked child, whose
-// standard output and error are kept from the user. OK if it returned. Else the
-// message completes a sentence about it ("crashed: signal 11 (..)", "ended the
-// process, with exit code 3"), followed by the last of what the child has
-// printed; `output`, if not null, gets all of that (up to 64 KiB).
-// DEADLINE_EXCEEDED if it ran for longer than `limit_seconds`, and was killed.
-// A fork that fails is OK: then nothing is known.
+// Runs a foreign call in a forked child with its standard output and error
+// captured. OK if it returned. Otherwise the message completes a sentence about
+// it ("crashed: signal 11 (..)", "ended the process, with exit code 3") and
+// ends with the tail of the child's output; `output`, if not null, gets all of
+// that (up to 64 KiB). DEADLINE_EXCEEDED if it ran longer than `limit_seconds`
+// and was killed. OK if the fork fails, as nothing is known then.
 absl::Status Probe(const std::function<void()>& call, double limit_seconds,
                    std::string* output = nullptr);
 

@@ -54,7 +54,7 @@ TEST(ProbeTest, ASignalIsNamedWithTheLastWords) {
 }
 
 TEST(ProbeTest, ExitIsNamedWithItsCode) {
-  // Not only the text, but also what still was in a buffer.
+  // Includes what was still buffered.
   EXPECT_THAT(Words(Probe(
                   [] {
                     std::printf("goodbye");

@@ -110,7 +110,7 @@ bool StopPoll::Ask() {
 
 bool StopPoll::Leave(bool failed) {
   if (group_ == nullptr) return failed;
-  // After such a vote no rank is in its loop any more.
+  // After such a vote no rank is still in its loop.
   if (!stop_ && !failed_) Vote(failed);
   return failed_;
 }
@@ -125,7 +125,7 @@ void StopPoll::Vote(bool failed) {
   failed_ = sums[1] > 0;
   const double round =
       std::max(sums[2] / group_->size() / static_cast<double>(interval_), 1e-6);
-  // At most doubled: rounds get longer as a text grows.
+  // At most doubled, as rounds get longer while a text grows.
   if (votes_ == Votes::kSometimes) {
     interval_ = std::clamp<int64_t>(
         static_cast<int64_t>(kSecondsBetweenVotes / round), 1, 2 * interval_);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How ranks agree: on an error, on a number, on stopping. Whatever one rank
-// learns alone reaches the others here, or with the sums that end each
-// training step (trainer/session/step_sums.h).
+// Agreement between ranks: on an error, a number, or stopping. What one rank
+// learns alone reaches the others here or with the sums that end each training
+// step (trainer/session/step_sums.h).
 //
-// All functions are collective. Unless they return a Status they throw
-// CommunicationError.
+// All functions are collective, and throw CommunicationError unless they return
+// a Status.
 #ifndef CAPSTAN_TRAINER_PROCESS_GROUP_AGREE_H_
 #define CAPSTAN_TRAINER_PROCESS_GROUP_AGREE_H_
 
@@ -22,56 +22,55 @@
 namespace capstan {
 
 // OK if `mine` is OK on all ranks. Otherwise an error on all: a rank that
-// failed gets its own; the others UNAVAILABLE, since theirs isn't the cause,
-// "rank R could not WHAT", where what(R) says what the first failed rank was
-// doing ("write out/state-00001"). Also a barrier. Throws CommunicationError.
+// failed gets its own, the others UNAVAILABLE "rank R could not WHAT", with
+// what(R) the activity of the first failed rank ("write out/state-00001"). Also
+// a barrier. Throws CommunicationError.
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const std::function<std::string(int rank)>& what);
 
-// The same for work that all ranks share. Doesn't throw; a rank that has lost
-// the others (UNAVAILABLE) returns at once.
+// The same for work shared by all ranks. Doesn't throw; a rank that lost the
+// others (UNAVAILABLE) returns at once.
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const char* what);
 
-// Whether it is true of any rank.
+// Logical OR over the ranks.
 absl::StatusOr<bool> AnyRank(ProcessGroup& group, bool mine);
 
-// `mine` of each rank, in order.
+// Each rank's `mine`, by rank.
 std::vector<double> FromAllRanks(ProcessGroup& group, double mine);
 
-// Rank 0's `text`, on all ranks.
+// Broadcasts rank 0's `text`.
 absl::StatusOr<std::string> FromRank0(ProcessGroup& group,
                                       const std::string& text);
 
-// fn(), with what it throws as a Status: for work between two collectives,
-// which an exception must not skip.
+// Calls fn() and converts exceptions to a Status: for work between two
+// collectives, the second of which an exception must not skip.
 absl::Status CatchAll(const std::function<absl::Status()>& fn);
 
-// CANCELLED if a signal has come to this rank. Not collective.
+// CANCELLED if this rank received a signal. Not collective.
 absl::Status StopStatus();
 
-// Ends work that a signal may have broken off: `mine` is this rank's outcome,
-// CANCELLED if StopPoll ended its loop. An error if any rank has one (as
-// Agree); else CANCELLED on all ranks if any was stopped, and StopRequested
-// says so from then on. Doesn't throw.
+// Ends work that a signal may have interrupted: `mine` is this rank's outcome,
+// CANCELLED if StopPoll ended its loop. Returns an error if any rank has one
+// (as Agree); else CANCELLED on all ranks if any was stopped, and from then on
+// StopRequested says so. Doesn't throw.
 absl::Status AgreeOrStop(ProcessGroup& group, const absl::Status& mine,
                          const char* what);
 
-// Tells a loop when to break off. Where its body holds collectives, all ranks
-// must leave it in the same round, so they vote; elsewhere each rank looks at
-// its own signal.
+// Decides when a loop stops. If its body contains collectives, all ranks must
+// leave it in the same round, so they vote; otherwise each rank checks its own
+// signal.
 class StopPoll {
  public:
   enum class Votes {
-    // About ten times a second, however short the rounds: the next vote is set
-    // by the mean time of a round, which the vote itself carries.
+    // About ten times a second however short the rounds: each vote carries the
+    // mean round time, which schedules the next.
     kSometimes,
-    // In each round, so that a rank which fails can make the others stop
-    // (Leave).
+    // In each round, so that a failing rank can stop the others (Leave).
     kEveryRound,
   };
 
-  // `group` is null where the body holds no collectives. Not owned.
+  // `group` is null if the body has no collectives. Not owned.
   explicit StopPoll(ProcessGroup* group, Votes votes = Votes::kSometimes)
       : group_(group), votes_(votes) {}
 
@@ -79,9 +78,9 @@ class StopPoll {
   // often. Once true, always true. Throws CommunicationError.
   bool Ask();
 
-  // For kEveryRound, once after the loop, on every rank: `failed` if this one
-  // can't go on. Returns whether any rank failed; those that were still in
-  // their loops have left them in the round in which it did. Without a group,
+  // For kEveryRound, called once after the loop on every rank: `failed` if this
+  // one can't go on. Returns whether any rank failed; ranks still in their
+  // loops left them in the round in which it did. Without a group, returns
   // `failed`. Throws CommunicationError.
   bool Leave(bool failed);
 
@@ -91,9 +90,9 @@ class StopPoll {
   ProcessGroup* const group_;
   const Votes votes_;
   bool stop_ = false;
-  bool failed_ = false;   // some rank has
-  int64_t interval_ = 1;  // rounds from the last vote to the next
-  int64_t left_ = 1;      // rounds until then
+  bool failed_ = false;   // some rank failed
+  int64_t interval_ = 1;  // rounds between votes
+  int64_t left_ = 1;      // rounds until the next vote
   std::chrono::steady_clock::time_point voted_ =
       std::chrono::steady_clock::now();
 };

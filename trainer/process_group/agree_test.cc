@@ -60,8 +60,8 @@ TEST_P(AgreeTest, OnATextOfAnyLength) {
   EXPECT_EQ(RunRanks(GetParam(), 2, check), 0);
 }
 
-// How many of `rounds` rounds are begun, when `fails` is the rank that fails in
-// round `in` (-1: none does).
+// How many of `rounds` rounds are started if rank `fails` fails in round `in`
+// (-1: none does).
 int Rounds(ProcessGroup* group, StopPoll* poll, int rounds, int fails, int in) {
   for (int round = 0; round < rounds; ++round) {
     if (poll->Ask()) return round;
@@ -87,7 +87,7 @@ TEST_P(AgreeTest, ARankThatFailsStopsTheOthers) {
     }
     StopPoll poll(group, StopPoll::Votes::kEveryRound);
     Require(Rounds(group, &poll, 7, -1, -1) == 7, "without a failure");
-    // The next collective is the same on all ranks.
+    // All ranks are at the same next collective.
     Require(FromAllRanks(*group, 1.0).size() == 2, "after all");
   };
   EXPECT_EQ(RunRanks(GetParam(), 2, check), 0);

@@ -22,11 +22,12 @@
 namespace capstan {
 namespace {
 
-// Throws CommunicationError for `what`, an exception of c10d.
+// Throws CommunicationError with `what`, from an exception of c10d.
 [[noreturn]] void Fail(int rank, absl::string_view collective,
                        absl::string_view what) {
   what = what.substr(0, what.find('\n'));
-  // Gloo begins with the place in its source: "[..pair.cc:534] Connection".
+  // Gloo's messages begin with its source location: "[..pair.cc:534]
+  // Connection".
   if (absl::StartsWith(what, "[")) {
     const size_t end = what.find("] ");
     if (end != absl::string_view::npos) what.remove_prefix(end + 2);
@@ -41,8 +42,8 @@ namespace {
                    collective, ": ", what));
 }
 
-// Calls `function`; what it throws because a peer or the network is gone
-// becomes CommunicationError, anything else is passed on.
+// Calls `function`; exceptions due to a lost peer or network become
+// CommunicationError, others propagate.
 template <typename Function>
 auto Translate(int rank, absl::string_view collective, Function function) {
   try {
@@ -50,16 +51,15 @@ auto Translate(int rank, absl::string_view collective, Function function) {
   } catch (const c10::DistError& e) {
     Fail(rank, collective, e.what_without_backtrace());
   } catch (const std::runtime_error& e) {
-    // gloo::IoException and its kin; c10::Error is none of these.
+    // gloo::IoException and related types; c10::Error isn't one of them.
     Fail(rank, collective, e.what());
   }
 }
 
 class BackendWork : public Work {
  public:
-  // Keeps the tensors alive; counts itself out of `under_way` when done.
-  // `meter` is null where Wait doesn't block. Wait calls `finish`, if there is
-  // one, in the end.
+  // Keeps the tensors alive; decrements `under_way` when done. `meter` is null
+  // if Wait doesn't block. Wait finally calls `finish`, if set.
   BackendWork(c10::intrusive_ptr<c10d::Work> work,
               std::vector<at::Tensor> tensors, int rank, const char* collective,
               std::shared_ptr<std::atomic<int>> under_way,
@@ -116,9 +116,9 @@ BackendGroup::BackendGroup(Connect connect, std::string name,
       backend_(connect_(prefix_, rank, size)) {}
 
 BackendGroup::~BackendGroup() {
-  // Gloo's destructor waits for collectives that a lost peer may never join;
-  // NCCL's asks the same of communicators. The launcher waits for this rank's
-  // own error meanwhile.
+  // Gloo's destructor waits for collectives that a lost peer may never join,
+  // and NCCL's for communicators likewise, while the launcher waits for this
+  // rank's own error.
   if (!device_.is_cpu() || *under_way_ > 0) backend_.release();
 }
 
@@ -127,7 +127,7 @@ std::unique_ptr<Work> BackendGroup::Begin(const char* collective,
                                           std::vector<at::Tensor> tensors,
                                           Function start,
                                           std::function<void()> finish) {
-  // On CUDA neither the end nor the wait can be seen from the host.
+  // On CUDA the host sees neither the end nor the wait.
   const std::shared_ptr<CommunicationMeter> meter =
       device_.is_cpu() ? meter_ : nullptr;
   if (meter != nullptr) meter->Started();
@@ -170,7 +170,7 @@ std::unique_ptr<Work> BackendGroup::ReduceScatter(const at::Tensor& output,
   if (input.numel() == 0) return NothingToWaitFor();
   meter_->Sent(RingBytes(input));
   if (device_.is_cpu()) {
-    // What Gloo's own does, which doesn't tell when it has ended.
+    // As Gloo's own implementation, which doesn't report completion.
     const at::Tensor sum = input.clone();
     const int64_t begin = rank() * output.numel();
     std::vector<at::Tensor> tensors = {sum};
@@ -227,7 +227,7 @@ void BackendGroup::AllReduceHost(absl::Span<double> values) {
                 at::TensorOptions().dtype(at::kDouble).device(device_));
   on_device.copy_(host);
   AllReduce(on_device)->Wait();
-  // To host memory that is not pinned: returns when the values are there.
+  // To pageable host memory: blocks until the values have arrived.
   host.copy_(on_device);
 }
 

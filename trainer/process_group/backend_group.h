@@ -14,19 +14,19 @@
 
 namespace capstan {
 
-// A process group on a backend of c10d, Gloo or NCCL.
+// A process group on a c10d backend: Gloo or NCCL.
 class BackendGroup : public ProcessGroup {
  public:
-  // Joins rank `rank` of `size`, which meet under `prefix` in the run's store.
-  // Blocks until all are there; throws.
+  // Joins rank `rank` of `size`, using keys under `prefix` in the run's store.
+  // Blocks until all have joined; throws.
   using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
       const std::string& prefix, int rank, int size)>;
 
-  // Throws what `connect` throws. `name` is the backend's, and the prefix.
+  // Throws what `connect` throws. `name` is the backend's and the key prefix.
   BackendGroup(Connect connect, std::string name, at::Device device, int rank,
                int size);
-  // Leaves the backend to the end of the process where destroying it could
-  // block: with collectives under way (after an error), and with NCCL always.
+  // Leaks the backend if destroying it could block: with pending collectives
+  // (after an error), and with NCCL always.
   ~BackendGroup() override;
 
   int rank() const override { return backend_->getRank(); }
@@ -50,13 +50,13 @@ class BackendGroup : public ProcessGroup {
                std::shared_ptr<CommunicationMeter> meter);
 
   // Calls `start`, which begins `collective` on `tensors`; Wait will call
-  // `finish` in the end.
+  // `finish`.
   template <typename Function>
   std::unique_ptr<Work> Begin(const char* collective,
                               std::vector<at::Tensor> tensors, Function start,
                               std::function<void()> finish = nullptr);
-  // Bytes that one of `size()` ranks sends to pass on all others' parts of
-  // `tensor`: (n - 1) / n of it.
+  // Bytes that each of `size()` ranks sends in a ring over `tensor`: (n - 1) /
+  // n of its size.
   int64_t RingBytes(const at::Tensor& tensor) const;
   void CheckTensor(const at::Tensor& tensor) const;
 
@@ -69,7 +69,7 @@ class BackendGroup : public ProcessGroup {
   const std::shared_ptr<CommunicationMeter> meter_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   int splits_ = 0;
-  // Collectives that were started and not waited for with success.
+  // Collectives started and not yet successfully waited for.
   const std::shared_ptr<std::atomic<int>> under_way_ =
       std::make_shared<std::atomic<int>>(0);
 };

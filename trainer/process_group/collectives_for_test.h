@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/process_group.h"
 
-// Checks of a process group's collectives, for the tests on CPU and on GPU.
+// Checks of a process group's collectives, shared by the CPU and GPU tests.
 namespace capstan {
 
 inline void Require(bool condition, const std::string& what) {
@@ -27,8 +27,8 @@ inline void RequireEqual(const at::Tensor& got, const at::Tensor& want,
   Require(got.cpu().equal(want.cpu()), what);
 }
 
-// 0, 1, .. 7, 0, 1, .. [size], plus `offset`: sums over up to 16 ranks are
-// exact in every dtype.
+// 0, 1, .. 7, 0, 1, .. [size] plus `offset`: sums over up to 16 ranks are exact
+// in every dtype.
 inline at::Tensor Ramp(int64_t size, double offset, at::ScalarType dtype,
                        at::Device device) {
   return at::arange(size, at::TensorOptions().dtype(at::kDouble))
@@ -37,7 +37,7 @@ inline at::Tensor Ramp(int64_t size, double offset, at::ScalarType dtype,
       .to(device, dtype);
 }
 
-// Every rank calls this; throws what is wrong.
+// Called by every rank; throws on failure.
 inline void CheckCollectives(ProcessGroup* group, at::ScalarType dtype,
                              int64_t size) {
   const int n = group->size();
@@ -67,7 +67,7 @@ inline void CheckCollectives(ProcessGroup* group, at::ScalarType dtype,
   for (int i = 0; i < n; ++i) parts.push_back(ramp(size, 10 * i));
   RequireEqual(gathered, at::cat(parts), name + "all-gather");
 
-  // In place: the input is this rank's slice of the output, and the reverse.
+  // In place: the input is this rank's slice of the output, and vice versa.
   const at::Tensor whole = ramp(size * n, -1);
   const at::Tensor own = whole.narrow(0, rank * size, size);
   own.copy_(ramp(size, 10 * rank));
@@ -82,7 +82,7 @@ inline void CheckCollectives(ProcessGroup* group, at::ScalarType dtype,
   RequireEqual(told, ramp(size, n - 1), name + "broadcast");
 }
 
-// Several all-reduces under way at once, waited for in another order.
+// Several concurrent all-reduces, waited for in another order.
 inline void CheckOverlap(ProcessGroup* group) {
   std::vector<at::Tensor> tensors;
   std::vector<std::unique_ptr<Work>> works;

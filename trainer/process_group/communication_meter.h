@@ -11,18 +11,18 @@
 
 namespace capstan {
 
-// Counts what a group's collectives cost, and passes it on to the meter of the
-// group that it was split from. Any thread may call it.
+// Measures a group's collectives, and forwards to the meter of the group that
+// it was split from. Thread-safe.
 class CommunicationMeter {
  public:
   explicit CommunicationMeter(std::shared_ptr<CommunicationMeter> parent = {})
       : parent_(std::move(parent)) {}
 
   void Sent(int64_t bytes);
-  // A collective begins, and really ends: call each once for each collective.
+  // Call each once per collective, when it starts and when it has completed.
   void Started();
   void Finished();
-  // A thread has stood in Wait for so long.
+  // A thread was blocked in Wait for `time`.
   void Waited(std::chrono::steady_clock::duration time);
 
   CommunicationStats stats() const;
@@ -34,7 +34,7 @@ class CommunicationMeter {
   mutable std::mutex mutex_;
   int64_t bytes_sent_ = 0;
   int under_way_ = 0;
-  // When the first of those under way began.
+  // Start of the oldest collective under way.
   Clock::time_point busy_since_;
   Clock::duration busy_{0};
   Clock::duration exposed_{0};

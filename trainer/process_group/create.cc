@@ -44,8 +44,8 @@ std::string LoadError() {
   return error == nullptr ? "unknown error of the dynamic loader" : error;
 }
 
-// LibTorch's CUDA part, by its real path: it finds NVIDIA's libraries relative
-// to that. libcapstan_nccl.so needs it, and finds it loaded.
+// Loads LibTorch's CUDA library by its real path, relative to which it finds
+// NVIDIA's libraries. libcapstan_nccl.so depends on it being loaded.
 absl::Status LoadLibTorchCuda() {
   constexpr char kName[] = "libtorch_cuda.so";
   const std::string beside = absl::StrCat(LibTorchFolder(), "/", kName);
@@ -62,7 +62,7 @@ std::vector<std::string> NcclFolders() {
   const std::string core =
       LibraryFolder(reinterpret_cast<const void*>(&CreateProcessGroup));
   const std::string trainer = ExecutableFolder();
-  // The first is where Bazel builds it, seen from the core.
+  // The first is Bazel's output folder, relative to the core.
   return {core + "/process_group/nccl", core, trainer, trainer + "/plugins"};
 }
 
@@ -101,8 +101,8 @@ std::shared_ptr<gloo::transport::Device> CreateDevice(const RankInfo& info) {
   return ProcessGroupGloo::createDefaultDevice();
 }
 
-// Joins the ranks, which meet in `store`, over Gloo, on CPU: over the loopback
-// where rank 0 is there, else over the interface GLOO_SOCKET_IFNAME or the one
+// Joins the ranks, which meet in `store`, over Gloo on the CPU: over loopback
+// if rank 0 is on it, else over the interface in GLOO_SOCKET_IFNAME or the one
 // of this host's name.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
     const RankInfo& info, c10::intrusive_ptr<c10d::Store> store) {

@@ -11,16 +11,15 @@
 
 namespace capstan {
 
-// Joins the ranks of a run: NCCL on the rank's own GPU where the machine has
-// GPUs (libcapstan_nccl.so, looked up beside the trainer, is loaded then and
-// only then), else shared memory where all ranks are on one host and
-// Gloo where not (or where CAPSTAN_CPU_COLLECTIVES is "gloo"). A group of one
-// needs none. Blocks until all
-// ranks are there. Errors say which peer or address was not reached.
+// Joins the ranks of a run. On machines with GPUs uses NCCL on the rank's own
+// GPU (libcapstan_nccl.so, found next to the trainer, is loaded only then);
+// otherwise shared memory if all ranks are on one host, else Gloo (also if
+// CAPSTAN_CPU_COLLECTIVES is "gloo"). A group of one needs none. Blocks until
+// all ranks have joined. Errors name the peer or address that was not reached.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
     const RankInfo& info, int gpus);
 
-// Whether this build has the GPU parts: libcapstan_nccl.so is there.
+// Whether this build has GPU support: libcapstan_nccl.so exists.
 bool HasGpuParts();
 
 }  // namespace capstan

@@ -114,8 +114,8 @@ double SecondsOf(const std::function<void()>& function) {
       .count();
 }
 
-// Collectives go on while nobody waits for them, and are counted as under way
-// for as long as they are.
+// Collectives progress while nobody waits for them, and count as busy
+// meanwhile.
 TEST_P(GroupTest, TellsBusyFromExposed) {
   const int exit_code = Run([](ProcessGroup* group) {
     const auto run = [&](bool late) {
@@ -151,7 +151,7 @@ TEST_P(GroupTest, TellsBusyFromExposed) {
 class EndTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Backends, EndTest, testing::Values("shm", "gloo"));
 
-// Ends that follow a collective at once must not break it for the others.
+// Exiting right after a collective must not break it for the others.
 TEST_P(EndTest, LeavesInOrder) {
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(RunRanks(GetParam(), 2,
@@ -203,8 +203,8 @@ TEST_P(EndTest, AVanishedPeerIsACommunicationError) {
   EXPECT_THAT(text, Not(HasSubstr("ERROR: [rank 0]")));
 }
 
-// A rank that fails with a collective under way, which its peer never joins,
-// must still tell its error.
+// A rank that fails with a pending collective, which its peer never joins, must
+// still report its error.
 TEST_P(EndTest, FailsAtOnceWithACollectiveUnderWay) {
   std::string text;
   const int exit_code = RunRanks(
@@ -231,8 +231,8 @@ absl::Status JoinAndSum(const RankInfo& info) {
   return absl::OkStatus();
 }
 
-// As under a launcher that only sets the environment: rank 0 serves, and may
-// come last.
+// Under a launcher that only sets the environment: rank 0 serves, and may join
+// last.
 TEST(Rendezvous, Rank0ServesWithoutASocketOfOurs) {
   const int exit_code = LaunchRanks(2, [](RankInfo info) {
     if (info.rank == 0) {
@@ -245,8 +245,8 @@ TEST(Rendezvous, Rank0ServesWithoutASocketOfOurs) {
   EXPECT_EQ(exit_code, 0);
 }
 
-// As under torchrun, whose agent serves. Here the launcher's rank 0 plays the
-// agent.
+// Under torchrun, whose agent serves. The launcher's rank 0 plays the agent
+// here.
 TEST(Rendezvous, TorchrunServes) {
   int done[2];
   ASSERT_EQ(pipe(done), 0);

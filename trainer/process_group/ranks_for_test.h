@@ -14,13 +14,13 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
 
-// Runs of real ranks on CPU, for tests of process groups.
+// Runs real ranks on the CPU, for tests of process groups.
 namespace capstan {
 
 using RankCheck = std::function<void(ProcessGroup* group)>;
 
-// Exit code of a run of `ranks` ranks that each join over `backend`, "shm" or
-// "gloo", and call `check`.
+// Runs `ranks` ranks that join over `backend`, "shm" or "gloo", and call
+// `check`; returns the exit code.
 inline int RunRanks(const std::string& backend, int ranks,
                     const RankCheck& check) {
   return LaunchRanks(ranks, [&](const RankInfo& info) {
@@ -32,7 +32,7 @@ inline int RunRanks(const std::string& backend, int ranks,
   });
 }
 
-// The same, with the standard error in `text`.
+// Also captures standard error in `text`.
 inline int RunRanks(const std::string& backend, int ranks,
                     const RankCheck& check, std::string* text) {
   int ends[2];

@@ -34,7 +34,7 @@ c10::intrusive_ptr<c10d::Store> OpenStore(const RankInfo& info,
   options.port = static_cast<uint16_t>(info.master_port);
   options.numWorkers = info.world_size;
   options.timeout = timeout;
-  // Joined() below waits, and can name those who are missing.
+  // Joined() below waits instead, and can name missing ranks.
   options.waitWorkers = false;
   options.isServer = info.rank == 0;
   if (info.listen_fd >= 0) {
@@ -44,7 +44,7 @@ c10::intrusive_ptr<c10d::Store> OpenStore(const RankInfo& info,
   }
   c10::intrusive_ptr<c10d::Store> store =
       c10::make_intrusive<c10d::TCPStore>(info.master_addr, options);
-  // torchrun's store lives on when it restarts the ranks.
+  // torchrun's store survives restarts of the ranks.
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   if (restarts == nullptr) return store;
   return c10::make_intrusive<c10d::PrefixStore>(
@@ -59,7 +59,7 @@ std::vector<int> MissingRanks(const RankInfo& info, c10d::Store* store) {
   return missing;
 }
 
-// False when not all ranks have come in time.
+// False if some rank doesn't join in time.
 bool Joined(const RankInfo& info, std::chrono::milliseconds timeout,
             c10d::Store* store) {
   store->set(RankKey(info.rank), std::vector<uint8_t>{1});
@@ -70,7 +70,7 @@ bool Joined(const RankInfo& info, std::chrono::milliseconds timeout,
   try {
     store->wait({kAll}, timeout);
   } catch (const std::exception&) {
-    // If the store is gone this throws what is wrong with it.
+    // If the store is gone, this throws the reason.
     return store->check({kAll});
   }
   return true;

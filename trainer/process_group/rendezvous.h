@@ -10,15 +10,14 @@
 
 namespace capstan {
 
-// How long ranks wait for the others to come.
+// How long ranks wait for the others to join.
 constexpr std::chrono::seconds kJoinTimeout{300};
-// How long a collective may take: a rank may be saving meanwhile.
+// Collective timeout; long, since a rank may be saving meanwhile.
 constexpr std::chrono::minutes kCollectiveTimeout{30};
 
-// Meets the other ranks at info.master_addr:master_port, where rank 0 serves
-// (or torchrun, which says so in the environment), and waits until all are
-// there. UNAVAILABLE, with the address and the ranks that are missing, when
-// they are not there in time.
+// Joins the other ranks at info.master_addr:master_port, served by rank 0 (or
+// by torchrun, if the environment says so), and blocks until all have joined.
+// On timeout UNAVAILABLE, with the address and the missing ranks.
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> JoinStore(
     const RankInfo& info, std::chrono::milliseconds timeout = kJoinTimeout);
 

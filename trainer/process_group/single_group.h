@@ -8,10 +8,10 @@
 
 namespace capstan {
 
-// A group of one: sums are what they are, gathering and scattering copy.
+// A group of one: reductions are no-ops, gather and scatter copy.
 std::unique_ptr<ProcessGroup> CreateSingleGroup(at::Device device);
 
-// A collective that had nothing to do.
+// A collective that is already complete.
 std::unique_ptr<Work> NothingToWaitFor();
 
 }  // namespace capstan

@@ -42,7 +42,7 @@ TEST_P(SplitTest, RowsAndColumns) {
                  CheckCollectives(column.get(), at::kBFloat16, 17);
                  CheckCollectives(group, at::kFloat, 1000);
                  CheckOverlap(row.get());
-                 // All at once, of all three groups.
+                 // Concurrently on all three groups.
                  const at::Tensor a = at::full({30000}, rank, at::kFloat);
                  const at::Tensor b = a.clone();
                  const at::Tensor c = a.clone();
@@ -118,7 +118,7 @@ TEST_P(SplitTest, ALostRankIsNamedAsInTheRun) {
       GetParam(), 4,
       [](ProcessGroup* group) {
         const auto part = SplitOrThrow(group, group->rank() / 2);
-        // Until the other side is connected, too, a loss is another error.
+        // Until the connection is up, a lost peer is a different error.
         HostSum(part.get(), 1);
         if (group->rank() == 3) raise(SIGKILL);
         if (group->rank() < 2) {

@@ -8,8 +8,8 @@
 
 namespace capstan {
 
-// `group`, with a ProfileScope (kExposedPhase) around each wait for a
-// collective, its own and those of groups split from it.
+// Wraps `group` with a ProfileScope (kExposedPhase) around each wait for a
+// collective, including those of groups split from it.
 std::unique_ptr<ProcessGroup> ProfileWaits(std::unique_ptr<ProcessGroup> group);
 
 }  // namespace capstan

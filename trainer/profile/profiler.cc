@@ -35,7 +35,7 @@ void Profiler::EndStep(const CommunicationStats& communication) {
   now_.hidden_seconds = std::max(0.0, busy - exposed);
   for (ThreadRecords* records : ThreadRecords::All()) {
     for (const ProfileRecord& record : records->Take()) {
-      // A scope of another thread may have begun in an earlier profiled step.
+      // Another thread's scope may have begun in an earlier profiled step.
       if (record.begin_ns < now_.begin_ns) continue;
       now_.records.push_back({record, records->thread(), records->role()});
     }

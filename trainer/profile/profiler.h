@@ -11,18 +11,18 @@
 
 namespace capstan {
 
-// Turns ProfileScope on for some steps of a run and collects what it writes
-// down. One at a time in a process; called by the thread that runs the steps.
+// Turns ProfileScope on for some steps of a run and collects the records. One
+// per process at a time; called by the training thread.
 class Profiler {
  public:
-  // `steps`: by their global number, 1 for a run's first.
+  // `steps`: global step numbers, from 1.
   explicit Profiler(std::set<int64_t> steps) : steps_(std::move(steps)) {}
   // Turns it off.
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  // Around each step, with the rank's communication so far.
+  // Call around each step, with the rank's communication so far.
   void BeginStep(int64_t step, const CommunicationStats& communication);
   void EndStep(const CommunicationStats& communication);
 
@@ -32,7 +32,7 @@ class Profiler {
   const std::set<int64_t> steps_;
   bool on_ = false;
   ProfiledStep now_;
-  CommunicationStats communication_;  // when the step began
+  CommunicationStats communication_;  // at the start of the step
   std::vector<ProfiledStep> done_;
 };
 

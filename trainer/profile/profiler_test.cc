@@ -21,7 +21,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// The records of one profiled step around `body`.
+// Profiles one step around `body`.
 template <typename Body>
 std::vector<ThreadRecord> Profiled(const Body& body) {
   Profiler profiler({7});
@@ -140,8 +140,8 @@ TEST(ProfilerTest, ManyScopesOfManyThreads) {
   EXPECT_EQ(others, kThreads * kScopes);
 }
 
-// Threads that don't stop at a step's end: nothing is lost but what lies
-// across it, nothing is there twice. For the thread sanitizer, too.
+// Threads that run across step boundaries: only scopes that span one are lost,
+// and nothing is recorded twice. Also for the thread sanitizer.
 TEST(ProfilerTest, ThreadsGoOnBetweenSteps) {
   std::atomic<bool> stop{false};
   std::thread thread([&stop] {
@@ -168,7 +168,7 @@ TEST(ProfilerTest, ThreadsGoOnBetweenSteps) {
   EXPECT_GT(last, 0);
 }
 
-// On the CPU autograd runs a graph on the thread that asks for it.
+// On the CPU autograd runs a graph on the calling thread.
 TEST(ProfilerTest, BackwardOfTheCpuIsOnTheTrainingThread) {
   const auto records = Profiled([] {
     const at::Tensor x = at::ones({3}).set_requires_grad(true);
@@ -185,7 +185,7 @@ TEST(ProfilerTest, BackwardOfTheCpuIsOnTheTrainingThread) {
   EXPECT_STREQ(records[0].record.outermost, kBackwardPhase);
 }
 
-// As a GPU's autograd thread.
+// Like a GPU's autograd thread.
 TEST(ProfilerTest, AThreadThatRunsBackwardIsAutograds) {
   const auto records = Profiled([] {
     std::thread thread([] {

@@ -31,7 +31,7 @@ bool OpenedByStep(absl::string_view name) {
          name == kBackwardPhase || name == kOptimizerPhase;
 }
 
-// The part of the step that a record lies in.
+// The phase that a record belongs to.
 absl::string_view PhaseOf(const ThreadRecord& r) {
   if (r.role == ThreadRole::kAutograd) return kBackwardPhase;
   return OpenedByStep(r.record.outermost)
@@ -67,7 +67,7 @@ class Rows {
       const bool whole = record.is_outermost && name == phase;
       Add(phase, whole ? "other" : name, record.own_ns, 1);
     }
-    // The scope of backward has counted it, too, waiting on its own thread.
+    // Backward's scope includes it, too, while waiting on its own thread.
     if (r.role == ThreadRole::kAutograd && record.is_outermost) {
       Add(kBackwardPhase, "other", record.begin_ns - record.end_ns, 0);
     }
@@ -172,7 +172,6 @@ Json NameEvent(const char* what, const std::string& name, int rank,
           {"args", {{"name", name}}}};
 }
 
-// The thread that runs the steps.
 int TrainingThread(const ProfiledStep& step) {
   for (const ThreadRecord& r : step.records) {
     if (r.role == ThreadRole::kTraining) return r.thread;

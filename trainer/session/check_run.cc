@@ -22,7 +22,7 @@ absl::Status NonNegative(const LoadedConfig& loaded, const std::string& slot,
       slot);
 }
 
-// What doesn't depend on the data.
+// Checks what doesn't depend on the data.
 absl::Status CheckTrain(const LoadedConfig& loaded) {
   const Train& train = loaded.config.train();
   if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
@@ -64,7 +64,7 @@ absl::Status CheckEvaluation(const LoadedConfig& loaded,
         {"keep_best", train.keep_best()},
         {"early_stopping_patience", train.early_stopping_patience() > 0}}) {
     if (!asked || parts.eval_data != nullptr) continue;
-    // Why train_data holds nothing back may be among what it has to say.
+    // The notes may explain why train_data holds nothing out.
     const std::vector<std::string> notes = parts.train_data->notes();
     return loaded.Locate(
         FieldError(
@@ -132,7 +132,7 @@ absl::Status CheckSamplePrompts(const LoadedConfig& loaded,
   return loaded.Locate(status, "train");
 }
 
-// Whatever depends on how many steps there are.
+// Checks what depends on the number of steps.
 absl::Status CheckSteps(const LoadedConfig& loaded, const RunParts& parts,
                         const BatchPlan& plan) {
   const int64_t steps = StepsOfRun(

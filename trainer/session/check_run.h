@@ -7,9 +7,9 @@
 
 namespace capstan {
 
-// Whether the config's numbers make sense, and its plugins fit each other and
-// `world_size` ranks; returns how a step's samples are then spread over them.
-// Errors name the place in the config.
+// Checks the config's numbers, and that its plugins fit each other and
+// `world_size` ranks; returns how samples are distributed over them. Errors
+// name the config location.
 absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                                    const RunParts& parts);
 

@@ -14,7 +14,7 @@
 namespace capstan {
 namespace {
 
-// After that many skipped steps in a row a run is broken, not unlucky.
+// This many consecutive skipped steps mean a broken run, not bad luck.
 constexpr int64_t kMaxSkippedSteps = 20;
 
 constexpr char kBroken[] =
@@ -23,8 +23,7 @@ constexpr char kBroken[] =
 // No tensor.
 constexpr double kNone = std::numeric_limits<double>::max();
 
-// The first frozen parameter of this rank's part of them whose values aren't
-// finite, or kNone.
+// The first of this rank's frozen parameters with non-finite values, or kNone.
 absl::StatusOr<double> FirstBadFrozen(const Model& model, uint64_t seed,
                                       int rank, int world_size) {
   constexpr int64_t kValues = 1 << 20;
@@ -47,7 +46,7 @@ absl::StatusOr<double> FirstBadFrozen(const Model& model, uint64_t seed,
 
 }  // namespace
 
-// The first tensor on any rank that isn't finite, by name.
+// The name of the first non-finite tensor on any rank.
 absl::StatusOr<absl::optional<std::string>> Divergence::FirstNonFinite() {
   const CheckpointParts parts = session_.Checkpointed();
   const int64_t kinds = 1 + static_cast<int64_t>(parts.state_names.size());
@@ -112,7 +111,7 @@ absl::Status Divergence::CheckFinite() {
                                                  "checkpoint"))));
 }
 
-// Of frozen parameters, which no checkpoint has.
+// Checks frozen parameters, which no checkpoint contains.
 absl::Status Divergence::CheckFrozen() {
   double mine = kNone;
   const absl::Status status = CatchAll([&]() -> absl::Status {
@@ -143,7 +142,7 @@ absl::Status Divergence::AfterStep(bool finite, bool at_minimum) {
   const bool too_many = at_minimum && skipped >= kMaxSkippedSteps;
   if (skipped < 2 || !(power_of_two || too_many)) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(CheckFinite());
-  // A run that has made no step yet.
+  // A run that hasn't made a step yet.
   if (at_minimum && (skipped == 2 || too_many) &&
       session_.state.step - session_.first_step == skipped) {
     CAPSTAN_RETURN_IF_ERROR(CheckFrozen());

@@ -12,27 +12,26 @@
 
 namespace capstan {
 
-// Ends a run whose weights or optimizer state are no longer finite, or have
-// overflowed otherwise (NonFiniteTensor), and keeps them from being saved.
-// Collective; all ranks get the same error, and the run's summary says that it
-// failed.
+// Ends a run whose weights or optimizer state are no longer finite or have
+// otherwise overflowed (NonFiniteTensor), and keeps them from being saved.
+// Collective; all ranks get the same error, and the run's summary says failed.
 class Divergence {
  public:
   Divergence(Session* session, StepRecords* records)
       : session_(*session), records_(*records) {}
 
-  // At the start: of the initial weights, or the checkpoint's.
+  // At the start: checks the initial or restored weights.
   absl::Status CheckStart();
-  // Before the weights are saved.
+  // Call before saving weights.
   absl::Status CheckFinite();
-  // `finite`: loss and gradients of the step were. Else the step was skipped,
-  // and where that goes on the weights are looked at, and then the run ends, if
-  // no smaller loss scale will help (`at_minimum`).
+  // `finite`: the step's loss and gradients were. Otherwise the step was
+  // skipped; if that continues and no smaller loss scale can help
+  // (`at_minimum`), checks the weights and finally ends the run.
   absl::Status AfterStep(bool finite, bool at_minimum);
-  // Where the last steps have led nowhere.
+  // At the end: fails if the last steps were being skipped.
   absl::Status CheckEnd();
 
-  // Whether steps are being skipped that no smaller loss scale will help, so
+  // Whether steps are being skipped that no smaller loss scale can rescue, so
   // that a checkpoint of these weights must not replace an older one yet.
   bool AwaitsGoodStep() const;
 
@@ -44,7 +43,7 @@ class Divergence {
   Session& session_;
   StepRecords& records_;
   int64_t skipped_in_a_row_ = 0;
-  int64_t finite_step_ = -1;  // after which the weights were seen to be finite
+  int64_t finite_step_ = -1;  // after which weights were last seen finite
 };
 
 }  // namespace capstan

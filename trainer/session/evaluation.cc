@@ -16,7 +16,7 @@
 namespace capstan {
 namespace {
 
-// Of an evaluation's sums, before those of the objective's numbers.
+// Indices into an evaluation's sums, followed by the objective's.
 enum { kLoss, kCount, kFirstMetric };
 
 void AddLoss(const LossSum& loss, absl::Span<double> sums) {
@@ -92,11 +92,11 @@ class Evaluation {
     return batch;
   }
 
-  // StepInfo::totals of all batches.
+  // Sums StepInfo::totals over all batches.
   absl::Status SumTotals() {
     if (objective_.step_totals() == 0) return absl::OkStatus();
     std::vector<double> sums(objective_.step_totals(), 0.0);
-    // No collectives in it: each rank looks at its own signal.
+    // Has no collectives: each rank checks its own signal.
     StopPoll poll(nullptr);
     const auto read = [&]() -> absl::Status {
       const int64_t batches = Batches();
@@ -113,11 +113,11 @@ class Evaluation {
     return absl::OkStatus();
   }
 
-  // This rank's part.
+  // Adds up this rank's part.
   absl::Status SumLosses(absl::Span<double> sums) {
     at::NoGradGuard no_grad;
-    // All ranks take part in as many forwards, since they may hold collectives;
-    // what a rank computes beyond the last batch doesn't count.
+    // All ranks run the same number of forwards, as these may contain
+    // collectives; results beyond the last batch are discarded.
     const int64_t world = group_.size();
     const int64_t rounds = (Batches() + world - 1) / world;
     absl::Status status;
@@ -126,14 +126,14 @@ class Evaluation {
         if (lockstep_poll_.Ask()) {
           return status.ok() ? absl::CancelledError("stopped") : status;
         }
-        // After an error, too, this rank owes the others its collectives.
+        // Even after an error this rank must take part in the collectives.
         if (status.ok()) {
           status = AddBatch(round * world + group_.rank(), sums);
         }
       } catch (...) {
         status.Update(CurrentExceptionToStatus());
       }
-      // A broken connection ends it.
+      // A lost connection ends the loop.
       if (absl::IsUnavailable(status)) return status;
       try {
         FinishForward();
@@ -187,7 +187,7 @@ class Evaluation {
   Objective& objective_;
   ProcessGroup& group_;
   StepInfo info_;
-  StopPoll lockstep_poll_;  // of SumLosses, in which no rank leaves a round out
+  StopPoll lockstep_poll_;  // for SumLosses, where no rank skips a round
   StopPoll measure_poll_;
 };
 

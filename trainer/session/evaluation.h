@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One evaluation of a model: its loss over a reader's samples, the objective's
-// metrics, and what the objective measures besides.
+// Evaluates a model: loss over a reader's samples, the objective's metrics and
+// its other measurements.
 #ifndef CAPSTAN_TRAINER_SESSION_EVALUATION_H_
 #define CAPSTAN_TRAINER_SESSION_EVALUATION_H_
 
@@ -27,34 +27,34 @@ struct EvaluationRequest {
   const DatasetReader* data = nullptr;
   ProcessGroup* group = nullptr;
   UnitRunner* runner = nullptr;
-  Strategy* strategy = nullptr;  // null: the model is whole on each rank
+  Strategy* strategy = nullptr;  // null: each rank has the whole model
   int64_t micro_batch_size = 1;
-  int64_t max_batches = 0;  // over all ranks; 0: the whole data
+  int64_t max_batches = 0;  // over all ranks; 0: all data
   uint64_t seed = 0;        // the run's
   bool last = false;        // after the run's last step
-  // Also what costs more than the loss (StepInfo::thorough).
+  // Include measurements more expensive than the loss (StepInfo::thorough).
   bool thorough = false;
-  // Called with the part of the measuring that is done, in [0, 1].
+  // Called with the completed fraction of the measurement, in [0, 1].
   std::function<void(double done)> measuring = [](double) {};
-  // Called with the part of the loss that is done, in [0, 1].
+  // Called with the completed fraction of the loss, in [0, 1].
   std::function<void(double done)> progress = [](double) {};
 };
 
 struct EvaluationResult {
   double loss_sum = 0.0;
   double count = 0.0;    // targets
-  TaggedNumbers tagged;  // by MetricTags::eval, those that have a count
+  TaggedNumbers tagged;  // by MetricTags::eval; only those with a count
   // Unset: the objective measures nothing.
   absl::optional<Measurement> measurement;
 };
 
-// Adds a batch's Objective::StepTotals to `sums`, which has one of each.
+// Adds a batch's Objective::StepTotals to `sums`, of the same length.
 void AddStepTotals(const Objective& objective, const Batch& batch,
                    const StepInfo& info, std::vector<double>* sums);
 
-// Collective; the same result on all ranks. Takes no gradients. CANCELLED on
-// all ranks if a signal has come to any: the evaluation ends within about a
-// tenth of a second and a forward, as if it hadn't begun.
+// Collective, with the same result on all ranks; without gradients. CANCELLED
+// on all ranks if any received a signal, within about a tenth of a second plus
+// a forward, leaving no trace.
 absl::StatusOr<EvaluationResult> Evaluate(const EvaluationRequest& request);
 
 }  // namespace capstan

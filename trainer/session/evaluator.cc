@@ -98,7 +98,7 @@ absl::Status Evaluator::Evaluate() {
 
 absl::Status Evaluator::Remember(double eval_loss) {
   TrainState& state = session_.state;
-  // A resumed run evaluates its first step again if that is its last, too.
+  // A resumed run re-evaluates its first step if that is also its last.
   if (state.eval_step == state.step) return absl::OkStatus();
   state.eval_step = state.step;
   if (std::isfinite(eval_loss) &&
@@ -122,7 +122,7 @@ absl::Status Evaluator::Remember(double eval_loss) {
 
 absl::Status Evaluator::Sample(const std::string& title) {
   if (prompts_.empty()) return absl::OkStatus();
-  // A signal may have come only to ranks that take no part in it.
+  // The signal may have reached only ranks that don't take part.
   absl::Status mine = StopStatus();
   std::vector<Generation> generations;
   if (session_.reporter != nullptr ||
@@ -132,7 +132,7 @@ absl::Status Evaluator::Sample(const std::string& title) {
     if (made.ok()) generations = *std::move(made);
   }
   // The others wait here rather than in the next step's collectives: a signal
-  // meanwhile must not cost that step.
+  // in between must not cost that step.
   CAPSTAN_RETURN_IF_ERROR(
       session_.StopIfCancelled(AgreeOrStop(*session_.group, mine, "sample")));
   if (session_.reporter != nullptr && !session_.stopping) {
@@ -160,9 +160,9 @@ absl::StatusOr<std::vector<Generation>> Evaluator::SampleAll(
   return generations;
 }
 
-// All ranks that sample get a text, or none does: where forward holds
-// collectives, a rank that fails takes the others along. CANCELLED: stopped by
-// a signal. UNAVAILABLE: the other ranks are lost.
+// Either all sampling ranks get a text or none: if forward contains
+// collectives, a failing rank takes the others along. CANCELLED: stopped by a
+// signal. UNAVAILABLE: the other ranks are lost.
 absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
   RunParts& parts = session_.parts;
   const DatasetReader& data = *parts.train_data;
@@ -172,8 +172,8 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
   StopPoll poll(
       parts.strategy->collective_forward() ? session_.group.get() : nullptr,
       StopPoll::Votes::kEveryRound);
-  // Each forward is finished before the next vote: a rank that fails then knows
-  // which collectives it still owes the others.
+  // Each forward completes before the next vote, so that a failing rank knows
+  // which collectives it still has to join.
   enum { kNotAsked, kUnderWay, kFinished } forward = kNotAsked;
   SampleOptions options;
   options.seed = session_.config.train().seed();
@@ -206,7 +206,7 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
   }
   CAPSTAN_RETURN_IF_ERROR(status);
 
-  // An answer is a text of its own, a continuation isn't.
+  // An answer stands alone, a continuation doesn't.
   Generation generation{shown, "", /*answer=*/user};
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
     absl::Span<const int64_t> made =

@@ -12,24 +12,24 @@
 
 namespace capstan {
 
-// What a run does between its steps: evaluations, with what follows from them
-// (the best checkpoint, an early end), and texts by the model. Collective. A
-// signal breaks them off and sets session->stopping.
+// What a run does between steps: evaluations and their consequences (best
+// checkpoint, early stop), and text samples. Collective. A signal interrupts
+// them and sets session->stopping.
 class Evaluator {
  public:
   Evaluator(Session* session, RunCheckpoints* checkpoints);
 
-  // After the step that the run has come to, unless that has been evaluated.
+  // Evaluates the current step unless already done.
   absl::Status Evaluate();
-  // Texts by the model, if the config has prompts. `title`: "after step 50".
-  // A sample that can't be made is noted, and the run goes on.
+  // Generates texts if the config has prompts. `title`: "after step 50". A
+  // failed sample is noted, and the run goes on.
   absl::Status Sample(const std::string& title);
-  // Before the first step: the first samples, or the evaluation and samples
-  // that a signal broke off before the run was resumed.
+  // Before the first step: the initial samples, or an evaluation and samples
+  // interrupted before the run was resumed.
   absl::Status CatchUp();
 
  private:
-  // Whether it is the best yet, and what follows; the same on all ranks.
+  // Tracks the best loss and its consequences; the same on all ranks.
   absl::Status Remember(double eval_loss);
   absl::StatusOr<std::vector<Generation>> SampleAll(const std::string& title);
   absl::StatusOr<Generation> SampleOne(const SamplePrompt& prompt);

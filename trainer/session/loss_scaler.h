@@ -10,9 +10,9 @@
 
 namespace capstan {
 
-// What the loss is multiplied by before backward, so that small gradients
-// survive in float16. The scale is a function of the steps' outcomes, which
-// all ranks share, so ranks never differ in it. Without a policy it stays 1.
+// The factor on the loss before backward that keeps small gradients
+// representable in float16. A function of the steps' outcomes, which all ranks
+// share, so ranks never disagree. Stays 1 without a policy.
 class LossScaler {
  public:
   explicit LossScaler(const absl::optional<LossScaling>& policy)
@@ -22,18 +22,18 @@ class LossScaler {
   double scale() const { return scale_; }
   int64_t good_steps() const { return good_steps_; }
   bool enabled() const { return policy_.has_value(); }
-  // Whether the scale can't go lower: more skipped steps won't help.
+  // Whether the scale can't go lower: skipping more steps won't help.
   bool at_minimum() const {
     return !policy_.has_value() || scale_ <= policy_->min_scale;
   }
 
-  // `scale` 0: of a run without loss scaling, so that this one begins anew.
+  // A `scale` of 0 is from a run without loss scaling; starts afresh.
   void Restore(double scale, int64_t good_steps) {
     if (!policy_.has_value() || scale <= 0) return;
     scale_ = scale;
     good_steps_ = good_steps;
   }
-  // After a step whose gradients were finite, or not.
+  // Call after each step with whether its gradients were finite.
   void Update(bool finite) {
     if (!policy_.has_value()) return;
     if (!finite) {

@@ -53,7 +53,7 @@ TEST(LossScalerTest, RestoredScalerGoesOnAsTheSavedOne) {
   EXPECT_EQ(one.scale(), other.scale());
 }
 
-// Which has 0 in its checkpoint.
+// Its checkpoint has a scale of 0.
 TEST(LossScalerTest, ARunWithoutLossScalingLeavesTheFirstScale) {
   LossScaler scaler(Policy());
   scaler.Restore(0.0, 0);

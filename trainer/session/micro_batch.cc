@@ -15,15 +15,16 @@
 namespace capstan {
 namespace {
 
-// Of what is free; the rest is for fragments, code and buffers of libraries.
+// Fraction of free memory; the rest is for fragmentation, code and library
+// buffers.
 constexpr double kPlannedPart = 0.8;
-// Host memory that a rank takes beside its tensors.
+// A rank's host memory besides its tensors.
 constexpr int64_t kProcessBytes = int64_t{300} << 20;
 
-// Samples among which the longest is looked for.
+// Samples searched for the longest.
 constexpr int64_t kLookedThrough = 100000;
 
-// Whether a step of micro-batches of that size fits on all ranks.
+// Whether a step with that micro-batch fits on all ranks.
 absl::StatusOr<bool> Fits(int64_t size, Session* session, TrainStep* step) {
   TrainJob& job = session->job;
   ProcessGroup& group = *session->group;
@@ -35,7 +36,7 @@ absl::StatusOr<bool> Fits(int64_t size, Session* session, TrainStep* step) {
       step->Try(std::vector<int64_t>(
                     size, LongestSample(*job.parts.train_data, kLookedThrough)),
                 &completed);
-  // The others learn of it by this rank's end.
+  // The others notice when this rank exits.
   if (absl::IsUnavailable(mine) || !completed) return mine;
   const bool full = absl::IsResourceExhausted(mine);
   double ranks[] = {full ? 1.0 : 0.0, !full && !mine.ok() ? 1.0 : 0.0};
@@ -106,7 +107,7 @@ absl::StatusOr<std::string> SettleMicroBatch(Session* session,
   ProcessGroup& group = *session->group;
   const std::vector<int64_t> sizes =
       MicroBatchSizes(job.batch.global_batch_size, group.size());
-  // Machines may differ in what they have planned.
+  // Plans may differ between machines.
   const std::vector<double> planned =
       FromAllRanks(group, static_cast<double>(job.batch.micro_batch_size));
   const auto first =

@@ -17,25 +17,25 @@ namespace capstan {
 struct Session;
 class TrainStep;
 
-// What the job's memory depends on beside its strategy.
+// What the job's memory depends on besides its strategy.
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size);
 
-// The sizes that cut the global batch evenly over the ranks, the largest first;
-// it ends with 1.
+// The sizes that divide the global batch evenly over the ranks, in descending
+// order, ending with 1.
 std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int world_size);
 
-// The largest of them whose plan takes at most `budget` bytes on the device; 1
-// where the model can't tell what it takes.
+// The largest of them planned to take at most `budget` device bytes; 1 if the
+// model can't tell.
 int64_t PlanMicroBatch(const Strategy& strategy, MemoryRequest request,
                        const std::vector<int64_t>& sizes, int64_t budget);
 
-// What a rank of `ranks_here` on this machine may take by a plan, in bytes: a
-// part of what is free on the device, since plans don't know everything.
+// Device bytes that each of `ranks_here` ranks on this machine may plan for: a
+// fraction of what is free, since plans aren't exact.
 int64_t MemoryBudget(bool on_gpu, int ranks_here);
 
-// Settles the job's micro-batch: what was planned, if a step of it fits into
-// memory on all ranks; else about half of it, and so on. Returns a line for the
-// user. Collective, once the step is set up.
+// Settles the job's micro-batch: the planned size if a trial step fits into
+// memory on all ranks, else about half of it, and so on. Returns a line for the
+// user. Collective; call once the step is set up.
 absl::StatusOr<std::string> SettleMicroBatch(Session* session, TrainStep* step);
 
 }  // namespace capstan

@@ -97,7 +97,7 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
   return table;
 }
 
-// Where whoever has this folder has the base: at the hub, or beside it.
+// Where a user of this folder finds the base: on the hub, or next to it.
 std::string BasePlace(const ModelCardFacts& facts) {
   const std::string hub = HubName(facts.base_model);
   if (!hub.empty()) return hub;
@@ -105,7 +105,7 @@ std::string BasePlace(const ModelCardFacts& facts) {
       "../", facts.base_model.empty() ? "BASE" : ModelName(facts.base_model));
 }
 
-// Python that makes `model`, and `tokenizer` if there is one.
+// Python that creates `model`, and `tokenizer` if any.
 std::string Python(const ModelCardFacts& facts) {
   const bool own_code = !facts.auto_class.empty();
   const std::string model_class =
@@ -164,7 +164,6 @@ std::string Use(const ModelCardFacts& facts) {
   return use + "```\n";
 }
 
-// The picture of what was measured by that name.
 absl::Status AddPicture(
     const ModelCardFacts& facts, const std::string& name, std::string* card,
     std::vector<std::pair<std::string, std::string>>* files) {
@@ -178,7 +177,7 @@ absl::Status AddPicture(
 
 void Shorten(Message* message);
 
-// The message of a slot, whose type has been loaded with its plugin.
+// Shortens a slot's message, whose type was loaded with its plugin.
 void ShortenSlot(Any* slot) {
   const auto value = Unpack(*slot);
   if (!value.ok()) return;

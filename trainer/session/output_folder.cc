@@ -32,7 +32,7 @@ absl::Status MakeFolder(const fs::path& folder) {
       "output_dir: ", folder.string(), " can't be made: ", error.message()));
 }
 
-// Whether a run has written there.
+// Whether a run has written to the folder.
 bool HoldsRun(const fs::path& folder) {
   for (const char* name :
        {"metrics.jsonl", "checkpoints", "final", "summary.json"}) {
@@ -41,8 +41,8 @@ bool HoldsRun(const fs::path& folder) {
   return false;
 }
 
-// Takes the folder for this process and its forks: two runs in one folder
-// would overwrite each other's files. The lock goes with the last of them.
+// Locks the folder for this process and its forks, as concurrent runs would
+// overwrite each other's files. Released when the last of them exits.
 absl::Status Lock(const fs::path& folder) {
   const std::string path = (folder / ".lock").string();
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -50,7 +50,7 @@ absl::Status Lock(const fs::path& folder) {
     return absl::PermissionDeniedError(absl::StrCat(
         "output_dir: ", path, " can't be written: ", std::strerror(errno)));
   }
-  // A run that was killed a moment ago may still be going away.
+  // A run killed a moment ago may still be exiting.
   constexpr int kTries = 20;
   for (int i = 0; i < kTries; ++i) {
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
@@ -63,7 +63,8 @@ absl::Status Lock(const fs::path& folder) {
       "folder"));
 }
 
-// runs/NAME/TIME, with a number behind it when two runs start in a second.
+// Creates runs/NAME/TIME, with a numeric suffix if two runs start in one
+// second.
 absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(runs));
   const std::string time =
@@ -71,9 +72,9 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
   for (int i = 1;; ++i) {
     const fs::path folder = runs / (i == 1 ? time : absl::StrCat(time, "_", i));
     std::error_code error;
-    // false without an error: another run has it.
+    // false without an error: it belongs to another run.
     if (fs::create_directory(folder, error)) {
-      // The run itself doesn't need it.
+      // Not essential to the run.
       const absl::Status latest =
           SetLatestRun(runs.string(), folder.filename().string());
       if (!latest.ok()) std::cerr << latest.message() << "\n";
@@ -86,7 +87,7 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
   }
 }
 
-// Where the runs of a config without output_dir are.
+// Parent of the run folders for configs without output_dir.
 fs::path RunsFolder(const RunConfig& config,
                     const std::string& workspace_folder) {
   const fs::path base = workspace_folder.empty() ? fs::current_path()
@@ -104,7 +105,7 @@ std::string CheckpointToResume(const RunConfig& config,
   }
   const fs::path latest = FollowLatestRun(
       (RunsFolder(config, workspace_folder) / "latest").string());
-  // A finished run isn't resumed.
+  // Completed runs aren't resumed.
   return fs::exists(latest / "final") ? "" : NewestCheckpoint(latest.string());
 }
 

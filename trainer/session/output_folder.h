@@ -9,17 +9,17 @@
 
 namespace capstan {
 
-// Makes the run's folder and returns it: config.output_dir, or
-// WORKSPACE/runs/NAME/TIME, which runs/NAME/latest then points to. With
+// Creates the run's folder and returns it: config.output_dir, or
+// WORKSPACE/runs/NAME/TIME, to which runs/NAME/latest then points. With
 // train.resume AUTO a run with checkpoints is resumed in its folder (without
-// output_dir: the latest, unless it is finished). Otherwise a folder that holds
-// a run is an error, as is one in use by another run, and nothing in it is
-// touched. The folder is in use until this process and its forks end.
+// output_dir: the latest, unless completed). Otherwise a folder that contains a
+// run or is in use by one is an error, and is left untouched. The folder is
+// locked until this process and its forks end.
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder);
 
 // The newest checkpoint of the folder in which PrepareOutputFolder would resume
-// a run, or "". Touches nothing.
+// a run, or "". Has no side effects.
 std::string CheckpointToResume(const RunConfig& config,
                                const std::string& workspace_folder);
 

@@ -58,7 +58,7 @@ TEST(OutputFolderTest, ResumeWithoutOutputDirTakesUpTheLatestRun) {
   config.set_name("demo");
   config.mutable_train()->set_resume(Train::AUTO);
   const std::string first = PrepareOutputFolder(config, workspace).value();
-  // Nothing to continue yet: a new one.
+  // Nothing to resume yet: creates a new one.
   const std::string second = PrepareOutputFolder(config, workspace).value();
   EXPECT_NE(first, second);
   fs::create_directories(second + "/checkpoints/step-00000005");
@@ -70,7 +70,7 @@ TEST(OutputFolderTest, ResumeWithoutOutputDirTakesUpTheLatestRun) {
   EXPECT_NE(PrepareOutputFolder(config, workspace).value(), second);
 }
 
-// A link that an earlier trainer has left.
+// A symlink written by an earlier version.
 TEST(OutputFolderTest, ResumesWhereAnOlderLinkPoints) {
   const std::string workspace = Folder();
   const std::string run = workspace + "/runs/demo/before";
@@ -89,7 +89,7 @@ TEST(OutputFolderTest, ResumesWhereAnOlderLinkPoints) {
   EXPECT_TRUE(fs::exists(run + "/checkpoints/step-00000005/manifest.json"));
 }
 
-// As another process would see it: flock is by open file.
+// As seen by another process: flock is per open file.
 TEST(OutputFolderTest, AFolderInUseIsRefused) {
   RunConfig config;
   config.set_output_dir(Folder() + "/run");

@@ -15,14 +15,14 @@
 namespace capstan {
 namespace {
 
-// The largest divisor of `whole` that is at most `most`.
+// The largest divisor of `whole` not above `most`.
 int64_t DivisorUpTo(int64_t most, int64_t whole) {
   int64_t divisor = std::clamp<int64_t>(most, 1, whole);
   while (whole % divisor != 0) --divisor;
   return divisor;
 }
 
-// The ranks next to `world_size` that share `global` evenly: "2 or 4".
+// The numbers of ranks closest to `world_size` that divide `global`: "2 or 4".
 std::string RanksFor(int64_t global, int world_size) {
   const int64_t fewer = DivisorUpTo(world_size, global);
   int64_t more = world_size + 1;
@@ -31,7 +31,6 @@ std::string RanksFor(int64_t global, int world_size) {
                        : absl::StrCat(fewer, " or ", more);
 }
 
-// As a shell's word.
 std::string Quoted(const std::string& word) {
   const auto plain = [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
@@ -50,7 +49,7 @@ absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
                                             int world_size, Batching* batch) {
   const int64_t global = earlier.global_batch_size;
   const int64_t asked = batch->global_batch_size();
-  // Values that make no sense are refused later.
+  // Invalid values are rejected later.
   if (global <= 0 || batch->micro_batch_size() < 0) return "";
   if (asked != 0 && asked != global) {
     return absl::StrCat("goes on with batch.global_batch_size ", asked,

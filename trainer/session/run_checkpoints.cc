@@ -54,8 +54,8 @@ ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
 }
 
 // Runs the program that uploads `folder`, without a shell, with this process's
-// environment and output; its token is its own business. Returns what to tell
-// the user: what was done or, where there is no such program, would have been.
+// environment and output; it manages its own token. Returns a line for the
+// user: what was done or, without such a program, would have been.
 absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
                                         const std::string& folder) {
   // hf upload REPO FOLDER . [--private]

@@ -9,31 +9,31 @@
 
 namespace capstan {
 
-// What a run saves and restores. Collective; all ranks get the same outcome.
+// Saves and restores a run. Collective; all ranks get the same outcome.
 class RunCheckpoints {
  public:
   RunCheckpoints(Session* session, Divergence* divergence)
       : session_(*session), divergence_(*divergence) {}
 
-  // Fills session->state, and the weights and the optimizer's state from the
-  // newest checkpoint if the run is to resume from one. `order`: of its
-  // training data. An error may be of this rank alone.
+  // Fills session->state and, if the run resumes, loads weights and optimizer
+  // state from its newest checkpoint. `order`: the training data's. An error
+  // may be this rank's alone.
   absl::Status Restore(const DataOrder& order);
-  // A checkpoint of the step that the run has come to, unless there is one or
-  // the weights are about to be given up.
+  // Saves the current step, unless saved already or Divergence awaits a good
+  // step.
   absl::Status Save();
-  // With keep_best: the weights of the best evaluation, if they aren't these.
+  // With keep_best: restores the best evaluation's weights, unless current.
   absl::Status RestoreBest();
-  // OUTPUT/final: weights, tokenizer, config and model card.
+  // Writes OUTPUT/final: weights, tokenizer, config and model card.
   absl::Status SaveFinal();
-  // That folder to the hub_upload of the config. This rank's alone. On an error
-  // the folder is whole, and the error says how to try again.
+  // Uploads that folder to the config's hub_upload, from this rank alone. On
+  // error the folder is intact, and the error says how to retry.
   absl::Status UploadFinal();
 
  private:
   Session& session_;
   Divergence& divergence_;
-  int64_t saved_step_ = -1;  // the last
+  int64_t saved_step_ = -1;  // the latest
 };
 
 }  // namespace capstan

@@ -15,8 +15,8 @@
 namespace capstan {
 namespace {
 
-// `status`, an error about a slot's field. Where that is a model's folder that
-// isn't there, and may be meant as a name on the Hub, says what to do.
+// Adds a hint to `status`, an error about a slot's field, if that is a missing
+// model folder that may be meant as a Hub name.
 absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
                          const std::string& slot) {
   const absl::optional<std::string> field = FieldOf(status);
@@ -33,7 +33,7 @@ absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
   return FieldError(*field, absl::StrCat(status.message(), hint));
 }
 
-// The plugin in a slot; its errors say where the config set it.
+// Creates the plugin in a slot; errors give its location in the config.
 template <typename Base>
 absl::StatusOr<std::unique_ptr<Base>> CreateSlot(
     const LoadedConfig& loaded, const std::string& slot,
@@ -60,7 +60,7 @@ std::string PackageIn(const google::protobuf::Any& any) {
   return PackageOf(TypeOf(any));
 }
 
-// With PEFT's defaults, or as the adapter that it names.
+// The adapter's spec, with PEFT's defaults or from the pretrained adapter.
 absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
   LoraSpec spec;
   spec.target_modules = {"all-linear"};
@@ -100,7 +100,6 @@ absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
   return spec;
 }
 
-// The adapter that the config asks for.
 absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
   if (!loaded.config.has_adapter()) return absl::nullopt;
   const Adapter& adapter = loaded.config.adapter();
@@ -125,7 +124,7 @@ absl::Status CheckBatchSize(const char* field, int64_t size) {
       field, absl::StrCat("must be between 1 and ", kMax, ", is ", size));
 }
 
-// Of the least able GPU; 0: not known.
+// Of the least capable GPU; 0: unknown.
 int LeastComputeCapability() {
   int least = 0;
   for (const std::string& text : QueryGpus("compute_cap")) {

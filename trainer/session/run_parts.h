@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A run's plugins, made from its config, and what they come to on this machine.
+// A run's plugins, created from its config, and what it resolves to on this
+// machine.
 #ifndef CAPSTAN_TRAINER_SESSION_RUN_PARTS_H_
 #define CAPSTAN_TRAINER_SESSION_RUN_PARTS_H_
 
@@ -26,7 +27,7 @@
 
 namespace capstan {
 
-// The plugins of a run. Making them starts no thread and allocates nothing of
+// The plugins of a run. Creating them starts no thread and allocates nothing of
 // the model's size, so it is done before ranks are forked.
 struct RunParts {
   std::unique_ptr<Model> model;
@@ -36,51 +37,51 @@ struct RunParts {
   std::unique_ptr<Strategy> strategy;
   std::unique_ptr<Precision> precision;
   std::unique_ptr<Optimizer> optimizer;
-  // What has been added to the model, if anything.
+  // The adapter added to the model, if any.
   absl::optional<LoraSpec> lora;
-  // Of the run: of all ranks, once they have met.
+  // Of all ranks, once they have joined.
   DeviceFacts device;
   PrecisionPolicy policy() const { return precision->PolicyOn(device); }
-  // Package names, for people: "capstan.ddp".
+  // Package names for display: "capstan.ddp".
   std::string strategy_name;
-  std::string precision_name;  // with the dtype, where the device decides on it
+  std::string precision_name;  // with dtype, if the device decides it
   std::string optimizer_name;
 };
 
-// As RunParts::precision_name has it.
+// RunParts::precision_name.
 std::string PrecisionName(const RunConfig& config, const RunParts& parts);
 
-// How a step's samples are spread.
+// How a step's samples are distributed.
 struct BatchPlan {
   int64_t micro_batch_size = 1;
   int64_t global_batch_size = 1;
   int64_t accumulation = 1;
-  // Whether micro_batch_size is AUTO: 1 until it is settled.
+  // micro_batch_size is AUTO; 1 until it is settled.
   bool automatic = false;
 };
 
-// A run that is ready to start; the same in all ranks.
+// A run that is ready to start; identical on all ranks.
 struct TrainJob {
   LoadedConfig loaded;
   RunParts parts;
   BatchPlan batch;
-  // Samples of an evaluation's forward; 0: as in training. A resumed run that
-  // trains in smaller micro-batches than before still evaluates the same ones.
+  // Samples per forward in evaluation; 0: as in training. Keeps the evaluated
+  // samples the same when a resumed run trains with smaller micro-batches.
   int64_t evaluation_batch = 0;
   MemoryPlan memory;
-  // Of the run; empty under torchrun, where rank 0 settles it.
+  // The run's; empty under torchrun, where rank 0 decides.
   std::string output_dir;
   std::string workspace_folder;
-  // The words that started the run (CommandWords); empty: not known.
+  // The words that started the run (CommandWords); empty: unknown.
   std::vector<std::string> command;
-  int gpus = 0;                    // of this machine; 0: CPU
-  std::vector<std::string> notes;  // for the user, under the banner
-  // When the run's first process was executed, on CLOCK_BOOTTIME.
+  int gpus = 0;                    // on this machine; 0: CPU
+  std::vector<std::string> notes;  // shown below the banner
+  // CLOCK_BOOTTIME at which the run's first process was executed.
   double start_seconds = 0.0;
 };
 
-// Makes the config's model, with the adapter that the config asks for, which
-// `lora` (if it isn't null) gets; errors say where it was set.
+// Creates the config's model with the adapter that the config asks for,
+// returned in `lora` if not null. Errors name the config location.
 absl::StatusOr<std::unique_ptr<Model>> CreateModel(
     const LoadedConfig& loaded, PluginHost& host,
     absl::optional<LoraSpec>* lora = nullptr);
@@ -89,9 +90,8 @@ absl::StatusOr<std::unique_ptr<Model>> CreateModel(
 absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
     const LoadedConfig& loaded, PluginHost& host);
 
-// Makes all plugins, for this machine's `gpus` GPUs (0: CPU). Errors name the
-// place in the config. Whether they fit each other is CheckRun's to say
-// (check_run.h).
+// Creates all plugins for a machine with `gpus` GPUs (0: CPU). Errors name the
+// config location. CheckRun (check_run.h) checks that they fit each other.
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                         PluginHost& host);
 
@@ -102,24 +102,24 @@ ActivationCheckpointing CheckpointingOf(const Train& train, const Model& model);
 
 // Micro-batch, global batch and accumulation for `world_size` ranks.
 absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size);
-// The same with another micro-batch, which cuts the global batch evenly.
+// `plan` with another micro-batch, which divides the global batch evenly.
 BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
                          int world_size);
 
-// The device of a run on this machine's `gpus` GPUs, or on its CPU if there are
-// none, as far as `precision` asks.
+// The device of a run on a machine with `gpus` GPUs (0: its CPU), as far as
+// `precision` needs to know.
 DeviceFacts DeviceOf(const Precision& precision, int gpus);
 
-// "float32", as PyTorch says.
+// PyTorch's name: "float32".
 std::string DtypeName(c10::ScalarType dtype);
 
 // Whether the device computes in `dtype` more slowly than in float32. CPUs do
-// in the 16-bit types: our kernels are float32's (kernels/), and LibTorch's
-// convert each operand.
+// in 16-bit types: our kernels are float32 (kernels/), and LibTorch's convert
+// each operand.
 bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device);
 
-// For the user, where the run computes in a dtype that its device is slow in:
-// that it does, and what to set instead; else "".
+// A warning that the run computes in a dtype its device is slow in, with what
+// to set instead; else "".
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device);

@@ -9,23 +9,23 @@
 
 namespace capstan {
 
-// Optimizer steps of a run on `samples` training samples: max_steps, or those
-// of max_epochs, the last of which may go on into the next epoch.
+// Optimizer steps of a run on `samples` training samples: max_steps, or
+// max_epochs rounded up to whole steps.
 int64_t StepsOfRun(const Train& train, int64_t samples,
                    int64_t global_batch_size);
 
-// warmup_steps, or those of warmup_ratio (transformers' get_warmup_steps).
+// warmup_steps, or from warmup_ratio (transformers' get_warmup_steps).
 int64_t WarmupSteps(const Schedule& schedule, int64_t max_steps);
 
-// What the optimizer's learning rate is multiplied by at optimizer step
-// `step`, 0 for the first. A function of the step alone. Formulas:
+// The factor on the optimizer's learning rate at optimizer step `step`, from 0.
+// A function of the step alone. Formulas:
 // get_{constant,linear,cosine}_schedule_with_warmup of transformers'
-// optimization.py, with the end raised from 0 to min_ratio; after the end it
-// stays there. `max_steps` stands for total_steps where that is 0.
+// optimization.py, with the final value raised from 0 to min_ratio and held
+// after the end. `max_steps` is used if total_steps is 0.
 double LearningRateMultiplier(const Schedule& schedule, int64_t step,
                               int64_t max_steps);
 
-// FieldError for values that make no sense (a warm-up longer than the run).
+// FieldError for invalid values (e.g. a warm-up longer than the run).
 absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps);
 
 }  // namespace capstan

@@ -57,8 +57,8 @@ TEST(ScheduleTest, NoScheduleIsAConstantOne) {
   }
 }
 
-// A scheduler that is stepped once a rank reaches 0 early and, being a cosine,
-// climbs again: ours is a function of the step, and stays at its end.
+// A scheduler stepped once per rank would reach 0 early and, as a cosine, rise
+// again. Ours is a function of the step, and is held after its end.
 TEST(ScheduleTest, StaysAtItsEnd) {
   Schedule cosine = Make(Schedule::COSINE, 0, 50);
   for (int64_t step : {50, 51, 100, 200}) {

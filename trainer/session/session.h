@@ -18,10 +18,11 @@
 
 namespace capstan {
 
-// What the parts of one rank's training share: the step (step.h), its records
-// (step_records.h), evaluation (evaluator.h), checkpoints (run_checkpoints.h)
-// and the watch over the weights (divergence.h). Each takes a pointer to it,
-// and it outlives them. What only one part uses is that part's own.
+// State shared by the parts of one rank's training: the step (step.h), its
+// records (step_records.h), evaluation (evaluator.h), checkpoints
+// (run_checkpoints.h) and the divergence check (divergence.h). Each holds a
+// pointer to it, and it outlives them. What only one part uses belongs to that
+// part.
 struct Session {
   Session(TrainJob* job, const RankInfo& rank)
       : job(*job),
@@ -37,38 +38,38 @@ struct Session {
   RunParts& parts;
   const RankInfo rank;
 
-  // From set-up on.
+  // Set during set-up.
   std::unique_ptr<ProcessGroup> group;
   std::string output_dir;
   std::string config_text;
   std::unique_ptr<Reporter> reporter;  // rank 0's; null on the others
   // optimizer_state[shard][k] belongs to Optimizer::state_names()[k].
   std::vector<std::vector<at::Tensor>> optimizer_state;
-  int64_t first_step = 0;  // done before this process resumed the run
+  int64_t first_step = 0;  // steps done before this process resumed the run
   int64_t max_steps = 0;
 
   StrategyRunner runner;
   LossScaler scaler;
   TrainState state;
-  absl::optional<double> eval_loss;  // of the last evaluation
-  bool stopping = false;  // a signal has come to a rank, and all know it
+  absl::optional<double> eval_loss;  // the latest
+  bool stopping = false;             // a rank received a signal; agreed by all
 
-  // What a checkpoint is made from and restored into, of this rank.
+  // This rank's state to save or restore.
   CheckpointParts Checkpointed();
-  // Has the model compute with what the masters now hold.
+  // Updates the model's working copies from the masters.
   absl::Status Publish();
-  // How far the run has come: a summary without its speed and memory.
+  // Progress so far: a summary without speed and memory.
   RunSummary Progress() const;
-  // Whether too many evaluations in a row have brought no lower loss.
+  // Whether too many consecutive evaluations brought no lower loss.
   bool OutOfPatience() const {
     const int64_t patience = config.train().early_stopping_patience();
     return patience > 0 && state.evals_without_better >= patience;
   }
-  // Whether there is another step to do.
+  // Whether another step is to be done.
   bool GoesOn() const {
     return state.step < max_steps && !OutOfPatience() && !stopping;
   }
-  // CANCELLED, on all ranks alike, ends the run after a checkpoint; other
+  // CANCELLED, the same on all ranks, ends the run after a checkpoint; other
   // errors are returned.
   absl::Status StopIfCancelled(const absl::Status& status) {
     if (!absl::IsCancelled(status)) return status;
@@ -81,7 +82,7 @@ struct Session {
   }
 };
 
-// Whether something is due every `every` steps; 0: never.
+// Whether something is due at `step`, every `every` steps; 0: never.
 inline bool Due(int64_t every, int64_t step) {
   return every > 0 && step % every == 0;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One training step, in the order in which it happens: read a micro-batch,
-// forward, backward; finish the reduction of gradients; reduce the step's sums
-// over all ranks; scale, clip and update; publish; record.
+// One training step, in order: read a micro-batch, forward, backward; finish
+// reducing gradients; reduce the step's sums over all ranks; scale, clip and
+// update; publish; record.
 #include "trainer/session/step.h"
 
 #include <ATen/TensorOperators.h>
@@ -39,11 +39,11 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   const CommunicationStats before = session.group->stats();
   if (profiler_ != nullptr) profiler_->BeginStep(state.step + 1, before);
 
-  // Read, forward, backward; then the strategy's gradients are complete.
-  StepSums sums;  // of this rank, until ReduceSums
+  // Read, forward, backward; then the strategy has complete gradients.
+  StepSums sums;  // this rank's, until ReduceSums
   absl::Status mine = AccumulateGradients(loader, &sums);
-  // A rank that has lost the others, or left out a collective, can't take part
-  // in the reduction: they learn of its error by its end.
+  // A rank that lost the others or skipped a collective can't join the
+  // reduction; the others notice when it exits.
   if (absl::IsUnavailable(mine) || !completed_) return mine;
   // A full disk ends the run now rather than after the last step.
   if (session.reporter != nullptr) mine.Update(session.reporter->status());
@@ -98,7 +98,7 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
                                            "batch.micro_batch_size (now ",
                                            plan.micro_batch_size, ")"));
   }
-  // Also after an error: the other ranks wait in these collectives.
+  // Even after an error: the other ranks wait in these collectives.
   completed_ = false;
   try {
     {
@@ -158,9 +158,9 @@ void TrainStep::Backward(const at::Tensor& loss_sum) {
   torch::autograd::backward({loss_sum}, {scale});
 }
 
-// `good`: this rank has done its micro-steps. With deferred sums it is the step
-// before whose sums are read: the device is long past them, and has this step's
-// micro-batches to work on meanwhile.
+// `good`: this rank completed its micro-steps. With deferred sums this reads
+// the previous step's: the device is long past them, and meanwhile has this
+// step's micro-batches to work on.
 absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
   return CatchAll([&]() -> absl::Status {
     if (deferred_ == nullptr) {
@@ -182,7 +182,7 @@ absl::Status TrainStep::CatchUp() {
   return Conclude(sums, issued_);
 }
 
-// Failures and stop requests of other ranks.
+// Acts on failures and stop requests of any rank.
 absl::Status TrainStep::ActOn(const StepSums& sums, int64_t step) {
   if (sums.failed_ranks > 0) {
     return absl::UnavailableError(
@@ -213,7 +213,7 @@ absl::Status TrainStep::Update(double lr, double gradient_scale) {
   absl::Span<OptimizerShard> shards = parts.strategy->OptimizerShards();
   for (size_t i = 0; i < shards.size(); ++i) {
     if (deferred_ != nullptr) {
-      // Waits only where a shard is in host memory, offloaded.
+      // Synchronizes only if a shard is offloaded to host memory.
       step.device_scale = deferred_->scale().to(shards[i].master.device());
     }
     CAPSTAN_RETURN_IF_ERROR(UpdateShard(
@@ -225,7 +225,7 @@ absl::Status TrainStep::Update(double lr, double gradient_scale) {
   return absl::OkStatus();
 }
 
-// The bookkeeping of a step that all ranks have done.
+// Bookkeeping of a step that all ranks completed.
 absl::Status TrainStep::Conclude(const StepSums& sums, const IssuedStep& step) {
   TrainState& state = session_.state;
   const StepOutcome outcome = OutcomeOf(sums, Rule());
@@ -250,10 +250,10 @@ absl::Status TrainStep::Conclude(const StepSums& sums, const IssuedStep& step) {
   return absl::OkStatus();
 }
 
-// ---- What a step's batches come from.
+// ---- A step's batches.
 
-// Sums Objective::StepTotals over the step's micro-batches of all ranks, which
-// reads them ahead of their turn.
+// Sums Objective::StepTotals over all ranks' micro-batches of the step, which
+// it prefetches for that.
 absl::Status TrainStep::SumTotals(DataLoader& loader) {
   const Objective& objective = *session_.parts.objective;
   batches_.clear();
@@ -268,7 +268,7 @@ absl::Status TrainStep::SumTotals(DataLoader& loader) {
     }
     return absl::OkStatus();
   });
-  // Also after an error: the other ranks wait here.
+  // Even after an error: the other ranks wait here.
   session_.group->AllReduceHost(absl::MakeSpan(sums));
   batches_ = std::move(batches);
   info_.totals = std::move(sums);
@@ -300,7 +300,7 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler) {
        !session_.scaler.enabled())) {
     deferred_ = std::make_unique<DeferredSums>(device);
   }
-  // The targets of a few samples, since one alone may have none.
+  // Averages a few samples, since a single one may have no targets.
   const DatasetReader& data = *session_.parts.train_data;
   const int64_t samples = std::min<int64_t>(8, data.size());
   int64_t targets = 0;

@@ -16,30 +16,30 @@
 
 namespace capstan {
 
-// One optimizer step: from its micro-batches to the update and its record.
+// One optimizer step, from micro-batches to update and record.
 //
-// Every rank runs the same steps in the same order. What one rank learns alone
+// All ranks run the same steps in the same order. What one rank learns alone
 // (an error, a signal, a non-finite gradient) is reduced with the step's sums
-// (step_sums.h), and all act on the result: before the update or, with deferred
-// sums, one step later, while the update follows the device's own copy.
+// (step_sums.h), and all ranks act on the result: before the update or, with
+// deferred sums, one step later, while the update uses the device's own copy.
 class TrainStep {
  public:
   TrainStep(Session* session, Divergence* divergence, StepRecords* records);
 
-  // Once the strategy is set up; `profiler` may be null.
+  // Call once the strategy is set up; `profiler` may be null.
   absl::Status SetUp(ReadSums read, Profiler* profiler);
 
-  // The next step, on `loader`'s batches. An error of this rank, or UNAVAILABLE
-  // where another one failed.
+  // Runs the next step on `loader`'s batches. Returns this rank's error, or
+  // UNAVAILABLE if another one failed.
   absl::Status Run(DataLoader& loader);
 
-  // Reads the sums of the last step, if they are deferred, and acts on them:
-  // before the run's numbers or weights are used for anything but steps.
+  // Reads and acts on the last step's sums if they are deferred. Call before
+  // using the run's numbers or weights for anything but steps.
   absl::Status CatchUp();
 
-  // Forward and backward of one micro-batch of the training samples `samples`,
-  // whose gradients are dropped by the next step. `completed`: this rank has
-  // done all of its collectives, so that ranks can agree on what came of it.
+  // Forward and backward of one micro-batch of training samples `samples`; the
+  // next step drops its gradients. `completed`: this rank has finished all its
+  // collectives, so that ranks can agree on the outcome.
   absl::Status Try(const std::vector<int64_t>& samples, bool* completed);
 
  private:
@@ -62,17 +62,17 @@ class TrainStep {
   std::unique_ptr<DeferredSums> deferred_;  // null: read before the update
   IssuedStep issued_;                       // whose sums are deferred
   StepInfo info_;
-  // What the loss sum is divided by in backward, on all ranks alike: about the
-  // targets of a step, so that gradients have their usual size. The update
-  // makes up for the difference to the exact count, known at the step's end.
+  // Divisor of the loss sum in backward, the same on all ranks: approximately a
+  // step's targets, so that gradients have their usual size. The update
+  // corrects for the exact count, known at the end of the step.
   double nominal_targets_ = 1.0;
 
-  // Of this step's micro-batches; on the device, since reading them would wait
-  // for it.
+  // Over this step's micro-batches; on the device, since reading it would
+  // synchronize.
   at::Tensor loss_sum_;
   at::Tensor squared_sum_;     // Strategy::GradientSquaredSum
   at::Tensor metric_sums_;     // LossSum::metrics; undefined: none
-  std::deque<Batch> batches_;  // read ahead of their turn
+  std::deque<Batch> batches_;  // prefetched
   bool completed_ = true;      // this rank's collectives
   bool told_no_targets_ = false;
 };

@@ -28,7 +28,7 @@ double Median(std::vector<double> values) {
 }  // namespace
 
 void StepMedians::Add(const Step& step) {
-  // A run of nothing but warm-up has its last step.
+  // A run with only warm-up steps keeps its last one.
   if (added_ <= kWarmUpSteps) kept_.clear();
   const int64_t place = std::max<int64_t>(added_++ - kWarmUpSteps, 0);
   if (place % stride_ != 0) return;
@@ -68,7 +68,7 @@ StepRecords::StepRecords(Session* session)
 void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
                          const IssuedStep& step) {
   const TrainState& state = session_.state;
-  // A step whose sums are deferred shares its time with the next one's start.
+  // With deferred sums, a step overlaps the start of the next.
   const double now = MonotonicSeconds();
   const double seconds = now - std::max(step.start, recorded_);
   recorded_ = now;
@@ -109,7 +109,7 @@ TaggedNumbers StepRecords::SumMetrics(const at::Tensor& mine) {
   session_.group->AllReduceHost(absl::MakeSpan(sums));
   const std::vector<MetricTags> tags = session_.parts.objective->metrics();
   for (size_t i = 0; i < tags.size(); ++i) {
-    // 0 of 0: this step has none.
+    // 0 of 0: not in this step.
     if (sums[2 * i + 1] == 0) continue;
     numbers.emplace_back(tags[i].train, sums[2 * i] / sums[2 * i + 1]);
   }
@@ -148,7 +148,7 @@ void StepRecords::AddMemory(RunSummary* summary) {
     CategoryBytes bytes;
     bytes.category = MemoryCategoryName(category);
     if (plan.Knows(category)) bytes.predicted = plan.at_peak[i];
-    // Categories are counted in host memory alone.
+    // Categories are only counted in host memory.
     const int64_t measured = gather(mine[i])[most];
     if (!gpu) bytes.measured = measured;
     summary->memory.push_back(std::move(bytes));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is kept of each step: its line of metrics.jsonl, and its part in
+// Records of each step: its line of metrics.jsonl, and its part in
 // summary.json.
 #ifndef CAPSTAN_TRAINER_SESSION_STEP_RECORDS_H_
 #define CAPSTAN_TRAINER_SESSION_STEP_RECORDS_H_
@@ -14,20 +14,20 @@
 
 namespace capstan {
 
-// Medians over a run's steps, without the first two (buffers are still cold),
-// in constant memory: exact for 8,192 steps, then over every second step, then
-// every fourth, and so on, which are spread evenly over the run.
+// Medians over a run's steps except the first two (cold buffers), in constant
+// memory: exact for 8,192 steps, then over every second step, every fourth, and
+// so on, evenly spread over the run.
 class StepMedians {
  public:
   struct Step {
     double seconds = 0.0;
-    double tokens = 0.0;  // of all ranks
+    double tokens = 0.0;  // all ranks
     CommunicationStats communication;
   };
 
   void Add(const Step& step);
-  // Sets the summary's medians, those in seconds of communication only if
-  // `timed`. Without steps they are 0.
+  // Sets the summary's medians, communication seconds only if `timed`. 0
+  // without steps.
   void Summarize(bool timed, RunSummary* summary) const;
   size_t kept() const { return kept_.size(); }
 
@@ -37,7 +37,7 @@ class StepMedians {
   std::vector<Step> kept_;
 };
 
-// A step that has been issued, until all ranks' sums of it are known.
+// A step that was issued, until all ranks' sums are known.
 struct IssuedStep {
   double start = 0.0;  // MonotonicSeconds
   double lr = 0.0;
@@ -49,13 +49,12 @@ class StepRecords {
  public:
   explicit StepRecords(Session* session);
 
-  // Once all ranks are set up.
+  // Call once all ranks are set up.
   void set_ready_seconds(double seconds) { ready_seconds_ = seconds; }
-  // Reports the step that state.step now counts. Collective where the
-  // objective's own numbers are due.
+  // Reports step state.step. Collective if the objective's metrics are due.
   void Record(const StepSums& sums, const StepOutcome& outcome,
               const IssuedStep& step);
-  // Of the run so far. Collective.
+  // Summary of the run so far. Collective.
   RunSummary Summary();
 
  private:
@@ -63,9 +62,9 @@ class StepRecords {
   void AddMemory(RunSummary* summary);
 
   Session& session_;
-  const int64_t memory_before_;  // of this process, when it began to set up
+  const int64_t memory_before_;  // of this process, when set-up began
   double ready_seconds_ = 0.0;
-  double recorded_ = 0.0;  // when a step was, last
+  double recorded_ = 0.0;  // time of the last record
   StepMedians medians_;
 };
 

@@ -62,13 +62,13 @@ TEST(StepMediansTest, ExactForThousandsOfSteps) {
   EXPECT_EQ(SummaryOf(seconds).step_seconds_median, sorted[8191 / 2]);
 }
 
-// The vectors that they are made of once grew for ever.
+// Regression test: the vectors once grew without bound.
 TEST(StepMediansTest, TakeConstantMemory) {
   constexpr int kSteps = 300000;
   StepMedians medians;
   size_t most = 0;
-  // As if each step took longer than the one before: a window of the last
-  // steps would be far off.
+  // Each step slower than the last: a window over recent steps would be far
+  // off.
   for (int i = 0; i < kSteps; ++i) {
     medians.Add(StepOf(i));
     most = std::max(most, medians.kept());

@@ -18,7 +18,7 @@
 namespace capstan {
 namespace {
 
-// StepSums' fields in order.
+// StepSums' fields, in order.
 enum Field : int {
   kLossSum,
   kCount,
@@ -32,11 +32,11 @@ enum Field : int {
 constexpr int kFields = 8;
 static_assert(sizeof(StepSums) == kFields * sizeof(double));
 
-// As torch.nn.utils.clip_grad_norm_ has it.
+// As in torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
 
-// A scalar as a tensor: ATen divides a number by a tensor through the
-// reciprocal, which rounds twice.
+// A scalar tensor: ATen divides a number by a tensor via the reciprocal, which
+// rounds twice.
 at::Tensor Scalar(double value, const at::Tensor& like) {
   return at::full({}, value, like.options());
 }

@@ -26,7 +26,7 @@ StepSums MakeSums(double loss_sum, double count, double squared_sum) {
 
 class StepSumsTest : public ::testing::Test {
  protected:
-  // The device's scale, and what is read afterwards.
+  // Returns the scale on the device; sets read_.
   float Scale(const StepSums& mine, const GradientRule& rule) {
     deferred_.Reduce(mine, at::full({}, mine.loss_sum, at::kDouble),
                      at::full({}, mine.gradient_squared_sum, at::kDouble), rule,

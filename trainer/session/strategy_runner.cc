@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A unit's body, kept for backward.
+// A unit's body, saved for backward.
 struct KeptBody : public torch::CustomClassHolder {
   KeptBody(UnitRunner::Body body, Strategy* strategy, int unit)
       : body(std::move(body)), strategy(strategy), unit(unit) {}
@@ -28,18 +28,18 @@ struct KeptBody : public torch::CustomClassHolder {
   const int unit;
 };
 
-// Keeps a unit's input, and makes the rest of its graph in backward. Gradients
-// of the unit's parameters are written by the inner backward.
+// Saves a unit's input and rebuilds its graph in backward. The inner backward
+// writes the gradients of the unit's parameters.
 class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
  public:
-  // `marker` wants a gradient, so that backward comes here also when the input
-  // wants none and only the unit's parameters do.
+  // `marker` requires a gradient, so that backward gets here even if only the
+  // unit's parameters need one.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input,
                             const at::Tensor& marker,
                             const c10::intrusive_ptr<KeptBody>& kept) {
     ctx->save_for_backward({input});
     ctx->saved_data["kept"] = c10::IValue::make_capsule(kept);
-    return kept->body(input);  // gradients are off here
+    return kept->body(input);  // grad mode is off here
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -83,7 +83,7 @@ at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
   output = body(input);
   if (callbacks) strategy_->PostForward(unit);
   if (callbacks && output.requires_grad()) {
-    // The first thing of the unit that backward reaches.
+    // The first part of the unit that backward reaches.
     output.register_hook([strategy = strategy_, unit](const at::Tensor&) {
       strategy->PreBackward(unit);
     });

@@ -8,8 +8,8 @@
 
 namespace capstan {
 
-// Runs a model's units between a strategy's callbacks. A strategy that wants
-// none costs nothing.
+// Runs a model's units between a strategy's callbacks. Free of cost for
+// strategies without callbacks.
 class StrategyRunner final : public UnitRunner {
  public:
   explicit StrategyRunner(Strategy* strategy,

@@ -17,7 +17,7 @@
 namespace capstan {
 namespace {
 
-// Writes down which callbacks come, in which order.
+// Records the callbacks in order.
 class Recorder final : public Strategy {
  public:
   explicit Recorder(bool wants) : wants_(wants) {}
@@ -54,7 +54,7 @@ class Recorder final : public Strategy {
   const bool wants_;
 };
 
-// Two units that double their input, there and back.
+// Two units that double their input, forward and backward.
 void RunTwoUnits(Recorder& strategy, bool with_gradient) {
   StrategyRunner runner(&strategy);
   at::Tensor x = at::ones({3});
@@ -129,7 +129,7 @@ TEST(StrategyRunnerTest, RecomputedUnitsGiveTheSameGradients) {
   const at::Tensor loss = recomputed.Loss(runner);
   EXPECT_EQ(recomputed.bodies, std::vector<int>({0, 1, 2, 3}));
   torch::autograd::backward({loss}, {});
-  // The last is never run twice.
+  // The last is never recomputed.
   EXPECT_EQ(recomputed.bodies, std::vector<int>({0, 1, 2, 3, 2, 1, 0}));
   for (int unit = 0; unit < 4; ++unit) {
     EXPECT_TRUE(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A run: set-up, the loop over steps, the end. A step is in step.cc.
+// A run: set-up, the loop over steps, the end. The step itself is in step.cc.
 #include "trainer/session/train.h"
 
 #include <ATen/Context.h>
@@ -61,7 +61,7 @@ std::string DeviceText(const ProcessGroup& group, int threads) {
                       threads == 1 ? " thread" : " threads", " each)");
 }
 
-// Whether a final folder is whole: its weights were not taken away.
+// Whether a final folder is complete: its weights may have been removed.
 bool HoldsWeights(const std::string& folder) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json",
                            "adapter_model.safetensors"}) {
@@ -70,7 +70,7 @@ bool HoldsWeights(const std::string& folder) {
   return false;
 }
 
-// Machines may have different devices: the least able one is the run's.
+// Settles the run's device: the least capable over all machines.
 absl::Status SettleDevice(Session* session) {
   TrainJob& job = session->job;
   RunParts& parts = session->parts;
@@ -87,7 +87,7 @@ absl::Status SettleDevice(Session* session) {
   return job.loaded.Locate(parts.strategy->Check(memory.strategy), "strategy");
 }
 
-// Under torchrun rank 0 chooses, and tells the others.
+// Under torchrun rank 0 chooses, and broadcasts.
 absl::Status SettleOutputDir(Session* session) {
   session->output_dir = session->job.output_dir;
   if (!session->output_dir.empty()) return absl::OkStatus();
@@ -103,7 +103,7 @@ absl::Status SettleOutputDir(Session* session) {
   return absl::OkStatus();
 }
 
-// Each rank has planned its own; a resumed run's is in its folder.
+// Each rank planned its own; a resumed run's depends on its folder.
 absl::Status CompareBatches(const Session& session) {
   const std::vector<double> all = FromAllRanks(
       *session.group, static_cast<double>(session.job.batch.global_batch_size));
@@ -166,24 +166,24 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   return absl::OkStatus();
 }
 
-// Allocators, threads and, if asked for, determinism of this process.
+// Sets up this process's allocators, threads and, if requested, determinism.
 void PrepareProcess(const Session& session) {
   InstallTrackingAllocator();
   at::set_num_threads(session.rank.threads);
-  // What the cache of large blocks leaves to the heap (below 256 KiB, and what
-  // isn't a tensor): a step frees and takes the same again and again, so it is
-  // kept rather than mapped anew by the kernel.
+  // Steps free and allocate the same sizes again and again: keep what the block
+  // cache leaves to the heap (below 256 KiB, and non-tensors) instead of having
+  // the kernel map it anew.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
   if (session.config.train().deterministic()) {
-    // cuBLAS reads it when its first handle is made (CUDA's documentation,
-    // "cuBLAS, results reproducibility").
+    // Read when cuBLAS creates its first handle (CUDA's documentation, "cuBLAS,
+    // results reproducibility").
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   }
 }
 
-// Sets the group; the device; the output folder; max_steps.
+// Sets up the group, the device, the output folder and max_steps.
 absl::Status JoinRanks(Session* session) {
   CAPSTAN_ASSIGN_OR_RETURN(
       session->group, CreateProcessGroup(session->rank, session->job.gpus));
@@ -201,8 +201,8 @@ absl::Status JoinRanks(Session* session) {
   return absl::OkStatus();
 }
 
-// And the optimizer's state; then `rest`, where the weights of a resumed run
-// come from.
+// Sets up the strategy and the optimizer's state, then runs `rest`, which loads
+// a resumed run's weights.
 absl::Status SetUpStrategy(Session* session,
                            const std::function<absl::Status()>& rest) {
   RunParts& parts = session->parts;
@@ -222,7 +222,7 @@ absl::Status SetUpStrategy(Session* session,
   return Agree(*session->group, status, "set up");
 }
 
-// Whether a resumed run had done all its steps and its final folder is there;
+// Whether a resumed run had completed all steps and its final folder exists;
 // rank 0 then says so.
 absl::StatusOr<bool> FinishedBefore(const Session& session) {
   const int64_t done = session.first_step;
@@ -254,7 +254,7 @@ absl::Status StartReporter(Session* session, const std::string& note) {
                "open its output");
 }
 
-// Of the slowest rank, since the run's first process was executed.
+// On the slowest rank, since the run's first process was executed.
 double SecondsSinceStart(const Session& session) {
   const std::vector<double> all =
       FromAllRanks(*session.group, BootSeconds() - session.job.start_seconds);
@@ -279,11 +279,11 @@ class Training {
  private:
   // Sets finished_before_.
   absl::Status SetUp();
-  // The last evaluation, checkpoint and samples, and the final folder; a signal
-  // leaves only the checkpoint.
+  // The last evaluation, checkpoint and samples, and the final folder; after a
+  // signal only the checkpoint.
   absl::Status SaveAll();
   absl::Status Finish();
-  // What the run says when a signal has stopped it.
+  // The status of a run stopped by a signal.
   absl::Status Stopped() const;
   absl::Status WriteProfile();
 
@@ -295,7 +295,7 @@ class Training {
   Evaluator evaluator_;
   TrainStep step_;
   std::unique_ptr<DataLoader> loader_;
-  std::unique_ptr<Profiler> profiler_;  // null: no step is profiled
+  std::unique_ptr<Profiler> profiler_;  // null: profiling is off
   bool finished_before_ = false;
 };
 
@@ -304,7 +304,7 @@ absl::Status Training::Run() {
   if (absl::IsCancelled(set_up)) return Stopped();
   CAPSTAN_RETURN_IF_ERROR(set_up);
   if (finished_before_) return absl::OkStatus();
-  // A signal may have come meanwhile.
+  // A signal may have arrived meanwhile.
   CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
       AgreeOrStop(*session_.group, StopStatus(), "start")));
   if (!session_.stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
@@ -350,7 +350,7 @@ absl::Status Training::SetUp() {
     return checkpoints_.Restore(options.order);
   }));
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
-  // Only now: all ranks have masters.
+  // Only now do all ranks have masters.
   CAPSTAN_RETURN_IF_ERROR(
       Agree(group, session_.Publish(), "publish parameters"));
   CAPSTAN_ASSIGN_OR_RETURN(finished_before_, FinishedBefore(session_));
@@ -394,7 +394,7 @@ absl::Status Training::Finish() {
   }
   CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "write its output"));
   if (session_.stopping) return Stopped();
-  // Last, since it takes its time: no other rank waits for it.
+  // Last, as it may take long: no other rank waits for it.
   if (reporter == nullptr || !session_.config.has_hub_upload()) {
     return absl::OkStatus();
   }

@@ -9,11 +9,11 @@
 
 namespace capstan {
 
-// One rank's training, from joining the others to the last file.
+// Runs one rank's training, from joining the others to the last file.
 //
-// OK: all steps are done (by an earlier run, perhaps, of which nothing is
-// touched then). CANCELLED: stopped by a signal, and saved. UNAVAILABLE:
-// another rank failed, and the error is that one's.
+// OK: all steps are done (perhaps by an earlier run, which is then left
+// untouched). CANCELLED: stopped by a signal, and saved. UNAVAILABLE: another
+// rank failed, and its error is the cause.
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank,
                          ReadSums read = ReadSums::kAuto);
 

@@ -10,13 +10,13 @@
 
 namespace capstan {
 
-// What libcapstan_nccl.so exports, as capstan_nccl_v1: data, so that it can be
+// The symbol capstan_nccl_v1 of libcapstan_nccl.so: data, so that it can be
 // checked before any of the library's code runs.
 struct NcclEntry {
-  // CAPSTAN_SDK_HASH of the build: a library of another build is refused.
+  // CAPSTAN_SDK_HASH of the build; a library of another build is rejected.
   const char* sdk_hash;
-  // Takes the GPU cuda:local_rank; joins the ranks if there are several. Does
-  // not throw.
+  // Claims GPU cuda:local_rank and joins the ranks if there are several.
+  // Doesn't throw.
   absl::StatusOr<std::unique_ptr<ProcessGroup>> (*create)(const RankInfo& info);
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The collectives on this machine's GPUs, one rank each. Without a GPU there
-// is nothing to test; tests/gpu/run.sh says so.
+// The collectives on this machine's GPUs, one rank each. Skipped without a GPU;
+// see tests/gpu/run.sh.
 #include <gtest/gtest.h>
 
 #include <memory>

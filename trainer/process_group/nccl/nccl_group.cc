@@ -21,8 +21,8 @@ namespace {
 
 using c10d::ProcessGroupNCCL;
 
-// ProcessGroupNCCL::Options holds NCCL's config struct, which grows with
-// NCCL's versions: built with other headers, LibTorch would write past it.
+// ProcessGroupNCCL::Options contains NCCL's config struct, which grows between
+// versions: with other headers LibTorch would write past its end.
 static_assert(NCCL_MAJOR == 2 && NCCL_MINOR == 28,
               "LibTorch 2.11.0 is built with NCCL 2.28: use its nccl.h");
 
@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
     auto nccl = c10::make_intrusive<ProcessGroupNCCL>(
         c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
         options);
-    // Connects now: an error shows here rather than in the first step.
+    // Connect now, so that errors appear here rather than in the first step.
     nccl->setBoundDeviceId(device);
     nccl->eagerConnectSingleDevice(device);
     return nccl;

@@ -10,8 +10,8 @@
 namespace capstan {
 namespace {
 
-// Below it an all-reduce takes one step instead of two, and every rank makes
-// the whole sum.
+// Smaller all-reduces take one step instead of two: every rank computes the
+// whole sum.
 constexpr int64_t kSmallBytes = 16 << 10;
 
 struct Range {
@@ -31,8 +31,8 @@ absl::Status ShmCollectives::Run(int64_t blocks, const Step& post,
   int64_t reduced = 0;
   int64_t taken = 0;
   while (taken < blocks) {
-    // Each step that can go on does one block. If none can, the last is waited
-    // for: the other ranks wait for it, too.
+    // Each step that can advance does one block. If none can, wait for the
+    // last: the other ranks wait for it, too.
     bool went_on = false;
     int lagging = -1;
     ShmStage stage = kTaken;
@@ -52,7 +52,7 @@ absl::Status ShmCollectives::Run(int64_t blocks, const Step& post,
       meeting_->Publish(done_is, base_ + *done);
       went_on = true;
     };
-    // A slot is free again when all have taken what was there.
+    // A slot is free once all have taken its contents.
     const uint64_t next = base_ + posted + 1;
     if (posted < blocks &&
         (next <= kShmSlots || all_have_done(kTaken, next - kShmSlots))) {
@@ -98,7 +98,7 @@ absl::Status ShmCollectives::AllReduce(char* data, int64_t size, int width,
     return AllReduceSmall(data, size, width, sum);
   }
   const int64_t block = PieceBytes() / width * ranks();
-  // The elements of block k that `rank` sums.
+  // The elements of block k that `rank` reduces.
   const auto piece = [&](int64_t k, int rank) {
     const int64_t count = std::min(block, size - k * block);
     const int64_t line = 64 / width;
@@ -127,7 +127,7 @@ absl::Status ShmCollectives::AllReduce(char* data, int64_t size, int width,
           sources.push_back(i == rank() ? mine : at(i, k, rank()));
         }
         sum(sources.data(), ranks(), mine, range.size());
-        // Nobody has posted this rank's own piece to it: there is room.
+        // No rank posts this rank's own piece to it, so its place is free.
         std::memcpy(at(rank(), k, rank()), mine, range.size() * width);
       },
       [&](int64_t k) {

@@ -11,19 +11,19 @@
 
 namespace capstan {
 
-// The collectives of a group whose ranks share memory, each from its begin to
-// its end in the calling thread. Data goes through the ranks' slots block by
-// block; ranks may be up to kShmSlots blocks apart. Sums are made once, by one
-// rank, in the order of the ranks, so all ranks get the same bits and each run
-// does. All ranks must call the same with the same sizes. One thread at a time.
-// Errors are ShmMeeting::Await's; after one, nothing else may be called.
+// Synchronous collectives over shared memory. Data passes block by block
+// through the ranks' slots; ranks may be up to kShmSlots blocks apart. Each
+// element is summed once, by one rank, in rank order, so that results are
+// bit-identical on all ranks and in every run. All ranks must make the same
+// calls with the same sizes. One thread at a time. Errors are
+// ShmMeeting::Await's; after one, nothing else may be called.
 class ShmCollectives {
  public:
   explicit ShmCollectives(ShmMeeting* meeting) : meeting_(meeting) {}
 
-  // Returns when all ranks have come.
+  // Returns once all ranks have called it.
   absl::Status Barrier();
-  // data [size] of elements of `width` bytes (1, 2, 4 or 8), summed in place.
+  // Sums data [size], with elements of `width` bytes (1, 2, 4 or 8), in place.
   absl::Status AllReduce(char* data, int64_t size, int width, SumFunction sum);
   // output [size], input [size * ranks]; output may be this rank's slice of
   // the input, or overlap nothing.
@@ -37,9 +37,9 @@ class ShmCollectives {
  private:
   using Step = std::function<void(int64_t block)>;
 
-  // Does `blocks` blocks: post(k), then, once all ranks have posted block k,
-  // reduce(k), and, once all have done that, take(k). Blocks overlap. `reduce`
-  // may be null: take(k) follows when all have posted.
+  // Runs `blocks` blocks: post(k); once all ranks have posted block k,
+  // reduce(k); once all have reduced it, take(k). Blocks overlap. `reduce` may
+  // be null: take(k) then follows post(k) on all ranks.
   absl::Status Run(int64_t blocks, const Step& post, const Step& reduce,
                    const Step& take);
   absl::Status AllReduceSmall(char* data, int64_t size, int width,
@@ -47,15 +47,15 @@ class ShmCollectives {
 
   int rank() const { return meeting_->rank(); }
   int ranks() const { return meeting_->size(); }
-  // `rank`'s slot for block `k` of the collective under way.
+  // `rank`'s slot for block `k` of the current collective.
   char* slot(int rank, int64_t k) const {
     return meeting_->segment()->slot(rank, base_ + k);
   }
-  // Bytes of a slot for each rank: whole cache lines.
+  // Bytes of a slot per rank, in whole cache lines.
   int64_t PieceBytes() const { return kShmSlotBytes / ranks() / 64 * 64; }
 
   ShmMeeting* const meeting_;
-  // Blocks of all collectives before this one.
+  // Blocks of all earlier collectives.
   uint64_t base_ = 0;
 };
 

@@ -32,23 +32,22 @@
 namespace capstan {
 namespace {
 
-// Tasks that run one after the other, in the order in which they came. After
-// one has failed no other runs: they have its error.
+// A FIFO of tasks. After one has failed the rest don't run and get its error.
 class ShmQueue {
  public:
   using Task = std::function<absl::Status()>;
 
-  // Returns the task's number, for Wait.
+  // Returns the task's number for Wait.
   int64_t Put(Task task);
-  // Runs the task here if no other one waits or runs, else waits for its turn.
+  // Runs the task on this thread if the queue is idle, else waits for its turn.
   absl::Status RunNow(const Task& task);
-  // Returns when task number `number` has run and is destroyed, or an earlier
-  // one has failed.
+  // Blocks until task `number` has run and been destroyed, or an earlier one
+  // failed.
   absl::Status Wait(int64_t number);
 
-  // Runs tasks until Stop: call it in one thread of its own.
+  // Runs tasks until Stop; call on a dedicated thread.
   void Work();
-  // Tasks that have not begun will not run.
+  // Drops tasks that have not begun.
   void Stop();
 
  private:
@@ -79,7 +78,7 @@ absl::Status ShmQueue::RunNow(const Task& task) {
       return Wait(Put(task));
     }
     if (!status_.ok()) return status_;
-    // The worker has nothing to do until the caller of Put comes back.
+    // Put's only caller is this thread: the worker stays idle meanwhile.
     ++put_count_;
   }
   const absl::Status status = task();
@@ -104,7 +103,7 @@ void ShmQueue::Work() {
     tasks_.pop_front();
     lock.unlock();
     const absl::Status status = task();
-    // What it holds is let go before Wait returns.
+    // Release its captures before Wait returns.
     task = nullptr;
     lock.lock();
     if (status.ok()) {
@@ -126,18 +125,18 @@ void ShmQueue::Stop() {
   done_.notify_all();
 }
 
-// A rank of a group that is to be.
+// A rank of a group being created.
 struct ShmMember {
-  int place;  // its rank among those who exchange texts
+  int place;  // its rank among those that exchange texts
   int name;   // its rank in the run
 };
 
-// Tells all others a short text, and returns theirs, by rank.
+// All-gathers a short text; returns the texts by rank.
 using ExchangeFunction = std::function<absl::StatusOr<std::vector<std::string>>(
     const std::string& mine)>;
 
-// The meeting in what members[0], if it isn't this one, has created. `texts`
-// are "PID ADDRESS".
+// The meeting in the segment created by members[0] (unless that is this rank).
+// `texts` are "PID ADDRESS".
 absl::StatusOr<std::unique_ptr<ShmMeeting>> OpenMeeting(
     const std::vector<ShmMember>& members, int index,
     const std::vector<std::string>& texts,
@@ -162,10 +161,10 @@ absl::StatusOr<std::unique_ptr<ShmMeeting>> OpenMeeting(
                             kCollectiveTimeout);
 }
 
-// Opens the memory that `members` will share, this process being the one at
-// `place`; null for a single one. All who exchange texts call it at the same
-// time, each with its own group. FAILED_PRECONDITION, for all of a group, when
-// one of it can't.
+// Creates or opens the segment shared by `members`, of which this process is
+// number `place`; null for a single one. Called by all ranks that exchange
+// texts at once, each with its own group. FAILED_PRECONDITION for a whole group
+// if any member fails.
 absl::StatusOr<std::unique_ptr<ShmMeeting>> JoinShmMeeting(
     const std::vector<ShmMember>& members, int place,
     const ExchangeFunction& exchange) {
@@ -196,14 +195,14 @@ absl::StatusOr<std::unique_ptr<ShmMeeting>> JoinShmMeeting(
         "rank ", member.name, " can't share memory with the other ranks",
         meeting.ok() ? "" : ": ", meeting.status().message()));
   }
-  // All have it mapped.
+  // All have mapped it.
   if (!alone) (*meeting)->segment()->CloseFile();
   return meeting;
 }
 
 using Clock = std::chrono::steady_clock;
 
-// Longest text that ranks tell each other when a group splits.
+// Maximum length of texts exchanged when a group splits.
 constexpr int64_t kTextBytes = 64;
 
 class QueuedWork final : public Work {
@@ -225,7 +224,7 @@ class QueuedWork final : public Work {
   const std::shared_ptr<CommunicationMeter> meter_;
 };
 
-// `status` of `collective` in the words of the other process groups.
+// `status` of `collective`, worded as in the other process groups.
 absl::Status Describe(const absl::Status& status, int rank,
                       const char* collective) {
   if (status.ok()) return status;
@@ -255,13 +254,13 @@ char* Data(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.data_ptr());
 }
 
-// A process group of CPU ranks on one host, over memory that they share.
-// Collectives run in a thread of the group's, one after the other.
+// A process group of CPU ranks on one host, over shared memory. Collectives run
+// in order on the group's own thread.
 class ShmGroup final : public ProcessGroup {
  public:
   ShmGroup(std::unique_ptr<ShmMeeting> meeting,
            std::shared_ptr<CommunicationMeter> meter);
-  // Ends what is under way and does not wait for other ranks.
+  // Aborts pending collectives without waiting for other ranks.
   ~ShmGroup() override;
 
   int rank() const override { return meeting_->rank(); }
@@ -279,23 +278,23 @@ class ShmGroup final : public ProcessGroup {
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
   CommunicationStats stats() const override { return meter_->stats(); }
 
-  // Returns when all ranks have called it. UNAVAILABLE when one never will.
+  // Blocks until all ranks have called it. UNAVAILABLE if one never will.
   absl::Status Barrier();
 
  private:
-  // `run`, which is `collective`, with its cost counted and its errors told.
+  // Wraps `run`, the collective, with metering and error messages.
   ShmQueue::Task Prepare(const char* collective, int64_t bytes_sent,
                          ShmQueue::Task run);
-  // Leaves it to the group's thread. `run` keeps the tensors alive.
+  // Queues it for the group's thread. `run` keeps the tensors alive.
   std::unique_ptr<Work> Begin(const char* collective, int64_t bytes_sent,
                               ShmQueue::Task run);
-  // Does it at once, in this thread if it can.
+  // Runs it at once, on this thread if possible.
   absl::Status RunNow(const char* collective, int64_t bytes_sent,
                       ShmQueue::Task run);
-  // A short text of each rank, by rank.
+  // All-gathers a short text.
   absl::StatusOr<std::vector<std::string>> ExchangeTexts(
       const std::string& mine);
-  // Bytes that a rank of a ring sends to pass on all others' parts of `bytes`.
+  // Bytes that a rank sends in a ring over `bytes`.
   int64_t RingBytes(int64_t bytes) const {
     return bytes * (size() - 1) / size();
   }
@@ -327,7 +326,7 @@ ShmQueue::Task ShmGroup::Prepare(const char* collective, int64_t bytes_sent,
   return [this, collective, run = std::move(run)] {
     const absl::Status status = Describe(run(), meeting_->name(), collective);
     meter_->Finished();
-    // The others learn it at once.
+    // Lets the others know at once.
     if (!status.ok()) meeting_->Leave();
     return status;
   };
@@ -452,8 +451,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ShmGroup::Split(int color) {
   return group;
 }
 
-// The same text for processes that can open each other's files under /proc;
-// empty where shared memory is not to be used.
+// Equal for processes that can open each other's files under /proc; empty if
+// shared memory isn't to be used.
 std::string HostText() {
   const char* choice = getenv("CAPSTAN_CPU_COLLECTIVES");
   if (choice != nullptr && std::string(choice) == "gloo") return "";
@@ -475,7 +474,7 @@ ExchangeFunction ExchangeThrough(c10d::Store* store, const RankInfo& info) {
     const auto key = [&](int rank) {
       return absl::StrCat("capstan/shm/", round, "/", rank);
     };
-    // Not all stores take empty values.
+    // Some stores reject empty values.
     const std::string value = absl::StrCat("=", mine);
     store->set(key(info.rank),
                std::vector<uint8_t>(value.begin(), value.end()));
@@ -508,7 +507,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> TryShmGroup(const RankInfo& info,
   CAPSTAN_RETURN_IF_ERROR(meeting.status());
   auto group = std::make_unique<ShmGroup>(
       *std::move(meeting), std::make_shared<CommunicationMeter>());
-  // After it nobody needs the store, which may be in a process that ends.
+  // After this nobody needs the store, whose process may exit.
   CAPSTAN_RETURN_IF_ERROR(group->Barrier());
   return group;
 }

@@ -14,10 +14,9 @@ class Store;
 
 namespace capstan {
 
-// A group over shared memory if all ranks of the run, which meet in `store`,
-// can have one: they are on one host, in the same process name space, of one
-// user, and CAPSTAN_CPU_COLLECTIVES is not "gloo". Else null, for all ranks.
-// Throws what the store throws.
+// A shared-memory group if the ranks of the run, which meet in `store`, allow
+// it: one host, one PID namespace, one user, and CAPSTAN_CPU_COLLECTIVES isn't
+// "gloo". Else null on all ranks. Throws what the store throws.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> TryShmGroup(const RankInfo& info,
                                                           c10d::Store* store);
 

@@ -27,7 +27,7 @@ using testing::HasSubstr;
 class ShmTest : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ShmTest, testing::Values(2, 3, 4));
 
-// Different on each rank, so that the order of additions shows.
+// Different on each rank, so that the summation order matters.
 at::Tensor Values(int rank, int64_t size) {
   const at::Tensor x = at::arange(size, at::kDouble).add(0.37 * rank);
   return x.mul(12.9898)
@@ -36,7 +36,7 @@ at::Tensor Values(int rank, int64_t size) {
       .to(at::kFloat);
 }
 
-// Small sums, sums of several blocks, and parts of sums: to the bit.
+// Bit-exact small sums, sums over several blocks, and partial sums.
 TEST_P(ShmTest, AddsInTheOrderOfTheRanks) {
   EXPECT_EQ(RunRanks("shm", GetParam(),
                      [](ProcessGroup* group) {
@@ -57,7 +57,8 @@ TEST_P(ShmTest, AddsInTheOrderOfTheRanks) {
             0);
 }
 
-// Ranks at different speeds: slots must not be written before they are read.
+// Ranks of different speeds: slots must not be overwritten before they are
+// read.
 TEST_P(ShmTest, WaitsForSlowReaders) {
   EXPECT_EQ(
       RunRanks("shm", GetParam(),
@@ -108,7 +109,7 @@ TEST(Shm, LeavesNoFileOpen) {
       0);
 }
 
-// Some of the ranks want Gloo: all get it.
+// If some ranks want Gloo, all get it.
 TEST(Shm, IsForAllOrNone) {
   EXPECT_EQ(LaunchRanks(3,
                         [](const RankInfo& info) -> absl::Status {
@@ -125,7 +126,7 @@ TEST(Shm, IsForAllOrNone) {
             0);
 }
 
-// Seconds until a rank that waits in `collective` learns that rank 1 is gone.
+// Requires that a rank waiting in `collective` notices that rank 1 is gone.
 void RequireError(const std::function<void()>& collective,
                   const std::string& what) {
   const auto begin = std::chrono::steady_clock::now();
@@ -153,11 +154,11 @@ TEST_P(ShmTest, NoticesAKilledRankInTheMiddle) {
         RequireError(
             [&] {
               work->Wait();
-              // It may have been quicker than the signal.
+              // It may complete before the signal.
               group->AllReduce(tensor)->Wait();
             },
             " lost the connection to another rank during all-reduce: rank ");
-        // And so does every later one.
+        // So does every later one.
         RequireError([&] { group->AllReduce(tensor)->Wait(); }, "all-reduce");
         usleep(200000);
       },
@@ -168,7 +169,7 @@ TEST_P(ShmTest, NoticesAKilledRankInTheMiddle) {
                               "during all-reduce: rank "));
 }
 
-// A rank whose process goes on (it saves, it logs) but whose group is closed.
+// A rank whose process continues (saving, logging) but whose group is closed.
 TEST_P(ShmTest, NoticesARankThatHasLeft) {
   EXPECT_EQ(LaunchRanks(GetParam(),
                         [](const RankInfo& info) -> absl::Status {
@@ -181,8 +182,8 @@ TEST_P(ShmTest, NoticesARankThatHasLeft) {
                             usleep(2000000);
                             return absl::OkStatus();
                           }
-                          // Complete before rank 1 left, or not: both are
-                          // right.
+                          // Either outcome is right, depending on when rank 1
+                          // left.
                           RequireError(
                               [&] {
                                 double value = 1;

@@ -31,7 +31,7 @@ namespace capstan {
 namespace {
 
 struct Header {
-  // So that a stale address can't lead to some other file.
+  // So that a stale address can't open another file.
   uint64_t nonce;
   int64_t ranks;
 };
@@ -51,10 +51,10 @@ absl::Status SystemError(absl::string_view call) {
 
 using Clock = std::chrono::steady_clock;
 
-// How often a rank that waits looks whether the other one is still there.
+// How often a waiting rank checks whether the other is alive.
 constexpr long kLookNanoseconds = 100 * 1000 * 1000;
-// How often it looks before it sleeps: a few microseconds. Ranks and their
-// computations share the cores.
+// Checks before sleeping: a few microseconds. Ranks and their computations
+// share the cores.
 constexpr int kSpins = 200;
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free &&
@@ -79,7 +79,7 @@ absl::Status ShmSegment::Map(int fd, int ranks) {
       mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return SystemError("mmap");
   memory_ = memory;
-  // The first place among the states is the header's.
+  // The first state's space holds the header.
   states_ = static_cast<ShmRankState*>(memory) + 1;
   slots_ = static_cast<char*>(memory) + SlotsBegin(ranks);
   return absl::OkStatus();
@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks) {
   std::random_device random;
   const uint64_t nonce = (static_cast<uint64_t>(random()) << 32) | random();
   new (segment->memory_) Header{nonce, ranks};
-  // The file begins as zeros, which is what the states begin with.
+  // The file is zero-initialized, as are the states.
   segment->address_ = absl::StrCat(getpid(), " ", segment->fd_, " ", nonce);
   return segment;
 }
@@ -184,7 +184,7 @@ ShmMeeting::~ShmMeeting() {
 void ShmMeeting::Publish(ShmStage stage, uint64_t blocks) {
   segment_->state(rank_)->done[stage].store(blocks);
   for (int peer = 0; peer < size(); ++peer) {
-    // Once is enough.
+    // Wake it once only.
     uint32_t code = AwaitCode(rank_, stage);
     if (segment_->state(peer)->awaits.load() == code &&
         segment_->state(peer)->awaits.compare_exchange_strong(code, 0)) {
@@ -214,11 +214,11 @@ absl::Status ShmMeeting::Await(int rank, ShmStage stage, uint64_t blocks) {
   absl::Status status;
   while (status.ok()) {
     const uint32_t bell = mine->bell.load();
-    // Either the other rank sees this, or the next line what it has done.
+    // Either the other rank sees this, or the next line sees its progress.
     mine->awaits.store(AwaitCode(rank, stage));
     if (HasDone(rank, stage, blocks)) break;
     status = WhyNot(rank, begin);
-    // It may have done its part before it left.
+    // It may have completed its part before it left.
     if (HasDone(rank, stage, blocks)) status = absl::OkStatus();
     if (status.ok()) Sleep(bell);
   }

@@ -16,7 +16,7 @@
 namespace capstan {
 namespace {
 
-// Elements at a time: running sums stay in the first-level cache.
+// Elements per pass, so that running sums stay in the L1 cache.
 constexpr int64_t kChunk = 2048;
 
 // out [size] = a [size] + b [size]; `out` may be `a` or `b`.
@@ -28,7 +28,7 @@ void Add(const T* a, const T* b, T* out, int64_t size) {
 
 template <typename T>
 void Sum(const void* const* sources, int count, void* out, int64_t size) {
-  // Signed sums wrap, as LibTorch's do.
+  // Signed sums wrap, as in LibTorch.
   using U =
       typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
                                   std::common_type<T>>::type;
@@ -47,7 +47,7 @@ void Sum(const void* const* sources, int count, void* out, int64_t size) {
   }
 }
 
-// Both directions of a 16-bit float type.
+// Conversions of a 16-bit float type.
 struct BFloat16Bits {
   static void Load(const uint16_t* from, float* to, int64_t size) {
     for (int64_t i = 0; i < size; ++i) {
@@ -55,7 +55,7 @@ struct BFloat16Bits {
       std::memcpy(&to[i], &bits, sizeof(bits));
     }
   }
-  // To the nearest, ties to even, as c10 rounds.
+  // Rounds to nearest, ties to even, as c10 does.
   static void Store(const float* from, uint16_t* to, int64_t size) {
     for (int64_t i = 0; i < size; ++i) {
       uint32_t bits;
@@ -79,7 +79,7 @@ struct HalfBits {
 };
 
 #if defined(__x86_64__)
-// The same with the conversions of the CPU.
+// The same with hardware conversions.
 struct HalfBitsF16c {
   __attribute__((target("avx,f16c"))) static void Load(const uint16_t* from,
                                                        float* to,

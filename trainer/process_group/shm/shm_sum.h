@@ -8,13 +8,13 @@
 
 namespace capstan {
 
-// out [size] = sources[0] [size] + sources[1] [size] + .. in this order,
-// element by element; half floats are summed in float32 and rounded once. There
-// are at least two sources; `out` may be one of them.
+// out [size] = sources[0] [size] + sources[1] [size] + .. elementwise in this
+// order; half floats are summed in float32 and rounded once. At least two
+// sources; `out` may be one of them.
 using SumFunction = void (*)(const void* const* sources, int count, void* out,
                              int64_t size);
 
-// For the floating-point and integer types; nullptr for others.
+// nullptr for types other than floating-point and integer.
 SumFunction SumOf(c10::ScalarType type);
 
 }  // namespace capstan
