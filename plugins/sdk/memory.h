@@ -13,7 +13,7 @@ enum class MemoryCategory : int {
   kParameters,      // working copies that stay, whole or a shard
   kGradients,       // sums that stay until the update
   kMasters,         // masters that aren't the working copies
-  kOptimizerState,  // what the optimizer keeps a master
+  kOptimizerState,  // the optimizer's, per master
   kBuckets,         // gathered units, gradients on their way to other ranks
   kActivations,     // made in forward: kept for backward, and passing
   kLogits,          // of the output head, and their gradient

@@ -20,7 +20,7 @@ struct StrategyRequest {
   const Model* model = nullptr;
   PrecisionPolicy precision;
   int world_size = 1;
-  int64_t accumulation = 1;  // micro-steps a step
+  int64_t accumulation = 1;  // micro-steps per step
   // Since minor version 2. Which parameters must stay whole, and the block
   // sizes of its state (see LayoutRules in strategies/common/flat_layout.h).
   // Null: no constraints.

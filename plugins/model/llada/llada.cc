@@ -13,8 +13,8 @@ namespace {
 using llama::Json;
 using llama::LlamaConfig;
 
-// Switches of LLaDA's code, with the only value that this model supports. If one
-// of the first ones is absent, LLaDA's code assumes another value.
+// Switches of LLaDA's code, with the only value that this model supports. If
+// one of the first group is absent, LLaDA's code assumes another value.
 constexpr std::pair<const char*, const char*> kTexts[] = {
     {"model_type", "llada"},
     {"block_type", "llama"},
