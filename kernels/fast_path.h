@@ -12,20 +12,20 @@
 namespace capstan {
 namespace kernels {
 
-// Whether the loops of simd.h on float32 serve this tensor. Others take the
-// same formulas from ATen's operators.
+// Whether the float32 loops of base/simd can process this tensor. For others,
+// operators use the same formulas on ATen's operators.
 inline bool FastPath(const at::Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() == at::kFloat;
 }
 
-// Whether RowKernels serve this tensor, whose storage WithStorage then names.
+// Whether RowKernels support this tensor, whose storage type WithStorage names.
 inline bool HasRowKernels(const at::Tensor& t) {
   const at::ScalarType type = t.scalar_type();
   return t.device().is_cpu() && t.is_contiguous() &&
          (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
 }
 
-// Calls body with a value of the type that RowKernels have for `type`.
+// Calls body with a value of the RowKernels' type for `type`.
 template <typename Body>
 void WithStorage(at::ScalarType type, const Body& body) {
   switch (type) {
@@ -39,7 +39,7 @@ void WithStorage(at::ScalarType type, const Body& body) {
   }
 }
 
-// A tensor's memory as that type, null if the tensor is undefined.
+// The tensor's data as that type; null if the tensor is undefined.
 template <typename T>
 const T* ReadAs(const at::Tensor& t) {
   return t.defined() ? static_cast<const T*>(t.const_data_ptr()) : nullptr;
@@ -49,7 +49,7 @@ T* WriteAs(const at::Tensor& t) {
   return t.defined() ? static_cast<T*>(t.mutable_data_ptr()) : nullptr;
 }
 
-// The least number of rows of `width` numbers that is worth a thread.
+// The fewest rows of `width` numbers worth a thread.
 inline int64_t RowGrain(int64_t width) {
   constexpr int64_t kPerThread = 32768;
   return std::max<int64_t>(1, kPerThread / std::max<int64_t>(width, 1));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory of kernels: how one divides a piece of memory among its tensors,
-// and how it says, without allocating, what it will hold. `plan` adds up the
-// latter; memory_test.cc in each folder holds it against an allocator that
-// counts.
+// The memory of kernels: dividing a piece of memory among tensors, and
+// predicting, without allocating, what an operator holds. `plan` adds up the
+// predictions; memory_test.cc in each folder compares them with a counting
+// allocator.
 #ifndef CAPSTAN_KERNELS_MEMORY_H_
 #define CAPSTAN_KERNELS_MEMORY_H_
 
@@ -21,8 +21,8 @@ inline int64_t ElementBytes(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-// Parts of one piece of memory, each on a cache line of its own. A null base
-// only counts.
+// Parts of one piece of memory, each aligned to a cache line. With a null base
+// it only counts.
 class MemoryParts {
  public:
   explicit MemoryParts(float* base) : base_(base) {}
@@ -38,7 +38,7 @@ class MemoryParts {
   int64_t used_ = 0;
 };
 
-// Follows the bytes that are live while an operator runs.
+// Tracks the bytes that are live while an operator runs.
 class MemoryLedger {
  public:
   explicit MemoryLedger(int64_t live = 0) : live_(live), peak_(live) {}
@@ -47,7 +47,7 @@ class MemoryLedger {
     peak_ = std::max(peak_, live_);
   }
   void Free(int64_t bytes) { live_ -= bytes; }
-  // Taken and freed again.
+  // Allocated and freed again.
   void Pass(int64_t bytes) { peak_ = std::max(peak_, live_ + bytes); }
   int64_t live() const { return live_; }
   int64_t peak() const { return peak_; }
@@ -59,12 +59,12 @@ class MemoryLedger {
 
 // What an operator allocates, in bytes.
 struct OperatorMemory {
-  // From forward to backward, the output included, the input not.
+  // From forward to backward: with the output, without the input.
   int64_t kept = 0;
-  // At most at one time beyond `kept`, while forward runs.
+  // Peak beyond `kept` during forward.
   int64_t forward = 0;
-  // The same of backward, gradients that it returns included; the gradient of
-  // the output takes the output's place.
+  // Peak beyond `kept` during backward, including the gradients that it
+  // returns; the output's gradient takes the place of the output.
   int64_t backward = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests: what an operator allocates, by the allocator that counts.
+// For tests: what an operator allocates, measured by a counting allocator.
 #ifndef CAPSTAN_KERNELS_MEMORY_TESTING_H_
 #define CAPSTAN_KERNELS_MEMORY_TESTING_H_
 
@@ -20,7 +20,7 @@
 
 namespace capstan {
 
-// As a strategy that copies each gradient as soon as it is there.
+// Drops each gradient once it is made, as a strategy that copies it does.
 class DropGradient final : public torch::autograd::PostAccumulateGradHook {
  public:
   void operator()(const at::Tensor& parameter) override {
@@ -30,7 +30,7 @@ class DropGradient final : public torch::autograd::PostAccumulateGradHook {
 
 namespace kernels {
 
-// A leaf whose gradient isn't kept.
+// A leaf whose gradient is dropped.
 inline at::Tensor Weight(at::Tensor value) {
   value.set_requires_grad(true);
   torch::autograd::impl::set_post_acc_grad_hooks(
@@ -38,8 +38,8 @@ inline at::Tensor Weight(at::Tensor value) {
   return value;
 }
 
-// One thread's, beyond what was there before: of forward(), which returns the
-// output, and of its backward.
+// The allocations of one thread, relative to those at the start: by forward(),
+// which returns the output, and by its backward.
 template <typename Forward>
 OperatorMemory Measure(const Forward& forward) {
   at::set_num_threads(1);
@@ -50,7 +50,7 @@ OperatorMemory Measure(const Forward& forward) {
   OperatorMemory memory;
   memory.kept = Total(TrackedMemory().live) - before;
   memory.forward = Total(TrackedMemory().at_peak) - before - memory.kept;
-  // The test keeps the output, which in a model its gradient replaces.
+  // The test keeps the output; in a model, its gradient replaces it.
   const at::Tensor gradient = at::ones_like(out);
   const int64_t live = Total(TrackedMemory().live);
   ResetTrackedPeak();
@@ -59,7 +59,7 @@ OperatorMemory Measure(const Forward& forward) {
   return memory;
 }
 
-// Whether each number is within `bound` of the greatest peak.
+// Whether each number is within `bound` of the largest peak.
 inline void ExpectNear(const OperatorMemory& planned,
                        const OperatorMemory& measured, double bound) {
   const double most =
@@ -70,7 +70,7 @@ inline void ExpectNear(const OperatorMemory& planned,
   EXPECT_NEAR(planned.backward, measured.backward, most);
 }
 
-// Of ledgers of forward and backward.
+// From the ledgers of forward and backward.
 inline OperatorMemory MemoryOf(const MemoryLedger& forward,
                                const MemoryLedger& backward) {
   return {forward.live(), forward.peak() - forward.live(),

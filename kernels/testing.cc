@@ -15,7 +15,7 @@ namespace capstan {
 namespace kernels {
 namespace {
 
-// One weight for each number of `y`, exact in every type.
+// One weight per element of `y`, exact in every type.
 at::Tensor OutputWeights(const at::Tensor& y) {
   std::vector<double> weights(y.numel());
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -32,8 +32,9 @@ Tensors Rounded(const Tensors& inputs, at::ScalarType dtype) {
   return rounded;
 }
 
-// (f(x + step d) - f(x - step d)) / (2 step) against grad f . d, for the
-// weighted sum of the operator's output and d of signs, one input at a time.
+// Compares (f(x + step d) - f(x - step d)) / (2 step) with grad f . d, for the
+// weighted sum of the operator's output and random signs d, one input at a
+// time.
 void ExpectDifferencesMatch(const Operator& op, const Tensors& inputs,
                             const Tensors& results) {
   constexpr double kStep = 4e-3;
@@ -97,7 +98,7 @@ void ExpectSame(const Operator& fused, const Operator& plain,
                 const Tensors& inputs) {
   const struct {
     at::ScalarType type;
-    double bound;  // a few roundings in a row
+    double bound;  // a few successive roundings
   } kTypes[] = {{at::kFloat, 3e-6}, {at::kBFloat16, 0.025}, {at::kHalf, 0.003}};
   for (const auto& [type, bound] : kTypes) {
     SCOPED_TRACE(c10::toString(type));

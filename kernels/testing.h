@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fused operators against plain formulas of ATen's operators in float64 under
-// autograd: values and gradients. For tests.
+// For tests: compares fused operators, values and gradients, with plain
+// formulas on ATen's operators in float64 under autograd.
 #ifndef CAPSTAN_KERNELS_TESTING_H_
 #define CAPSTAN_KERNELS_TESTING_H_
 
@@ -18,22 +18,22 @@ using Operator = std::function<at::Tensor(const Tensors&)>;
 
 constexpr double kEps = 1e-5;  // of norms
 
-// Smooth float64 numbers without a pattern that a bug could hide in.
+// Smooth float64 numbers without a pattern that could hide a bug.
 at::Tensor Wave(at::IntArrayRef shape, double size = 1.0);
 
 // Runs `op` on copies of the inputs in `dtype`, and backward from a fixed
-// weighting of its output; returns the output and the gradient of each input
-// of floats.
+// weighting of its output; returns the output and the gradient of each
+// floating-point input.
 Tensors RunBoth(const Operator& op, const Tensors& inputs,
                 at::ScalarType dtype);
 
-// The greatest difference of the two, relative to the greater of 1 and the
-// reference's greatest.
+// The largest difference, relative to the larger of 1 and the largest absolute
+// value of `wanted`.
 double Difference(const at::Tensor& got, const at::Tensor& wanted);
 
-// `fused` in float32, bfloat16 and float16 against `plain` in float64 on the
-// same numbers, which are rounded to the type before; and the gradients of
-// `fused` in float32 against differences of its own values.
+// Compares `fused` in float32, bfloat16 and float16 with `plain` in float64 on
+// the same numbers (rounded to the dtype first), and the gradients of `fused`
+// in float32 with finite differences of its own values.
 void ExpectSame(const Operator& fused, const Operator& plain,
                 const Tensors& inputs);
 

@@ -28,7 +28,7 @@ def cc_library(name, srcs = [], deps = [], copts = [], pch = None, **kwargs):
       pch: a header of tools/pch, or None. It saves only time: each file still
         includes what it uses.
     """
-    # Another workspace's flags may be others than those of the header.
+    # Another workspace's flags may differ from those of the header.
     if pch and srcs and not _SDK.workspace_root:
         deps = deps + _pch_deps(pch)
         copts = copts + _pch_copts(pch)

@@ -3,7 +3,7 @@
 
 load("@cuda//:config.bzl", "HAS_CUDA", "NVCC")
 
-# Machine code for compute capability 8.x and 9.x, and PTX for what comes after.
+# Machine code for compute capability 8.x and 9.x, and PTX for later ones.
 _ARCHITECTURES = [
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=[sm_90,compute_90]",

@@ -31,8 +31,8 @@ def _precompile(ctx, toolchain, context, header):
         variables = variables,
     ))
 
-    # -MD puts the list of its headers into the precompiled one, and -fpch-deps
-    # from there into each object's .d, by which Bazel knows what to make anew.
+    # -MD records the headers in the precompiled one, and -fpch-deps copies them
+    # into each object's .d, which tells Bazel what to rebuild.
     args.add_all(["-MD", "-MF", "/dev/null"])
     args.add_all(["-x", "c++-header", ctx.file.src, "-o", precompiled])
     ctx.actions.run(
@@ -51,7 +51,7 @@ def _precompile(ctx, toolchain, context, header):
             action_name = CPP_COMPILE_ACTION_NAME,
             variables = variables,
         ),
-        # As for objects: a sandbox of 9,000 links costs more than it finds.
+        # As for objects: sandboxing 9,000 links costs more than it finds.
         execution_requirements = {"no-sandbox": "1"},
         mnemonic = "CppPrecompile",
         progress_message = "Precompiling %s" % ctx.file.src.short_path,
@@ -63,8 +63,8 @@ def _precompiled_header_impl(ctx):
     deps = [dep[CcInfo] for dep in ctx.attr.deps]
     context = cc_common.merge_cc_infos(cc_infos = deps).compilation_context
 
-    # g++ reads NAME.h.gch for NAME.h where its own options are those that made
-    # it. NAME.h is empty, for where they aren't: each file includes what it uses.
+    # g++ uses NAME.h.gch for NAME.h if its options are those that made it.
+    # NAME.h is empty for the other cases: each file includes what it uses.
     header = ctx.actions.declare_file(ctx.label.name + ".h")
     ctx.actions.write(header, "")
     files = [header, _precompile(ctx, toolchain, context, header)]

@@ -21,7 +21,7 @@ constexpr int64_t kDefaultSteps = 1000;
 constexpr int64_t kNone = 0;  // token types
 constexpr int64_t kEnd = 2;
 
-// The batch's tensor of that name, of an earlier batch if it has the shape.
+// The batch's tensor of that name, reused if it has the shape.
 template <typename T>
 T* Tensor(Batch* batch, const char* name, at::IntArrayRef shape,
           c10::ScalarType type) {
@@ -168,7 +168,7 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> AdHistory::Validation() const {
 }
 
 std::vector<int> AdHistory::tasks() const {
-  // Playing a task takes no history of it.
+  // Playing a task needs no history of it.
   return config_.split() == Config::TEST ? split_.test : table_->tasks();
 }
 

@@ -16,13 +16,13 @@
 namespace capstan {
 namespace ad_history {
 
-// Learning histories as samples, each asking for one action. Gives, T being the
-// longest sample's tokens,
-//   "transitions" [n, T, 6] uint8 and "kinds" [n, T] uint8 (history_model.h),
-//   "lengths" [n] int64: tokens of each sample,
-//   "action" [n] int64: what was done, -100 if it isn't learned,
-//   "token_type" [n] int64: what follows, 2 (END) at a region's last step,
-//     else 0; compressed only.
+// Learning histories as samples, each of which predicts one action. With T the
+// tokens of the longest sample, batches have
+//  "transitions" [n, T, 6] uint8 and "kinds" [n, T] uint8 (history_model.h),
+//  "lengths" [n] int64: tokens of each sample,
+//  "action" [n] int64: the action taken, -100 if not trained on,
+//  "token_type" [n] int64: what follows, 2 (END) at a region's last step,
+//    else 0; compressed only.
 class AdHistory final : public DatasetReader, public HistorySource {
  public:
   static absl::StatusOr<std::unique_ptr<AdHistory>> Create(
@@ -32,11 +32,11 @@ class AdHistory final : public DatasetReader, public HistorySource {
   bool shuffle() const override { return config_.shuffle(); }
   absl::Status Read(absl::Span<const int64_t> indices,
                     Batch* batch) const override;
-  // The other tasks: of a TRAIN reader those of TEST, null if the file has none
-  // of them; null of a TEST reader.
+  // The held-out tasks: for a TRAIN reader those of TEST, or null if the file
+  // has none of them; for a TEST reader null.
   absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override;
   int64_t max_sequence_length() const override { return form_.max_tokens(); }
-  // Of a TRAIN reader: how many of the tasks the file has, if not all.
+  // For a TRAIN reader: how many of the tasks the file has, if not all.
   std::vector<std::string> notes() const override;
 
   HistoryForm history_form() const override { return form_; }
@@ -51,7 +51,7 @@ class AdHistory final : public DatasetReader, public HistorySource {
 
   const Config config_;
   const HistoryForm form_;
-  const darkroom::Split split_;  // of all tasks that there are
+  const darkroom::Split split_;  // of all tasks in existence
   const std::shared_ptr<const HistoryTable> table_;
   const SampleLayout layout_;
 };

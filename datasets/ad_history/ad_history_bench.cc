@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The processor's time that reading takes: opening a file of the original's
-// size, and batches of 512 in random order, by one thread.
-//   ad_history_bench [histories.hdf5]
-// Without a file it makes one of random walks, beside the temporary files.
+// CPU time of reading: opening a file of the original's size, and batches of
+// 512 in random order, on one thread.
+//  ad_history_bench [histories.hdf5]
+// Without a file it makes a temporary one of random walks.
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -24,7 +24,7 @@ constexpr int64_t kStreams = 100;
 constexpr int64_t kBatch = 512;
 constexpr int kBatches = 400;
 
-// Of this process on a core, whoever else has a share of it.
+// CPU time of this process, independent of other load.
 double Seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 absl::Status MakeFile(const std::string& path) {

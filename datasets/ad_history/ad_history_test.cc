@@ -31,7 +31,7 @@ constexpr int64_t kLength = 8;
 
 using Transition = std::array<uint8_t, kTransitionBytes>;
 
-// Some transition, another one at each place of a file.
+// A transition that differs at each place of a file.
 Transition At(int task, int64_t stream, int64_t step) {
   const int64_t x = task * 131 + stream * 37 + step;
   return {static_cast<uint8_t>(x % 9),     static_cast<uint8_t>(x / 9 % 9),
@@ -139,7 +139,7 @@ std::vector<int64_t> All(const DatasetReader& reader) {
   return indices;
 }
 
-// What the original counts, from the numbers alone.
+// The original's counts, from the numbers alone.
 TEST(SampleLayoutTest, CountsAreTheOriginals) {
   HistoryForm form;
   form.length = 80;
@@ -230,7 +230,7 @@ TEST(AdHistoryTest, ShortContextsBeginWithNothing) {
   EXPECT_TRUE(batch.at("lengths").equal(at::tensor({1, 3, 8}, at::kLong)));
 }
 
-// At each place of a region: the whole region before, and this one so far.
+// At each step of a region: the whole previous region, and this one so far.
 TEST(AdHistoryTest, CompressedIsTwoRegions) {
   Config config = Small(Config::COMPRESSED);
   config.set_split(Config::TEST);
@@ -254,7 +254,7 @@ TEST(AdHistoryTest, CompressedIsTwoRegions) {
         ASSERT_EQ(batch.at("lengths").item<int>(), batch.at("kinds").size(1));
         ASSERT_EQ(batch.at("token_type").item<int>(),
                   step % kLength == kLength - 1 ? 2 : 0);
-        // Also at a region's last step, where the original learns none.
+        // Also at a region's last step, where the original has none.
         ASSERT_EQ(batch.at("action").item<int>(), At(task, stream, step)[2]);
       }
     }

@@ -13,7 +13,8 @@ namespace capstan {
 namespace ad_history {
 namespace {
 
-// Stream `stream` of time-major `from`, as `to` [steps, kTransitionBytes].
+// Copies stream `stream` of time-major `from` to `to` [steps,
+// kTransitionBytes].
 void CopyStream(const darkroom::History& from, int64_t stream, uint8_t* to) {
   for (int64_t step = 0; step < from.steps; ++step) {
     const int64_t i = step * from.streams + stream;
@@ -44,7 +45,7 @@ absl::Status CheckShape(const TableOptions& options, int task,
   return absl::OkStatus();
 }
 
-// The wanted tasks that the file has.
+// The requested tasks that are in the file.
 absl::StatusOr<std::vector<int>> TasksIn(const darkroom::HistoryReader& file,
                                          const TableOptions& options) {
   const absl::Status status = file.CheckVariant(options.variant, options.room);
@@ -82,7 +83,7 @@ absl::StatusOr<std::shared_ptr<const HistoryTable>> HistoryTable::Load(
     const int task = table->tasks_[i];
     const auto shape = (*file)->Shape(task);
     if (!shape.ok()) return FieldError("path", shape.status().message());
-    // All streams: as many as the first task has.
+    // All streams: the number that the first task has.
     if (streams == 0) streams = shape->streams;
     CAPSTAN_RETURN_IF_ERROR(CheckShape(options, task, *shape, streams));
     if (i == 0) {

@@ -16,30 +16,29 @@ namespace ad_history {
 // Bytes of a transition: row, column, action, reward, next row, next column.
 constexpr int64_t kTransitionBytes = 6;
 
-// What is read of a file.
+// What to read from a file.
 struct TableOptions {
   std::string path;
   darkroom::Room room;
   darkroom::Variant variant = darkroom::Variant::kGoals;
-  std::vector<int> tasks;  // those of them that the file has
+  std::vector<int> tasks;  // those of them in the file
   int64_t streams = 0;     // 0: all
   int64_t steps = 0;
 };
 
-// Histories in memory, a history behind the other: 44 MB for 73 tasks of 100
-// streams of 1000 steps. Ranks that are forked later share it.
+// Histories in contiguous memory: 44 MB for 73 tasks of 100 streams of 1000
+// steps. Ranks forked later share it.
 class HistoryTable {
  public:
-  // Reads the file. Errors are the file's, a FieldError of "path" where it has
-  // none of the tasks, or of "steps" or "streams" where it has fewer than asked
-  // for.
+  // Reads the file. Returns the file's errors, and a FieldError of "path" if it
+  // has none of the tasks, or of "steps" or "streams" if it has fewer.
   static absl::StatusOr<std::shared_ptr<const HistoryTable>> Load(
       const TableOptions& options);
 
-  // The tasks that there are histories of, in the order of the options; the
-  // same number of each.
+  // The tasks with histories, in the order of the options; all have the same
+  // number of histories.
   const std::vector<int>& tasks() const { return tasks_; }
-  // All that the file has, ascending.
+  // All tasks in the file, ascending.
   const std::vector<int>& tasks_of_file() const { return tasks_of_file_; }
   int64_t histories() const { return histories_; }
   int64_t steps() const { return steps_; }

@@ -13,7 +13,7 @@ namespace {
 static_assert(kTransitionBytes == kHistoryColumns,
               "the table has the columns that models read");
 
-// Writes tokens one behind the other.
+// Writes consecutive tokens.
 class TokenWriter {
  public:
   TokenWriter(uint8_t* transitions, uint8_t* kinds)

@@ -17,40 +17,39 @@ struct StepRange {
   int64_t size() const { return end - begin; }
 };
 
-// A sample by its place in a history.
+// A sample's location in a history.
 struct Sample {
   int64_t history = 0;
-  StepRange previous;  // the region before; compressed only, may be empty
+  StepRange previous;  // previous region; compressed only, may be empty
   StepRange current;   // up to the query
-  int64_t query = 0;   // whose state is shown, and whose action is learned
+  int64_t query = 0;   // its state is shown, its action predicted
   bool ends_region = false;
 };
 
-// Which samples there are: a function of the numbers alone.
+// Which samples exist: a function of the sizes alone.
 class SampleLayout {
  public:
   // `short_contexts` is for plain histories only.
   SampleLayout(const HistoryForm& form, bool short_contexts, int64_t steps,
                int64_t histories);
 
-  // Plain: (steps - length + 1) of each history, or all its steps where
-  // contexts may be short. Compressed: all steps of its whole regions.
+  // Plain: (steps - length + 1) per history, or all its steps if contexts may
+  // be short. Compressed: all steps of its whole regions.
   int64_t size() const { return histories_ * per_history_; }
   // `index` is in [0, size()).
   Sample At(int64_t index) const;
-  // Its tokens.
+  // The sample's tokens.
   int64_t Length(const Sample& sample) const;
 
   // Writes a sample as `tokens` tokens: transitions [tokens, 6] and kinds
-  // [tokens] (HistoryToken). What lies behind the sample becomes 0 and
-  // kPadding.
+  // [tokens] (HistoryToken). The rest is filled with 0 and kPadding.
   void Write(const Sample& sample, const uint8_t* history, int64_t tokens,
              uint8_t* transitions, uint8_t* kinds) const;
 
  private:
   const HistoryForm form_;
   const int64_t histories_;
-  int64_t first_ = 0;  // the first step that is asked for
+  int64_t first_ = 0;  // the first step that is queried
   int64_t per_history_ = 0;
 };
 

@@ -21,7 +21,7 @@ namespace chat {
 namespace {
 
 constexpr int64_t kDefaultLength = 1024;
-// Token places of rows and packs are 32 bits in the index.
+// The index stores token offsets of rows and packs in 32 bits.
 constexpr int64_t kMostLength = 1 << 24;
 
 absl::Status CheckWeights(const Config& config) {
@@ -39,7 +39,7 @@ absl::Status CheckWeights(const Config& config) {
   return absl::OkStatus();
 }
 
-// Defaults filled in; `path` becomes a source.
+// Fills in defaults and turns `path` into a source.
 absl::StatusOr<Config> Complete(Config config) {
   if (config.path().empty() == config.source().empty()) {
     return FieldError(config.path().empty() ? "path" : "source",
@@ -71,7 +71,7 @@ absl::StatusOr<Config> Complete(Config config) {
   return config;
 }
 
-// Tensor `name` of the batch, of this shape; of an earlier batch if it fits.
+// Tensor `name` of the batch in this shape; reuses an existing one if it fits.
 int64_t* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
   at::Tensor& tensor = (*batch)[name];
   if (!tensor.defined() || tensor.sizes() != shape) {
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(
   data->tokenizer = std::move(tokenizer);
   CAPSTAN_RETURN_IF_ERROR(ChooseTemplate(data.get()));
   const Tokenizer::SpecialIds ids = data->tokenizer->special_ids();
-  // Any id does: nothing is trained on it, and nothing attends to it.
+  // Any id will do: nothing is trained on it or attends to it.
   data->pad = std::max<int64_t>(0, ids.pad >= 0 ? ids.pad : ids.eos);
   CAPSTAN_RETURN_IF_ERROR(OpenSources(tokenizer_hash, data.get()));
   CAPSTAN_ASSIGN_OR_RETURN(Mixture mixture, Mix(*data, kTrain));
@@ -109,7 +109,7 @@ absl::Status Chat::ChooseTemplate(Data* data) {
       ChatTemplate::Recognise(*data->tokenizer);
   if (name.empty()) {
     if (!own.ok()) {
-      // Rows that are plain texts need none.
+      // Not needed for plain texts.
       data->no_template = own.status();
       return absl::OkStatus();
     }
@@ -248,7 +248,7 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
     std::copy(tokens.ids.begin(), tokens.ids.end(), out.ids + at);
     std::copy(tokens.labels.begin(), tokens.labels.end(), out.labels + at);
     if (out.positions != nullptr) {
-      // No token of this row predicts its first.
+      // Nothing in this row predicts its first token.
       out.labels[at] = kIgnoredTarget;
       CountUp(out.positions + at, count);
     }
@@ -264,7 +264,7 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
 
 absl::Status Chat::ReadRow(const OpenedSource& source, const IndexedRow& row,
                            TokenRow* tokens) const {
-  // Parsing needs memory that is worth keeping.
+  // Keeps the memory that parsing needs.
   thread_local RowParser parser;
   thread_local Row parsed;
   thread_local RenderedRow rendered;
@@ -336,7 +336,7 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
   if (!tokenizer.ok()) {
     return FieldError("tokenizer", tokenizer.status().message());
   }
-  // Its tokens depend on nothing else than what is in these.
+  // Everything that its tokens depend on.
   CacheKey key;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
     const auto file =

@@ -18,18 +18,18 @@
 namespace capstan {
 namespace chat {
 
-// Conversations and other rows for fine-tuning; chat.proto says which. Gives
-// "input_ids" and "labels" [n, T] int64. With packing T is max_length, and
-// there is "positions" [n, T] int64: of each token in its row; a pack's rest is
-// a document of its own, without labels. Else T is the longest of the batch,
-// and shorter rows are padded behind. kTokenCounts says what isn't padding.
-// Memory: what a batch takes; rows and
-// indexes are mapped files.
+// Conversations and other rows for fine-tuning (see chat.proto). Batches have
+// "input_ids" and "labels" [n, T] int64. With packing, T is max_length, and
+// "positions" [n, T] int64 has each token's position in its row; the rest of a
+// pack is a document of its own, without labels. Otherwise T is the longest row
+// of the batch, and shorter rows are padded at the end. kTokenCounts says what
+// isn't padding. Rows and indexes are mapped files, so only batches take
+// memory.
 class Chat final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Chat>> Create(const Config& config);
-  // With a tokenizer that is there already; tokenizer_hash stands for all that
-  // its tokens depend on, in names of cached files.
+  // With an existing tokenizer; tokenizer_hash identifies everything that its
+  // tokens depend on, in names of cached files.
   static absl::StatusOr<std::unique_ptr<Chat>> Create(
       const Config& config, std::unique_ptr<Tokenizer> tokenizer,
       uint64_t tokenizer_hash);
@@ -46,7 +46,7 @@ class Chat final : public DatasetReader {
   }
   int64_t sample_length(int64_t index) const override;
   std::vector<std::string> notes() const override;
-  // A turn of the user's, if any row is a conversation.
+  // A user's turn, if any row is a conversation.
   std::vector<int64_t> PromptIds(absl::string_view text) const override;
   const Tokenizer* tokenizer() const override { return data_->tokenizer.get(); }
 
@@ -58,7 +58,7 @@ class Chat final : public DatasetReader {
     std::unique_ptr<RowIndex> index;
     std::unique_ptr<SampleTable> samples;
   };
-  // What training and validation share.
+  // Shared by training and validation.
   struct Data {
     Config config;  // with defaults filled in, and `path` as a source
     std::unique_ptr<Tokenizer> tokenizer;
@@ -83,7 +83,7 @@ class Chat final : public DatasetReader {
   static absl::StatusOr<Mixture> Mix(const Data& data, Part part);
 
   absl::Status CheckIndices(absl::Span<const int64_t> indices) const;
-  // Returns how many tokens it has: the rest is padding.
+  // Returns its number of tokens; the rest is padding.
   absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
   // The row's tokens, checked against the index.
   absl::Status ReadRow(const OpenedSource& source, const IndexedRow& row,

@@ -120,7 +120,7 @@ TEST(ChatTest, PacksRestartPositionsAndDoNotPredictAcrossRows) {
       Of(File("p.jsonl", TextRow("abc") + TextRow("defgh") + TextRow("ij")), 7);
   config.set_packing(BEST_FIT);
   const auto chat = MustMake(config);
-  ASSERT_EQ(chat->size(), 2);  // defgh goes with ij
+  ASSERT_EQ(chat->size(), 2);  // defgh is packed with ij
   Batch batch;
   ASSERT_TRUE(chat->Read({0, 1}, &batch).ok());
   EXPECT_THAT(Row(batch, "input_ids", 1),
@@ -142,7 +142,7 @@ TEST(ChatTest, RowsWithoutATrainedTokenAreLeftOutAndCounted) {
                                    "\", \"completion\": \"c\"}\n", TextRow("x"),
                                    TextRow("0123456789abcdef"), TextRow("ok"))),
       10));
-  ASSERT_EQ(chat->size(), 2);  // one token alone is predicted by none
+  ASSERT_EQ(chat->size(), 2);  // nothing predicts a single token
   EXPECT_EQ(TextOf(*chat, 0), "0123456789");
   EXPECT_EQ(TextOf(*chat, 1), "ok");
   EXPECT_THAT(chat->notes(),
@@ -283,19 +283,19 @@ TEST(ChatTest, TheIndexIsKeptAndMadeAnewWhenItMustBe) {
   EXPECT_EQ(MustMake(Of(path))->size(), 1000);
   EXPECT_EQ(fs::last_write_time(files[0]), written);
   EXPECT_EQ(CachedFiles(path).size(), 1);
-  // Another tokenizer or setting, another index.
+  // A different tokenizer or setting makes a different index.
   ASSERT_TRUE(Make(Of(path), 2).ok());
   ASSERT_TRUE(Make(Of(path, 5)).ok());
   EXPECT_EQ(CachedFiles(path).size(), 3);
   // A broken one.
   fs::resize_file(files[0], 300);
   EXPECT_EQ(MustMake(Of(path))->size(), 1000);
-  // Another file of that name.
+  // A different file of that name.
   File("k.jsonl", TextRow("only"));
   EXPECT_EQ(MustMake(Of(path))->size(), 1);
 }
 
-// Not even where, as root, it could.
+// Not even if root could.
 TEST(ChatTest, AFolderThatNobodyMayWriteIsLeftAlone) {
   const std::string path = File("w.jsonl", ManyRows());
   const fs::path folder = fs::path(path).parent_path();
@@ -318,7 +318,7 @@ TEST(ChatTest, AFileThatChangesMeanwhileIsAnError) {
               HasSubstr("m.jsonl:1: the file has changed"));
 }
 
-// A row of some MB, beside short ones.
+// A row of some MB among short ones.
 TEST(ChatTest, ARowLongerThanAnything) {
   const auto chat = MustMake(
       Of(File("l.jsonl", TextRow("ab") + TextRow(std::string(5 << 20, 'x')) +
@@ -328,7 +328,7 @@ TEST(ChatTest, ARowLongerThanAnything) {
   EXPECT_EQ(TextOf(*chat, 2), "cd");
 }
 
-// However the file is cut, and by however many threads.
+// However the file is cut, with any number of threads.
 TEST(IndexBuilderTest, RowsAndTheFirstErrorDoNotDependOnChunks) {
   std::string text = ManyRows();
   const std::string good = File("g.jsonl", text);

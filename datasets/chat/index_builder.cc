@@ -17,7 +17,7 @@ namespace capstan {
 namespace chat {
 namespace {
 
-// Chunks that may be done before the first that isn't.
+// Finished chunks that may wait for an earlier one.
 constexpr uint64_t kAhead = 64;
 constexpr double kReportSeconds = 5.0;
 
@@ -39,7 +39,7 @@ void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
 
 absl::StatusOr<RowIndex::Facts> IndexBuilder::Run(const Sink& sink) {
   start_ = reported_ = MonotonicSeconds();
-  // A file of one chunk or two isn't worth a thread.
+  // A file of one or two chunks isn't worth a thread.
   const uint64_t chunks = source_.text->bytes().size() / options_.chunk_bytes;
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
   std::vector<std::thread> threads;
@@ -79,7 +79,7 @@ void IndexBuilder::Work(const Sink& sink) {
     } catch (...) {
       chunk.status = CurrentExceptionToStatus();
     }
-    // What the scanner stumbled on is behind the rows that it gave.
+    // The scanner's error comes after the rows that it returned.
     if (chunk.status.ok() && !scan.ok()) {
       chunk.status = absl::InvalidArgumentError(
           absl::StrCat(source_.path, ":", scan.message()));
@@ -101,7 +101,7 @@ IndexBuilder::Chunk IndexBuilder::Index(const std::vector<RowPlace>& places,
     if (status.ok()) continue;
     const std::string message =
         absl::StrCat(source_.path, ":", place.line, ": ", status.message());
-    // What the config doesn't allow for is no matter of one row.
+    // A problem of the config isn't one of a single row.
     if (options_.bad_rows == ERROR ||
         status.code() != absl::StatusCode::kInvalidArgument) {
       chunk.status = absl::Status(status.code(), message);
@@ -148,7 +148,7 @@ absl::Status IndexBuilder::AddRow(const RowPlace& place, RowParser* parser,
 void IndexBuilder::Finish(uint64_t number, Chunk chunk, const Sink& sink) {
   const std::lock_guard<std::mutex> lock(mutex_);
   waiting_.emplace(number, std::move(chunk));
-  // In the order of the file: the first error is the file's first.
+  // In file order, so that the first error is the file's first.
   for (auto first = waiting_.find(next_to_write_);
        status_.ok() && first != waiting_.end();
        first = waiting_.find(next_to_write_)) {
@@ -163,7 +163,7 @@ void IndexBuilder::Finish(uint64_t number, Chunk chunk, const Sink& sink) {
   written_.notify_all();
 }
 
-// For files that take long: how far it is.
+// Reports progress, for files that take long.
 void IndexBuilder::Report(uint64_t end) {
   const double now = MonotonicSeconds();
   if (now - reported_ < kReportSeconds) return;

@@ -15,9 +15,8 @@
 namespace capstan {
 namespace chat {
 
-// One pass over a source by several threads: the rows come out in the file's
-// order, and are the same however many threads there are. Takes memory for a
-// few chunks.
+// One pass over a source by several threads. Rows come out in file order
+// whatever the number of threads. Needs memory for a few chunks.
 class IndexBuilder {
  public:
   struct Options {
@@ -31,8 +30,8 @@ class IndexBuilder {
   IndexBuilder(const SourceFile& source, const Options& options)
       : source_(source), options_(options), scanner_(source.text->bytes()) {}
 
-  // Once. `sink` is called by one thread at a time. The error is that of the
-  // first wrong row, as the file has them.
+  // Called once. One thread at a time calls `sink`. Returns the error of the
+  // first wrong row in file order.
   absl::StatusOr<RowIndex::Facts> Run(const Sink& sink);
 
  private:
@@ -40,7 +39,7 @@ class IndexBuilder {
     absl::Status status;
     std::vector<IndexedRow> rows;
     RowIndex::Facts facts;
-    uint64_t end = 0;  // where in the text it ends
+    uint64_t end = 0;  // offset of its end in the text
   };
 
   void Work(const Sink& sink);
@@ -53,7 +52,7 @@ class IndexBuilder {
 
   const SourceFile& source_;
   const Options options_;
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // guards all below
   std::condition_variable written_;
   RowScanner scanner_;
   uint64_t next_to_scan_ = 0;

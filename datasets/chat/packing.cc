@@ -19,7 +19,7 @@ namespace capstan {
 namespace chat {
 namespace {
 
-// Longest first; of one length, in their order. A counting sort.
+// Sorts items by descending length, stably. A counting sort.
 std::vector<uint32_t> ByLength(absl::Span<const uint32_t> lengths,
                                uint32_t capacity) {
   std::vector<uint64_t> place(capacity + 2, 0);
@@ -32,12 +32,12 @@ std::vector<uint32_t> ByLength(absl::Span<const uint32_t> lengths,
   return order;
 }
 
-// The pack of each item; *count is how many packs there are.
+// The pack of each item; *count is the number of packs.
 std::vector<uint32_t> Assign(absl::Span<const uint32_t> lengths,
                              uint32_t capacity, uint32_t* count) {
   std::vector<uint32_t> pack(lengths.size());
   std::vector<std::vector<uint32_t>> with_room(capacity + 1);
-  std::set<uint32_t> rooms;  // those of which there are packs
+  std::set<uint32_t> rooms;  // sizes for which there are packs
   *count = 0;
   for (uint32_t item : ByLength(lengths, capacity)) {
     const auto best = rooms.lower_bound(lengths[item]);
@@ -63,7 +63,7 @@ std::vector<uint32_t> Assign(absl::Span<const uint32_t> lengths,
 Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity) {
   uint32_t count = 0;
   std::vector<uint32_t> pack = Assign(lengths, capacity, &count);
-  // Numbered anew, by their first items.
+  // Renumbered by their first items.
   constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
   std::vector<uint32_t> number(count, kNone);
   uint32_t next = 0;
@@ -109,7 +109,8 @@ absl::Status UnpackGzip(const std::string& from, HiddenFile* to) {
     const int size = gzread(in.get(), buffer.data(), kBuffer);
     int error = Z_OK;
     const char* const message = gzerror(in.get(), &error);
-    // At a file that is cut off, gzread gives what is there, and an error.
+    // For a truncated file, gzread returns the data before the end, and an
+    // error.
     if (size < 0 || error != Z_OK) {
       return Broken(from,
                     error == Z_BUF_ERROR ? "its end is missing" : message);

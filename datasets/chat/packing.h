@@ -13,7 +13,7 @@
 namespace capstan {
 namespace chat {
 
-// Pack i is items[begins[i]] to items[begins[i + 1]], without the last.
+// Pack i is items[begins[i]] to items[begins[i + 1]], exclusive.
 struct Packs {
   std::vector<uint64_t> begins = {0};
   std::vector<uint32_t> items;
@@ -21,13 +21,12 @@ struct Packs {
 
 // Best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", 1973):
 // from the longest item on, each goes where it leaves the least room. Item i
-// has lengths[i], from 1 to capacity; no item is cut. Packs are in the order of
-// their first items, items of a pack in their own. O(n log capacity).
+// has lengths[i], from 1 to capacity; no item is cut. Packs are sorted by their
+// first items, items in a pack by index. O(n log capacity).
 Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity);
 
-// Write what is packed in the file `from`, all its members or frames one behind
-// the other, into `to`. Errors name the file: broken, cut off,
-// empty, no room.
+// Decompress the file `from`, with all its members or frames, into `to`. Errors
+// name the file: corrupt, truncated, empty, disk full.
 absl::Status UnpackGzip(const std::string& from, HiddenFile* to);
 absl::Status UnpackZstd(const std::string& from, HiddenFile* to);
 

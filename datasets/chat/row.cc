@@ -130,7 +130,7 @@ absl::Status FillAlpaca(const object& from, Row* row) {
   return absl::OkStatus();
 }
 
-// By the keys: the first kind, of those that say most, that has what it needs.
+// The first kind, from the most specific, whose required keys exist.
 Kind KindOf(const object& row) {
   if (Has(row, "messages")) return MESSAGES;
   if (Has(row, "conversations")) return SHAREGPT;
@@ -281,8 +281,8 @@ constexpr absl::string_view kByteOrderMark("\xef\xbb\xbf", 3);
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-// Bytes at which a walk over a value has something to do, outside of strings
-// and (the second) within them.
+// Bytes at which scanning a value must act, outside of strings and (the second)
+// inside.
 using Table = std::array<bool, 256>;
 
 Table TableOf(absl::string_view bytes) {
@@ -369,8 +369,8 @@ void RowScanner::SkipSpace() {
   }
 }
 
-// To behind the value at at_, or the text's end. What is wrong within it is
-// found when it is parsed.
+// Skips the value at at_, or to the text's end. Errors within it are found when
+// it is parsed.
 void RowScanner::SkipValue() {
   int64_t depth = 0;
   while (at_ < text_.size()) {
@@ -393,7 +393,7 @@ void RowScanner::SkipValue() {
   }
 }
 
-// What is between the quotes of the string at at_; goes behind it.
+// Returns the contents of the string at at_ and skips it.
 absl::string_view RowScanner::ReadString() {
   const uint64_t begin = ++at_;
   while (at_ < text_.size()) {
@@ -410,8 +410,8 @@ absl::string_view RowScanner::ReadString() {
   return text_.substr(begin);
 }
 
-// At an object: into the list that is its "data", if that comes before any key
-// of a row.
+// At an object: enters the list in "data", if that comes before any key of a
+// row.
 bool RowScanner::EnterDataList() {
   ++at_;
   while (true) {

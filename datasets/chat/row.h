@@ -19,8 +19,8 @@
 namespace capstan {
 namespace chat {
 
-// What a row says, whatever its kind: a conversation, or texts. Made to be
-// filled again and again, so that its strings keep their memory.
+// The content of a row of any kind: a conversation, or texts. Meant to be
+// reused, so that its strings keep their memory.
 class Row {
  public:
   void Clear() {
@@ -55,16 +55,16 @@ class Row {
   size_t count_ = 0;
 };
 
-// Turns JSON into rows. One a thread.
+// Parses JSON into rows. One per thread.
 class RowParser {
  public:
   RowParser();
   ~RowParser();
 
-  // `json` is one object; `readable` bytes are there from json.data() on (a
-  // parser looks at a few behind the end, where there are some). kind AUTO: by
-  // the keys. INVALID_ARGUMENT: broken JSON, bytes that aren't UTF-8, keys of
-  // no known kind, values of other types, no message.
+  // `json` is one object; `readable` bytes from json.data() on may be read (the
+  // parser reads a few past the end if possible). kind AUTO: by the keys.
+  // INVALID_ARGUMENT: malformed JSON, invalid UTF-8, keys of no known kind,
+  // values of wrong types, no messages.
   absl::Status Parse(absl::string_view json, size_t readable, Kind kind,
                      Row* row);
 
@@ -83,10 +83,10 @@ bool Has(const simdjson::dom::object& row, const char* key);
 
 absl::Status Text(const simdjson::dom::object& row, const char* key,
                   absl::string_view* out);
-// The same; "" where the row has no such key, or null.
+// The same, but "" if the row lacks the key or has null.
 absl::Status OptionalText(const simdjson::dom::object& row, const char* key,
                           absl::string_view* out);
-// A list that isn't empty.
+// A non-empty list.
 absl::Status List(const simdjson::dom::object& row, const char* key,
                   simdjson::dom::array* out);
 

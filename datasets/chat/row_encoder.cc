@@ -75,7 +75,7 @@ absl::Status ChatTokenizer::Save(const std::string& folder) const {
   set("pad_token", ids_.pad);
   config["chat_template"] = jinja_;
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(path, config.dump(2) + "\n"));
-  // Where there is one, it is read instead.
+  // If it exists, it is read instead.
   const std::string own = folder + "/chat_template.jinja";
   std::error_code error;
   if (!std::filesystem::exists(own, error)) return absl::OkStatus();
@@ -106,7 +106,7 @@ RowEncoder::RowEncoder(const Tokenizer* tokenizer,
       max_length_(max_length) {
   const int64_t eos = tokenizer->special_ids().eos;
   if (eos >= 0) eos_ = tokenizer->Decode({eos});
-  // Around a text of one token that no tokenizer has.
+  // Tokens around a text of one token that no tokenizer has.
   std::vector<int64_t> ids = {-1};
   tokenizer->AddEnds(&ids);
   const auto text = std::find(ids.begin(), ids.end(), -1);
@@ -176,7 +176,7 @@ void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
   const size_t count = encoding.ids.size();
   out->ids.clear();
   out->labels.clear();
-  // Not twice, where the text spells them itself.
+  // Not twice, if the text itself spells them.
   if (row.with_begin && !begin_.empty() &&
       (count == 0 || encoding.ids[0] != begin_[0])) {
     out->ids = begin_;

@@ -18,20 +18,20 @@
 namespace capstan {
 namespace chat {
 
-// `tokenizer` with another chat template than its own, if it has one: the
-// template's jinja is saved with it, the end of a turn is its eos, and, where
-// it has no pad token, its pad. For ChatML, as is usual, bos is what begins a
-// turn and pad what ends it, whatever they were. The tokens stay the same.
+// `tokenizer` with `chat_template` in place of its own: saves the template's
+// jinja, and uses the end of a turn as eos and, if there is no pad token, as
+// pad. For ChatML, as is usual, bos is always the token that begins a turn, and
+// pad the one that ends it. Tokens stay the same.
 std::unique_ptr<Tokenizer> WithChatTemplate(
     std::unique_ptr<Tokenizer> tokenizer, const ChatTemplate& chat_template);
 
-// A row as text, with what of it is trained on.
+// A row as text, with the ranges that are trained on.
 struct RenderedRow {
   std::string text;
-  // Byte ranges, ascending, apart.
+  // Byte ranges, ascending and disjoint.
   std::vector<std::pair<int64_t, int64_t>> trained;
   bool everything = false;  // ALL: `trained` is the whole text
-  // A plain text: the tokenizer puts its tokens before it, and behind it.
+  // A plain text: the tokenizer adds its begin and end tokens.
   bool with_begin = false;
   bool with_end = false;
 };
@@ -39,30 +39,30 @@ struct RenderedRow {
 struct TokenRow {
   std::vector<int64_t> ids;
   std::vector<int64_t> labels;  // the id, or kIgnoredTarget
-  bool was_cut = false;         // max_length took the end
+  bool was_cut = false;         // truncated to max_length
 
-  // Tokens that some token before them predicts and that are trained on.
+  // The number of trained tokens after the first token, which nothing predicts.
   int64_t trained() const;
 };
 
 // Row -> text -> tokens and labels. Thread-safe.
 class RowEncoder {
  public:
-  // chat_template may be null: then no_template says why, for rows that need
-  // one. Both pointers must outlive the encoder.
+  // If chat_template is null, no_template says why, for rows that need one.
+  // Both pointers must outlive the encoder.
   RowEncoder(const Tokenizer* tokenizer, const ChatTemplate* chat_template,
              absl::Status no_template, LossOn loss_on, int64_t max_length);
 
-  // INVALID_ARGUMENT: the row is wrong (its roles, mostly).
-  // FAILED_PRECONDITION: the config doesn't go with rows of this kind.
+  // INVALID_ARGUMENT: the row is wrong (usually its roles).
+  // FAILED_PRECONDITION: the config doesn't support rows of this kind.
   absl::Status Render(const Row& row, RenderedRow* out) const;
 
-  // One pass of the tokenizer over the whole text. A token is trained on when
-  // it lies wholly inside a trained range, whatever its id. Keeps the first
+  // Tokenizes the whole text in one pass. A token is trained on if it lies
+  // entirely within a trained range, whatever its id. Keeps the first
   // max_length tokens.
   void Encode(const RenderedRow& row, TokenRow* out) const;
 
-  // Everything but the tokenizer's files that the tokens depend on, in words.
+  // What the tokens depend on besides the tokenizer's files, as text.
   std::string Settings() const;
 
  private:
@@ -75,8 +75,8 @@ class RowEncoder {
   const absl::Status no_template_;
   const LossOn loss_on_;
   const int64_t max_length_;
-  std::string eos_;  // behind a completion
-  // What the tokenizer puts around a text that stands alone.
+  std::string eos_;  // after a completion
+  // The tokens that the tokenizer adds around a standalone text.
   std::vector<int64_t> begin_;
   std::vector<int64_t> end_;
 };

@@ -76,8 +76,8 @@ TEST(RowEncoderTest, LossOnSaysWhatOfAConversationIsTrained) {
   EXPECT_EQ(Shown(Parts(BY_KIND), kTalk), "[" + u + "a" + e + "\n" + a + "b" +
                                               e + "\n" + u + e + "c" + e +
                                               "\n" + a + "d" + e + "\n]");
-  // By position: the same id is trained on at the end of the assistant's turns
-  // alone, though eos and pad are that id.
+  // By position: the same id is trained on only at the end of the assistant's
+  // turns, though eos and pad have that id.
   EXPECT_EQ(Shown(Parts(ASSISTANT), kTalk), u + "a" + e + "\n" + a + "[b" + e +
                                                 "]\n" + u + e + "c" + e + "\n" +
                                                 a + "[d" + e + "]\n");

@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Held while a file is made. Where a file system knows no locks there is none:
-// then two may make the same file, and the later one's stays.
+// Held while a file is made. Without support for locks in the file system, two
+// processes may make the same file, and the later one's stays.
 class Lock {
  public:
   explicit Lock(const fs::path& path)
@@ -59,7 +59,7 @@ std::vector<fs::path> Folders(const std::string& data_path) {
 }
 
 bool CanWrite(const fs::path& folder) {
-  // A folder that nobody may write is left alone by root, too.
+  // Even root leaves a read-only folder alone.
   struct stat parent;
   std::error_code error;
   if (!fs::exists(folder, error) &&
@@ -69,7 +69,7 @@ bool CanWrite(const fs::path& folder) {
   }
   fs::create_directories(folder, error);
   if (error || access(folder.c_str(), W_OK | X_OK) != 0) return false;
-  // A file system that is mounted read-only, or is full, shows only so.
+  // The only way to detect a read-only or full file system.
   const fs::path probe = folder / absl::StrCat(".probe-", getpid());
   const int fd = open(probe.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
   if (fd < 0) return false;
@@ -128,7 +128,7 @@ absl::StatusOr<std::string> CachedFile(
     const std::string path = (folder / name).string();
     const Lock lock(folder / "lock");
     if (is_valid(path)) return path;
-    // Its name is this process's, for file systems without locks.
+    // Named after this process, for file systems without locks.
     CAPSTAN_ASSIGN_OR_RETURN(
         const std::unique_ptr<HiddenFile> file,
         HiddenFile::Create(path, absl::StrCat(getpid(), ".new")));
@@ -145,7 +145,7 @@ absl::StatusOr<std::string> CachedFile(
 namespace {
 
 constexpr uint64_t kMagic = 0x32574f5250414343ULL;  // "CCAPROW2"
-// Raised when rows of the same bytes become other tokens than before.
+// Incremented when the same rows yield different tokens than before.
 constexpr uint64_t kRowsVersion = 2;
 
 struct Header {
@@ -173,7 +173,7 @@ absl::Status Write(const SourceFile& source, const IndexBuilder::Options& how,
   return file->Write(BytesOf(&header, 1));
 }
 
-// The header, if the file is whole and of this key; else null.
+// The header if the file is complete and has this key, else null.
 const Header* HeaderOf(const MappedFile& file, uint64_t key) {
   const absl::string_view bytes = file.bytes();
   if (bytes.size() < sizeof(Header)) return nullptr;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that are made from a data file once and kept: in the folder .capstan
-// beside it or, where that can't be written, in $XDG_CACHE_HOME/capstan
-// (~/.cache/capstan).
+// Cached files derived from a data file: in the folder .capstan next to it or,
+// if that isn't writable, in $XDG_CACHE_HOME/capstan (~/.cache/capstan).
 #ifndef CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
 #define CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
 
@@ -24,8 +23,8 @@
 namespace capstan {
 namespace chat {
 
-// 64 well-mixed bits of `bytes`, the same on every machine: CRC-64 and a
-// finaliser. For names of files and for a choice of rows; not against forgers.
+// A 64-bit hash of `bytes`, the same on every machine: CRC-64 and a finaliser.
+// For file names and for choosing rows; not cryptographic.
 uint64_t HashOf(absl::string_view bytes);
 
 // What a cached file depends on, field by field.
@@ -33,7 +32,7 @@ class CacheKey {
  public:
   CacheKey& Add(absl::string_view field);
   CacheKey& Add(uint64_t field);
-  // The file's absolute path, its size and when it was last written.
+  // Adds the file's absolute path, size and modification time.
   absl::Status AddFile(const std::string& path);
 
   uint64_t hash() const { return HashOf(fields_); }
@@ -42,15 +41,15 @@ class CacheKey {
   std::string fields_;
 };
 
-// The path of `data_path`'s cached file of this key and extension. Where there
-// is none for which is_valid(path) holds, make(file) writes one, which lands
-// whole; processes that ask for it meanwhile wait.
+// The path of `data_path`'s cached file with this key and extension. If none
+// exists for which is_valid(path) holds, make(file) writes it atomically; other
+// processes that need it wait.
 absl::StatusOr<std::string> CachedFile(
     const std::string& data_path, uint64_t key, const std::string& extension,
     const std::function<bool(const std::string&)>& is_valid,
     const std::function<absl::Status(HiddenFile*)>& make);
 
-// A row that is trained on, as it lies in the index's file.
+// A row that is trained on, as stored in the index file.
 struct IndexedRow {
   uint64_t offset;  // in the source's text
   uint64_t hash;    // of its bytes
@@ -61,14 +60,14 @@ struct IndexedRow {
 };
 static_assert(sizeof(IndexedRow) == 32, "a file's layout");
 
-// What one pass over a source has found: a mapped file, so that a source of
-// any size costs no memory to speak of.
+// The result of one pass over a source: a mapped file, so that a source of any
+// size needs almost no memory.
 class RowIndex {
  public:
   struct Facts {
     uint64_t rows = 0;       // in the index
     uint64_t untrained = 0;  // left out: no token to train on
-    uint64_t bad = 0;        // left out, as the config says
+    uint64_t bad = 0;        // left out, if the config says so
     uint64_t cut = 0;        // of `rows`: longer than max_length
     uint64_t chats = 0;      // of `rows`: conversations, not plain texts
     uint64_t tokens = 0;
@@ -77,11 +76,11 @@ class RowIndex {
     char first_bad[256] = {};
   };
 
-  // The cached index, or a new one: every row is parsed, rendered, tokenized,
-  // by all of the machine's cores. `tokenizer_hash` stands for all that the
-  // tokenizer depends on. The first bad row of the file is an error
-  // ("FILE:LINE:
-  // ..") unless they are skipped. Threads that are started have ended.
+  // The cached index, or a new one, for which all of the machine's cores parse,
+  // render and tokenize every row. `tokenizer_hash` identifies everything that
+  // the tokenizer depends on. The first bad row of the file is an error
+  // ("FILE:LINE: ..") unless such rows are skipped. Joins the threads that it
+  // starts.
   static absl::StatusOr<RowIndex> Open(const SourceFile& source, Kind kind,
                                        BadRows bad_rows,
                                        const RowEncoder& encoder,
@@ -89,7 +88,7 @@ class RowIndex {
 
   const Facts& facts() const { return *facts_; }
   absl::Span<const IndexedRow> rows() const { return rows_; }
-  // Of all that the index depends on.
+  // The key of everything that the index depends on.
   uint64_t key() const { return key_; }
 
  private:

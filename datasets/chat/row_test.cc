@@ -84,7 +84,7 @@ TEST(RowTest, PromptAndCompletionAreTextsOrMessages) {
               ElementsAre(HasSubstr("\"completion\" is a text, not a list")));
 }
 
-// An integer that no parser of ours holds, where nobody reads it.
+// An integer that fits no type of ours, in an unused field.
 TEST(RowTest, NumbersMayBeOfAnySize) {
   for (const char* number :
        {"18446744073709551616", "1000000000000000019884624838656", "1e400",
@@ -111,7 +111,7 @@ TEST(RowTest, ContentsMayBeTextParts) {
       ElementsAre("user:a", "assistant:b"));
 }
 
-// The assistant's turn is what it calls: one as an object, several as a list.
+// The assistant's turn is its calls: one as an object, several as a list.
 TEST(RowTest, ToolCallsAreWritten) {
   EXPECT_THAT(
       Messages(
@@ -129,7 +129,7 @@ TEST(RowTest, ToolCallsAreWritten) {
                   "assistant:2"));
 }
 
-// What an assistant may call is in the system's turn.
+// The tools are described in the system's turn.
 TEST(RowTest, ToolsAreToldToTheSystem) {
   const std::string head =
       "Tools that you may call, each by a JSON object with its \"name\" and "
@@ -157,7 +157,7 @@ TEST(RowTest, ToolsAreToldToTheSystem) {
   }
 }
 
-// Each with what is wrong; nothing crashes.
+// Each with its error; nothing crashes.
 TEST(RowTest, WrongRowsSayWhatIsWrong) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"{", "broken JSON"},
@@ -212,8 +212,7 @@ TEST(RowTest, WrongRowsSayWhatIsWrong) {
   }
 }
 
-// The parser looks behind a row where it may, and a row's strings are made
-// anew each time.
+// The parser may read past a row's end, and a row's strings are reused.
 TEST(RowTest, RowsFollowEachOtherInOneText) {
   const std::string text =
       R"({"messages":[{"role":"user","content":"long enough"},)"

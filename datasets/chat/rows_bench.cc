@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast one core turns rows into text with trained ranges, all that comes
+// How fast one core turns rows into text with trained ranges, i.e. all steps
 // before the tokenizer:
-//   bazel run -c opt //datasets/chat:rows_bench [-- FILE]
-// Without a file it makes 64 MiB of conversations.
+//  bazel run -c opt //datasets/chat:rows_bench [-- FILE]
+// Without a file it generates 64 MiB of conversations.
 #include <chrono>
 #include <iostream>
 #include <string>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kRounds = 5;
 
-// Of 2 to 8 messages, of about 20 to 400 bytes, some with escapes.
+// Conversations of 2 to 8 messages of about 20 to 400 bytes, some with escapes.
 std::string MadeUpRows(size_t bytes) {
   std::string text;
   const uint64_t key = RandomKey(1, "rows");

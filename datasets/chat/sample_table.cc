@@ -15,7 +15,7 @@ namespace capstan {
 namespace chat {
 namespace {
 
-// Samples of an epoch beyond which weights are a mistake.
+// More samples per epoch mean that the weights are a mistake.
 constexpr double kMostSamples = 1e15;
 
 }  // namespace
@@ -27,7 +27,7 @@ absl::StatusOr<Mixture> Mixture::Create(absl::Span<const int64_t> sizes,
   mixture.weighted_ = !weights.empty();
   mixture.sizes_.assign(sizes.begin(), sizes.end());
   mixture.order_key_ = RandomKey(seed, "chat.mixture.order");
-  // Of the source that takes longest to be seen whole.
+  // For the source that needs most passes.
   double times = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     times = std::max(times, static_cast<double>(sizes[i]) / weights[i]);
@@ -62,7 +62,7 @@ Mixture::Draw Mixture::At(int64_t index) const {
   const int64_t draw = index - (source == 0 ? 0 : ends_[source - 1]);
   const int64_t size = sizes_[source];
   if (!weighted_) return {source, draw};
-  // Each pass over a source has an order of its own.
+  // Each pass over a source has its own order.
   const uint64_t key = RandomKey(keys_[source], absl::StrCat(draw / size));
   return {source, PermutedIndex(key, draw % size, size)};
 }
@@ -71,7 +71,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31504d5350414343ULL;  // "CCAPSMP1"
 
-// Behind it, for each part: begins (if packed), then for each part: rows.
+// Followed by each part's begins (if packed), then each part's rows.
 struct Header {
   uint64_t magic = kMagic;
   uint64_t key = 0;
@@ -112,7 +112,7 @@ absl::StatusOr<std::array<std::vector<uint32_t>, 2>> Split(
   return parts;
 }
 
-// Packs of the rows' numbers in the index.
+// Packs of row indices.
 Packs Pack(absl::Span<const IndexedRow> rows, const std::vector<uint32_t>& part,
            int64_t max_length) {
   std::vector<uint32_t> lengths;

@@ -16,12 +16,11 @@
 namespace capstan {
 namespace chat {
 
-// Several sources as one sequence of samples: which of them sample i is, is a
-// pure function of i. Without weights the sources come one after the other,
-// each of their samples once. With weights they come in a random order, each
-// source by its share: as few samples in all as it takes for every sample of
-// every source to come at least once. A source that repeats has all of its
-// samples before any comes again.
+// Several sources as one sequence of samples; sample i is a pure function of i.
+// Without weights the sources are concatenated. With weights they are drawn in
+// random order, each source by its share, until every sample of every source
+// has come at least once. A source that repeats uses all of its samples before
+// any comes again.
 class Mixture {
  public:
   struct Draw {
@@ -29,8 +28,8 @@ class Mixture {
     int64_t sample;
   };
 
-  // sizes: samples of each source, some greater than 0. weights: none, or one
-  // greater than 0 a source.
+  // sizes: samples of each source, at least one greater than 0. weights: none,
+  // or one greater than 0 per source.
   static absl::StatusOr<Mixture> Create(absl::Span<const int64_t> sizes,
                                         absl::Span<const double> weights,
                                         uint64_t seed);
@@ -44,14 +43,14 @@ class Mixture {
   bool weighted_ = false;
   uint64_t order_key_ = 0;
   std::vector<int64_t> sizes_;
-  std::vector<int64_t> ends_;  // of each source's draws, one behind the other
+  std::vector<int64_t> ends_;  // cumulative draws of the sources
   std::vector<uint64_t> keys_;
 };
 
 enum Part { kTrain = 0, kHeldOut = 1 };
 
-// Which rows of a source make which sample: what is held out, and what is
-// packed with what. A mapped, cached file, or nothing where samples are rows.
+// Maps samples to rows of a source: what is held out, and what is packed
+// together. A mapped, cached file, or empty if samples are rows.
 class SampleTable {
  public:
   static absl::StatusOr<SampleTable> Open(const SourceFile& source,
@@ -60,15 +59,15 @@ class SampleTable {
                                           double validation_fraction);
 
   int64_t size(Part part) const { return parts_[part].samples; }
-  // Of the index's rows, ascending. *one is room for a row.
+  // Indices of rows, ascending. *one is space for one row.
   absl::Span<const uint32_t> Rows(Part part, int64_t sample,
                                   uint32_t* one) const;
 
  private:
   struct Samples {
     int64_t samples = 0;
-    // With packing, sample i is rows[begins[i]] on; else rows[i]; where both
-    // are empty, row i.
+    // With packing, sample i starts at rows[begins[i]]; otherwise it is
+    // rows[i], or row i if both are empty.
     absl::Span<const uint64_t> begins;
     absl::Span<const uint32_t> rows;
   };
@@ -79,9 +78,9 @@ class SampleTable {
   std::array<Samples, 2> parts_;
 };
 
-// How many of `rows`, by the lowest hashes, are round(fraction * rows), and at
-// least one; equal hashes go together. The greatest hash that is held out.
-// Returns INVALID_ARGUMENT if that leaves nothing on one side.
+// Holds out round(fraction * rows) of `rows`, at least one, by the lowest
+// hashes; equal hashes stay together. Returns the greatest hash held out, or
+// INVALID_ARGUMENT if that leaves nothing on one side.
 absl::StatusOr<uint64_t> HeldOutBelow(absl::Span<const IndexedRow> rows,
                                       double fraction);
 

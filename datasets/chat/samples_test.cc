@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which rows make which sample: packing and mixtures.
+// How rows become samples: packing and mixtures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +52,7 @@ TEST(PackingTest, PacksHoldEachItemOnceAndNeverTooMuch) {
       EXPECT_GT(sum, 0);
       total += sum;
     }
-    // Johnson's bound: 11/9 of the least possible, and one.
+    // Johnson's bound: 11/9 of the optimum, plus one.
     const double least = static_cast<double>(total) / capacity;
     EXPECT_LE(packs.begins.size() - 1, 11.0 / 9.0 * (least + 1) + 1)
         << capacity;
@@ -75,7 +75,7 @@ TEST(MixtureTest, WithoutWeightsOneSourceComesAfterTheOther) {
 TEST(MixtureTest, WeightsAreSharesAndNoSampleIsLeftOut) {
   const auto mixture = Mixture::Create({100, 30}, {1, 3}, 7);
   ASSERT_TRUE(mixture.ok());
-  // The first takes 400 samples to be seen whole: 100 and 300.
+  // The first source needs 400 samples to be seen whole: 100 and 300.
   ASSERT_EQ(mixture->size(), 400);
   std::map<std::pair<size_t, int64_t>, int> times;
   int early = 0;
@@ -88,7 +88,7 @@ TEST(MixtureTest, WeightsAreSharesAndNoSampleIsLeftOut) {
   for (const auto& [draw, count] : times) {
     EXPECT_EQ(count, draw.first == 0 ? 1 : 10);
   }
-  EXPECT_GT(early, 0);  // mixed, from the beginning on
+  EXPECT_GT(early, 0);  // mixed from the start
   EXPECT_LT(early, 30);
 }
 

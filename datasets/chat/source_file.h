@@ -16,32 +16,32 @@ namespace chat {
 
 // A data file as JSON text in memory.
 struct SourceFile {
-  std::string path;  // as the config has it, for errors
+  std::string path;  // as in the config, for errors
   std::shared_ptr<const MappedFile> text;
 };
 
-// Maps `path`, or what is packed in it: gzip and zstd are told by their first
-// bytes, and unpacked once into a cached file. UNIMPLEMENTED for Parquet, with
-// how to convert it.
+// Maps `path`, or its decompressed contents: gzip and zstd are detected by
+// their first bytes, and decompressed once into a cached file. UNIMPLEMENTED
+// for Parquet; the error says how to convert it.
 absl::StatusOr<SourceFile> OpenSource(const std::string& path);
 
-// Where a row is.
+// The location of a row.
 struct RowPlace {
   uint64_t offset = 0;
   uint64_t bytes = 0;
   uint64_t line = 0;  // from 1; of its first byte
 };
 
-// Cuts a text into rows without parsing them. The text is one JSON object a
-// line, a JSON list, or an object whose "data" is a list; which, is told by its
+// Splits a text into rows without parsing them. The text is one JSON object per
+// line, a JSON list, or an object whose "data" is a list, detected by its
 // beginning.
 class RowScanner {
  public:
   explicit RowScanner(absl::string_view text);
 
-  // The next rows, of about `bytes` in all (at least one); none at the end.
-  // Blank lines are no rows. An error for a list that goes wrong between rows,
-  // with its line.
+  // The next rows, of about `bytes` in total (at least one); none at the end.
+  // Skips blank lines. Returns an error, with its line, for a list with wrong
+  // syntax between rows.
   absl::Status Next(uint64_t bytes, std::vector<RowPlace>* rows);
 
  private:
@@ -58,10 +58,10 @@ class RowScanner {
   uint64_t line_ = 1;
   bool is_list_ = false;
   bool is_first_ = true;    // no element of the list yet
-  bool is_closed_ = false;  // the list's end is behind at_
+  bool is_closed_ = false;  // the list's end is before at_
 };
 
-// The line, from 1, of a byte of the text.
+// The line number, from 1, of a byte of the text.
 uint64_t LineOf(absl::string_view text, uint64_t offset);
 
 }  // namespace chat

@@ -60,7 +60,7 @@ TEST(RowScannerTest, AnObjectsDataIsAList) {
   EXPECT_THAT(Rows("{\"version\": {\"n\": [1]},\n \"data\": [{\"a\":1},\n"
                    "{\"b\":2}], \"more\": 1}"),
               ElementsAre("2:{\"a\":1}", "3:{\"b\":2}"));
-  // A row that has such a key isn't one.
+  // An object with such a key isn't a row.
   EXPECT_THAT(
       Rows("{\"text\": \"a\", \"data\": [1]}\n{\"text\": \"b\"}"),
       ElementsAre("1:{\"text\": \"a\", \"data\": [1]}", "2:{\"text\": \"b\"}"));
@@ -109,7 +109,7 @@ std::string File(const std::string& name, const std::string& bytes) {
   return path;
 }
 
-// More than a buffer.
+// More than one buffer.
 std::string LongText() {
   std::string text;
   for (int i = 0; i < 200000; ++i) absl::StrAppend(&text, i, " rows\n");
@@ -152,7 +152,7 @@ TEST(OpenSourceTest, WhatCannotBeReadSaysWhy) {
   EXPECT_THAT(error("f.jsonl", ""), HasSubstr("is empty"));
   EXPECT_THAT(std::string(OpenSource("/no/such").status().message()),
               HasSubstr("/no/such can't be opened"));
-  // What was begun is gone.
+  // The partial file is removed.
   for (const auto& entry : std::filesystem::directory_iterator(
            ::testing::TempDir() + "/.capstan")) {
     EXPECT_NE(entry.path().extension(), ".new") << entry.path();

@@ -15,16 +15,16 @@ using simdjson::dom::array;
 using simdjson::dom::element;
 using simdjson::dom::object;
 
-// docs/chat_data.md shows it: a model that was trained with it is to be asked
+// Shown in docs/chat_data.md: a model trained with this text must be prompted
 // with it.
 constexpr char kToolsHead[] =
     "Tools that you may call, each by a JSON object with its \"name\" and "
     "\"arguments\":\n";
 
-// "from" of ShareGPT's turns, as templates call it; "" if it is none of them.
+// The role in templates for ShareGPT's "from"; "" if unknown.
 absl::string_view ShareGptRole(absl::string_view from) {
   if (from == "human" || from == "user") return "user";
-  // A call is what the model writes, what comes of it is what it is shown.
+  // The model writes a call; its result is shown to the model.
   if (from == "gpt" || from == "assistant" || from == "function_call") {
     return "assistant";
   }
@@ -47,7 +47,7 @@ absl::Status Role(const object& message, const TurnKeys& keys,
   return absl::OkStatus();
 }
 
-// The texts of content parts, one behind the other.
+// The concatenated texts of content parts.
 absl::Status PartsText(const array& parts, const char* key, std::string* out) {
   size_t number = 0;
   for (const element value : parts) {
@@ -74,7 +74,7 @@ absl::Status PartsText(const array& parts, const char* key, std::string* out) {
   return absl::OkStatus();
 }
 
-// One of "tool_calls" as {"name": .., "arguments": ..}.
+// An entry of "tool_calls" as {"name": .., "arguments": ..}.
 absl::StatusOr<std::string> CallText(const element& value) {
   const absl::Status wrong =
       Bad("has \"tool_calls\" that aren't objects with a function's name and "
@@ -82,7 +82,7 @@ absl::StatusOr<std::string> CallText(const element& value) {
   object call;
   element name;
   if (value.get(call) != simdjson::SUCCESS) return wrong;
-  // The call itself, in some files.
+  // Some files have the call itself.
   if (Has(call, "function") &&
       call.at_key("function").get(call) != simdjson::SUCCESS) {
     return wrong;
@@ -94,7 +94,7 @@ absl::StatusOr<std::string> CallText(const element& value) {
   element given;
   if (call.at_key("arguments").get(given) == simdjson::SUCCESS &&
       !given.is_null()) {
-    // OpenAI has the JSON's text, transformers the JSON.
+    // OpenAI stores JSON as text, transformers the JSON itself.
     std::string_view text;
     if (given.get(text) == simdjson::SUCCESS) {
       arguments = std::string(text);
@@ -109,7 +109,7 @@ absl::StatusOr<std::string> CallText(const element& value) {
                       ", \"arguments\": ", arguments, "}");
 }
 
-// What the assistant writes to call tools, "" if it calls none: a call's JSON
+// The assistant's text for calling tools, "" if it calls none: a call's JSON
 // object, or a list of them.
 absl::Status CallsText(const object& message, std::string* out) {
   element value;

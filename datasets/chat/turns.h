@@ -15,7 +15,7 @@
 namespace capstan {
 namespace chat {
 
-// What a list of messages calls a message's role and its text.
+// The keys of a message's role and text.
 struct TurnKeys {
   const char* role;
   const char* content;
@@ -24,17 +24,16 @@ struct TurnKeys {
 constexpr TurnKeys kMessageKeys = {"role", "content", false};
 constexpr TurnKeys kShareGptKeys = {"from", "value", true};
 
-// What the system's turn says of the row's "tools", a JSON list or its text;
-// "" where there are none.
+// The text for the system's turn about the row's "tools", a JSON list or its
+// text; "" if there are none.
 absl::Status ToolsText(const simdjson::dom::object& from, std::string* out);
 
-// The system's turn of `system` and what it says of tools.
+// The system's turn: `system` and the text about tools.
 std::string SystemText(absl::string_view system, const std::string& tools);
 
 // Adds a turn for each message of the list `key`. A content is a text or a list
-// of text parts; behind it comes what the message's "tool_calls" call, as JSON.
-// `tools` goes into the list's first turn, if that is the system's, or before
-// it.
+// of text parts, followed by the message's "tool_calls" as JSON. `tools` is
+// added to the first turn if that is the system's, otherwise before it.
 absl::Status AddTurns(const simdjson::dom::object& from, const char* key,
                       const TurnKeys& keys, const std::string& tools, Row* row);
 

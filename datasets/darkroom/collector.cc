@@ -25,8 +25,8 @@ namespace {
 
 constexpr auto kProgressInterval = std::chrono::milliseconds(500);
 
-// Threads that train the learners, one task after another. They are stopped
-// and joined at the end.
+// Threads that train the learners, one task at a time. The destructor stops and
+// joins them.
 class Learners {
  public:
   explicit Learners(const CollectorSettings& settings)
@@ -36,7 +36,7 @@ class Learners {
         threads_.emplace_back([this] { Work(); });
       }
     } catch (const std::system_error&) {
-      if (threads_.empty()) throw;  // fewer will do
+      if (threads_.empty()) throw;  // continue with fewer
     }
   }
   ~Learners() {
@@ -44,8 +44,8 @@ class Learners {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Waits a while for a task's history, which is moved to *history. Returns
-  // whether it came; the error of any thread that failed.
+  // Waits for a limited time for a task's history, and moves it to *history.
+  // Returns whether it came, or the error of any thread that failed.
   absl::StatusOr<bool> Take(int task, History* history) {
     std::unique_lock<std::mutex> lock(mutex_);
     Result& result = results_[task];
@@ -56,7 +56,7 @@ class Learners {
     return result.done;
   }
 
-  // In [0, 1], and what there is to say about it.
+  // Progress in [0, 1] and as text.
   std::pair<double, std::string> Progress() {
     const std::lock_guard<std::mutex> lock(mutex_);
     int tasks = 0;
@@ -130,7 +130,7 @@ class Learners {
   std::vector<std::thread> threads_;
 };
 
-// Calls the user's function now and then.
+// Calls the user's function from time to time.
 class Reporter {
  public:
   explicit Reporter(const CollectProgress& progress) : progress_(progress) {}

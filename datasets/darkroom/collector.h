@@ -16,7 +16,7 @@
 namespace capstan {
 namespace darkroom {
 
-// What a Config asks for, its defaults filled in.
+// A Config with defaults filled in.
 struct CollectorSettings {
   std::string output;
   Variant variant = Variant::kGoals;
@@ -32,16 +32,16 @@ struct CollectorSettings {
 // FieldErrors.
 absl::StatusOr<CollectorSettings> ReadSettings(const Config& config);
 
-// Writes the learning histories (history_file.h) of a PpoLearner for each task.
-// Learners are spread over threads; each history goes to the file in its turn,
-// so the file's bytes don't depend on the number of threads.
+// Writes the learning histories (history_file.h) of one PpoLearner per task.
+// Learners run on several threads; histories are written in task order, so the
+// file's bytes don't depend on the number of threads.
 class DarkroomCollector : public Collector {
  public:
   static absl::StatusOr<std::unique_ptr<DarkroomCollector>> Create(
       const Config& config);
 
   std::string output() const override { return settings_.output; }
-  // Makes the output's folder if need be. Errors: the file's.
+  // Creates the output's folder if needed. Returns the file's errors.
   absl::Status Collect(const CollectProgress& progress) override;
 
  private:

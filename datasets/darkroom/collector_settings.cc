@@ -10,7 +10,7 @@ namespace capstan {
 namespace darkroom {
 namespace {
 
-// More would be a slip of the pen: a history is held in memory.
+// Larger values are likely mistakes: a history is held in memory.
 constexpr int64_t kMostSteps = 100000000;
 
 absl::Status CheckRange(const char* field, double value, double least,

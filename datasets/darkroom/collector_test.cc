@@ -48,7 +48,7 @@ class CollectorTest : public testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  // The config is refused, for this field.
+  // Expects the config to be refused, for this field.
   void ExpectRefused(const std::string& field, const std::string& words) {
     const absl::Status status = DarkroomCollector::Create(config_).status();
     EXPECT_EQ(FieldOf(status).value_or("none"), field);
@@ -83,7 +83,7 @@ TEST_F(CollectorTest, WritesHistories) {
     EXPECT_EQ(std::accumulate(history->dones.begin(), history->dones.end(), 0),
               8 * 4);
   }
-  // Nothing else is left behind.
+  // No other files remain.
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "new"), {}), 1);
 }
 

@@ -7,7 +7,7 @@
 namespace capstan {
 namespace darkroom {
 
-// An identifier of HDF5's with the function that closes it; below 0: none.
+// An HDF5 identifier with the function that closes it; below 0: none.
 class Hdf5Handle {
  public:
   using Close = herr_t (*)(hid_t);
@@ -26,7 +26,7 @@ class Hdf5Handle {
   const Close close_;
 };
 
-// While it lives, HDF5 prints none of this thread's errors.
+// Suppresses HDF5's error messages on this thread during its lifetime.
 class QuietHdf5 {
  public:
   QuietHdf5() {

@@ -30,7 +30,7 @@
 namespace capstan {
 namespace darkroom {
 
-// One group, in compact form; time-major as in the file.
+// One group in compact form; time-major as in the file.
 struct History {
   int64_t steps = 0;                      // T
   int64_t streams = 0;                    // S
@@ -49,8 +49,8 @@ struct HistoryShape {
 
 class HistoryReader {
  public:
-  // Errors: the file's (NOT_FOUND etc.), and INVALID_ARGUMENT if it isn't HDF5,
-  // is damaged, or has something else than groups of tasks.
+  // Returns the file's errors (NOT_FOUND etc.), and INVALID_ARGUMENT if it
+  // isn't HDF5, is damaged, or contains anything but groups of tasks.
   static absl::StatusOr<std::unique_ptr<HistoryReader>> Open(
       const std::string& path);
   ~HistoryReader();
@@ -59,25 +59,25 @@ class HistoryReader {
 
   const std::string& path() const { return path_; }
 
-  // The tasks that there are groups of, ascending.
+  // The tasks with groups, ascending.
   const std::vector<int>& tasks() const { return tasks_; }
 
-  // INVALID_ARGUMENT naming the groups that are missing, if there isn't one for
-  // each of these tasks.
+  // INVALID_ARGUMENT naming the missing groups unless each of these tasks has
+  // one.
   absl::Status CheckTasks(const std::vector<int>& tasks) const;
 
-  // INVALID_ARGUMENT if a task isn't one of the variant's in such a room: its
-  // goal would be outside of it.
+  // INVALID_ARGUMENT if a task isn't one of the variant's in such a room, since
+  // its goal would be outside.
   absl::Status CheckVariant(Variant variant, const Room& room) const;
 
   // The steps and streams of a task. INVALID_ARGUMENT if a dataset is missing,
-  // or one's type or shape is not as above.
+  // or its type or shape is not as above.
   absl::StatusOr<HistoryShape> Shape(int task) const;
 
   // The first `steps` steps of the first `streams` streams; -1: all. Errors: as
-  // Shape's; that many aren't there; a state that is outside the room, an
-  // action, reward or marker that there isn't, a number that isn't whole; the
-  // file can't be read.
+  // for Shape; fewer steps or streams in the file; states outside the room;
+  // invalid actions, rewards or markers; numbers that aren't whole; read
+  // errors.
   absl::StatusOr<History> Read(int task, const Room& room, int64_t steps = -1,
                                int64_t streams = -1) const;
 
@@ -92,21 +92,21 @@ class HistoryReader {
   std::vector<int> tasks_;
 };
 
-// Writes a file under another name beside `path`, which it takes when it is
-// complete; there is none of it otherwise.
+// Writes a file under a temporary name next to `path` and renames it when
+// complete; otherwise nothing remains.
 class HistoryWriter {
  public:
-  // Errors: errno's, if the folder can't be written to.
+  // Returns errno's error if the folder isn't writable.
   static absl::StatusOr<std::unique_ptr<HistoryWriter>> Create(
       const std::string& path);
   ~HistoryWriter();
   HistoryWriter(const HistoryWriter&) = delete;
   HistoryWriter& operator=(const HistoryWriter&) = delete;
 
-  // Adds the group of a task, compressed with gzip; each once.
+  // Adds the group of a task, compressed with gzip. Once per task.
   absl::Status Write(int task, const History& history);
 
-  // Completes the file, which replaces any at `path`. The last call.
+  // Completes the file and replaces any at `path`. The last call.
   absl::Status Commit();
 
  private:

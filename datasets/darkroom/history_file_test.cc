@@ -21,7 +21,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr Room kRoom;
-// Written by h5py: 81 tasks, 160 steps of 3 streams that act at random.
+// Written by h5py: 81 tasks, 160 steps of 3 streams with random actions.
 constexpr char kGolden[] = "datasets/darkroom/testdata/history_small.hdf5";
 
 // Unlike any of the same shape.
@@ -51,7 +51,7 @@ class HistoryFileTest : public testing::Test {
     fs::remove(path_);
   }
 
-  // A file of one group, "0", that `change` has changed.
+  // A file with one group, "0", modified by `change`.
   void Make(const std::function<void(hid_t)>& change) {
     auto writer = HistoryWriter::Create(path_);
     ASSERT_TRUE(writer.ok()) << writer.status();
@@ -85,8 +85,8 @@ class HistoryFileTest : public testing::Test {
     return (*reader)->Read(task, kRoom, steps, streams).status();
   }
 
-  // Reading fails with all of these words and names the file; HDF5 prints
-  // nothing.
+  // Expects that reading fails with all of these words and the file's name, and
+  // that HDF5 prints nothing.
   void ExpectRefused(const std::vector<std::string>& words) {
     testing::internal::CaptureStderr();
     const absl::Status status = OpenAndRead();
@@ -161,7 +161,7 @@ TEST_F(HistoryFileTest, ReadsAPart) {
 }
 
 TEST_F(HistoryFileTest, ReadsWhatItWrote) {
-  // More than a chunk.
+  // More than one chunk.
   const History first = Example(3000, 100, 1);
   History second = Example(40, 1, 2);
   second.compress_markers.clear();

@@ -42,7 +42,7 @@ bool IsMarkers(const Dataset& dataset) {
   return dataset.values == kMarkers.values;
 }
 
-// Values of a dataset are below this.
+// The exclusive upper bound of a dataset's values.
 int Bound(const Dataset& dataset, const Room& room) {
   if (dataset.rank == 3) return room.size;
   if (dataset.values == &History::actions) return kActions;
@@ -57,7 +57,7 @@ std::string Dimensions(const std::vector<hsize_t>& sizes) {
   return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
 }
 
-// One dataset of a group that is open.
+// A dataset of an open group.
 class Source {
  public:
   Source(const std::string& path, int task, hid_t group, const Dataset& layout)
@@ -105,7 +105,7 @@ class Source {
     const Hdf5Handle memory(H5Screate_simple(layout_.rank, sizes, nullptr),
                             H5Sclose);
     values->resize(part.steps * part.streams * (layout_.rank == 3 ? 2 : 1));
-    // Integers that are no int32 become the nearest that is.
+    // Integers that don't fit an int32 are clamped.
     return Class() == H5T_FLOAT
                ? ReadAs<double>(H5T_NATIVE_DOUBLE, memory, bound, values)
                : ReadAs<int32_t>(H5T_NATIVE_INT32, memory, bound, values);
@@ -129,7 +129,7 @@ class Source {
       return Error("can't be read: the file is damaged");
     }
     for (size_t i = 0; i < wide.size(); ++i) {
-      // Neither is NaN in that range.
+      // NaN fails both comparisons.
       const bool within = wide[i] >= 0 && wide[i] < bound;
       (*values)[i] = within ? static_cast<uint8_t>(wide[i]) : 0;
       if (!within || (*values)[i] != wide[i]) {

@@ -16,11 +16,11 @@ namespace capstan {
 namespace darkroom {
 namespace {
 
-// HDF5 reads chunks through a cache of 1 MiB.
+// The size of HDF5's chunk cache is 1 MiB.
 constexpr int64_t kChunkBytes = 1 << 20;
 constexpr int kGzipLevel = 4;
 
-// What numpy's bool is to h5py.
+// h5py's type for numpy's bool.
 hid_t BoolType() {
   const hid_t type = H5Tenum_create(H5T_NATIVE_INT8);
   const int8_t no = 0, yes = 1;
@@ -76,7 +76,7 @@ bool WriteGroup(hid_t group, const History& history) {
 absl::StatusOr<std::unique_ptr<HistoryWriter>> HistoryWriter::Create(
     const std::string& path) {
   const std::string partial = absl::StrCat(path, ".partial.", getpid());
-  // HDF5 doesn't say why it can't make a file.
+  // HDF5 doesn't say why it can't create a file.
   const int fd =
       open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) {

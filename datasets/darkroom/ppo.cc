@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint8_t kFirstOfRegion = 1, kLastOfRegion = 2;
 
-// 32 random bits for each i of a row, four of them at a time.
+// 32 random bits for each i of a row, generated four at a time.
 class BitsOfRow {
  public:
   BitsOfRow(uint64_t key, uint64_t row) : key_(key), row_(row) {}
@@ -78,7 +78,7 @@ void PpoLearner::Update() {
 }
 
 void PpoLearner::CollectSteps() {
-  // With them a uniform number finds its action.
+  // Cumulative probabilities, to sample actions by a uniform number.
   std::vector<float> sums(log_probabilities_.size());
   for (size_t i = 0; i < sums.size(); ++i) {
     sums[i] = std::exp(log_probabilities_[i]) +
@@ -135,7 +135,7 @@ void PpoLearner::Record(const uint8_t* actions, const uint8_t* rewards,
   append_cells(rooms_.states(), &h.next_states);
   h.actions.insert(h.actions.end(), actions, actions + streams_);
   h.rewards.insert(h.rewards.end(), rewards, rewards + streams_);
-  // A step that leads to step 0 ended its episode.
+  // A step that leads to step 0 has ended its episode.
   h.dones.insert(h.dones.end(), streams_, rooms_.step() == 0);
   h.compress_markers.insert(h.compress_markers.end(), streams_,
                             first  ? kFirstOfRegion

@@ -14,38 +14,37 @@ namespace darkroom {
 
 // Generalised advantage estimation (Schulman et al., arXiv 1506.02438) over
 // `steps` steps of `streams` streams: rewards, dones and advantages are [steps,
-// streams], values [steps + 1, streams]. What follows a done step counts for
-// nothing.
+// streams], values [steps + 1, streams]. Nothing after a done step counts.
 void EstimateAdvantages(double discount, double lambda, int64_t steps,
                         int64_t streams, const uint8_t* rewards,
                         const uint8_t* dones, const float* values,
                         float* advantages);
 
-// Learns one task with many agents (streams) at once, and records what they do.
-// Does what stable-baselines3's PPO does with that many environments: the end
-// of an episode is the end of its returns, and the next one starts with the
-// next step. What it does depends on the seed alone. One thread.
+// Learns one task with many agents (streams) in parallel, and records what they
+// do, like stable-baselines3's PPO with as many environments: returns end with
+// their episode, and the next episode starts at the next step. Depends only on
+// the seed. Single-threaded.
 class PpoLearner {
  public:
   PpoLearner(const PpoSettings& settings, const Room& room, const Task& task,
              int64_t streams, uint64_t seed);
 
-  // settings.steps_per_update steps of each stream, which history() gets, and
-  // then settings.epochs passes over them.
+  // Runs settings.steps_per_update steps of each stream, appended to history(),
+  // and settings.epochs passes over them.
   void Update();
 
-  // Of all updates; compress_markers tell which steps were of one.
+  // Of all updates; compress_markers mark the steps of each update.
   const History& history() const { return history_; }
 
-  // Of the episodes that ended in the last update, or the one before where none
-  // did; 0 before the first.
+  // Over the episodes that ended in the last update, or in the latest one in
+  // which any did; 0 before the first.
   double mean_return() const { return mean_return_; }
 
  private:
   void CollectSteps();
   void Record(const uint8_t* actions, const uint8_t* rewards,
               const std::vector<Cell>& before, bool first, bool last);
-  // Fills in the samples' advantages and targets.
+  // Computes the samples' advantages and targets.
   void Judge();
   void Learn();
 
@@ -63,7 +62,7 @@ class PpoLearner {
 
   std::vector<float> log_probabilities_;  // [cells, kActions]
   std::vector<float> values_;             // [cells]
-  // Of the current update, [steps, streams].
+  // Samples of the current update, [steps, streams].
   std::vector<PpoSample> samples_;
   std::vector<uint8_t> rewards_, dones_;
   std::vector<PpoSample> minibatch_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The arithmetic of small learners: a network of two tanh layers on two inputs,
-// its gradients, and Adam. Compiled for several instruction sets as
-// base/simd/simd.h; one thread each. The same numbers on every processor that
-// has the same instruction set.
+// its gradients, and Adam. Compiled for several instruction sets
+// (base/simd/simd.h); single-threaded. Results are the same on all processors
+// with the same instruction set.
 #ifndef CAPSTAN_DATASETS_DARKROOM_PPO_KERNELS_H_
 #define CAPSTAN_DATASETS_DARKROOM_PPO_KERNELS_H_
 
@@ -14,14 +14,14 @@
 namespace capstan {
 namespace darkroom {
 
-// Sizes of a network. Outputs beyond those in use have weights of 0.
+// Sizes of a network. Unused outputs have weights of 0.
 constexpr int kInputs = 2;
 constexpr int kHidden = 64;
 constexpr int kOutputs = 8;
-// Rows are worked on this many at a time.
+// Rows processed at a time.
 constexpr int kRowBlock = 4;
 
-// A network's parameters, and its gradients. Every row is whole cache lines.
+// A network's parameters, or their gradients. Rows are whole cache lines.
 struct alignas(64) Network {
   float w1[kInputs][kHidden];
   float b1[kHidden];
@@ -54,16 +54,16 @@ struct PpoKernels {
   void (*forward)(const Network& net, const float* x, int64_t rows, int outputs,
                   float* h1, float* h2, float* out);
 
-  // The gradient by the parameters from that by the outputs; both of which are
-  // 0 beyond `outputs`. h1 and h2 are overwritten.
+  // The gradient of the parameters from that of the outputs; both are 0 beyond
+  // `outputs`. Overwrites h1 and h2.
   void (*backward)(const Network& net, const float* x, const float* d_out,
                    int64_t rows, int outputs, float* h1, float* h2,
                    Network* gradient);
 
-  // Of n numbers, a multiple of 64.
+  // Of n numbers, n a multiple of 64.
   float (*sum_of_squares)(const float* x, int64_t n);
 
-  // One step of n parameters, a multiple of 16, with their running means of
+  // One step on n parameters, n a multiple of 16, with their running means of
   // gradients and of squared gradients.
   void (*adam)(const AdamStep& step, const float* gradient, int64_t n,
                float* parameter, float* mean, float* square);

@@ -23,7 +23,7 @@ static_assert(kHidden % kTile == 0 && kHidden % kRowBlock == 0, "");
 
 #define SIMD_UNROLL _Pragma("GCC unroll 16")
 
-// Near 0 the polynomial, else the exponential of Cephes' tanhf (Moshier,
+// A polynomial near 0, otherwise the exponential of Cephes' tanhf (Moshier,
 // netlib.org/cephes).
 template <typename V>
 SIMD_INLINE V TanhRegister(const V& x) {
@@ -84,7 +84,7 @@ SIMD_INLINE void Multiply(const float* a, int64_t row, int64_t column,
   }
 }
 
-// Calls body(r, c, sum) with each 16 sums of the tile.
+// Calls body(r, c, sum) for each 16 sums of the tile.
 template <typename Body>
 SIMD_INLINE void ForTile(const Tile& tile, const Body& body) {
   SIMD_UNROLL

@@ -12,12 +12,12 @@ namespace darkroom {
 namespace {
 
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-5;
-// Rows that Evaluate works on at a time: they stay in the cache.
+// Rows per chunk of Evaluate: they fit the cache.
 constexpr int64_t kEvaluateRows = 40;
 
-// `count` orthonormal vectors of `size` >= count, in rows: those that the QR
-// decomposition of a normal matrix has, with a positive diagonal (Gram and
-// Schmidt, twice for accuracy).
+// `count` orthonormal row vectors of `size` >= count: from the QR decomposition
+// of a normal matrix, with a positive diagonal (Gram-Schmidt, twice for
+// accuracy).
 std::vector<double> Orthonormal(uint64_t key, int count, int size) {
   std::vector<float> normal(static_cast<size_t>(count) * size);
   FillNormal(key, 0, static_cast<int64_t>(normal.size()), 0.0f, 1.0f,
@@ -60,7 +60,7 @@ int64_t WholeBlocks(int64_t rows) {
   return (rows + kRowBlock - 1) / kRowBlock * kRowBlock;
 }
 
-// What is taken from advantages, and what they are divided by then.
+// What to subtract from advantages, and then to divide them by.
 std::pair<double, double> AdvantageScale(const PpoSample* samples, int count) {
   if (count == 1) return {0.0, 1.0};
   double mean = 0.0, squares = 0.0;
@@ -207,7 +207,7 @@ PpoLosses PpoNetworks::SampleGradients(const PpoSettings& settings,
     const float clipped = std::clamp(ratio, low, high);
     losses.policy -=
         std::min(ratio * advantage, clipped * advantage) * double{scale};
-    // Where the clipped one is the lesser, nothing depends on the ratio.
+    // If the clipped term is the smaller one, nothing depends on the ratio.
     if (advantage > 0.0f ? ratio <= high : ratio >= low) {
       actor_.d_out[at + sample.action] -= scale * advantage * ratio;
     }
@@ -225,7 +225,7 @@ PpoLosses PpoNetworks::Gradient(const PpoSettings& settings,
   std::fill(actor_.d_out.begin(), actor_.d_out.end(), 0.0f);
   std::fill(critic_.d_out.begin(), critic_.d_out.end(), 0.0f);
   PpoLosses losses = SampleGradients(settings, samples, count);
-  // From log-probabilities to logits: each takes its part of the sum away.
+  // From log-probabilities to logits: subtract each one's share of the sum.
   for (int64_t r = 0; r < used; ++r) {
     float* const d = &actor_.d_out[r * kOutputs];
     float sum = 0.0f;
@@ -251,7 +251,7 @@ PpoLosses PpoNetworks::Gradient(const PpoSettings& settings,
 void PpoNetworks::Step(const PpoSettings& settings, const PpoSample* samples,
                        int count) {
   Gradient(settings, samples, count);
-  // As torch.nn.utils.clip_grad_norm_.
+  // As in torch.nn.utils.clip_grad_norm_.
   const double norm = std::sqrt(SumOfSquares(kernels_, gradient_));
   const double kept = settings.max_gradient_norm / (norm + 1e-6);
   ++steps_;

@@ -12,9 +12,9 @@ namespace capstan {
 namespace darkroom {
 
 // Proximal policy optimisation (Schulman et al., arXiv 1707.06347). The
-// defaults are those that the darkroom histories were collected with.
+// defaults are those used to collect the darkroom histories.
 struct PpoSettings {
-  int64_t steps_per_update = 80;  // of each stream
+  int64_t steps_per_update = 80;  // per stream
   int64_t minibatch_size = 40;
   int64_t epochs = 20;
   double learning_rate = 3e-4;
@@ -26,11 +26,11 @@ struct PpoSettings {
   double max_gradient_norm = 0.5;
 };
 
-// One step that was taken, and what came of it.
+// A step taken, and its outcome.
 struct PpoSample {
   uint16_t cell = 0;  // row * size + column
   uint16_t action = 0;
-  float log_probability = 0;  // of the action when it was taken
+  float log_probability = 0;  // of the action at that time
   float advantage = 0;
   float target = 0;  // of the value
 };
@@ -44,37 +44,36 @@ struct PpoLosses {
   double total = 0;
 };
 
-// An actor and a critic in a darkroom: two networks of two tanh layers of 64
-// that see the row and the column as they are, 0 to size - 1. The actor's
-// outputs are the logits of the actions, the critic's one output is the value.
-// One thread.
+// An actor and a critic in a darkroom: two networks with two tanh layers of 64,
+// whose inputs are the row and the column, 0 to size - 1. The actor outputs the
+// logits of the actions, the critic the value. Single-threaded.
 class PpoNetworks {
  public:
-  // With random weights: orthogonal, times sqrt(2) in the layers, 0.01 in the
-  // actor's output and 1 in the critic's; biases are 0. (As stable-baselines3's
-  // MlpPolicy has them; Saxe et al., arXiv 1312.6120.)
+  // Random initial weights: orthogonal, times sqrt(2) in the layers, 0.01 in
+  // the actor's output and 1 in the critic's; biases are 0, as in
+  // stable-baselines3's MlpPolicy (Saxe et al., arXiv 1312.6120).
   PpoNetworks(int room_size, uint64_t seed);
 
-  // Of every cell: log-probabilities of the actions, [cells, kActions], and
+  // For every cell: log-probabilities of the actions, [cells, kActions], and
   // values, [cells].
   void Evaluate(std::vector<float>* log_probabilities,
                 std::vector<float>* values);
 
-  // A step of Adam (betas 0.9 and 0.999, epsilon 1e-5) on the clipped objective
-  // of `count` samples, at least 1; advantages are first made to have mean 0
-  // and standard deviation 1, if there are several.
+  // An Adam step (betas 0.9 and 0.999, epsilon 1e-5) on the clipped objective
+  // of `count` samples, at least 1. If there are several, advantages are first
+  // normalised to mean 0 and standard deviation 1.
   void Step(const PpoSettings& settings, const PpoSample* samples, int count);
 
-  // The losses of a minibatch; their gradient goes to gradient().
+  // Returns the losses of a minibatch; writes their gradient to gradient().
   PpoLosses Gradient(const PpoSettings& settings, const PpoSample* samples,
                      int count);
 
-  // The actor's and the critic's.
+  // Two each: the actor's and the critic's.
   Network* parameters() { return parameters_; }
   const Network* gradient() const { return gradient_; }
 
  private:
-  // A network's inner values, of the rows of a minibatch.
+  // A network's activations for the rows of a minibatch.
   struct Layers {
     std::vector<float> h1, h2;  // [rows, kHidden]
     std::vector<float> out;     // [rows, kOutputs]
@@ -82,11 +81,11 @@ class PpoNetworks {
   };
 
   void MakeRoom(int64_t rows);
-  // Gives each cell among the samples a row; returns how many there are.
+  // Assigns a row to each cell among the samples; returns the number of rows.
   int64_t AssignRows(const PpoSample* samples, int count);
-  // Sets the inputs of rows_ and computes both networks' outputs.
+  // Sets the inputs of rows_ and computes the outputs of both networks.
   void Forward();
-  // The logits in actor_.out to log-probabilities.
+  // Turns the logits in actor_.out into log-probabilities.
   void NormaliseLogits();
   PpoLosses SampleGradients(const PpoSettings& settings,
                             const PpoSample* samples, int count);
@@ -97,8 +96,8 @@ class PpoNetworks {
   int64_t steps_ = 0;
   Network parameters_[2], gradient_[2], means_[2], squares_[2];
 
-  // Samples of the same cell share a row: their gradients add up at the
-  // outputs, and the rest of the way is the same for all.
+  // Samples of the same cell share a row: their gradients are summed at the
+  // outputs, and the rest of backward runs once.
   std::vector<int32_t> row_of_cell_;  // -1: none
   std::vector<uint16_t> rows_;        // the cell of each
   std::vector<int32_t> row_counts_;   // and its samples

@@ -11,8 +11,8 @@ namespace capstan {
 namespace darkroom {
 namespace {
 
-// Weight from `from` to `to`, as the script that stable-baselines3's numbers
-// below are from has it.
+// The weight from `from` to `to`, as in the script that produced
+// stable-baselines3's numbers below.
 float Weight(int tag, int to, int from) {
   return static_cast<float>(0.25 * std::sin(tag + 0.7 * from + 1.3 * to));
 }
@@ -145,7 +145,7 @@ TEST(PpoNetworksTest, ClippedRatiosHaveNoGradient) {
   PpoSample sample;
   sample.cell = 3;
   sample.action = 1;
-  // A single sample's advantage is taken as it is.
+  // A single sample's advantage is not normalised.
   const auto gradient = [&](float log_probability, float advantage) {
     sample.log_probability = log_probability;
     sample.advantage = advantage;

@@ -83,8 +83,8 @@ TEST(PpoLearnerTest, RecordsWhatHappened) {
       ASSERT_EQ(h.compress_markers[i], t % 30 == 0 ? 1 : t % 30 == 29 ? 2 : 0);
     }
   }
-  // The last update saw the episodes end that began in the one before it, and
-  // the ones after those.
+  // In the last update end the episodes that began in the previous one, and the
+  // next ones.
   double total = 0;
   for (int s = 0; s < 6; ++s) total += Returns(h, s)[3];
   EXPECT_DOUBLE_EQ(learner->mean_return(), total / 6);
@@ -122,7 +122,7 @@ TEST(PpoLearnerTest, DependsOnTheSeedAlone) {
   EXPECT_NE(run(3), run(4));
 }
 
-// A goal in a corner, the farthest there is, with the original's settings.
+// A goal in the farthest corner, with the original's settings.
 TEST(PpoLearnerTest, LearnsToReachTheGoal) {
   const Task task = MakeTask(Variant::kGoals, kRoom, 80);
   const auto learner =

@@ -51,7 +51,7 @@ int64_t NextCharacter(absl::string_view text, size_t* at) {
     if ((byte(i) & 0xc0) != 0x80) return -1;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  // Neither written longer than need be, nor a surrogate, nor beyond Unicode.
+  // Rejects overlong encodings, surrogates, and code points beyond Unicode.
   if ((more == 2 && code < 0x800) || (more == 3 && code < 0x10000) ||
       (code >= 0xd800 && code < 0xe000) || code > 0x10ffff) {
     return -1;

@@ -24,24 +24,23 @@ constexpr int64_t kBos = 1;
 constexpr int64_t kEos = 2;
 constexpr int64_t kFirstCharacter = 3;
 
-// The character that begins at text[*at]; *at moves behind it. -1, and *at
-// stays, where that isn't UTF-8.
+// The character at text[*at]; advances *at past it. If it isn't valid UTF-8,
+// returns -1 and leaves *at.
 int64_t NextCharacter(absl::string_view text, size_t* at);
 
-// Each character is a token; those that the vocabulary lacks are left out. The
-// special tokens are written "<|padding|>", "<|startoftext|>", "<|endoftext|>"
-// and "<|mdm_mask|>", as LLaDA writes its own.
+// Each character is a token; those missing from the vocabulary are dropped.
+// Special tokens are spelled as LLaDA's: "<|padding|>", "<|startoftext|>",
+// "<|endoftext|>" and "<|mdm_mask|>".
 class CharacterTokenizer final : public Tokenizer {
  public:
-  // The distinct characters of a text; the mask is the last id.
+  // A vocabulary of the text's distinct characters; the mask is the last id.
   static absl::StatusOr<std::shared_ptr<const CharacterTokenizer>> OfText(
       absl::string_view text);
-  // `ids` by code point, distinct and in [3, vocab_size), and none of them
-  // mask.
+  // `ids` by code point, distinct and in [3, vocab_size), without `mask`.
   CharacterTokenizer(const std::map<uint32_t, int64_t>& ids, int64_t mask,
                      int64_t vocab_size);
 
-  // -1: the vocabulary lacks it.
+  // -1 if the vocabulary lacks it.
   int64_t IdOfCode(uint32_t code) const;
   const std::map<uint32_t, int64_t>& ids() const { return ids_; }
   int64_t mask() const { return mask_; }
@@ -51,17 +50,17 @@ class CharacterTokenizer final : public Tokenizer {
   }
   std::vector<int64_t> Encode(absl::string_view text) const override;
   Encoding EncodeWithPlaces(absl::string_view text) const override;
-  // The token of beginning goes before.
+  // Prepends the start token.
   void AddEnds(std::vector<int64_t>* ids) const override;
   std::string Decode(absl::Span<const int64_t> ids) const override;
   absl::optional<int64_t> IdOf(absl::string_view token) const override;
   bool IsSpecial(int64_t id) const override;
   SpecialIds special_ids() const override { return {kBos, kEos, kPad}; }
-  // As a BPE without merges.
+  // Saves a BPE without merges.
   absl::Status Save(const std::string& folder) const override;
 
  private:
-  // The special token that is written at text[at], or -1.
+  // The special token spelled at text[at], or -1.
   int64_t SpecialAt(absl::string_view text, size_t at) const;
 
   const std::map<uint32_t, int64_t> ids_;

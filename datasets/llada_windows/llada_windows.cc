@@ -85,7 +85,7 @@ absl::Status LladaWindows::Read(absl::Span<const int64_t> indices,
                                 Batch* batch) const {
   const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
                                         data_.sequence_length};
-  // Of an earlier batch, if it has the shape: every element is written.
+  // Reuses the tensor of an earlier batch: every element is written.
   at::Tensor& ids = (*batch)[kInputIds];
   if (!ids.defined() || ids.sizes() != at::IntArrayRef(shape)) {
     ids = at::empty(shape, at::kLong);
@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> LladaWindows::Validation()
     const {
   if (data_.validation == nullptr) return nullptr;
   WindowData data = data_;
-  data.notes.clear();  // the same folder's
+  data.notes.clear();  // those of the same folder
   const std::shared_ptr<const Windows> validation = data.validation;
   return std::unique_ptr<DatasetReader>(new LladaWindows(
       source_, /*shuffle=*/false, std::move(data), validation));

@@ -14,11 +14,9 @@
 namespace capstan {
 namespace llada_windows {
 
-// Overlapping windows of a text. Gives "input_ids" [n, sequence_length] int64,
-// written into the tensor of that name which *batch may hold already.
-//
-// Ranks read what they train on from files that each of them maps: pages are in
-// memory once a machine.
+// Overlapping windows of a text. Batches have "input_ids" [n, sequence_length]
+// int64, reusing *batch's tensor of that name. Ranks map the files that they
+// train on, so that a machine holds their pages once.
 class LladaWindows final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<LladaWindows>> Create(
@@ -40,7 +38,7 @@ class LladaWindows final : public DatasetReader {
   const std::string source_;  // for errors
   const bool shuffle_;
   const WindowData data_;
-  // What this reader reads, a part of data_.
+  // What this reader reads: a part of data_.
   const std::shared_ptr<const Windows> windows_;
 };
 

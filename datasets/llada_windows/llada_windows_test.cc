@@ -49,7 +49,7 @@ TEST(LladaWindowsTest, BatchesOfAText) {
   const at::Tensor& ids = batch["input_ids"];
   EXPECT_EQ(ids.sizes(), at::IntArrayRef({2, 6}));
   EXPECT_THAT(Values(ids), ElementsAre(1, 7, 8, 9, 10, 2, 1, 3, 4, 5, 6, 2));
-  // The same memory again, where it fits.
+  // Reuses the memory if it fits.
   const void* data = ids.const_data_ptr();
   ASSERT_TRUE((*reader)->Read({4, 4}, &batch).ok());
   EXPECT_EQ(batch["input_ids"].const_data_ptr(), data);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Windows in the files of a folder, as the Python program writes them whose
-// formats these are: train_data.npy, val_data.npy, metadata.json, vocab.json.
+// Windows in the files of a folder, in the formats of the Python program:
+// train_data.npy, val_data.npy, metadata.json, vocab.json.
 #include <array>
 #include <filesystem>
 #include <limits>
@@ -110,7 +110,7 @@ absl::StatusOr<Metadata> ReadMetadata(const std::string& folder) {
   return data;
 }
 
-// The array of windows, mapped; each id is looked at once.
+// Maps the array of windows and checks each id once.
 absl::StatusOr<std::shared_ptr<const Windows>> OpenWindows(
     const std::string& path, int64_t samples, const Metadata& metadata) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const NpyArray> array,

@@ -33,7 +33,7 @@ absl::Status WriteWindows(const Windows& windows, int64_t length,
 
 void AddSpecial(const WindowData& data, Json* json) {
   const Tokenizer::SpecialIds special = data.tokenizer->special_ids();
-  // Of a model's own tokenizer the mask is LLaDA's, or the model's.
+  // With a model's own tokenizer, the mask is LLaDA's or the model's.
   (*json)["mask_token"] =
       data.mask >= 0 ? data.mask
                      : data.tokenizer->IdOf("<|mdm_mask|>").value_or(-1);
@@ -79,7 +79,7 @@ absl::Status WriteNpyFolder(const WindowData& data, const std::string& text,
     return absl::UnavailableError(absl::StrCat(
         folder, "/shakespeare_raw.txt can't be written: ", error.message()));
   }
-  // One of both says what the tokens are.
+  // Exactly one of the two identifies the tokens.
   const auto* characters =
       dynamic_cast<const CharacterTokenizer*>(data.tokenizer.get());
   if (characters != nullptr) {

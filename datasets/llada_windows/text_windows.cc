@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Windows that are cut from a text as they are read.
+// Windows cut from a text when read.
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -17,7 +17,7 @@ namespace capstan {
 namespace llada_windows {
 namespace {
 
-// What a thread tokenizes at a time.
+// The bytes that a thread tokenizes at a time.
 constexpr size_t kPieceBytes = 1 << 20;
 
 // The tokens of a part of the text.
@@ -28,11 +28,11 @@ class Tokens {
   virtual void Read(int64_t begin, int64_t n, int64_t* out) const = 0;
 };
 
-// Characters, read where they lie. Where each 256th begins is noted: from there
-// on they are counted.
+// Characters, decoded when read. Stores the offset of each 256th, from which
+// the others are counted.
 class CharacterTokens final : public Tokens {
  public:
-  // `text` is UTF-8, all of whose characters the tokenizer has.
+  // `text` is UTF-8 whose characters are all in the tokenizer.
   CharacterTokens(std::shared_ptr<const MappedFile> file,
                   absl::string_view text,
                   std::shared_ptr<const CharacterTokenizer> tokenizer)
@@ -148,7 +148,7 @@ absl::Status CheckSpec(const TextWindowsSpec& spec) {
     return FieldError("sequence_length", absl::StrCat("must be at least 4, is ",
                                                       spec.sequence_length));
   }
-  // A longer one would leave text out.
+  // A longer one would skip text.
   const int64_t width = WidthOf(spec);
   if (spec.stride < 1 || spec.stride > width) {
     return FieldError("stride", absl::StrCat("must be between 1 and ", width,
@@ -162,7 +162,7 @@ absl::Status CheckSpec(const TextWindowsSpec& spec) {
   return absl::OkStatus();
 }
 
-// Where the last `fraction` of the text's characters begins.
+// The offset of the last `fraction` of the text's characters.
 size_t SplitAt(absl::string_view text, double fraction) {
   const auto continues = [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0) == 0x80;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Windows of a text, cut from it as they are read or read from the files of a
-// folder; and the writing of such a folder. For the reader and for `trainer
-// llada-data`.
+// Windows of a text, cut when read or read from the files of a folder, and the
+// writing of such a folder. For the reader and for `trainer llada-data`.
 #ifndef CAPSTAN_DATASETS_LLADA_WINDOWS_WINDOW_DATA_H_
 #define CAPSTAN_DATASETS_LLADA_WINDOWS_WINDOW_DATA_H_
 
@@ -23,12 +22,12 @@ class Windows {
  public:
   virtual ~Windows() = default;
   virtual int64_t size() const = 0;
-  // The tokens of window i, which must be there.
+  // Reads the tokens of window i, in [0, size).
   virtual void Read(int64_t i, int64_t* out) const = 0;
 };
 
-// Where windows of `width` begin in `total` tokens: at 0, stride, 2 * stride,
-// .., and a last one at total - width unless one ends there already.
+// The offsets of windows of `width` in `total` tokens: 0, stride, 2 * stride,
+// .., and total - width if no window ends there already.
 struct WindowPlaces {
   int64_t total = 0;
   int64_t width = 1;
@@ -44,7 +43,7 @@ struct WindowData {
   std::shared_ptr<const Windows> train;
   std::shared_ptr<const Windows> validation;  // null: nothing is held back
   std::shared_ptr<const Tokenizer> tokenizer;
-  // The mask's id of tokens that are characters; else -1: the model's own.
+  // The mask's id if tokens are characters; -1: the model's own.
   int64_t mask = -1;
   std::vector<std::string> notes;  // as DatasetReader::notes
 };
@@ -64,17 +63,16 @@ struct TextWindowsSpec {
 // Errors name the field of the reader's Config.
 absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& spec);
 
-// A folder with train_data.npy and val_data.npy (int64, [windows,
-// sequence_length]), metadata.json and vocab.json, or a tokenizer.json in its
-// place. What the files say of each other is checked, and every id. Errors name
-// the file.
+// Opens a folder with train_data.npy and val_data.npy (int64, [windows,
+// sequence_length]), metadata.json, and vocab.json or tokenizer.json. Validates
+// all ids, and that the files agree. Errors name the file.
 absl::StatusOr<WindowData> OpenNpyFolder(const std::string& folder);
 
 // Whether the folder's tokens are characters.
 bool HasCharacters(const std::string& folder);
 
-// Writes such a folder of `data`, which must hold something back, and copies
-// `text` into it as shakespeare_raw.txt.
+// Writes such a folder from `data`, which must hold something back, and copies
+// `text` to shakespeare_raw.txt in it.
 absl::Status WriteNpyFolder(const WindowData& data, const std::string& text,
                             const std::string& folder);
 

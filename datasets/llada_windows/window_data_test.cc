@@ -57,7 +57,7 @@ TEST(CharacterTokenizerTest, IdsAreRanksInTheSortedCharacters) {
   EXPECT_EQ(tokenizer.Decode({3, 4, 5, 6, 7, 99, -1}), "\nab\u00e9\U0001F600");
   EXPECT_EQ(tokenizer.Decode({1, 8, 2, 0}),
             "<|startoftext|><|mdm_mask|><|endoftext|><|padding|>");
-  // Unknown characters and bytes that are none are left out.
+  // Unknown characters and invalid bytes are dropped.
   EXPECT_EQ(tokenizer.Encode("a?\xff\u00e8\xe2\x82z<b"), Ids({4, 5}));
   EXPECT_EQ(tokenizer.Encode("a<|mdm_mask|>b"), Ids({4, 8, 5}));
   const Encoding places = tokenizer.EncodeWithPlaces("?\u00e9a");
@@ -81,7 +81,7 @@ TEST(CharacterTokenizerTest, RefusesWhatIsNotUtf8) {
   }
 }
 
-// What a run leaves in final/ is read by `generate`.
+// `generate` reads what a run leaves in final/.
 TEST(CharacterTokenizerTest, SavedItIsATokenizerOfHuggingFace) {
   const std::string text = "It's a \"na\u00efve\"\\ \u6f22\u5b57\ttest;\n\n<|x";
   const auto made = CharacterTokenizer::OfText(text);
@@ -115,7 +115,6 @@ TEST(WindowPlacesTest, CountsAreTheOriginals) {
   EXPECT_EQ(places.size(), 543 + 1);
   EXPECT_EQ(places.Begin(542), 542 * 2048);
   EXPECT_EQ(places.Begin(543), 1115394 - 4096);
-  // The golden text at 64: its windows stop at the 40th, but there are so many.
   EXPECT_EQ((WindowPlaces{10, 4, 3}.size()), 3);
   EXPECT_EQ((WindowPlaces{11, 4, 3}.size()), 4);
   EXPECT_EQ((WindowPlaces{11, 4, 3}.Begin(3)), 7);
@@ -158,10 +157,10 @@ TEST(TextWindowsTest, EndsAsAsked) {
   EXPECT_EQ(Text(*data, *data->train, 1), "<|startoftext|>defgh");
 }
 
-// Windows of random parts of the text, as the original takes them, would.
+// Random windows of the text, as in the original, would.
 TEST(TextWindowsTest, ValidationNeverOverlapsTraining) {
-  // Each character occurs once, so that a window tells where it comes from; of
-  // one, two and three bytes.
+  // Each character occurs once, so that a window shows its origin; characters
+  // of one, two and three bytes.
   std::string text;
   Ids codes;
   for (int64_t code = 0x30; code < 0x1000; ++code) codes.push_back(code);
@@ -201,7 +200,7 @@ TEST(TextWindowsTest, ValidationNeverOverlapsTraining) {
     const auto all = static_cast<int64_t>(codes.size());
     EXPECT_LT(*seen[0].rbegin(), *seen[1].begin());
     EXPECT_EQ(*seen[1].begin(), kFirstCharacter + all * 9 / 10);
-    // Nothing is left out; of the original the last one is.
+    // Nothing is dropped; the original drops the last one.
     EXPECT_EQ(static_cast<int64_t>(seen[0].size() + seen[1].size()),
               ends == WindowEnds::kCut ? all - 2 : all);
   }
@@ -254,7 +253,7 @@ TEST(TextWindowsTest, ErrorsNameTheField) {
               HasSubstr("bad.txt isn't UTF-8 text: byte 2"));
 }
 
-// A copy of the golden folder that a test may spoil.
+// A copy of the golden folder that a test may damage.
 std::string GoldenCopy() {
   const std::string folder = Path("npy_copy");
   fs::remove_all(folder);
@@ -278,7 +277,7 @@ TEST(NpyFolderTest, ReadsWhatNumpyHasWritten) {
   EXPECT_EQ(data->tokenizer->vocab_size(), 71);
   const std::string first = Text(*data, *data->train, 0);
   EXPECT_THAT(first, ::testing::StartsWith("<|startoftext|>"));
-  // The second window begins a stride of 32 further on.
+  // The second window begins one stride, 32, later.
   const std::string second = Text(*data, *data->train, 1);
   EXPECT_EQ(first.substr(15 + 32), second.substr(15, 31));
   Ids row(64);
@@ -319,7 +318,7 @@ TEST(NpyFolderTest, WhatIsWrittenIsReadAgain) {
   }
   EXPECT_EQ(*ReadWholeFile(folder + "/shakespeare_raw.txt"), text);
 
-  // Tokens of a model's own tokenizer come with it in place of a vocab.json.
+  // A model's own tokenizer is copied along, in place of a vocab.json.
   spec.tokenizer_folder = "tests/golden/testdata/tokenizer_smollm";
   const auto tokens = OpenTextWindows(spec);
   ASSERT_TRUE(tokens.ok()) << tokens.status();

@@ -13,10 +13,9 @@
 namespace capstan {
 namespace text {
 
-// A text as samples of sequence_length tokens: sample i is tokens
-// i * sequence_length and on; what is left at the end is not used. Gives
-// "input_ids" [n, sequence_length] int64, written into the tensor of that name
-// which *batch may hold already.
+// A text as samples of sequence_length tokens: sample i starts at token i *
+// sequence_length; the remainder is dropped. Batches have "input_ids" [n,
+// sequence_length] int64, reusing *batch's tensor of that name.
 class Text final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Text>> Create(const Config& config);
@@ -35,7 +34,7 @@ class Text final : public DatasetReader {
 
  private:
   Text(const Config& config, TokenizedText text, int64_t begin, int64_t end);
-  // An error if the part that is read, named `part`, has less than a sample.
+  // An error if the part to read, named `part`, is shorter than a sample.
   absl::Status CheckLength(const char* part) const;
 
   const Config config_;

@@ -137,7 +137,7 @@ TEST(TextTest, TokensOfAFoldersTokenizer) {
             std::vector<int64_t>({300, 'x', 256, '\n', 'c', 'd'}));
 }
 
-// What is held back is the end of the text: no token reaches over the place.
+// The end of the text is held back: no token spans the boundary.
 TEST(TextTest, ValidationIsCutBetweenCharacters) {
   Config config = MakeConfig(File("c", "abab\u00e9cdcdcd"), 2, 0.58);
   config.mutable_tokenizer()->set_folder(Tokens());
@@ -145,13 +145,13 @@ TEST(TextTest, ValidationIsCutBetweenCharacters) {
   ASSERT_TRUE(text.ok()) << text.status();
   const auto validation = (*text)->Validation();
   ASSERT_TRUE(validation.ok()) << validation.status();
-  // Byte 5 is within the character of bytes 4 and 5.
+  // Byte 5 is inside the character of bytes 4 and 5.
   EXPECT_EQ(Ids(**text, {0}), std::vector<int64_t>({300, 0xc3}));
   EXPECT_EQ(Ids(**validation, {0, 1, 2}),
             std::vector<int64_t>({'c', 'd', 'c', 'd', 'c', 'd'}));
 }
 
-// Many pieces, on threads, are the same tokens as one.
+// Many pieces, tokenized by threads, give the same tokens as one.
 TEST(TextTest, LongTextsAreTokenizedWhole) {
   std::string lines;
   while (lines.size() < 5 << 20) lines += "ababab xab\n";

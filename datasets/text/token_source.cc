@@ -18,7 +18,7 @@ namespace capstan {
 namespace text {
 namespace {
 
-// What a thread tokenizes at a time.
+// The bytes that a thread tokenizes at a time.
 constexpr size_t kPieceBytes = 1 << 20;
 
 int64_t Remaining(int64_t size, double validation_fraction) {
@@ -26,7 +26,7 @@ int64_t Remaining(int64_t size, double validation_fraction) {
                                                   (1.0 - validation_fraction)));
 }
 
-// Each byte is a token, read where it lies.
+// Each byte is a token; reads from the mapped file.
 class ByteSource final : public TokenSource {
  public:
   explicit ByteSource(std::shared_ptr<const MappedFile> file)
@@ -54,15 +54,15 @@ class ByteSource final : public TokenSource {
 // A text's tokens in memory, four bytes each.
 class MemorySource final : public TokenSource {
  public:
-  // The two parts of the text are tokenized apart: none of the tokens that are
-  // trained on reaches into what is held back.
+  // Tokenizes the two parts of the text separately, so that no training token
+  // extends into the validation part.
   static absl::StatusOr<std::shared_ptr<const TokenSource>> Make(
       const Tokenizer& tokenizer, absl::string_view text,
       double validation_fraction) {
     auto made = std::make_shared<MemorySource>();
     size_t train = static_cast<size_t>(
         Remaining(static_cast<int64_t>(text.size()), validation_fraction));
-    // Not within a character.
+    // Not inside a character.
     while (train < text.size() && validation_fraction > 0 &&
            (static_cast<unsigned char>(text[train]) & 0xc0) == 0x80) {
       ++train;
@@ -99,7 +99,7 @@ class MemorySource final : public TokenSource {
   int64_t train_size_ = 0;
 };
 
-// A token file, read where it lies.
+// A token file, mapped.
 class FileSource final : public TokenSource {
  public:
   explicit FileSource(std::unique_ptr<TokenFile> file)

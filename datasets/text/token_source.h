@@ -22,9 +22,9 @@ class TokenSource {
   virtual int64_t size() const = 0;
   // Whether each token is a byte of the text.
   virtual bool bytes() const { return false; }
-  // Where validation begins that has this fraction of the text.
+  // Where validation begins if it gets this fraction of the text.
   virtual int64_t TrainSize(double validation_fraction) const = 0;
-  // Tokens [begin, begin + n), which must be there.
+  // Reads tokens [begin, begin + n), which must exist.
   virtual absl::Status Read(int64_t begin, int64_t n, int64_t* out) const = 0;
 };
 
@@ -33,8 +33,8 @@ struct TokenizedText {
   std::shared_ptr<const Tokenizer> tokenizer;
 };
 
-// `file` as the config's tokenizer has it, tokenized now where it must be.
-// Errors name the config's field.
+// `file` as tokens of the config's tokenizer, tokenized now if needed. Errors
+// name the config's field.
 absl::StatusOr<TokenizedText> OpenTokens(
     const Config& config, std::shared_ptr<const MappedFile> file);
 

@@ -91,7 +91,7 @@ at::Tensor PerHead(const at::Tensor& x, const AttentionShape& shape) {
       .transpose(1, 2);
 }
 
-// `mask`: see PackedRows; without one as the shape says.
+// `mask`: see PackedRows; without one, by shape.causal.
 at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
                              const at::Tensor& v, const AttentionShape& shape,
                              std::optional<at::Tensor> mask = std::nullopt) {
@@ -100,7 +100,7 @@ at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
   const int64_t queries = qh.size(2), keys = kh.size(2);
   bool grouped = shape.heads != shape.kv_heads;
   if (grouped && (q.device().is_cpu() || mask.has_value())) {
-    // ATen's fused attention knows no groups on CPUs, and none with a mask.
+    // ATen's fused attention doesn't support groups on CPUs, nor with a mask.
     kh = kh.repeat_interleave(shape.heads / shape.kv_heads, 1);
     vh = vh.repeat_interleave(shape.heads / shape.kv_heads, 1);
     grouped = false;
@@ -118,8 +118,8 @@ at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
   return out.transpose(1, 2).reshape({q.size(0), q.size(1)});
 }
 
-// On CPUs document by document, on GPUs, which had to wait for the lengths and
-// to start kernels for each, with a mask.
+// On CPUs document by document; on GPUs, which would have to wait for the
+// lengths and launch kernels for each, with a mask.
 at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
                                    const at::Tensor& v,
                                    const AttentionShape& shape,
@@ -155,9 +155,9 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
 
 namespace {
 
-// For plans: bytes of tensors, and of the blocks of scores of ATen's fused
-// attention (FlashAttentionKernel.cpp), float32 and rounded, for one thread:
-// on CPUs ranks have few.
+// For plans: bytes of tensors, and of the blocks of scores in ATen's fused
+// attention (FlashAttentionKernel.cpp), float32 and rounded, for one thread: on
+// CPUs ranks have few.
 struct AttentionBytes {
   AttentionBytes(const AttentionShape& shape, int64_t rows,
                  c10::ScalarType dtype)
@@ -187,7 +187,7 @@ void PlanAttention(const AttentionShape& shape, int64_t rows,
   if (b.grouped) ledger->Take(2 * b.q);
   ledger->Pass(b.q + b.log_sum_exp + b.block);
   ledger->Take(b.q + b.log_sum_exp);
-  // The documents' outputs, of which the next operator keeps one piece.
+  // The documents' outputs, from which the next operator makes one tensor.
   if (packed) ledger->Take(b.q);
 }
 
@@ -203,13 +203,13 @@ void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
   ledger->Pass(3 * b.q + 2 * b.block);
   ledger->Take(3 * b.q);
   if (packed) {
-    ledger->Pass(b.q);  // the documents' gradients, put together
+    ledger->Pass(b.q);  // the documents' gradients, concatenated
     ledger->Free(b.q);
   }
   ledger->Free(b.q + 2 * (b.grouped ? b.q : b.kv));
   ledger->Free(2 * b.q + b.log_sum_exp);  // the output and its gradient
   if (!b.grouped) return;
-  // Summed over each group, then put in the order of the rows.
+  // Summed over each group, then put in row order.
   for (int i = 0; i < 2; ++i) {
     ledger->Take(b.kv);
     ledger->Free(b.q);

@@ -23,26 +23,25 @@ struct AttentionShape {
   bool causal = true;
 };
 
-// Within each sequence, or each document of a packed one, with gradients. q:
-// [batch * T, heads * head_dim]; k, v: [batch * T, kv_heads * head_dim].
-// Returns a tensor of q's shape.
+// Attention within each sequence, or each document of a packed one, with
+// gradients. q: [batch * T, heads * head_dim]; k, v: [batch * T, kv_heads *
+// head_dim]. Returns a tensor of q's shape.
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, const AttentionShape& shape,
                      const Packing& packing = nullptr);
 
-// The same without gradients, of T queries that are the last of L positions,
-// causal:
-// k, v: [batch, L, kv_heads * head_dim], the first two dimensions of any
-// stride.
+// Causal attention without gradients for T queries, the last of L positions. k,
+// v: [batch, L, kv_heads * head_dim], with any strides in the first two
+// dimensions.
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const AttentionShape& shape);
 
-// What Attention leaves on `ledger` on the CPU, for q [rows, ..] and k and v
-// that it keeps, or copies of them: its output and what else it keeps.
+// Adds to `ledger` what Attention leaves on the CPU for q [rows, ..]: its
+// output and what it keeps, which includes k and v or copies of them.
 void PlanAttention(const AttentionShape& shape, int64_t rows,
                    c10::ScalarType dtype, bool packed, MemoryLedger* ledger);
-// From there: what it keeps, q, k and v included, and the gradient of the
-// output, become the gradients of q, k and v.
+// Continues from there: what it keeps, including q, k and v, and the output's
+// gradient become the gradients of q, k and v.
 void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
                            MemoryLedger* ledger);

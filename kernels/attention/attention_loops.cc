@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scores are made for a block of queries at a time against all the keys that it
-// sees, as matrix products straight from and to the layout that the projections
-// have: no transposes, no copies of keys for the group. Scores aren't kept:
-// backward makes them again from the log-sum-exp of each row (Dao et al.,
-// "FlashAttention", 2022, section 3.1). The documents of a packed sequence are
-// gone through one by one: what a document's tokens don't see costs nothing,
-// and what they get is what they get alone, to the bit.
+// Scores are computed for a block of queries at a time against all visible
+// keys, as matrix products directly on the layout of the projections, without
+// transposes or copies of keys per group. Scores aren't kept: backward
+// recomputes them from each row's log-sum-exp (Dao et al., "FlashAttention",
+// 2022, section 3.1). The documents of a packed sequence are processed one by
+// one, so that masked scores cost nothing, and a document's bits don't depend
+// on its neighbours.
 #include "kernels/attention/attention_loops.h"
 
 #include <ATen/Parallel.h>
@@ -24,8 +24,8 @@ namespace {
 
 constexpr int64_t kQueryBlock = 64;
 
-// A part of a sequence that sees nothing else of it: a document, or all. If
-// causal, its queries are the last of its keys' positions.
+// An independent part of a sequence: a document, or all. If causal, its queries
+// are the last of its keys' positions.
 struct Part {
   int64_t begin = 0;  // first query, and first key
   int64_t queries = 0;
@@ -45,13 +45,13 @@ void ForParts(const AttentionLayout& layout, int64_t b, const Body& body) {
 }
 
 // A block of query rows of one head, and its rows of scores. Queries and keys
-// are counted from those of the part.
+// are counted from the start of the part.
 struct Block {
   int64_t begin = 0;   // first query
   int64_t rows = 0;    // queries
   int64_t first = 0;   // the last key that the first query sees
-  int64_t keys = 0;    // keys that any query of it sees
-  int64_t stride = 0;  // of its scores, rounded up for simd.h
+  int64_t keys = 0;    // keys visible to any query of it
+  int64_t stride = 0;  // of its scores, rounded up for base/simd
 };
 
 Block BlockAt(const Part& part, int64_t begin) {
@@ -72,7 +72,7 @@ std::vector<float> ScoreBuffer(const AttentionLayout& layout) {
                             ((keys + 15) / 16 * 16));
 }
 
-// A part for one query head. Adds to dk and dv unless it is the first of its
+// A part for one query head. Adds to dk and dv, except for the first head of a
 // group.
 void BackwardPart(const AttentionLayout& layout,
                   const AttentionBackwardBuffers& p, int64_t b, int64_t h,
@@ -84,7 +84,7 @@ void BackwardPart(const AttentionLayout& layout,
   const float* lse = p.log_sum_exp +
                      (b * layout.shape.heads + h) * layout.queries + part.begin;
   float delta[kQueryBlock];
-  // From the last block on: it sees all keys, so that of the first head
+  // From the last block on: it sees all keys, so for the first head it
   // overwrites all of dk and dv, and the others add.
   const int64_t last = (part.queries - 1) / kQueryBlock * kQueryBlock;
   for (int64_t i = last; i >= 0; i -= kQueryBlock) {

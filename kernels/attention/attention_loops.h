@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of float32 on the CPU, on memory, without autograd: see
-// attention.h for what it computes.
+// Attention on float32 memory on the CPU, without autograd; attention.h has the
+// formula.
 #ifndef CAPSTAN_KERNELS_ATTENTION_ATTENTION_LOOPS_H_
 #define CAPSTAN_KERNELS_ATTENTION_ATTENTION_LOOPS_H_
 
@@ -13,20 +13,20 @@
 namespace capstan {
 namespace kernels {
 
-// Where the parts of a problem lie in memory.
+// The layout of a problem in memory.
 struct AttentionLayout {
   AttentionShape shape;
   int64_t queries = 0;  // T
   int64_t keys = 0;     // L; if causal, query t sees those up to L - T + t
   int64_t kv_batch_stride = 0;  // floats
   int64_t kv_stride = 0;
-  // The documents of each sequence; null: it is one. With T = L.
+  // The documents of each sequence; null: one each. Requires T = L.
   const PackedRows* packing = nullptr;
 
   int64_t group() const { return shape.heads / shape.kv_heads; }
   int64_t q_stride() const { return shape.heads * shape.head_dim; }
   float scale() const;  // 1 / sqrt(head_dim)
-  // Of query head h (of sequence b) and of the kv head that it reads.
+  // Of query head h of sequence b, and of the kv head that it reads.
   int64_t q_offset(int64_t b, int64_t h) const {
     return b * queries * q_stride() + h * shape.head_dim;
   }
@@ -35,15 +35,15 @@ struct AttentionLayout {
   }
 };
 
-// Of T queries, the last of L positions if causal. log_sum_exp: [batch, heads,
-// T], for backward.
+// T queries, the last of L positions if causal. log_sum_exp: [batch, heads, T],
+// for backward.
 void AttentionForward(const AttentionLayout& layout, const float* q,
                       const float* k, const float* v, float* out,
                       float* log_sum_exp);
 
 struct AttentionBackwardBuffers {
   const float *q, *k, *v, *out, *d_out, *log_sum_exp;
-  float *dq, *dk, *dv;  // written over; laid out as q, k, v
+  float *dq, *dk, *dv;  // overwritten; laid out as q, k, v
 };
 void AttentionBackward(const AttentionLayout& layout,
                        const AttentionBackwardBuffers& buffers);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What attention says that it allocates against what it does.
+// Compares attention's plan with its actual allocations.
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 

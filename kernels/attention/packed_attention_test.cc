@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention within the documents of packed rows: against a plain formula with a
-// mask, against each document alone, and against what must not be seen.
+// Attention within the documents of packed rows, compared with a masked formula
+// and with each document alone, and independent of hidden tokens.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -56,7 +56,7 @@ struct Case {
   }
 };
 
-// Each causal, and bidirectional.
+// Each of them causal, and bidirectional.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const bool causal : {true, false}) {
@@ -69,8 +69,8 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// Scores of all keys, those of other documents taken out, and of later tokens
-// if causal.
+// Scores of all keys; those of other documents and, if causal, of later tokens
+// are masked.
 at::Tensor PlainAttention(const Tensors& in, const AttentionShape& shape,
                           const at::Tensor& positions) {
   const int64_t hd = shape.head_dim, group = shape.heads / shape.kv_heads;
@@ -118,7 +118,7 @@ TEST(PackedAttentionTest, MaskShowsWhatIsSeen) {
   EXPECT_TRUE(at::equal(packing.mask(), wanted));
 }
 
-// A document gets the bits that it gets alone: values and gradients.
+// A document gets the same bits as alone: values and gradients.
 TEST(PackedAttentionTest, DocumentsAreAsIfAlone) {
   for (const Case& c : Cases()) {
     const Tensors inputs = c.Inputs();
@@ -203,7 +203,7 @@ TEST(PackedAttentionTest, PositionsAreChecked) {
   EXPECT_ANY_THROW(PackedRows(at::tensor({0.0, 1.0}).view({1, 2})));
 }
 
-// The table's row of each token, one behind the other, rotates packed rows.
+// A table with the row of each token in sequence rotates packed rows.
 TEST(PackedAttentionTest, RopeTakesATableOfEachTokensPosition) {
   const at::Tensor table = RopeTable(6, 8, 100.0);
   const at::Tensor positions = at::tensor({0, 1, 0, 0, 1, 2}, at::kLong);

@@ -38,7 +38,7 @@ const at::Tensor& PackedRows::mask(bool causal) const {
     const at::AutoGradMode no_gradients(false);
     const at::Tensor keys =
         at::arange(positions_.size(1), positions_.options());
-    // Of each token's document: tells documents of a row apart.
+    // The start of each token's document, which identifies it within a row.
     const at::Tensor first = keys - positions_;
     mask = first.unsqueeze(1).eq(first.unsqueeze(2));
     if (causal) mask &= keys <= keys.unsqueeze(1);

@@ -11,8 +11,8 @@
 namespace capstan {
 namespace kernels {
 
-// Rows of a batch that hold several documents, one behind the other, none of
-// which sees another's tokens.
+// Rows of a batch that each pack several documents; tokens see only their own
+// document.
 class PackedRows : public torch::CustomClassHolder {
  public:
   // Tokens [begin, begin + length) of a row.
@@ -23,15 +23,15 @@ class PackedRows : public torch::CustomClassHolder {
   // The documents of one row.
   struct Row {
     const Document* first;
-    const Document* last;  // behind them
+    const Document* last;  // past the last
     const Document* begin() const { return first; }
     const Document* end() const { return last; }
   };
 
-  // positions: [rows, T] int64, of each token in its document. On the CPU they
-  // are checked: c10::Error names the place unless a row begins with 0, and
-  // each of the others is 0 or one more than that before it. On other devices
-  // nothing waits for them, and documents() isn't there.
+  // positions: [rows, T] int64, each token's position in its document. On the
+  // CPU they are validated: throws c10::Error with the location unless each row
+  // begins with 0 and each later position is 0 or one more than the previous
+  // one. On other devices it doesn't block, and documents() isn't available.
   explicit PackedRows(const at::Tensor& positions);
 
   bool on_cpu() const { return !row_ends_.empty(); }
@@ -44,14 +44,14 @@ class PackedRows : public torch::CustomClassHolder {
   int64_t longest() const { return longest_; }
 
   // [rows, 1, T, T] bool on the positions' device: whether query t (dimension
-  // 2) sees key s: those of its document, if causal up to itself. Made at the
-  // first call, by one thread at a time.
+  // 2) sees key s, i.e. those of its document, up to itself if causal. Made at
+  // the first call, by one thread at a time.
   const at::Tensor& mask(bool causal = true) const;
 
  private:
   const at::Tensor positions_;
   std::vector<Document> documents_;  // of all rows
-  std::vector<int64_t> row_ends_;    // behind the last document of each
+  std::vector<int64_t> row_ends_;    // end of each row's documents
   int64_t longest_ = 0;
   mutable at::Tensor masks_[2];  // by causal
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each kernel against ATen in float64 (and its gradients against autograd
+// Compares each kernel with ATen in float64 (and gradients with autograd
 // there), on the emulator or on a GPU. The checks are googletest's; each
-// returns what the kernels wrote, for runs to be compared bit by bit.
+// returns what the kernels wrote, so that runs can be compared bit by bit.
 #ifndef CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_
 #define CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_
 
@@ -18,7 +18,7 @@ namespace capstan {
 namespace kernels {
 namespace cuda {
 
-// The kernels, and where they want their tensors.
+// The kernels, and the device of their tensors.
 struct Subject {
   const CudaKernels& cuda;
   at::Device device;
@@ -28,7 +28,7 @@ using Outputs = std::vector<at::Tensor>;
 
 Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
                      int64_t n);
-// `aligned` false: x lies where vectors can't be read.
+// `aligned` false: x isn't aligned for vector loads.
 Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
                   int64_t positions, int64_t heads, int64_t head_dim,
                   bool aligned);
@@ -41,34 +41,34 @@ Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
 Outputs CheckEmbedding(const Subject& subject, at::ScalarType dtype,
                        at::ScalarType weight_dtype, int64_t rows,
                        int64_t hidden, int64_t vocab);
-// Against AdamWStep on the CPU, bit by bit. working: ScalarType::Undefined:
-// none.
+// Compares with AdamWStep on the CPU, bit by bit. working:
+// ScalarType::Undefined: none.
 Outputs CheckAdamW(const Subject& subject, at::ScalarType gradient,
                    at::ScalarType working, int64_t n);
 Outputs CheckSquaredSum(const Subject& subject, at::ScalarType dtype,
                         int64_t n);
 
-// A check by name, on every dtype and on sizes that take every way through
-// the kernels; large ones as well if `large`.
+// A check by name, for every dtype and sizes that cover every path of the
+// kernels; large ones as well if `large`.
 struct NamedCheck {
   std::string name;
   std::function<Outputs(const Subject& subject)> run;
 };
 std::vector<NamedCheck> AllChecks(bool large);
 
-// ---- For the checks ----
+// Helpers of the checks.
 
-// Normal numbers of a fixed seed, rounded to dtype; on the CPU.
+// Normally distributed numbers of a fixed seed, rounded to dtype; on the CPU.
 at::Tensor Normal(uint64_t seed, at::IntArrayRef sizes, at::ScalarType dtype);
 
-// |actual - expected| <= ulps units in the last place of `dtype`, of a number
-// of the size of |expected| plus its root mean square, which counts as
-// least_size at least (of terms that cancel). expected: float64.
+// Expects |actual - expected| <= ulps units in the last place of `dtype`, of a
+// number of the size of |expected| plus its root mean square, but at least
+// least_size (for terms that cancel). expected: float64.
 void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
                  at::ScalarType dtype, double ulps, const std::string& what,
                  double least_size = 0.0);
 
-// The very same values; NaN equals NaN.
+// Bitwise equal, except that any NaN equals any NaN.
 bool SameBits(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace cuda

@@ -14,8 +14,8 @@ namespace kernels {
 namespace cuda {
 namespace {
 
-// The library in `folder` or one above it, there or in kernels/cuda/, where it
-// is built; "" if it is in none.
+// Searches `folder` and its parents, each directly and in kernels/cuda/, where
+// the library is built; "" if not found.
 std::string FindFrom(std::string folder) {
   for (int level = 0; level < 5 && !folder.empty(); ++level) {
     for (const char* below : {"/", "/kernels/cuda/"}) {

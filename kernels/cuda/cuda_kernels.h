@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fused operators on a GPU, as a table of functions on memory. They live
-// in a shared library of their own, libcapstan_kernels_cuda.so, so that all
-// else needs nothing of CUDA. dispatch.h has them on tensors; operators there
-// are what callers want.
+// The fused operators on a GPU, as a table of functions on memory, in a
+// separate shared library, libcapstan_kernels_cuda.so, so that nothing else
+// depends on CUDA. dispatch.h wraps them for tensors; callers want the
+// operators there.
 //
 // To add one: (1) a struct of arguments and an entry of CudaKernels here; (2)
-// kernel and launcher, named as the entry, in a .cu file over device.h alone,
-// the launcher declared in launchers.h and put into its table; (3) a function
-// in dispatch.h that checks tensors and makes the outputs; (4) a test in
-// emulator_test, which runs the same .cu on the host, and one in
-// cuda_kernels_gpu_test. A new .cu file goes into BUILD, and into
+// kernel and launcher, named after the entry, in a .cu file that includes only
+// device.h, with the launcher declared in launchers.h and added to its table;
+// (3) a function in dispatch.h that checks tensors and allocates outputs; (4) a
+// test in emulator_test, which runs the same .cu on the host, and one in
+// cuda_kernels_gpu_test. Add a new .cu file to BUILD and to
 // emulated_kernels.cc.
 //
-// Attention isn't here: on a GPU it is ATen's flash attention
-// (scaled_dot_product_attention with enable_gqa), and matrix products are
-// cuBLAS's by at::mm and at::addmm; nothing of ours would beat either.
+// Attention on a GPU is ATen's flash attention (scaled_dot_product_attention
+// with enable_gqa), and matrix products are cuBLAS's by at::mm and at::addmm;
+// kernels of our own would not beat them.
 #ifndef CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_
 #define CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_
 
@@ -26,12 +26,12 @@ namespace capstan {
 namespace kernels {
 namespace cuda {
 
-// The type of what a `void*` points to. Arithmetic is float32 for all.
+// The type behind a `void*`. Arithmetic is float32 for all.
 enum class DType : int32_t { kNone, kFloat32, kBFloat16, kFloat16 };
 
-// Matrices are row-major, and contiguous unless there is a stride, which counts
-// elements from row to row. Counts may be any number from 0 on. Vector loads
-// are used where pointers and widths allow.
+// Matrices are row-major, and contiguous unless there is a stride, in elements
+// per row. Counts may be 0. Vector loads are used where pointers and widths
+// allow.
 
 struct RmsNormArgs {
   DType dtype;           // of x, residual, weight, sum and y
@@ -47,8 +47,8 @@ struct RmsNormArgs {
   int64_t rows, n;
 };
 
-// What RmsNormBackward's `partial` must hold: this many rows of n floats.
-// About one wave of blocks; of the shape alone, so that sums are reproducible.
+// The rows of n floats in RmsNormBackward's `partial`: about one wave of
+// blocks. A function of the shape alone, so that sums are reproducible.
 inline int64_t RmsNormPartials(int64_t rows, int64_t n) {
   return std::max<int64_t>(1,
                            std::min<int64_t>(rows / 4, n > 1024 ? 512 : 1024));
@@ -99,10 +99,9 @@ struct SwiGluBackwardArgs {
   int64_t gradient_stride;  // of d_gate and of d_up
 };
 
-// out = x * factor, and 0 where a number is dropped: those whose random bits
-// (base/random.h; four columns share a counter) are below a bound, of
-// 2^32. The counter: the row's place in its sample and the columns', and the
-// sample.
+// out = x * factor, or 0 for dropped numbers: those whose random bits
+// (base/random.h; four columns share a counter) are below a bound, of 2^32. The
+// counter is made of the sample, the row's offset in it and the columns'.
 struct DropoutArgs {
   DType dtype;
   const void* x;           // [rows, n]
@@ -130,9 +129,9 @@ struct CrossEntropyArgs {
 };
 
 // d_weight[token] += the sum of dy over the token's rows, in a fixed order, in
-// float32 and rounded once. One block sums one token's rows for some of the
-// columns, from a list sorted by token: work grows with rows, not with the
-// vocabulary, and without atomics the sum is the same each time.
+// float32 and rounded once. One block sums one token's rows for some columns,
+// from a list sorted by token: work grows with rows, not with the vocabulary,
+// and without atomics the sum is reproducible.
 struct EmbeddingBackwardArgs {
   DType dtype;            // of dy
   const void* dy;         // [rows, hidden]
@@ -144,7 +143,7 @@ struct EmbeddingBackwardArgs {
   int64_t rows, hidden, vocab;
 };
 
-// As kernels/optimizer/adamw.h, with the same bits, over n elements.
+// As in kernels/optimizer/adamw.h, with the same bits, over n elements.
 struct AdamWArgs {
   DType gradient_dtype;
   const void* gradient;
@@ -165,7 +164,7 @@ struct AdamWArgs {
   int64_t n;
 };
 
-// The sum of squares in float64, in a fixed order that depends on n alone.
+// The sum of squares in float64, in a fixed order that depends only on n.
 constexpr int64_t kSquaredSumPartials = 1024;
 struct SquaredSumArgs {
   DType dtype;
@@ -175,14 +174,14 @@ struct SquaredSumArgs {
   int64_t n;
 };
 
-// Entries put work on `stream` (a cudaStream_t of the current device) and
-// return at once: null, or CUDA's error in words. They neither allocate nor
-// wait, so CUDA graphs can capture them.
+// Entries enqueue work on `stream` (a cudaStream_t of the current device) and
+// return null, or CUDA's error message. They neither allocate nor block, so
+// CUDA graphs can capture them.
 struct CudaKernels {
   int64_t size;  // sizeof(CudaKernels) of the library's build
-  // Whether the kernels run on that device.
+  // Whether the device supports the kernels.
   bool (*supports)(int device);
-  // LibTorch's current stream of that device.
+  // LibTorch's current stream of the device.
   void* (*current_stream)(int device);
   const char* (*rms_norm)(const RmsNormArgs& args, void* stream);
   const char* (*rms_norm_backward)(const RmsNormBackwardArgs& args,
@@ -199,12 +198,12 @@ struct CudaKernels {
 };
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
-// A CudaKernels in the library.
+// The symbol of the library's CudaKernels.
 constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
 
-// The library's table; null where it wasn't built or LibTorch's CUDA part isn't
-// loaded, and ATen's operators serve instead. Looked for once, in the first
-// call, in the folder of this code or of the program and above them, there or
+// The library's table; null if it wasn't built or LibTorch's CUDA part isn't
+// loaded, in which case callers use ATen's operators. The first call looks for
+// it in the folder of this code and of the program and their parents, there or
 // in kernels/cuda/. Any thread.
 const CudaKernels* Cuda();
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every kernel on this machine's first GPU against ATen in float64 on the CPU,
-// twice, for the same bits. Without a GPU there is nothing to test;
-// tests/gpu/run.sh says so.
+// Compares every kernel on this machine's first GPU with ATen in float64 on the
+// CPU, twice, to check that bits repeat. Skipped without a GPU, as
+// tests/gpu/run.sh reports.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -20,7 +20,7 @@ namespace {
 
 TEST(CudaKernelsGpu, MatchDoublePrecisionAndRepeat) {
   if (CountGpus() == 0) GTEST_SKIP() << "no GPU";
-  // Loads LibTorch's CUDA part and takes the GPU.
+  // Loads LibTorch's CUDA part and initialises the GPU.
   const auto group = CreateProcessGroup(RankInfo(), CountGpus());
   ASSERT_TRUE(group.ok()) << group.status();
   const CudaKernels* cuda = Cuda();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What libcapstan_kernels_cuda.so exports.
+// The exports of libcapstan_kernels_cuda.so.
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
@@ -11,7 +11,7 @@ namespace kernels {
 namespace cuda {
 namespace {
 
-// The library holds code for 8.0, 9.0 and what comes after.
+// The library has code for 8.0, 9.0 and PTX for later ones.
 bool Supports(int device) {
   int major = 0;
   return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All that the kernels use of CUDA, and what they share: 16-bit types, vector
-// loads, sums over a block, launching. emulator.h stands in for the compiler's
-// part on a host, where the tests run the same kernels.
+// Everything the kernels use of CUDA, and what they share: 16-bit types, vector
+// loads, block reductions, launching. On a host, emulator.h replaces the
+// compiler's part, so that tests run the same kernels.
 #ifndef CAPSTAN_KERNELS_CUDA_DEVICE_H_
 #define CAPSTAN_KERNELS_CUDA_DEVICE_H_
 
@@ -30,8 +30,8 @@ struct Float16 {
 
 __device__ __forceinline__ float ToFloat(float x) { return x; }
 
-// Conversions round to nearest even. cuda_bf16.h and cuda_fp16.h have the same
-// in thousands of lines, which each .cu would compile anew.
+// Conversions round to nearest even. cuda_bf16.h and cuda_fp16.h have them,
+// too, but in thousands of lines that each .cu would compile anew.
 #ifdef __CUDACC__
 __device__ __forceinline__ float ToFloat(BFloat16 x) {
   return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
@@ -57,7 +57,7 @@ inline void FromFloat(float x, Float16& y) { y.bits = emulator::ToFloat16(x); }
 #endif
 __device__ __forceinline__ void FromFloat(float x, float& y) { y = x; }
 
-// x after a way through memory of type T.
+// x rounded to T.
 template <typename T>
 __device__ __forceinline__ float Rounded(float x) {
   T y;
@@ -65,7 +65,7 @@ __device__ __forceinline__ float Rounded(float x) {
   return ToFloat(y);
 }
 
-// V elements that are read and written by one instruction of 16 bytes.
+// Elements of one 16-byte load or store.
 template <typename T>
 constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 
@@ -101,7 +101,7 @@ struct Max {
   }
 };
 
-// `x` of all threads of the block (a multiple of 32, at most 1024) combined, in
+// Combines `x` of all threads of the block (a multiple of 32, at most 1024) in
 // a fixed order; all threads must call it, and all get the result.
 template <typename T, typename Combine>
 __device__ __forceinline__ T BlockReduce(T x, Combine combine) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ T BlockReduce(T x, Combine combine) {
   return x;
 }
 
-// The memory of the launch's `shared` bytes.
+// The launch's `shared` bytes of dynamic shared memory.
 #ifdef __CUDACC__
 __device__ __forceinline__ float* SharedFloats() {
   extern __shared__ __align__(16) float capstan_shared_floats[];
@@ -129,10 +129,10 @@ __device__ __forceinline__ float* SharedFloats() {
 inline float* SharedFloats() { return emulator::SharedFloats(); }
 #endif
 
-// ---- On the host ----
+// Host code.
 
 // Runs kernel(args) on `blocks` blocks of `threads` threads. Returns null, or
-// what CUDA says is wrong.
+// CUDA's error message.
 template <typename Args>
 const char* Launch(void (*kernel)(Args), int64_t blocks, int threads,
                    size_t shared, const Args& args, void* stream) {
@@ -150,7 +150,7 @@ const char* Launch(void (*kernel)(Args), int64_t blocks, int threads,
 #endif
 }
 
-// f(T()) for the type that dtype names.
+// Calls f(T()) for the type of dtype.
 template <typename F>
 const char* ByType(DType dtype, F f) {
   switch (dtype) {
@@ -165,8 +165,8 @@ const char* ByType(DType dtype, F f) {
   }
 }
 
-// Whether rows of these pointers (null ones aside), whose lengths and strides
-// are multiples of `width`, can be read by Packs of V elements of T.
+// Whether rows at these pointers (except nulls), whose lengths and strides are
+// multiples of `width`, can be accessed as Packs of V elements of T.
 template <typename T>
 bool Vectors(std::initializer_list<int64_t> widths,
              std::initializer_list<const void*> pointers, int v = kVector<T>) {
@@ -181,10 +181,10 @@ bool Vectors(std::initializer_list<int64_t> widths,
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The size of a block that has no reason for another.
+// The default block size.
 constexpr int kBlockThreads = 256;
 
-// Threads for `items` independent items of a row: whole warps.
+// Threads for `items` independent items per row: whole warps.
 inline int ThreadsFor(int64_t items) {
   if (items >= kBlockThreads) return kBlockThreads;
   return items <= 32 ? 32 : static_cast<int>(CeilDiv(items, 32) * 32);

@@ -22,7 +22,7 @@ void* Stream(const CudaKernels& cuda, const at::Tensor& t) {
   return cuda.current_stream(t.get_device());
 }
 
-// A matrix [rows, n] like x; a null pointer if it is undefined.
+// The data of a matrix [rows, n] like x; null if it is undefined.
 const void* Matrix(const at::Tensor& t, const at::Tensor& x, const char* name) {
   if (!t.defined()) return nullptr;
   TORCH_CHECK(t.sizes() == x.sizes() && t.scalar_type() == x.scalar_type() &&
@@ -31,7 +31,7 @@ const void* Matrix(const at::Tensor& t, const at::Tensor& x, const char* name) {
   return t.const_data_ptr();
 }
 
-// The distance of rows of a matrix whose rows are contiguous.
+// The row stride of a matrix whose rows are contiguous.
 int64_t RowStride(const at::Tensor& t, const char* name) {
   TORCH_CHECK(t.dim() == 2 && (t.stride(1) == 1 || t.size(1) <= 1), name,
               " must be a matrix of contiguous rows");

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels of cuda_kernels.h on tensors, without autograd. An operator asks
+// The kernels of cuda_kernels.h on tensors, without autograd. An operator uses
 //   if (const auto* cuda = cuda::For(x)) return cuda::RmsNorm(*cuda, ...);
-// and goes on with ATen's operators if there is none. Work goes to LibTorch's
-// current stream of the tensors' device, which must be the thread's current
-// device; nothing waits for it. Outputs come from LibTorch's allocator. All
-// throw c10::Error for tensors that don't fit.
+// and falls back to ATen's operators. Work is enqueued on LibTorch's current
+// stream of the tensors' device, which must be the thread's current device;
+// nothing blocks. Outputs come from LibTorch's allocator. All throw c10::Error
+// for tensors of the wrong shape, dtype or device.
 //
-// Inputs that need to be contiguous are made so. Where a [rows, n] input may
-// be columns of a wider matrix, that is said.
+// Inputs are made contiguous if needed. Comments say where a [rows, n] input
+// may be columns of a wider matrix.
 #ifndef CAPSTAN_KERNELS_CUDA_DISPATCH_H_
 #define CAPSTAN_KERNELS_CUDA_DISPATCH_H_
 
@@ -20,11 +20,11 @@ namespace capstan {
 namespace kernels {
 namespace cuda {
 
-// The table, if it serves x: on a GPU of compute capability 8.0 or more,
-// float32, bfloat16 or float16. Else null.
+// The table if it supports x (a GPU of compute capability 8.0 or more, float32,
+// bfloat16 or float16), else null.
 const CudaKernels* For(const at::Tensor& x);
 
-// kNone for an undefined tensor, and for dtypes that the kernels don't know.
+// kNone for an undefined tensor and for unsupported dtypes.
 DType TypeOf(const at::Tensor& t);
 
 struct NormResult {
@@ -38,19 +38,20 @@ NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
                    const at::Tensor& residual, const at::Tensor& weight,
                    double eps);
 
-// y, made again from x (after the residual was added) and rstd.
+// Recomputes y from x (after adding the residual) and rstd.
 at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
                         const at::Tensor& weight, const at::Tensor& rstd);
 
 // Returns residual (if defined) + the gradient to x. dweight: [n], float32 or
-// of x's dtype, contiguous; written, or added to if `add`; undefined: unwanted.
+// of x's dtype, contiguous; overwritten, or added to if `add`; undefined: not
+// computed.
 at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy,
                            const at::Tensor& x, const at::Tensor& weight,
                            const at::Tensor& rstd, const at::Tensor& residual,
                            at::Tensor dweight, bool add = false);
 
-// In place on x [rows, heads * head_dim], whose rows may lie in a wider matrix.
-// Row r is at position r % table.size(0). sign: 1 forward, -1 backward.
+// In place on x [rows, heads * head_dim], whose rows may be part of a wider
+// matrix. Row r is at position r % table.size(0). sign: 1 forward, -1 backward.
 void Rope(const CudaKernels& cuda, const at::Tensor& table, double sign,
           at::Tensor& x);
 
@@ -58,19 +59,19 @@ void Rope(const CudaKernels& cuda, const at::Tensor& table, double sign,
 at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
                   const at::Tensor& up);
 
-// d_activation [rows, n] becomes silu(gate) * up, which backward wants too.
-// d_gate and d_up: [rows, n], given, may be columns of one matrix, and may be
+// d_activation [rows, n] becomes silu(gate) * up, which backward needs too.
+// d_gate and d_up: [rows, n] outputs, may be columns of one matrix, and may be
 // gate and up.
 void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     const at::Tensor& up, at::Tensor& d_activation,
                     at::Tensor& d_gate, at::Tensor& d_up);
 
-// x [rows, n] with the numbers dropped that DropoutArgs says, and the others
-// over 1 - rate. samples: [samples] int64, rows / samples rows each.
+// x [rows, n] with numbers dropped as DropoutArgs says, and the others divided
+// by 1 - rate. samples: [samples] int64, rows / samples rows each.
 at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x,
                    const at::Tensor& samples, uint64_t key, double rate);
 
-// kernels/loss/cross_entropy.h. logits must be contiguous; weights may be
+// See kernels/loss/cross_entropy.h. logits must be contiguous; weights may be
 // undefined.
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
                            const at::Tensor& targets, bool gradient,

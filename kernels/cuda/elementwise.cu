@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rope, SwiGLU and dropout: each element (or a few) by itself.
+// Rope, SwiGLU and dropout: elementwise kernels.
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kWarps = kBlockThreads / 32;
 
-// A warp a row. In each head, channel i turns with channel i + half.
+// One warp per row. In each head, channels i and i + half are rotated.
 template <typename T, int V>
 __global__ void RopeKernel(const RopeArgs a) {
   const int64_t row =
@@ -39,7 +39,7 @@ __global__ void RopeKernel(const RopeArgs a) {
   }
 }
 
-// The block's row and the thread's first column there.
+// The block's row, and the thread's first column in it.
 struct Place {
   int64_t row, column;
 };
@@ -48,7 +48,7 @@ __device__ __forceinline__ Place MyPlace(int64_t rows, int64_t n) {
   const int64_t mine = static_cast<int64_t>(threadIdx.x) * V;
   const uint32_t chunk = blockDim.x * V, block = blockIdx.x;
   if (rows == 1) return {0, static_cast<int64_t>(block) * chunk + mine};
-  // In 32 bits: a division of 64 takes as long as all the rest.
+  // In 32 bits: a 64-bit division takes as long as everything else.
   const uint32_t chunks = (static_cast<uint32_t>(n) + chunk - 1) / chunk;
   return {block / chunks, static_cast<int64_t>(block % chunks) * chunk + mine};
 }

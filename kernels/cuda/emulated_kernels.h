@@ -8,11 +8,11 @@ namespace capstan {
 namespace kernels {
 namespace cuda {
 
-// The kernels and launchers of the .cu files, run by emulator.h on the host,
-// on tensors in its memory. Not reentrant; for tests.
+// The kernels and launchers of the .cu files, run on the host by emulator.h, on
+// tensors in host memory. Not reentrant; for tests.
 const CudaKernels& EmulatedKernels();
 
-// emulator::RunBackwards, for those who can't include that header.
+// emulator::RunBackwards, for code that can't include that header.
 void EmulateBackwards(bool backwards);
 
 }  // namespace cuda

@@ -29,7 +29,7 @@ struct Fiber {
   State state = State::kDone;
   int exchange = 0;  // counts up
   unsigned char slots[2][8];
-  // Not initialised: most of it is never touched.
+  // Uninitialised: most of it is never touched.
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
 };
 
@@ -54,7 +54,7 @@ void Body() {
   std::abort();
 }
 
-// Frees [begin, end) if all wait there. Returns whether it did.
+// Releases [begin, end) if all of them wait. Returns whether it did.
 bool Release(State waiting, int begin, int end) {
   for (int i = begin; i < end; ++i) {
     if (fibers[i].state != waiting) return false;
@@ -63,8 +63,7 @@ bool Release(State waiting, int begin, int end) {
   return true;
 }
 
-// Lets every thread that can run do so up to its next barrier. Returns whether
-// all are done.
+// Runs every runnable thread to its next barrier. Returns whether all are done.
 bool RunReady() {
   const int threads = block_size.x;
   bool done = true;

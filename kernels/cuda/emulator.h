@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CUDA's execution model on one host thread, for tests: each thread of a block
-// is a fiber, blocks run one after the other. Slow, but strict: a barrier that
-// not all threads reach ends the program with a message, dynamic shared memory
-// starts as NaN, and threads can be run in the opposite order, so that a result
-// that depends on it (a missing barrier) shows.
+// is a fiber, and blocks run one after another. Slow, but strict: a barrier
+// that not all threads reach aborts with a message, dynamic shared memory is
+// initially NaN, and threads can run in reverse order to expose results that
+// depend on it (a missing barrier).
 //
-// This header takes the place of what nvcc brings: it is for device.h alone.
+// Replaces what nvcc provides; only device.h includes it.
 #ifndef CAPSTAN_KERNELS_CUDA_EMULATOR_H_
 #define CAPSTAN_KERNELS_CUDA_EMULATOR_H_
 
@@ -29,24 +29,24 @@ namespace emulator {
 struct Index {
   int x = 0;
 };
-// Those of the fiber that runs.
+// The indices of the running fiber.
 extern Index thread_index, block_index, block_size, grid_size;
 
 // Runs body() once for every thread of every block. Not reentrant.
 void Run(int blocks, int threads, size_t shared_bytes,
          const std::function<void()>& body);
 
-// Last thread first, from the next Run on.
+// From the next Run on, runs the last thread first.
 void RunBackwards(bool backwards);
 
 float* SharedFloats();
 
 enum class Wait { kWarp, kBlock };
-// Until all threads of the warp or block wait, too.
+// Blocks until all threads of the warp or block wait, too.
 void Await(Wait what);
 
-// A place of 8 bytes that this thread shows its warp; lane's one. Two in turn,
-// so that one barrier an exchange is enough.
+// An 8-byte slot that this thread shows its warp, and the slot of `lane`.
+// Double-buffered, so that an exchange needs only one barrier.
 unsigned char* MySlot();
 const unsigned char* SlotOf(int lane);
 void NextSlots();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The emulator itself: what the kernels' tests rest on.
+// The emulator itself, which the kernels' tests rely on.
 #include "kernels/cuda/emulator.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ TEST(EmulatorTest, ShufflesWithinAWarp) {
   for (int i = 0; i < 64; ++i) EXPECT_EQ(sums[i], i < 32 ? 496.0 : 1520.0);
 }
 
-// Each thread reads what the next one wrote, right in both orders.
+// Each thread reads what the next one wrote, correct in both orders.
 TEST(EmulatorTest, ABarrierShowsWhatOthersWrote) {
   for (const bool backwards : {false, true}) {
     emulator::RunBackwards(backwards);

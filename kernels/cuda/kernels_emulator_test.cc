@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every kernel, run by the emulator, against ATen in float64; once with each
-// order of threads, which must not show.
+// Compares every kernel, run by the emulator, with ATen in float64, in both
+// orders of threads, which must not matter.
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/checks_for_test.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The launchers that the .cu files define, and the table of them.
+// The launchers defined by the .cu files, and their table.
 #ifndef CAPSTAN_KERNELS_CUDA_LAUNCHERS_H_
 #define CAPSTAN_KERNELS_CUDA_LAUNCHERS_H_
 

@@ -49,7 +49,7 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
   const at::Tensor rstd = at::rsqrt(at::mean(s * s, {-1}, true) + kEps);
   const at::Tensor y = s * rstd * w;
   ExpectClose(out.rstd, rstd.detach().view({rows}), at::kFloat, 4, "rstd");
-  // In float32 as exact as rstd, of which 16-bit types see nothing.
+  // As accurate as rstd in float32, which 16-bit types don't show.
   ExpectClose(out.y, y.detach(), dtype, dtype == at::kFloat ? 6 : 2, "y");
 
   const NormResult plain =
@@ -144,7 +144,7 @@ Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
   ExpectClose(d_gate, g.grad(), dtype, 4, "d_gate");
   ExpectClose(d_up, u.grad(), dtype, 3, "d_up");
   ExpectClose(d_out, expected.detach(), dtype, 3, "activation again");
-  // Gradients over gate and up themselves.
+  // Gradients written over gate and up.
   at::Tensor d_again = d.clone();
   SwiGluBackward(subject.cuda, gate, up, d_again, gate, up);
   EXPECT_TRUE(SameBits(gate, d_gate)) << "d_gate in place";

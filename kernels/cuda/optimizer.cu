@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One pass over flat buffers. Compiled without contraction to fused
-// multiply-add, for AdamW's bits to be those of the CPU; it is bound by memory.
+// multiply-add, so that AdamW's bits equal the CPU's; it is memory-bound.
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kPack = 4;
 
-// Elements [first, first + V) of a buffer of any dtype: all threads take the
-// same way, which costs nothing here and saves nine kernels.
+// Elements [first, first + V) of a buffer of any dtype: threads don't diverge,
+// so the branch costs nothing and saves nine kernels.
 template <int V>
 __device__ __forceinline__ void LoadAs(DType dtype, const void* p,
                                        int64_t first, float (&x)[V]) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One block a row; the row is read again for the second pass, from the L1 cache
-// by the same thread.
+// One block per row; the second pass rereads the row, from the L1 cache and by
+// the same thread.
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
@@ -10,7 +10,7 @@ namespace kernels {
 namespace cuda {
 namespace {
 
-// Sums of so many columns fit into shared memory, beside BlockReduce's.
+// Sums of this many columns fit into shared memory, along with BlockReduce's.
 constexpr int64_t kSharedColumns = 12000;
 constexpr int kTile = 32;
 
@@ -51,7 +51,7 @@ __global__ void RmsNormKernel(const RmsNormArgs a) {
 }
 
 // With g = dy * weight and h = x * rstd: dx = rstd * (g - h * mean(g * h)) and
-// dweight = sum of dy * h over rows. A block has some consecutive rows; each
+// dweight = sum of dy * h over rows. A block processes consecutive rows; each
 // thread sums its own columns for dweight over them, which needs no barrier.
 template <typename T, int V>
 __global__ void RmsNormBackwardKernel(const RmsNormBackwardArgs a) {
@@ -113,7 +113,7 @@ struct SumRowsArgs {
   int64_t partials, n;
 };
 
-// A block has kTile columns, and kTile threads a column.
+// A block has kTile columns, with kTile threads per column.
 template <typename T>
 __global__ void SumRowsKernel(const SumRowsArgs a) {
   __shared__ float tile[kTile][kTile + 1];

@@ -69,7 +69,7 @@ Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
   EXPECT_TRUE(SameBits(alone, sum));
   ExpectCrossEntropy(logits, targets, {}, factor, sum, x);
 
-  // 0 among them; none above 1, so that float16 holds the gradients.
+  // Some are 0; none above 1, so that float16 holds the gradients.
   const at::Tensor weights = Normal(3, {rows}, at::kFloat).clamp_(0.0, 1.0);
   const at::Tensor weights_there = weights.to(device);
   at::Tensor weighted = logits.clone().to(device);
@@ -86,7 +86,7 @@ Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
   const at::Tensor nan =
       CrossEntropySum(subject.cuda, bad, outside, false, 1.0, {});
   EXPECT_TRUE(std::isnan(nan.item<float>())) << "targets out of range";
-  bad.select(0, 0).fill_(kInfinity);  // an overflow shows, for loss scaling
+  bad.select(0, 0).fill_(kInfinity);  // an overflow is visible to loss scaling
   const at::Tensor overflow =
       CrossEntropySum(subject.cuda, bad, on_device, false, 1.0, {});
   EXPECT_TRUE(std::isnan(overflow.item<float>())) << "infinite logits";

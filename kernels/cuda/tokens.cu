@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two ends of a language model: cross-entropy, and the embedding's
-// backward.
+// Both ends of a language model: cross-entropy, and the embedding's backward.
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
@@ -14,7 +13,7 @@ constexpr int kRowThreads = 512;
 constexpr int kSumThreads = 1024;
 constexpr int kTokenWarps = 4;
 
-// A block a row. One pass finds maximum and sum of exponentials together: each
+// One block per row. One pass computes maximum and sum of exponentials: each
 // thread rescales its sum when its maximum grows.
 template <typename T, int V>
 __global__ void CrossEntropyKernel(const CrossEntropyArgs a) {
@@ -91,9 +90,9 @@ __device__ __forceinline__ int64_t EndOfRun(const int64_t* tokens,
   return other;
 }
 
-// A block has one place of the sorted list and 32 * V columns, and works if a
-// token's rows begin there: warp w sums its rows w, w + kTokenWarps, ..., and
-// warp 0 adds up what the warps have.
+// A block is for one index of the sorted list and 32 * V columns, and works if
+// a token's rows begin there: warp w sums its rows w, w + kTokenWarps, ..., and
+// warp 0 adds the warps' sums.
 template <typename T, typename W, int V>
 __global__ void EmbeddingBackwardKernel(const EmbeddingBackwardArgs a) {
   __shared__ float sums[kTokenWarps][32 * V];

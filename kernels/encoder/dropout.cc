@@ -24,14 +24,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// On a GPU: its own draws, 32 bits a number, made again in backward.
+// On a GPU: separate draws, 32 bits per number, repeated in backward.
 at::Tensor CudaRows(const at::Tensor& x, const at::Tensor& samples,
                     uint64_t key, double rate) {
   return cuda::Dropout(*cuda::For(x), x.contiguous(), samples, key, rate);
 }
 
-// Each head by itself and padded to max_length, so that a number's counter
-// doesn't depend on the batch's greatest length.
+// Each head separately, padded to max_length, so that a number's counter
+// doesn't depend on the longest sequence of the batch.
 at::Tensor CudaScores(const at::Tensor& x, const DropoutDraws& draws, int layer,
                       int64_t max_length) {
   const int64_t batch = x.size(0), queries = x.size(2), keys = x.size(3);

@@ -13,12 +13,12 @@ namespace capstan {
 namespace kernels {
 namespace {
 
-// Queries whose scores are made at a time.
+// Queries per block of scores.
 constexpr int64_t kBlock = 16;
 
 int64_t WholeVectors(int64_t n) { return (n + 15) / 16 * 16; }
 
-// Whether simd's products serve; Gemm does, else.
+// Whether simd's products support it; otherwise Gemm is used.
 bool SmallProducts(const EncoderHead& head) { return head.head_dim % 16 == 0; }
 
 // A block of queries, with the keys that its last one sees.
@@ -118,7 +118,7 @@ void MixRows(const EncoderHead& head, const Block& block, const float* scores,
   EncoderSimd().mix_back(p);
 }
 
-// The transpose of the head's y, if there is use for it.
+// The transpose of the head's y, if it is needed.
 const float* Transposed(const EncoderHead& head, const float* y, float* space) {
   if (!SmallProducts(head)) return nullptr;
   EncoderSimd().transpose(y, head.kv_stride, head.keys, head.head_dim, space,

@@ -80,7 +80,7 @@ int64_t Workers(const EncoderDims& dims) {
   return std::min<int64_t>(at::get_num_threads(), groups);
 }
 
-// body(worker, group) for all groups, shared out among the workers.
+// body(worker, group) for all groups, distributed over the workers.
 template <typename Body>
 void ForGroups(const EncoderDims& dims, const Body& body) {
   const int64_t groups = static_cast<int64_t>(dims.groups.size()) - 1;
@@ -143,7 +143,7 @@ variable_list Backward(Call& call, const at::Tensor& d_out) {
   return gradients;
 }
 
-// Rows that a forward is made of where nothing is kept of it.
+// Rows per chunk of a forward that keeps nothing.
 constexpr int64_t kPassingRows = 8192;
 
 at::Tensor ForwardWithoutGradients(const Call& whole) {
@@ -219,8 +219,7 @@ at::Tensor Heads(const at::Tensor& x, int64_t batch, int64_t heads) {
       .transpose(1, 2);
 }
 
-// What comes out of the attention, [queries, E]. x_query: the rows whose
-// queries are wanted.
+// The attention's output, [queries, E]. x_query: the rows used as queries.
 at::Tensor Attention(const at::Tensor& x, const at::Tensor& x_query,
                      const EncoderBlockWeights& w,
                      const EncoderBlockOptions& options) {
@@ -293,7 +292,7 @@ OperatorMemory PlanFusedBlock(const EncoderBlockShape& s) {
   memory.kept = EncoderKept(d, nullptr).parts.used() * kFloatBytes;
   memory.forward =
       EncoderForwardSpace(d, nullptr).parts.used() * kFloatBytes * workers;
-  // Each worker sums the weights' gradients on its own.
+  // Each worker has its own sums of the weights' gradients.
   memory.backward =
       EncoderBackwardSpace(d, nullptr).parts.used() * kFloatBytes * workers +
       s.Bytes(workers - 1, s.weights());
@@ -303,7 +302,7 @@ OperatorMemory PlanFusedBlock(const EncoderBlockShape& s) {
 // PlainEncoderBlock.
 OperatorMemory PlanPlainBlock(const EncoderBlockShape& s) {
   const int64_t queries = s.queries(), e = s.width, f = s.feed_forward;
-  // A head's scores, for each query as many as there are tokens.
+  // A head's scores: for each query as many as there are tokens.
   const int64_t scores = s.Bytes(queries * s.heads, s.length);
   const int64_t dropped = s.dropout ? 1 : 0;
   OperatorMemory memory;
@@ -325,8 +324,7 @@ OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s) {
   OperatorMemory memory = s.fused() ? PlanFusedBlock(s) : PlanPlainBlock(s);
   const int64_t output = s.Bytes(s.queries(), s.width);
   memory.kept += output;
-  // The gradients of weights and of x, and that of the output,
-  // made contiguous.
+  // The gradients of weights and of x, and the output's, made contiguous.
   memory.backward +=
       output + s.Bytes(s.rows(), s.width) + s.Bytes(1, s.weights());
   return memory;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a fused encoder block divides its memory.
+// The memory layout of a fused encoder block.
 #ifndef CAPSTAN_KERNELS_ENCODER_ENCODER_BLOCK_MEMORY_H_
 #define CAPSTAN_KERNELS_ENCODER_ENCODER_BLOCK_MEMORY_H_
 
@@ -15,9 +15,9 @@
 namespace capstan {
 namespace kernels {
 
-// The sizes of a block. Queries are those rows that leave it.
+// The sizes of a block. Queries are the rows that it outputs.
 struct EncoderDims {
-  // Groups of sequences whose rows' numbers the second cache holds.
+  // Floats per group of sequences, so that it fits the L2 cache.
   static constexpr int64_t kGroupFloats = 192 * 1024;
 
   EncoderDims(const std::vector<int64_t>& offsets, int64_t width,
@@ -51,7 +51,7 @@ struct EncoderDims {
           std::max(group_rows, offsets[groups[g + 1]] - offsets[groups[g]]);
     }
   }
-  // Groups of 16 bits of dropout of one head's scores.
+  // Groups of 16 dropout bits for one head's scores.
   int64_t HeadGroups(int64_t length) const {
     return last_only ? DropoutGroups(length) : DropoutTriangle(length);
   }
@@ -60,13 +60,13 @@ struct EncoderDims {
   int64_t projected;  // floats of keys, values and (not last_only) queries
   int64_t batch, rows, queries;
   bool last_only, dropout;
-  std::vector<int64_t> groups;        // sequences that begin one, and batch
-  std::vector<int64_t> score_groups;  // [batch + 1]: where a sequence's begin
+  std::vector<int64_t> groups;        // first sequence of each group, and batch
+  std::vector<int64_t> score_groups;  // [batch + 1]: begins by sequence
   int64_t longest = 0;
   int64_t group_rows = 0;  // of the largest group
 };
 
-// What forward leaves for backward. A null base only counts.
+// What forward leaves for backward. With a null base it only counts.
 struct EncoderKept {
   EncoderKept(const EncoderDims& d, float* base) : parts(base) {
     projected = parts.Take(d.rows * d.projected);
@@ -95,7 +95,7 @@ struct EncoderKept {
   uint16_t *keep_scores, *keep_output, *keep_inner, *keep_fed;
 };
 
-// One thread's temporaries of forward.
+// One thread's temporaries in forward.
 struct EncoderForwardSpace {
   EncoderForwardSpace(const EncoderDims& d, float* base) : parts(base) {
     const int64_t queries = std::min(d.group_rows, d.queries);
@@ -108,7 +108,7 @@ struct EncoderForwardSpace {
   float *y, *activation, *x_query, *attention;
 };
 
-// And of backward.
+// And in backward.
 struct EncoderBackwardSpace {
   EncoderBackwardSpace(const EncoderDims& d, float* base) : parts(base) {
     const int64_t queries = std::min(d.group_rows, d.queries);

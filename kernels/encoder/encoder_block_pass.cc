@@ -41,7 +41,7 @@ void AddWeight(const float* dy, const float* x, int64_t m, int64_t n, int64_t k,
   Gemm(Transpose::kLeft, n, k, m, 1.0f, {dy, n}, {x, k}, 1.0f, {dw, k});
 }
 
-// The group's last rows of x, one behind the other.
+// Concatenates the sequences' last rows of x.
 void TakeLast(const EncoderPass& pass, const Range& range, float* to) {
   const int64_t width = pass.dims.width;
   for (int64_t b = range.begin; b < range.end; ++b, to += width) {
@@ -50,7 +50,7 @@ void TakeLast(const EncoderPass& pass, const Range& range, float* to) {
   }
 }
 
-// Bits of dropout of the group's queries, `width` numbers each.
+// Dropout bits of the group's queries, `width` numbers each.
 void DrawRows(const EncoderPass& pass, const Range& range, uint64_t key,
               int64_t width, uint16_t* keep) {
   if (!pass.dims.dropout) return;
@@ -189,7 +189,7 @@ void AttendBackward(const EncoderPass& pass, const Range& range,
                     const EncoderBackwardSpace& space, float* dx,
                     const EncoderGradients& gradients) {
   const EncoderDims& d = pass.dims;
-  // Gradients lie in this group's space as the numbers in what is kept.
+  // Gradients are laid out in this group's space like the kept numbers.
   const int64_t kv_at = range.row * d.projected;
   const int64_t out_at = range.query * d.width;
   for (int64_t b = range.begin; b < range.end; ++b) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forward and backward of a fused encoder block on one group of sequences, on
-// float32 in memory, one thread.
+// float32 memory, single-threaded.
 #ifndef CAPSTAN_KERNELS_ENCODER_ENCODER_BLOCK_PASS_H_
 #define CAPSTAN_KERNELS_ENCODER_ENCODER_BLOCK_PASS_H_
 
@@ -15,7 +15,7 @@
 namespace capstan {
 namespace kernels {
 
-// What all groups have in common.
+// Common to all groups.
 struct EncoderPass {
   EncoderPass(const EncoderDims& dims, float* kept)
       : dims(dims), kept(dims, kept) {}
@@ -38,11 +38,11 @@ struct EncoderPass {
 void ForwardGroup(const EncoderPass& pass, int64_t group,
                   const EncoderForwardSpace& space, float* out);
 
-// One a weight; what a group has is added.
+// One per weight; each group adds its part.
 using EncoderGradients = std::array<float*, kEncoderWeights>;
 
 // d_out: [queries, width], dx: [rows, width], of all groups. Overwrites what
-// is kept.
+// forward kept.
 void BackwardGroup(const EncoderPass& pass, int64_t group, const float* d_out,
                    const EncoderBackwardSpace& space, float* dx,
                    const EncoderGradients& gradients);

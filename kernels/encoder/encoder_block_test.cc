@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fused encoder block against the one of LibTorch's operators, sequence by
-// sequence, with dropout on: both draw the same.
+// Compares the fused encoder block with the plain one, sequence by sequence,
+// with dropout: both draw the same.
 #include "kernels/encoder/encoder_block.h"
 
 #include <ATen/Parallel.h>
@@ -78,7 +78,7 @@ class EncoderBlockTest : public testing::TestWithParam<Case> {
     return x.narrow(0, options_.rows->offsets[b], options_.rows->length(b));
   }
 
-  // Gradients to x and weights of a sum of the output.
+  // Gradients of a sum of the output to x and weights.
   std::vector<at::Tensor> Gradients(const at::Tensor& out) {
     (out * factors_).sum().backward();
     std::vector<at::Tensor> gradients = {x_.grad()};
@@ -122,7 +122,7 @@ TEST_P(EncoderBlockTest, ASequenceDoesNotDependOnTheOthers) {
         FusedEncoderBlock(RowsAt(x_, b), weights_, Alone(b));
     const at::Tensor there =
         options_.last_only ? all.narrow(0, b, 1) : RowsAt(all, b);
-    // MKL sums in another order for another number of rows: 2.1e-6 was seen.
+    // MKL sums in a different order for other numbers of rows: 2.1e-6 was seen.
     EXPECT_LT((alone - there).abs().max().item<double>(), 4e-6) << b;
   }
 }
@@ -131,7 +131,7 @@ TEST_P(EncoderBlockTest, WithoutGradientsIsTheSameInParts) {
   const at::Tensor wanted = FusedEncoderBlock(x_, weights_, options_).detach();
   const at::AutoGradMode no_gradients(false);
   EXPECT_TRUE(FusedEncoderBlock(x_, weights_, options_).equal(wanted));
-  // The same sequences again and again, more than are worked on at a time.
+  // The same sequences repeated, more than are processed at a time.
   const int64_t times = 10000 / x_.size(0) + 1;
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < times; ++i) {

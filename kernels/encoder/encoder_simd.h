@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The inner loops of a fused encoder block (encoder_block.h), on float32 rows
-// in memory, compiled for several instruction sets as those of simd.h. One
-// thread each; callers divide the work.
+// The inner loops of a fused encoder block (encoder_block.h) on float32 rows in
+// memory, compiled for several instruction sets (base/simd). Single-threaded;
+// callers divide the work.
 //
-// Dropout is given as bits, 16 a group: bit i % 16 of group i / 16 says whether
-// number i is kept. A null pointer stands for no dropout. Numbers that are kept
-// are multiplied by `factor`. Widths are multiples of 16, so a row's groups lie
-// one behind the other.
+// Dropout is given as bits, 16 per group: bit i % 16 of group i / 16 says
+// whether number i is kept; a null pointer means no dropout. Kept numbers are
+// multiplied by `factor`. Widths are multiples of 16, so the groups of
+// consecutive rows are contiguous.
 #ifndef CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_
 #define CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_
 
@@ -36,9 +36,8 @@ struct AddNormRows {
   float* out = nullptr;   // [rows, n]
 };
 
-// Its gradients, given d_out: to the residual, to what `sum` was before
-// (d_product), and, added to what is there, to weight, shift and bias.
-// d_residual may be d_out.
+// Its gradients, given d_out: written to residual and to the former `sum`
+// (d_product), added to weight, shift and bias. d_residual may be d_out.
 struct AddNormBackwardRows {
   int64_t rows = 0, n = 0;
   const float* d_out = nullptr;
@@ -55,9 +54,9 @@ struct AddNormBackwardRows {
   float* d_bias = nullptr;
 };
 
-// Rows of attention scores of one head, `stride` floats apart, of which row r
-// sees columns up to first + r; the others, up to the stride, become 0. Bits of
-// dropout: (first + r) / 16 + 1 groups for row r.
+// Rows of one head's attention scores, `stride` floats apart. Row r sees
+// columns up to first + r; the rest, up to the stride, become 0. Dropout bits:
+// (first + r) / 16 + 1 groups for row r.
 struct ScoreRows {
   int64_t rows = 0, stride = 0, first = 0;
   const uint16_t* keep = nullptr;
@@ -81,10 +80,10 @@ struct HeadProduct {
 struct EncoderKernels {
   const char* name;
 
-  // Bits of dropout, groups [first, first + groups) of those that key and
-  // sample have: number i is dropped if 16 random bits are below `threshold`:
-  // bits i % 128 / 32 (the word) and i % 2 (its half) of counter
-  // i / 128 * 16 + i % 32 / 2 (RandomBits(key, counter, sample)).
+  // Dropout bits, groups [first, first + groups) for key and sample: number i
+  // is dropped if 16 random bits are below `threshold`: bits i % 128 / 32 (the
+  // word) and i % 2 (its half) of counter i / 128 * 16 + i % 32 / 2
+  // (RandomBits(key, counter, sample)).
   void (*keep_bits)(uint64_t key, uint64_t sample, int64_t first,
                     int64_t groups, uint16_t threshold, uint16_t* bits);
 
@@ -94,16 +93,16 @@ struct EncoderKernels {
   void (*add_rows)(const float* x, int64_t rows, int64_t n, float* sum);
 
   void (*add_norm)(const AddNormRows& p);
-  // Its `out`, with sum, mean and rstd given.
+  // Recomputes `out` from sum, mean and rstd.
   void (*norm_again)(const AddNormRows& p);
   void (*add_norm_backward)(const AddNormBackwardRows& p);
 
   // h += bias; out = dropout(gelu(h)), gelu(h) = h * P(z < h), z standard
-  // normal (Hendrycks and Gimpel, 2016), whose P is exact to 3e-7.
+  // normal (Hendrycks and Gimpel, 2016); P is accurate to 3e-7.
   void (*gelu)(const float* bias, const uint16_t* keep, float factor,
                int64_t rows, int64_t n, float* h, float* out);
-  // h becomes the same out; d, the gradient to it, becomes that to h, which is
-  // added to d_bias as well.
+  // h becomes the same `out`; d, the gradient to it, becomes the gradient to h,
+  // which is also added to d_bias.
   void (*gelu_backward)(const uint16_t* keep, float factor, int64_t rows,
                         int64_t n, float* h, float* d, float* d_bias);
 
@@ -120,7 +119,8 @@ struct EncoderKernels {
   // n]; factor: 0 or 1.
   void (*mix_back)(const HeadProduct& p);
 
-  // x becomes dropout(exp(x - max)); inverse_sum[r] is of exp(x - max).
+  // x becomes dropout(exp(x - max)); inverse_sum[r] is 1 / the sum of exp(x -
+  // max).
   void (*softmax)(const ScoreRows& p, float* inverse_sum, float* log_sum_exp);
   // With p = exp(x - log_sum_exp): x becomes dropout(p); d, as the gradient to
   // that, becomes p * (dropout(d) - delta[r]) * scale.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each instruction set's loops against their definitions in double precision;
-// encoder_block_test.cc tests the rest of them.
+// Compares each instruction set's loops with their definitions in double
+// precision; encoder_block_test.cc covers the rest.
 #include "kernels/encoder/encoder_simd.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an encoder block says that it allocates against what it does.
+// Compares an encoder block's plan with its actual allocations.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randn.h>
@@ -63,7 +63,7 @@ TEST(EncoderMemoryTest, FusedBlock) {
                            measured = Measured(s);
       EXPECT_EQ(planned.kept, measured.kept);
       EXPECT_EQ(planned.forward, measured.forward);
-      // It allows for a gradient of the output that isn't contiguous.
+      // The plan allows for an output gradient that isn't contiguous.
       EXPECT_EQ(planned.backward - s.Bytes(s.queries(), kWidth),
                 measured.backward);
     }

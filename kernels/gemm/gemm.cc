@@ -10,9 +10,9 @@
 
 #include "kernels/gemm/gemm_kernels.h"
 
-// Of the BLAS that libtorch_cpu contains, which is what at::mm calls: without
-// the microsecond or two that making tensors and dispatching would take for
-// each block of an attention head. Fortran's interface is the one it exports.
+// From the BLAS in libtorch_cpu, which at::mm calls; calling it directly saves
+// the microsecond or two of making tensors and dispatching for each block of an
+// attention head. Only the Fortran interface is exported.
 extern "C" void sgemm_(const char* transpose_a, const char* transpose_b,
                        const int* m, const int* n, const int* k,
                        const float* alpha, const float* a, const int* lda,
@@ -24,10 +24,10 @@ namespace kernels {
 
 namespace {
 
-// Below so many multiplications a thread isn't worth waking.
+// The fewest multiplications worth waking a thread.
 constexpr int64_t kGrain = int64_t{1} << 20;
 
-// Null: the BLAS. Constant for a machine, so that runs repeat bit by bit.
+// Null: the BLAS. Constant per machine, so that runs repeat bit by bit.
 const GemmKernels* Choose() {
   if (BestInstructionSet() == InstructionSet::kPlain) return nullptr;
   const GemmKernels* const best = &kGemm.best();
@@ -45,7 +45,7 @@ const GemmKernels* Chosen() {
   return chosen;
 }
 
-// This thread's panels, kept from product to product.
+// This thread's panels, reused by later products.
 float* Space() {
   struct Free {
     void operator()(float* p) const { std::free(p); }
@@ -69,7 +69,7 @@ void Blas(const GemmProblem& p) {
          &p.beta, p.c, &c_stride);
 }
 
-// The longer side is shared out, in whole tiles.
+// The longer dimension is divided among threads, in whole tiles.
 void Own(const GemmKernels& kernels, const GemmProblem& p) {
   constexpr int64_t kUnit = 32;
   const int64_t side = std::max(p.m, p.n);
@@ -116,7 +116,7 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
   problem.beta = beta;
   problem.c = c.data;
   problem.c_stride = c.stride;
-  // The BLAS knows what to do without terms.
+  // Without terms, the BLAS does the right thing.
   if (Chosen() == nullptr || k <= 0) {
     Blas(problem);
   } else {

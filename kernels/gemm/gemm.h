@@ -2,10 +2,10 @@
 //
 // Products of float32 matrices in memory.
 //
-// On processors that LibTorch's BLAS (MKL) has no kernels of its own for, AMD's
-// above all, ours are faster, by 8 to 20 % at the sizes of a training step; on
-// Intel's, MKL is used. CAPSTAN_GEMM=own or =blas in the environment chooses
-// for a measurement.
+// On processors without kernels in LibTorch's BLAS (MKL), above all AMD's, ours
+// are 8 to 20 % faster at the sizes of a training step; on Intel's, MKL is
+// used. CAPSTAN_GEMM=own or =blas in the environment overrides this for
+// measurements.
 #ifndef CAPSTAN_KERNELS_GEMM_GEMM_H_
 #define CAPSTAN_KERNELS_GEMM_GEMM_H_
 
@@ -24,17 +24,17 @@ struct Matrix {
   int64_t stride;
 };
 
-// Which factor is given as its transpose.
+// Which factor is passed transposed.
 enum class Transpose { kNone, kLeft, kRight };
 
-// c [m, n] = alpha * a b + beta * c with k the inner size, where a is [m, k]
-// (kLeft: given as [k, m]) and b is [k, n] (kRight: given as [n, k]). A beta of
-// 0 overwrites whatever c holds. On LibTorch's intra-op threads; on one inside
-// at::parallel_for. Sizes and strides are below 2^31.
+// c [m, n] = alpha * a b + beta * c, where a is [m, k] (kLeft: passed as [k,
+// m]) and b is [k, n] (kRight: passed as [n, k]). A beta of 0 overwrites c.
+// Runs on LibTorch's intra-op threads; on one thread inside at::parallel_for.
+// Sizes and strides are below 2^31.
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
           ConstMatrix a, ConstMatrix b, float beta, Matrix c);
 
-// What Gemm uses: "avx512", "avx2" or "blas".
+// The implementation in use: "avx512", "avx2" or "blas".
 const char* GemmName();
 
 }  // namespace kernels

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The matrix products of gemm.cc, one for each instruction set.
+// The matrix products of gemm.cc, one per instruction set.
 #ifndef CAPSTAN_KERNELS_GEMM_GEMM_KERNELS_H_
 #define CAPSTAN_KERNELS_GEMM_GEMM_KERNELS_H_
 
@@ -11,8 +11,8 @@
 namespace capstan {
 namespace kernels {
 
-// c [m, n] = alpha * a b + beta * c. a is [m, k], or given as [k, m]; b is
-// [k, n], or given as [n, k]. Row-major; strides in floats.
+// c [m, n] = alpha * a b + beta * c. a is [m, k], or passed as [k, m]; b is [k,
+// n], or passed as [n, k]. Row-major; strides in floats.
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;  // all greater than 0
   float alpha = 1.0f;
@@ -22,27 +22,27 @@ struct GemmProblem {
   bool b_transposed = false;
   const float* b = nullptr;
   int64_t b_stride = 0;
-  float beta = 0.0f;  // 0 overwrites whatever c holds
+  float beta = 0.0f;  // 0 overwrites c
   float* c = nullptr;
   int64_t c_stride = 0;
 };
 
-// The inner dimension is worked on in blocks of at most so many terms, which
-// alone decides how an element's sum is rounded: neither the other elements
-// that are made along with it nor the threads matter.
+// The inner dimension is processed in blocks of at most this many terms. Only
+// this decides how an element's sum is rounded, not the other elements computed
+// with it nor the threads.
 constexpr int64_t kGemmDepth = 384;
-// Rows (or columns) of the smaller factor whose panels stay in the second
-// cache: 512 * 384 floats are 768 KiB.
+// Rows (or columns) of the smaller factor whose panels stay in the L2 cache:
+// 512 * 384 floats are 768 KiB.
 constexpr int64_t kGemmResident = 512;
-// Floats of space that Run wants: one panel of the other factor, at most 32
-// wide, and those; panels are written in whole vectors.
+// Floats of `space` for Run, besides those: one panel of the other factor, at
+// most 32 wide; panels are written in whole vectors.
 constexpr int64_t kGemmPanel = kGemmDepth * 32 + 32;
 constexpr int64_t kGemmSpace =
     kGemmPanel + kGemmDepth * (kGemmResident + 32) + 32;
 
 struct GemmKernels {
   const char* name;
-  // Makes c's rows [row_begin, row_end) and columns [column_begin,
+  // Computes c's rows [row_begin, row_end) and columns [column_begin,
   // column_end), on this thread. `space` is aligned to a cache line.
   void (*run)(const GemmProblem& problem, int64_t row_begin, int64_t row_end,
               int64_t column_begin, int64_t column_end, float* space);

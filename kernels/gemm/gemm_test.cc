@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each instruction set against sums in double precision, at sizes around those
-// of tiles, panels and blocks.
+// Compares each instruction set with sums in double precision, at sizes around
+// those of tiles, panels and blocks.
 #include "kernels/gemm/gemm.h"
 
 #include <ATen/Parallel.h>
@@ -65,7 +65,7 @@ class Product {
   const std::vector<float>& result() const { return c_; }
   std::vector<float>& before() { return before_; }
 
-  // Of every element, and of what lies between the rows.
+  // Checks every element, and the gaps between rows.
   void ExpectRight() const {
     for (int64_t i = 0; i < p_.m; ++i) {
       for (int64_t j = 0; j < p_.c_stride; ++j) {

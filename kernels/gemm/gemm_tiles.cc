@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix products of float32 in the manner of BLIS (Van Zee and van de Geijn,
-// "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015): both
-// factors are copied into panels that a small kernel reads in order, while it
+// Float32 matrix products after BLIS (Van Zee and van de Geijn, "BLIS: A
+// Framework for Rapidly Instantiating BLAS Functionality", 2015): both factors
+// are copied into panels, which a small kernel reads sequentially while it
 // keeps a tile of the result in registers.
 #include "kernels/gemm/gemm_kernels.h"
 
@@ -10,7 +10,7 @@
 #include "base/simd/target.h"
 
 // 1, 2, .. up to the rows of a whole tile, two registers wide, which leaves
-// registers for a line of b and an element of a.
+// registers for a row of b and an element of a.
 #if SIMD_BYTES == 64
 #define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
 #else
@@ -38,7 +38,7 @@ SIMD_INLINE void Store(float* p, const Vector& v) {
   __builtin_memcpy(p, &v, sizeof(v));
 }
 
-// Copies n < kLanes floats in pieces of a size that is known when compiling.
+// Copies n < kLanes floats in parts of constant size.
 SIMD_INLINE void CopyPart(const float* from, int64_t n, float* to) {
   int64_t i = 0;
   if (kLanes > 8 && (n & 8)) __builtin_memcpy(to, from, 32), i += 8;
@@ -66,7 +66,7 @@ void Tile(int64_t depth, const float* a, const float* b, float alpha,
   Vector sums[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    // The result's lines are on their way while the sums are made.
+    // Fetch the result's cache lines while the sums are computed.
     __builtin_prefetch(c + r * c_stride, 1);
     if (kVectors * kLanes > 16) __builtin_prefetch(c + r * c_stride + 16, 1);
 #pragma GCC unroll 2
@@ -217,7 +217,7 @@ void PackPanel(const GemmProblem& p, int64_t column, int64_t columns, int64_t k,
   }
 }
 
-// Lines of a block of memory that will be packed soon: part `part` of `parts`.
+// Prefetches part `part` of `parts` of a block that will be packed soon.
 SIMD_INLINE void PrefetchPart(const float* block, int64_t stride, int64_t rows,
                               int64_t columns, int64_t part, int64_t parts) {
   const int64_t end = rows * (part + 1) / parts;
@@ -337,7 +337,7 @@ void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
   float* const resident = space + kGemmPanel;
   const bool rows_stay = row_end - row_begin <= column_end - column_begin;
   const Cut terms(p.k, kGemmDepth);
-  // The factor that stays is cut to what the second cache holds.
+  // The resident factor is cut into blocks that fit the L2 cache.
   const Cut blocks(rows_stay ? row_end - row_begin : column_end - column_begin,
                    kGemmResident, rows_stay ? 1 : kTileColumns);
   for (int64_t i = 0; i < blocks.pieces; ++i) {

@@ -18,8 +18,8 @@
 namespace capstan {
 namespace kernels {
 
-// Four channels share the random bits of one counter: the token's place and
-// theirs, and the sample.
+// Four channels share the random bits of one counter, made of the token's
+// position, the channels and the sample.
 at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
                        int64_t width) {
   const at::Tensor samples = dropout.samples.cpu().contiguous();
@@ -62,7 +62,7 @@ at::Tensor Dropped(const AdapterDropout& dropout, const at::Tensor& x) {
   }
   const at::Tensor mask = DropoutMask(dropout, x.size(0), x.size(1));
   at::Tensor out = at::masked_fill(x, mask.to(x.device()), 0.0);
-  // By itself: the factor isn't rounded to 16 bits.
+  // Multiplied separately, so that the factor isn't rounded to 16 bits.
   return out.mul_(1.0 / (1.0 - dropout.rate));
 }
 
@@ -110,9 +110,9 @@ LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
   if (trained) memory.gradients = out * in * element;
   if (adapter.rank == 0) return memory;
   memory.gradients += adapter.rank * (in + out) * element;
-  // [rows, rank]: of x, and the gradient to it.
+  // [rows, rank]: A x, and the gradient to it.
   const int64_t inner = rows * adapter.rank * element;
-  // The mask and what it leaves, of x or of the gradient to it.
+  // The mask and the dropped x, or gradient to it.
   const int64_t dropped = adapter.dropout ? rows * in * (1 + element) : 0;
   const int64_t masked = adapter.dropout ? dropped + rows * in * element : 0;
   memory.forward = inner + dropped;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Low-rank adapters ("LoRA", Hu et al., 2021, section 4.1) of linear layers, on
-// rows, without autograd: parts for operators that have a linear layer in them.
+// rows, without autograd: parts for operators that contain linear layers.
 #ifndef CAPSTAN_KERNELS_LAYERS_ADAPTER_H_
 #define CAPSTAN_KERNELS_LAYERS_ADAPTER_H_
 
@@ -16,10 +16,9 @@
 namespace capstan {
 namespace kernels {
 
-// Which numbers of an adapter's input are dropped (Srivastava et al.,
-// "Dropout", 2014), the others being divided by 1 - rate: it depends on the
-// key, the sample, the token's place in it and the channel, and on nothing else
-// of the batch.
+// Dropout (Srivastava et al., "Dropout", 2014) of an adapter's input; kept
+// numbers are divided by 1 - rate. Draws depend only on the key, the sample,
+// the token's position in it and the channel, not on the rest of the batch.
 struct AdapterDropout {
   double rate = 0.0;   // in [0, 1)
   uint64_t key = 0;    // of the layer (base/random.h)
@@ -38,15 +37,14 @@ struct Adapter {
   bool defined() const { return a.defined(); }
 };
 
-// y [rows, out] += scale * dropout(x) A^T B^T, for x [rows, in]; nothing
-// without an adapter. With dropout, rows are those of the samples, alike in
-// number.
+// y [rows, out] += scale * dropout(x) A^T B^T, for x [rows, in]; a no-op
+// without an adapter. With dropout, each sample has the same number of rows.
 void AddAdapter(const Adapter& adapter, const at::Tensor& x, at::Tensor y);
 
-// What an adapter adds to a backward, given the gradient dy [rows, out].
+// An adapter's part of a backward, given the gradient dy [rows, out].
 class AdapterBackward {
  public:
-  // Nothing if `adapter` isn't defined. It outlives this.
+  // A no-op if `adapter` isn't defined. `adapter` outlives this.
   AdapterBackward(const Adapter& adapter, const at::Tensor& dy);
 
   // dx [rows, in] += the gradient to x.
@@ -61,17 +59,17 @@ class AdapterBackward {
   at::Tensor d_inner_;  // [rows, rank]
 };
 
-// An adapter as far as its memory depends on it.
+// The properties of an adapter that determine its memory.
 struct AdapterShape {
   int64_t rank = 0;  // 0: none
   bool dropout = false;
 };
 
-// Bytes that a linear layer [out, in] allocates on the CPU beside its input,
+// Bytes that a linear layer [out, in] allocates on the CPU, besides its input,
 // output and their gradients.
 struct LinearMemory {
   int64_t forward = 0;    // while AddAdapter runs
-  int64_t backward = 0;   // while AdapterBackward runs, beside gradients
+  int64_t backward = 0;   // while AdapterBackward runs, without gradients
   int64_t gradients = 0;  // to W, A and B
 };
 LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
@@ -82,10 +80,10 @@ LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
 at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
                        int64_t width);
 
-// A and B of those that are defined, in order: what a node of autograd takes.
+// A and B of the defined adapters, in order: inputs of an autograd node.
 std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters);
 
-// What it keeps.
+// What such a node keeps.
 struct KeptAdapters : public torch::CustomClassHolder {
   explicit KeptAdapters(c10::ArrayRef<Adapter> adapters)
       : adapters(adapters.vec()) {}

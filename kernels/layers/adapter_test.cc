@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Low-rank adapters in the operators of a block, against plain formulas, and
-// what dropout leaves.
+// Compares low-rank adapters in the operators of a block with plain formulas,
+// and checks dropout.
 #include "kernels/layers/adapter.h"
 
 #include <ATen/TensorOperators.h>
@@ -239,7 +239,7 @@ TEST(AdapterTest, BlockEqualsTheOneWithMergedWeights) {
   }
 }
 
-// What an identity as adapter adds is what dropout has left of the input.
+// With an identity as adapter, the sum is the input after dropout.
 at::Tensor Left(const at::Tensor& x, const AdapterDropout& dropout) {
   const at::Tensor identity = at::eye(x.size(1), x.options());
   Adapter adapter = {identity, identity, 1.0, dropout};

@@ -46,7 +46,7 @@ class AttentionInputFunction
     variable_list out(6);
     for (int i = 0; i < 3; ++i) {  // q, k, v
       const at::Tensor& weight = saved[2 + i];
-      // Attention has just made it, for this alone.
+      // Newly made by attention, and used only here.
       at::Tensor dy = grads[i].contiguous();
       if (i < 2) ApplyRope(rope_table, RopeDirection::kBackward, dy);
       if (ctx->needs_input_grad(2 + i)) {

@@ -24,17 +24,18 @@ struct AttentionWeights {
   std::array<Adapter, 3> adapters;  // of q, k, v
 };
 
-// What a block's attention reads: n = RmsNorm(x), q = rope(n Wq^T),
-// k = rope(n Wk^T), v = n Wv^T, with what adapters add to these products, and
-// gradients to x, the weights and the adapters. x: [rows, hidden]; rope_table:
-// see ApplyRope. Keeps x for backward, but not n.
+// The inputs of a block's attention: n = RmsNorm(x), q = rope(n Wq^T), k =
+// rope(n Wk^T), v = n Wv^T, plus adapters, with gradients to x, the weights and
+// the adapters. x: [rows, hidden]; rope_table: see ApplyRope. Keeps x for
+// backward, but not n.
 QueryKeyValue AttentionInput(const at::Tensor& x,
                              const AttentionWeights& weights, double eps,
                              const at::Tensor& rope_table);
 
-// What AttentionInput leaves on `ledger`: q, k, v and what it keeps beside x.
+// Adds to `ledger` what AttentionInput leaves: q, k, v and what it keeps
+// besides x.
 void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger);
-// From there on, with the gradients of q, k and v.
+// Continues from there, given the gradients of q, k and v.
 void PlanAttentionInputBackward(const TransformerBlockShape& s,
                                 MemoryLedger* ledger);
 

@@ -18,7 +18,7 @@ namespace capstan {
 namespace kernels {
 namespace {
 
-// The rows of dy of each token that occurs, in their order.
+// The rows of dy by token, in order.
 struct Groups {
   std::vector<int64_t> tokens;
   std::vector<int64_t> begin;  // into `rows`, and its size at the end
@@ -54,7 +54,7 @@ void AddGroups(const Groups& groups, const at::Tensor& dy,
   const int64_t n = dy.size(1);
   const bool wide = d_weight.scalar_type() == at::kFloat;
   const T* x = ReadAs<T>(dy);
-  // Threads share columns, not tokens, of which one may have most of the rows.
+  // Threads divide columns, not tokens: one token may have most of the rows.
   constexpr int64_t kColumns = 64;
   const int64_t strips = (n + kColumns - 1) / kColumns;
   const auto add = [&](int64_t first, int64_t last) {
@@ -100,7 +100,7 @@ void AddEmbeddingGradient(const at::Tensor& dy, const at::Tensor& tokens,
     });
     return;
   }
-  // Itself, unless of 16 bits.
+  // d_weight itself, unless of 16 bits.
   at::Tensor sums =
       d_weight.to(c10::promoteTypes(d_weight.scalar_type(), at::kFloat));
   sums.index_add_(0, tokens, x.to(sums.scalar_type()));

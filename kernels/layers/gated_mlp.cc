@@ -99,7 +99,7 @@ void PlanGatedMlpBackward(const TransformerBlockShape& s,
   PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
   ledger->Free(2 * s.inner() + 3 * s.x());         // d, n, dn, dy
   ledger->Free(s.x() + 2 * s.inner() + s.rstd());  // what was kept, x included
-  // Gradients of parameters live until the next operator of the backward.
+  // Gradients of parameters live until backward's next operator.
   ledger->Free(gate.gradients + up.gradients + down.gradients +
                s.norm_gradient());
 }

@@ -19,17 +19,17 @@ struct GatedMlpWeights {
   std::array<Adapter, 3> adapters;  // of gate, up, down
 };
 
-// x + (silu(n Wgate^T) * (n Wup^T)) Wdown^T with n = RmsNorm(x), and with what
-// adapters add to these products, for x [rows, hidden], with gradients to x,
-// the weights and the adapters. Keeps x and the two projections for backward;
-// makes the rest again.
+// x + (silu(n Wgate^T) * (n Wup^T)) Wdown^T with n = RmsNorm(x), plus adapters,
+// for x [rows, hidden], with gradients to x, the weights and the adapters.
+// Keeps x and the two projections for backward, which recomputes the rest.
 at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
                     double eps);
 
-// What GatedMlp leaves on `ledger`: its output and what it keeps beside x.
+// Adds to `ledger` what GatedMlp leaves: its output and what it keeps besides
+// x.
 void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger);
-// From there on, with the output's gradient in the output's place: x and its
-// gradient remain.
+// Continues from there, with the output's gradient in place of the output:
+// leaves x and its gradient.
 void PlanGatedMlpBackward(const TransformerBlockShape& s, MemoryLedger* ledger);
 
 }  // namespace kernels

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The embedding, and the head with its loss, against plain formulas; what
-// 16-bit types must not lose there is in token_loss_test.cc.
+// Compares the embedding, and the head with its loss, with plain formulas;
+// token_loss_test.cc checks the precision of 16-bit types.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -44,7 +44,7 @@ const std::vector<int64_t> kTargets = {3, -100, 0, 10, 10, -100, 7};
 
 TEST(HeadTest, HeadInPiecesOfRows) {
   const at::Tensor targets = at::tensor(kTargets, at::kLong);
-  // All rows at once; two, three and seven pieces.
+  // One chunk of all rows; two, three and seven chunks.
   for (int64_t rows : {7, 6, 3, 1}) {
     ExpectSame(
         [&](const Tensors& in) {
@@ -56,7 +56,7 @@ TEST(HeadTest, HeadInPiecesOfRows) {
   }
 }
 
-// Few rows without a target, which the head sees too, and many.
+// A few rows without a target, which the head processes too, and many.
 const std::vector<std::vector<int64_t>> kSparseTargets = {
     {3, 1, 0, 10, 10, -100, 7, 4, 9},
     {-1, 1, -1, 10, -100, -100, 7, 4, -1},
@@ -108,7 +108,7 @@ TEST(HeadTest, TiedHeadWithRowsLeftOutAndWeights) {
   }
 }
 
-// The rows that are left out are as if they weren't there, to the bit.
+// Rows that are left out have no effect, to the bit.
 TEST(HeadTest, RowsWithoutTargetsLeaveTheOthersAlone) {
   const at::Tensor targets = at::tensor(kSparseTargets[1], at::kLong);
   const at::Tensor seen = at::tensor({1, 3, 6, 7}, at::kLong);
@@ -205,7 +205,7 @@ TEST(HeadTest, EmbeddingGradientIsSummedInFloatAndRoundedOnce) {
   const int threads = at::get_num_threads();
   for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (at::ScalarType sum_type : {at::kFloat, type}) {
-      // index_add_ is made in double, of what the function is given.
+      // index_add_ runs in double, on the inputs of the function.
       const at::Tensor x = dy.to(type), start = before.to(sum_type);
       const at::Tensor wanted =
           start.to(at::kDouble).index_add(0, tokens, x.to(at::kDouble));
@@ -295,7 +295,7 @@ TEST(HeadTest, NoTargetsNoLoss) {
   EXPECT_EQ(weight.grad().abs().max().item<float>(), 0.0f);
 }
 
-// One place, with what it held before.
+// A single place that keeps its previous contents.
 class OnePlace final : public GradientSink {
  public:
   explicit OnePlace(bool add) : add_(add) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operators of a layer against plain formulas, at odd sizes.
+// Compares the operators of a layer with plain formulas, at odd sizes.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>

@@ -20,7 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A matrix as Gemm takes it.
+// A matrix in Gemm's form.
 struct Factor {
   explicit Factor(const at::Tensor& x)
       : transposed(x.stride(1) != 1 && x.size(1) != 1),
@@ -29,7 +29,7 @@ struct Factor {
     memory.stride = transposed ? x.stride(1) : x.stride(0);
   }
   bool transposed;
-  bool good;  // one of its dimensions is dense
+  bool good;  // whether one of its dimensions is dense
   ConstMatrix memory;
 };
 

@@ -17,36 +17,36 @@ namespace kernels {
 struct TransformerBlockShape;
 
 // out [m, n] = alpha * a b + beta * out, without autograd; a beta of 0
-// overwrites whatever `out` holds. a, b: [m, k], [k, n], of any strides.
+// overwrites `out`. a, b: [m, k], [k, n], with any strides.
 void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                 double beta = 0.0, double alpha = 1.0);
 
 // a b, without autograd.
 at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b);
 
-// Where the gradient of one weight goes: into `sink`'s place for `parameter`,
-// or, without a sink, into a tensor of its own.
+// The destination of a weight's gradient: `sink`'s place for `parameter`, or,
+// without a sink, a new tensor.
 struct WeightPlace {
   GradientSink* sink = nullptr;  // outlives the graph
   int parameter = -1;
 
-  // The sink's answer; nowhere without one.
+  // The sink's place; undefined without a sink.
   GradientSink::Place Open() const;
 };
 
-// residual + x W^T, and what an adapter adds, with gradients to all. residual:
-// [rows, out].
+// residual + x W^T, plus the adapter, with gradients to all. residual: [rows,
+// out].
 at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& residual, const Adapter& adapter = {});
 
-// What the LinearAdd of a block leaves on `ledger`: its output.
+// Adds to `ledger` what a block's LinearAdd leaves: its output.
 void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger);
-// From there on, with the output's gradient, which is the residual's: that of x
-// is left.
+// Continues from there, given the output's gradient, which is also the
+// residual's: leaves that of x.
 void PlanLinearAddBackward(const TransformerBlockShape& s,
                            MemoryLedger* ledger);
 
-// The gradient dy^T x to W, to be returned from a backward.
+// The gradient dy^T x to W, in the form that a backward returns.
 at::Tensor WeightGradient(const WeightPlace& place, const at::Tensor& dy,
                           const at::Tensor& x);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What layers say that they allocate against what they do. oneDNN's products of
-// 16-bit matrices may want memory of their own, which depends on the processor:
-// hence the wider bounds.
+// Compares the layers' plans with their actual allocations. oneDNN's products
+// of 16-bit matrices may allocate memory that depends on the processor: hence
+// the wider bounds.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
@@ -38,7 +38,7 @@ constexpr Case kCases[] = {
     {"dropout", 8, 96, 128, 344, 4, 4, true, false, 16, 0.1},
 };
 
-// The gradients' places from the start.
+// Gradient places allocated in advance.
 class Places final : public GradientSink {
  public:
   explicit Places(const std::vector<at::Tensor>& matrices) {
@@ -108,7 +108,7 @@ class Block {
     matrices_.push_back(shape_.trained ? Weight(matrix) : matrix);
     return matrices_.back();
   }
-  // Two documents a row, of another length in each.
+  // Two documents per row, of different lengths in each.
   void Pack() {
     const at::Tensor positions =
         at::zeros({case_.batch, case_.length}, at::kLong);
@@ -123,7 +123,7 @@ class Block {
     options_.rope_table =
         options_.rope_table.index_select(0, positions.reshape({-1}));
   }
-  // Of q, v and down.
+  // Adds adapters to q, v and down.
   void Adapt() {
     const auto adapt = [&](BlockMatrix matrix, Adapter* adapter) {
       const at::Tensor& w = matrices_[matrix];
@@ -164,7 +164,7 @@ TEST_P(LayersMemoryTest, GatedMlp) {
   const TransformerBlockShape& s = block.shape();
   MemoryLedger forward;
   PlanGatedMlp(s, &forward);
-  // Its backward frees x, too.
+  // Its backward also frees x.
   MemoryLedger backward(forward.live() + s.x());
   PlanGatedMlpBackward(s, &backward);
   OperatorMemory planned = MemoryOf(forward, backward);
@@ -182,7 +182,7 @@ TEST_P(LayersMemoryTest, LinearAdd) {
   PlanLinearAdd(s, &forward);
   MemoryLedger backward(forward.live());
   PlanLinearAddBackward(s, &backward);
-  // x stands for the attention's output, and for the residual.
+  // x serves as the attention's output and as the residual.
   ExpectNear(MemoryOf(forward, backward), Measure([&] {
                return LinearAdd(block.x(), block.weights().output,
                                 block.x().detach());

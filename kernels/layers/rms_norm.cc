@@ -49,8 +49,8 @@ RmsNormGradients ComposedBackward(const at::Tensor& dy, const at::Tensor& x,
   return gradients;
 }
 
-// Columns rather than rows for each thread, so that no two add to one number,
-// and each adds in the order of rows.
+// Threads divide columns rather than rows, so that no two add to one number,
+// and each adds in row order.
 template <typename T>
 void WeightGradient(const at::Tensor& dy, const at::Tensor& x,
                     const at::Tensor& rstd, at::Tensor& sums) {
@@ -149,7 +149,7 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
     const T* rp = ReadAs<T>(rest);
     const float* sp = ReadAs<float>(rstd);
     T* dxp = WriteAs<T>(gradients.x);
-    // One thread makes both gradients in one pass.
+    // A single thread computes both gradients in one pass.
     const bool alone = rows < 2 * RowGrain(n) || at::get_num_threads() == 1 ||
                        at::in_parallel_region();
     float* dwp = alone ? WriteAs<float>(sums) : nullptr;
@@ -179,7 +179,7 @@ void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
 void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
                          bool want_weight, MemoryLedger* ledger) {
   const int64_t dx = rows * n * ElementBytes(dtype);
-  // The weight's in float32 before it is rounded.
+  // The weight's gradient in float32, before rounding.
   if (want_weight) ledger->Pass(dx + n * kFloatBytes);
   ledger->Take(dx + (want_weight ? n * ElementBytes(dtype) : 0));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Root-mean-square normalisation (Zhang & Sennrich, 2019), as Llama has it:
+// Root-mean-square normalisation (Zhang & Sennrich, 2019), as in Llama:
 //   rstd = 1 / sqrt(mean(x^2) + eps),  y = weight * (x * rstd)
 // with rstd and x * rstd in float32, rounded to x's dtype before the weight.
 // All tensors but rstd are of one dtype.
@@ -17,7 +17,7 @@ namespace kernels {
 // With gradients to x [rows, n] and weight [n].
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-// The parts, without autograd, for operators that fuse the norm with more.
+// The parts, without autograd, for operators that fuse the norm.
 struct RmsNormResult {
   at::Tensor y;     // [rows, n], of x's dtype
   at::Tensor rstd;  // [rows] float32
@@ -25,7 +25,7 @@ struct RmsNormResult {
 RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
                              double eps);
 
-// y, made again from rstd; x is what was normalised.
+// Recomputes y from rstd; x is the input that was normalised.
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& rstd);
 
@@ -33,15 +33,15 @@ struct RmsNormGradients {
   at::Tensor x;       // residual (if defined) + the gradient to x
   at::Tensor weight;  // undefined unless wanted
 };
-// In float32, each result rounded once; on CPU the same bits whatever the
-// number of threads. dy, x, residual: [rows, n].
+// Computed in float32, each result rounded once; on CPU the bits don't depend
+// on the number of threads. dy, x, residual: [rows, n].
 RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& weight,
                                  const at::Tensor& rstd,
                                  const at::Tensor& residual, bool want_weight);
 
-// What these leave on `ledger` on the CPU, for x [rows, n]: y and rstd; y; the
-// gradients.
+// Add to `ledger` what these leave on the CPU, for x [rows, n]: y and rstd; y;
+// the gradients.
 void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
                  MemoryLedger* ledger);
 void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,

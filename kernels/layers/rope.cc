@@ -22,8 +22,8 @@ at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta) {
   float* row = table.mutable_data_ptr<float>();
   for (int64_t p = 0; p < positions; ++p, row += head_dim) {
     for (int64_t i = 0; i < half; ++i) {
-      // Frequency and angle rounded to float32, as in transformers'
-      // modeling_rope_utils.py, whose numbers this has to meet.
+      // Frequency and angle are rounded to float32 to match transformers'
+      // modeling_rope_utils.py.
       const float inverse = static_cast<float>(
           1.0 / std::pow(theta, static_cast<double>(2 * i) / head_dim));
       const float angle = static_cast<float>(p) * inverse;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rotary position embedding (Su et al., "RoFormer", 2021) in Llama's layout:
-// channel i turns with channel i + head_dim / 2 by position * theta^(-2i /
+// channels i and i + head_dim / 2 are rotated by position * theta^(-2i /
 // head_dim).
 #ifndef CAPSTAN_KERNELS_LAYERS_ROPE_H_
 #define CAPSTAN_KERNELS_LAYERS_ROPE_H_
@@ -16,8 +16,8 @@ namespace kernels {
 at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta);
 
 // Rotates x [rows, heads * head_dim] in place, without autograd. Row r is at
-// the position of table row r % table.size(0), where the table has been
-// narrowed to the positions of one sequence. Backward is the rotation back.
+// the position of table row r % table.size(0): narrow the table to the
+// positions of one sequence. Backward is the inverse rotation.
 enum class RopeDirection { kForward, kBackward };
 void ApplyRope(const at::Tensor& table, RopeDirection direction, at::Tensor& x);
 

@@ -16,9 +16,9 @@ at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up);
 struct SwiGluGradients {
   at::Tensor gate;
   at::Tensor up;
-  at::Tensor activation;  // silu(gate) * up again, which backward wants too
+  at::Tensor activation;  // silu(gate) * up, which backward needs too
 };
-// `d_activation` is used up: its memory may be that of one of the results.
+// Consumes `d_activation`, whose memory a result may reuse.
 SwiGluGradients SwiGluBackward(const at::Tensor& gate, const at::Tensor& up,
                                at::Tensor d_activation);
 

@@ -26,11 +26,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A block divides its memory by a plan made from the sizes: one allocation each
-// for what is kept and for the temporaries of forward and of backward, the same
-// in each layer and step.
+// A block's memory layout follows from its sizes: one allocation each for what
+// is kept and for the temporaries of forward and of backward, the same in each
+// layer and step.
 
-// The sizes of a block, in rows and floats a row.
+// The sizes of a block, in rows and floats per row.
 struct Dims {
   Dims(int64_t rows, int64_t hidden, int64_t intermediate,
        const AttentionShape& shape)
@@ -44,7 +44,7 @@ struct Dims {
   AttentionShape shape;
 };
 
-// What forward leaves for backward. A null base only counts.
+// What forward leaves for backward. With a null base it only counts.
 struct Kept {
   Kept(const Dims& d, float* base) : parts(base) {
     q = parts.Take(d.rows * d.q);
@@ -78,7 +78,7 @@ struct BackwardSpace {
     normed = parts.Take(d.rows * d.hidden);
     d_normed = parts.Take(d.rows * d.hidden);
     d_y = parts.Take(d.rows * d.hidden);
-    // First the one for the MLP, then the others for the attention.
+    // The same memory: first d_activation in the MLP, then these in attention.
     MemoryParts attention(base == nullptr ? nullptr : base + parts.used());
     d_mixed = attention.Take(d.rows * d.q);
     dq = attention.Take(d.rows * d.q);
@@ -105,7 +105,7 @@ enum Input {
   kInputs
 };
 
-// The matrices' places in TransformerBlockOptions::parameters.
+// The matrices' indices in TransformerBlockOptions::parameters.
 int PlaceOf(int input) {
   return input < kPostNorm ? input - kQuery : input - kQuery - 1;
 }
@@ -154,7 +154,7 @@ void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
   });
 }
 
-// The same y, with rstd given.
+// The same y, from a given rstd.
 void NormaliseAgain(const Dims& d, const float* x, const at::Tensor& weight,
                     const float* rstd, float* y) {
   const ProfileScope profile("rms_norm");
@@ -165,14 +165,14 @@ void NormaliseAgain(const Dims& d, const float* x, const at::Tensor& weight,
   });
 }
 
-// dx = residual + the gradient to x; writes `weight_gradient` [hidden], if it
-// isn't undefined.
+// dx = residual + the gradient to x; writes `weight_gradient` [hidden] if
+// defined.
 void NormaliseBackward(const Dims& d, const float* dy, const float* x,
                        const at::Tensor& weight, const float* rstd,
                        const float* residual, float* dx,
                        const at::Tensor& weight_gradient) {
   const ProfileScope profile("rms_norm");
-  // A sum a piece of the rows, so that threads don't share one.
+  // One sum per chunk of rows, so that threads don't share one.
   const int64_t pieces = std::max<int64_t>(
       1, std::min<int64_t>(at::get_num_threads(), d.rows / RowGrain(d.hidden)));
   const bool wanted = weight_gradient.defined();
@@ -226,7 +226,7 @@ AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
   return layout;
 }
 
-// [rows, width] over memory that outlives it, for the adapters.
+// [rows, width] over existing memory that outlives it, for adapters.
 at::Tensor View(const float* data, int64_t rows, int64_t width) {
   return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
 }
@@ -297,7 +297,7 @@ at::Tensor Forward(Call& call) {
   return out;
 }
 
-// One backward: reads and overwrites what forward has kept.
+// One backward: reads and overwrites what forward kept.
 class Backward {
  public:
   Backward(Call* call, const std::array<bool, kInputs>& wanted,
@@ -323,7 +323,7 @@ class Backward {
   }
 
  private:
-  // dx [rows, width] = dy W + beta * dx, and what the adapter adds.
+  // dx [rows, width] = dy W + beta * dx, plus the adapter.
   void ToInput(Input input, const float* dy, float beta, float* dx) {
     ProjectBack(dy, d_.rows, in_[input], beta, dx);
     const Adapter& adapter = adapters_[PlaceOf(input)];
@@ -504,7 +504,7 @@ OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward);
   PlanLinearAdd(s, &forward);
   PlanGatedMlp(s, &forward);
-  // Attention has kept copies of k and v.
+  // Attention kept copies of k and v.
   if (s.attention.heads != s.attention.kv_heads) forward.Free(2 * s.kv());
   const int64_t kept = forward.live();
   MemoryLedger backward(kept);

@@ -26,27 +26,27 @@ enum BlockMatrix {
   kBlockMatrices
 };
 
-// A transformer block on the CPU as far as its memory depends on it.
+// The properties of a transformer block that determine its memory on the CPU.
 struct TransformerBlockShape {
   int64_t rows = 0;
   int64_t hidden = 0;
   int64_t intermediate = 0;
   AttentionShape attention;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  // Whether rows hold several documents, which ATen computes one by one.
+  // Whether rows pack several documents, which ATen computes one by one.
   bool packed = false;
   // Whether the block's own weights have gradients.
   bool trained = true;
   std::array<AdapterShape, kBlockMatrices> adapters;
 
-  // Bytes of [rows, width], width being: hidden, intermediate, all query heads,
-  // all key heads; and of a float32 a row.
+  // Bytes of [rows, width] for widths hidden, intermediate, all query heads and
+  // all key heads; and of one float32 per row.
   int64_t x() const { return Rows(hidden); }
   int64_t inner() const { return Rows(intermediate); }
   int64_t q() const { return Rows(query_width()); }
   int64_t kv() const { return Rows(key_width()); }
   int64_t rstd() const { return rows * kFloatBytes; }
-  // Of the gradient of a norm's weight.
+  // The gradient of a norm's weight.
   int64_t norm_gradient() const {
     return trained ? hidden * ElementBytes(dtype) : 0;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fused block against the plain one, and both against the formulas in
+// Compares the fused block with the plain one, and both with the formulas in
 // double precision.
 #include "kernels/layers/transformer_block.h"
 
@@ -110,7 +110,7 @@ class Block {
     const at::Tensor k =
         rope(heads(n.mm(t[3].t()))).repeat_interleave(group, 1);
     const at::Tensor v = heads(n.mm(t[4].t())).repeat_interleave(group, 1);
-    // What isn't seen.
+    // The masked scores.
     at::Tensor mask = at::ones({sizes_.length, sizes_.length}, at::kBool);
     mask = sizes_.causal ? mask.triu(1) : mask.logical_not();
     const at::Tensor p =
@@ -201,7 +201,7 @@ TEST(TransformerBlockTest, FrozenWeightsGetNoGradient) {
   }
 }
 
-// In both models, fused and plain: values and gradients to x; those of weights
+// In both modes, fused and plain: values and gradients to x; those of weights
 // are sums over the documents.
 TEST(TransformerBlockTest, PackedDocumentsAreAsIfAlone) {
   const std::vector<int64_t> lengths = {3, 70, 1, 66};

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ends of a language model say that they allocate against what they
-// do.
+// Compares the plans of a language model's two ends with their allocations.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -81,7 +80,7 @@ TEST_P(LossMemoryTest, Head) {
 
 TEST_P(LossMemoryTest, Embedding) {
   const Case& c = GetParam();
-  if (!c.trained) return;  // no backward comes there
+  if (!c.trained) return;  // no backward reaches it
   MemoryLedger backward;
   PlanEmbeddingBackward(shape_, &backward);
   const OperatorMemory measured =

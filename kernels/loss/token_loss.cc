@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gradient of the head's logits is made in forward, where the logits are,
-// over the logits themselves; all but the last piece of rows goes on into the
-// gradients of hidden and weight at once, and the last one waits for backward
-// (when there is one piece, that keeps [rows, vocab] instead of [vocab,
-// hidden], and makes each gradient by one multiplication that scales it too).
+// Forward computes the gradient of the head's logits in place of the logits.
+// All chunks of rows but the last are immediately turned into gradients of
+// hidden and weight; the last one waits for backward. (With a single chunk,
+// this keeps [rows, vocab] instead of [vocab, hidden], and one multiplication
+// computes and scales each gradient.)
 //
 // In 16-bit types only the logits and their gradient have 16 bits: products of
-// it are float32 until they are summed and scaled, for the incoming gradient
-// (the loss scale) is what lifts them into float16's range.
+// it are float32 until they are summed and scaled, because only the incoming
+// gradient (the loss scale) lifts them into float16's range.
 //
-// Rows without a target have no part in the sum: where many are (answers alone,
-// masked diffusion), the head sees copies of the others.
+// Rows without a target don't contribute to the sum. If there are many
+// (training on answers, masked diffusion), the head works on copies of the
+// others.
 #include "kernels/loss/token_loss.h"
 
 #include <ATen/TensorOperators.h>
@@ -53,8 +54,8 @@ bool IsHalf(const at::Tensor& t) {
   return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
 }
 
-// What the gradient of the logits, between -1 and 1, is multiplied by before
-// it's rounded: float16 would lose most of what is below 2^-14.
+// The factor for the gradient of the logits, between -1 and 1, before rounding:
+// float16 would lose most of what is below 2^-14.
 double Lift(const at::Tensor& logits) {
   return logits.scalar_type() == at::kHalf ? 32768.0 : 1.0;
 }
@@ -65,9 +66,9 @@ at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b) {
   return at::mm(a.to(at::kFloat), b.to(at::kFloat));
 }
 
-// What float16 divides the rows' weights by, so that none is above 1 and Lift
-// stays within its range: a power of 2, without waiting for the GPU to tell
-// it. Undefined: nothing. A row then has the accuracy of those that weigh most.
+// The divisor of float16's row weights that makes them at most 1, the range
+// that Lift supports: a power of 2, computed without waiting for the GPU.
+// Undefined: 1. A row then has the accuracy of those with the largest weight.
 at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
                   at::ScalarType dtype) {
   if (!row_weights.defined() || dtype != at::kHalf ||
@@ -79,8 +80,8 @@ at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
   return at::exp2(at::log2(most).ceil().clamp_min(-100.0));  // of 0, too
 }
 
-// The rows with a target, [n] int64, if the others are an eighth or more; else
-// undefined, as on a GPU, which would have to be waited for.
+// The rows with a target, [n] int64, if the others are an eighth or more;
+// otherwise, and on a GPU, where it would block, undefined.
 at::Tensor RowsToSee(const at::Tensor& targets) {
   if (!targets.is_cpu()) return at::Tensor();
   const at::Tensor contiguous = targets.contiguous();
@@ -120,7 +121,7 @@ void Accumulate(at::Tensor& sum, const at::Tensor& product) {
   }
 }
 
-// out = a b * factor, without waiting for the GPU to tell the factor.
+// out = a b * factor, without waiting for the GPU to read the factor.
 void MatMulScaled(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                   const at::Tensor& factor) {
   if (factor.device().is_cpu()) {
@@ -131,12 +132,12 @@ void MatMulScaled(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
   out.mul_(factor);
 }
 
-// Where a gradient may be written on the way, if anywhere.
+// The place to write a gradient early, if there is one.
 GradientSink::Place OpenFor(const WeightPlace& to, const at::Tensor& like) {
   return FastPath(like) ? to.Open() : GradientSink::Place();
 }
 
-// The gradient, whole, float32 for 16-bit types; forgets its parts.
+// The whole gradient, float32 for 16-bit types; clears its parts.
 at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
   at::Tensor out = std::move(place.gradient);
   const at::Tensor d_logits = std::move(head.d_logits);
@@ -214,7 +215,7 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
-// The rows that the head sees, by autograd unseen.
+// The rows that the head processes, not tracked by autograd.
 struct HeadRows {
   at::Tensor seen;     // [n] int64, of hidden; undefined: all
   at::Tensor targets;  // [n]
@@ -240,7 +241,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     at::Tensor d_hidden =
         at::empty(hidden.sizes(),
                   half ? hidden.options().dtype(at::kFloat) : hidden.options());
-    // Without rows, too, there is a last piece.
+    // There is a last chunk even without rows.
     for (int64_t r = 0;; r += piece) {
       const int64_t n = std::min(piece, rows - r);
       const at::Tensor h = hidden.narrow(0, r, n);
@@ -369,9 +370,8 @@ struct LossBytes {
         wide_weight(s.vocab * s.hidden * kFloatBytes),
         logits(pieces.rows * s.vocab * ElementBytes(s.dtype)),
         last_logits(pieces.last * s.vocab * ElementBytes(s.dtype)) {}
-  // The widened factors and the result of the smaller of the two products that
-  // WideProduct makes of `rows` rows of logits, without the weight or its
-  // gradient.
+  // WideProduct's widened factors for `rows` rows of logits, and the result of
+  // the smaller of its two products, without the weight or its gradient.
   int64_t Widened(int64_t rows) const {
     return rows * (vocab + hidden) * kFloatBytes;
   }
@@ -403,8 +403,8 @@ void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
     const int64_t weight = s.trained ? b.wide_weight : 0;
     ledger->Pass(b.logits + weight);
     if (b.half) {
-      // Products of widened logits: with the weight, then (beside the sum of
-      // those before) with the hidden rows.
+      // Products of widened logits: with the weight, then (besides the sum of
+      // earlier ones) with the hidden rows.
       ledger->Pass(b.logits + b.Widened(b.pieces.rows) + b.wide_weight +
                    (b.pieces.count > 2 ? weight : 0));
     }

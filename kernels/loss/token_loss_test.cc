@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What 16-bit types must not lose at the two ends of a model; the formulas are
-// tested in head_test.cc.
+// The precision of 16-bit types at the two ends of a model; head_test.cc tests
+// the formulas.
 #include "kernels/loss/token_loss.h"
 
 #include <ATen/TensorOperators.h>
@@ -34,7 +34,7 @@ struct Head {
   at::Tensor weight;
 };
 
-// Token 0 is near certain everywhere, others have about 1e-6.
+// Token 0 is almost certain everywhere, others have about 1e-6.
 Head SureHead() {
   Head head = {Quarters(kRows), Quarters(kVocab)};
   head.hidden.select(1, 0).fill_(4.0);
@@ -44,7 +44,7 @@ Head SureHead() {
   return head;
 }
 
-// The gradients of `scale` times the loss, of rows whose target is 0.
+// The gradients of `scale` times the loss, for rows whose target is 0.
 Head Gradients(const Head& head, at::ScalarType dtype, int64_t piece,
                double scale, bool tied = false,
                const at::Tensor& row_weights = {}) {
@@ -66,7 +66,7 @@ Head Gradients(const Head& head, at::ScalarType dtype, int64_t piece,
   return {hidden.grad().to(at::kFloat), weight.grad().to(at::kFloat)};
 }
 
-// Of each row by itself, so that large ones don't hide small ones.
+// Row by row, so that large ones don't hide small ones.
 void ExpectRowsNear(const at::Tensor& got, const at::Tensor& wanted,
                     double relative) {
   for (int64_t r = 0; r < wanted.size(0); ++r) {
@@ -80,12 +80,12 @@ void ExpectRowsNear(const at::Tensor& got, const at::Tensor& wanted,
 TEST(TokenLossTest, SmallGradientsUnderALossScale) {
   const Head head = SureHead();
   const Head wanted = Gradients(head, at::kFloat, kRows, 65536.0);
-  // Small indeed: a 16-bit type without the scale has little of them.
+  // So small that a 16-bit type without the scale loses most of them.
   EXPECT_LT(wanted.hidden.abs().max().item<double>() / 65536.0, 1e-4);
   for (int64_t piece : {int64_t{1}, int64_t{250}, kRows}) {
     for (const bool tied : {false, true}) {
       SCOPED_TRACE(testing::Message() << "pieces of " << piece << tied);
-      // One rounding of each logit's gradient, one of each result.
+      // One rounding of each logit's gradient, and one of each result.
       const Head f16 = Gradients(head, at::kHalf, piece, 65536.0, tied);
       ExpectRowsNear(f16.hidden, wanted.hidden, 1e-3);
       ExpectRowsNear(f16.weight, wanted.weight, 1e-3);
@@ -96,9 +96,9 @@ TEST(TokenLossTest, SmallGradientsUnderALossScale) {
   }
 }
 
-// Masked diffusion's 1 / p goes up to 1000, means have a fraction: neither may
-// overflow float16 nor fall below it. Powers of 2, so that float32's own
-// roundings of softmax - 1 are the same throughout.
+// Masked diffusion's 1 / p goes up to 1000, means have a fraction: float16 must
+// neither overflow nor underflow. Powers of 2, so that float32's rounding of
+// softmax - 1 is always the same.
 TEST(TokenLossTest, LargeAndSmallWeights) {
   const Head head = SureHead();
   at::Tensor shape = at::full({kRows}, 1.0f);  // between 1/4 and 1

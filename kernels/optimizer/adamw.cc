@@ -17,10 +17,10 @@ namespace {
 
 #define CAPSTAN_ALWAYS_INLINE inline __attribute__((always_inline))
 
-// A thread's least share: below it, waking one costs more than it saves.
+// Elements per thread, below which waking one costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
-// Elements [begin, end) of all buffers. The 16-bit types are their bits.
+// Elements [begin, end) of all buffers. 16-bit types are stored as bits.
 struct Memory {
   const void* gradient;
   float* parameter;
@@ -55,7 +55,7 @@ struct BFloat16Bits {
   }
 };
 
-// By way of float arithmetic, which rounds and makes subnormals by itself:
+// Conversion by float arithmetic, which rounds and makes subnormals:
 // github.com/Maratyszcza/FP16, include/fp16/fp16.h.
 struct HalfBits {
   using Storage = uint16_t;

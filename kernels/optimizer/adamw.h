@@ -20,15 +20,15 @@ struct AdamWOptions {
 };
 
 // All 1-D, contiguous, of one length and on one device; `parameter`, `exp_avg`
-// (m) and `exp_avg_sq` (v) float32, written in place.
+// (m) and `exp_avg_sq` (v) are float32 and updated in place.
 struct AdamWBuffers {
   at::Tensor gradient;  // float32, bfloat16 or float16
   at::Tensor parameter;
   at::Tensor exp_avg;
   at::Tensor exp_avg_sq;
   at::Tensor working;  // undefined, bfloat16 or float16
-  // Undefined, or a float32 scalar on that device that multiplies gradients,
-  // too. If it isn't finite, nothing is written.
+  // Undefined, or a float32 scalar on that device that also multiplies
+  // gradients. If it isn't finite, nothing is written.
   at::Tensor device_scale;
 };
 
@@ -40,17 +40,18 @@ struct AdamWBuffers {
 //   m += (1 - beta1) * (g - m)
 //   v = beta2 * v + (1 - beta2) * g * g
 //   p -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
-// and `working`, if defined, becomes p in its own dtype. An element's result
-// depends neither on the number of threads nor on where it lies. On CPU by
-// LibTorch's intra-op threads; on a GPU on the current stream, without waiting,
-// with the same bits by our kernel, or by LibTorch's where ours isn't there.
+// `working`, if defined, becomes p in its own dtype. An element's result
+// depends neither on the number of threads nor on its offset. On CPU it runs on
+// LibTorch's intra-op threads; on a GPU on the current stream, without
+// blocking, by our kernel or, where that is unavailable, by LibTorch's with the
+// same bits.
 void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers);
 
 namespace cuda {
 struct CudaKernels;
 }
-// The GPU's two ways: by the kernel of that table; by LibTorch's fused kernel,
-// which serves any device.
+// The two implementations for GPUs: our kernel, and LibTorch's fused one, which
+// supports any device.
 void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
                    const AdamWBuffers& buffers);
 void AdamWByLibTorch(const AdamWOptions& options, const AdamWBuffers& buffers);

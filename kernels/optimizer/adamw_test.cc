@@ -139,7 +139,7 @@ TEST(AdamWTest, ReadsAndWritesSixteenBits) {
   }
 }
 
-// Every 16-bit value comes out of the conversions as LibTorch's own gives it.
+// Every 16-bit value is converted as LibTorch does.
 TEST(AdamWTest, ConvertsEveryValueAsTorchDoes) {
   constexpr int64_t kLength = 65536;
   for (const auto type : {at::kBFloat16, at::kHalf}) {
@@ -192,8 +192,8 @@ TEST(AdamWTest, RoundsAsTorchDoes) {
   }
 }
 
-// Where an element lies and how many threads there are must not matter:
-// shards of another layout continue a run bit by bit.
+// An element's offset and the number of threads must not matter: shards of
+// another layout continue a run bit by bit.
 TEST(AdamWTest, AnElementsResultDoesNotDependOnItsPlace) {
   constexpr int64_t kLength = 200003;
   State whole(kLength);

@@ -9,7 +9,7 @@
 namespace capstan {
 namespace kernels {
 
-// What is the same for all elements.
+// Constants shared by all elements.
 struct AdamWFactors {
   float gradient_scale;
   float decay;    // 1 - lr * weight_decay

@@ -99,7 +99,7 @@ Split SplitTasks(int tasks, double train_fraction, uint64_t seed) {
   std::vector<int> order(tasks);
   std::iota(order.begin(), order.end(), 0);
   PythonRandom(seed).Shuffle(&order);
-  // As Python's round: halves to even.
+  // Python's round: halves to even.
   const auto train = order.begin() + std::lrint(train_fraction * tasks);
   return {{order.begin(), train}, {train, order.end()}};
 }

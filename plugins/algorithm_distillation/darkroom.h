@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Darkroom: a square room in which an agent, who sees only where it is, looks
-// for a goal. An episode has a fixed length; every step that ends on the goal
-// is worth 1. (Laskin et al., "In-context Reinforcement Learning with Algorithm
-// Distillation", ICLR 2023; the details are those of the darkroom histories
-// that are around.)
+// Darkroom: a square room in which an agent, who only sees its own position,
+// looks for a goal. An episode has a fixed length; every step that ends on the
+// goal yields 1. (Laskin et al., "In-context Reinforcement Learning with
+// Algorithm Distillation", ICLR 2023; details as in the published darkroom
+// histories.)
 #ifndef CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_DARKROOM_H_
 #define CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_DARKROOM_H_
 
@@ -18,7 +18,7 @@ namespace darkroom {
 // Row + 1, row - 1, column + 1, column - 1, stay.
 constexpr int kActions = 5;
 
-// The sizes of all rooms of a set. `size` is in [1, 255].
+// The dimensions of all rooms of a set. `size` is in [1, 255].
 struct Room {
   int size = 9;      // cells are (row, column), both in [0, size)
   int horizon = 20;  // steps of an episode
@@ -33,7 +33,7 @@ struct Cell {
   }
 };
 
-// What an agent has to do. Action a moves as kActions says of meaning[a].
+// An agent's task. Action a moves as kActions defines for meaning[a].
 struct Task {
   Cell start;
   Cell goal;
@@ -42,7 +42,7 @@ struct Task {
 
 enum class Variant {
   kGoals,     // any goal, from the middle of the room
-  kPermuted,  // from corner to corner; actions mean something else in each task
+  kPermuted,  // from corner to corner; each task permutes the actions
 };
 
 // Goals: size * size, 81. Permuted: 5! = 120.
@@ -53,34 +53,34 @@ int TaskCount(Variant variant, const Room& room);
 // and goal (size - 1, size - 1).
 Task MakeTask(Variant variant, const Room& room, int index);
 
-// Where the action leads: walls hold back. `action` is in [0, kActions).
+// The cell that the action leads to; walls block. `action` is in [0, kActions).
 Cell Move(const Room& room, const Task& task, Cell from, int action);
 
-// The most that an episode can return: horizon + 1 - (distance of the goal),
-// in [0, horizon].
+// The greatest return of an episode: horizon + 1 - (distance of the goal), in
+// [0, horizon].
 int OptimalReturn(const Room& room, const Task& task);
 
-// Many rooms side by side, each with its task, in step with one another.
+// Several rooms, each with its task, stepped together.
 class Darkroom {
  public:
-  // The rooms are reset.
+  // Starts with the rooms reset.
   Darkroom(const Room& room, std::vector<Task> tasks);
 
   int64_t count() const { return static_cast<int64_t>(tasks_.size()); }
   const Room& room() const { return room_; }
   const Task& task(int64_t i) const { return tasks_[i]; }
 
-  // Where each agent is, [count].
+  // The agents' positions, [count].
   const std::vector<Cell>& states() const { return states_; }
   // Steps of this episode so far, in [0, horizon].
   int step() const { return step_; }
   // Whether the episodes are over: all are `horizon` steps long.
   bool done() const { return step_ == room_.horizon; }
 
-  // Puts each agent at its start.
+  // Moves each agent to its start.
   void Reset();
-  // Does one action, in [0, kActions), in each room; rewards, [count], become
-  // 0 or 1. Not when done().
+  // Takes one action, in [0, kActions), per room; rewards, [count], become 0 or
+  // 1. Not when done().
   void Step(const uint8_t* actions, uint8_t* rewards);
 
  private:
@@ -90,15 +90,15 @@ class Darkroom {
   int step_ = 0;
 };
 
-// Which tasks are learned from, and which are held out.
+// The tasks for training and those held out.
 struct Split {
   std::vector<int> train;
   std::vector<int> test;
 };
 
-// As Python's random.seed(seed) and random.shuffle would have it: the first
+// Splits as Python's random.seed(seed) and random.shuffle: the first
 // round(train_fraction * tasks) of the shuffled tasks are `train`, the others
-// `test`, in that order. 81 tasks at 0.9 and seed 0 are 73 and 8.
+// `test`, in that order. 81 tasks at 0.9 and seed 0 give 73 and 8.
 Split SplitTasks(int tasks, double train_fraction = 0.9, uint64_t seed = 0);
 
 }  // namespace darkroom

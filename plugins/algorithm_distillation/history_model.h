@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a model of learning histories (Laskin et al., "In-context Reinforcement
-// Learning with Algorithm Distillation", 2022) offers an objective, which finds
-// it by dynamic_cast<HistoryModel*>(&model). Header only: nothing is shared
-// between the two plugins but this text.
+// The interface of a model of learning histories (Laskin et al., "In-context
+// Reinforcement Learning with Algorithm Distillation", 2022) to an objective,
+// which finds it by dynamic_cast<HistoryModel*>(&model). Header only: it is all
+// that the two plugins share.
 #ifndef CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_MODEL_H_
 #define CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_MODEL_H_
 
@@ -16,13 +16,13 @@
 
 namespace capstan {
 
-// What a token of a history is.
+// The kind of a history's token.
 enum class HistoryToken : uint8_t {
   kTransition = 0,
   kStart = 1,    // opens a region; only where regions are compressed
   kEnd = 2,      // ends one
-  kQuery = 3,    // a state whose action is asked for
-  kPadding = 4,  // behind a row's last token
+  kQuery = 3,    // a state whose action is predicted
+  kPadding = 4,  // after a row's last token
 };
 
 // Columns of HistoryInput::transitions.
@@ -40,7 +40,7 @@ enum HistoryColumn : int {
 struct HistorySpec {
   int64_t grid = 0;
   int64_t actions = 0;
-  int64_t max_length = 0;  // tokens of a row, its query included
+  int64_t max_length = 0;  // tokens of a row, including its query
   // Whether there are markers and logits of token types.
   bool compressed = false;
   // Columns of the logits: actions, then (compressed) the 3 token types:
@@ -50,8 +50,8 @@ struct HistorySpec {
 
 // B histories of up to T tokens, on the model's device.
 struct HistoryInput {
-  // [B, T, 6] uint8, HistoryColumn. A query has row and column only; the
-  // others of it, and all of markers and padding, are any numbers.
+  // [B, T, 6] uint8, HistoryColumn. A query has row and column only; its other
+  // columns, and all of markers and padding, are arbitrary.
   at::Tensor transitions;
   at::Tensor kinds;    // [B, T] uint8, HistoryToken
   at::Tensor lengths;  // [B] int64, from 1 to T: the tokens of each row
@@ -60,13 +60,13 @@ struct HistoryInput {
   uint64_t seed = 0;  // the run's, for dropout
 };
 
-// Keys and values of past tokens; each row has as many as it has.
+// Keys and values of past tokens; rows may differ in length.
 class HistoryCache {
  public:
   virtual ~HistoryCache() = default;
   virtual int64_t rows() const = 0;
   virtual int64_t length(int64_t row) const = 0;
-  // Forgets a row's tokens.
+  // Drops a row's tokens.
   virtual void Clear(int64_t row) = 0;
 };
 
@@ -76,19 +76,19 @@ class HistoryModel {
 
   virtual HistorySpec history_spec() const = 0;
 
-  // [B, spec.logits()] float32: what follows each row's last token, position
-  // lengths[b] - 1. What lies behind it in its row has no influence.
+  // [B, spec.logits()] float32: predictions after each row's last token, at
+  // position lengths[b] - 1, independent of what comes after it.
   virtual at::Tensor LastLogits(const HistoryInput& input,
                                 UnitRunner& runner) = 0;
 
   // An empty cache for `rows` rows of up to spec.max_length tokens.
   virtual std::unique_ptr<HistoryCache> NewCache(int64_t rows) const = 0;
 
-  // The same for tokens that follow those of the cache: row b's in row b. They
-  // are added to it, but for a query, which may only be a row's last token.
-  // lengths[b] may be 0: such a row stays as it is, and its logits mean
-  // nothing. lengths may be in CPU memory. Cached and new tokens of a row are
-  // max_length at most. Without gradients and dropout.
+  // The same for new tokens, appended to those in the cache: row b's to row b.
+  // The cache keeps them, except for a query, which may only be a row's last
+  // token. lengths[b] may be 0: the row is unchanged, and its logits are
+  // undefined. lengths may be in CPU memory. Cached and new tokens of a row are
+  // at most max_length. Without gradients and dropout.
   virtual at::Tensor NextLogits(HistoryCache& cache, const HistoryInput& input,
                                 UnitRunner& runner) = 0;
 };

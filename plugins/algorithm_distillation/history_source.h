@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a reader of learning histories tells an objective that evaluates in
-// context, which finds it by dynamic_cast<const HistorySource*>(&data).
+// The interface of a reader of learning histories to an objective that
+// evaluates in context, which finds it by dynamic_cast<const
+// HistorySource*>(&data).
 #ifndef CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_SOURCE_H_
 #define CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_SOURCE_H_
 
@@ -12,21 +13,21 @@
 
 namespace capstan {
 
-// How a model is told its history, in training and so in evaluation.
+// How a history is presented to the model, in training and evaluation.
 struct HistoryForm {
   bool compressed = false;
-  // Plain: transitions of a sample, the query's among them. Compressed: steps
-  // of a region.
+  // Plain: transitions per sample, including the query. Compressed: steps per
+  // region.
   int64_t length = 0;
-  // Compressed: an action is learned of a region's last step, too.
+  // Compressed: whether the action of a region's last step is trained on.
   bool last_action = true;
-  // After an episode's last step evaluation shows where it led to, rather than
-  // the next episode's start.
+  // Whether evaluation shows the state that an episode's last step leads to,
+  // rather than the next episode's start.
   bool terminal_states = false;
   darkroom::Room room;
   darkroom::Variant variant = darkroom::Variant::kGoals;
 
-  // Tokens of the longest sample. Compressed: START, the region before, END,
+  // Tokens of the longest sample. Compressed: START, the previous region, END,
   // START, all of this region but its last step, QUERY.
   int64_t max_tokens() const { return compressed ? 2 * length + 3 : length; }
 };
@@ -35,9 +36,8 @@ class HistorySource {
  public:
   virtual ~HistorySource() = default;
   virtual HistoryForm history_form() const = 0;
-  // The tasks that this reader stands for: those of its training samples; of
-  // validation data all that no training sample may show, be there histories of
-  // them or not.
+  // The tasks of this reader: of training data, those of its samples; of
+  // validation data, all held-out tasks, whether or not it has their histories.
   virtual std::vector<int> tasks() const = 0;
 };
 

@@ -4,8 +4,8 @@
 namespace capstan {
 namespace darkroom {
 
-// The generator's "init_by_array" with the seed's 32-bit halves, low one first
-// and the high one left out if it is 0: what Python does.
+// Like Python: the generator's "init_by_array" with the seed's 32-bit halves,
+// low one first, without the high one if it is 0.
 PythonRandom::PythonRandom(uint64_t seed) {
   const uint32_t key[2] = {static_cast<uint32_t>(seed),
                            static_cast<uint32_t>(seed >> 32)};

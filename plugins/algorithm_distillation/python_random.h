@@ -11,9 +11,9 @@
 namespace capstan {
 namespace darkroom {
 
-// The numbers of Python's `random` module, to find a split that was made there:
-// MT19937 (Matsumoto and Nishimura, "Mersenne Twister", 1998). Nothing else
-// should use it; see base/random.h.
+// Python's `random` module, to reproduce splits made with it: MT19937
+// (Matsumoto and Nishimura, "Mersenne Twister", 1998). Use base/random.h for
+// anything else.
 class PythonRandom {
  public:
   // random.seed(seed).

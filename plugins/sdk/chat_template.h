@@ -24,42 +24,42 @@ struct ChatMessage {
 
 struct ChatText {
   std::string text;
-  // Byte ranges of the text that the assistant writes, ascending: each
-  // content and the end-of-turn token behind it.
+  // Byte ranges of `text` written by the assistant, ascending: each content
+  // with its end-of-turn token.
   std::vector<std::pair<int64_t, int64_t>> assistant;
 };
 
-// How a kind of model writes conversations. Thread-safe.
+// The chat format of a family of models. Thread-safe.
 class ChatTemplate {
  public:
   virtual ~ChatTemplate();
 
-  // "chatml", "smollm2", "llama3", "gemma", "llada". An unknown name's error
-  // lists the known ones.
+  // "chatml", "smollm2", "llama3", "gemma" or "llada". The error for an unknown
+  // name lists the known ones.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Named(
       absl::string_view name);
   static std::vector<std::string> Names();
 
-  // The one that the tokenizer's own jinja text is, told by what it renders.
-  // NOT_FOUND if it has none; UNIMPLEMENTED if it isn't one of the above: the
-  // error says what to set.
+  // Detects the format of the tokenizer's own jinja template from what it
+  // renders. NOT_FOUND if it has no template; UNIMPLEMENTED if the template
+  // isn't one of the above: the error says what to set.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Recognise(
       const Tokenizer& tokenizer);
 
   virtual std::string name() const = 0;
-  // For tokenizer_config.json, so that other tools render alike.
+  // For tokenizer_config.json, so that other tools render the same text.
   virtual std::string jinja() const = 0;
 
-  // The conversation as text; with the generation prompt, the head of the
-  // assistant's next turn behind it. Errors: roles that the template doesn't
-  // know or that don't take turns as it wants, no message at all.
+  // Renders the conversation; with `generation_prompt`, the head of the
+  // assistant's next turn is appended. Errors: unknown roles, roles in the
+  // wrong order, no messages.
   virtual absl::StatusOr<ChatText> Render(
       absl::Span<const ChatMessage> messages, bool generation_prompt) const = 0;
 
-  // What ends the assistant's turn, as text: a special token.
+  // The special token that ends the assistant's turn, as text.
   virtual std::string end_of_turn() const = 0;
-  // Whether the tokenizer has each special token that the template writes as
-  // one token; the error names those that it hasn't.
+  // Checks that each special token of the template is a single token of the
+  // tokenizer; the error names those that aren't.
   virtual absl::Status Check(const Tokenizer& tokenizer) const = 0;
 };
 

@@ -10,24 +10,23 @@
 
 namespace capstan {
 
-// How far a collector has come: the part that is done, in [0, 1], and a few
-// words on it ("goal 12 of 81, return 17.2"). False: the user wants to stop.
+// Reports progress: the fraction done, in [0, 1], and a short text ("goal 12 of
+// 81, return 17.2"). Returns false to cancel.
 using CollectProgress =
     std::function<bool(double done, absl::string_view words)>;
 
-// Makes the data that a reader reads, where nobody has made it yet: learning
-// histories, by running the learners. Creating one does nothing yet.
+// Generates the data that a reader reads, e.g. learning histories by running
+// the learners. Creating one does no work.
 class Collector {
  public:
   virtual ~Collector();
 
-  // The file or folder that Collect makes. Constant.
+  // The file or folder that Collect writes. Constant.
   virtual std::string output() const = 0;
 
-  // Makes it; it appears whole or not at all, and replaces what was there.
-  // Calls `progress` from the calling thread, a few times a second at most;
-  // may start threads, and joins them before it returns. CANCELLED if progress
-  // said so.
+  // Writes it atomically, replacing what was there. Calls `progress` on the
+  // calling thread, at most a few times a second; may start threads, and joins
+  // them before it returns. CANCELLED if progress returned false.
   virtual absl::Status Collect(const CollectProgress& progress) = 0;
 };
 

@@ -18,87 +18,86 @@
 
 namespace capstan {
 
-// A target (a label, an action) that isn't learned.
+// A target (a label, an action) that is not trained on.
 constexpr int64_t kIgnoredTarget = -100;
 
-// Tensors by name; the first dimension of each is the batch. An objective says
-// which it reads; those of text read kInputIds and, if present, kLabels,
-// kPositions and kTokenCounts. A reader may use any other names.
+// Tensors by name; dimension 0 of each is the batch. Each objective documents
+// what it reads; those for text read kInputIds and, if present, kLabels,
+// kPositions and kTokenCounts. A reader may add any other names.
 using Batch = std::map<std::string, at::Tensor>;
 
 // [B, T] int64.
 inline constexpr char kInputIds[] = "input_ids";
 // [B, T] int64; negative (kIgnoredTarget): not trained on. Default: input_ids.
 inline constexpr char kLabels[] = "labels";
-// [B, T] int64: of each token in its document, where a row holds several
-// documents, none of which sees another's tokens.
+// [B, T] int64: each token's position in its document, for rows that pack
+// several documents. Tokens don't see other documents.
 inline constexpr char kPositions[] = "positions";
-// [B] int64: of each row of kInputIds, how many of its positions hold tokens;
-// the others are padding. Without it none are.
+// [B] int64: the number of tokens in each row of kInputIds; the rest is
+// padding. Default: no padding.
 extern const char kTokenCounts[];
-// [B] int64, added by the core: the offset of each sample in the run's sequence
-// of samples, a key for random numbers that are the same under every strategy
-// and number of ranks; in evaluation the sample's own index.
+// [B] int64, added by the core: the sample's offset in the run's sequence of
+// samples; in evaluation, its index in the dataset. A key for random numbers
+// that don't depend on the strategy or the number of ranks.
 inline constexpr char kSamplePosition[] = "sample_position";
 
-// The tensor of that name. Throws std::invalid_argument, which says what there
-// is instead.
+// Returns the tensor of that name. Throws std::invalid_argument that lists the
+// existing names.
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
 
-// The tensor of that name in CPU memory; undefined if there is none. In
-// training on a GPU the core leaves copies of kLabels, kPositions,
-// kSamplePosition and kTokenCounts there, and nothing waits for the device.
+// Returns the tensor of that name in CPU memory, undefined if there is none.
+// Never waits for the device: in training on a GPU the core keeps host copies
+// of kLabels, kPositions, kSamplePosition and kTokenCounts.
 at::Tensor HostTensor(const Batch& batch, const std::string& name);
 // The name of such a copy.
 std::string HostCopyName(const std::string& name);
 
-// The tokens of a batch of text, and the positions of it that hold none.
+// Totals of a batch of text: its tokens, and its positions without one.
 struct TokenTotals {
   int64_t tokens = 0;
   int64_t padding = 0;
 };
 TokenTotals CountTokens(const Batch& batch);
 
-// Random access to the samples of a dataset. Order, epochs, sharding over
-// ranks, prefetching, resuming and copies to a GPU are the core's: a reader
-// has no state that moves. Create opens the files, and so reports what is
-// wrong with them.
+// Random access to the samples of a dataset. The core handles order, epochs,
+// sharding over ranks, prefetching, resuming and copies to a GPU, so a reader
+// has no mutable state. Create opens the files and reports what is wrong with
+// them.
 class DatasetReader {
  public:
   virtual ~DatasetReader();
 
-  // Samples, greater than 0. Constant.
+  // The number of samples, greater than 0. Constant.
   virtual int64_t size() const = 0;
 
-  // Whether the core visits the samples in a new random order each epoch.
+  // Whether the core shuffles the samples in each epoch.
   virtual bool shuffle() const = 0;
 
-  // Makes the batch of the given samples, in that order, in CPU memory.
-  // *batch may hold the tensors of an earlier batch of this reader, which
-  // nobody else uses: they may be written into where their shapes fit, and must
-  // be removed where this batch has no tensor of that name. Thread-safe. Errors
-  // name the file and the place in it; an index that isn't there is one.
+  // Makes the batch of the given samples, in that order, in CPU memory. *batch
+  // may hold the tensors of an earlier batch of this reader that nobody else
+  // uses: reuse their memory where shapes fit, and remove those that this batch
+  // doesn't have. Thread-safe. Errors, e.g. for an index out of range, name the
+  // file and the position in it.
   virtual absl::Status Read(absl::Span<const int64_t> indices,
                             Batch* batch) const = 0;
 
-  // What the config holds back for validation, or null if nothing. Called when
-  // the run has no eval_data of its own.
+  // The validation split that the config sets aside, or null. Called if the run
+  // has no eval_data.
   virtual absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const = 0;
 
-  // The greatest length of a sample in tokens, 0 if it isn't text.
+  // The length of the longest sample in tokens; 0 if it isn't text.
   virtual int64_t max_sequence_length() const { return 0; }
-  // That of one sample, cheap to tell; 0 if they are all alike, or it isn't
-  // text. For batches of samples of about one length.
+  // The length of one sample, in O(1), for batches of samples of similar
+  // length; 0 if all have the same length, or it isn't text.
   virtual int64_t sample_length(int64_t index) const { return 0; }
-  // What a user should know before training, a sentence each: rows that are
-  // left out, for one.
+  // What a user should know before training, e.g. rows left out; a sentence
+  // each.
   virtual std::vector<std::string> notes() const { return {}; }
-  // Null if the data isn't text. Owned by the reader.
+  // Owned by the reader; null if the data isn't text.
   virtual const Tokenizer* tokenizer() const { return nullptr; }
-  // What a model that is trained on this data is given to answer a user's
-  // `text`: a reader of conversations makes it the user's turn, with the head
-  // of the assistant's behind it; else it is the text's own tokens. Only where
-  // there is a tokenizer.
+  // The prompt for a model trained on this data to answer `text`. A reader of
+  // conversations makes it the user's turn, followed by the head of the
+  // assistant's; by default it is just the text's tokens. Requires a tokenizer.
   virtual std::vector<int64_t> PromptIds(absl::string_view text) const {
     return tokenizer()->Encode(text);
   }

@@ -34,7 +34,7 @@
 #define CAPSTAN_STDLIB "libstdc++ with strings of before C++11"
 #endif
 
-// Containers of _GLIBCXX_DEBUG have another layout, under the same names.
+// _GLIBCXX_DEBUG changes the layout of containers but not their names.
 #ifdef _GLIBCXX_DEBUG
 #define CAPSTAN_CONTAINERS "debug"
 #else
@@ -56,7 +56,7 @@
 #define CAPSTAN_SANITIZER "none"
 #endif
 
-// CAPSTAN_PLUGIN_API_.. are plugin.h's.
+// plugin.h defines CAPSTAN_PLUGIN_API_*.
 #define CAPSTAN_FINGERPRINT \
   "api=" CAPSTAN_STRINGIFY(CAPSTAN_PLUGIN_API_MAJOR)               \
   "." CAPSTAN_STRINGIFY(CAPSTAN_PLUGIN_API_MINOR) "\n"             \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The key functions of the interfaces: one copy of each vtable and type_info
-// in the process, in the core.
+// Key functions of the interfaces: they put one copy of each vtable and
+// type_info into the process, in the core.
 #include <cmath>
 
 #include "absl/strings/match.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What plugins that were built earlier rely on (COMPATIBILITY.md): where the
-// functions of each interface are, and how large the structs are that can't
-// grow. A change here breaks them; what is added goes to the end of its list.
+// The ABI that older plugins rely on (COMPATIBILITY.md): the vtable slots of
+// each interface, and the sizes of structs that can't grow. A change here
+// breaks them; additions go to the end of a list.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 namespace capstan {
 namespace {
 
-// A virtual function's place in its vtable (Itanium C++ ABI, section 2.3).
+// A virtual function's index in its vtable (Itanium C++ ABI, section 2.3).
 template <typename Function>
 int Slot(Function function) {
   struct {
@@ -40,7 +40,7 @@ int Slot(Function function) {
 #endif
 }
 
-// Behind the two destructors, in that order.
+// Slots start after the two destructors.
 template <typename... Functions>
 void ExpectSlots(Functions... functions) {
   int next = 2;
@@ -102,7 +102,7 @@ TEST(InterfaceLayoutTest, WhatTheCoreImplements) {
               &Tokenizer::Save);
 }
 
-// Plugins return them by value, keep them in arrays that others read, or pass
+// Plugins return these by value, keep them in arrays read by others, or pass
 // them to each other.
 TEST(InterfaceLayoutTest, StructsThatCannotGrow) {
   EXPECT_EQ(sizeof(ParameterSpec), 96);

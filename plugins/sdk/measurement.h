@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an objective has measured of a model beyond its loss.
+// What an objective measures of a model besides its loss.
 #ifndef CAPSTAN_PLUGINS_SDK_MEASUREMENT_H_
 #define CAPSTAN_PLUGINS_SDK_MEASUREMENT_H_
 
@@ -11,10 +11,10 @@
 
 namespace capstan {
 
-// Numbers over 1, 2, ..: episodes, say.
+// Values over 1, 2, .., e.g. episodes.
 struct MeasuredCurve {
-  // "return": OUTPUT/return.svg; in TensorBoard eval/return, how the values of
-  // each evaluation are distributed.
+  // "return" is written to OUTPUT/return.svg; TensorBoard gets a histogram of
+  // the values of each evaluation, eval/return.
   std::string name;
   std::string x_label;
   std::string y_label;
@@ -29,7 +29,7 @@ struct MeasuredArray {
 };
 
 struct Measurement {
-  // By full tag ("eval/mean_return"), in the order to show them.
+  // By full tag ("eval/mean_return"), in display order.
   std::vector<std::pair<std::string, double>> scalars;
   std::vector<MeasuredCurve> curves;
   std::vector<MeasuredArray> arrays;

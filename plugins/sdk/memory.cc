@@ -9,7 +9,8 @@
 namespace capstan {
 namespace {
 
-// Parts of a huge page are cleared by hand: giving them back would split it.
+// The ends of a range that fill no huge page are cleared by memset: returning
+// them would split a page.
 constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
 
 thread_local MemoryCategory current_category = MemoryCategory::kOther;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What memory is held for, so that `plan` can say it before a run and the
-// summary after it.
+// Categories of memory, for the estimate of `plan` and the summary after a run.
 #ifndef CAPSTAN_PLUGINS_SDK_MEMORY_H_
 #define CAPSTAN_PLUGINS_SDK_MEMORY_H_
 
@@ -14,7 +13,7 @@ enum class MemoryCategory : int {
   kParameters,      // working copies that stay, whole or a shard
   kGradients,       // sums that stay until the update
   kMasters,         // masters that aren't the working copies
-  kOptimizerState,  // what the optimizer keeps a master
+  kOptimizerState,  // the optimizer's, per master
   kBuckets,         // gathered units, gradients on their way to other ranks
   kActivations,     // made in forward: kept for backward, and passing
   kLogits,          // of the output head, and their gradient
@@ -25,9 +24,9 @@ constexpr int kMemoryCategories = 9;
 // "parameters", "optimizer_state", ..
 const char* MemoryCategoryName(MemoryCategory category);
 
-// While it lives, host memory of tensors that this thread allocates counts in
-// `category`. Innermost wins. Memory keeps its category until it is freed,
-// whichever thread frees it.
+// Attributes host memory of tensors that this thread allocates during its
+// lifetime to `category`. The innermost scope wins. Memory keeps its category
+// until it is freed, by whichever thread.
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryCategory category);
@@ -42,14 +41,13 @@ class MemoryScope {
 // The calling thread's category.
 MemoryCategory CurrentMemoryCategory();
 
-// Makes `bytes` bytes at `data` zero, as memset would, but leaves it to the
-// kernel where it can: whole huge pages in it are given back, and come back
-// cleared when they are first touched. So a buffer of the model's size that has
-// just been allocated costs nothing here, and is written once where memset
-// would be the second time, after the kernel's own.
+// Zeroes `bytes` bytes at `data`, as memset would, but returns whole huge pages
+// to the kernel, which clears them when they are next touched. A newly
+// allocated buffer of the model's size then costs nothing here and is cleared
+// once, not twice.
 //
-// `data` is a process's own memory: of a heap, of an anonymous private mapping,
-// or of a tensor on the CPU that is neither pinned nor shared.
+// `data` is private memory of the process: heap, an anonymous private mapping,
+// or a CPU tensor that is neither pinned nor shared.
 void ZeroFill(void* data, size_t bytes);
 
 }  // namespace capstan

@@ -17,55 +17,54 @@
 
 namespace capstan {
 
-// A loss as a sum and a count: the core divides by the count over all ranks
-// and micro-batches of a step, never a mean of means.
+// A loss as a sum and a count. The core divides once, by the count over all
+// ranks and micro-batches of a step: never a mean of means.
 struct LossSum {
   at::Tensor sum;      // scalar float32, with gradient in training
   int64_t count = 0;   // targets; 0 is legal and contributes nothing
   int64_t tokens = 0;  // in unit(): input tokens without padding, or samples
-  // [metrics().size(), 2] float64 on the model's device, without gradient: of
-  // each a sum and what it is to be divided by. Undefined where there are none.
+  // [metrics().size(), 2] float64 on the model's device, without gradient: a
+  // sum and its divisor for each metric. Undefined if there are none.
   at::Tensor metrics;
-  // Positions that were computed, but hold no token.
+  // Positions that were computed but hold no token.
   int64_t padding = 0;
-  // The tokens at which there is a loss; negative: as many as `count`.
+  // Tokens with a loss; negative: equal to `count`.
   int64_t trained = -1;
 };
 
-// A number beside the loss, by the tags under which training and evaluation
-// log it: "train/acc_action", "eval/acc_action".
+// The tags under which training and evaluation log a metric:
+// "train/acc_action", "eval/acc_action".
 struct MetricTags {
   std::string train;
   std::string eval;
 };
 
-// What an objective is told of the step, or evaluation, of which a batch is a
-// part.
+// The step or evaluation that a batch belongs to.
 struct StepInfo {
-  // The run's, for random numbers by the batch's "sample_position".
+  // The run's seed, for random numbers keyed by the batch's "sample_position".
   uint64_t seed = 0;
   bool training = false;
   // StepTotals, summed over all batches of all ranks.
   std::vector<double> totals;
-  // An evaluation by itself (`trainer eval`), which also wants the metrics()
-  // that cost more than the loss, such as accuracy.
+  // True in `trainer eval`, which also wants metrics() that cost more than the
+  // loss, such as accuracy.
   bool thorough = false;
 };
 
-// What Measure is told.
+// The arguments of Measure.
 struct MeasureInfo {
   uint64_t seed = 0;  // the run's
   int rank = 0;
   int world_size = 1;
   bool last = false;  // after the run's last step
-  // To be called now and then with the part that is done, in [0, 1].
+  // Called from time to time with the fraction done, in [0, 1].
   std::function<void(double done)> progress = [](double) {};
-  // To be asked before each forward, by all ranks equally often; once it is
-  // true, Measure returns CANCELLED. May throw, as collectives do.
+  // Polled before each forward, the same number of times on all ranks; once it
+  // returns true, Measure returns CANCELLED. May throw, as collectives do.
   std::function<bool()> stop = [] { return false; };
 };
 
-// How to sample. Unset fields take the objective's own config.
+// How to sample. Unset fields default to the objective's config.
 struct SampleOptions {
   int64_t max_new_tokens = 0;  // 0: the objective's config
   absl::optional<double> temperature;
@@ -74,13 +73,13 @@ struct SampleOptions {
   bool greedy = false;
   uint64_t seed = 0;
   bool stop_at_eos = true;
-  // Ends of text beside the model's own, for stop_at_eos.
+  // End-of-text tokens in addition to the model's own, for stop_at_eos.
   std::vector<int64_t> stop_tokens;
-  // Called with each token as it is chosen; may be null.
+  // Called with each chosen token; may be null.
   std::function<void(int64_t token)> on_token;
-  // In place of on_token where tokens aren't chosen from left to right: called
-  // after each step with the whole text, prompt included, and the model's
-  // mask_token where none is chosen yet; may be null.
+  // Replaces on_token if tokens aren't chosen from left to right: called after
+  // each step with the whole text, prompt included, with the model's mask_token
+  // at positions not yet chosen; may be null.
   std::function<void(absl::Span<const int64_t> text)> on_text;
   // As MeasureInfo::stop.
   std::function<bool()> stop = [] { return false; };
@@ -90,20 +89,21 @@ class Objective {
  public:
   virtual ~Objective();
 
-  // Whether model and data fit this objective and each other, e.g. "the data
-  // has token ids up to 255, the model's vocab_size is 128".
+  // Checks that model and data fit this objective and each other, e.g. "the
+  // data has token ids up to 255, the model's vocab_size is 128".
   virtual absl::Status Check(Model& model, const DatasetReader& data) const = 0;
 
-  // The targets in a batch, as Compute will count them, without computing.
+  // The number of targets in a batch, equal to Compute's count, without
+  // computing the loss.
   virtual int64_t CountTargets(const Batch& batch,
                                const StepInfo& info) const = 0;
 
-  // A loss of several means, over different counts, isn't one sum and one
-  // count until the counts of the whole step are known: so many numbers of its
-  // batches the core sums over all micro-batches and ranks, before the first
-  // forward, into StepInfo::totals. 0: none, at no cost.
+  // The length of StepTotals. A loss made of several means over different
+  // counts needs the counts of the whole step: before the first forward, the
+  // core sums StepTotals over all micro-batches and ranks into
+  // StepInfo::totals. 0: none, at no cost.
   virtual int step_totals() const { return 0; }
-  // This batch's.
+  // This batch's contribution.
   virtual std::vector<double> StepTotals(const Batch& batch,
                                          const StepInfo& info) const {
     return {};
@@ -116,34 +116,33 @@ class Objective {
   virtual LossSum Compute(Model& model, const Batch& batch,
                           const StepInfo& info, UnitRunner& runner) = 0;
 
-  // This rank's share of what there is to measure beyond the loss, in each
-  // evaluation: as many numbers on all ranks, 0 where they are another's, since
-  // they are summed over the ranks. All ranks run the model equally often, for
-  // a strategy may have collectives in forward. Without gradients. Empty:
-  // nothing is measured.
+  // This rank's share of the measurements of an evaluation; the core sums the
+  // vectors over the ranks, so all have the same length, with 0 for what other
+  // ranks measure. All ranks run the model equally often, since forward may
+  // contain collectives. Without gradients. Empty: nothing is measured.
   virtual absl::StatusOr<std::vector<double>> Measure(
       Model& model, const DatasetReader& eval_data, const MeasureInfo& info,
       UnitRunner& runner) {
     return std::vector<double>();
   }
-  // What the sums of Measure mean.
+  // Turns the sums of Measure into a measurement.
   virtual Measurement Summarize(absl::Span<const double> sums,
                                 const MeasureInfo& info) const {
     return {};
   }
 
-  // Continues `prompt` (token ids, at least one), without gradients; returns
-  // prompt and continuation. UNIMPLEMENTED if the objective can't.
+  // Continues `prompt` (at least one token id) without gradients; returns
+  // prompt and continuation. UNIMPLEMENTED if the objective can't sample.
   virtual absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) = 0;
 
-  // What LossSum::tokens counts, as reports call it: "tokens", or what a step
-  // takes in where that isn't text ("samples"). Constant.
+  // The unit of LossSum::tokens in reports: "tokens", or "samples" if the data
+  // isn't text. Constant.
   virtual std::string unit() const { return "tokens"; }
 
-  // What follows from an evaluation's mean loss, by name: {"perplexity",
-  // e^loss} where the loss is nats a token.
+  // Values derived from an evaluation's mean loss, by name: {"perplexity",
+  // e^loss} if the loss is in nats per token.
   virtual std::vector<std::pair<std::string, double>> DerivedFromLoss(
       double loss) const {
     return {};

@@ -11,21 +11,20 @@ namespace capstan {
 class Model;
 
 struct ParameterSpec {
-  // As in the model's Hugging Face checkpoint; unique.
+  // Unique; the name in the model's Hugging Face checkpoint.
   std::string name;
   std::vector<int64_t> shape;
-  // The unit that owns it. A tied weight is one parameter of the unit that
-  // uses it first.
+  // The unit that owns it; for a tied weight, the unit that uses it first.
   int unit = 0;
   bool trainable = true;
-  // The other units whose forward uses it, ascending, all after `unit`.
+  // Other units whose forward uses it, ascending, all after `unit`.
   std::vector<int> other_units;
-  // Whether backward reads its value in its own unit (an embedding's doesn't).
+  // Whether its own unit's backward reads its value (false for an embedding).
   bool read_in_backward = true;
   int64_t numel() const;
 };
 
-// What a parameter is for.
+// The role of a parameter.
 enum class ParameterRole : int {
   kMatrix = 0,  // a weight [out, in] (or [in, out]) inside the model
   kEmbedding,   // rows that are looked up; also where the head is tied to it
@@ -34,17 +33,17 @@ enum class ParameterRole : int {
   kOther,       // biases, single vectors, tensors of more dimensions
 };
 
-// A model whose parameters' roles don't follow from their units, shapes and
-// names derives from this as well; RoleOf finds it by dynamic_cast.
+// A model also derives from this if its parameters' roles don't follow from
+// units, shapes and names; RoleOf finds it by dynamic_cast.
 class ParameterRoles {
  public:
   virtual ~ParameterRoles();
   virtual ParameterRole role(int parameter) const = 0;
 };
 
-// What ParameterRoles says, or else: a matrix that its unit's backward doesn't
-// read is an embedding, one of the last unit the head; of the rest, what has
-// "norm" in its name is a norm's.
+// The role from ParameterRoles, if implemented; otherwise kEmbedding for a
+// matrix that its unit's backward doesn't read, kHead for one of the last unit,
+// and kNorm for other names that contain "norm".
 ParameterRole RoleOf(const Model& model, int parameter);
 
 }  // namespace capstan

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What models and strategies say of a run before it starts. Nothing here
-// allocates anything of the model's size.
+// What models and strategies predict of a run before it starts. Nothing here
+// allocates memory proportional to the model's size.
 #ifndef CAPSTAN_PLUGINS_SDK_PLAN_H_
 #define CAPSTAN_PLUGINS_SDK_PLAN_H_
 
@@ -15,48 +15,47 @@ namespace capstan {
 
 class Optimizer;
 
-// What a strategy is asked to carry.
+// The run that a strategy is asked to plan.
 struct StrategyRequest {
   const Model* model = nullptr;
   PrecisionPolicy precision;
   int world_size = 1;
-  int64_t accumulation = 1;  // micro-steps a step
-  // Since minor version 2. Which parameters it needs whole, and in which blocks
-  // its state comes (strategies/common/flat_layout.h has LayoutRules). Null:
-  // neither.
+  int64_t accumulation = 1;  // micro-steps per step
+  // Since minor version 2. Which parameters must stay whole, and the block
+  // sizes of its state (see LayoutRules in strategies/common/flat_layout.h).
+  // Null: no constraints.
   const Optimizer* optimizer = nullptr;
 };
 
-// What a strategy holds and sends, on the rank that holds and sends most; in
-// bytes.
+// What a strategy holds and sends, in bytes, on the rank that holds and sends
+// the most.
 struct StrategyPlan {
-  // From Setup to the end:
+  // From Setup to the end of the run:
   int64_t parameters = 0;  // working copies, frozen ones included
   int64_t gradients = 0;
   int64_t masters = 0;  // those that aren't the working copies
-  // What the optimizer updates, padding included: the length of its state
-  // tensors.
+  // The elements that the optimizer updates, padding included: the length of
+  // its state tensors.
   int64_t optimizer_elements = 0;
-  // Whether masters, gradients and optimizer state, and whether parameters,
-  // lie in host memory although the run's device is a GPU.
+  // Whether masters, gradients and optimizer state (parameters) are in host
+  // memory although the run's device is a GPU.
   bool optimizer_on_host = false;
   bool parameters_on_host = false;
 
-  // MemoryCategory::kBuckets while unit i is in forward and in backward, and
-  // while parameters are published: gathered parameters, gradients that were
-  // collected and not yet reduced.
+  // MemoryCategory::kBuckets during forward and backward of unit i, and while
+  // parameters are published: gathered parameters, and collected gradients not
+  // yet reduced.
   std::vector<int64_t> forward_buckets;   // one a unit
   std::vector<int64_t> backward_buckets;  // one a unit
   int64_t publish_buckets = 0;
-  // More of them, once the kernels of unit i's backward are done, while its
-  // gradients are put into buckets. One a unit.
+  // Additional kBuckets while unit i's gradients are copied into buckets, after
+  // its backward. One per unit.
   std::vector<int64_t> collect_buckets;
-  // Gradients of unit i that autograd has made, while the buckets take them
-  // over: MemoryCategory::kWorkspace. One a unit.
+  // Gradients of unit i made by autograd, until the buckets take them over;
+  // counts as MemoryCategory::kWorkspace. One per unit.
   std::vector<int64_t> backward_workspace;
 
-  // Sent by the ring algorithms in a whole step (all micro-steps), split by
-  // what it is for.
+  // Sent by the ring algorithms in a whole step (all micro-steps), by purpose.
   int64_t sent_for_gradients = 0;
   int64_t sent_for_parameters = 0;
 };

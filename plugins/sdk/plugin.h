@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The contract between the core and a plugin. A plugin is a shared library
-// named after the proto package of its config (capstan.ddp.Config lives in
-// libcapstan_ddp.so) that exports one constant, capstan_plugin_v1, by
+// named after the proto package of its config (capstan.ddp.Config is in
+// libcapstan_ddp.so) that exports one constant, capstan_plugin_v1, defined by
 // CAPSTAN_PLUGIN. The core reads the fingerprint before it runs any of the
 // plugin's code.
 //
-// Compatibility: a plugin works in every trainer of its own major version whose
-// minor version is the same or newer. So within a major version
-// - an interface grows at its end, by virtual functions with defaults;
-// - a struct that only the core makes, and passes by reference, grows at its
-//   end; any other, and an element of a container, does not grow;
-// - what the core has to add for a plugin that was built before
-//   (trainer/plugin_host/older_plugins.h) comes with the change that needs it.
-// A newer minor version is refused, since the plugin may call what is missing.
+// Compatibility: a plugin works in every trainer of its own major version and
+// the same or a newer minor version. So within a major version
+// - an interface grows only at its end, by virtual functions with defaults;
+// - a struct that only the core creates, and passes by reference, grows only at
+//   its end; any other struct, or an element of a container, doesn't grow;
+// - the change that needs it adds what the core must do for older plugins
+//   (trainer/plugin_host/older_plugins.h).
+// A plugin of a newer minor version is refused: it may call what is missing.
 #ifndef CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 #define CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 
@@ -43,7 +43,7 @@ enum class PluginCategory : uint32_t {
 };
 
 constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"
-// Macros, so that the fingerprint can spell them.
+// Macros, because the fingerprint stringifies them.
 #define CAPSTAN_PLUGIN_API_MAJOR 1
 #define CAPSTAN_PLUGIN_API_MINOR 2
 constexpr uint16_t kPluginApiMajor = CAPSTAN_PLUGIN_API_MAJOR;
@@ -60,10 +60,10 @@ struct PluginDescriptor {
   const char* config_type;
   // One line for `trainer plugins`.
   const char* doc;
-  // "name=value" lines, see fingerprint.h. Also in the ELF section
-  // "capstan_fp", where the core reads it before it loads the library.
+  // "name=value" lines (fingerprint.h). Also stored in the ELF section
+  // "capstan_fp", which the core reads before it loads the library.
   const char* fingerprint;
-  // Makes a plugin from its serialized config. On success *instance is a
+  // Creates a plugin from its serialized config. On success *instance is a
   // `Base*` of the category (Strategy*, Precision*, ..), owned by the caller.
   // Never throws.
   absl::Status (*create)(absl::string_view config, void** instance);
@@ -75,8 +75,8 @@ template <typename Base, typename T>
 struct IsStatusOrPointerTo<Base, absl::StatusOr<std::unique_ptr<T>>>
     : std::is_convertible<T*, Base*> {};
 
-// Whether Impl::Create(config) makes an absl::StatusOr<std::unique_ptr<T>> with
-// T a Base.
+// Whether Impl::Create(config) returns an absl::StatusOr<std::unique_ptr<T>>
+// with T derived from Base.
 template <typename Base, typename Impl, typename Config, typename = void>
 struct HasCreate : std::false_type {};
 template <typename Base, typename Impl, typename Config>
@@ -86,7 +86,7 @@ struct HasCreate<
     : IsStatusOrPointerTo<Base, decltype(Impl::Create(
                                     std::declval<const Config&>()))> {};
 
-// What `create` does for a plugin class.
+// The `create` function of a plugin class.
 template <typename Base, typename Impl, typename Config>
 absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
   constexpr bool kIsBase = std::is_base_of<Base, Impl>::value;
@@ -120,14 +120,14 @@ absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
 
 }  // namespace capstan
 
-// At namespace scope in one file of a plugin:
+// Use at namespace scope in one file of a plugin:
 //   CAPSTAN_PLUGIN(Strategy, Ddp, ::capstan::ddp::Config, "what it does");
 // where Ddp is a class of the enclosing namespace with a static Create.
 #define CAPSTAN_PLUGIN(Category, Impl, ConfigType, doc_line) \
   CAPSTAN_PLUGIN_AS(#ConfigType, Category, Impl, ConfigType, doc_line)
 
-// The same for a config message whose C++ name isn't its own: a part of the
-// package that is a keyword has a '_' behind it in C++.
+// The same for a config message whose C++ name differs: protobuf appends '_' to
+// package components that are C++ keywords.
 #define CAPSTAN_PLUGIN_AS(type_name, Category, Impl, ConfigType, doc_line) \
   static const char capstan_plugin_fingerprint[]                           \
       __attribute__((section("capstan_fp"))) = CAPSTAN_FINGERPRINT;        \

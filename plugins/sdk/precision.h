@@ -22,24 +22,24 @@ struct LossScaling {
   double min_scale = 1.0;
 };
 
-// What a precision means, under every strategy alike. Strategies and the core
-// read it; no strategy has code for one precision.
+// The dtypes of a run. Strategies and the core read it; no strategy has code
+// for a particular precision.
 struct PrecisionPolicy {
-  // The working copy of the parameters, and so forward, backward and the
-  // gradients that autograd makes.
+  // Of the working parameters, and so of forward, backward and autograd's
+  // gradients.
   c10::ScalarType compute = c10::ScalarType::Float;
-  // Gradients are accumulated over micro-steps and summed over ranks in it.
+  // Of gradients when summed over micro-steps and ranks.
   c10::ScalarType reduce = c10::ScalarType::Float;
-  // Parameters as the optimizer sees them, and its state. If it equals
-  // `compute`, there is one copy of the parameters, not two.
+  // Of the optimizer's parameters and state. If equal to `compute`, there is
+  // only one copy of the parameters.
   c10::ScalarType master = c10::ScalarType::Float;
   absl::optional<LossScaling> loss_scaling;
 };
 
-// What a run computes on; of several ranks' devices, the least able one.
+// The device of a run; the least capable one if ranks differ.
 struct DeviceFacts {
   bool gpu = false;
-  // Of a CUDA device, 10 * major + minor (80 is 8.0); 0: not known.
+  // 10 * major + minor of a CUDA device (80 is 8.0); 0: unknown.
   int compute_capability = 0;
 };
 
@@ -47,15 +47,15 @@ class Precision {
  public:
   virtual ~Precision();
   virtual PrecisionPolicy policy() const = 0;
-  // Whether PolicyOn heeds the device: only then is its compute_capability
-  // looked for.
+  // Whether PolicyOn depends on the device; if not, the core doesn't query the
+  // compute capability.
   virtual bool depends_on_device() const { return false; }
-  // The policy of a run on `device`, the same on all ranks. Constant.
+  // The policy on `device`, the same on all ranks. Constant.
   virtual PrecisionPolicy PolicyOn(const DeviceFacts& device) const {
     return policy();
   }
-  // What to set where the device is slow in this precision, as --set takes it:
-  // "precision=capstan.fp32"; "": nothing is known.
+  // The --set argument to suggest where the device is slow in this precision:
+  // "precision=capstan.fp32"; "": no suggestion.
   virtual std::string instead() const { return ""; }
 };
 

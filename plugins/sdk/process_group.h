@@ -14,34 +14,33 @@
 
 namespace capstan {
 
-// What a rank's collectives have cost so far.
+// The cost of a rank's collectives so far.
 struct CommunicationStats {
   // Bytes that this rank has sent, by the ring algorithms' formulas.
   int64_t bytes_sent = 0;
-  // Seconds in which a collective of this rank was under way, counted once
-  // where several were, and seconds that a thread has stood in Wait: the rest
-  // was hidden behind computation. Zero where the backend can't tell (CUDA,
-  // where Wait doesn't block).
+  // Seconds with at least one of this rank's collectives in progress, and
+  // seconds blocked in Wait; the difference was hidden behind computation. Zero
+  // if the backend can't measure it (CUDA, where Wait doesn't block).
   double busy_seconds = 0.0;
   double exposed_seconds = 0.0;
 };
 
-// A collective under way. Tensors given to it must not be touched until Wait
-// returns. Destroying it without Wait is allowed only after an error.
+// A collective in progress. Its tensors must not be touched until Wait returns.
+// Destroying it without Wait is allowed only after an error.
 class Work {
  public:
   virtual ~Work();
-  // On CPU blocks the thread; on CUDA makes the current stream wait. Throws
+  // Blocks the thread on CPU; makes the current stream wait on CUDA. Throws
   // CommunicationError.
   virtual void Wait() = 0;
 };
 
 // The ranks of a run. All ranks must call the same collectives in the same
-// order. One thread at a time (an autograd thread may be that one). Tensors
+// order, from one thread at a time (which may be an autograd thread). Tensors
 // are contiguous, on device(), and of the same size on all ranks.
 //
-// An input stays as it is and doesn't overlap its output, except in AllGather,
-// where it may be this rank's own part of the output.
+// Inputs are not modified and must not overlap the output, except that
+// AllGather's input may be this rank's slice of the output.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup();
@@ -69,10 +68,9 @@ class ProcessGroup {
   // result is bit-identical on all ranks.
   virtual void AllReduceHost(absl::Span<double> values) = 0;
 
-  // The ranks that give the same color (0 or more) form a group of their own,
-  // in their order here; this rank's is returned. Collective over all ranks.
-  // What it sends counts in this group's stats too. This group must outlive
-  // it.
+  // Ranks that pass the same color (0 or more) form a group, in their order
+  // here; returns this rank's. Collective over all ranks. This group must
+  // outlive it, and its traffic counts in this group's stats, too.
   virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) = 0;
 
   virtual CommunicationStats stats() const = 0;

@@ -15,14 +15,14 @@
 
 namespace capstan {
 
-// What a strategy works with; all outlive it. What it allocates it allocates
-// in the MemoryScope that says what for.
+// A strategy's inputs; all outlive it. The strategy allocates memory within the
+// MemoryScope of its category.
 struct StrategyContext {
   Model* model = nullptr;
   ProcessGroup* group = nullptr;  // never null; a group of one for one rank
   PrecisionPolicy precision;
   uint64_t seed = 0;
-  // Since minor version 2. What StrategyRequest::optimizer was.
+  // Since minor version 2. The same as StrategyRequest::optimizer.
   const Optimizer* optimizer = nullptr;
 };
 
@@ -33,10 +33,10 @@ struct OwnedSlice {
   int64_t end = 0;
 };
 
-// How parameters, gradients and optimizer work are spread over the ranks, and
-// nothing else: the loss curve is the same under every strategy.
+// Distributes parameters, gradients and optimizer work over the ranks. Nothing
+// else depends on it: the loss curve is the same under every strategy.
 //
-// A step of the core, on every rank alike:
+// A step, on every rank alike:
 //   BeginStep(step)
 //   for i in 0 .. n-1:
 //     BeginMicroStep(i, n); forward through the unit runner; loss.backward()
@@ -45,96 +45,95 @@ struct OwnedSlice {
 //   unless the step is skipped:
 //     for each of OptimizerShards(): the optimizer updates it; PublishShard(i)
 //     PublishParameters()
-// and without gradients, for evaluation and samples:
+// Without gradients, for evaluation and samples:
 //   forward through the unit runner; FinishForward()
 // All calls come from the thread that called Setup, except the unit callbacks
-// in backward, which come from the autograd thread while that one waits.
+// in backward, which come from the autograd thread while the former waits.
 class Strategy {
  public:
   virtual ~Strategy();
 
-  // Whether it can do that: number of ranks, dtypes. Called before anything is
-  // spawned.
+  // Whether it supports the request (number of ranks, dtypes). Called before
+  // any process is spawned.
   virtual absl::Status Check(const StrategyRequest& request) const = 0;
 
-  // What it will hold and send. Called after Check, allocates nothing.
+  // What it will hold and send. Called after Check; allocates nothing.
   virtual StrategyPlan Plan(const StrategyRequest& request) const = 0;
 
   // Allocates its buffers, fills this rank's masters with the model's initial
-  // values and binds the working parameters to the model. Once, before all
-  // else. Without collectives that a rank which fails here would leave the
-  // others in (Split, which they give up together, is allowed): what it has
-  // written is published afterwards, as after an update.
+  // values and binds the working parameters to the model. Called once, first.
+  // Must not contain collectives in which a rank that fails here would leave
+  // the others waiting (Split is allowed: its failure is collective). The core
+  // then publishes the shards, as after an update.
   virtual absl::Status Setup(const StrategyContext& context) = 0;
 
-  // What this rank's optimizer updates. Valid from Setup on; the tensors stay
-  // the same for the strategy's life.
+  // The shards that this rank's optimizer updates. Valid after Setup; the
+  // tensors stay the same for the strategy's lifetime.
   virtual absl::Span<OptimizerShard> OptimizerShards() = 0;
 
-  // Micro-step `index` of `count` begins; at 0 the last step's gradients are
-  // dropped.
+  // Begins micro-step `index` of `count`; index 0 drops the last step's
+  // gradients.
   virtual void BeginMicroStep(int index, int count) = 0;
 
-  // Whether the callbacks below are wanted; if not, units cost nothing.
+  // Whether the callbacks below are called; if not, units cost nothing.
   virtual bool wants_unit_callbacks() const { return false; }
   virtual void PreForward(int unit) {}
   virtual void PostForward(int unit) {}
   virtual void PreBackward(int unit) {}
-  // Whether a forward through them holds collectives, so that all ranks must
-  // run as many.
+  // Whether a forward contains collectives, so that all ranks must run the same
+  // number of them.
   virtual bool collective_forward() const { return false; }
-  // A forward without backward is over, or broke off: completes its
-  // collectives. A rank that can't run a forward which the others run calls
-  // this alone.
+  // Ends a forward without backward, also one that threw: completes its
+  // collectives. A rank that can't run a forward that the others run only calls
+  // this.
   virtual void FinishForward() {}
 
-  // All micro-steps are done: completes the collectives, also those of
-  // parameters that no micro-step used (their gradient is 0). Called after a
-  // micro-step that threw, too, so that no other rank is left waiting.
+  // Ends the micro-steps: completes the collectives, including those of
+  // parameters that no micro-step used (their gradient is 0). Also called after
+  // a micro-step that threw, so that no other rank is left waiting.
   virtual void FinishBackward() = 0;
 
-  // This rank's share of the sum of squares of the summed gradient: the shares
-  // of all ranks add up to the square of its global norm. May be non-finite. A
-  // float64 scalar, on the device where the gradient lies: no one waits for it
-  // here.
+  // This rank's share of the squared global norm of the summed gradient: the
+  // shares of all ranks add up to it. May be non-finite. A float64 scalar on
+  // the gradients' device; doesn't block.
   virtual at::Tensor GradientSquaredSum() = 0;
 
-  // Shard `shard` has just been written, master and working copy, by the
-  // optimizer or from a checkpoint; a strategy may start to send it while the
-  // next ones are written. In the order of OptimizerShards(), each once.
+  // The optimizer or a checkpoint has written shard `shard`, master and working
+  // copy. The strategy may start to send it while the next ones are written.
+  // Called once per shard, in the order of OptimizerShards().
   virtual void PublishShard(int shard) {}
 
   // All shards have been written: from now on the model computes with the
   // masters' values on all ranks.
   virtual void PublishParameters() = 0;
 
-  // Which parts of its shards this rank writes into a checkpoint; over all
+  // The slices of its shards that this rank writes to a checkpoint; over all
   // ranks each element exactly once.
   virtual std::vector<OwnedSlice> OwnedSlices() const = 0;
 
   // Calls fn(index, tensor) on rank 0 for each parameter in order, with its
-  // whole value in the master dtype, on CPU, in spec.shape; the tensor is
-  // valid during the call. Collective: all ranks call it.
+  // whole value in the master dtype, on CPU, in spec.shape; the tensor is valid
+  // during the call. Collective: all ranks call it.
   virtual absl::Status ForEachFullParameter(
       const std::function<absl::Status(int index, const at::Tensor& value)>&
           fn) = 0;
 
   // Since minor version 2.
 
-  // Step `step` of the run begins: 1 for the first, counted on after a resume.
-  // Called before BeginMicroStep(0, n); for the same step again where one has
-  // failed.
+  // Begins step `step` of the run: 1 for the first, counting on after a resume.
+  // Called before BeginMicroStep(0, n), and again if the step failed and is
+  // retried.
   virtual void BeginStep(int64_t step) {}
 
-  // Names of the strategy's own state, for one that isn't a function of the
-  // masters: an outer optimizer's momentum, the weights of the last
+  // Names of the strategy's own state, if it isn't a function of the masters:
+  // the momentum of an outer optimizer, the weights at the last
   // synchronisation. Constant.
   virtual std::vector<std::string> state_names() const { return {}; }
-  // The state of OptimizerShards()[shard], a tensor a name, shaped as its
-  // master. Valid from Setup on; the tensors stay the same. Checkpoints save
-  // what OwnedSlices() says of them, by parameter, and restore it before
-  // PublishShard, on any number of ranks; what a checkpoint of another
-  // strategy doesn't have stays as Setup left it.
+  // The state of OptimizerShards()[shard]: one tensor per name, shaped like its
+  // master. Valid after Setup; the tensors stay the same. Checkpoints save the
+  // slices in OwnedSlices(), by parameter, and restore them before
+  // PublishShard, on any number of ranks; state missing from another strategy's
+  // checkpoint stays as Setup left it.
   virtual std::vector<at::Tensor> ShardState(int shard) { return {}; }
 };
 

@@ -8,20 +8,20 @@
 
 namespace capstan {
 
-// Runs one unit of a model. Strategies gather and free parameters around
-// units, so a model's forward does all its work inside Run.
+// Runs one unit of a model. Strategies gather and free parameters around units,
+// so a model's forward must do all its work inside Run.
 class UnitRunner {
  public:
   using Body = std::function<at::Tensor(const at::Tensor& input)>;
   virtual ~UnitRunner();
-  // body(input), between the strategy's callbacks. `unit` indexes
-  // Model::units(). `body` may be called again in backward (activation
+  // Returns body(input), called between the strategy's callbacks. `unit`
+  // indexes Model::units(). Backward may call `body` again (activation
   // checkpointing), so it must capture by value what it needs.
   virtual at::Tensor Run(int unit, const at::Tensor& input,
                          const Body& body) = 0;
 };
 
-// Runs units with no callbacks: for a model whose parameters are whole.
+// Runs units without callbacks, for a model whose parameters are whole.
 class PlainRunner final : public UnitRunner {
  public:
   at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override;

@@ -95,7 +95,7 @@ TEST(FlatLayoutTest, RankSlicesCoverEachElementOnce) {
   }
 }
 
-// Matrices that are far from equal, and vectors that may be cut.
+// Matrices of very different sizes, and vectors that may be cut.
 std::vector<ParameterSpec> WholeSpecs() {
   std::vector<ParameterSpec> specs;
   for (int unit = 0; unit < 6; ++unit) {
@@ -114,7 +114,7 @@ LayoutRules WholeMatrices() {
   return rules;
 }
 
-// All ranges that ranks would have, which the layout's cuts make.
+// The ranges of all ranks, from the layout's cuts.
 std::vector<ParameterRange> RangesOfRanks(const FlatLayout& layout,
                                           const std::vector<Bucket>& buckets,
                                           int shards) {
@@ -159,8 +159,8 @@ TEST(WholeLayoutTest, NoSliceCutsWhatMustStayWhole) {
   }
 }
 
-// One after another in the buffer, each parameter in one bucket, in the order
-// in which backward comes to their first ones.
+// Contiguous in the buffer, each parameter in one bucket, in the order in which
+// backward reaches their first ones.
 TEST(WholeLayoutTest, BucketsCoverTheLayout) {
   FlatLayout layout;
   std::vector<Bucket> buckets =
@@ -203,7 +203,7 @@ TEST(WholeLayoutTest, WithoutARuleItIsTheLayoutOfBuckets) {
   }
 }
 
-// Units of two matrices on three ranks: none has much more to do than another.
+// Units of two matrices on three ranks: the load is about equal.
 TEST(WholeLayoutTest, LoadsAreBalancedOverUnits) {
   const std::vector<ParameterSpec> specs = WholeSpecs();
   std::vector<int64_t> loads(3, 0);
@@ -234,7 +234,7 @@ class GradientBucketsTest : public ::testing::Test {
                                  }});
   }
 
-  // One micro-step that uses parameters a, and b if asked, with factor x.
+  // A micro-step that uses parameter a, and b if asked, with factor x.
   void MicroStep(int index, int count, double x, bool use_b) {
     gradients_->Begin(index == 0, index + 1 == count);
     at::Tensor loss = (parameters_[0] * x).sum();
@@ -288,7 +288,7 @@ TEST_F(GradientBucketsTest, SumsInTheWiderTypeOfTheBuffer) {
 TEST_F(GradientBucketsTest, BucketsAreReadyInOrderWhateverBackwardsOrder) {
   Make(at::kFloat);
   MicroStep(0, 1, 1.0, /*use_b=*/true);
-  // Bucket 0 holds c, which nothing has used: it holds back the others.
+  // Bucket 0 holds the unused c and blocks the others.
   EXPECT_TRUE(ready_.empty());
   gradients_->Finish();
   EXPECT_EQ(ready_, std::vector<int>({0, 1, 2}));
@@ -302,7 +302,7 @@ TEST_F(GradientBucketsTest, FinishAfterAnAbandonedStepCallsForAllBuckets) {
   EXPECT_TRUE(at::equal(Gradient(0), at::zeros({15})));
 }
 
-// A rank whose data fails in a later step still owes the others its
+// A rank whose data fails in a later step must still take part in the
 // collectives.
 TEST_F(GradientBucketsTest, AStepThatOnlyBeganCallsForAllBucketsAgain) {
   Make(at::kFloat);

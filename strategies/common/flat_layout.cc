@@ -11,7 +11,7 @@ int64_t RoundUp(int64_t n, int64_t multiple) {
 }
 
 // Cuts `order` into groups of at least `shards` parameters and, if there are
-// so many, `cap` elements.
+// enough, `cap` elements.
 std::vector<std::vector<int>> CutWhole(const std::vector<ParameterSpec>& specs,
                                        const std::vector<int>& order,
                                        int shards, int64_t cap) {
@@ -162,7 +162,7 @@ std::vector<Bucket> LayOutBuckets(const std::vector<ParameterSpec>& specs,
         {layout->numel, layout->numel + part.numel, std::move(group)});
     layout->numel += part.numel;
   }
-  // Where a bucket lies doesn't matter; when it is reduced does.
+  // A bucket's offset doesn't matter, but when it is reduced does.
   std::sort(buckets.begin(), buckets.end(),
             [](const Bucket& a, const Bucket& b) {
               return a.parameters[0] > b.parameters[0];

@@ -20,8 +20,7 @@
 namespace capstan {
 namespace {
 
-// Pieces have a fixed size, so that the sum doesn't depend on the number of
-// threads.
+// Pieces of fixed size, so that the sum doesn't depend on the thread count.
 constexpr int64_t kPiece = 1 << 16;
 
 double SumPiece(const float* x, int64_t n) {
@@ -46,7 +45,7 @@ at::Tensor Zeros(MemoryCategory category, int64_t numel,
                  const at::TensorOptions& options, at::ScalarType dtype) {
   const MemoryScope scope(category);
   at::Tensor flat = at::empty({numel}, options.dtype(dtype));
-  // A device may be copying out of pinned pages: they must stay where they are.
+  // A device may be copying from pinned pages, which must stay mapped.
   if (!flat.is_cpu() || options.pinned_memory()) return flat.zero_();
   ZeroFill(flat.mutable_data_ptr(), flat.nbytes());
   return flat;
@@ -62,7 +61,7 @@ absl::Status FillInitialValues(const StrategyContext& context,
                                 ? slice
                                 : at::empty({range.length}, at::kFloat);
     float* out = host.mutable_data_ptr<float>();
-    // Pieces in parallel: a value depends on its position alone.
+    // In parallel: a value depends on its position alone.
     absl::Status status;
     std::mutex mutex;
     at::parallel_for(0, range.length, kPiece, [&](int64_t begin, int64_t end) {
@@ -104,10 +103,10 @@ absl::Status ForEachPlacedParameter(
   for (size_t i = 0; i < specs.size(); ++i) {
     if (places[i].buffer != buffer) {
       buffer = places[i].buffer;
-      values.reset();  // before the next one is made
+      values.reset();  // free it before the next one is made
       values = flat(buffer);
     }
-    // After an error of fn, too, all ranks go through all buffers.
+    // All ranks visit all buffers, even after an error of fn.
     if (rank != 0 || !status.ok()) continue;
     status = fn(static_cast<int>(i),
                 values.narrow(0, places[i].offset, specs[i].numel())

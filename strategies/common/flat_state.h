@@ -13,49 +13,49 @@
 
 namespace capstan {
 
-// A flat buffer of zeros that counts as memory of `category`.
+// A zeroed flat buffer, attributed to `category`.
 at::Tensor Zeros(MemoryCategory category, int64_t numel,
                  const at::TensorOptions& options, at::ScalarType dtype);
 
 // Writes the model's initial values of `ranges` to their offsets in `flat`
-// (1-D, of any floating dtype and device). Reads nothing else of the model.
+// (1-D, of any floating dtype and device). Reads no others.
 absl::Status FillInitialValues(const StrategyContext& context,
                                const std::vector<ParameterRange>& ranges,
                                const at::Tensor& flat);
 
-// What the model computes with: tensors in the shapes of the specs over the
-// memory of `flat`, one a range of `layout` (whole parameters), put into
-// (*parameters)[range.parameter]. Each has a version counter of its own, so
-// that updates of `flat` are no in-place changes to autograd.
+// Makes the model's working tensors: for each range of `layout` (whole
+// parameters), a tensor in the spec's shape over the memory of `flat`, stored
+// in (*parameters)[range.parameter]. Each has its own version counter, so that
+// autograd doesn't see updates of `flat` as in-place changes.
 void MakeParameters(const std::vector<ParameterSpec>& specs,
                     const FlatLayout& layout, const at::Tensor& flat,
                     std::vector<at::Tensor>* parameters);
 
-// Where a whole parameter lies: in which flat buffer, and where there.
+// The location of a whole parameter: its flat buffer and the offset in it.
 struct ParameterPlace {
   int buffer = 0;
   int64_t offset = 0;
 };
 
-// Strategy::ForEachFullParameter for parameters at `places` (one a spec).
-// flat(i) returns buffer i's values in any dtype (fn gets float32, that of all
-// masters); it may hold
-// collectives: it is called on all ranks for the same buffers in the same
-// order, again only when another one was asked for in between.
+// Implements Strategy::ForEachFullParameter for parameters at `places` (one per
+// spec). flat(i) returns buffer i's values in any dtype (fn gets float32, the
+// dtype of all masters). It may contain collectives: all ranks call it for the
+// same buffers in the same order, and again only if another buffer was needed
+// in between.
 absl::Status ForEachPlacedParameter(
     const std::vector<ParameterSpec>& specs,
     const std::vector<ParameterPlace>& places, int rank,
     const std::function<at::Tensor(int buffer)>& flat,
     const std::function<absl::Status(int index, const at::Tensor& value)>& fn);
 
-// Whether a strategy that computes, sums and updates on flat buffers can do
-// what a precision asks: floating-point dtypes, masters in float32.
+// Checks that a strategy on flat buffers supports the precision: floating-point
+// dtypes, float32 masters.
 absl::Status CheckPrecision(const PrecisionPolicy& precision);
 
-// The sum of squares of elements [begin, end) of a flat gradient, summed in
-// double precision: float32 squares of gradients under a loss scale overflow.
-// Non-finite if an element is. Deterministic for a given slice. A float64
-// scalar on flat's device.
+// The sum of squares of elements [begin, end) of a flat gradient, a float64
+// scalar on its device. Summed in double precision, since float32 squares of
+// gradients overflow under a loss scale. Non-finite if an element is.
+// Deterministic for a given slice.
 at::Tensor SquaredSum(const at::Tensor& flat, int64_t begin, int64_t end);
 
 }  // namespace capstan

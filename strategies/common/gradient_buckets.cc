@@ -67,7 +67,7 @@ GradientBuckets::~GradientBuckets() {
 void GradientBuckets::Begin(bool first, bool last) {
   last_ = last;
   for (const auto& slot : slots_) {
-    // Left by a micro-step that broke off.
+    // Left by a micro-step that threw.
     slot->parameter.mutable_grad().reset();
     slot->opened.reset();
     if (first) {
@@ -103,7 +103,7 @@ void GradientBuckets::MakeSums(int bucket) {
     state.sums = options_.flat.narrow(0, buckets_[bucket].begin, numel);
   } else {
     const Slot& first = *state.slots[0];
-    // What is to be the one gradient itself counts as any that autograd makes.
+    // A bucket that adopts its only gradient counts like autograd's gradients.
     const MemoryScope scope(FillsBucket(first) ? CurrentMemoryCategory()
                                                : MemoryCategory::kBuckets);
     state.sums = at::empty(
@@ -114,7 +114,7 @@ void GradientBuckets::MakeSums(int bucket) {
   for (Slot* slot : state.slots) {
     slot->view = state.sums.narrow(0, slot->offset, slot->length)
                      .view(slot->parameter.sizes());
-    // Padding is summed and squared with the rest.
+    // Padding is summed and squared along with the rest.
     if (slot->offset > filled) {
       state.sums.narrow(0, filled, slot->offset - filled).zero_();
     }
@@ -142,7 +142,7 @@ GradientSink::Place GradientBuckets::Open(int parameter) {
   const at::NoGradGuard no_grad;
   if (!StateOf(*slot).sums.defined()) MakeSums(slot->bucket);
   Place place;
-  // A tensor of its own: autograd takes over only what nobody else holds.
+  // A separate tensor: autograd takes over only what has no other owner.
   place.gradient = slot->view.variable_data();
   place.add = slot->written;
   slot->opened.emplace(place.gradient.getIntrusivePtr());
@@ -163,7 +163,7 @@ void GradientBuckets::Put(Slot& slot, const at::Tensor& gradient) {
 void GradientBuckets::Collect(Slot& slot) {
   const at::NoGradGuard no_grad;
   BucketState& state = StateOf(slot);
-  // With a gradient of its own, the next backward needn't add to this one.
+  // With a new gradient tensor, the next backward doesn't add to this one.
   const at::Tensor gradient = std::move(slot.parameter.mutable_grad());
   slot.parameter.mutable_grad().reset();
   if (!state.sums.defined() && !Adopt(slot, gradient)) MakeSums(slot.bucket);
@@ -207,7 +207,7 @@ at::Tensor GradientBuckets::Take(int bucket) {
 
 void GradientBuckets::Finish() {
   while (next_bucket_ < static_cast<int>(buckets_.size())) {
-    // Counted when it is done: one that failed (no memory) is called for again.
+    // Incremented afterwards: a call that threw (no memory) is repeated.
     if (options_.on_ready) options_.on_ready(next_bucket_);
     ++next_bucket_;
   }

@@ -15,44 +15,43 @@
 
 namespace capstan {
 
-// Collects the gradients of parameters in flat buckets, and says when one is
-// complete.
+// Collects the gradients of parameters in flat buckets, and reports when a
+// bucket is complete.
 //
-// Buckets are slices of one buffer that the caller keeps, or (if that isn't
-// given) have a buffer each, made when their first gradient comes, which Take
-// gives away. A bucket is written, not zeroed and added to, by the first
-// micro-step. A gradient that autograd leaves in a parameter's .grad is copied
-// or added to its place and dropped at once.
+// Buckets are slices of one buffer of the caller's, or else separate buffers,
+// allocated when their first gradient arrives and returned by Take. The first
+// micro-step overwrites a bucket, so it needn't be zeroed. A gradient that
+// autograd leaves in a parameter's .grad is copied or added to its slot and
+// dropped at once.
 //
-// Backward may write there itself (GradientSink): Open gives an alias of the
-// place, autograd hands it on to .grad as it is, and nothing is left to do.
-// There is no place where sums are wider than gradients (float32 sums of
-// bfloat16 ones).
+// Backward may also write to the slot itself (GradientSink): Open returns an
+// alias of the slot, which autograd passes to .grad without a copy. This is not
+// possible if sums are wider than gradients (float32 sums of bfloat16).
 //
-// A parameter that is used several times gets its gradients one by one (each
-// use has a backward of its own: activation checkpointing) or already added up
-// by autograd (uses in one graph). Two aliases of one place must not be added
-// up, so between Open and the gradient's arrival there is no second one, and a
-// gradient that arrives elsewhere meanwhile tells by the alias what it is:
-// autograd has let go of it, so this is the sum with what the place holds, and
-// replaces it; or still has it, so this is another one, to be added.
+// A parameter used several times gets its gradients one by one (each use has
+// its own backward: activation checkpointing) or summed by autograd (uses in
+// one graph). Two aliases of one slot must not be summed, so there is at most
+// one between Open and the gradient's arrival. If a gradient arrives elsewhere
+// in the meantime, the alias tells what it is: if autograd has released the
+// alias, the gradient is a sum that includes the slot's value, and replaces it;
+// otherwise it is a separate gradient, and is added.
 class GradientBuckets final : public GradientSink {
  public:
-  // Called in backward, on the autograd thread, or by Finish, with buckets 0,
-  // 1, 2, .. in that order on all ranks, each until it returns, when all its
-  // gradients are there and all before it have been called for.
+  // Called for buckets 0, 1, 2, .. in order on all ranks, on the autograd
+  // thread during backward or by Finish: once all gradients of the bucket have
+  // arrived, and the previous call has returned.
   using OnReady = std::function<void(int bucket)>;
 
   struct Options {
     at::ScalarType dtype = at::kFloat;  // of the sums
     at::Tensor flat;   // [layout.numel] of dtype, or undefined; outlives this
     OnReady on_ready;  // may be null
-    // If set, its backward gets these places (Model::BindGradients) as long as
-    // this lives; outlives this.
+    // If set, its backward writes to these buckets (Model::BindGradients)
+    // during the lifetime of this; outlives this.
     Model* model = nullptr;
   };
 
-  // parameters: one a spec, indexed as layout.ranges[].parameter says.
+  // parameters: one per spec, indexed by layout.ranges[].parameter.
   GradientBuckets(const std::vector<ParameterSpec>& specs,
                   const FlatLayout& layout, std::vector<Bucket> buckets,
                   const std::vector<at::Tensor>& parameters, Options options);
@@ -63,22 +62,22 @@ class GradientBuckets final : public GradientSink {
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
-  // Before each micro-step; `first` drops the gradients that are there, `last`
-  // makes this micro-step's gradients complete the buckets.
+  // Begins a micro-step. `first` drops existing gradients; `last` makes this
+  // micro-step's gradients complete the buckets.
   void Begin(bool first, bool last);
 
-  // The place is of the parameters' device; it is part of the bucket, which is
-  // made if it isn't there. After an error between this and the gradient's
-  // arrival the bucket's values are void until the next first micro-step.
+  // The place is part of the bucket, on the parameters' device; allocates the
+  // bucket if needed. After an error between Open and the gradient's arrival
+  // the bucket is invalid until the next first micro-step.
   Place Open(int parameter) override;
 
-  // The sums of a bucket, [its numel], zeros where no micro-step has left a
-  // gradient and in its padding. Without a flat buffer they are the caller's
-  // from then on, and may be the memory of a gradient that autograd has made.
-  // A gradient that comes for the bucket before the next Begin is an error.
+  // The sums of a bucket [its numel], zero where no micro-step has left a
+  // gradient and in padding. Without a flat buffer the caller takes ownership;
+  // the memory may be that of a gradient made by autograd. A gradient that
+  // arrives for the bucket before the next Begin is an error.
   at::Tensor Take(int bucket);
 
-  // After the last micro-step: calls on_ready for the buckets that are left.
+  // After the last micro-step: calls on_ready for the remaining buckets.
   void Finish();
 
  private:
@@ -91,9 +90,9 @@ class GradientBuckets final : public GradientSink {
     int bucket = 0;
     at::Tensor view;  // of the bucket, in the parameter's shape
     bool written = false;
-    // What Open gave, until the gradient arrives.
+    // The alias from Open, until the gradient arrives.
     absl::optional<WeakTensor> opened;
-    // Used by several units, so it may get a gradient from each: only the end
+    // Used by several units, each of which may add a gradient, so only the end
     // of the micro-step completes it.
     bool tied = false;
   };
@@ -106,13 +105,13 @@ class GradientBuckets final : public GradientSink {
   class Hook;
 
   void Collect(Slot& slot);
-  // Puts a gradient that isn't there yet into its place.
+  // Copies or adds a gradient that is elsewhere to its slot.
   void Put(Slot& slot, const at::Tensor& gradient);
   BucketState& StateOf(const Slot& slot);
   void MakeSums(int bucket);
-  // Whether the slot's gradient fills its bucket alone.
+  // Whether the slot is the only one of its bucket.
   bool FillsBucket(const Slot& slot) const;
-  // Makes such a gradient the bucket itself.
+  // Uses such a gradient as the bucket itself.
   bool Adopt(Slot& slot, const at::Tensor& gradient);
   void Report(int bucket);
 
@@ -125,10 +124,10 @@ class GradientBuckets final : public GradientSink {
   int next_bucket_ = 0;  // the first not called for
 };
 
-// The bytes of the gradients that backward makes for each unit in `compute`,
-// one a unit, if each is taken over as soon as it is there: the largest. A
-// model that writes them into their places (GradientSink) counts so much less
-// in UnitMemory::backward_workspace.
+// The size in bytes of each unit's largest gradient in `compute`: all that
+// exists at a time if each is taken over as soon as it is made. A model that
+// writes gradients to a GradientSink subtracts them from
+// UnitMemory::backward_workspace.
 std::vector<int64_t> LargestGradients(const Model& model,
                                       at::ScalarType compute);
 

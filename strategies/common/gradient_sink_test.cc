@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gradients that backward writes into the buckets itself, alone and mixed with
-// others, however often and in whichever graphs a parameter is used.
+// others, for parameters used several times in one or several graphs.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -78,7 +78,7 @@ class UseFunction : public torch::autograd::Function<UseFunction> {
   }
 };
 
-// As activation checkpointing runs a unit again.
+// Reruns a unit, as activation checkpointing does.
 class RecomputedUse : public torch::autograd::Function<RecomputedUse> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& marker,
@@ -100,7 +100,7 @@ class RecomputedUse : public torch::autograd::Function<RecomputedUse> {
 
 class GradientSinkTest : public ::testing::Test {
  protected:
-  // Parameters 0 (tied), 1 and 2 (frozen), 3. A bucket each, or one for all.
+  // Parameters 0 (tied), 1 and 2 (frozen), 3. One bucket each, or one for all.
   void Make(bool flat, bool one_bucket = false,
             c10::ScalarType dtype = at::kFloat) {
     std::vector<ParameterSpec> specs = {{"tied", {3, 5}, 0, true, {1, 2}},
@@ -167,8 +167,7 @@ class GradientSinkTest : public ::testing::Test {
   std::unique_ptr<GradientBuckets> gradients_;
 };
 
-// "NAME ELEMENTS" of the operators that run while it lives, by their first
-// argument.
+// "NAME ELEMENTS" of the operators run during its lifetime, by first argument.
 class OperatorLog {
  public:
   OperatorLog() {
@@ -218,7 +217,7 @@ TEST_F(GradientSinkTest, GradientsInPlaceAreNotCopied) {
   }
 }
 
-// Three uses in each way there is, in 3 micro-steps.
+// Three uses, in every combination, in 3 micro-steps.
 TEST_F(GradientSinkTest, ATiedParameterGetsTheSumOfItsUses) {
   for (const bool flat : {true, false}) {
     for (int ways = 0; ways < 4 * 4 * 4; ++ways) {
@@ -243,7 +242,7 @@ TEST_F(GradientSinkTest, ATiedParameterGetsTheSumOfItsUses) {
   }
 }
 
-// One unit may use a parameter twice, too.
+// One unit may also use a parameter twice.
 TEST_F(GradientSinkTest, TwoUsesInOneGraph) {
   for (int ways = 0; ways < 4; ++ways) {
     Make(/*flat=*/ways % 2 == 0);
@@ -284,7 +283,7 @@ TEST_F(GradientSinkTest, NoPlaceForFrozenParametersAndWiderSums) {
   ExpectGradient(1, 3.0, "b");
 }
 
-// The step fails; the next one is as if it had not been.
+// The step fails, and leaves no trace in the next one.
 TEST_F(GradientSinkTest, AnErrorAfterOpenLeavesNothing) {
   Make(/*flat=*/true, /*one_bucket=*/true);
   for (const bool recomputed : {false, true}) {
@@ -302,7 +301,7 @@ TEST_F(GradientSinkTest, AnErrorAfterOpenLeavesNothing) {
   }
 }
 
-// A model is told of the places, and when they are gone.
+// BindGradients gets the buckets, and null when they are gone.
 class ToldModel final : public Model {
  public:
   const std::vector<ParameterSpec>& parameters() const override {

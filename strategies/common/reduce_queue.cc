@@ -57,7 +57,7 @@ void ReduceQueue::FinishOldest() {
 
 void ReduceQueue::Drain() {
   at::NoGradGuard no_grad;
-  // All second sums start before the first is waited for.
+  // Start all second sums before waiting for the first.
   if (replicas_ != nullptr) {
     for (Entry& entry : entries_) {
       if (!entry.replicated) Step(entry);

@@ -11,27 +11,27 @@
 
 namespace capstan {
 
-// How many reductions a ReduceQueue has under way at most: one bucket is
-// reduced while the next one fills.
+// The most reductions in progress in a ReduceQueue: one bucket is reduced while
+// the next one fills.
 constexpr int kReducesUnderWay = 2;
 
-// Reduce-scatters of gradients on their way into this rank's shard. At most
-// kReducesUnderWay are, so that no more buckets than that wait in memory: Start
-// finishes the oldest first. With a replica group the slices are summed
-// over that, too (hybrid sharding). One thread at a time.
+// Reduce-scatters gradients into this rank's shard, at most kReducesUnderWay at
+// a time, which bounds the buckets waiting in memory: Start first completes the
+// oldest. With a replica group the slices are summed over it, too (hybrid
+// sharding). One thread at a time.
 class ReduceQueue {
  public:
-  // shards: over which a bucket is cut. replicas: ranks with the same slice,
-  // or null. Both outlive this.
+  // shards: the ranks that a bucket is cut over. replicas: the ranks with the
+  // same slice, or null. Both outlive this.
   ReduceQueue(ProcessGroup* shards, ProcessGroup* replicas)
       : shards_(shards), replicas_(replicas) {}
 
-  // The sum over the ranks of `sums` [n * size]: this rank's slice goes to
-  // `destination` [n], which may be on another device, over what is there or
-  // (`add`) in addition to it. Keeps `sums` until it is done.
+  // Sums `sums` [n * size] over the ranks; this rank's slice is written, or
+  // added if `add`, to `destination` [n], which may be on another device. Keeps
+  // `sums` until done.
   void Start(const at::Tensor& sums, const at::Tensor& destination, bool add);
 
-  // Finishes all.
+  // Completes all.
   void Drain();
 
  private:
@@ -44,7 +44,7 @@ class ReduceQueue {
     bool replicated = false;  // the second sum is under way
   };
 
-  // Waits for what the entry is at; true if that was all.
+  // Waits for the entry's current stage; true if it was the last.
   bool Step(Entry& entry);
   void FinishOldest();
 

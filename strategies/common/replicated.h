@@ -12,8 +12,8 @@
 
 namespace capstan {
 
-// A whole model on each rank, in flat buffers, and the same update of the same
-// sums by each: what `single` and `ddp` share.
+// The whole model on each rank, in flat buffers, updated identically by each:
+// the common part of `single` and `ddp`.
 class ReplicatedStrategy : public Strategy {
  public:
   StrategyPlan Plan(const StrategyRequest& request) const override;
@@ -26,9 +26,9 @@ class ReplicatedStrategy : public Strategy {
       const std::function<absl::Status(int, const at::Tensor&)>& fn) override;
 
  protected:
-  // Allocates masters, working copies and gradients, fills the first two with
-  // the model's initial values and binds the working copies to the model.
-  // Gradients come in buckets of at most `cap` bytes, the first ones `first`.
+  // Allocates masters, working copies and gradients, fills the former two with
+  // the model's initial values and binds the working copies. Gradient buckets
+  // have at most `cap` bytes, the first one `first`.
   absl::Status SetUp(const StrategyContext& context, int64_t first, int64_t cap,
                      GradientBuckets::OnReady on_ready);
 
@@ -37,7 +37,7 @@ class ReplicatedStrategy : public Strategy {
 
  private:
   absl::Status MakeBuffers();
-  // Ranks hold the same sums and masters: this one's share of the work.
+  // This rank's share of work on sums and masters that are equal on all ranks.
   std::pair<int64_t, int64_t> Share() const;
 
   StrategyContext context_;

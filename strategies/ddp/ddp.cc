@@ -22,7 +22,7 @@ absl::Status CheckSize(const char* field, double mib) {
 }
 
 int64_t Bytes(double mib, double default_mib) {
-  // An exabyte holds any model; more would overflow.
+  // An exabyte holds any model; larger values would overflow.
   constexpr double kMost = 1e12;
   return static_cast<int64_t>(
       (mib == 0.0 ? default_mib : std::min(mib, kMost)) * (1 << 20));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings only: what ddp computes is compared with `single` and with PyTorch
-// in tests/parity, on real processes.
+// Settings only: tests/parity compares ddp's results with `single` and with
+// PyTorch, on real processes.
 #include "strategies/ddp/ddp.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace capstan {
 namespace ddp {
 namespace {
 
-// Two parameters of 32 elements, in a unit.
+// A unit with two parameters of 32 elements.
 class TwoParameters final : public Model {
  public:
   const std::vector<ParameterSpec>& parameters() const override {
@@ -38,7 +38,7 @@ class TwoParameters final : public Model {
   const std::vector<ParameterSpec> specs_ = {{"a", {32}}, {"b", {32}}};
 };
 
-// A group of one that remembers the lengths of what it has summed.
+// A group of one that records the lengths of its all-reduces.
 class LoneGroup final : public ProcessGroup {
  public:
   class Done final : public Work {
@@ -97,7 +97,7 @@ TEST(DdpTest, NegativeSizesNameTheirField) {
             "must be a size, or 0 for the default, is -1");
 }
 
-// All that a size of more than 2^63 bytes may do is make one bucket.
+// A size of more than 2^63 bytes just makes one bucket.
 TEST(DdpTest, AHugeSizeIsOneBucket) {
   Config config;
   config.set_bucket_cap_mib(1e300);

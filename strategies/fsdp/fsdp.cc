@@ -140,7 +140,7 @@ void Fsdp::MakeGroupsAndBuckets() {
       shard_.working.defined() ? shard_.working : shard_.master;
   parameters_.resize(specs.size());
   bucket_of_group_.assign(specs_.size(), -1);
-  FlatLayout gradients;  // of all trainable groups, a bucket each
+  FlatLayout gradients;  // of all trainable groups, one bucket per group
   std::vector<Bucket> buckets;
   for (size_t g = 0; g < specs_.size(); ++g) {
     const auto [begin, end] = MySlice(layouts_[g]);
@@ -192,15 +192,15 @@ void Fsdp::AdvanceTo(int position) {
   const std::vector<Operation>& operations = schedule_->operations;
   while (next_operation_ < operations.size() &&
          operations[next_operation_].position <= position) {
-    // Counted when it is done: after an error (no memory) it is tried again, so
-    // that this rank leaves out no collective.
+    // Incremented afterwards: after an error (no memory) the operation is
+    // repeated, so that this rank skips no collective.
     const Operation& operation = operations[next_operation_];
     switch (operation.kind) {
       case Operation::kGather:
         groups_[operation.group]->Gather();
         break;
       case Operation::kFree:
-        // Parameters that stay through forward stay through all micro-steps.
+        // Parameters kept through forward are kept through all micro-steps.
         if (reshard_ || pass_ != Pass::kTraining || last_micro_step()) {
           groups_[operation.group]->Free();
         }
@@ -241,7 +241,7 @@ void Fsdp::BeginMicroStep(int index, int count) {
 
 void Fsdp::PreForward(int unit) {
   if (pass_ != Pass::kTraining) {
-    // A forward of its own; the next one begins where units go back.
+    // A new forward begins where unit numbers go back.
     const bool next = unit <= position_;
     if (pass_ == Pass::kNone || next) StartPass(Pass::kForwardOnly);
   }
@@ -249,7 +249,7 @@ void Fsdp::PreForward(int unit) {
     AdvanceTo(schedule_->Forward(unit));
   }
   WaitForNeeds(schedule_->Forward(unit));
-  // Done long ago: the memory of the last micro-step's buckets is wanted now.
+  // Reductions finished long ago; free the last micro-step's buckets now.
   if (unit + 1 == schedule_->units) queue_->Drain();
 }
 
@@ -261,7 +261,7 @@ void Fsdp::PreBackward(int unit) {
 }
 
 void Fsdp::FinishForward() {
-  // Also when this rank has run none: the others have.
+  // Even if this rank has run no forward: the others have.
   if (pass_ == Pass::kNone) StartPass(Pass::kForwardOnly);
   FinishPass();
 }
@@ -288,7 +288,7 @@ at::Tensor Fsdp::GradientSquaredSum() {
   return SquaredSum(shard_.gradient, begin, end);
 }
 
-// Gathers read the shards that the optimizer has written.
+// Gathers read the shards, which the optimizer has written.
 void Fsdp::PublishParameters() {}
 
 std::vector<OwnedSlice> Fsdp::OwnedSlices() const {

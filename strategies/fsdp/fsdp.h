@@ -18,12 +18,12 @@ namespace fsdp {
 
 // Fully sharded data parallelism (Zhao et al., "PyTorch FSDP: Experiences on
 // Scaling Fully Sharded Data Parallel", VLDB 2023): each rank keeps its shard
-// of parameters, gradients, masters and optimizer state. Around a unit's
-// forward and backward the unit's parameters are gathered ahead of need, and
-// freed; its gradients are reduce-scattered when its backward is over.
+// of parameters, gradients, masters and optimizer state. A unit's parameters
+// are gathered ahead of its forward and backward and freed afterwards; its
+// gradients are reduce-scattered after its backward.
 //
-// When what happens is a list made once (schedule.h); the callbacks say how
-// far the pass has come, and everything due by then is issued.
+// The schedule is computed once (schedule.h); the callbacks advance the
+// position in the pass and issue everything due.
 class Fsdp final : public Strategy {
  public:
   static absl::StatusOr<std::unique_ptr<Fsdp>> Create(const Config& config);
@@ -56,9 +56,9 @@ class Fsdp final : public Strategy {
   absl::Status MakeShards();
   absl::Status MakeFrozenShards();
   void MakeGroupsAndBuckets();
-  // Replicas hold the same shard: this rank's part of the work on it.
+  // Replicas hold the same shard: this rank's share of the work on it.
   std::pair<int64_t, int64_t> Share() const;
-  // This rank's part of a group's layout.
+  // This rank's slice of a group's layout.
   std::pair<int64_t, int64_t> MySlice(const FlatLayout& layout) const;
 
   void StartPass(Pass pass);
@@ -74,25 +74,25 @@ class Fsdp final : public Strategy {
   const bool reduce_once_;
 
   StrategyContext context_;
-  ProcessGroup* shard_group_ = nullptr;    // that shares one copy
-  ProcessGroup* replica_group_ = nullptr;  // with the same shard, or null
+  ProcessGroup* shard_group_ = nullptr;    // ranks that share one copy
+  ProcessGroup* replica_group_ = nullptr;  // ranks with the same shard, or null
   std::unique_ptr<ProcessGroup> own_shard_group_;
   std::unique_ptr<ProcessGroup> own_replica_group_;
 
   LayoutRules rules_;
   std::vector<GroupSpec> specs_;
-  std::vector<FlatLayout> layouts_;  // one a group
-  // The trainable groups' shards, one behind the other.
+  std::vector<FlatLayout> layouts_;  // one per group
+  // The shards of all trainable groups, concatenated.
   OptimizerShard shard_;
   std::vector<int64_t> offsets_;    // of each group's part there; -1: frozen
-  std::vector<at::Tensor> frozen_;  // one a group; undefined: trainable
+  std::vector<at::Tensor> frozen_;  // one per group; undefined: trainable
   std::vector<std::unique_ptr<ParameterGroup>> groups_;
   std::vector<at::Tensor> parameters_;
 
   Schedule training_schedule_;
   Schedule forward_schedule_;
   Pass pass_ = Pass::kNone;
-  const Schedule* schedule_ = nullptr;  // of the pass
+  const Schedule* schedule_ = nullptr;  // of the current pass
   int position_ = -1;
   size_t next_operation_ = 0;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run will hold and send: the schedule gone through without a model.
+// What a run will hold and send, by walking the schedule without a model.
 #include <algorithm>
 #include <deque>
 
@@ -13,11 +13,11 @@ namespace {
 struct PlannedGroup {
   int64_t whole = 0;  // bytes of the gathered parameters
   int64_t sums = 0;   // bytes of the gradients' bucket
-  int64_t slice = 0;  // bytes of this rank's part, where it lands apart
+  int64_t slice = 0;  // bytes of this rank's slice, if in a separate buffer
   bool gathered = false;
 };
 
-// Goes through a training pass, and notes what is held at each position.
+// Walks a training pass and records what is held at each position.
 class Walk {
  public:
   Walk(const Schedule& schedule, std::vector<PlannedGroup> groups,
@@ -39,9 +39,9 @@ class Walk {
     }
   }
 
-  // Bytes in buckets at a position, but for those that its gradients fill.
+  // Bytes in buckets at a position, except those that its gradients fill.
   int64_t held(int position) const { return held_[position]; }
-  // What is still being reduced when the next micro-step begins.
+  // Bytes still being reduced when the next micro-step begins.
   int64_t left() const { return held_.back(); }
   int64_t sent_for_parameters() const { return sent_for_parameters_; }
   int64_t sent_for_gradients() const { return sent_for_gradients_; }
@@ -136,7 +136,7 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
                                    (unit + 1 < units ? left : 0));
     plan.backward_buckets.push_back(walk.held(schedule.Backward(unit)) + kept);
   }
-  // Backward is over, and the last reductions are not.
+  // Backward has ended, but not the last reductions.
   plan.publish_buckets = walk.left() + kept;
   plan.collect_buckets.assign(units, 0);
   for (size_t g = 0; kept == 0 && g < groups.size(); ++g) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings only: what fsdp computes is compared with `single` and with PyTorch
-// in tests/parity and tests/conformance, on real processes.
+// Settings only: tests/parity and tests/conformance compare fsdp's results with
+// `single` and with PyTorch, on real processes.
 #include "strategies/fsdp/fsdp.h"
 
 #include <gtest/gtest.h>

@@ -61,7 +61,7 @@ void ParameterGroup::Gather() {
     on_device_.reset();
     return;
   }
-  // .data_ptr's owner stays alive: the storage isn't freed before Wait.
+  // .data_ptr's owner stays alive, so the storage isn't freed before Wait.
   work_ = shards_->AllGather(whole_.detach(), on_device_);
 }
 

@@ -14,25 +14,22 @@
 namespace capstan {
 namespace fsdp {
 
-// Lays out each group's parameters so that `shards` ranks can share them
-// equally.
+// Lays out each group's parameters so that `shards` ranks share them equally.
 std::vector<FlatLayout> LayOutGroups(const std::vector<ParameterSpec>& specs,
                                      const std::vector<GroupSpec>& groups,
                                      const LayoutRules& rules, int shards);
 
 // The whole parameters of a group, which exist between Gather and Free.
 //
-// The tensors that the model is bound to are views of one storage. Free takes
-// the storage's memory away, Gather gives it new memory and all-gathers the
-// ranks' shards into it: autograd's saved tensors share the storage, and so
-// find the values again in backward. Their version counters don't move, since
-// the values don't.
+// The tensors bound to the model are views of one storage. Free releases the
+// storage's memory; Gather allocates it again and all-gathers the ranks' shards
+// into it. Autograd's saved tensors share the storage, so backward finds the
+// values again; version counters don't change, since the values don't.
 class ParameterGroup {
  public:
-  // `shard`: this rank's part of the layout in the compute dtype, on the run's
-  // device or in host memory; it is read by Gather, and outlives this.
-  // With memory at first, of no particular values: views want to be made while
-  // there is some.
+  // `shard`: this rank's slice of the layout in the compute dtype, on the run's
+  // device or in host memory; Gather reads it, and it outlives this. Memory is
+  // initially allocated, but uninitialised: making views requires it.
   ParameterGroup(GroupSpec spec, FlatLayout layout, const at::Tensor& shard,
                  ProcessGroup* shards);
 
@@ -42,9 +39,9 @@ class ParameterGroup {
   // [layout.numel], over the storage.
   const at::Tensor& whole() const { return whole_; }
 
-  // Starts to make the parameters whole; nothing if they are.
+  // Starts to gather the parameters; a no-op if they are whole.
   void Gather();
-  // They are whole when it returns; Gather comes first.
+  // Blocks until the parameters are whole. Requires a preceding Gather.
   void Wait();
   void Free();
   bool gathered() const { return gathered_; }
@@ -57,7 +54,7 @@ class ParameterGroup {
   at::Tensor whole_;
   int64_t bytes_ = 0;
   bool gathered_ = false;
-  at::Tensor on_device_;  // an offloaded shard on its way
+  at::Tensor on_device_;  // an offloaded shard being copied
   std::unique_ptr<Work> work_;
 };
 

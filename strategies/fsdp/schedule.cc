@@ -10,8 +10,7 @@ namespace capstan {
 namespace fsdp {
 namespace {
 
-// From the position that first needs a group to the last that does before it
-// is freed.
+// From the first position that needs a group to the last before it is freed.
 struct Interval {
   int first = 0;
   int last = 0;
@@ -24,8 +23,8 @@ std::vector<int> Positions(const GroupSpec& group, const Schedule& schedule,
     positions.push_back(schedule.Forward(unit));
   }
   if (!backward) return positions;
-  // From the last unit down; what lies before the first trainable parameter
-  // has no backward.
+  // From the last unit down; units before the first trainable parameter have no
+  // backward.
   for (auto unit = group.backward_units.rbegin();
        unit != group.backward_units.rend(); ++unit) {
     if (*unit >= lowest_trainable) {
@@ -42,8 +41,8 @@ std::vector<Interval> Intervals(const std::vector<int>& positions,
   for (int p : positions) {
     if (!intervals.empty()) {
       Interval& current = intervals.back();
-      // A group that several units use stays between them. One that would be
-      // gathered again as soon as it is freed stays, too.
+      // A group used by several units stays between them, and so does one that
+      // would be gathered right after being freed.
       const bool same_direction =
           (current.last < schedule.units) == (p < schedule.units);
       const bool soon = p - options.prefetch <= current.last + 1;
@@ -121,8 +120,8 @@ Schedule MakeSchedule(const std::vector<GroupSpec>& groups, int units,
           {schedule.Backward(groups[g].unit) + 1, Operation::kReduce, g});
     }
   }
-  // At one position memory is freed before more is taken; what is needed
-  // soonest is gathered first.
+  // At one position, free memory before taking more, and gather first what is
+  // needed soonest.
   const auto key = [&](const Operation& operation) {
     const bool descending = operation.position >= units;
     return std::make_tuple(operation.position, operation.kind,

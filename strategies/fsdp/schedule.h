@@ -2,8 +2,8 @@
 //
 // When each group of parameters is gathered, freed and reduced in a pass over
 // the model, computed once. All ranks issue the same collectives in the same
-// order whatever happens on one of them: a rank whose forward breaks off goes
-// through the rest of the list.
+// order whatever happens on one of them: a rank whose forward throws still
+// issues the rest of the schedule.
 #ifndef CAPSTAN_STRATEGIES_FSDP_SCHEDULE_H_
 #define CAPSTAN_STRATEGIES_FSDP_SCHEDULE_H_
 
@@ -15,14 +15,13 @@
 namespace capstan {
 namespace fsdp {
 
-// Parameters that are sharded, gathered and freed together: the
-// trainable ones of one unit that may be cut, those that may not, or the frozen
-// ones.
+// Parameters that are sharded, gathered and freed together: of one unit, the
+// trainable ones that may be cut, those that may not, or the frozen ones.
 struct GroupSpec {
   int unit = 0;
   bool trainable = true;
   std::vector<int> parameters;  // indices into the model's
-  // Units whose forward reads it, ascending, and those whose backward does.
+  // Units whose forward (backward) reads it, ascending.
   std::vector<int> forward_units;
   std::vector<int> backward_units;
   bool whole = false;  // parameters that must not be cut
@@ -32,11 +31,11 @@ struct GroupSpec {
 std::vector<GroupSpec> MakeGroups(const Model& model,
                                   const LayoutRules& rules = LayoutRules());
 
-// A pass goes through positions: unit u's forward is position u, its backward
-// 2 * units - 1 - u.
+// In a pass, unit u's forward is at position u, its backward at 2 * units - 1 -
+// u.
 struct Operation {
   enum Kind { kFree, kReduce, kGather };
-  int position = 0;  // issued when the pass comes here
+  int position = 0;  // where in the pass it is issued
   Kind kind = kFree;
   int group = 0;
 };
@@ -44,7 +43,7 @@ struct Operation {
 struct Schedule {
   int units = 0;
   std::vector<Operation> operations;  // in the order of issue
-  // Groups that must be there at a position.
+  // The groups required at each position.
   std::vector<std::vector<int>> needs;
 
   int Forward(int unit) const { return unit; }

@@ -12,7 +12,7 @@ namespace capstan {
 namespace fsdp {
 namespace {
 
-// Four units with a parameter each; the last unit uses the first one's, too.
+// Four units with one parameter each; the last also uses the first one's.
 std::vector<GroupSpec> Groups(bool tied) {
   std::vector<GroupSpec> groups;
   for (int unit = 0; unit < 4; ++unit) {
@@ -65,8 +65,8 @@ TEST(ScheduleTest, WithoutPrefetch) {
             "8: free0 reduce0");
 }
 
-// The tied group stays from the first forward that uses it to the last
-// backward that reads it, and is reduced when its own unit's backward is over.
+// The tied group stays from the first forward that uses it to the last backward
+// that reads it, and is reduced after its own unit's backward.
 TEST(ScheduleTest, TiedGroupStays) {
   const Schedule schedule = MakeSchedule(Groups(true), 4, {true, true, 1});
   EXPECT_EQ(Text(schedule),
@@ -103,7 +103,7 @@ TEST(ScheduleTest, ForwardOnly) {
             "4: free3 free0");
 }
 
-// What only computes before the first trainable parameter has no backward.
+// Units before the first trainable parameter have no backward.
 TEST(ScheduleTest, FrozenBottomIsNotGatheredForBackward) {
   std::vector<GroupSpec> groups = Groups(false);
   groups[0].trainable = groups[1].trainable = false;
@@ -117,7 +117,7 @@ TEST(ScheduleTest, FrozenBottomIsNotGatheredForBackward) {
             "6: free2 reduce2");
 }
 
-// A prefetch deeper than the model must not gather what is still there.
+// A prefetch deeper than the model must not gather what is still whole.
 TEST(ScheduleTest, DeepPrefetchMergesUses) {
   const Schedule schedule = MakeSchedule(Groups(false), 4, {true, true, 9});
   for (int group = 0; group < 4; ++group) {

@@ -11,7 +11,7 @@
 namespace capstan {
 namespace single {
 
-// One rank, no communication: what all other strategies must equal.
+// One rank, no communication: the reference for all other strategies.
 class Single final : public ReplicatedStrategy {
  public:
   static absl::StatusOr<std::unique_ptr<Single>> Create(const Config& config);

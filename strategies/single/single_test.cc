@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it computes is compared with PyTorch in tests/parity.
+// tests/parity compares its results with PyTorch.
 #include "strategies/single/single.h"
 
 #include <gmock/gmock.h>

@@ -16,12 +16,12 @@ namespace capstan {
 namespace zero2 {
 namespace {
 
-// 32 MB of float32: large enough for a network's full speed, small beside the
-// model from a few hundred million parameters on.
+// 32 MB of float32: enough for a network's full speed, and small compared to
+// models from a few hundred million parameters on.
 constexpr int64_t kDefaultReduceBucket = 8'000'000;
-// DeepSpeed's; gathers are in place, so that more at a time cost nothing.
+// DeepSpeed's default; larger ones cost nothing, since gathers are in place.
 constexpr int64_t kDefaultAllgatherBucket = 500'000'000;
-// The first bucket is ready soonest; DDP's first one has 1 MiB, too.
+// The first bucket is ready soonest; DDP's is 1 MiB, too.
 constexpr int64_t kFirstBucket = 1 << 18;
 
 absl::Status CheckElements(const char* field, int64_t elements) {
@@ -71,20 +71,20 @@ std::vector<Bucket> Zero2::MakeBuckets(const std::vector<ParameterSpec>& specs,
                        reduce_bucket_size_, layout);
 }
 
-// The buckets that are there unit by unit, where each micro-step reduces them.
+// The buckets that exist unit by unit if each micro-step reduces them.
 void Zero2::PlanBuckets(const StrategyRequest& request,
                         const std::vector<Bucket>& buckets,
                         StrategyPlan* plan) const {
   const std::vector<ParameterSpec>& specs = request.model->parameters();
   const int64_t element = c10::elementSize(request.precision.reduce);
   const int reducing = overlap_ ? kReducesUnderWay : 0;
-  // Whether a sum's slice has a place of its own until it is added.
+  // Whether a sum's slice is in a separate buffer until it is added.
   bool apart = offload_ || request.accumulation > 1;
   const auto reduced = [&](int b) {
     const int64_t bytes = buckets[b].numel() * element;
     return bytes + (apart ? bytes / request.world_size : 0);
   };
-  // Those that are being reduced when `b` begins to fill.
+  // The buckets being reduced when `b` begins to fill.
   const auto under_way = [&](int b) {
     int64_t bytes = 0;
     for (int k = std::max(0, b - reducing); k < b; ++k) bytes += reduced(k);
@@ -94,7 +94,7 @@ void Zero2::PlanBuckets(const StrategyRequest& request,
     const int64_t bytes = buckets[b].numel() * element;
     return reducing == 0 ? std::max(bytes, reduced(b)) : bytes;
   };
-  // Buckets are in the order of backward.
+  // Buckets are in backward order.
   const int count = static_cast<int>(buckets.size());
   int next = 0;  // the first that hasn't begun to fill
   bool filling = false;
@@ -112,11 +112,11 @@ void Zero2::PlanBuckets(const StrategyRequest& request,
     filling =
         next > 0 && specs[buckets[next - 1].parameters.back()].unit < unit;
   }
-  // Backward is over, and the last reductions are not.
+  // Backward has ended, but not the last reductions.
   plan->publish_buckets = under_way(count);
   if (request.accumulation == 1) return;
-  // The last ones are reduced while the next micro-step's forward runs; those
-  // of the first micro-step have nothing to be added to.
+  // The last ones are reduced during the next micro-step's forward; those of
+  // the first micro-step have nothing to be added to.
   apart = offload_ || request.accumulation > 2;
   plan->forward_buckets.assign(plan->forward_buckets.size(), under_way(count));
   plan->forward_buckets.back() = 0;
@@ -139,7 +139,7 @@ StrategyPlan Zero2::Plan(const StrategyRequest& request) const {
   plan.gradients = layout.numel / ranks * reduce;
   if (separate_masters(request.precision)) {
     plan.masters = layout.numel / ranks * master;
-    // The rank's slice in the compute dtype, before it goes to the device.
+    // The rank's slice in the compute dtype, before it is copied to the device.
     if (offload_ && compute != master) {
       plan.masters += layout.numel / ranks * compute;
     }
@@ -269,7 +269,7 @@ absl::Span<OptimizerShard> Zero2::OptimizerShards() {
 }
 
 void Zero2::BeginMicroStep(int index, int count) {
-  // What the micro-step before has left unused.
+  // Buckets left incomplete by the previous micro-step.
   if (index > 0 && !reduce_once_) gradient_buckets_->Finish();
   micro_step_ = index;
   micro_steps_ = count;
@@ -285,7 +285,7 @@ void Zero2::Reduce(int bucket) {
 }
 
 void Zero2::FinishBackward() {
-  // Those of units that this step didn't run.
+  // Gathers of units that this step didn't run.
   WaitForGathers();
   gradient_buckets_->Finish();
   // After an error in one micro-step the other ranks go on to the last.
@@ -318,11 +318,11 @@ void Zero2::PublishShard(int shard) {
   if (!overlap_) WaitForGather(slice);
 }
 
-// The gathers have been started one by one; forward waits for what it needs.
+// Gathers have been started one by one; forward waits for what it needs.
 void Zero2::PublishParameters() {}
 
 void Zero2::PreForward(int unit) {
-  // Done long ago: the memory of the last micro-step's buckets is wanted now.
+  // Reductions finished long ago; free the last micro-step's buckets now.
   if (unit + 1 == static_cast<int>(slices_of_unit_.size())) queue_->Drain();
   if (gathering_ == 0) return;
   for (int slice : slices_of_unit_[unit]) WaitForGather(slices_[slice]);

@@ -20,13 +20,12 @@ namespace zero2 {
 // working copy of the parameters, and one shard of gradients, masters and
 // optimizer state.
 //
-// Parameters lie in buckets in backward order. Each bucket is cut into as many
-// equal slices as there are ranks; rank r's shard is slice r of each. So a
-// bucket is one reduce-scatter, after which its buffer is freed, and one
-// all-gather, in place. Where an optimizer needs parameters whole, slices of
-// buckets of their own hold such whole parameters. Where masters have the
-// compute dtype (and aren't offloaded) they are the rank's slices of the
-// working copy itself.
+// Parameters are in buckets in backward order. Each bucket is cut into one
+// equal slice per rank; rank r's shard is slice r of each bucket. So a bucket
+// takes one reduce-scatter, after which its buffer is freed, and one in-place
+// all-gather. Parameters that an optimizer needs whole have separate buckets,
+// whose slices hold whole parameters. Masters in the compute dtype (if not
+// offloaded) are the rank's slices of the working copy itself.
 class Zero2 final : public Strategy {
  public:
   static absl::StatusOr<std::unique_ptr<Zero2>> Create(const Config& config);
@@ -36,7 +35,7 @@ class Zero2 final : public Strategy {
   absl::Status Setup(const StrategyContext& context) override;
   absl::Span<OptimizerShard> OptimizerShards() override;
   void BeginMicroStep(int index, int count) override;
-  // Gathers of the last step's update may still be under way.
+  // Gathers of the last step's update may still be in progress.
   bool wants_unit_callbacks() const override { return true; }
   void PreForward(int unit) override;
   void FinishBackward() override;
@@ -48,8 +47,8 @@ class Zero2 final : public Strategy {
       const std::function<absl::Status(int, const at::Tensor&)>& fn) override;
 
  private:
-  // Where a bucket's slice of this rank is. In forward order: the first one
-  // that the next forward needs is updated and gathered first.
+  // This rank's slice of a bucket. Sorted in forward order: what the next
+  // forward needs first is updated and gathered first.
   struct Slice {
     int bucket = 0;
     at::Tensor whole;     // the bucket of the working copy
@@ -93,7 +92,7 @@ class Zero2 final : public Strategy {
   std::vector<OptimizerShard> shards_;  // shards_[i] is of slices_[i]
   std::vector<Slice> slices_;
   std::vector<std::vector<int>> slices_of_unit_;
-  int64_t gathering_ = 0;  // elements under way
+  int64_t gathering_ = 0;  // elements in progress
 
   std::unique_ptr<GradientBuckets> gradient_buckets_;
   std::unique_ptr<ReduceQueue> queue_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings only: what zero2 computes is compared with `single` and with PyTorch
-// in tests/parity and tests/conformance, on real processes.
+// Settings only: tests/parity and tests/conformance compare zero2's results
+// with `single` and with PyTorch, on real processes.
 #include "strategies/zero2/zero2.h"
 
 #include <gtest/gtest.h>

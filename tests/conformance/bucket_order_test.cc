@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether buckets are complete in the order in which they are reduced, so that
-// none waits for one behind it.
+// Checks that buckets become complete in the order in which they are reduced,
+// so that none waits for a later one.
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
@@ -47,7 +47,8 @@ std::unique_ptr<llama::Llama> SmallLlama(bool tied) {
   return *std::move(model);
 }
 
-// The parameters in the order in which the first backward has their gradients.
+// The parameters in the order in which the first backward finishes their
+// gradients.
 std::vector<int> OrderOfArrival(llama::Llama* model) {
   std::vector<at::Tensor> parameters;
   std::vector<int> order;
@@ -76,8 +77,8 @@ TEST_P(BucketOrderTest, IsThatOfTheFirstStepsGradients) {
   const std::vector<ParameterSpec>& specs = model->parameters();
   const std::vector<int> order = OrderOfArrival(model.get());
   ASSERT_EQ(order.size(), specs.size()) << "one gradient each";
-  // A layer is one node of the graph: its gradients come together, in no
-  // particular order. So moments are counted in units.
+  // A layer is one node of the graph: its gradients arrive together, in no
+  // particular order. So arrival is compared by unit.
   std::vector<int> arrival(specs.size());
   std::string list;
   int moment = 0;
@@ -88,7 +89,7 @@ TEST_P(BucketOrderTest, IsThatOfTheFirstStepsGradients) {
   }
   EXPECT_EQ(moment + 1, model->units().size()) << list;
   const FlatLayout layout = LayOut(specs, BackwardOrder(specs, true));
-  // Of some parameters, of about a layer, of several.
+  // Buckets of a few parameters, of about a layer, of several layers.
   for (const int64_t cap : {300, 600, 1300, 3000}) {
     const std::vector<Bucket> buckets = CutBuckets(layout, cap / 4, cap);
     EXPECT_GT(buckets.size(), 1);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What any dataset reader has to pass, on a data set of 8 samples or more:
-//   CAPSTAN_DATASET_READER_CONFORMANCE(
-//       Acme, "acme/libacme_csv.so",
-//       "[plugin/acme.csv.Config] { path: \"acme/testdata/small.csv\" }");
+// The conformance suite of dataset readers, on a data set of at least 8
+// samples:
+//  CAPSTAN_DATASET_READER_CONFORMANCE(
+//      Acme, "acme/libacme_csv.so",
+//      "[plugin/acme.csv.Config] { path: \"acme/testdata/small.csv\" }");
 #ifndef CAPSTAN_TESTS_CONFORMANCE_DATASET_READER_H_
 #define CAPSTAN_TESTS_CONFORMANCE_DATASET_READER_H_
 
@@ -28,7 +29,7 @@ class DatasetReaderConformance
 
   std::unique_ptr<DatasetReader> New() const;
   DatasetReader& reader() const { return *reader_; }
-  // A batch that must be there.
+  // Reads a batch; fails the test if it can't.
   static Batch MustRead(const DatasetReader& reader,
                         const std::vector<int64_t>& indices);
 

@@ -27,7 +27,7 @@ bool Same(const Batch& a, const Batch& b) {
 }
 
 // Row `row` of a batch, cut to the size of `like`, a batch of one: samples may
-// be padded to the longest of a batch, behind what is theirs.
+// be padded at the end to the longest of a batch.
 Batch Row(const Batch& batch, int64_t row, const Batch& like) {
   Batch out;
   for (const auto& [name, tensor] : batch) {
@@ -43,7 +43,7 @@ Batch Row(const Batch& batch, int64_t row, const Batch& like) {
   return out;
 }
 
-// Up to `most` samples, spread over the whole data, the last among them.
+// Up to `most` samples, spread over the whole data, including the last.
 std::vector<int64_t> Spread(const DatasetReader& reader, int64_t most) {
   const int64_t count = std::min(most, reader.size());
   std::vector<int64_t> indices;
@@ -96,7 +96,7 @@ TEST_P(DatasetReaderConformance, ReadIsAFunctionOfItsIndices) {
   EXPECT_TRUE(Same(MustRead(*New(), indices), first)) << "by another reader";
 }
 
-// The core hands a reader the tensors of an earlier batch to write into.
+// The core passes a reader the tensors of an earlier batch for reuse.
 TEST_P(DatasetReaderConformance, AUsedBatchIsReadAnew) {
   const std::vector<int64_t> first = Spread(reader(), 3);
   const std::vector<int64_t> others = {1, 0, 2};
@@ -142,7 +142,7 @@ TEST_P(DatasetReaderConformance, ThreadsMayReadAtOnce) {
   for (int t = 0; t < kThreads; ++t) EXPECT_EQ(wrong[t], 0) << "thread " << t;
 }
 
-// In a process of its own, which may crash.
+// In a separate process, which may crash.
 TEST_P(DatasetReaderConformance, AnIndexThatIsNotThereIsAnError) {
   const WorldResult result =
       RunRanks(1, kSilence, [&](ProcessGroup*, RankReport* report) {
@@ -180,7 +180,7 @@ TEST_P(DatasetReaderConformance, ValidationIsConstantAndApart) {
   for (int64_t sample : Spread(**held, kMost)) {
     const Batch batch = MustRead(**held, {sample});
     EXPECT_TRUE(Same(MustRead(**again, {sample}), batch)) << sample;
-    // Data with equal samples can't tell.
+    // Data with equal samples can't show it.
     if (static_cast<int64_t>(trained.size()) < read) continue;
     EXPECT_EQ(trained.count(BytesOf(batch)), 0)
         << "validation sample " << sample << " is trained on";

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How far numbers are from others. std::max(worst, NaN) is `worst`, so that a
-// maximum made with it says that NaN is near anything: these say that it is
-// near nothing.
+// Differences of numbers that NaN can't pass: std::max(worst, NaN) is `worst`,
+// so a maximum made with it treats NaN as close. Here NaN is close to nothing.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_DIFFERENCE_H_
 #define CAPSTAN_TESTS_CONFORMANCE_DIFFERENCE_H_
 
@@ -13,7 +12,7 @@
 
 namespace capstan {
 
-// The greatest of what has been added; infinite once that was no number.
+// The maximum of the added values; infinite once one was NaN.
 class Worst {
  public:
   void Add(double difference) {
@@ -33,8 +32,8 @@ inline double RelativeDifference(double a, double b) {
   return a == b ? 0.0 : std::fabs(a - b) / std::fabs(b);
 }
 
-// The greatest difference between elements, infinite where there are more on
-// one side or NaN on any.
+// The largest difference between elements; infinite if sizes differ or either
+// side has NaN.
 inline double MaxDifference(const std::vector<double>& a,
                             const std::vector<double>& b) {
   Worst worst;

@@ -16,7 +16,7 @@ TEST(DifferenceTest, TheGreatest) {
   EXPECT_EQ(MaxRelativeDifference({0}, {0}), 0.0);
 }
 
-// Wherever it is, on whichever side, before or after a greater number.
+// At any index, on either side, before or after a larger number.
 TEST(DifferenceTest, NanIsNearNothing) {
   for (size_t at = 0; at < 3; ++at) {
     const std::vector<double> good = {1, 2, 3};

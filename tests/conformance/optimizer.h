@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What any optimizer has to pass:
-//   CAPSTAN_OPTIMIZER_CONFORMANCE(Acme, "acme/libacme_muon.so",
-//                                 "[plugin/acme.muon.Config] { .. }");
+// The conformance suite of optimizers:
+//  CAPSTAN_OPTIMIZER_CONFORMANCE(Acme, "acme/libacme_muon.so",
+//                                "[plugin/acme.muon.Config] { .. }");
 #ifndef CAPSTAN_TESTS_CONFORMANCE_OPTIMIZER_H_
 #define CAPSTAN_TESTS_CONFORMANCE_OPTIMIZER_H_
 
@@ -23,7 +23,7 @@ class OptimizerConformance : public ::testing::TestWithParam<PluginUnderTest> {
  protected:
   void SetUp() override;
 
-  // Another one of the same config.
+  // Another instance with the same config.
   std::unique_ptr<Optimizer> New() const;
   Optimizer& optimizer() const { return *optimizer_; }
 

@@ -21,8 +21,8 @@ namespace conformance {
 namespace {
 
 constexpr int kSteps = 3;
-// Where parameters begin in a flat buffer; what is between is padding. Set for
-// the optimizer under test: its blocks divide it.
+// Parameters begin at multiples of this in a flat buffer; the gaps are padding.
+// Set for the optimizer under test, so that its blocks divide it.
 int64_t& Alignment() {
   static int64_t alignment = 32;
   return alignment;
@@ -39,7 +39,7 @@ std::vector<ParameterSpec> Specs() {
   return specs;
 }
 
-// What an optimizer may ask of a model: nothing that could be computed with.
+// What an optimizer may query of a model; it can't compute.
 class SuiteModel final : public Model {
  public:
   const std::vector<ParameterSpec>& parameters() const override {
@@ -79,7 +79,7 @@ std::vector<ParameterRange> Layout(int64_t* numel) {
   return ranges;
 }
 
-// Random values where parameters are, zeros where padding is.
+// Random values for parameters, zeros in padding.
 at::Tensor Values(uint64_t key, float stddev) {
   int64_t numel = 0;
   const std::vector<ParameterRange> ranges = Layout(&numel);
@@ -94,8 +94,8 @@ at::Tensor Values(uint64_t key, float stddev) {
 // A model's masters and state, cut into shards.
 class Pieces {
  public:
-  // cuts: ascending, from 0 to the length of all; those that the optimizer
-  // doesn't allow are moved. working: of the working copies; kFloat: none.
+  // cuts: ascending, from 0 to the total length; moved where the optimizer
+  // doesn't allow them. working: dtype of the working copies; kFloat: none.
   Pieces(Optimizer& optimizer, std::vector<int64_t> cuts,
          at::ScalarType working = at::kFloat)
       : specs_(optimizer.state_specs()) {
@@ -140,7 +140,7 @@ class Pieces {
     }
   }
 
-  // kSteps of random gradients, of which some elements are zero.
+  // kSteps with random gradients, some elements of which are zero.
   void Train(Optimizer& optimizer, int first = 1, int last = kSteps) {
     for (int step = first; step <= last; ++step) {
       const at::Tensor gradient = Values(10 + step, 2.0f).clamp_min(-1.0);
@@ -183,7 +183,7 @@ class Pieces {
   OptimizerState states;
 
  private:
-  // `cut` itself, or the next place before it where the model may be cut.
+  // `cut`, or the last allowed cut before it.
   static int64_t Allowed(const Optimizer& optimizer,
                          const std::vector<ParameterRange>& all, int64_t cut) {
     int64_t block = 1;
@@ -219,7 +219,7 @@ std::vector<int64_t> Whole() {
   return {0, numel};
 }
 
-// One piece a rank, as even as can be.
+// One piece per rank, of nearly equal length.
 std::vector<int64_t> ByRanks(int64_t ranks) {
   const int64_t numel = Whole()[1];
   std::vector<int64_t> cuts;
@@ -264,7 +264,7 @@ TEST_P(OptimizerConformance, StateNamesAreStable) {
   EXPECT_EQ(once.count("master"), 0) << "that is what checkpoints call weights";
 }
 
-// So that it is one curve under every strategy and on any number of ranks.
+// So that the curve is the same under every strategy and number of ranks.
 TEST_P(OptimizerConformance, UpdatesAreTheSameHoweverTheModelIsCut) {
   const int64_t numel = Whole()[1];
   Pieces whole(optimizer(), Whole());
@@ -315,7 +315,7 @@ TEST_P(OptimizerConformance, GradientScaleMultipliesTheGradient) {
   }
 }
 
-// On a GPU the core gives a part of the factor as a tensor.
+// On a GPU the core passes a part of the factor as a tensor.
 TEST_P(OptimizerConformance, TheDeviceScaleMultipliesToo) {
   const double rate = optimizer().learning_rate();
   Pieces given(optimizer(), ByRanks(2));
@@ -329,7 +329,7 @@ TEST_P(OptimizerConformance, TheDeviceScaleMultipliesToo) {
   ExpectEqual(given, before);
 }
 
-// Which is how a step is skipped there, whatever the gradients are.
+// This is how a step is skipped on a GPU, whatever the gradients are.
 TEST_P(OptimizerConformance, ADeviceScaleThatIsNotFiniteSkips) {
   for (const float scale : {std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()}) {
@@ -382,7 +382,7 @@ TEST_P(OptimizerConformance, TakesGradientsOf16Bits) {
   }
 }
 
-// As after a resume, by a new optimizer on other tensors.
+// As after a resume: a new optimizer with other tensors.
 TEST_P(OptimizerConformance, GoesOnFromItsState) {
   Pieces straight(optimizer(), Whole());
   straight.Train(optimizer());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plugin that a suite is run on, loaded as the trainer loads it.
+// The plugin under test, loaded as the trainer loads it.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_PLUGIN_UNDER_TEST_H_
 #define CAPSTAN_TESTS_CONFORMANCE_PLUGIN_UNDER_TEST_H_
 
@@ -18,24 +18,25 @@ namespace capstan {
 namespace conformance {
 
 struct PluginUnderTest {
-  // The shared library, relative to the folder that the test runs in (under
-  // Bazel: the label's path, "strategies/ddp/libcapstan_ddp.so") or absolute.
+  // The shared library: an absolute path, or relative to the test's working
+  // directory (under Bazel the label's path,
+  // "strategies/ddp/libcapstan_ddp.so").
   std::string library;
-  // What a run's config has in the slot's braces:
+  // The contents of the slot's braces in a run's config:
   // "[plugin/capstan.ddp.Config] { bucket_cap_mib: 1 }". Relative paths in it
-  // start from the folder that the test runs in.
+  // are relative to the test's working directory.
   std::string config;
 };
 
 // For googletest's messages.
 void PrintTo(const PluginUnderTest& plugin, std::ostream* out);
 
-// A plugin whose library is loaded and whose config is parsed: makes any
-// number of instances, also in processes forked later.
+// A plugin with its library loaded and its config parsed: creates any number of
+// instances, also in processes forked later.
 class LoadedPluginUnderTest {
  public:
-  // Errors are the trainer's own; and a config of another library than
-  // `plugin.library`.
+  // Returns the trainer's errors, and one if the config belongs to another
+  // library than `plugin.library`.
   static absl::StatusOr<LoadedPluginUnderTest> Load(
       const PluginUnderTest& plugin, PluginCategory category);
 
@@ -54,8 +55,8 @@ class LoadedPluginUnderTest {
 }  // namespace conformance
 }  // namespace capstan
 
-// At namespace scope of a test: runs `suite` on one plugin. `name` is part of
-// the tests' names.
+// Runs `suite` on one plugin; use at namespace scope of a test. `name` is part
+// of the tests' names.
 #define CAPSTAN_CONFORMANCE(suite, name, library, config) \
   using ::capstan::conformance::suite;                    \
   INSTANTIATE_TEST_SUITE_P(                               \

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What any precision has to pass:
-//   CAPSTAN_PRECISION_CONFORMANCE(Acme, "acme/libacme_tf32.so",
-//                                 "[plugin/acme.tf32.Config] {}");
+// The conformance suite of precisions:
+//  CAPSTAN_PRECISION_CONFORMANCE(Acme, "acme/libacme_tf32.so",
+//                                "[plugin/acme.tf32.Config] {}");
 #ifndef CAPSTAN_TESTS_CONFORMANCE_PRECISION_H_
 #define CAPSTAN_TESTS_CONFORMANCE_PRECISION_H_
 

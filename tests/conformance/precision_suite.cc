@@ -33,7 +33,7 @@ void ExpectSame(const PrecisionPolicy& a, const PrecisionPolicy& b) {
   EXPECT_EQ(a.loss_scaling->min_scale, b.loss_scaling->min_scale);
 }
 
-// Whether `wide` holds every number of `narrow`, by numbers of all sizes.
+// Whether `wide` represents every number of `narrow`; tests all magnitudes.
 bool Holds(at::ScalarType wide, at::ScalarType narrow) {
   constexpr int64_t kCount = 1000;
   at::Tensor values = at::empty({kCount}, at::kFloat);
@@ -54,7 +54,7 @@ DeviceFacts Gpu(int compute_capability) {
   return device;
 }
 
-// A CPU, and GPUs of all kinds.
+// A CPU, and GPUs of every capability.
 std::vector<DeviceFacts> Devices() {
   return {DeviceFacts(), Gpu(0), Gpu(61), Gpu(70), Gpu(80), Gpu(90)};
 }
@@ -89,7 +89,7 @@ TEST_P(PrecisionConformance, SumsAndMastersHoldWhatIsComputed) {
   }
 }
 
-// float16's smallest number is 6e-8: gradients vanish without it.
+// float16's smallest number is 6e-8: without scaling, gradients vanish.
 TEST_P(PrecisionConformance, Float16ScalesItsLoss) {
   for (const DeviceFacts& device : Devices()) {
     const PrecisionPolicy policy = precision().PolicyOn(device);
@@ -119,7 +119,7 @@ TEST_P(PrecisionConformance, LossScalesArePowersOfTwoWithinTheirLimits) {
   }
 }
 
-// As many steps as a broken run may make in a row, and then good ones.
+// As many bad steps as a run allows in a row, then good ones.
 TEST_P(PrecisionConformance, TheScaleFallsToItsMinimumAndRisesAgain) {
   const PrecisionPolicy policy = precision().policy();
   if (!policy.loss_scaling.has_value()) GTEST_SKIP() << "no loss scaling";
@@ -137,8 +137,8 @@ TEST_P(PrecisionConformance, TheScaleFallsToItsMinimumAndRisesAgain) {
                                 policy.loss_scaling->growth_factor);
 }
 
-// Learns, and within a hundredth of float64: 8 bits of a number are its 2^-9,
-// and roundings of many numbers cancel.
+// Trains, within a hundredth of float64: 8 bits give 2^-9 per number, and the
+// roundings of many numbers cancel.
 TEST_P(PrecisionConformance, TrainsTheToy) {
   ReferenceOptions options;
   options.steps = 10;
@@ -152,7 +152,7 @@ TEST_P(PrecisionConformance, TrainsTheToy) {
   };
   double applied = 0.0;
   for (double one : curve.applied) applied += one;
-  // A scale that starts too high is allowed to find its way down.
+  // A scale that starts too high may first have to fall.
   ASSERT_GE(applied, 5.0);
   EXPECT_LT(eval(curve, 10), eval(curve, 0));
   EXPECT_NEAR(curve.losses[0], wide.losses[0], 0.01 * wide.losses[0]);

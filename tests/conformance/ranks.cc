@@ -58,7 +58,7 @@ absl::Status RankMain(const RankInfo& info, const std::string& folder,
   return status;
 }
 
-// A process that launches the ranks, and takes them along when it is killed.
+// A process that launches the ranks, and kills them if it is killed.
 pid_t StartWorld(int world, const std::string& folder,
                  const RankFunction& function) {
   fflush(nullptr);
@@ -81,7 +81,7 @@ uintmax_t BytesReported(int world, const std::string& folder) {
   return bytes;
 }
 
-// Whether it has ended by itself; `exit_code` is of the launcher's then.
+// Whether it ended by itself; `exit_code` is then the launcher's.
 bool WaitWhileBusy(pid_t pid, int world, const std::string& folder,
                    double silence, int* exit_code) {
   uintmax_t bytes = 0;
@@ -104,7 +104,7 @@ bool WaitWhileBusy(pid_t pid, int world, const std::string& folder,
   }
 }
 
-// Takes `size` bytes off `text`, or says that there are fewer.
+// Removes `size` bytes from the front of `text`; false if there are fewer.
 bool Take(absl::string_view* text, size_t size, absl::string_view* out) {
   if (text->size() < size) return false;
   *out = text->substr(0, size);
@@ -120,7 +120,7 @@ bool TakeText(absl::string_view* text, absl::string_view* out) {
   return Take(text, size, out);
 }
 
-// The last record may be cut off where a rank was killed.
+// The last record may be truncated if a rank was killed.
 RankResult ReadReport(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream content;

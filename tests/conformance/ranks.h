@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks as real processes, joined as the trainer joins them, that report to
-// the test which has forked them.
+// Ranks as real processes, forked by a test, that join as the trainer's do and
+// report to the test.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_RANKS_H_
 #define CAPSTAN_TESTS_CONFORMANCE_RANKS_H_
 
@@ -19,7 +19,7 @@
 namespace capstan {
 namespace conformance {
 
-// A rank's side: what it writes outlives it, however it ends.
+// A rank's side. What it writes survives the process, however that ends.
 class RankReport {
  public:
   explicit RankReport(const std::string& path);
@@ -27,11 +27,11 @@ class RankReport {
   RankReport(const RankReport&) = delete;
   RankReport& operator=(const RankReport&) = delete;
 
-  // From here on the rank is busy with that.
+  // Sets what the rank is busy with.
   void Begin(const std::string& what);
-  // May be called several times for a key.
+  // May be called several times per key.
   void Add(const std::string& key, const std::vector<double>& values);
-  // Something that the test `topic` has to fail for.
+  // Fails the test `topic`.
   void Problem(const std::string& topic, const std::string& text);
   void Error(absl::string_view text);
   void Done();
@@ -53,19 +53,19 @@ struct RankResult {
 
 struct WorldResult {
   std::vector<RankResult> ranks;
-  // Why not all ranks have come to their end; "" if they have.
+  // Why a rank didn't finish; "" if all did.
   std::string failure;
 };
 
 using RankFunction =
     std::function<absl::Status(ProcessGroup* group, RankReport* report)>;
 
-// Forks `world` ranks that join over Gloo on the loopback (a rank alone needs
-// no group), each with one thread, and call `function`. They are killed when
-// none of them has reported anything for `silence` seconds.
+// Forks `world` ranks, each with one thread, that join over Gloo on the
+// loopback (a single rank has no group) and call `function`. Kills them if none
+// reports anything for `silence` seconds.
 WorldResult RunRanks(int world, double silence, const RankFunction& function);
 
-// A new folder of the test's own.
+// Creates a new folder for the test.
 std::string NewConformanceFolder();
 
 }  // namespace conformance

@@ -155,7 +155,7 @@ class PlainTraining {
 };
 
 Curve Compute(const ReferenceOptions& options) {
-  // In a process of its own: the test's must stay one that can fork.
+  // In a separate process: the test's own must remain able to fork.
   WorldResult world =
       RunRanks(1, kSilence, [&](ProcessGroup*, RankReport* report) {
         report->Begin("the reference");
@@ -187,7 +187,7 @@ Curve Compute(const ReferenceOptions& options) {
 const Curve& ReferenceCurve(const ReferenceOptions& options) {
   static auto& curves = *new std::map<std::vector<double>, Curve>;
   ReferenceOptions canonical = options;
-  // Without rounding the number of micro-batches changes nothing.
+  // Without rounding, the number of micro-batches has no effect.
   if (IsWide(options.precision)) canonical.micro_batches = 1;
   const PrecisionPolicy& p = canonical.precision;
   const std::vector<double> key = {

@@ -9,7 +9,7 @@ CAPSTAN_STRATEGY_CONFORMANCE(Single, "strategies/single/libcapstan_single.so",
 CAPSTAN_STRATEGY_CONFORMANCE(Ddp, "strategies/ddp/libcapstan_ddp.so",
                              "[plugin/capstan.ddp.Config] {}");
 
-// 1 KiB: nearly each parameter is a bucket of its own.
+// 1 KiB: almost every parameter has its own bucket.
 CAPSTAN_STRATEGY_CONFORMANCE(DdpManyBuckets, "strategies/ddp/libcapstan_ddp.so",
                              "[plugin/capstan.ddp.Config] { "
                              "bucket_cap_mib: 0.001 first_bucket_mib: 0.001 }");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the strategy suite's scenarios are run and compared; the tests are in
+// Runs and compares the strategy suite's scenarios; the tests are in
 // strategy_suite.cc.
 #include "tests/conformance/strategy.h"
 
@@ -18,15 +18,15 @@ namespace capstan {
 namespace conformance {
 namespace {
 
-// How long ranks may be silent before they count as stuck, in seconds. A
-// scenario takes well under one; the machine may be busy with others.
+// Seconds of silence after which ranks count as stuck. A scenario takes well
+// under one second; the machine may be busy.
 double Silence() {
   const char* set = std::getenv("CAPSTAN_CONFORMANCE_SILENCE");
   double seconds = 0.0;
   return set != nullptr && absl::SimpleAtod(set, &seconds) ? seconds : 20.0;
 }
 
-// What has run so far, by plugin and world.
+// What has run so far, by plugin and world size.
 struct Launches {
   absl::StatusOr<LoadedPluginUnderTest> plugin =
       absl::InternalError("not loaded");
@@ -54,7 +54,7 @@ const Scenario* Find(const Launch& launch, const std::string& name) {
   return nullptr;
 }
 
-// `name`'s elements as the ranks own them, and how many own each.
+// `name`'s elements as owned by the ranks, and the number of owners of each.
 void Collect(const WorldResult& world, const std::string& key,
              std::vector<double>* values, std::vector<int>* owners) {
   for (const RankResult& rank : world.ranks) {

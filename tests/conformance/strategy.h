@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What any strategy has to pass, on 1 to 4 real processes:
-//   CAPSTAN_STRATEGY_CONFORMANCE(Acme, "acme/libacme_zero.so",
-//                                "[plugin/acme.zero.Config] { level: 2 }");
-// A world size, or a precision, that the strategy's own Check refuses is left
-// out; a test for which none is left is skipped with the refusal.
+// The conformance suite of strategies, on 1 to 4 real processes:
+//  CAPSTAN_STRATEGY_CONFORMANCE(Acme, "acme/libacme_zero.so",
+//                               "[plugin/acme.zero.Config] { level: 2 }");
+// World sizes and precisions that the strategy's own Check refuses are left
+// out; a test with none left is skipped with the refusal.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_STRATEGY_H_
 #define CAPSTAN_TESTS_CONFORMANCE_STRATEGY_H_
 
@@ -26,16 +26,16 @@
 namespace capstan {
 namespace conformance {
 
-// Scenarios that have run in one set of processes.
+// Scenarios that ran in one set of processes.
 struct Launch {
   std::vector<Scenario> scenarios;
-  // Why others have not, by name.
+  // Why others didn't run, by name.
   std::map<std::string, std::string> refused;
   std::string folder;  // where checkpoints are
   WorldResult result;
 };
 
-// How far a run may be from the reference.
+// The largest allowed differences from the reference.
 struct CurveBounds {
   double first = 0.0;  // relative, of the first step's loss and norm
   double loss = 0.0;   // relative
@@ -49,26 +49,26 @@ class StrategyConformance : public ::testing::TestWithParam<PluginUnderTest> {
 
   const LoadedPluginUnderTest& plugin() const { return *plugin_; }
 
-  // Run at the first call, kept for the other tests.
+  // Runs at the first call; cached for the other tests.
   const Launch& Training(int world);
   const Launch& Resuming(int world);
   const Launch& Failing(int world);
 
   using Visit = std::function<void(int world, const Scenario& scenario,
                                    const Launch& launch)>;
-  // Calls `visit` for the scenarios of that name that have run, in all worlds;
-  // fails for those that came to no end, and skips the test if there are none.
+  // Calls `visit` for each world's scenario of that name; fails for those that
+  // didn't finish, and skips the test if there are none.
   void ForEach(const std::string& name, const Visit& visit);
   void ExpectFinished(const Scenario& scenario, const Launch& launch);
   // Fails for the problems of a topic in all training scenarios so far.
   void ExpectNoProblems(const std::string& topic);
 
   static const Curve& ReferenceOf(int world, const Scenario& scenario);
-  // Losses, norms and skipped steps of all ranks.
+  // Compares losses, norms and skipped steps of all ranks.
   void ExpectCurve(int world, const Scenario& scenario, const Launch& launch,
                    const CurveBounds& bounds);
-  // What the ranks own at the end: each trainable element once, near the
-  // reference's, momenta too. Those of `parameters` only.
+  // Checks what the ranks own at the end: each trainable element once, close to
+  // the reference, momenta too. Limited to `parameters`.
   void ExpectValues(int world, const Scenario& scenario, const Launch& launch,
                     const CurveBounds& bounds,
                     const std::vector<int>& parameters);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank can see for itself of a strategy's promises, and what it tells
-// the test for the rest.
+// What a rank can check of a strategy's contract by itself, and what it reports
+// to the test for the rest.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_STRATEGY_CHECKS_H_
 #define CAPSTAN_TESTS_CONFORMANCE_STRATEGY_CHECKS_H_
 
@@ -14,19 +14,19 @@
 namespace capstan {
 namespace conformance {
 
-// The tests that problems go to.
+// The topics of problems, one per test.
 constexpr char kBindingTopic[] = "Binding";
 constexpr char kShardsTopic[] = "Shards";
 constexpr char kFullParametersTopic[] = "FullParameters";
 
-// Masters, gradients, working copies and momenta as they are now, bit by bit.
+// A bitwise copy of masters, gradients, working copies and momenta.
 class ShardSnapshot {
  public:
   explicit ShardSnapshot(ToyTrainer& trainer);
-  // What differs from the masters, working copies and momenta of now; "" if
-  // nothing does.
+  // Which of the current masters, working copies and momenta differ; "" if
+  // none.
   std::string Difference(ToyTrainer& trainer) const;
-  // What isn't where it was.
+  // Which tensors have moved.
   std::string Moved(ToyTrainer& trainer) const;
   bool finite() const;
 
@@ -40,14 +40,14 @@ class ShardSnapshot {
   std::vector<Shard> shards_;
 };
 
-// Whether the model got tensors as its specs and the precision say.
+// Checks that the bound tensors match the specs and the precision.
 void CheckBinding(ToyTrainer& trainer, RankReport* report);
 
-// Layout, dtypes, padding, working copies. Gradients' padding too if
-// `gradients`, which are there after FinishBackward.
+// Checks layout, dtypes, padding and working copies; if `gradients` (after
+// FinishBackward), also the gradients' padding.
 void CheckShards(ToyTrainer& trainer, bool gradients, RankReport* report);
 
-// Adds NAME/value/PARAMETER and NAME/momentum/PARAMETER, a record {begin,
+// Adds NAME/value/PARAMETER and NAME/momentum/PARAMETER: a record {begin,
 // values..} for each range of this rank's owned slices.
 void ReportOwned(const std::string& name, ToyTrainer& trainer,
                  RankReport* report);

@@ -88,8 +88,8 @@ class ScenarioRun {
     report_->Add(scenario_.name + "/eval", {trainer_->Evaluate()});
   }
 
-  // Evaluations before the first step and after the second and third, with
-  // ranks that can't take part after the second.
+  // Evaluates before the first step and after the second and third; after the
+  // second, some ranks can't take part.
   absl::Status TrainAndEvaluate() {
     Evaluate();
     for (int step = 0; step < scenario_.steps; ++step) {
@@ -184,7 +184,7 @@ class ScenarioRun {
           absl::StrCat(scenario_.name, ": ", outcome.failed_ranks,
                        " ranks failed, not ", scenario_.faults.size()));
     }
-    // All ranks have come as far: none has a collective more than another.
+    // All ranks have got here: none has an extra collective.
     double sums[] = {1.0, static_cast<double>(group_->rank())};
     group_->AllReduceHost(absl::MakeSpan(sums));
     const int size = group_->size();

@@ -16,20 +16,20 @@ namespace capstan {
 namespace conformance {
 namespace {
 
-// Against float64. A loss is a sum of 45 float32 terms that go through a dozen
+// Compared with float64. A loss is a sum of 45 float32 terms with a dozen
 // roundings each (2^-24 relative); the order of sums over ranks and micro-steps
-// is free. Measured: losses and norms 2e-7, values 2e-7. What a strategy may
-// get wrong changes them by percents.
+// is free. Measured: losses and norms 2e-7, values 2e-7. Mistakes of a strategy
+// change them by percents.
 constexpr CurveBounds kFp32 = {1e-6, 1e-6, 2e-6, 1e-6};
 
-// Against the same micro-batches computed in the same 16 bits one after
-// another. Forward and backward of a micro-batch are the same operations on the
+// Compared with the same micro-batches computed sequentially in the same 16
+// bits. Forward and backward of a micro-batch are the same operations on the
 // same numbers; gradients are then summed in float32, in any order. So the
-// first step differs by float32's rounding alone; sums in 16 bits would show.
-// Later ones differ where a master, off by 2^-24, crosses the middle between
-// two 16-bit numbers, which few of 1,300 do in a run: such a working copy
-// changes by 2^-8 of itself (fp16: 2^-11), the loss then by less than 1e-4, the
-// norm by less than 1e-3.
+// first step differs only by float32's rounding; sums in 16 bits would show.
+// Later ones differ if a master, off by 2^-24, crosses the midpoint between two
+// 16-bit numbers, which happens to few of 1,300 in a run: the working copy then
+// changes by 2^-8 of itself (fp16: 2^-11), the loss by less than 1e-4, the norm
+// by less than 1e-3.
 constexpr CurveBounds k16Bit = {1e-6, 1e-4, 1e-3, 5e-4};
 
 std::vector<int> AllParameters() {
@@ -57,7 +57,7 @@ std::vector<double> Rounded(const std::vector<double>& values,
   return std::vector<double>(data, data + values.size());
 }
 
-// What ForEachFullParameter gave rank 0; empty if it didn't.
+// What ForEachFullParameter passed on rank 0; empty if it didn't.
 std::vector<double> Full(const Launch& launch, const std::string& name,
                          int parameter) {
   const auto& values = launch.result.ranks[0].values;
@@ -156,7 +156,7 @@ TEST_P(StrategyConformance, ATiedWeightGetsTheGradientsOfAllItsUses) {
           });
 }
 
-// Also one that no micro-batch of a rank has used, or of any rank.
+// Also for one that a rank's micro-batches, or those of all ranks, didn't use.
 TEST_P(StrategyConformance, AnUnusedParameterHasAGradientOfZeroAndDecays) {
   for (const char* name : {"whole", "accumulated"}) {
     ForEach(
@@ -166,7 +166,7 @@ TEST_P(StrategyConformance, AnUnusedParameterHasAGradientOfZeroAndDecays) {
   }
 }
 
-// In the compute dtype at least, to the bit.
+// At least in the compute dtype, bit by bit.
 TEST_P(StrategyConformance, FrozenParametersStayToTheBit) {
   for (const char* name : {"accumulated", "bf16"}) {
     ForEach(name, [&](int, const Scenario& scenario, const Launch& launch) {
@@ -183,8 +183,8 @@ TEST_P(StrategyConformance, FrozenParametersStayToTheBit) {
   }
 }
 
-// By an optimizer whose update is a function of whole matrices, and whose state
-// has dtypes, blocks and numbers a parameter of its own.
+// With an optimizer whose update is a function of whole matrices, and whose
+// state has its own dtypes, blocks and per-parameter numbers.
 TEST_P(StrategyConformance, MatricesStayWholeWhereTheOptimizerNeedsThem) {
   ForEach("matrices",
           [&](int world, const Scenario& scenario, const Launch& launch) {
@@ -202,8 +202,7 @@ TEST_P(StrategyConformance, Bf16) {
 }
 
 // The same operations again: in fp32 the same numbers. In 16 bits, too: no
-// parameter of the toy is used both by a unit that is computed again and by
-// another.
+// parameter of the toy is used both by a recomputed unit and by another.
 TEST_P(StrategyConformance, ActivationCheckpointingChangesNothing) {
   ForEach("recomputed",
           [&](int world, const Scenario& scenario, const Launch& launch) {

@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kWidth = 13;
 constexpr int64_t kInner = 29;
 
-// One micro-batch has one of these in steps 0, 1, 3, 4, 6, ..; none else.
+// One micro-batch has one of these in steps 0, 1, 3, 4, 6, ..; no other has.
 bool IsRare(int64_t sample) {
   return sample % kToyGlobalBatch == 7 && sample / kToyGlobalBatch % 3 != 2;
 }
@@ -42,7 +42,7 @@ at::Tensor Throwing(const at::Tensor&) {
   throw std::runtime_error("the test's fault in backward");
 }
 
-// x W^T for a parameter W, whose gradient is written where the strategy says.
+// x W^T for a parameter W, whose gradient goes to the strategy's place.
 class Product : public torch::autograd::Function<Product> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx,

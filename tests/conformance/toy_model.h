@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model that strategies are tested on: small, and awkward in every way
-// that a real one may be. No size divides by 2, 3 or 4.
+// The model that strategies are tested on: small, and with every awkward
+// feature of real models. No size is divisible by 2, 3 or 4.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_TOY_MODEL_H_
 #define CAPSTAN_TESTS_CONFORMANCE_TOY_MODEL_H_
 
@@ -17,8 +17,8 @@ namespace capstan {
 namespace conformance {
 
 constexpr int64_t kToyVocabulary = 37;
-constexpr int64_t kToyLength = 5;  // tokens of a sample
-// Samples of a step: as many micro-batches as anyone likes of 1 to 4 ranks.
+constexpr int64_t kToyLength = 5;  // tokens per sample
+// Samples per step: divisible into many micro-batches for 1 to 4 ranks.
 constexpr int64_t kToyGlobalBatch = 12;
 
 // Parameters of ToyModel.
@@ -28,8 +28,8 @@ enum ToyParameter : int {
   kToyBias,
   kToyDown,
   kToyScale,   // frozen, in a unit with trainable ones
-  kToyFrozen,  // frozen, all that its unit has
-  kToyRare,    // used by one micro-batch of two steps in three, if any
+  kToyFrozen,  // frozen, alone in its unit
+  kToyRare,    // used by one micro-batch of two in three steps, if at all
   kToyUnused,  // no forward uses it
   kToyGain,    // one element
   kToyNorm,
@@ -56,14 +56,14 @@ struct ToyBatch {
   int64_t count = 0;  // targets
 };
 
-// Samples [begin, begin + count), on CPU: a function of their numbers.
+// Samples [begin, begin + count), on CPU: a function of their indices.
 ToyBatch ToySamples(int64_t begin, int64_t count);
 
-// What goes wrong in a forward or its backward.
+// A fault in a forward or its backward.
 enum class ToyFault {
   kNone,
   kThrowInForward,    // std::runtime_error in kToyRareUnit
-  kThrowInBackward,   // there too
+  kThrowInBackward,   // in kToyRareUnit, too
   kInfiniteGradient,  // of kToyBias alone
 };
 
@@ -80,18 +80,18 @@ class ToyModel final : public Model {
   void Bind(std::vector<at::Tensor> parameters) override {
     bound_ = std::move(parameters);
   }
-  // Two matrix products write their weights' gradients there: mix.down's, and
-  // the head's, whose weight the embedding uses, too.
+  // Two matrix products write weight gradients to it: mix.down's, and the
+  // head's, whose weight the embedding shares.
   void BindGradients(GradientSink* sink) override { sink_ = sink; }
   absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
     return absl::OkStatus();
   }
 
-  // As Bind got them.
+  // The tensors from Bind.
   const std::vector<at::Tensor>& bound() const { return bound_; }
 
   // The sum of cross-entropies over the batch's targets, a scalar: float32, or
-  // float64 where the parameters are.
+  // float64 if the parameters are.
   at::Tensor LossSum(const ToyBatch& batch, UnitRunner& runner,
                      ToyFault fault = ToyFault::kNone) const;
 

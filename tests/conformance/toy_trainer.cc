@@ -114,7 +114,7 @@ absl::StatusOr<StepOutcome> ToyTrainer::Step(
     status.Update(CurrentExceptionToStatus());
   }
   verdict.failed_ranks = status.ok() ? 0.0 : 1.0;
-  // A fault that the test has not asked for.
+  // A fault that the test didn't request.
   if (!status.ok() && faults.empty()) return status;
   try {
     double sums[] = {verdict.loss_sum, verdict.count, verdict.squared_sum,

@@ -29,7 +29,7 @@ struct ToyRun {
   bool matrices = false;    // ToyOptimizer's
 };
 
-// Where a step goes wrong.
+// A fault in a step.
 struct StepFault {
   int rank = 0;
   int micro_step = 0;
@@ -46,7 +46,7 @@ struct StepOutcome {
 
 class ToyTrainer {
  public:
-  // Whether the strategy takes the run.
+  // Checks that the strategy accepts the run.
   static absl::Status Check(const LoadedPluginUnderTest& plugin,
                             const ToyRun& run, int world);
   static absl::StatusOr<StrategyPlan> Plan(const LoadedPluginUnderTest& plugin,
@@ -56,14 +56,14 @@ class ToyTrainer {
       const LoadedPluginUnderTest& plugin, const ToyRun& run,
       ProcessGroup* group);
 
-  // Not OK only where the ranks have lost each other. A step in which a rank
-  // has failed updates nothing.
+  // Returns an error only if the ranks have lost each other. A step in which a
+  // rank has failed updates nothing.
   absl::StatusOr<StepOutcome> Step(const std::vector<StepFault>& faults = {});
 
-  // The loss sum of this rank's evaluation batch; completes the forward also
-  // when it throws.
+  // The loss sum of this rank's evaluation batch; completes the forward even if
+  // it throws.
   double Evaluate(ToyFault fault = ToyFault::kNone);
-  // As a rank that can't do what the others do.
+  // Acts as a rank that can't run the others' forward.
   void EvaluateNothing() { strategy_->FinishForward(); }
 
   // Collective.
@@ -73,7 +73,7 @@ class ToyTrainer {
   Strategy& strategy() { return *strategy_; }
   const ToyModel& model() const { return model_; }
   const ToyRun& run() const { return run_; }
-  // One tensor a shard.
+  // One tensor per shard.
   std::vector<at::Tensor> momenta() const;
 
  private:
@@ -96,7 +96,7 @@ class ToyTrainer {
   const ToyRun run_;
   ProcessGroup* const group_;
   ToyModel model_;
-  // Behind the model: destroyed before it.
+  // Declared after the model, so destroyed before it.
   const std::unique_ptr<Strategy> strategy_;
   StrategyRunner runner_;
   ToyOptimizer optimizer_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all runs of the toy have in common, with a strategy or without.
+// What all runs of the toy share, with or without a strategy.
 #ifndef CAPSTAN_TESTS_CONFORMANCE_TOY_TRAINING_H_
 #define CAPSTAN_TESTS_CONFORMANCE_TOY_TRAINING_H_
 
@@ -19,11 +19,11 @@ namespace conformance {
 
 constexpr uint64_t kToySeed = 1234;
 constexpr double kToyLearningRate = 0.05;
-// Low enough to act in some steps, high enough not to in others.
+// Low enough to clip some steps, high enough not to clip others.
 constexpr double kToyMaxNorm = 0.6;
-// What losses are divided by in backward, about the targets of a step.
+// The divisor of losses in backward: about the targets of a step.
 constexpr double kToyNominalTargets = 50.0;
-// Of one rank's forward in an evaluation, and where those of rank 0 begin.
+// Samples per rank in an evaluation, and the index of rank 0's first.
 constexpr int64_t kToyEvalBatch = 3;
 constexpr int64_t kToyEvalBegin = 100000;
 
@@ -31,18 +31,18 @@ PrecisionPolicy ToyFp32();
 PrecisionPolicy ToyBf16();
 PrecisionPolicy ToyFp16();
 
-// m = 0.9 m + g; p = p (1 - lr decay) - lr m: linear in the gradient, so that
-// a wrong factor shows, which Adam would hide; and with a state that carries
-// what a step did wrong into all later ones.
+// m = 0.9 m + g; p = p (1 - lr decay) - lr m. Linear in the gradient, so that a
+// wrong factor shows, which Adam would hide; the momentum carries the errors of
+// one step into all later ones.
 void ToyUpdate(double learning_rate, const at::Tensor& gradient,
                const at::Tensor& momentum, const at::Tensor& master);
 
-// The same of one parameter by an optimizer that asks for all it may ask. A
-// matrix inside the model is updated as a whole: by its momentum, normalised
-// and after one Newton-Schulz step (1.5 X - 0.5 X X^T X). Others are updated
-// element by element, divided by 1 + the largest gradient so far in their
-// block. `block` has an element a block and `count`, int64, the number of
-// updates, by whose root all steps are divided.
+// The update of one parameter by an optimizer that uses every option. A matrix
+// inside the model is updated as a whole: by its momentum, normalised, after
+// one Newton-Schulz step (1.5 X - 0.5 X X^T X). Others are updated elementwise,
+// divided by 1 + the largest gradient so far in their block. `block` has one
+// element per block; `count`, int64, is the number of updates, by whose square
+// root all steps are divided.
 constexpr int64_t kToyBlock = 64;
 bool ToyNeedsWhole(const Model& model, int parameter);
 void ToyMatrixUpdate(double learning_rate, bool whole,
@@ -52,8 +52,8 @@ void ToyMatrixUpdate(double learning_rate, bool whole,
 
 class ToyOptimizer final : public Optimizer {
  public:
-  // matrices: whether it is ToyMatrixUpdate's.
-  explicit ToyOptimizer(bool matrices = false) : matrices_(matrices) {}
+  // matrices: use ToyMatrixUpdate.
+  explicit ToyOptimizer(bool matrices) : matrices_(matrices) {}
   double learning_rate() const override { return kToyLearningRate; }
   std::vector<std::string> state_names() const override;
   std::vector<OptimizerStateSpec> state_specs() const override;
@@ -73,7 +73,7 @@ class ToyOptimizer final : public Optimizer {
   const Model* model_ = nullptr;
 };
 
-// Clipping as the core does it.
+// Clips as the core does.
 inline double ToyClip(double norm) {
   return std::min(1.0, kToyMaxNorm / (norm + 1e-6));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Precompiled for what defines nodes of autograd.
+// Precompiled for files that define autograd nodes.
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tools/pch/ops.h"

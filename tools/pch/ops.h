@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Precompiled for what computes with tensors. One header of ATen/ops brings in
-// most of what all of them need.
+// Precompiled for files that compute with tensors. One header of ATen/ops
+// brings in most of what all of them need.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>

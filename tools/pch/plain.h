@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Precompiled for what knows no tensors: no file of ours includes this.
+// Precompiled for files without tensors; no file of ours includes this.
 #include <google/protobuf/extension_set.h>
 #include <google/protobuf/generated_message_reflection.h>
 #include <google/protobuf/message.h>

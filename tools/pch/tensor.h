@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Precompiled for what hands tensors on.
+// Precompiled for files that only pass tensors on.
 #include <ATen/core/Tensor.h>
 
 #include "tools/pch/plain.h"

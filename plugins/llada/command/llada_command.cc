@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `trainer llada`, for those who have the flags of LLaDA's Python script in
-// scripts of their own: it writes down what they mean as a config, which then
-// runs as any other.
+// `trainer llada`, for scripts written for the flags of LLaDA's Python script:
+// translates them into a config and runs it.
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -20,12 +19,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the scripts do beside their flags: the mean over the masked tokens,
-// AdamW with decay 0.01 of all weights, gradients clipped to norm 1, a tenth of
-// the steps warm-up and then half a cosine, an evaluation each epoch, a
-// checkpoint of the best and of each fifth epoch. In what is not a matter of
-// results it is made to fit the machine: sharded weights, activations computed
-// again in backward.
+// The scripts' fixed settings: mean over the masked tokens, AdamW with decay
+// 0.01 on all weights, gradients clipped to norm 1, warm-up for a tenth of the
+// steps and then half a cosine, an evaluation per epoch, checkpoints of the
+// best and of each fifth epoch. Settings without effect on results suit the
+// machine: sharded weights, activation checkpointing.
 constexpr char kRecipe[] = R"(
 name: "llada"
 output_dir: "$0"
@@ -87,11 +85,11 @@ class LladaCommand : public Command {
   // The flags of the script, and its defaults.
   std::string data_dir_;
   std::string model_name_ = "GSAI-ML/LLaDA-8B-Instruct";
-  int64_t batch_size_ = 1;  // of each rank
+  int64_t batch_size_ = 1;  // per rank
   int64_t epochs_ = 5;
   double learning_rate_ = 1e-5;
   std::string save_dir_ = "checkpoints_pretrained";
-  // Default: what the device is fast in.
+  // Default: the dtype that is fast on the device.
   absl::optional<bool> fp16_;
   bool resume_ = false;
 };
@@ -135,13 +133,13 @@ absl::Status LladaCommand::CheckModel(const CommandHost& host,
                    host.HubDownloadHint(model_name_, "--model_name")));
 }
 
-// Whether ids of the data mean to the model what they mean in the data.
+// Checks that ids mean the same in the data and to the model.
 absl::Status LladaCommand::CheckTokens(
     const std::string& model, const std::string& folder,
     const llada_windows::WindowData& data) const {
   const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       LoadTokenizer(model);
-  // A model without one: its vocabulary's size is all there is to check.
+  // A model without a tokenizer: only the vocabulary's size can be checked.
   if (absl::IsNotFound(tokenizer.status())) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(tokenizer.status());
   if (SameTokens(**tokenizer, *data.tokenizer)) return absl::OkStatus();
@@ -158,7 +156,7 @@ absl::Status LladaCommand::CheckTokens(
           " --output=FOLDER, and say --data_dir=FOLDER"));
 }
 
-// The scripts' --fp16 is their default. Ours is 16 bits where they pay.
+// The scripts default to --fp16. Ours default to 16 bits if they are faster.
 std::string LladaCommand::Precision() const {
   if (!fp16_.has_value()) return "auto";
   return *fp16_ ? "fp16" : "fp32";
@@ -193,7 +191,7 @@ absl::StatusOr<std::string> LladaCommand::ConfigText(
       kRecipe, absl::CEscape(host.Path(save_dir_)), absl::CEscape(model),
       absl::CEscape(folder), Precision(), learning_rate_, batch_size_, epochs_,
       epoch, kSaveEveryEpochs * epoch, resume_ ? "AUTO" : "NEVER");
-  // Nothing where the environment says how many.
+  // Left out if the environment sets the number of ranks.
   if (!ranks.from_environment) {
     absl::StrAppend(&config, "launch { processes: ", ranks.count, " }\n");
   }

@@ -28,7 +28,7 @@ namespace {
 
 using kernels::EncoderRows;
 
-// The rows of [B, T] histories: as many as the lengths say, or T each.
+// The rows of [B, T] histories: as many tokens as the lengths say, or T each.
 c10::intrusive_ptr<const EncoderRows> RowsOf(const at::Tensor& lengths,
                                              int64_t length, bool packed) {
   auto rows = c10::make_intrusive<EncoderRows>();

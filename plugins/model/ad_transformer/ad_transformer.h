@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The transformer of Algorithm Distillation as its darkroom program computes
-// it: torch.nn.TransformerEncoder (post-norm, GELU), used causally, over
-// transitions and one queried state, whose place alone is read:
+// The transformer of Algorithm Distillation as in its darkroom program:
+// torch.nn.TransformerEncoder (post-norm, GELU), used causally, over
+// transitions and one queried state, at whose position alone the output is
+// read:
 //   x_t = embedding of token t + its type's + its position's
 //   logits = pred_action(encoder(x)_last), pred_token_type(encoder(x)_last)
 #ifndef CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_
@@ -25,7 +26,7 @@ namespace ad_transformer {
 
 class AdTransformer final : public Model, public HistoryModel {
  public:
-  // Opens and checks the folder's files, if the config names one.
+  // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<AdTransformer>> Create(
       const Config& config);
 
@@ -48,7 +49,7 @@ class AdTransformer final : public Model, public HistoryModel {
   at::Tensor NextLogits(HistoryCache& cache, const HistoryInput& input,
                         UnitRunner& runner) override;
 
-  // Takes LibTorch's operators even where there are faster loops: for tests.
+  // For tests: uses LibTorch's operators even where there are faster loops.
   void UsePlainOperators() { plain_ = true; }
 
  private:

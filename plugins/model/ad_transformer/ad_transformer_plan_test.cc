@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PlanUnits against what one forward and backward really allocate.
+// Compares PlanUnits with the actual allocations of one forward and backward.
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>

@@ -22,7 +22,7 @@ using Json = ConfigJson;
 
 constexpr char kModelType[] = "ad_transformer";
 
-// Coordinates and actions come as bytes.
+// Coordinates and actions are bytes.
 constexpr int64_t kMostOfAByte = 255;
 
 ConfigCheck Check(const Sizes& s) {
@@ -172,7 +172,7 @@ void FillUniform(uint64_t key, double bound, int64_t begin, int64_t count,
   }
 }
 
-// What a parameter is at first.
+// The initial value of a parameter.
 struct Start {
   enum Kind { kConstant, kUniform, kNormal } kind;
   double size;  // the constant, the bound or the standard deviation
@@ -223,7 +223,7 @@ std::vector<ParameterSpec> ParameterSpecs(const Sizes& s) {
   int unit = 0;
   const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
     specs.push_back({name, std::move(shape), unit});
-    // Gradients of the embeddings are put where the rows came from.
+    // Gradients of embeddings are scattered to the rows looked up.
     specs.back().read_in_backward = unit > 0;
   };
   add("pos_embedding", {1, s.n_transit, e});

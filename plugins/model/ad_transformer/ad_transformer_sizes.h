@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sizes of a model, in and out of files, and its parameters: their names as
-// in the original's state dict, their order, and what they are at first.
+// A model's sizes, their reading and writing, and its parameters: names as in
+// the original's state dict, order and initial values.
 #ifndef CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_SIZES_H_
 #define CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_SIZES_H_
 
@@ -20,7 +20,7 @@
 namespace capstan {
 namespace ad_transformer {
 
-// The model's sizes, with nothing left to default.
+// The model's sizes, with all defaults filled in.
 struct Sizes {
   int64_t embedding = 0;
   int64_t layers = 0;
@@ -32,22 +32,21 @@ struct Sizes {
   bool compressed = false;
   double dropout = 0.1;
 
-  // Numbers that describe a transition: state, one-hot action, reward, next
-  // state.
+  // Numbers per transition: state, one-hot action, reward, next state.
   int64_t features() const { return actions + 5; }
 };
 
 constexpr int64_t kTokenTypes = 3;
 
-// From the config's sizes; errors name its field.
+// From the config's sizes; errors name the field.
 absl::StatusOr<Sizes> SizesOf(const Config& config);
 
-// FOLDER/config.json, in and out.
+// Reads (writes) FOLDER/config.json.
 absl::StatusOr<Sizes> ReadSizes(const std::string& folder);
 absl::Status WriteSizes(const Sizes& sizes, const std::string& folder,
                         c10::ScalarType dtype);
 
-// Indices of the first unit's parameters; the last three are there only if
+// Indices of the first unit's parameters; the last three exist only if
 // `compressed`.
 enum EmbeddingParameter {
   kPositions,      // [1, n_transit, E]
@@ -59,21 +58,22 @@ enum EmbeddingParameter {
   kEndToken,       // [1, 1, E]
 };
 
-// The number of the first unit's parameters, and so the index of layer 0's.
+// The number of the first unit's parameters, i.e. the index of layer 0's first.
 int EmbeddingParameters(const Sizes& sizes);
 inline int LayerIndex(const Sizes& sizes, int64_t layer) {
   return EmbeddingParameters(sizes) +
          static_cast<int>(layer) * kernels::kEncoderWeights;
 }
-// Of pred_action.weight and .bias, and (compressed) pred_token_type's.
+// The index of pred_action.weight and .bias, and (compressed)
+// pred_token_type's.
 inline int HeadIndex(const Sizes& sizes) {
   return LayerIndex(sizes, sizes.layers);
 }
 
 std::vector<ParameterSpec> ParameterSpecs(const Sizes& sizes);
 
-// Random as the modules of PyTorch have it that the original is made of, but
-// each layer by itself (torch.nn.TransformerEncoder copies one layer's).
+// Random as in the PyTorch modules of the original, but independent per layer
+// (torch.nn.TransformerEncoder copies one layer).
 void RandomValue(const Sizes& sizes, int index, const ParameterSpec& spec,
                  uint64_t seed, int64_t begin, int64_t count, float* out);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes, bookkeeping, and the two ways of computing against each other; what
-// the model computes is compared with PyTorch in tests/golden.
+// Sizes, bookkeeping, and both implementations compared with each other;
+// tests/golden compares the results with PyTorch.
 #include "plugins/model/ad_transformer/ad_transformer.h"
 
 #include <ATen/TensorOperators.h>
@@ -231,7 +231,7 @@ TEST_P(AdTransformerModes, AHistoryTokenByTokenIsTheHistoryAtOnce) {
   const HistoryInput whole = Histories(lengths, 40, GetParam());
   const at::Tensor wanted = model->LastLogits(whole, runner);
   const auto cache = model->NewCache(3);
-  // Rows come to their ends at different times.
+  // Rows end at different times.
   at::Tensor got = wanted.clone().fill_(NAN);
   for (int64_t t = 0; t < 40;) {
     const int64_t n = t % 3 + 1 <= 40 - t ? t % 3 + 1 : 40 - t;
@@ -249,7 +249,7 @@ TEST_P(AdTransformerModes, AHistoryTokenByTokenIsTheHistoryAtOnce) {
   for (int64_t b = 0; b < 3; ++b) {
     EXPECT_EQ(cache->length(b), lengths[b] - 1) << "a query isn't kept";
   }
-  // A row that is cleared begins anew, beside others that stay.
+  // A cleared row starts again; the others are unaffected.
   cache->Clear(1);
   HistoryInput again = Histories({0, 6, 0}, 6, GetParam());
   const at::Tensor logits = model->NextLogits(*cache, again, runner);

@@ -17,7 +17,7 @@
 namespace capstan {
 namespace ad_transformer {
 
-// A model small enough to look at.
+// Sizes of a small model.
 inline Config SmallSizes(bool compressed = true) {
   Config config;
   config.set_embedding(32);
@@ -43,7 +43,7 @@ inline std::vector<float> Value(const Model& model, int index,
   return value;
 }
 
-// Binds initial values that want gradients, and returns them.
+// Binds initial values with requires_grad and returns them.
 inline std::vector<at::Tensor> BindTo(Model& model,
                                       at::ScalarType dtype = at::kFloat) {
   std::vector<at::Tensor> parameters;
@@ -58,7 +58,7 @@ inline std::vector<at::Tensor> BindTo(Model& model,
   return parameters;
 }
 
-// Random histories of those lengths, padded with garbage to `length`: markers,
+// Random histories of these lengths, padded with garbage to `length`: markers,
 // if any, at the start and in the middle, and a query at the end.
 inline HistoryInput Histories(const std::vector<int64_t>& lengths,
                               int64_t length, bool compressed) {

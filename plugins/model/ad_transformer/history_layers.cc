@@ -90,8 +90,8 @@ void Add(const float* x, int64_t n, float* sum) {
   for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
 }
 
-// The vector of a token that is no transition: index of its parameter, and of
-// the row in it. -1: padding.
+// The learned vector of a token that isn't a transition: index of its
+// parameter, and its row. -1: padding.
 std::pair<int, int64_t> VectorOf(const Call& call, HistoryToken kind,
                                  const uint8_t* transition) {
   switch (kind) {
@@ -258,7 +258,7 @@ KeysAndValues::KeysAndValues(int64_t rows, const Sizes& sizes,
                              const at::TensorOptions& of)
     : sizes_(sizes), lengths_(rows, 0) {
   for (int64_t i = 0; i < sizes.layers; ++i) {
-    // Zeros: what is masked is multiplied by 0, which NaN would outlive.
+    // Zeroed: masked values are multiplied by 0, but NaN would remain.
     for (auto* of_layers : {&keys_, &values_}) {
       of_layers->push_back(
           at::zeros({rows, sizes.n_transit + 1, sizes.embedding}, of));

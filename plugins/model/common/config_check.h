@@ -11,23 +11,23 @@
 
 namespace capstan {
 
-// What is wrong with one key's value.
+// A key with an invalid value.
 struct ConfigProblem {
   std::string key;
   std::string text;
 };
 
-// Checks the numbers of a model, from a folder or a config, and remembers the
+// Validates the numbers of a model, from a folder or a config, and keeps the
 // first problem.
 class ConfigCheck {
  public:
-  // Products of two sizes then fit an int64.
+  // So that the product of two sizes fits an int64.
   static constexpr int64_t kMostOfASize = std::numeric_limits<int32_t>::max();
 
   void Size(const char* key, int64_t value, int64_t most = kMostOfASize);
   void Positive(const char* key, double value);
   void Rate(const char* key, double value);  // in [0, 1)
-  // If there is one.
+  // Checks the id if it is set.
   void Token(const char* key, absl::optional<int64_t> id, int64_t vocab_size);
 
   void Fail(const char* key, std::string text);

@@ -16,7 +16,7 @@ class ConfigKeys : public JsonKeys {
  public:
   using JsonKeys::JsonKeys;
 
-  // A token id; the first of a list.
+  // A token id; of a list, the first.
   absl::optional<int64_t> Token(const char* key);
   // Fails if the weights are quantized.
   void RejectQuantized();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests: PlanUnits against what one forward and backward really allocate.
+// For tests: compares PlanUnits with the actual allocations of one forward and
+// backward.
 #ifndef CAPSTAN_PLUGINS_MODEL_COMMON_PLAN_TESTING_H_
 #define CAPSTAN_PLUGINS_MODEL_COMMON_PLAN_TESTING_H_
 
@@ -26,7 +27,7 @@
 #include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {
-// As a strategy that has the gradients' places from the start.
+// Acts as a strategy that allocates the gradients' places in advance.
 class Places final : public GradientSink {
  public:
   explicit Places(const Model& model) {
@@ -56,8 +57,8 @@ inline void BindRandom(Model& model, at::ScalarType compute) {
   model.Bind(std::move(parameters));
 }
 
-// The peak of one forward and backward beyond what was there before, for
-// `tokens` [samples, length]; `positions` may be undefined.
+// The peak of one forward and backward, relative to the start, for `tokens`
+// [samples, length]; `positions` may be undefined.
 inline MemoryByCategory MeasuredPeak(TokenModel& model,
                                      const at::Tensor& tokens,
                                      const TokenTargets& targets,

@@ -25,14 +25,14 @@ namespace capstan {
 // "[2, 3]", for errors.
 std::string ShapeText(const std::vector<int64_t>& shape);
 
-// FieldError unless `config`, which names a folder as `pretrained`, sets no
-// field but those.
+// FieldError if `config`, which names a folder as `pretrained`, sets other
+// fields than those.
 absl::Status CheckAlone(const google::protobuf::Message& config,
                         std::initializer_list<const char*> fields);
 
-// Opens the weights of `folder`, which must hold just the parameters, in their
-// shapes and in a dtype that can be read, but for tensors that `unused` knows
-// by name (null: none). A FieldError for "pretrained" names tensor, file and
+// Opens the weights of `folder`, which must contain exactly the parameters, in
+// their shapes and a readable dtype, apart from tensors whose names `unused`
+// accepts (null: none). A FieldError for "pretrained" names tensor, file and
 // shapes.
 absl::StatusOr<std::unique_ptr<SafetensorsReader>> OpenPretrained(
     const std::string& folder, const std::vector<ParameterSpec>& specs,

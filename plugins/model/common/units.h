@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Models of an embedding, layers and a head.
+// Models made of an embedding, layers and a head.
 #ifndef CAPSTAN_PLUGINS_MODEL_COMMON_UNITS_H_
 #define CAPSTAN_PLUGINS_MODEL_COMMON_UNITS_H_
 
@@ -20,12 +20,12 @@ namespace capstan {
 // "embed", "layers.N" ..., "head".
 std::vector<std::string> UnitNames(int64_t layers);
 
-// The elements [begin, begin + count) of a new parameter: biases are 0, norms
-// 1, matrices normal with the standard deviation `deviation`.
+// Elements [begin, begin + count) of a new parameter: biases are 0, norms 1,
+// matrices normal with standard deviation `deviation`.
 void FillInitial(const ParameterSpec& spec, uint64_t seed, double deviation,
                  int64_t begin, int64_t count, float* out);
 
-// Dies unless the tensors that are bound have the parameters' shapes.
+// CHECKs that the bound tensors have the parameters' shapes.
 void CheckBound(const std::vector<at::Tensor>& tensors,
                 const std::vector<ParameterSpec>& specs);
 
@@ -33,12 +33,12 @@ void CheckBound(const std::vector<at::Tensor>& tensors,
 int64_t LargestGradient(const std::vector<ParameterSpec>& specs, int unit,
                         c10::ScalarType compute);
 
-// What `memory` means for unit `unit`, whose output has `output` bytes.
+// Converts `memory` for unit `unit`, whose output has `output` bytes.
 UnitMemory PlanUnit(const kernels::OperatorMemory& memory, int64_t output,
                     const std::vector<ParameterSpec>& specs, int unit,
                     c10::ScalarType compute);
 
-// What NewCache says of a model that isn't causal.
+// NewCache's error for a model that isn't causal.
 absl::Status NoCacheError();
 
 }  // namespace capstan

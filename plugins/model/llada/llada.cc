@@ -13,8 +13,8 @@ namespace {
 using llama::Json;
 using llama::LlamaConfig;
 
-// What LLaDA's code has switches for, and this model has in one position. It
-// takes other values where the first are absent.
+// Switches of LLaDA's code, with the only value that this model supports. If
+// one of the first group is absent, LLaDA's code assumes another value.
 constexpr std::pair<const char*, const char*> kTexts[] = {
     {"model_type", "llada"},
     {"block_type", "llama"},
@@ -25,7 +25,7 @@ constexpr std::pair<const char*, bool> kSwitches[] = {
     {"rope", true},
     {"include_bias", false},
 };
-// Those that may be absent.
+// Switches that may be absent.
 constexpr std::pair<const char*, bool> kOtherSwitches[] = {
     {"rope_full_precision", true},    {"alibi", false},
     {"include_qkv_bias", false},      {"bias_for_layer_norm", false},
@@ -122,8 +122,8 @@ absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
   json["n_layers"] = c.num_hidden_layers;
   json["n_heads"] = c.num_attention_heads;
   json["n_kv_heads"] = c.num_key_value_heads;
-  // Tokens, and rows for them: rows that a folder has beyond its tokens stay
-  // what they are unless the vocabulary has grown over them.
+  // Tokens, and rows for them: a folder's rows beyond its tokens are unchanged
+  // unless the vocabulary has grown over them.
   if (json.value("embedding_size", Json()) != c.vocab_size) {
     json["vocab_size"] = c.vocab_size;
     json["embedding_size"] = c.vocab_size;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LLaDA (Nie et al., "Large Language Diffusion Models", 2025): a Llama whose
-// tokens see the whole text, and which finds those that a mask hides.
+// LLaDA (Nie et al., "Large Language Diffusion Models", 2025): a bidirectional
+// Llama that predicts masked tokens.
 #ifndef CAPSTAN_PLUGINS_MODEL_LLADA_LLADA_H_
 #define CAPSTAN_PLUGINS_MODEL_LLADA_LLADA_H_
 
@@ -19,7 +19,7 @@
 namespace capstan {
 namespace llada {
 
-// Those of LLaDAModelLM (GSAI-ML/LLaDA-8B-Base).
+// The names of LLaDAModelLM (GSAI-ML/LLaDA-8B-Base).
 inline constexpr llama::LlamaNames kLladaNames = {
     "d_model",
     "mlp_hidden_size",
@@ -40,18 +40,18 @@ inline constexpr llama::LlamaNames kLladaNames = {
 // From the sizes in `config`, with defaults filled in. FieldError otherwise.
 absl::StatusOr<llama::LlamaConfig> ConfigFromSizes(const Config& config);
 
-// From a folder. An error names the file and the key. Its vocab_size is the
-// number of rows of the embedding, which the folder calls embedding_size.
+// From a folder. An error names the file and the key. vocab_size is the number
+// of rows of the embedding, which the folder calls embedding_size.
 absl::StatusOr<llama::LlamaConfig> ConfigFromFolder(const std::string& folder);
 
-// Writes config.json and generation_config.json, for weights of `dtype`, with
-// every key that LLaDA's own code has another default for.
+// Writes config.json and generation_config.json for weights of `dtype`, with
+// every key whose default in LLaDA's own code differs.
 absl::Status WriteConfig(const llama::LlamaConfig& config,
                          const std::string& folder, c10::ScalarType dtype);
 
 class Llada final : public llama::LlamaModel {
  public:
-  // Opens and checks the folder's files, if the config names one.
+  // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<Llada>> Create(const Config& config);
 
   absl::Status SaveConfig(const std::string& folder,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PlanUnits against what one forward and backward really allocate, where every
-// token sees all others.
+// Compares PlanUnits with the actual allocations of one forward and backward,
+// with bidirectional attention.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -29,7 +29,7 @@ constexpr Shape kShapes[] = {
     {"small", 128, 352, 3, 4, 4, 300},
     {"grouped", 256, 688, 3, 8, 4, 512},
     {"lora", 128, 344, 4, 4, 4, 512, 8},
-    // Logits of 64 MiB at most: in two pieces.
+    // Logits of at most 64 MiB: in two chunks.
     {"two_pieces", 64, 160, 2, 4, 4, 40000},
 };
 
@@ -61,7 +61,7 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
     return *std::move(model);
   }
 
-  // Rows of which each has lost its end, another part of it each.
+  // Rows truncated to different lengths.
   static at::Tensor CutRows() {
     const at::Tensor positions = at::empty({kSamples, kLength}, at::kLong);
     int64_t* out = positions.mutable_data_ptr<int64_t>();
@@ -72,7 +72,7 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
     return positions;
   }
 
-  // With a target at each place, or at the masked half of them.
+  // With a target at each position, or at the masked half of them.
   static MemoryByCategory Measure(Llada& model, bool masked) {
     const at::Tensor tokens =
         at::randint(GetParam().vocab, {kSamples, kLength}, at::kLong);
@@ -89,7 +89,7 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
     Places places(*model);
     if (compute == at::kFloat) model->BindGradients(&places);
     ExpectNear(planned, Measure(*model, /*masked=*/false), bound);
-    // A step has any part of its tokens masked: it is planned for all.
+    // Any share of the tokens may be masked: the plan is for all.
     EXPECT_LT(Total(Measure(*model, /*masked=*/true)),
               (1.0 + bound) * Total(planned));
   }
@@ -97,8 +97,8 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
 
 TEST_P(LladaPlanTest, Float32) { Compare(at::kFloat, 0.005); }
 
-// oneDNN's products of 16-bit matrices may want memory of their own, which
-// depends on the processor.
+// oneDNN's products of 16-bit matrices may allocate memory that depends on the
+// processor.
 TEST_P(LladaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LladaPlanTest, ::testing::ValuesIn(kShapes),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names, sizes, folders and errors; what it computes is compared with PyTorch
-// in tests/golden.
+// Names, sizes, folders and errors; tests/golden compares the results with
+// PyTorch.
 #include "plugins/model/llada/llada.h"
 
 #include <ATen/TensorOperators.h>
@@ -109,7 +109,7 @@ TEST(LladaTest, Llada8bHasItsPublishedNumberOfParameters) {
   for (const ParameterSpec& spec : model->parameters()) total += spec.numel();
   EXPECT_EQ(total, 8015581184);
   EXPECT_EQ(model->max_positions(), 4096);
-  // A plan is a matter of arithmetic, too.
+  // The plan works without memory, too.
   const std::vector<UnitMemory> units =
       model->PlanUnits(1, 4096, at::kBFloat16);
   EXPECT_EQ(units.size(), model->units().size());
@@ -194,7 +194,7 @@ TEST(LladaFolderTest, FolderRoundTrip) {
   EXPECT_EQ(json["pad_token_id"], 2);
   EXPECT_EQ(json["n_kv_heads"], 2);
   EXPECT_EQ(json["rope_theta"], 1234.5);
-  // What LLaDA's own code would take otherwise.
+  // Keys whose defaults in LLaDA's own code differ.
   EXPECT_EQ(json["rope"], true);
   EXPECT_EQ(json["include_bias"], false);
   EXPECT_EQ(json["weight_tying"], false);
@@ -302,7 +302,7 @@ TEST(LladaLoraTest, ModulesAreItsOwn) {
   EXPECT_EQ(specs.back().name,
             "base_model.model.model.transformer.blocks.1.ff_out.lora_B.weight");
   EXPECT_EQ(specs.back().shape, (std::vector<int64_t>{24, 3}));
-  // Merging finds the weight beside the adapter by these.
+  // Merging finds the weight of an adapter by these names.
   for (size_t i = base; i < specs.size(); ++i) {
     const auto name = ParseAdapterName(specs[i].name);
     ASSERT_TRUE(name.has_value()) << specs[i].name;
@@ -326,7 +326,7 @@ TEST(LladaLoraTest, ModulesAreItsOwn) {
                         "v_proj, or all-linear"));
 }
 
-// W + scale B A gives what the adapter gives.
+// W + scale B A equals the adapter.
 TEST(LladaLoraTest, MergedWeightsGiveTheSameLogits) {
   const auto model = Make(SmallSizes());
   const int base = static_cast<int>(model->parameters().size());
@@ -356,7 +356,7 @@ TEST(LladaLoraTest, MergedWeightsGiveTheSameLogits) {
   EXPECT_LT((got - wanted).abs().max().item<double>(), 1e-5);
 }
 
-// Documents of a packed row give what they give alone: loss and gradients.
+// Documents of a packed row give the same as alone: loss and gradients.
 TEST(LladaPackedTest, RowsAreTheSumOfTheirDocuments) {
   const auto model = Make(SmallSizes());
   std::vector<at::Tensor> parameters = BindTo(*model);

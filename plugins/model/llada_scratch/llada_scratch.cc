@@ -96,9 +96,8 @@ at::Tensor LayerNorm(const at::Tensor& x, const at::Tensor& weight,
   return at::layer_norm(x, {x.size(-1)}, weight, bias, eps);
 }
 
-// x [B * T, width], with numbers dropped (by sample, place in its row and
-// channel, so that a row that is cut short drops what it would have dropped
-// there) and a gradient.
+// Dropout of x [B * T, width], with a gradient; keyed by sample, position in
+// the row and channel, so that truncating a row doesn't change the rest.
 at::Tensor Dropped(const kernels::AdapterDropout& dropout,
                    const at::Tensor& x) {
   if (!dropout.active()) return x;
@@ -255,7 +254,8 @@ at::Tensor LladaScratch::CrossEntropySum(const TokenInput& input,
       head_unit(), hidden, [head, eps, flat, factors](const at::Tensor& x) {
         const MemoryScope scope(MemoryCategory::kLogits);
         const at::Tensor n = LayerNorm(x, head[kNorm], head[kNormBias], eps);
-        // The bias is one more column of the weight, for a channel of ones.
+        // The bias is an additional column of the weight, for a channel of
+        // ones.
         const at::Tensor ones = at::ones({n.size(0), 1}, n.options());
         return kernels::HeadCrossEntropySum(
             at::cat({n, ones}, 1),
@@ -270,12 +270,12 @@ absl::StatusOr<std::unique_ptr<KvCache>> LladaScratch::NewCache(
 }
 
 // What LibTorch's operators and autograd hold in one forward and backward on
-// the CPU, with a target at each place.
+// the CPU, with a target at each position.
 namespace {
 
 using kernels::kFloatBytes;
 
-// Bytes of the tensors that come and go.
+// Bytes of the tensors involved.
 struct Bytes {
   Bytes(const Config& c, int64_t samples, int64_t length,
         c10::ScalarType compute)
@@ -302,7 +302,7 @@ UnitMemory PlanEmbedding(const Config& c, const Bytes& b) {
   // The sum, for the norm's backward; positions; the output.
   const int64_t positions = b.rows * static_cast<int64_t>(sizeof(int64_t));
   unit.kept = b.x + b.norm + positions + mask + b.x;
-  // What is dropped from, and what is left before it is scaled; or both rows.
+  // The dropped input and the result before scaling, or both rows.
   unit.forward_workspace = dropout ? 2 * b.x : b.x;
   const int64_t tokens = std::max(c.vocab_size(), c.max_sequence_length());
   kernels::MemoryLedger gradient;
@@ -325,7 +325,7 @@ UnitMemory PlanLayer(const Config& c, const Bytes& b,
   UnitMemory unit;
   unit.output = b.x;
   // The attention's input, q, k, v and what it keeps, the sum, the MLP's input
-  // and, before and after GELU, its inner rows.
+  // and its inner rows, before and after GELU.
   unit.kept =
       6 * b.x + 2 * b.inner + 2 * b.norm + attention.live() + unit.output;
   // What is added to the sum.
@@ -338,7 +338,7 @@ UnitMemory PlanLayer(const Config& c, const Bytes& b,
 }
 
 UnitMemory PlanHead(const Config& c, const Bytes& b) {
-  // The bias goes as a column of the weight (CrossEntropySum).
+  // The bias is a column of the weight (CrossEntropySum).
   const kernels::TokenLossShape shape = {
       b.rows,           c.hidden_size() + 1, c.vocab_size(), b.dtype,
       /*trained=*/true, /*tied=*/false,      /*sink=*/false};
@@ -350,11 +350,11 @@ UnitMemory PlanHead(const Config& c, const Bytes& b) {
   unit.output = kFloatBytes;
   unit.kept = unit.output + b.norm;
   unit.logits_passing = forward.live();
-  // The rows and the column before they are put together.
+  // The rows and the column before they are concatenated.
   unit.forward_workspace =
       forward.peak() - forward.live() + b.x + b.rows * b.element;
   kernels::MemoryLedger backward(forward.live());
-  // The gradient of the rows, of 16 bits beside the kernel's own.
+  // The gradient of 16-bit rows, besides the kernel's own.
   if (b.dtype == c10::ScalarType::Float) backward.Take(rows);
   kernels::PlanHeadBackward(shape, &backward);
   unit.backward_workspace = backward.peak() - forward.live() -

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The transformer that LLaDA's recipe is tried with from scratch, on a text of
-// a megabyte:
+// The transformer for trying LLaDA's recipe from scratch, on a text of a
+// megabyte:
 //   x = dropout(layer_norm(token[ids] + position[0, 1, ..]))
 //   x += attention(layer_norm(x)) Wo^T    every token sees the whole text
 //   x += gelu(layer_norm(x) Win^T + bin) Wout^T + bout
-// in each layer, then logits = layer_norm(x) Whead^T + bhead. Made of
-// LibTorch's operators: its users care for what it learns, not for how fast.
+// in each layer, then logits = layer_norm(x) Whead^T + bhead. Composed of
+// LibTorch's operators: speed doesn't matter here.
 #ifndef CAPSTAN_PLUGINS_MODEL_LLADA_SCRATCH_LLADA_SCRATCH_H_
 #define CAPSTAN_PLUGINS_MODEL_LLADA_SCRATCH_LLADA_SCRATCH_H_
 
@@ -26,7 +26,7 @@ namespace llada_scratch {
 
 class LladaScratch final : public Model, public TokenModel {
  public:
-  // Opens and checks the folder's files, if the config names one.
+  // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<LladaScratch>> Create(
       const Config& config);
 
@@ -65,9 +65,9 @@ class LladaScratch final : public Model, public TokenModel {
  private:
   LladaScratch(Config sizes, std::unique_ptr<SafetensorsReader> weights);
 
-  // What the last layer leaves, [B * T, hidden_size].
+  // The last layer's output, [B * T, hidden_size].
   at::Tensor Hidden(const TokenInput& input, UnitRunner& runner);
-  // The attention of `batch` rows.
+  // The attention shape for `batch` rows.
   kernels::AttentionShape Attention(int64_t batch) const;
   // `count` parameters from `first` on.
   std::vector<at::Tensor> Parameters(int first, int count) const;

@@ -80,7 +80,7 @@ double Difference(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>();
 }
 
-// The model written down once more, from tensors by name.
+// A second implementation of the model, with tensors by name.
 class Reference {
  public:
   Reference(const Model& model, const std::vector<at::Tensor>& parameters) {
@@ -214,8 +214,8 @@ TEST(LladaScratchTest, RowsAreTheSumOfTheirDocuments) {
   }
 }
 
-// The same for a sample wherever it stands and however far it is read, and
-// none in evaluation.
+// The same for a sample wherever it is in the batch and however it is
+// truncated, and none in evaluation.
 TEST(LladaScratchTest, DropoutGoesByTheSample) {
   Config config = SmallSizes();
   config.set_dropout(0.4);
@@ -223,7 +223,7 @@ TEST(LladaScratchTest, DropoutGoesByTheSample) {
   BindTo(*model);
   PlainRunner runner;
   const at::AutoGradMode no_gradients(false);
-  // A row's documents of one token each, so that none sees the rest.
+  // Documents of one token each, so that none sees the others.
   const auto logits = [&](std::vector<int64_t> tokens, int64_t rows,
                           std::vector<int64_t> samples) {
     TokenInput input;

@@ -13,8 +13,8 @@
 namespace capstan {
 namespace llada_scratch {
 
-// The sizes in `config`, with every field but `pretrained` filled in (tokens
-// that aren't said stay unset, but for the mask). FieldError otherwise.
+// The sizes in `config`, with defaults for every field but `pretrained`
+// (special tokens other than the mask may stay unset). FieldError otherwise.
 absl::StatusOr<Config> Sizes(const Config& config);
 
 // The same from a folder's config.json. An error names the file and the key.

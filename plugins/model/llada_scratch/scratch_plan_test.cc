@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PlanUnits against what one forward and backward really allocate.
+// Compares PlanUnits with the actual allocations of one forward and backward.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
@@ -58,8 +58,8 @@ class ScratchPlanTest : public ::testing::TestWithParam<Shape> {
 
 TEST_P(ScratchPlanTest, Float32) { Compare(at::kFloat, 0.01); }
 
-// oneDNN's products of 16-bit matrices may want memory of their own, which
-// depends on the processor.
+// oneDNN's products of 16-bit matrices may allocate memory that depends on the
+// processor.
 TEST_P(ScratchPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ScratchPlanTest, ::testing::ValuesIn(kShapes),

@@ -22,15 +22,15 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config);
 // From a Hugging Face folder. An error names the file and the key.
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder);
 
-// Writes config.json and generation_config.json, for weights of `dtype`, as
-// transformers reads them (its older and its newer key names).
+// Writes config.json and generation_config.json for weights of `dtype`, with
+// the key names of older and newer transformers.
 absl::Status WriteConfig(const LlamaConfig& config, const std::string& folder,
                          c10::ScalarType dtype);
 
 // LlamaForCausalLM.
 class Llama final : public LlamaModel {
  public:
-  // Opens and checks the folder's files, if the config names one.
+  // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<Llama>> Create(const Config& config);
 
   absl::Status SaveConfig(const std::string& folder,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a Llama's sizes and initial values come from.
+// The source of a Llama's sizes and initial values.
 #ifndef CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_CHECKPOINT_H_
 #define CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_CHECKPOINT_H_
 
@@ -22,13 +22,13 @@
 namespace capstan {
 namespace llama {
 
-// The rows that a vocabulary has beyond its checkpoint's, for tokens that were
-// added to the tokenizer: each is the mean of the checkpoint's rows, around
-// which transformers' resize_token_embeddings draws them, with a covariance of
-// 1e-9 of the rows' (modeling_utils.py, mean_resizing). Thread-safe.
+// The rows that a vocabulary has beyond its checkpoint's, for tokens added to
+// the tokenizer: each is the mean of the checkpoint's rows, around which
+// transformers' resize_token_embeddings samples them with 1e-9 of the rows'
+// covariance (modeling_utils.py, mean_resizing). Thread-safe.
 class NewRows {
  public:
-  // The checkpoint has `rows` of `width` numbers; `weights` outlives this.
+  // The checkpoint has `rows` rows of `width` numbers; `weights` outlives this.
   NewRows(const SafetensorsReader* weights, int64_t rows, int64_t width)
       : weights_(weights), rows_(rows), width_(width) {}
 
@@ -37,7 +37,7 @@ class NewRows {
                     float* out);
 
  private:
-  // Of the rows of tensor `name`, [width]; made once.
+  // The mean of the rows of tensor `name`, [width]; cached.
   absl::StatusOr<const std::vector<float>*> Mean(const std::string& name);
 
   const SafetensorsReader* const weights_;
@@ -54,14 +54,14 @@ struct LlamaCheckpoint {
   std::unique_ptr<NewRows> new_rows;
 };
 
-// Opens and checks the weights of `folder`, whose config.json gave `config`,
+// Opens and validates the weights of `folder`, whose config.json gave `config`,
 // for a vocabulary of `vocab_size` (0: the folder's own). FieldError for
 // "pretrained" or "vocab_size".
 absl::StatusOr<LlamaCheckpoint> OpenCheckpoint(
     const std::string& folder, absl::StatusOr<LlamaConfig> config,
     int64_t vocab_size);
 
-// What a plugin's config describes: a folder, or sizes.
+// From a plugin's config, which names a folder or has sizes.
 template <typename Config>
 absl::StatusOr<LlamaCheckpoint> MakeCheckpoint(
     const Config& config,

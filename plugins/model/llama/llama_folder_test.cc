@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hugging Face folders: read, written, and wrong.
+// Hugging Face folders: reading, writing, and errors.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -76,8 +76,8 @@ class LlamaFolderTest : public testing::Test {
     return Llama::Create(config).status();
   }
 
-  // Changes config.json by `edit`, and expects an error that names the file
-  // and all of `words`.
+  // Changes config.json by `edit`, and expects an error that names the file and
+  // all of `words`.
   void ExpectConfigError(const std::function<void(Json&)>& edit,
                          const std::vector<std::string>& words) {
     const std::string path = folder_ + "/config.json", before = Read(path);
@@ -117,7 +117,7 @@ TEST_F(LlamaFolderTest, FolderRoundTrip) {
   EXPECT_EQ(json["rope_parameters"]["rope_theta"], 1234.5);
   EXPECT_EQ(json["torch_dtype"], "float32");
   EXPECT_EQ(json["head_dim"], 4);
-  // Absent, it would become 1 in transformers.
+  // If absent, transformers would set it to 1.
   EXPECT_TRUE(json.at("bos_token_id").is_null());
   EXPECT_EQ(
       Json::parse(Read(folder_ + "/generation_config.json")).at("eos_token_id"),
@@ -148,7 +148,7 @@ TEST_F(LlamaFolderTest, AGreaterVocabularyGetsTheMeanOfTheRows) {
             EXPECT_NEAR(got[r * width + c], sum / rows, 1e-6);
           }
         }
-        // A part of old and new rows, as a shard is filled.
+        // A part of old and new rows, as for a shard.
         std::vector<float> part(2 * width);
         ASSERT_TRUE(model
                         ->InitialValue(i, 0, (rows - 1) * width - 1, 2 * width,

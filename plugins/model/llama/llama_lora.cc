@@ -22,8 +22,8 @@ namespace {
 
 constexpr char kAllLinear[] = "all-linear";
 
-// The linear layer that a parameter is the weight of, "" if it can't have an
-// adapter: norms, the embedding and the head.
+// The linear layer with this weight; "" for a parameter without adapters:
+// norms, the embedding and the head.
 std::string ModuleOf(const ParameterSpec& spec,
                      const std::vector<ParameterSpec>& base) {
   absl::string_view module = spec.name;
@@ -35,7 +35,7 @@ std::string ModuleOf(const ParameterSpec& spec,
   return std::string(module);
 }
 
-// Whether `target` is the module's name, or the end of it from a dot on.
+// Whether `target` is the module's name or a suffix of it after a dot.
 bool Names(absl::string_view target, absl::string_view module) {
   return target == module ||
          (absl::ConsumeSuffix(&module, target) && absl::EndsWith(module, "."));
@@ -58,7 +58,7 @@ absl::Status CheckNumbers(const LoraSpec& spec) {
   return absl::OkStatus();
 }
 
-// Whether each name in target_modules is one of the model's.
+// Checks that each name in target_modules is a module of the model.
 absl::Status CheckNames(const LoraSpec& spec,
                         const std::vector<ParameterSpec>& base) {
   std::set<std::string> last_parts, modules;

@@ -21,8 +21,8 @@ namespace llama {
 // parameters and initial values.
 class LlamaLora {
  public:
-  // `base`: the model's own parameters, which the adapters' follow. FieldError
-  // for a spec that doesn't fit them, or whose pretrained adapter doesn't.
+  // `base`: the model's own parameters; the adapters' follow them. FieldError
+  // for a spec or a pretrained adapter that doesn't fit them.
   static absl::StatusOr<std::unique_ptr<LlamaLora>> Create(
       const LoraSpec& spec, const std::vector<ParameterSpec>& base);
 
@@ -33,8 +33,8 @@ class LlamaLora {
   absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
                             int64_t count, float* out) const;
 
-  // The adapter of base parameter `index`, made of the model's parameters
-  // (base and adapters); undefined if it has none. samples: see
+  // The adapter of base parameter `index`, from the model's parameters (base
+  // and adapters); undefined if it has none. samples: see
   // TokenInput::sample_positions.
   kernels::Adapter At(int index, const std::vector<at::Tensor>& parameters,
                       const at::Tensor& samples) const;
@@ -51,7 +51,7 @@ class LlamaLora {
 
   const LoraSpec spec_;
   std::vector<ParameterSpec> specs_;
-  // Of a base parameter: where its A is among all parameters, or -1; and the
+  // By base parameter: the index of its A among all parameters, or -1; and the
   // key of its dropout.
   std::vector<int> place_;
   std::vector<uint64_t> keys_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which parameters an adapter adds, how they begin, and what it refuses; what
-// it computes is compared with PEFT in tests/golden.
+// The parameters that an adapter adds, their initial values, and what is
+// refused; tests/golden compares the results with PEFT.
 #include "plugins/model/llama/llama_lora.h"
 
 #include <ATen/TensorOperators.h>
@@ -240,7 +240,7 @@ TEST_F(LlamaLoraFolderTest, OfAnotherModelIsRefusedByTensor) {
   EXPECT_THAT(refused(SmallSizes(), other), HasSubstr("r is 3"));
 }
 
-// Dropout: the same for a sample wherever it stands, and none in evaluation.
+// Dropout: the same for a sample wherever it is, and none in evaluation.
 TEST(LlamaLoraTest, DropoutGoesByTheSample) {
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     Config config = SmallSizes();

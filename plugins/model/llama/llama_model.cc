@@ -39,7 +39,7 @@ class LlamaCache final : public KvCache {
     at::Tensor v;
   };
 
-  // `owner`: the model, for whose keys and values alone it is.
+  // `owner`: the only model that may use it.
   LlamaCache(const LlamaModel* owner, const LlamaConfig& config, int64_t batch,
              int64_t max_length, const at::TensorOptions& options)
       : owner_(owner), batch_(batch), max_length_(max_length) {
@@ -57,7 +57,7 @@ class LlamaCache final : public KvCache {
     return batch == batch_ && length_ + more <= max_length_;
   }
 
-  // Puts k and v [B * T, ..] of a layer behind what is there; returns all.
+  // Appends k and v [B * T, ..] of a layer; returns all of them.
   Layer Append(int layer, const at::Tensor& k, const at::Tensor& v) const {
     const int64_t added = k.size(0) / batch_;
     const auto put = [&](const at::Tensor& cache, const at::Tensor& x) {
@@ -75,14 +75,14 @@ class LlamaCache final : public KvCache {
   std::vector<Layer> layers_;
 };
 
-// Of a table of rotations for `length` positions: it grows seldom.
+// The length of a table of rotations for `length` positions: grows rarely.
 int64_t RopePositions(int64_t length) {
   int64_t positions = 64;
   while (positions < length) positions *= 2;
   return positions;
 }
 
-// One layer's weights, and what it needs to know of the forward it is in.
+// One layer's weights and the forward's settings.
 struct LayerPass {
   int layer = 0;
   kernels::TransformerBlockWeights weights;
@@ -208,7 +208,7 @@ kernels::TransformerBlockOptions LlamaModel::BlockOptions(
   const at::Tensor positions =
       input.positions.to(options.rope_table.device()).contiguous();
   options.packing = c10::make_intrusive<kernels::PackedRows>(positions);
-  // A row of the table for each token.
+  // One row of the table per token.
   options.rope_table =
       options.rope_table.index_select(0, positions.reshape({-1}));
   return options;
@@ -321,20 +321,20 @@ UnitMemory PlanEmbedding(const LlamaConfig& c,
   unit.output = shape.rows * c.hidden_size * kernels::ElementBytes(shape.dtype);
   unit.kept =
       unit.output + RopePositions(length) * c.head_dim * kernels::kFloatBytes;
-  // Masked diffusion cuts the end off a row (TokenInput::positions): any batch
-  // of a model that sees both sides may have a table row for each token.
+  // Masked diffusion may truncate rows (TokenInput::positions), so any batch of
+  // a bidirectional model may have a table row per token.
   if (!c.causal) unit.kept += shape.rows * c.head_dim * kernels::kFloatBytes;
   if (!shape.trained) return unit;  // no backward comes here
   kernels::MemoryLedger backward;
   kernels::PlanEmbeddingBackward(shape, &backward);
-  // The strategy counts the weight's gradient, the largest one, which may not
-  // be there beside its place; then this is negative.
+  // The strategy counts the weight's gradient, the largest one; the kernel may
+  // not hold it in addition to its place, and then this is negative.
   unit.backward_workspace = backward.peak() - weight;
   return unit;
 }
 
 UnitMemory PlanHead(const kernels::TokenLossShape& s, int64_t largest) {
-  // The norm's rstd alone is no logits.
+  // Everything but the norm's rstd is logits.
   const int64_t rstd = s.rows * kernels::kFloatBytes;
   kernels::MemoryLedger forward;
   kernels::PlanRmsNorm(s.rows, s.hidden, s.dtype, &forward);
@@ -342,7 +342,7 @@ UnitMemory PlanHead(const kernels::TokenLossShape& s, int64_t largest) {
   UnitMemory unit;
   unit.output = kernels::kFloatBytes;
   unit.kept = unit.output + rstd;
-  // All but the gradient of the hidden rows waits for a tied embedding.
+  // Everything but the gradient of the hidden rows waits for a tied embedding.
   if (s.tied && s.trained) {
     unit.logits_kept =
         forward.live() - rstd - s.rows * s.hidden * kernels::kFloatBytes;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Llama (Touvron et al., 2023, as transformers' LlamaForCausalLM computes
-// it) and LLaDA have in common:
+// The common part of Llama (Touvron et al., 2023, as in transformers'
+// LlamaForCausalLM) and LLaDA:
 //   x += attention(rms_norm(x)) Wo^T     rotary, grouped queries
 //   x += (silu(n Wgate^T) * n Wup^T) Wdown^T   with n = rms_norm(x)
 // in each layer, then logits = rms_norm(x) Whead^T. They differ in names, and
@@ -34,7 +34,7 @@ class LlamaModel : public Model, public TokenModel {
   void BindGradients(GradientSink* sink) override { sink_ = sink; }
   std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
                                     c10::ScalarType compute) const override;
-  // The adapters' parameters come behind all others.
+  // The adapters' parameters come after all others.
   absl::Status AddLora(const LoraSpec& spec) override;
   TokenModel* token_model() override { return this; }
 
@@ -62,7 +62,7 @@ class LlamaModel : public Model, public TokenModel {
   const LlamaConfig& config() const { return config_; }
 
  private:
-  // What the last layer leaves, [B * T, hidden_size].
+  // The last layer's output, [B * T, hidden_size].
   at::Tensor Hidden(const TokenInput& input, UnitRunner& runner,
                     const kernels::TiedGradient& tied);
   // Cosines and sines of `length` positions from `begin` on.
@@ -70,7 +70,7 @@ class LlamaModel : public Model, public TokenModel {
   // Weights and adapters of a layer.
   kernels::TransformerBlockWeights LayerWeights(
       int layer, const at::Tensor& samples) const;
-  // What all layers of a forward have in common.
+  // Common to all layers of a forward.
   kernels::TransformerBlockOptions BlockOptions(const TokenInput& input);
   int head_unit() const { return static_cast<int>(units_.size()) - 1; }
 
@@ -83,7 +83,7 @@ class LlamaModel : public Model, public TokenModel {
   size_t base_parameters_;           // those before the adapters'
   std::vector<at::Tensor> parameters_;
   GradientSink* sink_ = nullptr;
-  at::Tensor rope_table_;  // grows as longer sequences come
+  at::Tensor rope_table_;  // grows with the longest sequence
 };
 
 }  // namespace llama

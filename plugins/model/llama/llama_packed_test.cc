@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of several documents: what each gives is what it gives alone.
+// Rows of several documents: each gives the same as alone.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -147,7 +147,7 @@ TEST_P(LlamaPackedTest, PositionsOfOneDocumentARowChangeNothing) {
   if (GetParam() == at::kFloat) {
     EXPECT_TRUE(got.equal(wanted));
   } else {
-    // ATen may divide a batch's work otherwise than a row's.
+    // ATen may split a batch's work differently from a row's.
     EXPECT_LT((got - wanted).abs().max().item<double>(), 0.05);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PlanUnits against what one forward and backward really allocate.
+// Compares PlanUnits with the actual allocations of one forward and backward.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ constexpr Shape kShapes[] = {
     // The embedding outweighs all else, and the logits come at once.
     {"large_vocabulary", 64, 160, 2, 4, 2, 20000, true, 1, 64},
     {"large_untied", 64, 160, 2, 4, 2, 20000, false, 1, 64},
-    // Logits of 64 MiB at most: in two pieces, and in three.
+    // Logits of at most 64 MiB: in two chunks, and in three.
     {"two_pieces", 64, 160, 2, 4, 2, 40000, true, 4, 150},
     {"two_pieces_untied", 64, 160, 2, 4, 2, 40000, false, 4, 150},
     {"three_pieces", 64, 160, 12, 4, 2, 48000, true, 8, 110},
@@ -85,9 +85,9 @@ class LlamaPlanTest : public ::testing::TestWithParam<Shape> {
 
 TEST_P(LlamaPlanTest, Float32) { Compare(at::kFloat, 0.002); }
 
-// oneDNN's products of 16-bit matrices may want memory of their own, which
-// depends on the processor: of few_rows, the smallest, 4.3 % is missing on AMD
-// (Zen 4), 6.1 % on Intel (a Xeon with AMX).
+// oneDNN's products of 16-bit matrices may allocate memory that depends on the
+// processor: of few_rows, the smallest, 4.3 % is missing on AMD (Zen 4), 6.1 %
+// on Intel (a Xeon with AMX).
 TEST_P(LlamaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.07); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LlamaPlanTest, ::testing::ValuesIn(kShapes),

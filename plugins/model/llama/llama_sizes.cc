@@ -47,7 +47,7 @@ void CheckSizes(const LlamaConfig& c, ConfigCheck* check) {
   check->Size(names.max_position_embeddings, c.max_position_embeddings);
 }
 
-// Whether heads can be rotated.
+// Checks that heads can be rotated.
 void CheckHeads(const LlamaConfig& c, ConfigCheck* check) {
   const LlamaNames& names = *c.names;
   if (c.num_attention_heads % c.num_key_value_heads != 0) {
@@ -97,7 +97,7 @@ std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& c) {
     specs.push_back({name + ".weight", std::move(shape), unit});
   };
   add(c.names->embedding, {c.vocab_size, hidden});
-  // The gradient of rows is put where they came from.
+  // The gradient is scattered to the rows looked up.
   specs[0].read_in_backward = false;
   if (c.tie_word_embeddings) {
     specs[0].other_units = {static_cast<int>(c.num_hidden_layers) + 1};
@@ -163,7 +163,7 @@ absl::Status WriteConfigFiles(const LlamaConfig& c, Json json,
   if (!c.source_generation_config.empty()) {
     generation = ParseJson<Json>(c.source_generation_config);
   }
-  // A folder's own ids stay as they are: there may be several.
+  // A folder's own ids are kept: there may be several.
   const auto keep_or_set = [](const char* key, absl::optional<int64_t> id,
                               Json* out) {
     if (out->contains(key)) return;

@@ -34,9 +34,9 @@ enum LayerParameter {
   kLayerParameters,
 };
 
-// What the files of a kind of model call the parts of a Llama.
+// The names of a Llama's parts in the files of a kind of model.
 struct LlamaNames {
-  // Keys of config.json, which are the plugin's fields, too.
+  // Keys of config.json, which are also the plugin's fields.
   const char* hidden_size;
   const char* intermediate_size;
   const char* num_hidden_layers;
@@ -46,8 +46,8 @@ struct LlamaNames {
   const char* max_position_embeddings;
   const char* initializer_range;
 
-  // Tensors, without ".weight" at the end. A layer's are LAYERS + "N." + its
-  // own name.
+  // Tensor names without ".weight" at the end. A layer's are LAYERS + "N." +
+  // its own name.
   const char* embedding;
   const char* layers;
   std::array<const char*, kLayerParameters> in_layer;
@@ -55,7 +55,7 @@ struct LlamaNames {
   const char* head;
 };
 
-// Those of transformers' LlamaForCausalLM.
+// The names of transformers' LlamaForCausalLM.
 inline constexpr LlamaNames kHuggingFaceNames = {
     "hidden_size",
     "intermediate_size",
@@ -74,11 +74,11 @@ inline constexpr LlamaNames kHuggingFaceNames = {
     "lm_head",
 };
 
-// What a Llama is. Names as in its Hugging Face config.json.
+// A Llama's config. Names as in its Hugging Face config.json.
 struct LlamaConfig {
-  // Of its files; a constant.
+  // Names in its files; a constant.
   const LlamaNames* names = &kHuggingFaceNames;
-  // Whether a token sees only those before it.
+  // Whether a token sees only itself and those before it.
   bool causal = true;
 
   int64_t hidden_size = 0;
@@ -98,14 +98,13 @@ struct LlamaConfig {
   absl::optional<int64_t> pad_token_id;
   absl::optional<int64_t> mask_token_id;
 
-  // The texts of the folder's own config.json and generation_config.json,
-  // whose other keys are kept when saving; empty for given sizes.
+  // The text of the folder's own config.json and generation_config.json, whose
+  // other keys are kept when saving; empty for given sizes.
   std::string source_config;
   std::string source_generation_config;
 };
 
-// Sets num_key_value_heads and head_dim where they are 0; then whether the
-// sizes make a model, from whichever source.
+// Sets num_key_value_heads and head_dim if 0, then validates the sizes.
 absl::optional<ConfigProblem> FinishSizes(LlamaConfig* config);
 
 // Parameters in the order of first use: the embedding, kLayerParameters for
@@ -124,14 +123,14 @@ inline int HeadIndex(const LlamaConfig& config) {
 
 std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& config);
 
-// A tensor of a checkpoint that the model doesn't use: the head's of a tied
-// one, and constants that old versions of transformers saved.
+// Whether the model ignores this tensor of a checkpoint: the head of a tied
+// one, and constants saved by old versions of transformers.
 bool IsUnused(const LlamaConfig& config, absl::string_view name);
 
 using Json = ConfigJson;
 
-// The sizes in a folder's config.json, which `read` reads; then FinishSizes,
-// and the texts to keep. An error names the file and the key.
+// Reads the sizes in a folder's config.json with `read`, applies FinishSizes,
+// and keeps the texts. An error names the file and the key.
 absl::StatusOr<LlamaConfig> ReadFolder(const std::string& folder,
                                        void (*read)(ConfigKeys& keys,
                                                     LlamaConfig* c));
@@ -139,8 +138,8 @@ absl::StatusOr<LlamaConfig> ReadFolder(const std::string& folder,
 // The source config's keys, or none.
 Json SourceKeys(const LlamaConfig& config);
 
-// Puts the dtype of the weights and the token ids into `json`, and writes it to
-// config.json and the ids to generation_config.json, too.
+// Adds the dtype of the weights and the token ids to `json`, and writes it to
+// config.json, and the ids also to generation_config.json.
 absl::Status WriteConfigFiles(const LlamaConfig& config, Json json,
                               const std::string& folder, c10::ScalarType dtype);
 

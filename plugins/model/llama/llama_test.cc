@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes and bookkeeping; what it computes is compared with transformers in
-// tests/golden.
+// Sizes and bookkeeping; tests/golden compares the results with transformers.
 #include "plugins/model/llama/llama.h"
 
 #include <ATen/core/grad_mode.h>

@@ -12,7 +12,7 @@
 namespace capstan {
 namespace llama {
 
-// A Llama small enough to look at.
+// Sizes of a small Llama.
 inline Config SmallSizes() {
   Config config;
   config.set_hidden_size(12);

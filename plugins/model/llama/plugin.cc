@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Apart from the code, so that a test can link several plugins' code.
+// Separate from the code, so that a test can link the code of several plugins.
 #include "plugins/sdk/plugin.h"
 
 #include "plugins/model/llama/llama.h"

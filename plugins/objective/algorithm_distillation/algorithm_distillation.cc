@@ -29,7 +29,7 @@ int64_t Rows(const Batch& batch) {
   return RequiredTensor(batch, "lengths").numel();
 }
 
-// One of the two losses: over the targets that aren't kIgnoredTarget.
+// One of the two losses, over the targets that aren't kIgnoredTarget.
 struct Part {
   at::Tensor sum;      // float32, with gradient
   at::Tensor metrics;  // [2, 2] float64: loss and accuracy, sums and counts
@@ -50,7 +50,7 @@ Part PartOf(const at::Tensor& logits, const at::Tensor& targets,
   return part;
 }
 
-// What fits neither data nor evaluation.
+// Rejects data that fits neither the model nor the evaluation.
 absl::Status CheckForm(const HistorySpec& spec, const HistoryForm& form) {
   if (spec.compressed != form.compressed) {
     return absl::InvalidArgumentError(
@@ -197,7 +197,7 @@ LossSum AlgorithmDistillation::Compute(Model& model, const Batch& batch,
   input.kinds = RequiredTensor(batch, "kinds");
   input.lengths = RequiredTensor(batch, "lengths");
   input.seed = info.seed;
-  // Dropout is for training.
+  // Dropout only in training.
   if (info.training)
     input.sample_positions = RequiredTensor(batch, kSamplePosition);
   const at::Tensor logits = histories->LastLogits(input, runner);
@@ -242,8 +242,8 @@ absl::StatusOr<std::vector<double>> AlgorithmDistillation::Measure(
   options.key = RandomKey(info.seed, "algorithm_distillation.evaluation");
   options.progress = info.progress;
   options.stop = info.stop;
-  // Trial t is of task t / streams, and rank t % world_size plays it. A rank
-  // with fewer than others plays some more, which don't count.
+  // Rank t % world_size plays trial t, which is of task t / streams. A rank
+  // with fewer trials plays extra ones, which don't count.
   const int64_t streams = Streams();
   const int64_t count = static_cast<int64_t>(tasks.size()) * streams;
   const int64_t share = (count + info.world_size - 1) / info.world_size;
@@ -251,8 +251,8 @@ absl::StatusOr<std::vector<double>> AlgorithmDistillation::Measure(
   for (int64_t i = 0; i < share; ++i) {
     const int64_t t = (i * info.world_size + info.rank) % count;
     const int task = tasks[t / streams];
-    // By task and stream, so a goal's histories are the same whatever others
-    // are asked for.
+    // By task and stream, so that a goal's histories don't depend on the other
+    // tasks.
     trials.push_back(
         {darkroom::MakeTask(options.form.variant, options.form.room, task),
          static_cast<uint64_t>(task) * streams + t % streams});
@@ -276,7 +276,7 @@ Measurement AlgorithmDistillation::Summarize(absl::Span<const double> sums,
   if (episodes == 0) return measurement;
   const int64_t streams = Streams();
   const int64_t tasks = static_cast<int64_t>(sums.size()) / episodes / streams;
-  // Of each task the mean over its streams, and of each episode that over all.
+  // The mean over streams by task, and over all trials by episode.
   std::vector<double> result(tasks * episodes, 0.0);
   std::vector<double> curve(episodes, 0.0);
   for (size_t i = 0; i < sums.size(); ++i) {

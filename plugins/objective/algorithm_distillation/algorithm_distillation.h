@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Imitation of learning histories: -log p(action) plus, for histories in
-// regions, -log p(token type), each a mean over the rows that have one. Needs
-// a HistoryModel; evaluates in context on a HistorySource.
+// regions, -log p(token type), each a mean over the rows that have one. Needs a
+// HistoryModel; evaluates in context on a HistorySource.
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_ALGORITHM_DISTILLATION_ALGORITHM_DISTILLATION_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_ALGORITHM_DISTILLATION_ALGORITHM_DISTILLATION_H_
 
@@ -19,7 +19,7 @@ namespace capstan {
 namespace algorithm_distillation {
 
 // Reads a batch's "transitions", "kinds", "lengths" and "action", and
-// "token_type" if there is one: AdHistory says what they are.
+// "token_type" if present; see AdHistory.
 class AlgorithmDistillation final : public Objective {
  public:
   static absl::StatusOr<std::unique_ptr<AlgorithmDistillation>> Create(
@@ -32,11 +32,11 @@ class AlgorithmDistillation final : public Objective {
   int step_totals() const override { return 2; }
   std::vector<double> StepTotals(const Batch& batch,
                                  const StepInfo& info) const override;
-  // Names as the original's scalars.
+  // Named as the original's scalars.
   std::vector<MetricTags> metrics() const override;
   std::string unit() const override { return "samples"; }
-  // The sum is made so that sum / count over the whole step is the sum of the
-  // two means, whatever micro-batches and ranks hold the rows.
+  // Scales the sum so that sum / count over the whole step is the sum of the
+  // two means, however the rows are split into micro-batches and ranks.
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override;
 

@@ -134,7 +134,7 @@ TEST(AlgorithmDistillationTest, TheLossIsTwoMeans) {
   EXPECT_EQ(loss.tokens, 4);
   EXPECT_EQ(objective->unit(), "samples");
   EXPECT_NEAR(loss.sum.item<double>() / loss.count, action + type, 1e-6);
-  // In the order of metrics(): sums and what divides them.
+  // In the order of metrics(): sums and their divisors.
   ASSERT_EQ(loss.metrics.sizes(), at::IntArrayRef({4, 2}));
   ASSERT_EQ(objective->metrics().size(), 4u);
   const at::Tensor means =
@@ -144,8 +144,8 @@ TEST(AlgorithmDistillationTest, TheLossIsTwoMeans) {
   EXPECT_EQ(means[3].item<double>(), 0.75);  // the fake says "none" always
 }
 
-// Parts of a step, wherever they are computed, add up to the whole step: a mean
-// of the parts' means would not.
+// Parts of a step, wherever they are computed, add up to the whole step, unlike
+// a mean of the parts' means.
 TEST(AlgorithmDistillationTest, MicroBatchesAreOneBatch) {
   const auto objective = Made();
   FakeHistoryModel model(true);
@@ -202,8 +202,8 @@ TEST(AlgorithmDistillationTest, SamplePositionsAreForTraining) {
   EXPECT_TRUE(model.seen_samples.equal(batch.at("sample_position")));
 }
 
-// The tasks are spread over the ranks, each rank calls the model equally often,
-// and what comes out hangs on neither.
+// The tasks are distributed over the ranks, each rank calls the model equally
+// often, and the result depends on neither.
 TEST(AlgorithmDistillationTest, RanksMeasureTogetherWhatOneMeasures) {
   Config config;
   config.mutable_evaluation()->set_episodes(2);

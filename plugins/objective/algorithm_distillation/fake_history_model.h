@@ -34,7 +34,7 @@ inline std::string RowText(const HistoryInput& input, int64_t row) {
   return text;
 }
 
-// Logits that are a function of a row's text alone. Notes what it is shown.
+// Its logits are a function of a row's text alone. Records its inputs.
 class FakeHistoryModel final : public Model, public HistoryModel {
  public:
   explicit FakeHistoryModel(bool compressed) {
@@ -88,9 +88,9 @@ class FakeHistoryModel final : public Model, public HistoryModel {
   HistorySpec spec;
   int calls = 0;
   at::Tensor seen_samples;
-  // Rows as whole texts, call by call; "" for one that isn't asked.
+  // Rows as whole texts, by call; "" for a row that isn't queried.
   std::vector<std::vector<std::string>> shown;
-  // Whether a region ends with the step that this text asks for.
+  // Whether a region ends with the step queried by this text.
   std::function<bool(const std::string&)> ends = [](const std::string&) {
     return false;
   };

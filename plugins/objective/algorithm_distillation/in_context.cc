@@ -43,7 +43,7 @@ HistoryInput InputOf(absl::Span<const Tokens> rows) {
   return input;
 }
 
-// Drawn from softmax(logits), `uniform` in [0, 1) deciding; -1 if they aren't
+// Samples from softmax(logits) by `uniform` in [0, 1); -1 if they aren't
 // finite.
 int DrawAction(absl::Span<const float> logits, double uniform) {
   std::array<double, darkroom::kActions> weights;
@@ -62,7 +62,7 @@ int DrawAction(absl::Span<const float> logits, double uniform) {
   return action;
 }
 
-// The trials of one PlayInContext, a row of the model's batch each.
+// The trials of one PlayInContext, one row of the model's batch each.
 class Player {
  public:
   Player(HistoryModel* model, absl::Span<const Trial> trials,
@@ -104,9 +104,9 @@ class Player {
     return tasks;
   }
 
-  // An action for each trial. Where a region's end comes without an action,
-  // those that it closes are asked a second time; that the second call comes
-  // only if one does would make ranks wait for each other.
+  // Chooses an action for each trial. If a region ends without an action, its
+  // trial is asked a second time. The second call is unconditional: otherwise
+  // ranks could disagree on the number of calls.
   void Act(int64_t step) {
     const HistoryForm& form = options_.form;
     std::fill(asked_.begin(), asked_.end(), true);
@@ -118,7 +118,7 @@ class Player {
     }
   }
 
-  // Fills logits_ for the trials that are asked_.
+  // Computes logits_ for the trials in asked_.
   void Ask() {
     for (size_t i = 0; i < trials_.size(); ++i) {
       shown_[i] = {};
@@ -139,8 +139,8 @@ class Player {
     logits_ = logits.to(at::kCPU, at::kFloat).contiguous();
   }
 
-  // Takes the actions; where the model ends a region and `end_first`, ends that
-  // and leaves the trial asked_.
+  // Chooses the actions; if the model ends a region and `end_first`, ends it
+  // and leaves the trial in asked_.
   void Answer(int64_t step, bool end_first) {
     const bool compressed = options_.form.compressed;
     const int64_t columns = logits_.size(1);
@@ -164,7 +164,7 @@ class Player {
     }
   }
 
-  // Does the actions, and remembers what came of them.
+  // Takes the actions and records the results.
   void Step() {
     const std::vector<darkroom::Cell> before = room_.states();
     room_.Step(actions_.data(), rewards_.data());

@@ -28,24 +28,24 @@ struct Tokens {
   int64_t size() const { return static_cast<int64_t>(kinds.size()); }
 };
 
-// What a model is shown of a history that grows as the model acts. Each history
-// is on its own: that another closes a region changes nothing here.
+// The part of a history shown to the model as the model acts. Independent of
+// other histories: regions that they close have no effect here.
 class Memory {
  public:
   explicit Memory(const HistoryForm& form) : form_(form) {}
 
-  // The whole history as it is to be shown, `state` being asked for.
+  // The whole history to show, with a query for `state`.
   Tokens Show(darkroom::Cell state) const;
   // The same without what the last ShowNew has shown, for a model with a cache;
-  // or all of it where the cache must forget first: then *forget is true.
+  // or all of it, with *forget = true, if the cache must be cleared first.
   // Compressed only.
   Tokens ShowNew(darkroom::Cell state, bool* forget);
 
-  // After an action.
+  // Appends a transition after an action.
   void Add(const Transition& transition);
-  // Compressed: this region becomes the one before, and a new one begins.
+  // Compressed: this region becomes the previous one, and a new one begins.
   void EndRegion();
-  // Transitions of this region; plain: those that are shown.
+  // Transitions of this region; plain: those shown.
   int64_t size() const { return static_cast<int64_t>(current_.size()); }
 
  private:
@@ -56,7 +56,7 @@ class Memory {
   size_t shown_ = 0;     // transitions of current_ that it has shown
 };
 
-// One history to be made: a task, and what its random numbers hang on.
+// A history to play: a task, and the keys of its random numbers.
 struct Trial {
   darkroom::Task task;
   uint64_t number = 0;  // of the task and stream, the same on any rank
@@ -66,18 +66,18 @@ struct TrialOptions {
   HistoryForm form;
   int64_t episodes = 0;
   uint64_t key = 0;  // RandomKey
-  // Told the part that is done, in [0, 1], after each episode.
+  // Called after each episode with the fraction done, in [0, 1].
   std::function<void(double done)> progress = [](double) {};
-  // Asked before each step of an episode; true: CANCELLED.
+  // Polled before each step of an episode; true: CANCELLED.
   std::function<bool()> stop = [] { return false; };
 };
 
-// Plays `episodes` episodes in each trial, one after the other, without
-// gradients. An action is drawn from the softmax of the model's logits, by a
-// number of its trial, episode and step alone. Where the model says that a
-// region ends, or the region is full, it does. Calls the model equally often
-// whatever happens: options alone decide. Returns [trials, episodes] returns.
-// INVALID_ARGUMENT if logits aren't finite; all calls are made even so.
+// Plays `episodes` consecutive episodes in each trial, without gradients.
+// Samples actions from the softmax of the model's logits, keyed by trial,
+// episode and step alone. A region ends if the model says so or it is full. The
+// number of calls of the model depends only on the options. Returns [trials,
+// episodes] returns, or INVALID_ARGUMENT if logits aren't finite, but only
+// after all calls.
 absl::StatusOr<std::vector<double>> PlayInContext(
     HistoryModel& model, absl::Span<const Trial> trials,
     const TrialOptions& options, UnitRunner& runner);

@@ -20,7 +20,7 @@ int Count(const std::string& text, char c) {
   return static_cast<int>(std::count(text.begin(), text.end(), c));
 }
 
-// What lies behind the last START, or all of it.
+// What follows the last START, or all of it.
 std::string Region(const std::string& text) {
   const size_t start = text.rfind('S');
   return start == std::string::npos ? text : text.substr(start + 1);
@@ -47,7 +47,7 @@ class InContextTest : public ::testing::Test {
     EXPECT_TRUE(returns.ok()) << returns.status();
     return *returns;
   }
-  // All that a model was shown of row `row`.
+  // Everything shown to the model in row `row`.
   static std::vector<std::string> Shown(const FakeHistoryModel& model,
                                         int64_t row) {
     std::vector<std::string> texts;
@@ -70,8 +70,8 @@ TEST_F(InContextTest, PlainShowsTheNewestTransitions) {
   EXPECT_EQ(shown[0], "Q44");
   for (size_t i = 1; i < shown.size(); ++i) {
     ASSERT_EQ(Count(shown[i], 'T'), std::min<size_t>(i, 7));
-    // The last one leads to the state that is asked for, and the others are
-    // those of the step before.
+    // The last one leads to the queried state, and the others are those of the
+    // previous step.
     const std::string query = shown[i].substr(shown[i].size() - 2);
     ASSERT_EQ(shown[i].substr(shown[i].size() - 5, 2), query);
     const std::string before = shown[i].substr(0, shown[i].rfind('T'));
@@ -131,8 +131,8 @@ TEST_F(InContextTest, AFullRegionBecomesTheOneBefore) {
   }
 }
 
-// The model ends regions after four steps where it is asked in a cell of the
-// upper rows: at other times in one history than in the other.
+// The model ends regions after four steps if it is queried in a cell of the
+// upper rows: at different times in the two histories.
 bool EndsAbove(const std::string& text) {
   return Count(Region(text), 'T') >= 4 && text[text.size() - 2] < '4';
 }
@@ -180,7 +180,7 @@ TEST_F(InContextTest, TheStepAtTheEndIsDone) {
   EXPECT_EQ(Count(shown[5], 'E'), 1);
 }
 
-// As in the original: the region ends before the step, and the model is asked
+// As in the original: the region ends before the step, and the model is queried
 // again.
 TEST_F(InContextTest, OrTheModelIsAskedAgain) {
   Compressed(16);

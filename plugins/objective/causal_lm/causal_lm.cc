@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 200;
 
-// A tensor that the batch need not have.
+// An optional tensor of the batch.
 at::Tensor Optional(const Batch& batch, const char* name) {
   const auto it = batch.find(name);
   return it == batch.end() ? at::Tensor() : it->second;
@@ -42,8 +42,8 @@ absl::Status CheckModel(Model& model) {
       "capstan.masked_diffusion");
 }
 
-// The labels that positions 0.. predict: all but the first of each row. No
-// token predicts the first of another document, whatever its label says.
+// The labels predicted at positions 0..: all but the first of each row. The
+// first token of the next document is not predicted, whatever its label.
 at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
   const at::Tensor next = labels.narrow(1, 1, labels.size(1) - 1);
   if (!positions.defined()) return next;
@@ -55,15 +55,15 @@ at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
                           kIgnoredTarget);
 }
 
-// The end of a text that a model sees, with its keys and values cached. When
-// the model's positions are used up, the later half of them starts anew.
+// The end of a text that the model sees, with cached keys and values. When the
+// model runs out of positions, the later half is started again.
 class Context {
  public:
-  // `longest` is how long the text will get.
+  // `longest`: the final length of the text.
   Context(TokenModel* model, int64_t longest)
       : model_(model), capacity_(std::min(longest, model->max_positions())) {}
 
-  // float32 logits [V] on CPU for the token behind `text`.
+  // float32 logits [V] on CPU for the token after `text`.
   absl::StatusOr<at::Tensor> NextLogits(std::vector<int64_t>& text,
                                         UnitRunner& runner) {
     const int64_t length = static_cast<int64_t>(text.size());
@@ -71,7 +71,7 @@ class Context {
       if (cache_ != nullptr) begin_ = length - (capacity_ + 1) / 2;
       CAPSTAN_ASSIGN_OR_RETURN(cache_, model_->NewCache(1, capacity_));
     }
-    // All that the cache doesn't hold yet: the prompt, then one token a time.
+    // Everything not in the cache: the prompt, later one token at a time.
     const int64_t past = begin_ + cache_->length();
     const at::Tensor input =
         at::from_blob(text.data() + past, {1, length - past}, at::kLong);
@@ -86,7 +86,7 @@ class Context {
   TokenModel* const model_;
   const int64_t capacity_;
   std::unique_ptr<KvCache> cache_;
-  int64_t begin_ = 0;  // of the text, where the cache begins
+  int64_t begin_ = 0;  // offset in the text of the cache's start
 };
 
 }  // namespace
@@ -130,7 +130,7 @@ int64_t CausalLm::CountTargets(const Batch& batch, const StepInfo&) const {
   if (labels.defined()) {
     return NextLabels(labels, positions).ge(0).sum().item<int64_t>();
   }
-  // Every token is a target, but the first of each document.
+  // Every token is a target, except the first of each document.
   const int64_t length = ids.size(1) - 1;
   if (!positions.defined()) return ids.size(0) * length;
   return positions.narrow(1, 1, length).ne(0).sum().item<int64_t>();
@@ -151,7 +151,7 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   TokenInput input;
   input.tokens = ids;
   input.positions = positions;
-  // Dropout is for training.
+  // Dropout only in training.
   if (info.training) {
     input.sample_positions = Optional(batch, kSamplePosition);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Next-token prediction: -log p(token[t + 1] | tokens[0..t]), summed; within
-// each document of a packed row. Needs a model that is a TokenModel.
+// Next-token prediction: the sum of -log p(token[t + 1] | tokens[0..t]), within
+// each document of a packed row. Needs a TokenModel.
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
 
@@ -23,7 +23,7 @@ class CausalLm final : public Objective {
 
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
-  // Accuracy at the targets; only where StepInfo::thorough asks for it.
+  // Accuracy at the targets, only if StepInfo::thorough.
   std::vector<MetricTags> metrics() const override {
     return {{"train/accuracy", "eval/accuracy"}};
   }
@@ -39,7 +39,7 @@ class CausalLm final : public Objective {
   CausalLm(const SamplerOptions& sampler, int64_t max_new_tokens)
       : sampler_(sampler), max_new_tokens_(max_new_tokens) {}
 
-  // What `options` leaves open is taken from the config.
+  // `options`, with unset fields taken from the config.
   SamplerOptions Merged(const SampleOptions& options) const;
 
   const SamplerOptions sampler_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// With a stand-in for a model; on real ones in tests/golden.
+// With a fake model; tests/golden has real ones.
 #include "plugins/objective/causal_lm/causal_lm.h"
 
 #include <ATen/core/grad_mode.h>
@@ -26,7 +26,7 @@ class CountingCache final : public KvCache {
   int64_t length_ = 0;
 };
 
-// Its likeliest next token is the last one plus one; it remembers what it saw.
+// Its likeliest next token is the last one plus one; it records its input.
 class CountingModel final : public Model, public TokenModel {
  public:
   const std::vector<ParameterSpec>& parameters() const override {
@@ -153,7 +153,7 @@ TEST_F(CausalLmTest, TargetsAreTheNextTokens) {
       at::tensor({2, 3, -100, 5, 6, -100}, at::kLong).view({2, 3})));
 }
 
-// On a GPU, where the batch's own tensors would have to be waited for.
+// On a GPU, reading the batch's own tensors would block.
 TEST_F(CausalLmTest, TargetsAreCountedInTheHostsCopies) {
   const at::Tensor ids = at::tensor({1, 2, 3, 4}, at::kLong).view({1, 4});
   const at::Tensor all = at::tensor({1, 2, 3, 4}, at::kLong).view({1, 4});

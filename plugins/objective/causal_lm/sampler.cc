@@ -43,8 +43,7 @@ absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
   if (options.greedy || options.temperature == 0.0) {
     return best - logits.begin();
   }
-  // Tokens by falling probability, the lower id first among equals; as many as
-  // may be drawn.
+  // Candidate tokens by descending probability, ties by lower id.
   std::vector<int64_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   order.erase(std::remove_if(order.begin(), order.end(),

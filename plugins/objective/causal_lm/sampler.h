@@ -18,15 +18,14 @@ struct SamplerOptions {
   bool greedy = false;
 };
 
-// FieldError for values that make no sense.
+// FieldError for invalid values.
 absl::Status CheckSamplerOptions(const SamplerOptions& options);
 
-// A token drawn from softmax(logits / temperature), restricted first to the
-// top_k likeliest tokens and then to the least set of the likeliest that
+// Samples a token from softmax(logits / temperature), restricted first to the
+// top_k likeliest tokens and then to the smallest set of the likeliest that
 // reaches top_p (Holtzman et al., "The Curious Case of Neural Text
-// Degeneration", 2020). `uniform` in [0, 1) decides. A temperature of 0 is
-// greedy; the first of equal tokens wins. INVALID_ARGUMENT if no logit is
-// finite.
+// Degeneration", 2020), by `uniform` in [0, 1). A temperature of 0 is greedy;
+// the first of equal tokens wins. INVALID_ARGUMENT if no logit is finite.
 absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
                                     const SamplerOptions& options,
                                     double uniform);

@@ -15,18 +15,18 @@
 
 namespace capstan {
 
-// Whether the model has all ids that the data's tokenizer makes.
+// Checks that the model has all ids of the data's tokenizer.
 absl::Status CheckVocabulary(const TokenModel& model,
                              const DatasetReader& data);
 
-// Whether the model can continue `prompt`.
+// Checks that the model can continue `prompt`.
 absl::Status CheckPrompt(const TokenModel& model,
                          absl::Span<const int64_t> prompt);
 
-// LossSum::metrics with one row, [1, 2] float64: at how many of `targets`
-// ([B, T] int64, negative: none) the likeliest token is the target, and how
-// many there are. Runs the model anew, a row at a time, so that only one row's
-// logits exist. Without gradients.
+// LossSum::metrics with one row, [1, 2] float64: at how many of `targets` ([B,
+// T] int64, negative: none) the likeliest token is the target, and the number
+// of targets. Runs the model again, row by row, so that only one row's logits
+// exist. Without gradients.
 at::Tensor CountCorrect(TokenModel& model, const TokenInput& input,
                         const at::Tensor& targets, UnitRunner& runner);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stand-in for a bidirectional model: it remembers what it is asked, and a
-// test says what its logits are.
+// A fake bidirectional model: it records its inputs, and the test sets its
+// logits.
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_FAKE_MODEL_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_FAKE_MODEL_H_
 
@@ -64,7 +64,7 @@ class FakeModel final : public Model, public TokenModel {
     }
     return made;
   }
-  // As if all tokens were alike to it: log(kVocab) for each target.
+  // As if all tokens were equally likely: log(kVocab) for each target.
   at::Tensor CrossEntropySum(const TokenInput& asked,
                              const TokenTargets& held_against,
                              UnitRunner&) override {
@@ -81,7 +81,7 @@ class FakeModel final : public Model, public TokenModel {
   bool is_causal = false;
   int64_t positions = 32;
   int64_t mask = kMask;
-  // Of row b, position t, token v.
+  // For row b, position t, token v.
   std::function<float(int64_t b, int64_t t, int64_t v)> logit =
       [](int64_t, int64_t, int64_t) { return 0.0f; };
   std::vector<TokenInput> inputs;

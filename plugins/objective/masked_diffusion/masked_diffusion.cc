@@ -148,7 +148,7 @@ MaskedDiffusion::Drawn MaskedDiffusion::Draw(const Batch& batch,
   const NoiseKey key = info.training ? NoiseKey::ForTraining(info.seed)
                                      : NoiseKey::ForEvaluation();
   Drawn drawn;
-  // Evaluations are of the whole data.
+  // Evaluations use the whole data.
   drawn.layout =
       LayoutOf(batch, key, info.training ? random_length_ratio_ : 0.0);
   drawn.noise = DrawNoise(drawn.layout, key, eps_);
@@ -168,7 +168,7 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
   const Drawn drawn = Draw(batch, info);
   HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise, config_.loss(),
                             MaskToken(*tokens));
-  // Dropout is for training.
+  // Dropout only in training.
   if (info.training) {
     hidden.input.sample_positions = RequiredTensor(batch, kSamplePosition);
   }
@@ -180,7 +180,7 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
          Bound(*tokens, batch, drawn, runner)});
   }
   loss.count = CountOf(drawn.layout, drawn.noise, config_.loss());
-  // Whatever the loss is a mean over, it is computed where tokens are hidden.
+  // Whatever the loss is averaged over, it is computed at masked tokens.
   loss.trained = CountOf(drawn.layout, drawn.noise, Config::MASKED_MEAN);
   const TokenTotals totals = CountTokens(batch);
   loss.tokens = totals.tokens;
@@ -192,7 +192,7 @@ at::Tensor MaskedDiffusion::Bound(TokenModel& model, const Batch& batch,
                                   const Drawn& drawn,
                                   UnitRunner& runner) const {
   at::Tensor bound = at::zeros({1, 2}, at::kDouble);
-  // A prompt is never hidden: its tokens have no bound.
+  // A prompt is never masked: its tokens have no bound.
   if (batch.count(kLabels) > 0) return bound.to(batch.at(kInputIds).device());
   const HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise,
                                   Config::PRETRAIN, MaskToken(model));
@@ -205,7 +205,7 @@ at::Tensor MaskedDiffusion::Bound(TokenModel& model, const Batch& batch,
 
 std::vector<std::pair<std::string, double>> MaskedDiffusion::DerivedFromLoss(
     double loss) const {
-  // Only this one bounds the negative log-likelihood of a token.
+  // Only this loss bounds a token's negative log-likelihood.
   if (config_.loss() != Config::PRETRAIN) return {};
   return {{"perplexity_bound", std::exp(loss)}};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Masked diffusion, as LLaDA trains and samples: see masked_diffusion.proto.
-// Needs a TokenModel that isn't causal.
+// Masked diffusion, with LLaDA's training and sampling: see
+// masked_diffusion.proto. Needs a TokenModel that isn't causal.
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_MASKED_DIFFUSION_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_MASKED_DIFFUSION_H_
 
@@ -18,8 +18,8 @@
 namespace capstan {
 namespace masked_diffusion {
 
-// What is hidden of a batch is drawn on the host, whatever device it is on,
-// from HostTensor's copies; a GPU gets the mask, a few bytes a token.
+// Masks are drawn on the host, from HostTensor's copies; a GPU gets the result,
+// a few bytes per token.
 class MaskedDiffusion final : public Objective {
  public:
   static absl::StatusOr<std::unique_ptr<MaskedDiffusion>> Create(
@@ -27,8 +27,8 @@ class MaskedDiffusion final : public Objective {
 
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
-  // Accuracy at the targets, and of whole texts the bound of PRETRAIN's loss,
-  // whichever the loss is; only where StepInfo::thorough asks for them.
+  // Accuracy at the targets and, for whole texts, the bound of PRETRAIN's loss,
+  // whichever the loss is; only if StepInfo::thorough.
   std::vector<MetricTags> metrics() const override {
     return {{"train/accuracy", "eval/accuracy"},
             {"train/bound", "eval/bound_nats_per_token"}};
@@ -37,7 +37,7 @@ class MaskedDiffusion final : public Objective {
                   UnitRunner& runner) override;
   std::vector<std::pair<std::string, double>> DerivedFromLoss(
       double loss) const override;
-  // The prompt stands before the new tokens; on_token isn't called, on_text is.
+  // The prompt precedes the new tokens; calls on_text, not on_token.
   absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) override;
@@ -47,13 +47,13 @@ class MaskedDiffusion final : public Objective {
 
   int64_t MaskToken(const TokenModel& model) const;
   absl::Status CheckModel(Model& model) const;
-  // A batch's texts, and what is hidden of them.
+  // A batch's texts and masks.
   struct Drawn {
     Layout layout;
     Noise noise;
   };
   Drawn Draw(const Batch& batch, const StepInfo& info) const;
-  // [1, 2]: PRETRAIN's loss sum of whole texts and its count; 0 of others.
+  // [1, 2]: PRETRAIN's loss sum and count for whole texts; 0 for others.
   at::Tensor Bound(TokenModel& model, const Batch& batch, const Drawn& drawn,
                    UnitRunner& runner) const;
   absl::StatusOr<SamplerOptions> Merged(const SampleOptions& options,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// With a stand-in for a model; on a real one in tests/golden.
+// With a fake model; tests/golden has a real one.
 #include "plugins/objective/masked_diffusion/masked_diffusion.h"
 
 #include <gmock/gmock.h>
@@ -98,7 +98,7 @@ TEST_F(MaskedDiffusionTest, CheckNamesWhatDoesNotFit) {
 }
 
 TEST_F(MaskedDiffusionTest, SamplesAsConfigAndCallerSay) {
-  // Position t holds token t - 1, the surer the further left.
+  // Position t holds token t - 1, with more confidence further left.
   model_.logit = [](int64_t, int64_t t, int64_t v) {
     return v == t - 1 ? 5.0f - 0.1f * static_cast<float>(t) : 0.0f;
   };

@@ -19,7 +19,7 @@ namespace capstan {
 namespace masked_diffusion {
 namespace {
 
-// Uniform in [0, 1), 53 bits, by the sample and a place in it.
+// Uniform in [0, 1), 53 bits, keyed by the sample and a position in it.
 double Uniform(uint64_t key, int64_t place, int64_t sample) {
   const std::array<uint32_t, 4> bits = RandomBits(
       key, static_cast<uint64_t>(place), static_cast<uint64_t>(sample));
@@ -27,8 +27,8 @@ double Uniform(uint64_t key, int64_t place, int64_t sample) {
   return static_cast<double>(joined >> 11) * 0x1p-53;
 }
 
-// On the host, contiguous, in the shape of the batch's tokens; undefined if
-// there is none.
+// A tensor of the batch on the host, contiguous, shaped like the batch's
+// tokens; undefined if there is none.
 at::Tensor TokensOnHost(const Batch& batch, const char* name,
                         at::IntArrayRef sizes) {
   const at::Tensor tensor = HostTensor(batch, name);
@@ -40,14 +40,15 @@ at::Tensor TokensOnHost(const Batch& batch, const char* name,
   return tensor.contiguous();
 }
 
-// The row's end for training: behind its last target, or where it is cut.
+// The end of a row in training: after its last target, or where it is
+// truncated.
 int64_t EndOfRow(const Layout& layout, int64_t row, bool behind_labels,
                  const NoiseKey& key, double random_length_ratio) {
   const char* const target = layout.is_target.data() + row * layout.length;
   int64_t end = layout.length;
   if (behind_labels) {
     while (end > 0 && target[end - 1] == 0) --end;
-    // Nothing to learn from, so nothing to hide from it.
+    // No targets, so nothing needs to be cut off.
     if (end == 0) end = layout.length;
   }
   const int64_t sample = layout.samples[row];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What masked diffusion hides of a batch, and what that counts in the loss. All
-// of it is computed on the host, from a few bytes a token, and depends on each
-// row alone: a batch may be cut among micro-batches and ranks in any way.
+// The masks of a batch in masked diffusion, and their weights in the loss.
+// Computed on the host, from a few bytes per token, for each row independently:
+// a batch may be split into micro-batches and ranks in any way.
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_NOISE_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_NOISE_H_
 
@@ -16,12 +16,12 @@
 namespace capstan {
 namespace masked_diffusion {
 
-// A text: a stretch of a row, within which every token sees every other.
+// A text: a range of a row within which every token sees every other.
 struct Document {
   int64_t begin = 0;  // in the batch's B * T positions
-  int64_t end = 0;    // behind the last
+  int64_t end = 0;    // past the last
   int64_t row = 0;
-  int64_t targets = 0;  // tokens that may be hidden
+  int64_t targets = 0;  // tokens that may be masked
 };
 
 // The documents of a batch, in order; they cover it.
@@ -31,17 +31,17 @@ struct Layout {
   std::vector<Document> documents;
   std::vector<char> is_target;   // B * T
   std::vector<int64_t> samples;  // the rows' "sample_position"
-  // Whether rows are one document each; if not, the model has to be told.
+  // Whether each row is one document; if not, the model needs positions.
   bool whole_rows = true;
 };
 
-// Where a batch's random numbers come from.
+// The key of a batch's random numbers.
 struct NoiseKey {
-  // Training's: one for each run.
+  // For training; depends on the run's seed.
   static NoiseKey ForTraining(uint64_t seed);
-  // That of all evaluations, of all runs. t runs through the samples evenly (by
-  // the golden ratio's multiples), which estimates its mean better than random
-  // numbers do.
+  // For evaluation, the same in all runs. t covers [0, 1) evenly over the
+  // samples (multiples of the golden ratio), which estimates its mean better
+  // than random numbers do.
   static NoiseKey ForEvaluation();
 
   uint64_t t = 0;
@@ -51,25 +51,25 @@ struct NoiseKey {
 };
 
 // Reads "labels", "positions" and "sample_position" (dataset.h); `batch` must
-// have the last, and "input_ids". What is behind a row's last label, or behind
-// the length that a share `random_length_ratio` of the rows is cut to, becomes
-// a document without targets.
+// have the last, and "input_ids". Positions after a row's last label, or after
+// the length that a share `random_length_ratio` of the rows is cut to, become a
+// document without targets.
 Layout LayoutOf(const Batch& batch, const NoiseKey& key,
                 double random_length_ratio);
 
 struct Noise {
-  std::vector<double> p;     // of each document, the probability of a mask
-  std::vector<char> hidden;  // B * T; where it is set, is_target is
+  std::vector<double> p;     // of each document, the masking probability
+  std::vector<char> hidden;  // B * T; a subset of is_target
 };
 
 // p = (1 - eps) t + eps.
 Noise DrawNoise(const Layout& layout, const NoiseKey& key, double eps);
 
-// The targets of a batch, in the sense of LossSum::count.
+// The number of targets, as in LossSum::count.
 int64_t CountOf(const Layout& layout, const Noise& noise, Config::Loss loss);
 
-// A batch as the model sees it, on the batch's device, and what its logits are
-// held against; without dropout's keys.
+// A batch as the model sees it, on the batch's device, and its targets; without
+// dropout's keys.
 struct HiddenBatch {
   TokenInput input;
   TokenTargets targets;

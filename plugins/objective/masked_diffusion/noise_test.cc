@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is hidden of a batch, and what the losses make of it.
+// The masks of a batch, and their weights in the losses.
 #include "plugins/objective/masked_diffusion/noise.h"
 
 #include <ATen/ops/full.h>
@@ -46,7 +46,7 @@ TEST_F(NoiseTest, PretrainCountsAllTokens) {
               std::log(FakeModel::kVocab) *
                   (hidden * targets().weights).sum().item<double>(),
               1e-3);
-  // One p a row.
+  // One p per row.
   for (int64_t row = 0; row < 4; ++row) {
     const at::Tensor weights = targets().weights[row];
     EXPECT_EQ(weights.min().item<double>(), weights.max().item<double>());
@@ -108,8 +108,8 @@ TEST_F(NoiseTest, PromptsAreNeverHidden) {
   EXPECT_FALSE(input().positions.defined());
 }
 
-// A token of end is learned where it is the answer's, and not where it is
-// padding, though it is one token: what counts is the label.
+// An end token is trained on in the answer but not in the padding, though it is
+// the same token: the label decides.
 TEST_F(NoiseTest, PaddingIsNoTargetAndIsNotSeen) {
   constexpr int64_t kEos = FakeModel::kEos;
   Batch batch = {{"input_ids", Row({1, 2, 3, kEos, kEos, kEos})},
@@ -127,7 +127,7 @@ TEST_F(NoiseTest, PaddingIsNoTargetAndIsNotSeen) {
   EXPECT_TRUE(end_is_learned);
 }
 
-// A row is trained on alike in any batch, whatever it is padded to.
+// A row is trained on identically in any batch, whatever it is padded to.
 TEST_F(NoiseTest, ARowIsTheSameAloneAndInABatch) {
   const Batch alone = {{"input_ids", Row({1, 2, 3, 4})},
                        {"labels", Row({-100, 2, 3, 4})},
@@ -153,7 +153,7 @@ TEST_F(NoiseTest, MasksAreTheSamplesOwn) {
   Compute(all);
   const TokenTargets whole = targets();
   const at::Tensor seen = input().tokens;
-  // In any micro-batches, in any order: as other ranks would have them.
+  // In any micro-batches, in any order: as on other ranks.
   for (const int64_t count : {1, 3, 4}) {
     for (int64_t begin = 12 - count; begin >= 0; begin -= count) {
       Batch part;
@@ -168,13 +168,13 @@ TEST_F(NoiseTest, MasksAreTheSamplesOwn) {
     }
   }
   EXPECT_FALSE(seen[0].equal(seen[1]));
-  // The next epoch's, and another run's, are others.
+  // Different in the next epoch and in another run.
   EXPECT_FALSE(Hidden(Rows(52, 12, 16)).equal(whole.tokens.ge(0)));
   info_.seed = 4;
   EXPECT_FALSE(Hidden(all).equal(whole.tokens.ge(0)));
 }
 
-// Micro-batches of any size add up to what the batch gives at once.
+// Micro-batches of any size add up to the whole batch.
 TEST_F(NoiseTest, MicroBatchesAddUp) {
   for (const Config::Loss kind :
        {Config::PRETRAIN, Config::SFT, Config::MASKED_MEAN}) {
@@ -220,7 +220,7 @@ TEST_F(NoiseTest, EvaluationsCanBeCompared) {
   info_.training = false;
   const at::Tensor first = Hidden(batch);
   EXPECT_FALSE(first.equal(training));
-  // On the whole texts, without dropout, whatever the run's seed.
+  // On whole texts, without dropout, whatever the run's seed.
   EXPECT_FALSE(input().sample_positions.defined());
   EXPECT_FALSE(input().positions.defined());
   EXPECT_EQ(Compute(batch).count, 8 * 32);
@@ -248,7 +248,7 @@ TEST_F(NoiseTest, SamplesAreCutToRandomLengths) {
     while (length < kLength && positions[length] == length) ++length;
     ++of_length[length];
     kept += length;
-    // The rest is a text of its own, with nothing to learn in it.
+    // The rest is a separate text without targets.
     for (int64_t i = length; i < kLength; ++i) {
       ASSERT_EQ(positions[i], i - length);
       ASSERT_LT(targets().tokens[row][i].item<int64_t>(), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the objective's tests have in common.
+// Shared by the objective's tests.
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_OBJECTIVE_FIXTURE_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_OBJECTIVE_FIXTURE_H_
 
@@ -29,7 +29,7 @@ inline at::Tensor Row(const std::vector<int64_t>& values) {
   return at::tensor(values, at::kLong).view({1, -1});
 }
 
-// Rows of `length` tokens for the samples [begin, begin + count).
+// Rows of `length` tokens for samples [begin, begin + count).
 inline Batch Rows(int64_t begin, int64_t count, int64_t length) {
   return {{"input_ids",
            (at::arange(count * length, at::kLong) % 7).view({count, length})},
@@ -59,7 +59,7 @@ class MaskedDiffusionTest : public testing::Test {
     EXPECT_EQ(objective_->CountTargets(batch, info_), loss.count);
     return loss;
   }
-  // What is hidden of a batch: [B, T] bool.
+  // The masked positions of a batch: [B, T] bool.
   at::Tensor Hidden(const Batch& batch) {
     Compute(batch);
     return targets().tokens.ge(0);

@@ -32,7 +32,7 @@ double Uniform(uint64_t key, uint64_t low, uint64_t high) {
          0x1p-53;
 }
 
-// A token for a position, and how sure the model is of it.
+// A token for a position, and the model's confidence in it.
 struct Choice {
   int64_t position = 0;
   int64_t token = 0;
@@ -94,7 +94,7 @@ class Unmasker {
       if (text_[i] == mask_token_) masked.push_back(i);
     }
     CAPSTAN_ASSIGN_OR_RETURN(std::vector<Choice> choices, Choose(masked));
-    // The first of equals, as it was in the text.
+    // Among equals, the first in the text.
     std::stable_sort(choices.begin(), choices.end(),
                      [](const Choice& a, const Choice& b) {
                        return a.confidence > b.confidence;
@@ -145,11 +145,11 @@ class Unmasker {
     return noise;
   }
 
-  // A token for each of `positions`, in order.
+  // Chooses a token for each of `positions`, in order.
   absl::StatusOr<std::vector<Choice>> Choose(
       const std::vector<int64_t>& positions) {
     const at::Tensor logits = LogitsAt(positions);
-    // Of the whole vocabulary: a probability is that of the model.
+    // Over the whole vocabulary: confidences are the model's probabilities.
     const at::Tensor norm = at::logsumexp(logits, /*dim=*/{1});
     if (!at::isfinite(norm).all().item<bool>()) {
       return absl::InvalidArgumentError(
@@ -249,11 +249,11 @@ absl::StatusOr<std::vector<int64_t>> Unmask(
     const int64_t end = begin + schedule.block_length;
     for (int64_t step = 0; step < schedule.steps_per_block; ++step) {
       const int64_t count = schedule.TokensIn(step);
-      if (count == 0) break;  // and no more comes
+      if (count == 0) break;  // later ones are 0, too
       if (options.stop()) return absl::CancelledError("sampling was stopped");
       CAPSTAN_RETURN_IF_ERROR(unmasker.Step(begin, end, count));
       if (on_text) on_text(text);
-      // Once all before a stop is chosen, nothing changes it any more.
+      // Tokens up to a stop token don't change once they are all chosen.
       const auto first = text.begin() + begin;
       const auto stop = std::find_first_of(first, text.begin() + end,
                                            options.stop_tokens.begin(),

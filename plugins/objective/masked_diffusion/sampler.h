@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The block-wise sampler of masked diffusion, as generate.py of LLaDA's
-// authors has it, but that the mask token itself is never chosen.
+// The block-wise sampler of masked diffusion, as in generate.py of LLaDA's
+// authors, except that it never chooses the mask token.
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_SAMPLER_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_SAMPLER_H_
 
@@ -20,42 +20,41 @@ namespace masked_diffusion {
 struct SamplerOptions {
   int64_t max_new_tokens = 128;
   int64_t block_length = 0;  // 0: see masked_diffusion.proto
-  int64_t steps = 0;         // 0: one a new token
+  int64_t steps = 0;         // 0: one per new token
   double temperature = 0.0;
   bool random_remasking = false;
   double cfg_scale = 0.0;
   uint64_t seed = 0;
-  // The text ends behind the first of these.
+  // The text ends after the first of these.
   std::vector<int64_t> stop_tokens;
-  // Asked before each step; true: CANCELLED.
+  // Polled before each step; true: CANCELLED.
   std::function<bool()> stop = [] { return false; };
 };
 
-// FieldError for values that make no sense.
+// FieldError for invalid values.
 absl::Status CheckSamplerOptions(const SamplerOptions& options);
 
-// What happens in which step.
+// What each step does.
 struct Schedule {
   int64_t blocks = 0;
   int64_t block_length = 0;
   int64_t steps_per_block = 0;
-  // How many tokens step 0, 1, .. of a block chooses: as many in each, and the
-  // remainder in the first ones. May be 0.
+  // How many tokens step 0, 1, .. of a block chooses: the same number each, and
+  // the remainder in the first ones. May be 0.
   int64_t TokensIn(int64_t step) const;
 };
 
-// The schedule for at most `room` new tokens. FieldError for options that make
-// no sense, or that don't divide each other; FAILED_PRECONDITION if no block
-// fits.
+// The schedule for at most `room` new tokens. FieldError for options that are
+// invalid or don't divide each other; FAILED_PRECONDITION if no block fits.
 absl::StatusOr<Schedule> ScheduleOf(const SamplerOptions& options,
                                     int64_t room);
 
-// Called after each step with the text, `mask_token` where none is chosen yet;
-// may be null.
+// Called after each step with the text, which has `mask_token` where none is
+// chosen yet; may be null.
 using OnText = std::function<void(absl::Span<const int64_t> text)>;
 
-// `prompt` and its continuation, which ends with the first stop token if there
-// is one. Without gradients. INVALID_ARGUMENT if the logits aren't finite.
+// Returns `prompt` and its continuation, up to the first stop token. Without
+// gradients. INVALID_ARGUMENT if the logits aren't finite.
 absl::StatusOr<std::vector<int64_t>> Unmask(
     TokenModel& model, const std::vector<int64_t>& prompt, int64_t mask_token,
     const SamplerOptions& options, const OnText& on_text, UnitRunner& runner);

@@ -118,7 +118,7 @@ class UnmaskTest : public testing::Test {
     }
     return steps;
   }
-  // Position t holds token t, and the surer the further right.
+  // Position t holds token t, with more confidence further right.
   void SureOfTheRight() {
     model_.logit = [](int64_t, int64_t t, int64_t v) {
       return v == t ? 1.0f + 0.1f * static_cast<float>(t) : 0.0f;
@@ -136,7 +136,7 @@ TEST_F(UnmaskTest, TheSurestOfABlockComeFirst) {
   EXPECT_THAT(Steps(), ElementsAre(ElementsAre(3, 4), ElementsAre(2),
                                    ElementsAre(6, 7), ElementsAre(5)));
   ASSERT_EQ(model_.inputs.size(), 4u);
-  // The model sees the whole text, later blocks masked.
+  // The model sees the whole text, with later blocks masked.
   EXPECT_EQ(model_.inputs[1].tokens.size(1), 8);
   EXPECT_EQ(model_.inputs[1].tokens[0][7].item<int64_t>(), kMask);
   EXPECT_FALSE(model_.inputs[0].positions.defined());
@@ -169,8 +169,8 @@ TEST_F(UnmaskTest, RandomRemaskingGoesByTheSeedAlone) {
   EXPECT_NE(Steps(), first);
 }
 
-// Position 2 holds token 0 for the text as it is, but token 1 where the prompt
-// is hidden.
+// Position 2 holds token 0 for the text as it is, but token 1 if the prompt is
+// masked.
 TEST_F(UnmaskTest, GuidanceGoesAwayFromTheTextWithoutItsPrompt) {
   model_.logit = [](int64_t b, int64_t, int64_t v) {
     if (v == 0) return b == 0 ? 2.0f : 3.0f;
@@ -235,7 +235,7 @@ TEST_F(UnmaskTest, TheTextEndsBehindTheFirstStop) {
 }
 
 TEST_F(UnmaskTest, WhatStandsBehindTheEndIsNotWaitedFor) {
-  // Position t holds token t, and the surer the further left.
+  // Position t holds token t, with more confidence further left.
   model_.logit = [](int64_t, int64_t t, int64_t v) {
     return v == t ? 9.0f - 0.1f * static_cast<float>(t) : 0.0f;
   };

@@ -14,9 +14,8 @@
 namespace capstan {
 namespace adamw {
 
-// Adam with decoupled weight decay (the formula is in
-// kernels/optimizer/adamw.h), in one pass over a shard's flat buffers. Masters
-// and state are float32.
+// Adam with decoupled weight decay (formula in kernels/optimizer/adamw.h), in
+// one pass over a shard's flat buffers. Masters and state are float32.
 class AdamW final : public Optimizer {
  public:
   static absl::StatusOr<std::unique_ptr<AdamW>> Create(const Config& config);
@@ -25,7 +24,7 @@ class AdamW final : public Optimizer {
   std::vector<std::string> state_names() const override {
     return {"exp_avg", "exp_avg_sq"};
   }
-  // On a GPU the gradient is overwritten.
+  // Overwrites the gradient on a GPU.
   void Update(const OptimizerStep& step,
               const std::vector<ParameterSpec>& specs, OptimizerShard& shard,
               absl::Span<at::Tensor> state) override;
@@ -33,7 +32,7 @@ class AdamW final : public Optimizer {
  private:
   explicit AdamW(const kernels::AdamWOptions& settings) : settings_(settings) {}
 
-  const kernels::AdamWOptions settings_;  // but for what changes step by step
+  const kernels::AdamWOptions settings_;  // except what changes per step
 };
 
 }  // namespace adamw

@@ -161,7 +161,7 @@ TEST(AdamWPluginTest, HonoursTheDeviceScale) {
   EXPECT_TRUE(at::equal(skipped[2], at::zeros({50})));
 }
 
-// Padding between parameters holds zeros, and must go on doing so.
+// Padding between parameters holds zeros, and must keep doing so.
 TEST(AdamWPluginTest, PaddingStaysZero) {
   auto optimizer = AdamW::Create(WithRate(0.1));
   ASSERT_TRUE(optimizer.ok());

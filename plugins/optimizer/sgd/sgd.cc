@@ -46,7 +46,7 @@ void Sgd::Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
   const at::Tensor& scale = step.device_scale;
   at::Tensor good;  // whether to update at all; undefined: yes
   if (scale.defined()) good = at::isfinite(scale);
-  // 0 where nothing is to change: what is added to master and state then.
+  // x, or 0 if nothing may change: the amount added to master and state.
   const auto change = [&good](const at::Tensor& x) {
     return good.defined() ? at::where(good, x, 0.0) : x;
   };
@@ -58,7 +58,7 @@ void Sgd::Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
   }
   gradient = change(gradient);
   if (config_.momentum() != 0) {
-    // From zero state the first b is g, as torch has it.
+    // With zero state the first b is g, as in torch.
     if (good.defined()) {
       state[0].mul_(at::where(good, config_.momentum(), 1.0));
     } else {

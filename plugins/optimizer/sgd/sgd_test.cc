@@ -66,7 +66,7 @@ TEST(SgdTest, Plain) { Check(0.0, 0.0, false); }
 TEST(SgdTest, MomentumAndDecay) { Check(0.9, 0.01, false); }
 TEST(SgdTest, Nesterov) { Check(0.9, 0.01, true); }
 
-// Like gradient_scale, bit by bit; not finite, it leaves all as it is.
+// Same bits as gradient_scale; if not finite, nothing changes.
 void CheckDeviceScale(double momentum, bool nesterov) {
   auto sgd = std::move(*Sgd::Create(MakeConfig(momentum, 0.01, nesterov)));
   const auto run = [&sgd](bool on_device, OptimizerShard* shard,

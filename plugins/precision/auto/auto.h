@@ -11,11 +11,11 @@
 namespace capstan {
 namespace auto_ {
 
-// The narrowest dtype that the run's device is fast in.
+// The narrowest dtype that is fast on the run's device.
 class Auto final : public Precision {
  public:
   static absl::StatusOr<std::unique_ptr<Auto>> Create(const Config& config);
-  // Of a device that nothing is known of: float32.
+  // For an unknown device: float32.
   PrecisionPolicy policy() const override { return {}; }
   bool depends_on_device() const override { return true; }
   PrecisionPolicy PolicyOn(const DeviceFacts& device) const override;

@@ -11,7 +11,7 @@
 namespace capstan {
 namespace fp16 {
 
-// float16 compute under a dynamic loss scale, float32 masters.
+// float16 compute with a dynamic loss scale, float32 masters.
 class Fp16 final : public Precision {
  public:
   static absl::StatusOr<std::unique_ptr<Fp16>> Create(const Config& config);

@@ -54,7 +54,7 @@ class ByteTokenizer final : public Tokenizer {
     std::string text;
     text.reserve(ids.size());
     for (int64_t id : ids) {
-      // A larger vocabulary's other ids stand for no byte.
+      // A larger vocabulary's other ids aren't bytes.
       if (id >= 0 && id < 256) text.push_back(static_cast<char>(id));
     }
     return text;

@@ -9,7 +9,7 @@
 
 namespace capstan {
 
-// Each byte is a token, its value the id: 256 of them.
+// A tokenizer with 256 tokens: each byte is a token, and its value the id.
 std::unique_ptr<Tokenizer> NewByteTokenizer();
 
 // Its tokenizer.json: a byte-level BPE without merges.

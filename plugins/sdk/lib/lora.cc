@@ -24,7 +24,7 @@ constexpr char kSuffixA[] = ".lora_A.weight";
 constexpr char kSuffixB[] = ".lora_B.weight";
 constexpr char kAllLinear[] = "all-linear";
 
-// Keys that make an adapter compute something else where they are set.
+// Keys that, if set, change what an adapter computes.
 constexpr const char* kNotImplemented[] = {"alora_invocation_tokens",
                                            "alpha_pattern",
                                            "exclude_modules",

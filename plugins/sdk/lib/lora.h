@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Folders of low-rank adapters as Hugging Face's PEFT reads and writes them:
-// adapter_config.json and adapter_model.safetensors (peft, "Checkpoint
-// format", developer guides).
+// Adapter folders in the format of Hugging Face's PEFT: adapter_config.json and
+// adapter_model.safetensors (peft, developer guides, "Checkpoint format").
 #ifndef CAPSTAN_PLUGINS_SDK_LIB_LORA_H_
 #define CAPSTAN_PLUGINS_SDK_LIB_LORA_H_
 
@@ -20,31 +19,31 @@
 
 namespace capstan {
 
-// The text of adapter_config.json, for inference. `base_model` names the model
-// that it adapts, a folder or a name at Hugging Face; "": none.
+// The text of adapter_config.json, for inference. `base_model` is the folder or
+// Hugging Face name of the adapted model; "": none.
 std::string AdapterConfigJson(const LoraSpec& spec,
                               const std::string& base_model);
 
-// Rank, alpha, dropout, rslora and target_modules of an adapter's folder, with
-// `pretrained` set to it. An error names the file and the key: for broken
-// files, and for settings that change what the adapter computes and that
-// LoraSpec doesn't have (use_dora, lora_bias, rank_pattern, modules_to_save, a
+// Reads rank, alpha, dropout, rslora and target_modules from an adapter's
+// folder, and sets `pretrained` to the folder. Errors name file and key: for
+// malformed files, and for settings that change the adapter's computation and
+// that LoraSpec lacks (use_dora, lora_bias, rank_pattern, modules_to_save, a
 // regular expression as target_modules ..).
 absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder);
 
-// Whether a parameter of that name is one of an adapter's.
+// Whether the name is that of an adapter's parameter.
 bool IsAdapterParameter(absl::string_view name);
 
-// "base_model.model.MODULE.lora_A.weight" in parts.
+// The parts of "base_model.model.MODULE.lora_A.weight".
 struct AdapterName {
   std::string module;  // "model.layers.0.self_attn.q_proj"
   bool is_b = false;   // lora_B rather than lora_A
 };
-// None for a name that is no adapter's.
+// nullopt for a name that isn't an adapter's.
 absl::optional<AdapterName> ParseAdapterName(absl::string_view name);
 std::string AdapterParameterName(absl::string_view module, bool is_b);
 
-// Writes both files into an existing folder that has neither; the tensors, by
+// Writes both files into an existing folder that has neither; `tensors` by
 // name, in float32.
 absl::Status WriteAdapter(
     const std::string& folder, const LoraSpec& spec,

@@ -34,7 +34,7 @@ absl::StatusOr<LoraSpec> ReadText(const std::string& text) {
   return ReadAdapterConfig(folder);
 }
 
-// What ReadAdapterConfig says of a config that is right but for `change`.
+// ReadAdapterConfig's result for a valid config modified by `change`.
 std::string Refusal(const std::string& change) {
   Json json = {{"peft_type", "LORA"}, {"target_modules", {"q_proj"}}};
   json.update(Json::parse(change));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// safetensors files and folders of them: 8 bytes little-endian header length,
-// JSON header, raw row-major data (github.com/huggingface/safetensors, README
+// safetensors files and folders: an 8-byte little-endian header length, a JSON
+// header, raw row-major data (github.com/huggingface/safetensors, README
 // "Format").
 #ifndef CAPSTAN_PLUGINS_SDK_LIB_SAFETENSORS_H_
 #define CAPSTAN_PLUGINS_SDK_LIB_SAFETENSORS_H_
@@ -19,7 +19,7 @@
 
 namespace capstan {
 
-// One tensor's place in a mapped file.
+// A tensor in a mapped file.
 struct TensorEntry {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> shape;
@@ -30,10 +30,9 @@ struct TensorEntry {
 };
 
 // One .safetensors file, or a Hugging Face folder: model.safetensors, or
-// model.safetensors.index.json with its shards. Files are mapped, not read;
-// everything in the headers is checked at Open, so that hostile or truncated
-// files give an error that names file and tensor, and no entry reaches outside
-// its file. Thread-safe.
+// model.safetensors.index.json with its shards. Files are mapped, not read.
+// Open validates all headers: malformed or truncated files give an error that
+// names file and tensor, and no entry extends beyond its file. Thread-safe.
 class SafetensorsReader {
  public:
   static absl::StatusOr<std::unique_ptr<SafetensorsReader>> Open(
@@ -51,10 +50,10 @@ class SafetensorsReader {
                                   int64_t count, float* out) const = 0;
 };
 
-// Writes one file, tensor by tensor, to `path` (which must not exist): declare
-// all, then append the bytes in the order of declaration, then Close. Without
-// a successful Close the file is removed. Errors name the file ("PATH can't be
-// written: No space left on device").
+// Writes one file to `path` (which must not exist): declare all tensors, append
+// their bytes in the same order, then Close. Without a successful Close the
+// file is removed. Errors name the file ("PATH can't be written: No space left
+// on device").
 class SafetensorsWriter {
  public:
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
@@ -65,13 +64,13 @@ class SafetensorsWriter {
                        const std::vector<int64_t>& shape) = 0;
   virtual void SetMetadata(const std::string& key,
                            const std::string& value) = 0;
-  // The next bytes of the data; a tensor may come in several pieces.
+  // Appends the next bytes; a tensor may be split over several calls.
   virtual absl::Status Append(const void* data, int64_t bytes) = 0;
   // Flushes to disk (fsync). FAILED_PRECONDITION if bytes are missing.
   virtual absl::Status Close() = 0;
 };
 
-// The dtype's name in the format ("F32"), and back.
+// The dtype's name in the format ("F32"), and the inverse.
 absl::StatusOr<std::string> SafetensorsDtypeName(c10::ScalarType dtype);
 absl::StatusOr<c10::ScalarType> SafetensorsDtype(absl::string_view name);
 

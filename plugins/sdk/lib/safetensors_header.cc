@@ -18,12 +18,11 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-// The format's own limit, so that a hostile length can't take all memory.
+// The format's own limit, so that a malicious length can't exhaust memory.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
-// Builds a Json as nlohmann's own parser does, but stops at a key given twice
-// (which of the two counts is then a matter of the reader's luck) and at deep
-// nesting.
+// Builds a Json as nlohmann's own parser does, but rejects duplicate keys
+// (readers differ in which of them counts) and deep nesting.
 class StrictSax final : public nlohmann::json_sax<Json> {
  public:
   explicit StrictSax(int max_depth) : max_depth_(max_depth) {}
@@ -175,7 +174,7 @@ absl::StatusOr<TensorEntry> ParseTensor(const Json& value,
   return entry;
 }
 
-// The data must be covered by the tensors exactly once.
+// The tensors must cover the data exactly once.
 absl::Status CheckLayout(const SafetensorsHeader& header,
                          absl::string_view data) {
   std::vector<std::pair<const char*, const std::string*>> order;
@@ -259,7 +258,7 @@ absl::StatusOr<std::map<std::string, std::string>> ParseSafetensorsIndex(
   std::map<std::string, std::string> weight_map;
   for (const auto& [name, shard] : json["weight_map"].items()) {
     const std::string file = shard.is_string() ? shard.get<std::string>() : "";
-    // A shard lies beside its index: a path could reach any file.
+    // A shard is in its index's folder: a path could reach any file.
     if (file.empty() || file == "." || file == ".." ||
         file.find_first_of("/\\\0", 0, 3) != std::string::npos) {
       return absl::InvalidArgumentError(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The JSON of safetensors: pure functions of bytes, for the reader only.
+// Parsing of safetensors' JSON, for the reader: pure functions of bytes.
 #ifndef CAPSTAN_PLUGINS_SDK_LIB_SAFETENSORS_HEADER_H_
 #define CAPSTAN_PLUGINS_SDK_LIB_SAFETENSORS_HEADER_H_
 
@@ -13,7 +13,7 @@
 
 namespace capstan {
 
-// What one file holds; the entries point into its bytes.
+// The contents of one file; entries point into its bytes.
 struct SafetensorsHeader {
   std::map<std::string, TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
@@ -23,7 +23,7 @@ struct SafetensorsHeader {
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
     absl::string_view bytes);
 
-// `bytes`: a model.safetensors.index.json. The shard's file name by tensor.
+// Maps tensor names to shard files. `bytes`: a model.safetensors.index.json.
 absl::StatusOr<std::map<std::string, std::string>> ParseSafetensorsIndex(
     absl::string_view bytes);
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr MapOptions kMapping = {/*in_order=*/true, /*may_be_empty=*/true};
 
-// As vector instructions, which the build's usual optimisation leaves out.
+// Vectorised, which the build's usual optimisation level doesn't do.
 template <typename T>
 __attribute__((optimize("O3"))) void ConvertToFloat(const char* from,
                                                     int64_t count, float* out) {
@@ -32,7 +32,7 @@ __attribute__((optimize("O3"))) void ConvertToFloat(const char* from,
 
 class Reader final : public SafetensorsReader {
  public:
-  // Takes the tensors of `path` that `wanted` names; all if it is null.
+  // Adds the tensors of `path` that `wanted` names; all if it is null.
   absl::Status AddFile(const std::string& path,
                        const std::vector<std::string>* wanted) {
     CAPSTAN_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, kMapping));

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Small tensors go out together, large ones past the buffer.
+// Small tensors are written together, large ones bypass the buffer.
 constexpr size_t kBufferBytes = 1 << 20;
 
 struct DtypeName {
@@ -81,7 +81,7 @@ class Writer final : public SafetensorsWriter {
                        "' has an impossible shape or a name in use")));
       return;
     }
-    // In the order of declaration, which is the order of the data.
+    // In order of declaration, which is the order of the data.
     absl::StrAppend(&tensors_json_, ",", Quote(name), ":{\"dtype\":\"",
                     *dtype_name, "\",\"shape\":", Json(shape).dump(),
                     ",\"data_offsets\":[", declared_, ",", end, "]}");
@@ -124,7 +124,7 @@ class Writer final : public SafetensorsWriter {
     return status_;
   }
 
-  // Bytes that aren't UTF-8 can't be said in JSON.
+  // JSON can't represent invalid UTF-8.
   std::string Quote(const std::string& text) {
     try {
       return Json(text).dump();

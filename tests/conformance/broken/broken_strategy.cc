@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Without a bug it passes the whole suite, so what its bugs fail is theirs.
+// Without a bug it passes the whole suite, so failures are due to its bugs.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -25,8 +25,8 @@
 namespace acme {
 namespace broken_strategy {
 
-// Parameters begin, and ranks' parts are cut, at multiples of it, which an
-// optimizer's blocks divide.
+// Parameters and ranks' slices start at multiples of this, which an optimizer's
+// blocks divide.
 constexpr int64_t kMultiple = 64;
 
 // A parameter with the padding after it: 3 elements at least.
@@ -106,8 +106,8 @@ class BrokenStrategy final : public capstan::Strategy {
     return absl::MakeSpan(&shard_, 1);
   }
 
-  // The strategy's own state: of each element the last step that has begun, in
-  // thousands, and its place in its parameter.
+  // The strategy's own state: for each element the last step begun, in
+  // thousands, and its offset in its parameter.
   std::vector<std::string> state_names() const override {
     if (bug_ == Config::FORGETS_STATE) return {};
     return {"diary"};
@@ -213,7 +213,7 @@ class BrokenStrategy final : public capstan::Strategy {
     }
   }
 
-  // Takes over what autograd has made; returns of how many parameters.
+  // Takes over autograd's gradients; returns the number of parameters with one.
   int Collect() {
     int count = 0;
     for (const auto& r : shard_.ranges) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The suites on plugins with bugs: broken_test runs it and sees it fail.
+// The suites on plugins with bugs; broken_test runs it and expects failures.
 #include "tests/conformance/dataset_reader.h"
 #include "tests/conformance/optimizer.h"
 #include "tests/conformance/precision.h"

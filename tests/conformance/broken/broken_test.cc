@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// That the suites can fail: each bug is found by the test that is meant for
-// it, and a plugin without one passes all.
+// Checks that the suites can fail: each bug is found by the test meant for it,
+// and a plugin without bugs passes all.
 #include <gtest/gtest.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// What the suite's tests print, and its exit code.
+// The output of the suite's tests, and its exit code.
 struct Output {
   std::string text;
   int exit_code = -1;
@@ -42,7 +42,7 @@ bool Has(const std::string& text, const std::string& part) {
 struct Bug {
   std::string suite;
   std::string name;
-  std::string test;  // that has to find it
+  std::string test;  // that must find it
 };
 
 const std::vector<Bug>& Bugs() {
@@ -111,7 +111,7 @@ TEST(BrokenTest, WithoutABugAllPass) {
   }
 }
 
-// One process for all: what fails in one suite is not the next one's.
+// All in one process: a suite's failures don't affect the next one.
 TEST(BrokenTest, EachBugIsFound) {
   std::vector<std::string> names;
   std::string filter;
@@ -120,7 +120,7 @@ TEST(BrokenTest, EachBugIsFound) {
                     "/0");
     filter += (filter.empty() ? "" : ":") + names.back();
   }
-  // How long HANGS is waited for, in seconds.
+  // How long to wait for HANGS, in seconds.
   const Output output = RunSuite("CAPSTAN_CONFORMANCE_SILENCE=5", filter);
   EXPECT_EQ(output.exit_code, 1);
   for (const std::string& name : names) {
