@@ -53,7 +53,7 @@ void ToyMatrixUpdate(double learning_rate, bool whole,
 class ToyOptimizer final : public Optimizer {
  public:
   // matrices: use ToyMatrixUpdate.
-  explicit ToyOptimizer(bool matrices) : matrices_(matrices) {}
+  explicit ToyOptimizer(bool matrices = false) : matrices_(matrices) {}
   double learning_rate() const override { return kToyLearningRate; }
   std::vector<std::string> state_names() const override;
   std::vector<OptimizerStateSpec> state_specs() const override;
