@@ -43,7 +43,8 @@ constexpr int64_t kGemmSpace =
 struct GemmKernels {
   const char* name;
   // Computes c's rows [row_begin, row_end) and columns [column_begin,
-  // column_end), on this thread. `space` is aligned to a cache line.
+  // column_end), on this thread. `space` is aligned to a cache line. Null in
+  // the plain table, for which the BLAS is used.
   void (*run)(const GemmProblem& problem, int64_t row_begin, int64_t row_end,
               int64_t column_begin, int64_t column_end, float* space);
 };

@@ -9,6 +9,15 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
 #include "base/simd/target.h"
 
+#if SIMD_BYTES == 16
+// The BLAS is faster than anything that could be made here.
+namespace capstan {
+namespace kernels {
+const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, nullptr};
+}  // namespace kernels
+}  // namespace capstan
+#else
+
 // 1, 2, .. up to the rows of a whole tile, two registers wide, which leaves
 // registers for a row of b and an element of a.
 #if SIMD_BYTES == 64
@@ -363,3 +372,5 @@ const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, Run};
 
 }  // namespace kernels
 }  // namespace capstan
+
+#endif  // SIMD_BYTES

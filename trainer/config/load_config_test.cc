@@ -334,7 +334,7 @@ TEST_F(LoadConfigTest, APluginsShortNameSuggestsTheWhole) {
   EXPECT_THAT(ErrorOf("strategy: nonsense"),
               HasSubstr("[plugin/PACKAGE.Config]"));
   EXPECT_THAT(ErrorOf("strategy { [capstan.ddp.Config] {} }"),
-              HasSubstr("[plugin/PACKAGE.Config]"));
+              HasSubstr("write [plugin/capstan.ddp.Config]"));
   EXPECT_THAT(ErrorOf("train: 3"), Not(HasSubstr("plugin")));
 }
 
