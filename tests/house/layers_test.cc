@@ -76,6 +76,8 @@ const Rooms& TheRooms() {
       {"trainer/compare",
        {"base", kSdk, "trainer", "trainer/config", "trainer/launcher",
         "trainer/metrics", "trainer/plugin_host", "trainer/session"}},
+      // What new-plugin writes: plugins.
+      {"trainer/commands/new_plugin", {"base", "strategies", kSdk, kLib}},
       {"trainer/commands",
        {"base", "text", kSdk, kLib, "trainer", "trainer/checkpoint",
         "trainer/compare", "trainer/config", "trainer/data", "trainer/launcher",

@@ -213,8 +213,7 @@ absl::Status Tokenize(const TokenizeOptions& options) {
     files.push_back(std::move(file));
   }
   const std::string path =
-      FromCaller(
-          {std::string(absl::StripSuffix(options.output, ".tokens"))})[0] +
+      FromCaller(std::string(absl::StripSuffix(options.output, ".tokens"))) +
       ".tokens";
   CAPSTAN_ASSIGN_OR_RETURN(const auto writer,
                            text::TokenFileWriter::Create(path, info));
