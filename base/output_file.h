@@ -42,7 +42,8 @@ class OutputFile {
   absl::Status status_;
 };
 
-// A file that appears, complete and on disk, when Close returns OK. Until then
+// A file that appears when Close returns OK, complete and with its bytes on
+// disk (its name once the folder is synced, too: SyncPath). Until then
 // it is HiddenSibling(path, suffix), which the destructor removes. Concurrent
 // writers of the same path need different suffixes.
 class HiddenFile {

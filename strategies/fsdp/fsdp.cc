@@ -20,9 +20,10 @@ absl::StatusOr<std::unique_ptr<Fsdp>> Fsdp::Create(const Config& config) {
                                                config.prefetch()));
   }
   if (config.shard_group_size() < 0) {
-    return FieldError("shard_group_size",
-                      absl::StrCat("must be greater than 0 ranks, is ",
-                                   config.shard_group_size()));
+    return FieldError(
+        "shard_group_size",
+        absl::StrCat("must be a number of ranks, or 0 for all, is ",
+                     config.shard_group_size()));
   }
   return std::unique_ptr<Fsdp>(new Fsdp(config));
 }

@@ -27,7 +27,9 @@ constexpr int64_t kFirstBucket = 1 << 18;
 absl::Status CheckElements(const char* field, int64_t elements) {
   if (elements >= 0) return absl::OkStatus();
   return FieldError(
-      field, absl::StrCat("must be greater than 0 elements, is ", elements));
+      field,
+      absl::StrCat("must be a number of elements, or 0 for the default, is ",
+                   elements));
 }
 
 int64_t OrDefault(int64_t value, int64_t otherwise) {

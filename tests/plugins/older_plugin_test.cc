@@ -73,6 +73,8 @@ TEST_P(OlderPluginRunTest, TrainsAndEvaluates) {
                       .Strategy(GetParam(), 2)
                       .Batch(2, 8)
                       .Train("max_steps: 6 eval_every: 3 save_every: 3")
+                      .Set("eval_data",
+                           TextData(Runfile("tests/testdata/corpus.txt"), 32))
                       .Output(NewTestFolder("run") + "/out");
     if (old) run.Set("objective", "[plugin/acme.old_next_token.Config] {}");
     const TrainerResult result = RunTrainer({"--config=" + run.File(), path});

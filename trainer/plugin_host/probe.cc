@@ -128,7 +128,11 @@ absl::Status Probe(const std::function<void()>& call, double limit_seconds,
   if (end == End::kLate) kill(child, SIGKILL);
   int status = 0;
   while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return absl::OkStatus();
+    if (errno == EINTR) continue;
+    // ECHILD: whoever started the trainer ignores SIGCHLD.
+    if (end != End::kGone) break;
+    return absl::InternalError(
+        absl::StrCat("ended the process", LastWords(*output)));
   }
   if (end == End::kReturned) return absl::OkStatus();
   if (end == End::kLate) {

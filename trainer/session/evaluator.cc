@@ -189,6 +189,7 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
   if (eos >= 0) options.stop_tokens = {eos};
 
   std::vector<int64_t> ids, text;
+  session_.runner.TakeRan();
   absl::Status status = CatchAll([&]() -> absl::Status {
     ids = user ? data.PromptIds(shown) : tokenizer.Encode(shown);
     CAPSTAN_ASSIGN_OR_RETURN(
@@ -197,7 +198,9 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
     return absl::OkStatus();
   });
   if (absl::IsUnavailable(status)) return status;
-  if (forward == kUnderWay || (forward == kNotAsked && status.ok())) {
+  // An objective need not ask: then a rank that fails owes what it has begun.
+  if (forward == kUnderWay ||
+      (forward == kNotAsked && (status.ok() || session_.runner.TakeRan()))) {
     parts.strategy->FinishForward();
   }
   const bool cancelled = absl::IsCancelled(status);

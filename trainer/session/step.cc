@@ -332,6 +332,7 @@ absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
   const RunParts& parts = session_.parts;
   *completed = false;
   absl::Status status = CatchAll([&]() -> absl::Status {
+    parts.strategy->BeginStep(session_.state.step + 1);
     parts.strategy->BeginMicroStep(0, 1);
     Batch batch;
     CAPSTAN_RETURN_IF_ERROR(parts.train_data->Read(samples, &batch));

@@ -66,6 +66,7 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
 
 at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
                                const Body& body) {
+  ran_ = true;
   const bool callbacks = strategy_->wants_unit_callbacks();
   if (callbacks) strategy_->PreForward(unit);
   at::Tensor output;

@@ -2,6 +2,8 @@
 #ifndef CAPSTAN_TRAINER_SESSION_STRATEGY_RUNNER_H_
 #define CAPSTAN_TRAINER_SESSION_STRATEGY_RUNNER_H_
 
+#include <utility>
+
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/memory/activation_checkpointing.h"
@@ -17,8 +19,12 @@ class StrategyRunner final : public UnitRunner {
       : strategy_(strategy), checkpointing_(checkpointing) {}
   at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override;
 
+  // Whether a unit has run since this was last called.
+  bool TakeRan() { return std::exchange(ran_, false); }
+
  private:
   Strategy* const strategy_;
+  bool ran_ = false;
   const ActivationCheckpointing checkpointing_;
 };
 

@@ -203,6 +203,34 @@ absl::Status JoinRanks(Session* session) {
 
 // Sets up the strategy and the optimizer's state, then runs `rest`, which loads
 // a resumed run's weights.
+// A strategy's own state must be what its names say, or checkpoints would read
+// beyond it.
+absl::Status CheckState(const std::string& name, Strategy& strategy) {
+  const std::vector<std::string> names = strategy.state_names();
+  const std::set<std::string> unique(names.begin(), names.end());
+  if (unique.size() != names.size()) {
+    return absl::InternalError(
+        absl::StrCat(name, ": two of its states have one name"));
+  }
+  const absl::Span<OptimizerShard> shards = strategy.OptimizerShards();
+  for (size_t s = 0; s < shards.size() && !names.empty(); ++s) {
+    const std::vector<at::Tensor> state =
+        strategy.ShardState(static_cast<int>(s));
+    if (state.size() != names.size()) {
+      return absl::InternalError(absl::StrCat(name, ": has ", names.size(),
+                                              " states, but gives ",
+                                              state.size(), " for shard ", s));
+    }
+    for (size_t k = 0; k < names.size(); ++k) {
+      if (state[k].numel() == shards[s].master.numel()) continue;
+      return absl::InternalError(absl::StrCat(
+          name, ": its state \"", names[k], "\" has ", state[k].numel(),
+          " elements for shard ", s, ", of ", shards[s].master.numel()));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetUpStrategy(Session* session,
                            const std::function<absl::Status()>& rest) {
   RunParts& parts = session->parts;
@@ -214,6 +242,7 @@ absl::Status SetUpStrategy(Session* session,
     context.seed = session->config.train().seed();
     context.optimizer = parts.optimizer.get();
     CAPSTAN_RETURN_IF_ERROR(parts.strategy->Setup(context));
+    CAPSTAN_RETURN_IF_ERROR(CheckState(parts.strategy_name, *parts.strategy));
     CAPSTAN_RETURN_IF_ERROR(SetUpOptimizer(*parts.optimizer, *parts.model,
                                            parts.strategy->OptimizerShards(),
                                            &session->optimizer_state));
