@@ -96,7 +96,7 @@ def without_times(value):
     return value
 
 
-def content(path):
+def content(path, checkout):
     """What of a file must be equal; None: nothing."""
     if path.name.startswith("events.out") or path.name == "README.md":
         return None
@@ -104,10 +104,17 @@ def content(path):
         return [without_times(json.loads(line)) for line in open(path)]
     if path.name == "summary.json":
         return without_times(json.load(open(path)))
+    if path.suffix in (".json", ".pbtxt"):
+        # Data that the build makes is named by the checkout's folder, of which
+        # a manifest has a checksum.
+        text = path.read_text().replace(checkout, "CHECKOUT")
+        if path.name == "manifest.json":
+            text = text[:text.rindex('"crc32c"')]
+        return text
     return path.read_bytes()
 
 
-def differences(before, after):
+def differences(before, after, checkouts):
     def files(folder):
         return {p.relative_to(folder) for p in folder.rglob("*")
                 if p.is_file() and not p.name.startswith("events.out")}
@@ -115,7 +122,8 @@ def differences(before, after):
     for path in sorted(mine ^ theirs):
         yield f"{path}: only {'before' if path in mine else 'after'}"
     for path in sorted(mine & theirs):
-        if content(before / path) != content(after / path):
+        if (content(before / path, checkouts["before"]) !=
+                content(after / path, checkouts["after"])):
             yield f"{path}: differs"
 
 
@@ -131,6 +139,10 @@ def main():
     work.mkdir(parents=True, exist_ok=True)
     trainers = {"before": os.path.abspath(options.before),
                 "after": os.path.abspath(options.after)}
+
+    # As the trainer names it: its own file's folder, past all links.
+    checkouts = {which: os.path.realpath(trainer).split("/bazel-out/")[0]
+                 for which, trainer in trainers.items()}
 
     unequal = 0
     histories = {}
@@ -148,7 +160,8 @@ def main():
             train(trainer, config, settings, again, work,
                   work / which / name.replace(" ", "_"))
         found = list(differences(work / "before" / name.replace(" ", "_"),
-                                 work / "after" / name.replace(" ", "_")))
+                                 work / "after" / name.replace(" ", "_"),
+                                 checkouts))
         if histories and histories["before"] != histories["after"]:
             found.append("the collected histories differ")
         count = sum(1 for _ in (work / "after" / name.replace(" ", "_"))
