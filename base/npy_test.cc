@@ -153,8 +153,9 @@ TEST(NpyTest, RefusesHostileHeaders) {
         "{'descr': '<i8', 'fortran_order': 0, 'shape': ()}",
         "{'descr': '<i8', 'fortran_order': False, 'shape': (), 'x': 1}",
         "{'descr': '<i8', 'fortran_order': False, 'shape': ()} x",
-        "{'descr': '<i8', 'descr': '<i8', 'fortran_order': False, "
-        "'shape': ()}"}) {
+        // One string, on two lines.
+        ("{'descr': '<i8', 'descr': '<i8', 'fortran_order': False, "
+         "'shape': ()}")}) {
     EXPECT_THAT(Error(Version1(text, 8)), HasSubstr("its header doesn't say"));
   }
 }

@@ -57,7 +57,7 @@ TEST(RandomTest, BelowReachesAllValuesEvenly) {
     ASSERT_LT(value, 7);
     ++seen[value];
   }
-  for (const int n : seen) EXPECT_NEAR(n, kCount / 7, 500);
+  for (const int n : seen) EXPECT_NEAR(n, kCount / 7.0, 500);
   EXPECT_EQ(RandomBelow(3, 0, 1), 0);
   // Nearly half of all draws are rejected here.
   const uint64_t bound = (uint64_t{1} << 63) + 1;
@@ -170,7 +170,7 @@ TEST(RandomTest, PermutationsOfThreeAreEven) {
   }
   for (const int n : seen) {
     if (n != 0) {
-      EXPECT_NEAR(n, kCount / 6, 250);
+      EXPECT_NEAR(n, kCount / 6.0, 250);
     }
   }
 }

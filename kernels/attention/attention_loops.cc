@@ -157,7 +157,7 @@ void AttentionForward(const AttentionLayout& layout, const float* q,
 }
 
 void AttentionBackward(const AttentionLayout& layout,
-                       const AttentionBackwardBuffers& p) {
+                       const AttentionBackwardBuffers& buffers) {
   const int64_t kv_heads = layout.shape.kv_heads;
   at::parallel_for(
       0, layout.shape.batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
@@ -167,7 +167,7 @@ void AttentionBackward(const AttentionLayout& layout,
           const int64_t first = i % kv_heads * layout.group();
           for (int64_t h = first; h < first + layout.group(); ++h) {
             ForParts(layout, i / kv_heads, [&](const Part& part) {
-              BackwardPart(layout, p, i / kv_heads, h, part, probs.data(),
+              BackwardPart(layout, buffers, i / kv_heads, h, part, probs.data(),
                            d_scores.data());
             });
           }

@@ -110,7 +110,9 @@ void Run(int blocks, int threads, size_t shared_bytes,
                  threads, shared_bytes);
     std::abort();
   }
-  if (fibers.size() < threads) fibers = std::vector<Fiber>(threads);
+  if (fibers.size() < static_cast<size_t>(threads)) {
+    fibers = std::vector<Fiber>(threads);
+  }
   shared.resize(shared_bytes / sizeof(float));
   kernel = &body;
   grid_size.x = blocks;

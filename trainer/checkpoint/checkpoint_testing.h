@@ -54,7 +54,7 @@ class FakeRun {
     shard.gradient = at::zeros({high - low}, at::kFloat);
     shard.working = at::zeros({high - low}, at::kBFloat16);
     int64_t at = 0;  // in the flat model
-    for (int p = 0; p < specs_.size(); ++p) {
+    for (int p = 0; p < static_cast<int>(specs_.size()); ++p) {
       const int64_t begin = std::max(low, at);
       const int64_t end = std::min(high, at + specs_[p].numel());
       if (begin < end) {

@@ -114,7 +114,7 @@ absl::Status StateFile::Check(const ManifestRange& range) const {
   }
   const Place& place = found->second;
   if (place.numel != range.length ||
-      range.crc32c.size() != Chunks(place.bytes)) {
+      static_cast<int64_t>(range.crc32c.size()) != Chunks(place.bytes)) {
     return DamagedError(
         path_,
         absl::StrFormat("its tensor '%s' has %d elements with %d checksums, %s "
@@ -154,7 +154,7 @@ absl::StatusOr<int64_t> StateFile::ReadChunk(const ManifestRange& range,
   }
   const int64_t skip = index * kChunkBytes;
   const int64_t bytes = std::min(kChunkBytes, place.bytes - skip);
-  if (buffer_.size() < bytes) buffer_.resize(bytes);
+  if (static_cast<int64_t>(buffer_.size()) < bytes) buffer_.resize(bytes);
   CAPSTAN_RETURN_IF_ERROR(
       file_->ReadAt(place.offset + skip, bytes, buffer_.data()));
   const uint32_t crc = Crc32c({buffer_.data(), static_cast<size_t>(bytes)});

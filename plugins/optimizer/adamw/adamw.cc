@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(const Config& config) {
 }
 
 void AdamW::Update(const OptimizerStep& step,
-                   const std::vector<ParameterSpec>& specs,
+                   const std::vector<ParameterSpec>& /*specs*/,
                    OptimizerShard& shard, absl::Span<at::Tensor> state) {
   at::NoGradGuard no_grad;
   kernels::AdamWOptions options = settings_;
