@@ -35,16 +35,24 @@ if [ "${1:-}" != --whole ]; then
 fi
 bazel --output_user_root="$folder/root" test "${options[@]}" //...
 
-# The trainer takes each, with the config that came with it.
+# The trainer takes each, with the config that came with it: 20 steps under each
+# strategy.
 for own in acme/*; do
   name=${own#acme/}
-  "$trainer" --config="$capstan/configs/run_distributed.pbtxt" \
-    --config="$own/$name.pbtxt" --plugin_path="bazel-bin/$own" \
-    --set output_dir="$folder/runs/$name" --set train.max_steps=3 \
-    --set launch.processes=2 >"$folder/log" 2>&1 || {
-    cat "$folder/log"
-    echo "FAILED: $own"
-    exit 1
-  }
+  strategies=(capstan.single capstan.ddp capstan.zero2 capstan.fsdp)
+  [ "$name" != my_strategy ] || strategies=(acme.my_strategy)
+  for strategy in "${strategies[@]}"; do
+    processes=2
+    [ "$strategy" != capstan.single ] || processes=1
+    OMP_NUM_THREADS=1 "$trainer" --config="$capstan/configs/run_distributed.pbtxt" \
+      --config="$own/$name.pbtxt" --plugin_path="bazel-bin/$own" \
+      --set output_dir="$folder/runs/$name-$strategy" --set train.max_steps=20 \
+      --set train.eval_every=0 --set strategy="$strategy" \
+      --set launch.processes="$processes" >"$folder/log" 2>&1 || {
+      cat "$folder/log"
+      echo "FAILED: $own under $strategy"
+      exit 1
+    }
+  done
 done
 echo "$(ls acme | wc -l) plugins of an outside workspace train"
