@@ -160,7 +160,7 @@ absl::StatusOr<TensorEntry> ParseTensor(const Json& value,
     return absl::InvalidArgumentError(
         absl::StrCat("its size overflows: shape ", shape));
   }
-  if (offsets[0] > offsets[1] || offsets[1] > data.size()) {
+  if (offsets[0] > offsets[1] || offsets[1] > static_cast<int64_t>(data.size())) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "its bytes [%d, %d) reach outside the %d bytes of data; the file may "
         "be truncated",
