@@ -76,7 +76,7 @@ std::vector<Cost> Measure(ProcessGroup* group, int repeats,
 
 // Keeps a core busy for about 100 ms without much memory.
 void Compute() {
-  static volatile float sink;
+  [[maybe_unused]] static volatile float sink;
   float values[256] = {};
   for (int step = 0; step < 2000000; ++step) {
     for (int i = 0; i < 256; ++i) values[i] = values[i] * 0.5f + i;

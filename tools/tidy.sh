@@ -54,8 +54,9 @@ else
 fi
 [ "${#files[@]}" -gt 0 ] || exit 0
 
-generated=$(./bazelw info bazel-bin 2>/dev/null)
-torch=$(./bazelw info output_base 2>/dev/null)/external/libtorch/site/torch
+generated=bazel-bin
+torch=$(dirname "$(readlink -f bazel-out)")/external/libtorch/site/torch
+[ -d "$torch" ] || { echo "clang-tidy: build first" >&2; exit 1; }
 # -x c++: a header is checked as a file of its own.
 flags=(
   -x c++ -std=c++17 -O1 -DNDEBUG -I. "-I$generated"
@@ -63,7 +64,6 @@ flags=(
   -isystem /usr/include/hdf5/serial
   -DUSE_C10D_GLOO -DUSE_DISTRIBUTED -DAT_PER_OPERATOR_HEADERS
   -DSIMD_TARGET_PLAIN
-  -Wno-pragma-once-outside-header
 )
 printf '%s\n' "${files[@]}" |
   xargs -P "$(nproc)" -I {} clang-tidy --quiet {} -- "${flags[@]}" 2>/dev/null

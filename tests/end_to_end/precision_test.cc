@@ -26,7 +26,7 @@ TEST(PrecisionTest, AutoIsFloat32OnACpu) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("capstan.auto (float32)"),
                                 Not(HasSubstr(kSlow))));
-  const std::string folder = chosen.output();
+  const std::string& folder = chosen.output();
   EXPECT_EQ(ReadJson(folder + "/summary.json")["precision"],
             "capstan.auto (float32)");
   EXPECT_THAT(ReadText(folder + "/final/README.md"),

@@ -16,7 +16,6 @@
 namespace capstan {
 namespace {
 
-using ::testing::HasSubstr;
 using Ids = std::vector<int64_t>;
 
 std::string Folder() {

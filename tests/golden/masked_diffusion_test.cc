@@ -83,7 +83,9 @@ class MaskedDiffusionGoldenTest : public testing::Test {
     }
     const HiddenBatch hidden =
         Hide(batch, layout, noise, kind, model_->mask_token());
-    if (kind != Config::SFT) EXPECT_TRUE(hidden.input.tokens.equal(noisy_));
+    if (kind != Config::SFT) {
+      EXPECT_TRUE(hidden.input.tokens.equal(noisy_));
+    }
     LossSum loss;
     loss.sum = model_->CrossEntropySum(hidden.input, hidden.targets, runner_);
     loss.count = CountOf(layout, noise, kind);

@@ -111,6 +111,9 @@ TEST(NewPluginCommandTest, RefusesWhatItCannotName) {
   WriteText(folder, "a file");
   EXPECT_THAT(Write("optimizer", "acme.lion", folder).err,
               HasSubstr("is not a folder"));
+  ExpectOneError(Write("optimizer", "acme.lion", ""), {"FOLDER is empty"});
+  EXPECT_THAT(Write("optimizer", "acme.lion", "/proc/none").err,
+              HasSubstr("No such file or directory"));
 }
 
 }  // namespace

@@ -16,7 +16,6 @@ namespace capstan {
 namespace tokenizer {
 namespace {
 
-using ::testing::HasSubstr;
 using Ids = std::vector<int64_t>;
 
 Json Bytes() { return Json::parse(ByteTokenizerJson()); }

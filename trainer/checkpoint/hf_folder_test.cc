@@ -75,7 +75,7 @@ class FakeStrategy final : public Strategy {
   absl::Status ForEachFullParameter(
       const std::function<absl::Status(int, const at::Tensor&)>& fn) override {
     const std::vector<ParameterSpec> specs = Specs();
-    for (int p = 0; p < specs.size(); ++p) {
+    for (int p = 0; p < static_cast<int>(specs.size()); ++p) {
       double meet[1] = {1.0};
       group_->AllReduceHost(absl::MakeSpan(meet));
       if (group_->rank() != 0) continue;
@@ -150,7 +150,7 @@ void ExpectWeights(const std::string& folder, c10::ScalarType dtype,
   ASSERT_TRUE(reader.ok()) << reader.status();
   const std::vector<ParameterSpec> specs = Specs();
   ASSERT_EQ((*reader)->tensors().size(), specs.size());
-  for (int p = 0; p < specs.size(); ++p) {
+  for (int p = 0; p < static_cast<int>(specs.size()); ++p) {
     const TensorEntry& entry = (*reader)->tensors().at(specs[p].name);
     EXPECT_EQ(entry.shape, specs[p].shape);
     EXPECT_EQ(entry.dtype, dtype);

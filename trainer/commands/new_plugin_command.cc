@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
@@ -168,14 +168,8 @@ std::string TextOf(const NewPluginFile &file, const Category &category,
 }
 
 absl::Status WriteNew(const fs::path &path, const std::string &text) {
-  std::error_code error;
-  fs::create_directories(path.parent_path(), error);
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat(path.string(), " can't be written"));
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(path.parent_path().string()));
+  return WriteWholeFile(path.string(), text);
 }
 
 // Capstan's workspace, if known.
@@ -200,9 +194,15 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
     const std::string target = TargetOf(file->path, category, name);
     // Files shared by the folder's plugins may already exist.
     if (target.empty() || fs::exists(folder / target)) continue;
-    CAPSTAN_RETURN_IF_ERROR(
-        WriteNew(folder / target, TextOf(*file, category, name, capstan)));
     written.push_back(target);
+    const absl::Status status =
+        WriteNew(folder / target, TextOf(*file, category, name, capstan));
+    if (status.ok()) continue;
+    // Nothing half-done, or the next try would find it there already.
+    std::error_code error;
+    for (const std::string &path : written) fs::remove(folder / path, error);
+    fs::remove_all(own, error);
+    return status;
   }
   return written;
 }
@@ -228,6 +228,9 @@ absl::Status NewPlugin(const NewPluginOptions &options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Category category,
                            FindCategory(options.category));
   CAPSTAN_ASSIGN_OR_RETURN(const Name name, ParseName(options.name));
+  if (options.folder.empty()) {
+    return absl::InvalidArgumentError("FOLDER is empty: name one to write in");
+  }
   const fs::path folder = FromCaller(options.folder);
   std::error_code error;
   if (fs::exists(folder, error) && !fs::is_directory(folder, error)) {

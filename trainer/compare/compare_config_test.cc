@@ -20,7 +20,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr char kRun[] = R"(
 model { [plugin/capstan.llama.Config] {

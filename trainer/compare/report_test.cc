@@ -13,7 +13,6 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
-using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 

@@ -21,7 +21,6 @@ namespace capstan {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Contains;
 using ::testing::HasSubstr;
 
 std::string PluginFolder() {
