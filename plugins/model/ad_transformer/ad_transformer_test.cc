@@ -113,7 +113,9 @@ TEST(AdTransformerTest, InitialValuesAreThoseOfPyTorchsModules) {
     }
     std::vector<float> part(3);
     ASSERT_TRUE(model->InitialValue(i, 0, 1, 3, part.data()).ok());
-    if (value.size() > 3) EXPECT_EQ(part[2], value[3]);
+    if (value.size() > 3) {
+      EXPECT_EQ(part[2], value[3]);
+    }
   }
   EXPECT_NE(Value(*model, 7, 1), Value(*model, 7, 2));
 }
