@@ -3,6 +3,7 @@
 // With a fake model; tests/golden has a real one.
 #include "plugins/objective/masked_diffusion/masked_diffusion.h"
 
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
 #include <stdexcept>
