@@ -21,8 +21,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The evaluations and samples below take minutes; a busy machine needs far less
-// than this to save.
+// The evaluations and samples below take longer; even a busy machine saves in
+// far less.
 constexpr double kSoon = 20.0;
 
 bool WaitUntil(TrainerProcess* process, const std::function<bool()>& there) {
@@ -46,6 +46,14 @@ void ExpectStopped(const TrainerResult& result, const std::string& folder,
   EXPECT_EQ(ReadJson(folder + "/summary.json")["status"], "stopped");
 }
 
+// Enough to evaluate on that a signal arrives in between.
+std::string LongText() {
+  const std::string corpus = ReadText(Runfile("tests/testdata/corpus.txt"));
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += corpus;
+  return WriteText(NewTestFolder("data") + "/text.txt", text);
+}
+
 class StopTest : public ::testing::TestWithParam<const char*> {
  protected:
   static RunText SmallRun() {
@@ -54,7 +62,7 @@ class StopTest : public ::testing::TestWithParam<const char*> {
         .Batch(4, 8)
         .Set("schedule", "")
         .Set("train_data",
-             TextData(CorpusPiece(1 << 20), 16, "validation_fraction: 0.99"))
+             TextData(LongText(), 16, "validation_fraction: 0.99"))
         .Output(NewTestFolder("run") + "/out");
   }
 };
