@@ -109,7 +109,7 @@ absl::StatusOr<int> CollectCommand::Run(CommandHost&) {
     return absl::InvalidArgumentError(
         "no --config is given; try --config=collect_darkroom.pbtxt");
   }
-  PluginHost host(FromCaller(options_.plugin_path));
+  PluginHost host(AllFromCaller(options_.plugin_path));
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                            LoadConfig(options_.configs, options_.overrides,
                                       DefaultConfigContext(&host)));

@@ -62,11 +62,9 @@ std::string FromCaller(const std::string& path) {
   return FollowLatestRun((caller / path).string());
 }
 
-std::vector<std::string> FromCaller(const std::vector<std::string>& folders) {
+std::vector<std::string> AllFromCaller(const std::vector<std::string>& paths) {
   std::vector<std::string> absolute;
-  for (const std::string& folder : folders) {
-    absolute.push_back(FromCaller(folder));
-  }
+  for (const std::string& path : paths) absolute.push_back(FromCaller(path));
   return absolute;
 }
 

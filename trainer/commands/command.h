@@ -69,9 +69,10 @@ void AddRunOptions(Flags& flags, RunOptions* options);
 absl::StatusOr<int> RunTraining(const RunOptions& options);
 
 // Resolves relative folders against the caller's (`bazel run` changes the
-// working directory), and runs/NAME/latest.
-std::vector<std::string> FromCaller(const std::vector<std::string>& folders);
+// working directory), and runs/NAME/latest. No overloads of one name:
+// FromCaller({path}) would be either.
 std::string FromCaller(const std::string& path);
+std::vector<std::string> AllFromCaller(const std::vector<std::string>& paths);
 
 }  // namespace capstan
 

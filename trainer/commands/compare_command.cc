@@ -89,7 +89,7 @@ absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
 
 absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   PreparedCompare prepared;
-  prepared.plugin_path = FromCaller(options.plugin_path);
+  prepared.plugin_path = AllFromCaller(options.plugin_path);
   PluginHost host(prepared.plugin_path);
   const ConfigContext context = DefaultConfigContext(&host);
   CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<RankInfo> environment,

@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> OpenData(
 }
 
 absl::StatusOr<Loaded> Load(const EvalOptions& options) {
-  auto host = std::make_unique<PluginHost>(FromCaller(options.plugin_path));
+  auto host = std::make_unique<PluginHost>(AllFromCaller(options.plugin_path));
   const ConfigContext context = DefaultConfigContext(host.get());
   absl::optional<LoadedConfig> run;
   if (!options.configs.empty()) {

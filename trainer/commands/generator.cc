@@ -352,7 +352,7 @@ absl::StatusOr<Generator> LoadGenerator(
     const std::vector<std::string>& plugin_path,
     const std::vector<std::string>& overrides) {
   Generator generator;
-  generator.host = std::make_unique<PluginHost>(FromCaller(plugin_path));
+  generator.host = std::make_unique<PluginHost>(AllFromCaller(plugin_path));
   const ConfigContext context = DefaultConfigContext(generator.host.get());
   CAPSTAN_ASSIGN_OR_RETURN(const Sources sources,
                            Find(context.caller_folder, model, adapter));

@@ -78,7 +78,7 @@ const RegisterCommand<EnvCommand> env(
     1020, "env", "Versions and hardware, for a bug report");
 
 absl::StatusOr<int> PluginsCommand::Run(CommandHost&) {
-  PluginHost host(FromCaller(plugin_path_));
+  PluginHost host(AllFromCaller(plugin_path_));
   std::cout << absl::StrFormat("%-16s %-28s %s\n", "category", "config",
                                "what it does");
   int refused = 0;

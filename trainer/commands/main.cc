@@ -139,7 +139,7 @@ class PluginCommands {
  public:
   PluginCommands(int argc, const char* const* argv)
       : words_(argv + 1, argv + argc),
-        host_(FromCaller(PluginPathIn(words_))),
+        host_(AllFromCaller(PluginPathIn(words_))),
         help_(Has("-h") || Has("--help")) {}
 
   absl::Status AddTo(std::vector<RegisteredCommand>* commands) {

@@ -57,7 +57,7 @@ absl::Status Merge(const MergeOptions& options) {
   at::set_num_threads(AvailableCores());
   const at::NoGradGuard no_grad;
   const std::vector<std::string> folders =
-      FromCaller({options.model, options.adapter, options.output});
+      AllFromCaller({options.model, options.adapter, options.output});
   AdapterMerge merge;
   merge.base = ModelFolder(folders[0]);
   merge.adapter = ModelFolder(folders[1]);

@@ -64,7 +64,7 @@ absl::Status KeepBatch(Prepared* prepared) {
 absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   auto prepared = std::make_unique<Prepared>();
   prepared->host =
-      std::make_unique<PluginHost>(FromCaller(options.plugin_path));
+      std::make_unique<PluginHost>(AllFromCaller(options.plugin_path));
   prepared->context = DefaultConfigContext(prepared->host.get());
   if (options.configs.empty() && options.config_text.empty()) {
     return absl::InvalidArgumentError(

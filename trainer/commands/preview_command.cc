@@ -205,7 +205,7 @@ absl::Status Show(const DatasetReader& reader, const std::string& name,
 }
 
 absl::Status Preview(const PreviewOptions& options) {
-  PluginHost host(FromCaller(options.run.plugin_path));
+  PluginHost host(AllFromCaller(options.run.plugin_path));
   const ConfigContext context = DefaultConfigContext(&host);
   if (options.run.configs.empty()) {
     return absl::InvalidArgumentError(

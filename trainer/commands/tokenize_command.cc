@@ -202,7 +202,7 @@ absl::Status Tokenize(const TokenizeOptions& options) {
   std::vector<std::shared_ptr<const MappedFile>> files;
   std::vector<Unit> units;
   int64_t bytes = 0;
-  for (const std::string& input : FromCaller(options.inputs)) {
+  for (const std::string& input : AllFromCaller(options.inputs)) {
     CAPSTAN_ASSIGN_OR_RETURN(auto file, MappedFile::Open(input));
     bytes += static_cast<int64_t>(file->bytes().size());
     if (absl::EndsWith(input, ".jsonl")) {

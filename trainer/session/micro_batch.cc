@@ -25,7 +25,8 @@ constexpr int64_t kProcessBytes = int64_t{300} << 20;
 constexpr int64_t kLookedThrough = 100000;
 
 // Whether a step with that micro-batch fits on all ranks.
-absl::StatusOr<bool> Fits(int64_t size, Session* session, TrainStep* step) {
+absl::StatusOr<bool> Fits(int64_t size, int64_t sample, Session* session,
+                          TrainStep* step) {
   TrainJob& job = session->job;
   ProcessGroup& group = *session->group;
   job.batch = WithMicroBatch(job.batch, size, group.size());
@@ -33,9 +34,7 @@ absl::StatusOr<bool> Fits(int64_t size, Session* session, TrainStep* step) {
       PlanMemory(*job.parts.strategy, MemoryRequestOf(job, group.size()));
   bool completed = false;
   const absl::Status mine =
-      step->Try(std::vector<int64_t>(
-                    size, LongestSample(*job.parts.train_data, kLookedThrough)),
-                &completed);
+      step->Try(std::vector<int64_t>(size, sample), &completed);
   // The others notice when this rank exits.
   if (absl::IsUnavailable(mine) || !completed) return mine;
   const bool full = absl::IsResourceExhausted(mine);
@@ -112,9 +111,15 @@ absl::StatusOr<std::string> SettleMicroBatch(Session* session,
       FromAllRanks(group, static_cast<double>(job.batch.micro_batch_size));
   const auto first =
       static_cast<int64_t>(*std::min_element(planned.begin(), planned.end()));
+  int64_t longest = 0;
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    longest = LongestSample(*job.parts.train_data, kLookedThrough);
+    return absl::OkStatus();
+  }));
   for (int64_t size = first;;) {
     CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group, StopStatus(), "try a step"));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool fits, Fits(size, session, step));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool fits,
+                             Fits(size, longest, session, step));
     if (fits) {
       return absl::StrCat(
           "micro_batch_size: AUTO is ", size, " x ", group.size(),

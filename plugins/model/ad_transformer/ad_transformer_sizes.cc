@@ -57,20 +57,17 @@ void ForSizes(Sizes& s, const Body& body) {
 }  // namespace
 
 absl::StatusOr<Sizes> SizesOf(const Config& config) {
-  const auto or_default = [](int64_t value, int64_t otherwise) {
-    return value == 0 ? otherwise : value;
-  };
   Sizes s;
   s.embedding = config.embedding();
   s.layers = config.layers();
   s.heads = config.heads();
   s.n_transit = config.n_transit();
-  s.grid = or_default(config.grid(), 9);
-  s.actions = or_default(config.actions(), 5);
+  s.grid = OrDefault(config.grid(), 9);
+  s.actions = OrDefault(config.actions(), 5);
   s.compressed = config.compressed();
   if (config.has_dropout()) s.dropout = config.dropout();
   // Before the product: embedding may be anything.
-  s.feed_forward = or_default(config.feed_forward(), 1);
+  s.feed_forward = OrDefault(config.feed_forward(), 1);
   CAPSTAN_RETURN_IF_ERROR(Check(s).status());
   if (config.feed_forward() == 0) s.feed_forward = 4 * s.embedding;
   return s;

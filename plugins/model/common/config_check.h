@@ -11,6 +11,12 @@
 
 namespace capstan {
 
+// A config's number, or the default that its 0 stands for.
+template <typename T, typename Default>
+T OrDefault(T value, Default otherwise) {
+  return value == 0 ? static_cast<T>(otherwise) : value;
+}
+
 // A key with an invalid value.
 struct ConfigProblem {
   std::string key;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "plugins/model/common/config_check.h"
 
 namespace capstan {
 namespace llada {
@@ -54,9 +55,6 @@ void RejectWhatIsMissingHere(ConfigKeys& keys) {
 }  // namespace
 
 absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
-  const auto or_default = [](auto value, auto otherwise) {
-    return value == 0 ? static_cast<decltype(value)>(otherwise) : value;
-  };
   LlamaConfig c;
   c.names = &kLladaNames;
   c.causal = false;
@@ -66,11 +64,11 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   c.num_attention_heads = config.n_heads();
   c.num_key_value_heads = config.n_kv_heads();
   c.vocab_size = config.vocab_size();
-  c.max_position_embeddings = or_default(config.max_sequence_length(), 4096);
-  c.rms_norm_eps = or_default(config.rms_norm_eps(), 1e-5);
-  c.rope_theta = or_default(config.rope_theta(), 500000.0);
+  c.max_position_embeddings = OrDefault(config.max_sequence_length(), 4096);
+  c.rms_norm_eps = OrDefault(config.rms_norm_eps(), 1e-5);
+  c.rope_theta = OrDefault(config.rope_theta(), 500000.0);
   c.tie_word_embeddings = config.weight_tying();
-  c.initializer_range = or_default(config.init_std(), 0.02);
+  c.initializer_range = OrDefault(config.init_std(), 0.02);
   c.mask_token_id = config.has_mask_token_id() ? config.mask_token_id()
                                                : config.vocab_size() - 1;
   if (config.has_bos_token_id()) c.bos_token_id = config.bos_token_id();

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "plugins/model/common/config_check.h"
 
 namespace capstan {
 namespace llama {
@@ -59,9 +60,6 @@ void RejectWhatIsMissingHere(ConfigKeys& keys) {
 }  // namespace
 
 absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
-  const auto or_default = [](auto value, auto otherwise) {
-    return value == 0 ? static_cast<decltype(value)>(otherwise) : value;
-  };
   LlamaConfig c;
   c.hidden_size = config.hidden_size();
   c.intermediate_size = config.intermediate_size();
@@ -70,13 +68,12 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   c.num_key_value_heads = config.num_key_value_heads();
   c.head_dim = config.head_dim();
   c.vocab_size = config.vocab_size();
-  c.max_position_embeddings =
-      or_default(config.max_position_embeddings(), 2048);
-  c.rms_norm_eps = or_default(config.rms_norm_eps(), 1e-5);
-  c.rope_theta = or_default(config.rope_theta(), 10000.0);
+  c.max_position_embeddings = OrDefault(config.max_position_embeddings(), 2048);
+  c.rms_norm_eps = OrDefault(config.rms_norm_eps(), 1e-5);
+  c.rope_theta = OrDefault(config.rope_theta(), 10000.0);
   c.tie_word_embeddings =
       !config.has_tie_word_embeddings() || config.tie_word_embeddings();
-  c.initializer_range = or_default(config.initializer_range(), 0.02);
+  c.initializer_range = OrDefault(config.initializer_range(), 0.02);
   if (config.has_bos_token_id()) c.bos_token_id = config.bos_token_id();
   if (config.has_eos_token_id()) c.eos_token_id = config.eos_token_id();
   const absl::optional<ConfigProblem> problem = FinishSizes(&c);
