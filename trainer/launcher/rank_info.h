@@ -9,14 +9,36 @@
 
 namespace capstan {
 
-// A process's identity within a run.
+// A process's identity within a run, and how it meets the others.
 struct RankInfo {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
+  int node_rank = 0;  // of this host among `nodes`
+  int nodes = 1;
+  // Who placed the rank, for the banner: "SLURM: job 7", "torchrun"; empty if
+  // our launcher did, on its own.
+  std::string placed_by;
+
+  // Rank 0's address; empty if nobody told, as with srun and mpirun: rank 0
+  // then publishes it in meeting_folder.
   std::string master_addr = "127.0.0.1";
+  // Where rank 0 listens; 0: on a free port, which it publishes.
   int master_port = 0;
+  // A folder that all hosts share, if master_addr or master_port isn't known.
+  std::string meeting_folder;
+  // Tells this run from every other that may use meeting_folder or the port:
+  // job and restart ("slurm-7.0-restart-1"). Equal on all ranks.
+  std::string run_key;
+  // A secret that the launcher handed to all ranks; empty if it couldn't.
+  std::string token;
+  // The network interface for traffic between hosts; empty: the one that routes
+  // to rank 0.
+  std::string interface;
+  // master_addr:master_port is the store of torchrun's agent, not of rank 0.
+  bool agent_store = false;
+
   // On rank 0 of our launcher, a socket already listening on master_port, so
   // that no other process can take the port. Else -1.
   int listen_fd = -1;
