@@ -9,8 +9,7 @@
 
 #include "base/simd/simd.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Whether the float32 loops of base/simd can process this tensor. For others,
 // operators use the same formulas on ATen's operators.
@@ -55,7 +54,6 @@ inline int64_t RowGrain(int64_t width) {
   return std::max<int64_t>(1, kPerThread / std::max<int64_t>(width, 1));
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_FAST_PATH_H_

@@ -12,8 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 constexpr int64_t kFloatBytes = 4;
 
@@ -68,7 +67,6 @@ struct OperatorMemory {
   int64_t backward = 0;
 };
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_MEMORY_H_

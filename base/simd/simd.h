@@ -13,8 +13,7 @@
 
 #include "base/simd/instruction_set.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // A 16-bit number in memory: bfloat16 or IEEE 754 binary16.
 struct Bf16 {
@@ -122,7 +121,6 @@ SIMD_TABLES(SimdKernels, kSimd);
 // The best for this processor.
 inline const SimdKernels &Simd() { return kSimd.best(); }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_BASE_SIMD_SIMD_H_

@@ -6,8 +6,7 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // no vector crosses a call
 #include "base/simd/target.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 #include "base/simd/simd_rows.inc"
@@ -117,5 +116,4 @@ const SimdKernels SIMD_SYMBOL(kSimd) = {
     Dot<float>,
 };
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -12,8 +12,7 @@
 #include "base/simd/simd.h"
 #include "base/simd/simd_numbers.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 const std::vector<int64_t> kLengths = {1, 3, 15, 16, 17, 31, 33, 576, 1000};
@@ -286,5 +285,4 @@ TEST_P(SimdRowsTest, RowsAreAddedInOrderAndRoundedOnce) {
 INSTANTIATE_TEST_SUITE_P(Sets, SimdRowsTest, testing::Values(0, 1, 2));
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

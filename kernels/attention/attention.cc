@@ -13,8 +13,7 @@
 #include "kernels/attention/attention_loops.h"
 #include "kernels/fast_path.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -235,5 +234,4 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
   return out;
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

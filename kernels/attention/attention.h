@@ -11,8 +11,7 @@
 #include "kernels/attention/packed_rows.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 struct AttentionShape {
   int64_t batch = 1;
@@ -46,7 +45,6 @@ void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
                            MemoryLedger* ledger);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_

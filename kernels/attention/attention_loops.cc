@@ -18,8 +18,7 @@
 #include "base/simd/simd.h"
 #include "kernels/gemm/gemm.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 constexpr int64_t kQueryBlock = 64;
@@ -175,5 +174,4 @@ void AttentionBackward(const AttentionLayout& layout,
       });
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

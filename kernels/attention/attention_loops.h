@@ -10,8 +10,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/packed_rows.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // The layout of a problem in memory.
 struct AttentionLayout {
@@ -48,7 +47,6 @@ struct AttentionBackwardBuffers {
 void AttentionBackward(const AttentionLayout& layout,
                        const AttentionBackwardBuffers& buffers);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ATTENTION_ATTENTION_LOOPS_H_

@@ -7,8 +7,7 @@
 
 #include <algorithm>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 PackedRows::PackedRows(const at::Tensor& positions)
     : positions_(positions.contiguous()) {
@@ -47,5 +46,4 @@ const at::Tensor& PackedRows::mask(bool causal) const {
   return mask;
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -8,8 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Rows of a batch that each pack several documents; tokens see only their own
 // document.
@@ -59,7 +58,6 @@ class PackedRows : public torch::CustomClassHolder {
 // Null: each row is one document.
 using Packing = c10::intrusive_ptr<PackedRows>;
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ATTENTION_PACKED_ROWS_H_

@@ -9,9 +9,7 @@
 
 #include "base/machine.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 // Searches `folder` and its parents, each directly and in kernels/cuda/, where
@@ -56,6 +54,4 @@ const CudaKernels* Cuda() {
   return kernels;
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -22,9 +22,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 // The type behind a `void*`. Arithmetic is float32 for all.
 enum class DType : int32_t { kNone, kFloat32, kBFloat16, kFloat16 };
@@ -207,8 +205,6 @@ constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
 // in kernels/cuda/. Any thread.
 const CudaKernels* Cuda();
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_

@@ -6,9 +6,7 @@
 
 #include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 // The library has code for 8.0, 9.0 and PTX for later ones.
@@ -29,6 +27,4 @@ void* CurrentStream(int device) {
 extern "C" __attribute__((visibility("default")))
 const CudaKernels capstan_cuda_kernels_v1 = MakeTable(Supports, CurrentStream);
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

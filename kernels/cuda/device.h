@@ -17,9 +17,7 @@
 #include "kernels/cuda/emulator.h"
 #endif
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 struct BFloat16 {
   uint16_t bits;
@@ -190,8 +188,6 @@ inline int ThreadsFor(int64_t items) {
   return items <= 32 ? 32 : static_cast<int>(CeilDiv(items, 32) * 32);
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_DEVICE_H_

@@ -8,9 +8,7 @@
 #include <cmath>
 #include <tuple>
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 void Check(const char* error, const char* kernel) {
@@ -306,6 +304,4 @@ at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x) {
   return sum;
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

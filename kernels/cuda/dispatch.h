@@ -16,9 +16,7 @@
 
 #include "kernels/cuda/cuda_kernels.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 // The table if it supports x (a GPU of compute capability 8.0 or more, float32,
 // bfloat16 or float16), else null.
@@ -86,8 +84,6 @@ void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy,
 // its device. Deterministic.
 at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x);
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_DISPATCH_H_

@@ -4,9 +4,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr int kWarps = kBlockThreads / 32;
@@ -193,6 +191,4 @@ const char* LaunchDropout(const DropoutArgs& a, void* stream) {
   });
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -6,9 +6,7 @@
 
 #include "kernels/cuda/cuda_kernels.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 const char* LaunchRmsNorm(const RmsNormArgs& args, void* stream);
 const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& args,
@@ -34,8 +32,6 @@ constexpr CudaKernels MakeTable(bool (*supports)(int device),
           LaunchDropout};
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_LAUNCHERS_H_

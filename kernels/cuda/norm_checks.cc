@@ -19,9 +19,7 @@
 #include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr double kEps = 1e-5;
@@ -180,6 +178,4 @@ Outputs CheckDropout(const Subject& subject, at::ScalarType dtype,
   return {out};
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -5,9 +5,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr int kPack = 4;
@@ -139,6 +137,4 @@ const char* LaunchSquaredSum(const SquaredSumArgs& a, void* stream) {
   return Launch(SumPartialsKernel, 1, kSquaredSumPartials, 0, sum, stream);
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -5,9 +5,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 // Sums of this many columns fit into shared memory, along with BlockReduce's.
@@ -168,6 +166,4 @@ const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& a, void* stream) {
   });
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -4,9 +4,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr int kRowThreads = 512;
@@ -170,6 +168,4 @@ const char* LaunchEmbeddingBackward(const EmbeddingBackwardArgs& a,
   });
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -17,8 +17,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/encoder/encoder_simd.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -167,5 +166,4 @@ at::Tensor DropScores(const at::Tensor& x, const DropoutDraws& draws, int layer,
   return KeptTimes(x, kept.to(x.device()), draws);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -12,8 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // The draws of a run.
 struct DropoutDraws {
@@ -53,7 +52,6 @@ at::Tensor DropRows(const at::Tensor& x, const DropoutDraws& draws, int layer,
 at::Tensor DropScores(const at::Tensor& x, const DropoutDraws& draws, int layer,
                       int64_t max_length);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_DROPOUT_H_

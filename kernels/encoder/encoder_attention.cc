@@ -9,8 +9,7 @@
 #include "kernels/encoder/encoder_simd.h"
 #include "kernels/gemm/gemm.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 // Queries per block of scores.
@@ -185,5 +184,4 @@ void EncoderAttentionBackward(const EncoderHead& head,
   }
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

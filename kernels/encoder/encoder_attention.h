@@ -7,8 +7,7 @@
 
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Rows of head_dim floats, q_stride and kv_stride apart. The queries are at the
 // last of the keys' positions: all of them, or only the last.
@@ -41,7 +40,6 @@ struct EncoderHeadGradients {
 void EncoderAttentionBackward(const EncoderHead& head,
                               const EncoderHeadGradients& p, float* space);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_ENCODER_ATTENTION_H_

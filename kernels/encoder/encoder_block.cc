@@ -23,8 +23,7 @@
 #include "kernels/encoder/encoder_block_pass.h"
 #include "kernels/fast_path.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -351,5 +350,4 @@ at::Tensor FusedEncoderBlock(const at::Tensor& x,
                                      options);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

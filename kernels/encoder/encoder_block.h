@@ -18,8 +18,7 @@
 #include "kernels/encoder/dropout.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // In the order of torch.nn.TransformerEncoderLayer; E: width, F: feed-forward.
 enum EncoderWeight {
@@ -116,7 +115,6 @@ struct EncoderBlockShape {
 // save.
 OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_ENCODER_BLOCK_H_

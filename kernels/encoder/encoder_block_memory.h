@@ -12,8 +12,7 @@
 #include "kernels/encoder/encoder_attention.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // The sizes of a block. Queries are the rows that it outputs.
 struct EncoderDims {
@@ -127,7 +126,6 @@ struct EncoderBackwardSpace {
       *attention;
 };
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_ENCODER_BLOCK_MEMORY_H_

@@ -7,8 +7,7 @@
 #include "kernels/encoder/encoder_simd.h"
 #include "kernels/gemm/gemm.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 // The sequences of a group, its rows and its queries.
@@ -308,5 +307,4 @@ void BackwardGroup(const EncoderPass& pass, int64_t group, const float* d_out,
   AttendBackward(pass, range, space, dx, gradients);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -12,8 +12,7 @@
 #include "kernels/encoder/encoder_block.h"
 #include "kernels/encoder/encoder_block_memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Common to all groups.
 struct EncoderPass {
@@ -47,7 +46,6 @@ void BackwardGroup(const EncoderPass& pass, int64_t group, const float* d_out,
                    const EncoderBackwardSpace& space, float* dx,
                    const EncoderGradients& gradients);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_ENCODER_BLOCK_PASS_H_

@@ -7,8 +7,7 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
 #include "base/simd/target.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 #include "base/simd/simd_vector.inc"
@@ -249,5 +248,4 @@ const EncoderKernels SIMD_SYMBOL(kEncoder) = {
     MixBack,      Softmax,       SoftmaxBackward,
 };
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -15,8 +15,7 @@
 
 #include "base/simd/instruction_set.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // sum = residual + dropout(sum + bias), and
 // out = weight * (sum - mean) * rstd + shift, with mean and
@@ -133,7 +132,6 @@ SIMD_TABLES(EncoderKernels, kEncoder);
 // The best for this processor.
 inline const EncoderKernels& EncoderSimd() { return kEncoder.best(); }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_

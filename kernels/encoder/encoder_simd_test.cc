@@ -12,8 +12,7 @@
 
 #include "base/random.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 class EncoderSimdTest : public testing::TestWithParam<int> {
@@ -207,5 +206,4 @@ TEST_P(EncoderSimdTest, ProductsOfAHead) {
 INSTANTIATE_TEST_SUITE_P(Sets, EncoderSimdTest, testing::Range(0, 3));
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -19,9 +19,7 @@ extern "C" void sgemm_(const char* transpose_a, const char* transpose_b,
                        const float* b, const int* ldb, const float* beta,
                        float* c, const int* ldc);
 
-namespace capstan {
-namespace kernels {
-
+namespace capstan::kernels {
 namespace {
 
 // The fewest multiplications worth waking a thread.
@@ -124,5 +122,4 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
   }
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

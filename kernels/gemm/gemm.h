@@ -11,8 +11,7 @@
 
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // A row-major matrix in memory: row i begins at data + i * stride.
 struct ConstMatrix {
@@ -37,7 +36,6 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
 // The implementation in use: "avx512", "avx2" or "blas".
 const char* GemmName();
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_GEMM_GEMM_H_

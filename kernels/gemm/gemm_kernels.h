@@ -8,8 +8,7 @@
 
 #include "base/simd/instruction_set.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // c [m, n] = alpha * a b + beta * c. a is [m, k], or passed as [k, m]; b is [k,
 // n], or passed as [n, k]. Row-major; strides in floats.
@@ -51,7 +50,6 @@ struct GemmKernels {
 
 SIMD_TABLES(GemmKernels, kGemm);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_GEMM_GEMM_KERNELS_H_

@@ -15,8 +15,7 @@
 
 #include "kernels/gemm/gemm_kernels.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -212,5 +211,4 @@ TEST(GemmChoiceTest, IsRightAndTheSameOnAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -11,11 +11,9 @@
 
 #if SIMD_BYTES == 16
 // The BLAS is faster than anything that could be made here.
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, nullptr};
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 #else
 
 // 1, 2, .. up to the rows of a whole tile, two registers wide, which leaves
@@ -26,8 +24,7 @@ const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, nullptr};
 #define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6
 #endif
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 constexpr int kLanes = SIMD_BYTES / 4;
@@ -370,7 +367,6 @@ void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
 
 const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, Run};
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // SIMD_BYTES

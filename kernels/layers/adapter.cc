@@ -15,8 +15,7 @@
 #include "kernels/layers/linear.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Four channels share the random bits of one counter, made of the token's
 // position, the channels and the sample.
@@ -138,5 +137,4 @@ c10::intrusive_ptr<KeptAdapters> AdaptersIn(const c10::IValue& kept) {
   return c10::static_intrusive_pointer_cast<KeptAdapters>(kept.toCapsule());
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -13,8 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Dropout (Srivastava et al., "Dropout", 2014) of an adapter's input; kept
 // numbers are divided by 1 - rate. Draws depend only on the key, the sample,
@@ -92,7 +91,6 @@ struct KeptAdapters : public torch::CustomClassHolder {
 c10::IValue KeepAdapters(c10::ArrayRef<Adapter> adapters);
 c10::intrusive_ptr<KeptAdapters> AdaptersIn(const c10::IValue& kept);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_ADAPTER_H_

@@ -24,8 +24,7 @@
 #include "kernels/layers/transformer_block.h"
 #include "kernels/testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 constexpr double kScale = 0.75;
@@ -290,5 +289,4 @@ TEST(AdapterTest, DropoutKeepsTheMean) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -7,8 +7,7 @@
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/rope.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -99,5 +98,4 @@ QueryKeyValue AttentionInput(const at::Tensor& x,
   return {out[0], out[1], out[2]};
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

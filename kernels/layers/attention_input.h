@@ -9,8 +9,7 @@
 #include "kernels/layers/adapter.h"
 #include "kernels/layers/transformer_block_shape.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 struct QueryKeyValue {
   at::Tensor q;  // [rows, heads * head_dim]
@@ -39,7 +38,6 @@ void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger);
 void PlanAttentionInputBackward(const TransformerBlockShape& s,
                                 MemoryLedger* ledger);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_ATTENTION_INPUT_H_

@@ -14,8 +14,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 // The rows of dy by token, in order.
@@ -107,5 +106,4 @@ void AddEmbeddingGradient(const at::Tensor& dy, const at::Tensor& tokens,
   if (!sums.is_same(d_weight)) d_weight.copy_(sums);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

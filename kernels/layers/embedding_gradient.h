@@ -4,8 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // d_weight[tokens[r]] += dy[r] for each row r, without autograd; rows of other
 // tokens aren't touched. dy: [rows, hidden]; tokens: [rows] int64 in [0,
@@ -15,7 +14,6 @@ namespace kernels {
 void AddEmbeddingGradient(const at::Tensor& dy, const at::Tensor& tokens,
                           at::Tensor& d_weight);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_EMBEDDING_GRADIENT_H_

@@ -9,8 +9,7 @@
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/swiglu.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -112,5 +111,4 @@ at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
       c10::ArrayRef<Adapter>(weights.adapters));
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -9,8 +9,7 @@
 #include "kernels/layers/adapter.h"
 #include "kernels/layers/transformer_block_shape.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 struct GatedMlpWeights {
   at::Tensor norm;                  // [hidden]
@@ -32,7 +31,6 @@ void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger);
 // leaves x and its gradient.
 void PlanGatedMlpBackward(const TransformerBlockShape& s, MemoryLedger* ledger);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_GATED_MLP_H_

@@ -25,8 +25,7 @@
 #include "kernels/loss/token_loss.h"
 #include "kernels/testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 at::Tensor PlainLoss(const at::Tensor& hidden, const at::Tensor& weight,
@@ -339,5 +338,4 @@ TEST(HeadTest, TargetOutsideTheVocabularyIsAnError) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

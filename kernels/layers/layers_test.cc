@@ -25,8 +25,7 @@
 #include "kernels/layers/rope.h"
 #include "kernels/testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 at::Tensor PlainRope(const at::Tensor& x, const at::Tensor& table) {
@@ -234,5 +233,4 @@ TEST(LayersTest, FrozenWeightsGetNoGradient) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -13,8 +13,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/layers/transformer_block_shape.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -133,5 +132,4 @@ at::Tensor WeightGradient(const WeightPlace& to, const at::Tensor& dy,
   return std::move(place.gradient);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

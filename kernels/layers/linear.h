@@ -11,8 +11,7 @@
 #include "kernels/layers/adapter.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 struct TransformerBlockShape;
 
@@ -50,7 +49,6 @@ void PlanLinearAddBackward(const TransformerBlockShape& s,
 at::Tensor WeightGradient(const WeightPlace& place, const at::Tensor& dy,
                           const at::Tensor& x);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_LINEAR_H_

@@ -19,9 +19,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 
-namespace capstan {
-namespace kernels {
-
+namespace capstan::kernels {
 namespace {
 
 bool OnRows(const at::Tensor& x, const at::Tensor& weight) {
@@ -213,5 +211,4 @@ at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return RmsNormFunction::apply(x, weight, eps);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -11,8 +11,7 @@
 
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // With gradients to x [rows, n] and weight [n].
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
@@ -49,7 +48,6 @@ void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
 void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
                          bool want_weight, MemoryLedger* ledger);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_RMS_NORM_H_

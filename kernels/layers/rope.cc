@@ -13,8 +13,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta) {
   const int64_t half = head_dim / 2;
@@ -74,5 +73,4 @@ void ApplyRope(const at::Tensor& table, RopeDirection direction,
   });
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

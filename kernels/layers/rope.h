@@ -8,8 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Cosines and sines of positions [0, positions): [positions, head_dim]
 // float32 on CPU, a row's first half cosines, its second half sines.
@@ -21,7 +20,6 @@ at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta);
 enum class RopeDirection { kForward, kBackward };
 void ApplyRope(const at::Tensor& table, RopeDirection direction, at::Tensor& x);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_ROPE_H_

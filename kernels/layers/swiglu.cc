@@ -12,8 +12,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up) {
   const ProfileScope profile("swiglu");
@@ -60,5 +59,4 @@ SwiGluGradients SwiGluBackward(const at::Tensor& gate, const at::Tensor& up,
   return out;
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

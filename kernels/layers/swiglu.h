@@ -8,8 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up);
 
@@ -22,7 +21,6 @@ struct SwiGluGradients {
 SwiGluGradients SwiGluBackward(const at::Tensor& gate, const at::Tensor& up,
                                at::Tensor d_activation);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_SWIGLU_H_

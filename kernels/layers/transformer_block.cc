@@ -19,8 +19,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/layers/linear.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -546,5 +545,4 @@ OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape) {
                                                : PlanPlainBlock(shape);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -15,8 +15,7 @@
 #include "kernels/layers/transformer_block_shape.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 struct TransformerBlockWeights {
   AttentionWeights attention;
@@ -63,7 +62,6 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
 // matrices' gradients in a sink; the plain one for other types.
 OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_TRANSFORMER_BLOCK_H_

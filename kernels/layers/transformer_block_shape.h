@@ -11,8 +11,7 @@
 #include "kernels/layers/adapter.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // The matrices of a block, in the order of TransformerBlockOptions::parameters.
 enum BlockMatrix {
@@ -60,7 +59,6 @@ struct TransformerBlockShape {
   }
 };
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_TRANSFORMER_BLOCK_SHAPE_H_

@@ -18,8 +18,7 @@
 
 #include "kernels/layers/rope.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 struct Sizes {
@@ -292,5 +291,4 @@ TEST(TransformerBlockTest, WritesAndAddsGradientsInTheirPlaces) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -14,8 +14,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 // In place, whatever the storage.
@@ -89,5 +88,4 @@ at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
   return Composed(logits, targets, gradient, factor, weights);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -4,8 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // The sum over rows with target >= 0 of weight * -log softmax(logits)[target],
 // a float32 scalar on the logits' device, computed in float32 without autograd.
@@ -18,7 +17,6 @@ at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
                            bool gradient, double factor = 1.0,
                            const at::Tensor& weights = {});
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LOSS_CROSS_ENTROPY_H_

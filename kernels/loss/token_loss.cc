@@ -34,9 +34,7 @@
 #include "kernels/layers/embedding_gradient.h"
 #include "kernels/loss/cross_entropy.h"
 
-namespace capstan {
-namespace kernels {
-
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -443,5 +441,4 @@ void PlanEmbeddingBackward(const TokenLossShape& s, MemoryLedger* ledger) {
   if (b.half) ledger->Take(b.weight);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -11,8 +11,7 @@
 #include "kernels/layers/linear.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // The gradient of the head's weight: scale * (so_far + d_logits^T hidden), kept
 // in these parts from forward on. In 16-bit types so_far is float32, and
@@ -86,7 +85,6 @@ void PlanHeadBackward(const TokenLossShape& s, MemoryLedger* ledger);
 // to that of the weight.
 void PlanEmbeddingBackward(const TokenLossShape& s, MemoryLedger* ledger);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LOSS_TOKEN_LOSS_H_

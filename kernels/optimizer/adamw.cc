@@ -11,8 +11,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/factors.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 #define CAPSTAN_ALWAYS_INLINE inline __attribute__((always_inline))
@@ -221,5 +220,4 @@ void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers) {
   AdamWByLibTorch(options, buffers);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -6,8 +6,7 @@
 
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 struct AdamWOptions {
   int64_t step = 1;  // 1 for the first update
@@ -56,7 +55,6 @@ void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
                    const AdamWBuffers& buffers);
 void AdamWByLibTorch(const AdamWOptions& options, const AdamWBuffers& buffers);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_OPTIMIZER_ADAMW_H_

@@ -10,8 +10,7 @@
 #include "kernels/optimizer/adamw.h"
 #include "kernels/optimizer/factors.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 // A buffer's memory; null if it is undefined.
@@ -82,5 +81,4 @@ void AdamWByLibTorch(const AdamWOptions& o, const AdamWBuffers& b) {
   if (b.working.defined()) b.working.copy_(b.parameter);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

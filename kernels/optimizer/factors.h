@@ -6,8 +6,7 @@
 
 #include "kernels/optimizer/adamw.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Constants shared by all elements.
 struct AdamWFactors {
@@ -36,7 +35,6 @@ inline AdamWFactors MakeAdamWFactors(const AdamWOptions& o) {
   return f;
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_OPTIMIZER_FACTORS_H_
