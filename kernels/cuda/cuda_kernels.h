@@ -27,20 +27,16 @@ namespace capstan::kernels::cuda {
 // The type behind a `void*`. Arithmetic is float32 for all.
 enum class DType : int32_t { kNone, kFloat32, kBFloat16, kFloat16 };
 
-// Matrices are row-major, and contiguous unless there is a stride, in elements
-// per row. Counts may be 0. Vector loads are used where pointers and widths
-// allow.
+// Matrices are row-major and contiguous. Counts may be 0. Vector loads are used
+// where pointers and widths allow.
 
 struct RmsNormArgs {
-  DType dtype;           // of x, residual, weight, sum and y
-  const void* x;         // [rows, n]
-  const void* residual;  // [rows, n] or null
-  const void* weight;    // [n]
-  void* sum;        // x + residual, rounded, which is what is normalised; null
-                    // without a residual; may be x or residual
-  void* y;          // [rows, n]: weight * round(x * rstd)
-  float* rstd;      // [rows]: written, or read if `rstd_given`
-  bool rstd_given;  // make y again from it
+  DType dtype;         // of x, weight and y
+  const void* x;       // [rows, n]
+  const void* weight;  // [n]
+  void* y;             // [rows, n]: weight * round(x * rstd)
+  float* rstd;         // [rows]: written, or read if `rstd_given`
+  bool rstd_given;     // make y again from it
   float eps;
   int64_t rows, n;
 };
@@ -63,7 +59,6 @@ struct RmsNormBackwardArgs {
   float* partial;        // [RmsNormPartials(rows, n), n]; null: no dweight
   DType dweight_dtype;   // float32 or dtype
   void* dweight;         // [n]
-  bool add;              // to what dweight holds
   int64_t rows, n;
 };
 
@@ -72,29 +67,25 @@ struct RopeArgs {
   void* x;             // [rows, heads * head_dim], rotated in place
   const float* table;  // [positions, head_dim], as RopeTable makes it
   int64_t rows, positions, heads, head_dim;
-  int64_t stride;  // of x
-  float sign;      // 1 forward, -1 backward
+  float sign;  // 1 forward, -1 backward
 };
 
-struct SwiGluArgs {
+struct SwiGluArgs {  // n numbers each
   DType dtype;
-  const void* gate;  // [rows, n]
-  const void* up;    // [rows, n]
-  void* out;         // [rows, n], contiguous
-  int64_t rows, n;
-  int64_t stride;  // of gate and of up
+  const void* gate;
+  const void* up;
+  void* out;
+  int64_t n;
 };
 
-struct SwiGluBackwardArgs {
+struct SwiGluBackwardArgs {  // n numbers each
   DType dtype;
-  const void* gate;  // [rows, n]
-  const void* up;    // [rows, n]
-  void* d_out;       // [rows, n], contiguous; becomes silu(gate) * up
-  void* d_gate;      // [rows, n]; may be gate
-  void* d_up;        // [rows, n]; may be up
-  int64_t rows, n;
-  int64_t stride;           // of gate and of up
-  int64_t gradient_stride;  // of d_gate and of d_up
+  const void* gate;
+  const void* up;
+  void* d_out;   // becomes silu(gate) * up
+  void* d_gate;  // may be gate
+  void* d_up;    // may be up
+  int64_t n;
 };
 
 // out = x * factor, or 0 for dropped numbers: those whose random bits
@@ -141,6 +132,18 @@ struct EmbeddingBackwardArgs {
   int64_t rows, hidden, vocab;
 };
 
+// Constants of a step of AdamW.
+struct AdamWFactors {
+  float gradient_scale;
+  float decay;    // 1 - lr * weight_decay
+  float weight1;  // 1 - beta1
+  float beta2;
+  float weight2;  // 1 - beta2
+  float rate;     // lr / (1 - beta1^t)
+  float root2;    // sqrt(1 - beta2^t)
+  float epsilon;
+};
+
 // As in kernels/optimizer/adamw.h, with the same bits, over n elements.
 struct AdamWArgs {
   DType gradient_dtype;
@@ -151,14 +154,7 @@ struct AdamWArgs {
   DType working_dtype;  // kNone: no working copy
   void* working;
   const float* device_scale;  // null: 1. Not finite: nothing is written
-  float gradient_scale;
-  float decay;    // 1 - lr * weight_decay
-  float weight1;  // 1 - beta1
-  float beta2;
-  float weight2;  // 1 - beta2
-  float rate;     // lr / (1 - beta1^t)
-  float root2;    // sqrt(1 - beta2^t)
-  float epsilon;
+  AdamWFactors factors;
   int64_t n;
 };
 

@@ -71,7 +71,7 @@ RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
                              double eps) {
   const ProfileScope profile("rms_norm");
   if (const auto* cuda = cuda::For(x)) {
-    cuda::NormResult made = cuda::RmsNorm(*cuda, x, {}, weight, eps);
+    cuda::NormResult made = cuda::RmsNorm(*cuda, x, weight, eps);
     return {std::move(made.y), std::move(made.rstd)};
   }
   if (!OnRows(x, weight)) {

@@ -2,14 +2,18 @@
 #include "kernels/optimizer/adamw.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 
 #include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/optimizer/factors.h"
 
 namespace capstan::kernels {
 namespace {
@@ -19,7 +23,24 @@ namespace {
 // Elements per thread, below which waking one costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
-// Elements [begin, end) of all buffers. 16-bit types are stored as bits.
+using cuda::AdamWFactors;
+
+AdamWFactors FactorsOf(const AdamWOptions& o) {
+  const double step = static_cast<double>(o.step);
+  AdamWFactors f;
+  f.gradient_scale = static_cast<float>(o.gradient_scale);
+  f.decay = static_cast<float>(1.0 - o.learning_rate * o.weight_decay);
+  f.weight1 = static_cast<float>(1.0 - o.beta1);
+  f.beta2 = static_cast<float>(o.beta2);
+  f.weight2 = static_cast<float>(1.0 - o.beta2);
+  f.rate =
+      static_cast<float>(o.learning_rate / (1.0 - std::pow(o.beta1, step)));
+  f.root2 = static_cast<float>(std::sqrt(1.0 - std::pow(o.beta2, step)));
+  f.epsilon = static_cast<float>(o.epsilon);
+  return f;
+}
+
+// All buffers. 16-bit types are stored as bits.
 struct Memory {
   const void* gradient;
   float* parameter;
@@ -188,7 +209,7 @@ void CheckBuffer(const at::Tensor& tensor, int64_t length) {
 }
 
 void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
-  AdamWFactors factors = MakeAdamWFactors(options);
+  AdamWFactors factors = FactorsOf(options);
   if (b.device_scale.defined()) {
     const float scale = *b.device_scale.const_data_ptr<float>();
     if (!std::isfinite(scale)) return;
@@ -210,7 +231,67 @@ void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
   });
 }
 
+// For the GPU.
+
+// A buffer's memory; null if it is undefined.
+void* DataOf(const at::Tensor& t, const at::Tensor& parameter) {
+  if (!t.defined()) return nullptr;
+  TORCH_CHECK(t.numel() == parameter.numel() && t.is_contiguous() &&
+                  t.device() == parameter.device(),
+              "AdamW wants contiguous buffers of one length on one device");
+  return t.mutable_data_ptr();
+}
+
+float* Floats(const at::Tensor& t, const at::Tensor& parameter) {
+  TORCH_CHECK(t.scalar_type() == at::kFloat,
+              "AdamW's parameter and state must be float32");
+  return static_cast<float*>(DataOf(t, parameter));
+}
+
 }  // namespace
+
+void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
+                   const AdamWBuffers& b) {
+  cuda::AdamWArgs args = {};
+  args.gradient_dtype = cuda::TypeOf(b.gradient);
+  args.gradient = DataOf(b.gradient, b.parameter);
+  args.parameter = Floats(b.parameter, b.parameter);
+  args.exp_avg = Floats(b.exp_avg, b.parameter);
+  args.exp_avg_sq = Floats(b.exp_avg_sq, b.parameter);
+  args.working_dtype = cuda::TypeOf(b.working);
+  args.working = DataOf(b.working, b.parameter);
+  TORCH_CHECK(
+      args.gradient_dtype != cuda::DType::kNone &&
+          args.working_dtype != cuda::DType::kFloat32 &&
+          b.working.defined() == (args.working_dtype != cuda::DType::kNone),
+      "AdamW can't read these gradients or write these working weights");
+  if (b.device_scale.defined()) {
+    TORCH_CHECK(b.device_scale.device() == b.parameter.device(),
+                "AdamW's device_scale must be on the parameter's device");
+    args.device_scale = b.device_scale.const_data_ptr<float>();
+  }
+  args.factors = FactorsOf(options);
+  args.n = b.parameter.numel();
+  const char* error =
+      cuda.adamw(args, cuda.current_stream(b.parameter.get_device()));
+  TORCH_CHECK(error == nullptr, "the GPU kernel adamw can't run: ", error);
+}
+
+void AdamWByLibTorch(const AdamWOptions& o, const AdamWBuffers& b) {
+  at::Tensor scaled = b.gradient.to(at::kFloat) * o.gradient_scale;
+  std::optional<at::Tensor> found_inf;
+  if (b.device_scale.defined()) {
+    scaled.mul_(b.device_scale);
+    found_inf = (~at::isfinite(b.device_scale)).to(at::kFloat);
+  }
+  const at::Tensor step =
+      at::full({}, static_cast<double>(o.step), b.parameter.options());
+  at::_fused_adamw_({b.parameter}, {scaled}, {b.exp_avg}, {b.exp_avg_sq}, {},
+                    {step}, o.learning_rate, o.beta1, o.beta2, o.weight_decay,
+                    o.epsilon, /*amsgrad=*/false, /*maximize=*/false,
+                    /*grad_scale=*/std::nullopt, found_inf);
+  if (b.working.defined()) b.working.copy_(b.parameter);
+}
 
 void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers) {
   if (buffers.parameter.device().is_cpu()) return StepOnCpu(options, buffers);
