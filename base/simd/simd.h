@@ -10,6 +10,7 @@
 #define CAPSTAN_BASE_SIMD_SIMD_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/simd/instruction_set.h"
 
@@ -31,10 +32,6 @@ struct RowKernels {
   // x * rstd is rounded to T before the weight. y may be x.
   void (*rms_norm)(const T *x, const T *weight, float eps, int64_t rows,
                    int64_t n, T *y, float *rstd);
-  // sum = x + residual, and y of that sum. `sum` may be x or residual.
-  void (*rms_norm_add)(const T *x, const T *residual, const T *weight,
-                       float eps, int64_t rows, int64_t n, T *sum, T *y,
-                       float *rstd);
   // The same y, given rstd.
   void (*rms_norm_again)(const T *x, const T *weight, const float *rstd,
                          int64_t rows, int64_t n, T *y);
@@ -100,21 +97,16 @@ struct SimdKernels {
 
   // The loops for T.
   template <typename T>
-  const RowKernels<T> &rows() const;
+  const RowKernels<T> &rows() const {
+    if constexpr (std::is_same_v<T, float>) {
+      return fp32;
+    } else if constexpr (std::is_same_v<T, Bf16>) {
+      return bf16;
+    } else {
+      return fp16;
+    }
+  }
 };
-
-template <>
-inline const RowKernels<float> &SimdKernels::rows<float>() const {
-  return fp32;
-}
-template <>
-inline const RowKernels<Bf16> &SimdKernels::rows<Bf16>() const {
-  return bf16;
-}
-template <>
-inline const RowKernels<Fp16> &SimdKernels::rows<Fp16>() const {
-  return fp16;
-}
 
 SIMD_TABLES(SimdKernels, kSimd);
 

@@ -95,17 +95,11 @@ void Scale(float* x, int64_t n, float factor) {
 
 template <typename T>
 constexpr RowKernels<T> RowTable() {
-  return {RmsNorm<T>,
-          RmsNormAdd<T>,
-          RmsNormAgain<T>,
-          RmsNormBackward<T>,
-          RmsNormWeightGradient<T>,
-          Rotate<T>,
-          SwiGlu<T>,
-          SwiGluBackward<T>,
-          CrossEntropy<T>,
-          AddRows<T, T>,
-          AddRows<T, float>};
+  return {RmsNorm<T>,         RmsNormAgain<T>,
+          RmsNormBackward<T>, RmsNormWeightGradient<T>,
+          Rotate<T>,          SwiGlu<T>,
+          SwiGluBackward<T>,  CrossEntropy<T>,
+          AddRows<T, T>,      AddRows<T, float>};
 }
 
 }  // namespace
