@@ -30,16 +30,9 @@ struct Block {
         stride(WholeVectors(keys)) {}
 
   ScoreRows Scores(const EncoderHead& head, float* scores) const {
-    ScoreRows p;
-    p.rows = rows;
-    p.stride = stride;
-    p.first = first;
-    p.factor = head.factor;
-    p.scores = scores;
-    if (head.keep != nullptr) {
-      p.keep = head.keep + (head.queries == 1 ? 0 : DropoutTriangle(begin));
-    }
-    return p;
+    const uint16_t* keep = head.keep;
+    if (keep != nullptr && head.queries > 1) keep += DropoutTriangle(begin);
+    return {rows, stride, first, keep, head.factor, scores};
   }
 
   const int64_t begin, rows, first, keys, stride;
@@ -60,18 +53,9 @@ void RowsByKeys(const EncoderHead& head, const Block& block, float factor,
                 factor, {x, x_stride}, {y, head.kv_stride}, 0.0f,
                 {out, block.stride});
   }
-  HeadProduct p;
-  p.rows = block.rows;
-  p.columns = block.stride;
-  p.n = head.head_dim;
-  p.factor = factor;
-  p.a = x;
-  p.a_stride = x_stride;
-  p.b = transposed;
-  p.b_stride = WholeVectors(head.keys);
-  p.out = out;
-  p.out_stride = block.stride;
-  EncoderSimd().scores(p);
+  EncoderSimd().scores({block.rows, block.stride, head.head_dim, factor, x,
+                        x_stride, transposed, WholeVectors(head.keys), out,
+                        block.stride});
 }
 
 // out [rows, head_dim] = scores y, for y of the block's keys.
@@ -82,17 +66,8 @@ void MixKeys(const EncoderHead& head, const Block& block, const float* scores,
                 {scores, block.stride}, {y, head.kv_stride}, 0.0f,
                 {out, out_stride});
   }
-  HeadProduct p;
-  p.rows = block.rows;
-  p.columns = block.keys;
-  p.n = head.head_dim;
-  p.a = scores;
-  p.a_stride = block.stride;
-  p.b = y;
-  p.b_stride = head.kv_stride;
-  p.out = out;
-  p.out_stride = out_stride;
-  EncoderSimd().mix(p);
+  EncoderSimd().mix({block.rows, block.keys, head.head_dim, 1.0f, scores,
+                     block.stride, y, head.kv_stride, out, out_stride});
 }
 
 // out [keys, head_dim] = scores^T x + beta * out, for x of the block's rows.
@@ -103,18 +78,8 @@ void MixRows(const EncoderHead& head, const Block& block, const float* scores,
                 {scores, block.stride}, {x, x_stride}, beta,
                 {out, head.kv_stride});
   }
-  HeadProduct p;
-  p.rows = block.rows;
-  p.columns = block.keys;
-  p.n = head.head_dim;
-  p.factor = beta;
-  p.a = scores;
-  p.a_stride = block.stride;
-  p.b = x;
-  p.b_stride = x_stride;
-  p.out = out;
-  p.out_stride = head.kv_stride;
-  EncoderSimd().mix_back(p);
+  EncoderSimd().mix_back({block.rows, block.keys, head.head_dim, beta, scores,
+                          block.stride, x, x_stride, out, head.kv_stride});
 }
 
 // The transpose of the head's y, if it is needed.

@@ -140,19 +140,6 @@ AddNormRows Norm2(const EncoderPass& pass, const Range& range, float* out) {
   return p;
 }
 
-AddNormBackwardRows BackwardOf(const AddNormRows& forward) {
-  AddNormBackwardRows p;
-  p.rows = forward.rows;
-  p.n = forward.n;
-  p.sum = forward.sum;
-  p.mean = forward.mean;
-  p.rstd = forward.rstd;
-  p.weight = forward.weight;
-  p.keep = forward.keep;
-  p.factor = forward.factor;
-  return p;
-}
-
 void AttendForward(const EncoderPass& pass, const Range& range, float* x_query,
                    float* space) {
   const EncoderDims& d = pass.dims;
@@ -194,16 +181,17 @@ void AttendBackward(const EncoderPass& pass, const Range& range,
   for (int64_t b = range.begin; b < range.end; ++b) {
     for (int64_t h = 0; h < d.heads; ++h) {
       const EncoderHead head = HeadOf(pass, b, h);
-      EncoderHeadGradients p;
-      p.out = pass.kept.mixed + QueryAt(pass, b, h);
-      p.d_out = space.d_mixed + QueryAt(pass, b, h) - out_at;
-      p.log_sum_exp = LogSumExp(pass, b, h);
+      const int64_t query = QueryAt(pass, b, h);
       const float* const base = pass.kept.projected + kv_at;
-      p.dq = d.last_only ? space.d_q + (head.q - pass.kept.q) - out_at
-                         : space.d_projected + (head.q - base);
-      p.dk = space.d_projected + (head.k - base);
-      p.dv = space.d_projected + (head.v - base);
-      EncoderAttentionBackward(head, p, space.attention);
+      float* const dq = d.last_only
+                            ? space.d_q + (head.q - pass.kept.q) - out_at
+                            : space.d_projected + (head.q - base);
+      EncoderAttentionBackward(
+          head,
+          {pass.kept.mixed + query, space.d_mixed + query - out_at,
+           LogSumExp(pass, b, h), dq, space.d_projected + (head.k - base),
+           space.d_projected + (head.v - base)},
+          space.attention);
     }
   }
   const float* const x = pass.x + range.row * d.width;
@@ -268,16 +256,12 @@ void BackwardGroup(const EncoderPass& pass, int64_t group, const float* d_out,
   const EncoderKernels& simd = EncoderSimd();
   const Range range(pass, group);
   const int64_t at = range.query * d.width, m = range.queries;
-  const AddNormRows forward1 = Norm1(pass, range, space.y);
+  const AddNormRows norm1 = Norm1(pass, range, space.y);
 
-  AddNormBackwardRows norm2 = BackwardOf(Norm2(pass, range, nullptr));
-  norm2.d_out = d_out + at;
-  norm2.d_residual = space.d_y;
-  norm2.d_product = space.d_product;
-  norm2.d_weight = gradients[kNorm2Weight];
-  norm2.d_shift = gradients[kNorm2Bias];
-  norm2.d_bias = gradients[kDownBias];
-  simd.add_norm_backward(norm2);
+  simd.add_norm_backward(
+      Norm2(pass, range, nullptr),
+      {d_out + at, space.d_y, space.d_product, gradients[kNorm2Weight],
+       gradients[kNorm2Bias], gradients[kDownBias]});
 
   float* const inner = pass.kept.inner + range.query * d.inner;
   ProjectBack(space.d_product, m, d.width, d.inner, pass.weights[kDownWeight],
@@ -287,19 +271,14 @@ void BackwardGroup(const EncoderPass& pass, int64_t group, const float* d_out,
                      gradients[kUpBias]);
   AddWeight(space.d_product, inner, m, d.width, d.inner,
             gradients[kDownWeight]);
-  simd.norm_again(forward1);
+  simd.norm_again(norm1);
   AddWeight(space.d_inner, space.y, m, d.inner, d.width, gradients[kUpWeight]);
   ProjectBack(space.d_inner, m, d.inner, d.width, pass.weights[kUpWeight], 1.0f,
               space.d_y);
 
-  AddNormBackwardRows norm1 = BackwardOf(forward1);
-  norm1.d_out = space.d_y;
-  norm1.d_residual = d.last_only ? space.d_y : dx + at;
-  norm1.d_product = space.d_product;
-  norm1.d_weight = gradients[kNorm1Weight];
-  norm1.d_shift = gradients[kNorm1Bias];
-  norm1.d_bias = gradients[kOutBias];
-  simd.add_norm_backward(norm1);
+  simd.add_norm_backward(norm1, {space.d_y, d.last_only ? space.d_y : dx + at,
+                                 space.d_product, gradients[kNorm1Weight],
+                                 gradients[kNorm1Bias], gradients[kOutBias]});
   AddWeight(space.d_product, pass.kept.mixed + at, m, d.width, d.width,
             gradients[kOutWeight]);
   ProjectBack(space.d_product, m, d.width, d.width, pass.weights[kOutWeight],

@@ -99,31 +99,31 @@ void NormAgain(const AddNormRows& p) {
 
 // With h = (sum - mean) * rstd and g = d_out * weight:
 //   d_sum = rstd * (g - mean(g) - h * mean(g * h)).
-void AddNormBackward(const AddNormBackwardRows& p) {
+void AddNormBackward(const AddNormRows& p, const AddNormGradients& to) {
   const uint16_t* keep = p.keep;
   for (int64_t r = 0; r < p.rows; ++r) {
     const int64_t at = r * p.n;
     const float mean = p.mean[r], rstd = p.rstd[r];
     Floats sum = {}, along = {};
     for (int64_t i = 0; i < p.n; i += kLanes) {
-      const Floats d = Load(p.d_out + at + i);
+      const Floats d = Load(to.d_out + at + i);
       const Floats h = (Load(p.sum + at + i) - mean) * rstd;
       const Floats g = d * Load(p.weight + i);
       sum += g;
       along += g * h;
-      Store(p.d_weight + i, Load(p.d_weight + i) + d * h);
-      Store(p.d_shift + i, Load(p.d_shift + i) + d);
+      Store(to.d_weight + i, Load(to.d_weight + i) + d * h);
+      Store(to.d_shift + i, Load(to.d_shift + i) + d);
     }
     const float mean_g = Sum(sum) / static_cast<float>(p.n);
     const float mean_along = Sum(along) / static_cast<float>(p.n);
     for (int64_t i = 0; i < p.n; i += kLanes) {
       const Floats h = (Load(p.sum + at + i) - mean) * rstd;
-      const Floats g = Load(p.d_out + at + i) * Load(p.weight + i);
+      const Floats g = Load(to.d_out + at + i) * Load(p.weight + i);
       const Floats d = rstd * (g - mean_g - h * mean_along);
-      Store(p.d_residual + at + i, d);
+      Store(to.d_residual + at + i, d);
       const Floats d_product = Dropout(d, keep, p.factor, i);
-      Store(p.d_product + at + i, d_product);
-      Store(p.d_bias + i, Load(p.d_bias + i) + d_product);
+      Store(to.d_product + at + i, d_product);
+      Store(to.d_bias + i, Load(to.d_bias + i) + d_product);
     }
     if (keep != nullptr) keep += p.n / kLanes;
   }

@@ -37,15 +37,8 @@ struct AddNormRows {
 
 // Its gradients, given d_out: written to residual and to the former `sum`
 // (d_product), added to weight, shift and bias. d_residual may be d_out.
-struct AddNormBackwardRows {
-  int64_t rows = 0, n = 0;
+struct AddNormGradients {
   const float* d_out = nullptr;
-  const float* sum = nullptr;
-  const float* mean = nullptr;
-  const float* rstd = nullptr;
-  const float* weight = nullptr;
-  const uint16_t* keep = nullptr;
-  float factor = 1.0f;
   float* d_residual = nullptr;
   float* d_product = nullptr;
   float* d_weight = nullptr;
@@ -94,7 +87,7 @@ struct EncoderKernels {
   void (*add_norm)(const AddNormRows& p);
   // Recomputes `out` from sum, mean and rstd.
   void (*norm_again)(const AddNormRows& p);
-  void (*add_norm_backward)(const AddNormBackwardRows& p);
+  void (*add_norm_backward)(const AddNormRows& p, const AddNormGradients& g);
 
   // h += bias; out = dropout(gelu(h)), gelu(h) = h * P(z < h), z standard
   // normal (Hendrycks and Gimpel, 2016); P is accurate to 3e-7.
