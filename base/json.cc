@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/json.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace capstan {
 
 template <typename Json>
@@ -18,5 +20,74 @@ Json ParseJson(absl::string_view text) {
 template nlohmann::json ParseJson<nlohmann::json>(absl::string_view);
 template nlohmann::ordered_json ParseJson<nlohmann::ordered_json>(
     absl::string_view);
+
+absl::StatusOr<nlohmann::ordered_json> ParseObject(const std::string& path,
+                                                   absl::string_view text) {
+  using Json = nlohmann::ordered_json;
+  Json json = ParseJson<Json>(text);
+  if (json.is_object()) return json;
+  return absl::InvalidArgumentError(absl::StrCat(path, ": not a JSON object"));
+}
+
+int64_t JsonKeys::Int(const char* key, absl::optional<int64_t> otherwise) {
+  const Json* value = Find(key);
+  if (value == nullptr) {
+    if (!otherwise.has_value()) Fail(key, "is missing");
+    return otherwise.value_or(1);
+  }
+  const absl::optional<int64_t> integer = JsonInteger(*value);
+  if (integer.has_value()) return *integer;
+  Fail(key,
+       value->is_number() ? "must be an integer below 2^63"
+                          : "must be an integer",
+       *value);
+  return 1;
+}
+
+double JsonKeys::Double(const char* key, double otherwise) {
+  const Json* value = Find(key);
+  if (value == nullptr) return otherwise;
+  if (value->is_number()) return value->get<double>();
+  Fail(key, "must be a number", *value);
+  return otherwise;
+}
+
+bool JsonKeys::Bool(const char* key, bool otherwise) {
+  const Json* value = Find(key);
+  if (value == nullptr) return otherwise;
+  if (value->is_boolean()) return value->get<bool>();
+  Fail(key, "must be true or false", *value);
+  return otherwise;
+}
+
+void JsonKeys::Only(const char* key, const Json& value, const Json& or_value) {
+  const Json* found = Find(key);
+  if (found == nullptr || *found == value || *found == or_value) return;
+  Fail(key,
+       absl::StrCat(found->dump(), " is not implemented, only ", value.dump()));
+}
+
+void JsonKeys::Must(const char* key, const Json& value) {
+  if (Find(key) == nullptr) {
+    Fail(key, absl::StrCat("is missing, must be ", value.dump()));
+  }
+  Only(key, value, value);
+}
+
+const nlohmann::ordered_json* JsonKeys::Find(const char* key) const {
+  const auto it = json_.find(key);
+  return it == json_.end() || it->is_null() ? nullptr : &*it;
+}
+
+void JsonKeys::Fail(absl::string_view key, absl::string_view problem) {
+  if (!status_.ok()) return;
+  status_ =
+      absl::InvalidArgumentError(absl::StrCat(path_, ": ", key, " ", problem));
+}
+
+void JsonKeys::Fail(absl::string_view key, absl::string_view problem,
+                    const Json& value) {
+  Fail(key, absl::StrCat(problem, ", is ", value.dump()));
+}
 
 }  // namespace capstan

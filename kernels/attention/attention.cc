@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/attention/attention.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -232,6 +235,43 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                    v.const_data_ptr<float>(), out.mutable_data_ptr<float>(),
                    log_sum_exp.data());
   return out;
+}
+
+PackedRows::PackedRows(const at::Tensor& positions)
+    : positions_(positions.contiguous()) {
+  TORCH_CHECK(positions.dim() == 2 && positions.scalar_type() == at::kLong,
+              "positions must be [rows, T] int64");
+  if (!positions.is_cpu() || positions.numel() == 0) return;
+  const int64_t length = positions.size(1);
+  const int64_t* p = positions_.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < positions.size(0); ++row, p += length) {
+    for (int64_t t = 0; t < length; ++t) {
+      if (p[t] == 0) {
+        documents_.push_back({t, 0});
+      } else {
+        TORCH_CHECK(t > 0 && p[t] == p[t - 1] + 1, "the positions of row ", row,
+                    " must begin at 0 and rise by 1 within a document; at ", t,
+                    " stands ", p[t]);
+      }
+      longest_ = std::max(longest_, ++documents_.back().length);
+    }
+    row_ends_.push_back(static_cast<int64_t>(documents_.size()));
+  }
+}
+
+const at::Tensor& PackedRows::mask(bool causal) const {
+  at::Tensor& mask = masks_[causal ? 1 : 0];
+  if (!mask.defined()) {
+    const at::AutoGradMode no_gradients(false);
+    const at::Tensor keys =
+        at::arange(positions_.size(1), positions_.options());
+    // The start of each token's document, which identifies it within a row.
+    const at::Tensor first = keys - positions_;
+    mask = first.unsqueeze(1).eq(first.unsqueeze(2));
+    if (causal) mask &= keys <= keys.unsqueeze(1);
+    mask.unsqueeze_(1);
+  }
+  return mask;
 }
 
 }  // namespace capstan::kernels

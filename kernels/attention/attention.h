@@ -7,11 +7,62 @@
 #define CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
-#include "kernels/attention/packed_rows.h"
+#include <cstdint>
+#include <vector>
+
 #include "kernels/memory.h"
 
 namespace capstan::kernels {
+
+// Rows of a batch that each pack several documents; tokens see only their own
+// document.
+class PackedRows : public torch::CustomClassHolder {
+ public:
+  // Tokens [begin, begin + length) of a row.
+  struct Document {
+    int64_t begin = 0;
+    int64_t length = 0;
+  };
+  // The documents of one row.
+  struct Row {
+    const Document* first;
+    const Document* last;  // past the last
+    const Document* begin() const { return first; }
+    const Document* end() const { return last; }
+  };
+
+  // positions: [rows, T] int64, each token's position in its document. On the
+  // CPU they are validated: throws c10::Error with the location unless each row
+  // begins with 0 and each later position is 0 or one more than the previous
+  // one. On other devices it doesn't block, and documents() isn't available.
+  explicit PackedRows(const at::Tensor& positions);
+
+  bool on_cpu() const { return !row_ends_.empty(); }
+  // In order; lengths are 1 or more.
+  Row row(int64_t row) const {
+    const Document* const all = documents_.data();
+    return {all + (row == 0 ? 0 : row_ends_[row - 1]), all + row_ends_[row]};
+  }
+  const std::vector<Document>& documents() const { return documents_; }
+  int64_t longest() const { return longest_; }
+
+  // [rows, 1, T, T] bool on the positions' device: whether query t (dimension
+  // 2) sees key s, i.e. those of its document, up to itself if causal. Made at
+  // the first call, by one thread at a time.
+  const at::Tensor& mask(bool causal = true) const;
+
+ private:
+  const at::Tensor positions_;
+  std::vector<Document> documents_;  // of all rows
+  std::vector<int64_t> row_ends_;    // end of each row's documents
+  int64_t longest_ = 0;
+  mutable at::Tensor masks_[2];  // by causal
+};
+
+// Null: each row is one document.
+using Packing = c10::intrusive_ptr<PackedRows>;
 
 struct AttentionShape {
   int64_t batch = 1;

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "kernels/attention/attention.h"
-#include "kernels/attention/packed_rows.h"
 
 namespace capstan::kernels {
 

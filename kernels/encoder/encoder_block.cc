@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "base/profile.h"
-#include "kernels/encoder/encoder_block_memory.h"
 #include "kernels/encoder/encoder_block_pass.h"
 #include "kernels/fast_path.h"
 
