@@ -19,10 +19,9 @@
 #include <vector>
 
 #include "base/gradient_sink.h"
-#include "kernels/layers/embedding_gradient.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/loss/cross_entropy.h"
 #include "kernels/loss/token_loss.h"
+#include "kernels/loss/tokens.h"
 #include "kernels/testing.h"
 
 namespace capstan::kernels {

@@ -18,8 +18,7 @@
 #include <utility>
 
 #include "kernels/attention/attention.h"
-#include "kernels/layers/attention_input.h"
-#include "kernels/layers/gated_mlp.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/rope.h"

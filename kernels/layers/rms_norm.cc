@@ -169,11 +169,6 @@ void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
   ledger->Take(rows * n * ElementBytes(dtype) + rows * kFloatBytes);
 }
 
-void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
-                      MemoryLedger* ledger) {
-  ledger->Take(rows * n * ElementBytes(dtype));
-}
-
 void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
                          bool want_weight, MemoryLedger* ledger) {
   const int64_t dx = rows * n * ElementBytes(dtype);

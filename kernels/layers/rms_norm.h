@@ -39,12 +39,10 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& rstd,
                                  const at::Tensor& residual, bool want_weight);
 
-// Add to `ledger` what these leave on the CPU, for x [rows, n]: y and rstd; y;
-// the gradients.
+// Add to `ledger` what forward (y and rstd) and backward (the gradients) leave
+// on the CPU, for x [rows, n].
 void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
                  MemoryLedger* ledger);
-void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
-                      MemoryLedger* ledger);
 void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
                          bool want_weight, MemoryLedger* ledger);
 

@@ -18,6 +18,7 @@
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/layers/linear.h"
+#include "kernels/layers/rope.h"
 
 namespace capstan::kernels {
 namespace {
@@ -199,22 +200,6 @@ void NormaliseBackward(const Dims& d, const float* dy, const float* x,
   }
 }
 
-// ApplyRope on x [rows, width]; sign: 1 forward, -1 backward.
-void Rotate(const Dims& d, const at::Tensor& table, float sign, int64_t width,
-            float* x) {
-  const ProfileScope profile("rope");
-  const int64_t positions = table.size(0), head_dim = d.shape.head_dim;
-  const int64_t half = head_dim / 2;
-  const float* angles = table.const_data_ptr<float>();
-  ForRows(d.rows, width, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const float* row = angles + r % positions * head_dim;
-      Simd().fp32.rotate(row, row + half, sign, width / head_dim, half,
-                         x + r * width);
-    }
-  });
-}
-
 AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
   AttentionLayout layout;
   layout.packing = packing;
@@ -225,9 +210,16 @@ AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
   return layout;
 }
 
-// [rows, width] over existing memory that outlives it, for adapters.
+// [rows, width] over existing memory that outlives it.
 at::Tensor View(const float* data, int64_t rows, int64_t width) {
   return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
+}
+
+// ApplyRope on x [rows, width].
+void Rotate(const Dims& d, const at::Tensor& table, RopeDirection direction,
+            int64_t width, float* x) {
+  at::Tensor view = View(x, d.rows, width);
+  ApplyRope(table, direction, view);
 }
 
 using Adapters = std::array<Adapter, kBlockMatrices>;
@@ -270,8 +262,8 @@ at::Tensor Forward(Call& call) {
   project(kQuery, space.normed, d.hidden, 0.0f, kept.q);
   project(kKey, space.normed, d.hidden, 0.0f, kept.k);
   project(kValue, space.normed, d.hidden, 0.0f, kept.v);
-  Rotate(d, options.rope_table, 1.0f, d.q, kept.q);
-  Rotate(d, options.rope_table, 1.0f, d.kv, kept.k);
+  Rotate(d, options.rope_table, RopeDirection::kForward, d.q, kept.q);
+  Rotate(d, options.rope_table, RopeDirection::kForward, d.kv, kept.k);
   {
     const ProfileScope profile("attention");
     AttentionForward(LayoutOf(d, options.packing.get()), kept.q, kept.k, kept.v,
@@ -390,8 +382,8 @@ class Backward {
                         {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
                          kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
     }
-    Rotate(d_, options_.rope_table, -1.0f, d_.q, space_.dq);
-    Rotate(d_, options_.rope_table, -1.0f, d_.kv, space_.dk);
+    Rotate(d_, options_.rope_table, RopeDirection::kBackward, d_.q, space_.dq);
+    Rotate(d_, options_.rope_table, RopeDirection::kBackward, d_.kv, space_.dk);
     const float* const x = ConstData(in_[kX]);
     NormaliseAgain(d_, x, in_[kInputNorm], kept_.rstd, space_.normed);
     Weight(kQuery, space_.dq, space_.normed);

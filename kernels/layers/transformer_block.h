@@ -10,9 +10,7 @@
 
 #include "base/gradient_sink.h"
 #include "kernels/attention/attention.h"
-#include "kernels/layers/attention_input.h"
-#include "kernels/layers/gated_mlp.h"
-#include "kernels/layers/transformer_block_shape.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/memory.h"
 
 namespace capstan::kernels {

@@ -31,8 +31,7 @@
 #include <vector>
 
 #include "kernels/fast_path.h"
-#include "kernels/layers/embedding_gradient.h"
-#include "kernels/loss/cross_entropy.h"
+#include "kernels/loss/tokens.h"
 
 namespace capstan::kernels {
 namespace {

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/loss/cross_entropy.h"
+#include "kernels/loss/tokens.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/logsumexp.h>
+#include <c10/core/ScalarType.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/profile.h"
@@ -86,6 +90,97 @@ at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
                  weights.defined() ? weights.contiguous() : weights);
   }
   return Composed(logits, targets, gradient, factor, weights);
+}
+
+namespace {
+
+// The rows of dy by token, in order.
+struct Groups {
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> begin;  // into `rows`, and its size at the end
+  std::vector<int64_t> rows;
+};
+
+Groups GroupByToken(const at::Tensor& tokens, int64_t vocab) {
+  const int64_t count = tokens.numel();
+  const int64_t* token = tokens.const_data_ptr<int64_t>();
+  std::vector<std::pair<int64_t, int64_t>> sorted(count);
+  for (int64_t r = 0; r < count; ++r) {
+    TORCH_CHECK_INDEX(token[r] >= 0 && token[r] < vocab, "token ", token[r],
+                      " is out of range for a vocabulary of ", vocab);
+    sorted[r] = {token[r], r};
+  }
+  std::sort(sorted.begin(), sorted.end());
+  Groups groups;
+  groups.rows.reserve(count);
+  for (const auto& [id, row] : sorted) {
+    if (groups.tokens.empty() || groups.tokens.back() != id) {
+      groups.tokens.push_back(id);
+      groups.begin.push_back(groups.rows.size());
+    }
+    groups.rows.push_back(row);
+  }
+  groups.begin.push_back(count);
+  return groups;
+}
+
+template <typename T>
+void AddGroups(const Groups& groups, const at::Tensor& dy,
+               at::Tensor& d_weight) {
+  const int64_t n = dy.size(1);
+  const bool wide = d_weight.scalar_type() == at::kFloat;
+  const T* x = ReadAs<T>(dy);
+  // Threads divide columns, not tokens: one token may have most of the rows.
+  constexpr int64_t kColumns = 64;
+  const int64_t strips = (n + kColumns - 1) / kColumns;
+  const auto add = [&](int64_t first, int64_t last) {
+    const int64_t begin = first * kColumns;
+    const int64_t columns = std::min(n, last * kColumns) - begin;
+    for (size_t g = 0; g < groups.tokens.size(); ++g) {
+      const int64_t* rows = groups.rows.data() + groups.begin[g];
+      const int64_t count = groups.begin[g + 1] - groups.begin[g];
+      const int64_t at = groups.tokens[g] * n + begin;
+      if (wide) {
+        Simd().rows<T>().add_rows_wide(x + begin, rows, count, n, columns,
+                                       WriteAs<float>(d_weight) + at);
+      } else {
+        Simd().rows<T>().add_rows(x + begin, rows, count, n, columns,
+                                  WriteAs<T>(d_weight) + at);
+      }
+    }
+  };
+  at::parallel_for(
+      0, strips, RowGrain(kColumns * static_cast<int64_t>(groups.rows.size())),
+      add);
+}
+
+}  // namespace
+
+void AddEmbeddingGradient(const at::Tensor& dy, const at::Tensor& tokens,
+                          at::Tensor& d_weight) {
+  const ProfileScope profile("embedding gradient");
+  TORCH_CHECK(d_weight.scalar_type() == at::kFloat ||
+                  d_weight.scalar_type() == dy.scalar_type(),
+              "the embedding's gradient is ", d_weight.scalar_type(),
+              ", but must be float32 or ", dy.scalar_type(),
+              ", as what is added to it");
+  if (const auto* cuda = cuda::For(dy)) {
+    cuda::EmbeddingBackward(*cuda, dy, tokens, d_weight);
+    return;
+  }
+  const at::Tensor x = dy.contiguous();
+  if (HasRowKernels(x) && HasRowKernels(d_weight)) {
+    const Groups groups = GroupByToken(tokens.contiguous(), d_weight.size(0));
+    WithStorage(x.scalar_type(), [&](auto storage) {
+      AddGroups<decltype(storage)>(groups, x, d_weight);
+    });
+    return;
+  }
+  // d_weight itself, unless of 16 bits.
+  at::Tensor sums =
+      d_weight.to(c10::promoteTypes(d_weight.scalar_type(), at::kFloat));
+  sums.index_add_(0, tokens, x.to(sums.scalar_type()));
+  if (!sums.is_same(d_weight)) d_weight.copy_(sums);
 }
 
 }  // namespace capstan::kernels
