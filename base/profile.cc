@@ -97,20 +97,15 @@ void ProfileScope::Begin(const char* name) {
 }
 
 void ProfileScope::End() {
-  ProfileRecord record;
-  record.end_ns = MonotonicNanoseconds();
-  record.begin_ns = begin_ns_;
-  record.name = name_;
-  record.is_outermost = outer_ == nullptr;
-  const int64_t whole = record.end_ns - begin_ns_;
-  record.own_ns = whole - inner_ns_;
+  const int64_t end_ns = MonotonicNanoseconds();
+  const int64_t whole = end_ns - begin_ns_;
   if (outer_ != nullptr) outer_->inner_ns_ += whole;
   const ProfileScope* outermost = this;
   while (outermost->outer_ != nullptr) outermost = outermost->outer_;
-  record.outermost = outermost->name_;
   ThreadRecords& mine = ThreadRecords::Mine();
   mine.current = outer_;
-  mine.Append(record);
+  mine.Append({name_, outermost->name_, /*is_outermost=*/outer_ == nullptr,
+               begin_ns_, end_ns, /*own_ns=*/whole - inner_ns_});
 }
 
 }  // namespace capstan

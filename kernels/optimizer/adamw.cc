@@ -6,9 +6,10 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <type_traits>
 
@@ -17,8 +18,6 @@
 
 namespace capstan::kernels {
 namespace {
-
-#define CAPSTAN_ALWAYS_INLINE inline __attribute__((always_inline))
 
 // Elements per thread, below which waking one costs more than it saves.
 constexpr int64_t kGrain = 32768;
@@ -40,7 +39,6 @@ AdamWFactors FactorsOf(const AdamWOptions& o) {
   return f;
 }
 
-// All buffers. 16-bit types are stored as bits.
 struct Memory {
   const void* gradient;
   float* parameter;
@@ -49,80 +47,24 @@ struct Memory {
   void* working;
 };
 
-template <typename To, typename From>
-CAPSTAN_ALWAYS_INLINE To BitCast(From from) {
-  To to;
-  static_assert(sizeof(to) == sizeof(from), "a cast of bits");
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
-struct FloatBits {
-  using Storage = float;
-  static CAPSTAN_ALWAYS_INLINE float Load(float x) { return x; }
-};
-
-struct BFloat16Bits {
-  using Storage = uint16_t;
-  static CAPSTAN_ALWAYS_INLINE float Load(uint16_t x) {
-    return BitCast<float>(static_cast<uint32_t>(x) << 16);
-  }
-  static CAPSTAN_ALWAYS_INLINE uint16_t Store(float x) {
-    const uint32_t bits = BitCast<uint32_t>(x);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    return static_cast<uint16_t>(nan ? 0x7fc0 : rounded);
-  }
-};
-
-// Conversion by float arithmetic, which rounds and makes subnormals:
-// github.com/Maratyszcza/FP16, include/fp16/fp16.h.
-struct HalfBits {
-  using Storage = uint16_t;
-  static CAPSTAN_ALWAYS_INLINE float Load(uint16_t x) {
-    const uint32_t w = static_cast<uint32_t>(x) << 16;
-    const uint32_t twice = w + w;
-    const float normal =
-        BitCast<float>((twice >> 4) + (0xe0u << 23)) * 0x1p-112f;
-    const float subnormal = BitCast<float>((twice >> 17) | (126u << 23)) - 0.5f;
-    const uint32_t magnitude = twice < (1u << 27) ? BitCast<uint32_t>(subnormal)
-                                                  : BitCast<uint32_t>(normal);
-    return BitCast<float>((w & 0x80000000u) | magnitude);
-  }
-  static CAPSTAN_ALWAYS_INLINE uint16_t Store(float x) {
-    const uint32_t w = BitCast<uint32_t>(x);
-    const uint32_t twice = w + w;
-    const float magnitude = BitCast<float>(w & 0x7fffffffu);
-    const float scaled = (magnitude * 0x1p+112f) * 0x1p-110f;
-    const uint32_t exponent = twice & 0xff000000u;
-    const uint32_t bias = exponent < 0x71000000u ? 0x71000000u : exponent;
-    const uint32_t bits =
-        BitCast<uint32_t>(BitCast<float>((bias >> 1) + 0x07800000u) + scaled);
-    const uint32_t nonsign = (bits >> 13 & 0x7c00u) + (bits & 0x0fffu);
-    return static_cast<uint16_t>((w >> 16 & 0x8000u) |
-                                 (twice > 0xff000000u ? 0x7e00u : nonsign));
-  }
-};
-
 // No working copy.
-struct Nothing {
-  using Storage = char;
-};
+using Nothing = char;
+
+// Vectorised, with c10's conversions, too.
 
 template <typename Gradient, typename Working>
-CAPSTAN_ALWAYS_INLINE void UpdateRange(const AdamWFactors& factors,
-                                       const Memory& buffers, int64_t begin,
-                                       int64_t end) {
+inline __attribute__((always_inline)) void UpdateRange(
+    const AdamWFactors& factors, const Memory& buffers, int64_t begin,
+    int64_t end) {
   const AdamWFactors f = factors;
   const auto* __restrict gradient =
-      static_cast<const typename Gradient::Storage*>(buffers.gradient);
+      static_cast<const Gradient*>(buffers.gradient);
   float* __restrict parameter = buffers.parameter;
   float* __restrict exp_avg = buffers.exp_avg;
   float* __restrict exp_avg_sq = buffers.exp_avg_sq;
-  auto* __restrict working =
-      static_cast<typename Working::Storage*>(buffers.working);
+  auto* __restrict working = static_cast<Working*>(buffers.working);
   for (int64_t i = begin; i < end; ++i) {
-    const float g = Gradient::Load(gradient[i]) * f.gradient_scale;
+    const float g = static_cast<float>(gradient[i]) * f.gradient_scale;
     const float m = exp_avg[i] + f.weight1 * (g - exp_avg[i]);
     const float v = exp_avg_sq[i] * f.beta2 + f.weight2 * g * g;
     const float denominator = std::sqrt(v) / f.root2 + f.epsilon;
@@ -130,8 +72,8 @@ CAPSTAN_ALWAYS_INLINE void UpdateRange(const AdamWFactors& factors,
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
     parameter[i] = p;
-    if constexpr (!std::is_same<Working, Nothing>::value) {
-      working[i] = Working::Store(p);
+    if constexpr (!std::is_same_v<Working, Nothing>) {
+      working[i] = static_cast<Working>(p);
     }
   }
 }
@@ -145,57 +87,46 @@ void UpdatePlain(const AdamWFactors& factors, const Memory& buffers,
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
 
-#ifdef __x86_64__
 template <typename Gradient, typename Working>
-__attribute__((target("avx2"))) void UpdateAvx2(const AdamWFactors& factors,
-                                                const Memory& buffers,
-                                                int64_t begin, int64_t end) {
+SIMD_FUNCTION_AVX2 void UpdateAvx2(const AdamWFactors& factors,
+                                   const Memory& buffers, int64_t begin,
+                                   int64_t end) {
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
 
 template <typename Gradient, typename Working>
-__attribute__((
-    target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void
-UpdateAvx512(const AdamWFactors& factors, const Memory& buffers, int64_t begin,
-             int64_t end) {
+SIMD_FUNCTION_AVX512 void UpdateAvx512(const AdamWFactors& factors,
+                                       const Memory& buffers, int64_t begin,
+                                       int64_t end) {
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
-#endif  // __x86_64__
 
 template <typename Gradient, typename Working>
 UpdateFn ChooseForProcessor() {
-#ifdef __x86_64__
-  switch (BestInstructionSet()) {
-    case InstructionSet::kAvx512:
-      return UpdateAvx512<Gradient, Working>;
-    case InstructionSet::kAvx2:
-      return UpdateAvx2<Gradient, Working>;
-    case InstructionSet::kPlain:
-      break;
-  }
-#endif  // __x86_64__
-  return UpdatePlain<Gradient, Working>;
+  return BestOf<UpdateFn>(UpdatePlain<Gradient, Working>,
+                          UpdateAvx2<Gradient, Working>,
+                          UpdateAvx512<Gradient, Working>);
 }
 
 template <typename Gradient>
 UpdateFn ChooseForWorking(const at::Tensor& working) {
   if (!working.defined()) return ChooseForProcessor<Gradient, Nothing>();
   if (working.scalar_type() == at::kBFloat16) {
-    return ChooseForProcessor<Gradient, BFloat16Bits>();
+    return ChooseForProcessor<Gradient, at::BFloat16>();
   }
   TORCH_CHECK(working.scalar_type() == at::kHalf,
               "AdamW can't write working weights of ", working.scalar_type());
-  return ChooseForProcessor<Gradient, HalfBits>();
+  return ChooseForProcessor<Gradient, at::Half>();
 }
 
 UpdateFn Choose(const at::Tensor& gradient, const at::Tensor& working) {
   switch (gradient.scalar_type()) {
     case at::kFloat:
-      return ChooseForWorking<FloatBits>(working);
+      return ChooseForWorking<float>(working);
     case at::kBFloat16:
-      return ChooseForWorking<BFloat16Bits>(working);
+      return ChooseForWorking<at::BFloat16>(working);
     case at::kHalf:
-      return ChooseForWorking<HalfBits>(working);
+      return ChooseForWorking<at::Half>(working);
     default:
       TORCH_CHECK(false, "AdamW can't read gradients of ",
                   gradient.scalar_type());
