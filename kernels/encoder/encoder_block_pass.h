@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "kernels/encoder/dropout.h"
-#include "kernels/encoder/encoder_attention.h"
 #include "kernels/encoder/encoder_block.h"
 #include "kernels/memory.h"
 
@@ -75,27 +74,35 @@ struct EncoderKept {
     q = parts.Take(d.last_only ? d.queries * d.width : 0);
     log_sum_exp = parts.Take(d.queries * d.heads);
     mixed = parts.Take(d.queries * d.width);
-    sum1 = parts.Take(d.queries * d.width);
-    mean1 = parts.Take(d.queries);
-    rstd1 = parts.Take(d.queries);
     inner = parts.Take(d.queries * d.inner);
-    sum2 = parts.Take(d.queries * d.width);
-    mean2 = parts.Take(d.queries);
-    rstd2 = parts.Take(d.queries);
+    for (Norm& norm : norms) {
+      norm.sum = parts.Take(d.queries * d.width);
+      norm.mean = parts.Take(d.queries);
+      norm.rstd = parts.Take(d.queries);
+    }
     const auto bits = [&](int64_t groups) {
       float* const part = parts.Take(d.dropout ? (groups + 1) / 2 : 0);
       return d.dropout ? reinterpret_cast<uint16_t*>(part) : nullptr;
     };
     keep_scores = bits(d.score_groups.back());
-    keep_output = bits(d.queries * DropoutGroups(d.width));
     keep_inner = bits(d.queries * DropoutGroups(d.inner));
-    keep_fed = bits(d.queries * DropoutGroups(d.width));
+    for (Norm& norm : norms) {
+      norm.keep = bits(d.queries * DropoutGroups(d.width));
+    }
   }
+  // The sum that a LayerNorm has normalised, and its second term's dropout.
+  struct Norm {
+    float *sum, *mean, *rstd;
+    uint16_t* keep;
+  };
   MemoryParts parts;
-  float *projected, *q, *log_sum_exp, *mixed, *sum1, *mean1, *rstd1, *inner,
-      *sum2, *mean2, *rstd2;
-  uint16_t *keep_scores, *keep_output, *keep_inner, *keep_fed;
+  float *projected, *q, *log_sum_exp, *mixed, *inner;
+  uint16_t *keep_scores, *keep_inner;
+  Norm norms[2];
 };
+
+// Floats that attention of one head needs.
+int64_t EncoderAttentionSpace(int64_t keys, int64_t head_dim);
 
 // One thread's temporaries in forward.
 struct EncoderForwardSpace {
