@@ -48,6 +48,12 @@ T* WriteAs(const at::Tensor& t) {
   return t.defined() ? static_cast<T*>(t.mutable_data_ptr()) : nullptr;
 }
 
+// The data of a float32 tensor; throws for other dtypes.
+inline float* Data(const at::Tensor& t) { return t.mutable_data_ptr<float>(); }
+inline const float* ConstData(const at::Tensor& t) {
+  return t.const_data_ptr<float>();
+}
+
 // The fewest rows of `width` numbers worth a thread.
 inline int64_t RowGrain(int64_t width) {
   constexpr int64_t kPerThread = 32768;

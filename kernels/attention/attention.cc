@@ -22,31 +22,18 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-AttentionLayout DenseLayout(const AttentionShape& shape, const at::Tensor& q,
-                            const PackedRows* packing) {
-  AttentionLayout layout;
-  layout.shape = shape;
-  layout.packing = packing;
-  layout.queries = layout.keys = q.size(0) / shape.batch;
-  layout.kv_stride = shape.kv_heads * shape.head_dim;
-  layout.kv_batch_stride = layout.keys * layout.kv_stride;
-  return layout;
-}
-
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
                             const AttentionShape& shape,
                             const Packing& packing) {
-    const AttentionLayout layout = DenseLayout(shape, q, packing.get());
+    const AttentionLayout layout(shape, q.size(0), packing.get());
     at::Tensor out = at::empty(q.sizes(), q.options());
     at::Tensor log_sum_exp =
         at::empty({shape.batch, shape.heads, layout.queries}, q.options());
-    AttentionForward(layout, q.const_data_ptr<float>(),
-                     k.const_data_ptr<float>(), v.const_data_ptr<float>(),
-                     out.mutable_data_ptr<float>(),
-                     log_sum_exp.mutable_data_ptr<float>());
+    AttentionForward(layout, ConstData(q), ConstData(k), ConstData(v),
+                     Data(out), Data(log_sum_exp));
     ctx->save_for_backward({q, k, v, out, log_sum_exp});
     ctx->saved_data["kv_heads"] = shape.kv_heads;
     ctx->saved_data["causal"] = shape.causal;
@@ -75,13 +62,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     at::Tensor dq = at::empty(q.sizes(), q.options());
     at::Tensor dk = at::empty(k.sizes(), k.options());
     at::Tensor dv = at::empty(v.sizes(), v.options());
-    AttentionBackward(
-        DenseLayout(shape, q, packing.get()),
-        {q.const_data_ptr<float>(), k.const_data_ptr<float>(),
-         v.const_data_ptr<float>(), out.const_data_ptr<float>(),
-         d_out.const_data_ptr<float>(), log_sum_exp.const_data_ptr<float>(),
-         dq.mutable_data_ptr<float>(), dk.mutable_data_ptr<float>(),
-         dv.mutable_data_ptr<float>()});
+    AttentionBackward(AttentionLayout(shape, q.size(0), packing.get()),
+                      {ConstData(q), ConstData(k), ConstData(v), ConstData(out),
+                       ConstData(d_out), ConstData(log_sum_exp), Data(dq),
+                       Data(dk), Data(dv)});
     return {dq, dk, dv, at::Tensor(), at::Tensor()};
   }
 };
@@ -231,8 +215,7 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
   layout.kv_stride = k.stride(1);
   at::Tensor out = at::empty(q.sizes(), q.options());
   std::vector<float> log_sum_exp(shape.batch * shape.heads * layout.queries);
-  AttentionForward(layout, q.const_data_ptr<float>(), k.const_data_ptr<float>(),
-                   v.const_data_ptr<float>(), out.mutable_data_ptr<float>(),
+  AttentionForward(layout, ConstData(q), ConstData(k), ConstData(v), Data(out),
                    log_sum_exp.data());
   return out;
 }

@@ -13,6 +13,17 @@ namespace capstan::kernels {
 
 // The layout of a problem in memory.
 struct AttentionLayout {
+  AttentionLayout() = default;
+  // Of matrices q, k and v of `rows` rows each.
+  AttentionLayout(const AttentionShape& shape, int64_t rows,
+                  const PackedRows* packing)
+      : shape(shape),
+        queries(rows / shape.batch),
+        keys(queries),
+        kv_batch_stride(keys * shape.kv_heads * shape.head_dim),
+        kv_stride(shape.kv_heads * shape.head_dim),
+        packing(packing) {}
+
   AttentionShape shape;
   int64_t queries = 0;  // T
   int64_t keys = 0;     // L; if causal, query t sees those up to L - T + t

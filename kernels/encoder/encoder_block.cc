@@ -47,12 +47,12 @@ struct Call : public torch::CustomClassHolder {
 };
 
 EncoderPass PassOf(const Call& call, const EncoderDims& dims) {
-  EncoderPass pass(dims, call.kept.mutable_data_ptr<float>());
+  EncoderPass pass(dims, Data(call.kept));
   pass.rows = call.options.rows.get();
-  pass.x = call.x.const_data_ptr<float>();
+  pass.x = ConstData(call.x);
   pass.eps = static_cast<float>(call.options.eps);
   for (int i = 0; i < kEncoderWeights; ++i) {
-    pass.weights[i] = call.weights[i].const_data_ptr<float>();
+    pass.weights[i] = ConstData(call.weights[i]);
   }
   if (dims.dropout) {
     const DropoutDraws& draws = call.options.dropout;
@@ -101,8 +101,8 @@ at::Tensor Forward(Call& call) {
   const at::Tensor memory = Space(Workers(dims) * space, call.x);
   at::Tensor out = at::empty({dims.queries, dims.width}, call.kept.options());
   const EncoderPass pass = PassOf(call, dims);
-  float* const base = memory.mutable_data_ptr<float>();
-  float* const to = out.mutable_data_ptr<float>();
+  float* const base = Data(memory);
+  float* const to = Data(out);
   ForGroups(dims, [&](int64_t worker, int64_t group) {
     ForwardGroup(pass, group, EncoderForwardSpace(dims, base + worker * space),
                  to);
@@ -124,14 +124,14 @@ variable_list Backward(Call& call, const at::Tensor& d_out) {
   for (int64_t w = 0; w < workers; ++w) {
     for (int i = 0; i < kEncoderWeights; ++i) {
       sums[w].push_back(at::zeros_like(call.weights[i], memory.options()));
-      to[w][i] = sums[w][i].mutable_data_ptr<float>();
+      to[w][i] = Data(sums[w][i]);
     }
   }
-  float* const base = memory.mutable_data_ptr<float>();
+  float* const base = Data(memory);
   ForGroups(dims, [&](int64_t worker, int64_t group) {
-    BackwardGroup(pass, group, d_out.const_data_ptr<float>(),
-                  EncoderBackwardSpace(dims, base + worker * space),
-                  dx.mutable_data_ptr<float>(), to[worker]);
+    BackwardGroup(pass, group, ConstData(d_out),
+                  EncoderBackwardSpace(dims, base + worker * space), Data(dx),
+                  to[worker]);
   });
   variable_list gradients = {dx};
   for (int i = 0; i < kEncoderWeights; ++i) {
@@ -206,10 +206,7 @@ class EncoderBlockFunction
   }
 };
 
-}  // namespace
-
 // The plain block.
-namespace {
 
 // [B * T, heads * head_dim] as [B, heads, T, head_dim].
 at::Tensor Heads(const at::Tensor& x, int64_t batch, int64_t heads) {
@@ -248,33 +245,7 @@ at::Tensor Attention(const at::Tensor& x, const at::Tensor& x_query,
   return mixed.transpose(1, 2).reshape({x_query.size(0), width});
 }
 
-}  // namespace
-
-at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
-                             const EncoderBlockOptions& options) {
-  const EncoderRows& rows = *options.rows;
-  for (int64_t b = 0; b < rows.batch(); ++b) {
-    TORCH_CHECK(rows.length(b) == rows.length(0),
-                "a plain encoder block wants sequences alike in length");
-  }
-  const auto drop = [&](const at::Tensor& t, DropoutPlace place) {
-    return DropRows(t, options.dropout, options.layer, place);
-  };
-  const at::Tensor x_query =
-      options.last_only ? x.index_select(0, rows.last) : x;
-  const at::Tensor attended =
-      at::linear(Attention(x, x_query, w, options), w[kOutWeight], w[kOutBias]);
-  const at::Tensor y =
-      at::layer_norm(x_query + drop(attended, DropoutPlace::kOutput),
-                     {x.size(1)}, w[kNorm1Weight], w[kNorm1Bias], options.eps);
-  const at::Tensor inner = drop(
-      at::gelu(at::linear(y, w[kUpWeight], w[kUpBias])), DropoutPlace::kInner);
-  const at::Tensor fed = at::linear(inner, w[kDownWeight], w[kDownBias]);
-  return at::layer_norm(y + drop(fed, DropoutPlace::kFeedForward), {x.size(1)},
-                        w[kNorm2Weight], w[kNorm2Bias], options.eps);
-}
-
-namespace {
+// Plans.
 
 bool HasFusedWidths(int64_t width, int64_t feed_forward) {
   return width % 16 == 0 && feed_forward % 16 == 0;
@@ -313,6 +284,30 @@ OperatorMemory PlanPlainBlock(const EncoderBlockShape& s) {
 }
 
 }  // namespace
+
+at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
+                             const EncoderBlockOptions& options) {
+  const EncoderRows& rows = *options.rows;
+  for (int64_t b = 0; b < rows.batch(); ++b) {
+    TORCH_CHECK(rows.length(b) == rows.length(0),
+                "a plain encoder block wants sequences alike in length");
+  }
+  const auto drop = [&](const at::Tensor& t, DropoutPlace place) {
+    return DropRows(t, options.dropout, options.layer, place);
+  };
+  const at::Tensor x_query =
+      options.last_only ? x.index_select(0, rows.last) : x;
+  const at::Tensor attended =
+      at::linear(Attention(x, x_query, w, options), w[kOutWeight], w[kOutBias]);
+  const at::Tensor y =
+      at::layer_norm(x_query + drop(attended, DropoutPlace::kOutput),
+                     {x.size(1)}, w[kNorm1Weight], w[kNorm1Bias], options.eps);
+  const at::Tensor inner = drop(
+      at::gelu(at::linear(y, w[kUpWeight], w[kUpBias])), DropoutPlace::kInner);
+  const at::Tensor fed = at::linear(inner, w[kDownWeight], w[kDownBias]);
+  return at::layer_norm(y + drop(fed, DropoutPlace::kFeedForward), {x.size(1)},
+                        w[kNorm2Weight], w[kNorm2Bias], options.eps);
+}
 
 bool EncoderBlockShape::fused() const {
   return dtype == c10::ScalarType::Float && HasFusedWidths(width, feed_forward);

@@ -32,16 +32,10 @@ using torch::autograd::variable_list;
 
 // The sizes of a block, in rows and floats per row.
 struct Dims {
-  Dims(int64_t rows, int64_t hidden, int64_t intermediate,
-       const AttentionShape& shape)
-      : rows(rows),
-        hidden(hidden),
-        inner(intermediate),
-        q(shape.heads * shape.head_dim),
-        kv(shape.kv_heads * shape.head_dim),
-        shape(shape) {}
-  int64_t rows, hidden, inner, q, kv;
+  int64_t rows, hidden, inner;
   AttentionShape shape;
+  int64_t q = shape.heads * shape.head_dim;
+  int64_t kv = shape.kv_heads * shape.head_dim;
 };
 
 // What forward leaves for backward. With a null base it only counts.
@@ -114,11 +108,6 @@ at::Tensor Space(int64_t floats, const at::Tensor& like) {
   return at::empty({floats}, like.options().requires_grad(false));
 }
 
-float* Data(const at::Tensor& t) { return t.mutable_data_ptr<float>(); }
-const float* ConstData(const at::Tensor& t) {
-  return t.const_data_ptr<float>();
-}
-
 template <typename Body>
 void ForRows(int64_t rows, int64_t width, const Body& body) {
   at::parallel_for(0, rows, RowGrain(width), body);
@@ -130,7 +119,7 @@ void Project(const float* x, int64_t rows, int64_t width, const at::Tensor& w,
   const ProfileScope profile("matrix products");
   const int64_t n = w.size(0);
   Gemm(Transpose::kRight, rows, n, width, 1.0f, {x, width},
-       {w.const_data_ptr<float>(), width}, beta, {out, n});
+       {ConstData(w), width}, beta, {out, n});
 }
 
 // dx [rows, width] = dy W + beta * dx, for W [n, width].
@@ -138,15 +127,15 @@ void ProjectBack(const float* dy, int64_t rows, const at::Tensor& w, float beta,
                  float* dx) {
   const ProfileScope profile("matrix products");
   const int64_t n = w.size(0), width = w.size(1);
-  Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n},
-       {w.const_data_ptr<float>(), width}, beta, {dx, width});
+  Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n}, {ConstData(w), width},
+       beta, {dx, width});
 }
 
 // RmsNorm of x [rows, hidden]; rstd: [rows].
 void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
                double eps, float* y, float* rstd) {
   const ProfileScope profile("rms_norm");
-  const float* w = weight.const_data_ptr<float>();
+  const float* w = ConstData(weight);
   ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
     Simd().fp32.rms_norm(x + begin * d.hidden, w, static_cast<float>(eps),
                          end - begin, d.hidden, y + begin * d.hidden,
@@ -158,7 +147,7 @@ void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
 void NormaliseAgain(const Dims& d, const float* x, const at::Tensor& weight,
                     const float* rstd, float* y) {
   const ProfileScope profile("rms_norm");
-  const float* w = weight.const_data_ptr<float>();
+  const float* w = ConstData(weight);
   ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
     Simd().fp32.rms_norm_again(x + begin * d.hidden, w, rstd + begin,
                                end - begin, d.hidden, y + begin * d.hidden);
@@ -182,8 +171,8 @@ void NormaliseBackward(const Dims& d, const float* dy, const float* x,
                        : at::empty({pieces * d.hidden}, weight.options());
     sums.zero_();
   }
-  float* const sum = wanted ? sums.mutable_data_ptr<float>() : nullptr;
-  const float* w = weight.const_data_ptr<float>();
+  float* const sum = wanted ? Data(sums) : nullptr;
+  const float* w = ConstData(weight);
   at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
     for (int64_t piece = first; piece < last; ++piece) {
       const int64_t begin = d.rows * piece / pieces;
@@ -198,16 +187,6 @@ void NormaliseBackward(const Dims& d, const float* dy, const float* x,
     at::sum_out(const_cast<at::Tensor&>(weight_gradient),
                 sums.view({pieces, d.hidden}), {0});
   }
-}
-
-AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
-  AttentionLayout layout;
-  layout.packing = packing;
-  layout.shape = d.shape;
-  layout.queries = layout.keys = d.rows / d.shape.batch;
-  layout.kv_stride = d.kv;
-  layout.kv_batch_stride = layout.keys * d.kv;
-  return layout;
 }
 
 // [rows, width] over existing memory that outlives it.
@@ -232,8 +211,8 @@ struct Call : public torch::CustomClassHolder {
   at::Tensor kept;
 
   Dims dims() const {
-    return Dims(inputs[kX].size(0), inputs[kX].size(1), inputs[kGate].size(0),
-                options.shape);
+    return {inputs[kX].size(0), inputs[kX].size(1), inputs[kGate].size(0),
+            options.shape};
   }
 };
 
@@ -266,8 +245,8 @@ at::Tensor Forward(Call& call) {
   Rotate(d, options.rope_table, RopeDirection::kForward, d.kv, kept.k);
   {
     const ProfileScope profile("attention");
-    AttentionForward(LayoutOf(d, options.packing.get()), kept.q, kept.k, kept.v,
-                     kept.mixed, kept.log_sum_exp);
+    AttentionForward({d.shape, d.rows, options.packing.get()}, kept.q, kept.k,
+                     kept.v, kept.mixed, kept.log_sum_exp);
   }
   std::memcpy(kept.y, x, hidden_bytes);
   project(kOutput, kept.mixed, d.q, 1.0f, kept.y);
@@ -378,7 +357,7 @@ class Backward {
     Weight(kOutput, space_.d_y, kept_.mixed);
     {
       const ProfileScope profile("attention");
-      AttentionBackward(LayoutOf(d_, options_.packing.get()),
+      AttentionBackward({d_.shape, d_.rows, options_.packing.get()},
                         {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
                          kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
     }
@@ -507,7 +486,7 @@ OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
 }
 
 OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
-  const Dims d(s.rows, s.hidden, s.intermediate, s.attention);
+  const Dims d = {s.rows, s.hidden, s.intermediate, s.attention};
   OperatorMemory memory;
   memory.kept = Kept(d, nullptr).parts.used() * kFloatBytes + s.x();
   const int64_t space = BackwardSpace(d, nullptr).parts.used() * kFloatBytes;
