@@ -3,7 +3,6 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -15,7 +14,7 @@ namespace {
 
 struct Threads {
   std::mutex mutex;
-  std::vector<std::unique_ptr<ThreadRecords>> all;
+  std::vector<ThreadRecords*> all;
 };
 
 Threads& TheThreads() {
@@ -28,8 +27,8 @@ ThreadRecords* NewThread() {
   Threads& threads = TheThreads();
   const std::lock_guard<std::mutex> lock(threads.mutex);
   threads.all.push_back(
-      std::make_unique<ThreadRecords>(static_cast<int>(threads.all.size())));
-  return threads.all.back().get();
+      new ThreadRecords(static_cast<int>(threads.all.size())));
+  return threads.all.back();
 }
 
 // Whether this thread is executing nodes of a backward.
@@ -39,14 +38,6 @@ bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 std::atomic<bool> ProfileScope::enabled_{false};
 
-ThreadRecords::~ThreadRecords() {
-  while (first_ != nullptr) {
-    Chunk* const next = first_->next;
-    delete first_;
-    first_ = next;
-  }
-}
-
 ThreadRecords& ThreadRecords::Mine() {
   thread_local ThreadRecords* const mine = NewThread();
   return *mine;
@@ -55,9 +46,7 @@ ThreadRecords& ThreadRecords::Mine() {
 std::vector<ThreadRecords*> ThreadRecords::All() {
   Threads& threads = TheThreads();
   const std::lock_guard<std::mutex> lock(threads.mutex);
-  std::vector<ThreadRecords*> all;
-  for (const auto& records : threads.all) all.push_back(records.get());
-  return all;
+  return threads.all;
 }
 
 void ThreadRecords::Append(const ProfileRecord& record) {

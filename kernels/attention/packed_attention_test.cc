@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "kernels/attention/attention.h"
-#include "kernels/layers/rope.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/testing.h"
 
 namespace capstan::kernels {

@@ -19,7 +19,6 @@
 #include "base/random.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
-#include "kernels/layers/rope.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/testing.h"
 

@@ -3,11 +3,14 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
 #include <utility>
 
 #include "base/profile.h"
@@ -16,13 +19,26 @@
 #include "kernels/fast_path.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/layers/rope.h"
 
 namespace capstan::kernels {
+
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+void ComposedRope(const at::Tensor& table, RopeDirection direction,
+                  at::Tensor& x) {
+  const int64_t positions = table.size(0), head_dim = table.size(1);
+  const int64_t half = head_dim / 2;
+  at::Tensor heads = x.view({x.size(0) / positions, positions, -1, head_dim});
+  const at::Tensor c = table.narrow(1, 0, half).unsqueeze(1);
+  at::Tensor s = table.narrow(1, half, half).unsqueeze(1);
+  if (direction == RopeDirection::kBackward) s = -s;
+  const at::Tensor a = heads.narrow(3, 0, half).to(at::kFloat);
+  const at::Tensor b = heads.narrow(3, half, half).to(at::kFloat);
+  heads.copy_(at::cat({a * c - b * s, b * c + a * s}, 3));
+}
 
 class AttentionInputFunction
     : public torch::autograd::Function<AttentionInputFunction> {
@@ -172,6 +188,47 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
 };
 
 }  // namespace
+
+at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta) {
+  const int64_t half = head_dim / 2;
+  at::Tensor table = at::empty({positions, head_dim}, at::kFloat);
+  float* row = table.mutable_data_ptr<float>();
+  for (int64_t p = 0; p < positions; ++p, row += head_dim) {
+    for (int64_t i = 0; i < half; ++i) {
+      // Frequency and angle are rounded to float32 to match transformers'
+      // modeling_rope_utils.py.
+      const float inverse = static_cast<float>(
+          1.0 / std::pow(theta, static_cast<double>(2 * i) / head_dim));
+      const float angle = static_cast<float>(p) * inverse;
+      row[i] = std::cos(angle);
+      row[half + i] = std::sin(angle);
+    }
+  }
+  return table;
+}
+
+void ApplyRope(const at::Tensor& table, RopeDirection direction,
+               at::Tensor& x) {
+  const ProfileScope profile("rope");
+  const float sign = direction == RopeDirection::kForward ? 1.0f : -1.0f;
+  if (const auto* cuda = cuda::For(x)) return cuda::Rope(*cuda, table, sign, x);
+  if (!HasRowKernels(x)) return ComposedRope(table, direction, x);
+  const int64_t positions = table.size(0), head_dim = table.size(1);
+  const int64_t half = head_dim / 2, width = x.size(1);
+  const float* angles = table.const_data_ptr<float>();
+  WithStorage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    T* xp = WriteAs<T>(x);
+    at::parallel_for(
+        0, x.size(0), RowGrain(width), [&](int64_t r, int64_t end) {
+          for (; r < end; ++r) {
+            const float* row = angles + r % positions * head_dim;
+            Simd().rows<T>().rotate(row, row + half, sign, width / head_dim,
+                                    half, xp + r * width);
+          }
+        });
+  });
+}
 
 void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger) {
   PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);

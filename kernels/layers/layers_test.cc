@@ -21,7 +21,6 @@
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/layers/rope.h"
 #include "kernels/testing.h"
 
 namespace capstan::kernels {

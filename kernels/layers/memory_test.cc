@@ -10,9 +10,9 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/layers/rope.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/memory_testing.h"
 

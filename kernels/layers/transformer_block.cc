@@ -14,11 +14,11 @@
 
 #include "base/profile.h"
 #include "base/simd/simd.h"
-#include "kernels/attention/attention_loops.h"
+#include "kernels/attention/attention.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
-#include "kernels/layers/rope.h"
 
 namespace capstan::kernels {
 namespace {

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/layers/rope.h"
+#include "kernels/layers/block_parts.h"
 
 namespace capstan::kernels {
 namespace {

@@ -15,7 +15,6 @@
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/layers/rope.h"
 #include "kernels/layers/transformer_block.h"
 #include "plugins/model/common/units.h"
 #include "plugins/sdk/memory.h"
