@@ -30,8 +30,8 @@ absl::Status MakeFolder(const std::string& path);
 absl::Status RemoveTree(const std::string& path);
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
-// Creates or overwrites the file and flushes it to disk. Not atomic: a reader
-// may see half of it; use ReplaceFile where that matters.
+// Creates or overwrites the file and flushes it to disk. Not atomic, unlike
+// ReplaceFile.
 absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes);
 
 // Writes all of `bytes` to the descriptor `fd`; errors name `path`.
@@ -45,9 +45,9 @@ absl::Status SyncFolderAndFiles(const std::string& path);
 // A hidden sibling of `path` for incomplete output: PARENT/.NAME.suffix.
 std::string HiddenSibling(const std::string& path, absl::string_view suffix);
 
-// Renames the folder `from` to its sibling `to`, replacing and removing an
-// existing `to`. `to` exists throughout, except that on file systems without an
-// atomic exchange the old folder is briefly at HiddenSibling(to, "old").
+// Renames the folder `from` to its sibling `to`, replacing an existing one.
+// `to` exists throughout; without an atomic exchange by the file system, the
+// old folder is briefly at HiddenSibling(to, "old").
 absl::Status ReplaceFolder(const std::string& from, const std::string& to);
 
 // A file read at offsets. Thread-safe.
@@ -75,8 +75,7 @@ struct MapOptions {
   bool may_be_empty = false;
 };
 
-// A read-only memory mapping that lasts as long as the object. Pages are loaded
-// on access and may be evicted when memory is short.
+// A read-only memory mapping, unmapped by the destructor.
 class MappedFile {
  public:
   // Errors name the file: missing, a folder, empty or unreadable.
@@ -97,8 +96,8 @@ class MappedFile {
   const absl::string_view bytes_;
 };
 
-// An append-only file. Appended bytes go to the operating system at once, so
-// they survive a crash of the process.
+// An append-only file. Bytes go to the operating system at once, so they
+// survive a crash of the process.
 class OutputFile {
  public:
   // kNew: the file must not exist.
@@ -126,9 +125,9 @@ class OutputFile {
 };
 
 // A file that appears when Close returns OK, complete and with its bytes on
-// disk (its name once the folder is synced, too: SyncPath). Until then
-// it is HiddenSibling(path, suffix), which the destructor removes. Concurrent
-// writers of the same path need different suffixes.
+// disk (its name once the folder is synced: SyncPath). Until then it is
+// HiddenSibling(path, suffix), which the destructor removes. Concurrent writers
+// of one path need different suffixes.
 class HiddenFile {
  public:
   static absl::StatusOr<std::unique_ptr<HiddenFile>> Create(
@@ -153,8 +152,7 @@ class HiddenFile {
   int fd_;  // -1: closed
 };
 
-// Writes the file through a HiddenFile: readers see the old or the new
-// contents.
+// Atomic, through a HiddenFile: readers see the old or the new contents.
 absl::Status ReplaceFile(const std::string& path, absl::string_view bytes);
 
 }  // namespace capstan

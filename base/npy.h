@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // numpy's .npy format, versions 1.0 to 3.0 (numpy.lib.format): little-endian
-// numbers in C order. Everything else (Fortran order, big-endian numbers,
-// records, Python objects) is rejected with an error that names it.
+// numbers in C order. Anything else is rejected with an error that names it.
 #ifndef CAPSTAN_BASE_NPY_H_
 #define CAPSTAN_BASE_NPY_H_
 

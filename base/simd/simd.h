@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Inner loops of the fused operators, on rows in memory, compiled for several
-// instruction sets and dispatched at run time. Single-threaded; callers divide
-// the work.
-//
-// Numbers are stored as float32, bfloat16 or float16. Arithmetic is float32;
-// stores round to nearest, ties to even. NaN stays NaN.
+// Inner loops of the fused operators, on rows in memory, per instruction set.
+// Single-threaded. Arithmetic is float32 for float32, bfloat16 and float16 in
+// memory; stores round to nearest, ties to even. NaN stays NaN.
 #ifndef CAPSTAN_BASE_SIMD_SIMD_H_
 #define CAPSTAN_BASE_SIMD_SIMD_H_
 
@@ -80,9 +77,8 @@ struct SimdKernels {
   RowKernels<Fp16> fp16;
 
   // Rows of n attention scores, `stride` apart (a multiple of 16, at least n).
-  // Row r has min(n, first + r + 1) visible columns: x becomes exp(x - max)
-  // there and 0 from there to the stride. inverse_sum[r] and log_sum_exp[r] are
-  // of the visible part.
+  // Row r sees min(n, first + r + 1) columns: x becomes exp(x - max) there, 0
+  // beyond. inverse_sum[r] and log_sum_exp[r] are of the visible part.
   void (*causal_exp)(float *scores, int64_t rows, int64_t n, int64_t stride,
                      int64_t first, float *inverse_sum, float *log_sum_exp);
   // Replaces the same rows with exp(x - log_sum_exp[r]), given log_sum_exp.

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fused operators on a GPU, as a table of functions on memory, in a
-// separate shared library, libcapstan_kernels_cuda.so, so that nothing else
-// depends on CUDA. dispatch.h wraps them for tensors; callers want the
-// operators there.
+// The fused operators on a GPU, a table of functions on memory in a library of
+// its own, libcapstan_kernels_cuda.so, so that nothing else depends on CUDA.
+// Callers use the wrappers for tensors in dispatch.h.
 //
 // To add one: (1) a struct of arguments and an entry of CudaKernels here; (2)
-// kernel and launcher, named after the entry, in a .cu file that includes only
-// device.h, with the launcher declared in launchers.h and added to its table;
-// (3) a function in dispatch.h that checks tensors and allocates outputs; (4) a
-// test in emulator_test, which runs the same .cu on the host, and one in
-// cuda_kernels_gpu_test. Add a new .cu file to BUILD and to
-// emulated_kernels.cc.
+// kernel and launcher in a .cu file that includes only device.h, the launcher
+// declared in launchers.h and added to its table; (3) a function in dispatch.h
+// that checks tensors and allocates outputs; (4) a check in *_checks.cc. Add a
+// new .cu file to BUILD and to emulated_kernels.cc.
 //
-// Attention on a GPU is ATen's flash attention (scaled_dot_product_attention
-// with enable_gqa), and matrix products are cuBLAS's by at::mm and at::addmm;
+// Attention is ATen's flash attention, and matrix products are cuBLAS's:
 // kernels of our own would not beat them.
 #ifndef CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_
 #define CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_
@@ -41,8 +37,8 @@ struct RmsNormArgs {
   int64_t rows, n;
 };
 
-// The rows of n floats in RmsNormBackward's `partial`: about one wave of
-// blocks. A function of the shape alone, so that sums are reproducible.
+// Rows of RmsNormBackward's `partial`: about one wave of blocks, by the shape
+// alone, so that sums are reproducible.
 inline int64_t RmsNormPartials(int64_t rows, int64_t n) {
   return std::max<int64_t>(1,
                            std::min<int64_t>(rows / 4, n > 1024 ? 512 : 1024));
@@ -88,9 +84,8 @@ struct SwiGluBackwardArgs {  // n numbers each
   int64_t n;
 };
 
-// out = x * factor, or 0 for dropped numbers: those whose random bits
-// (base/random.h; four columns share a counter) are below a bound, of 2^32. The
-// counter is made of the sample, the row's offset in it and the columns'.
+// out = x * factor, or 0 where random bits (base/random.h) are below a bound of
+// 2^32. Four columns share a counter, made of sample, row in it and columns.
 struct DropoutArgs {
   DType dtype;
   const void* x;           // [rows, n]
@@ -118,9 +113,7 @@ struct CrossEntropyArgs {
 };
 
 // d_weight[token] += the sum of dy over the token's rows, in a fixed order, in
-// float32 and rounded once. One block sums one token's rows for some columns,
-// from a list sorted by token: work grows with rows, not with the vocabulary,
-// and without atomics the sum is reproducible.
+// float32 and rounded once: without atomics, hence reproducible.
 struct EmbeddingBackwardArgs {
   DType dtype;            // of dy
   const void* dy;         // [rows, hidden]
@@ -196,9 +189,8 @@ constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
 constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
 
 // The library's table; null if it wasn't built or LibTorch's CUDA part isn't
-// loaded, in which case callers use ATen's operators. The first call looks for
-// it in the folder of this code and of the program and their parents, there or
-// in kernels/cuda/. Any thread.
+// loaded (callers then use ATen's operators). The first call looks for it in
+// the folders of this code and of the program and in their parents. Any thread.
 const CudaKernels* Cuda();
 
 }  // namespace capstan::kernels::cuda

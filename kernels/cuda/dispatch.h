@@ -4,10 +4,8 @@
 //   if (const auto* cuda = cuda::For(x)) return cuda::RmsNorm(*cuda, ...);
 // and falls back to ATen's operators. Work is enqueued on LibTorch's current
 // stream of the tensors' device, which must be the thread's current device;
-// nothing blocks. Outputs come from LibTorch's allocator. All throw c10::Error
-// for tensors of the wrong shape, dtype or device.
-//
-// Inputs are made contiguous if needed; what is written in place must be.
+// nothing blocks. Throws c10::Error for a wrong shape, dtype or device. Inputs
+// are made contiguous if needed; what is written in place must be.
 #ifndef CAPSTAN_KERNELS_CUDA_DISPATCH_H_
 #define CAPSTAN_KERNELS_CUDA_DISPATCH_H_
 

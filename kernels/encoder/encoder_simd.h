@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The inner loops of a fused encoder block (encoder_block.h) on float32 rows in
-// memory, compiled for several instruction sets (base/simd). Single-threaded;
-// callers divide the work.
+// memory, per instruction set (base/simd). Single-threaded.
 //
-// Dropout is given as bits, 16 per group: bit i % 16 of group i / 16 says
-// whether number i is kept; a null pointer means no dropout. Kept numbers are
-// multiplied by `factor`. Widths are multiples of 16, so the groups of
-// consecutive rows are contiguous.
+// Dropout bits: bit i % 16 of group i / 16 says whether number i is kept, and
+// multiplied by `factor`; null: no dropout. Widths are multiples of 16, so
+// groups of consecutive rows are contiguous.
 #ifndef CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_
 #define CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_
 
@@ -56,8 +54,7 @@ struct ScoreRows {
   float* scores = nullptr;
 };
 
-// A product of rows of one attention head; strides in floats. n: a multiple of
-// 16.
+// A product of one head's rows; strides in floats. n: a multiple of 16.
 struct HeadProduct {
   int64_t rows = 0, columns = 0, n = 0;
   float factor = 1.0f;
@@ -72,10 +69,9 @@ struct HeadProduct {
 struct EncoderKernels {
   const char* name;
 
-  // Dropout bits, groups [first, first + groups) for key and sample: number i
-  // is dropped if 16 random bits are below `threshold`: bits i % 128 / 32 (the
-  // word) and i % 2 (its half) of counter i / 128 * 16 + i % 32 / 2
-  // (RandomBits(key, counter, sample)).
+  // Dropout bits, groups [first, first + groups). Number i is dropped if 16
+  // random bits are below `threshold`: half i % 2 of word i % 128 / 32 of
+  // RandomBits(key, i / 128 * 16 + i % 32 / 2, sample).
   void (*keep_bits)(uint64_t key, uint64_t sample, int64_t first,
                     int64_t groups, uint16_t threshold, uint16_t* bits);
 

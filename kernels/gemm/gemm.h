@@ -2,10 +2,9 @@
 //
 // Products of float32 matrices in memory.
 //
-// On processors without kernels in LibTorch's BLAS (MKL), above all AMD's, ours
-// are 8 to 20 % faster at the sizes of a training step; on Intel's, MKL is
-// used. CAPSTAN_GEMM=own or =blas in the environment overrides this for
-// measurements.
+// On AMD's processors ours are 8 to 20 % faster than LibTorch's BLAS (MKL) at
+// the sizes of a training step; on Intel's, MKL is used. CAPSTAN_GEMM=own or
+// =blas in the environment overrides this for measurements.
 #ifndef CAPSTAN_KERNELS_GEMM_GEMM_H_
 #define CAPSTAN_KERNELS_GEMM_GEMM_H_
 
@@ -40,8 +39,7 @@ const char* GemmName();
 
 // For gemm.cc: the loops of gemm_tiles.cc, one table per instruction set.
 
-// c [m, n] = alpha * a b + beta * c. a is [m, k], or passed as [k, m]; b is [k,
-// n], or passed as [n, k].
+// As Gemm.
 struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;  // all greater than 0
   float alpha = 1.0f;
@@ -53,9 +51,8 @@ struct GemmProblem {
   Matrix c = {};
 };
 
-// The inner dimension is processed in blocks of at most this many terms. Only
-// this decides how an element's sum is rounded, not the other elements computed
-// with it nor the threads.
+// The inner dimension is processed in blocks of at most this many terms; only
+// this decides how an element's sum is rounded.
 constexpr int64_t kGemmDepth = 384;
 // Rows (or columns) of the smaller factor whose panels stay in the L2 cache:
 // 512 * 384 floats are 768 KiB.

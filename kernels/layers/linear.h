@@ -19,9 +19,8 @@
 
 namespace capstan::kernels {
 
-// Dropout (Srivastava et al., "Dropout", 2014) of an adapter's input; kept
-// numbers are divided by 1 - rate. Draws depend only on the key, the sample,
-// the token's position in it and the channel, not on the rest of the batch.
+// Dropout (Srivastava et al., "Dropout", 2014) of an adapter's input. Draws
+// depend only on key, sample, the token's position in it and channel.
 struct AdapterDropout {
   double rate = 0.0;   // in [0, 1)
   uint64_t key = 0;    // of the layer (base/random.h)

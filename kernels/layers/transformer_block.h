@@ -38,9 +38,8 @@ struct TransformerBlockOptions {
 
 //  y = x + Attention(AttentionInput(x)) Woutput^T,  GatedMlp(y)
 // for x [rows, hidden], plus adapters, with gradients to x, the weights and the
-// adapters. PlainTransformerBlock is composed of several nodes,
-// FusedTransformerBlock is one. Both round alike, except where the fused one
-// adds in a different order.
+// adapters. Plain: of several nodes; fused: one, which rounds alike except
+// where it adds in a different order.
 at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);
@@ -49,9 +48,8 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
 bool CanFuseTransformerBlock(const at::Tensor& x);
 
 // Keeps x and, in one piece of memory, q, k, v, the attention's output, y, gate
-// and up for backward, which overwrites them (so it runs only once) and
-// recomputes the rest. Temporaries of forward and of backward are one piece of
-// memory each.
+// and up for backward, which overwrites them, so it runs only once, and
+// recomputes the rest.
 at::Tensor FusedTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);

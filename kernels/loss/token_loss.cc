@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward computes the gradient of the head's logits in place of the logits.
-// All chunks of rows but the last are immediately turned into gradients of
-// hidden and weight; the last one waits for backward. (With a single chunk,
-// this keeps [rows, vocab] instead of [vocab, hidden], and one multiplication
-// computes and scales each gradient.)
+// Forward replaces the head's logits by their gradient. All chunks of rows but
+// the last are turned at once into gradients of hidden and weight; the last
+// waits for backward. (With a single chunk, this keeps [rows, vocab] instead of
+// [vocab, hidden], and one product computes and scales each gradient.)
 //
-// In 16-bit types only the logits and their gradient have 16 bits: products of
-// it are float32 until they are summed and scaled, because only the incoming
-// gradient (the loss scale) lifts them into float16's range.
+// In 16-bit types products of that gradient stay float32 until they are summed
+// and scaled: only the loss scale lifts them into float16's range.
 //
-// Rows without a target don't contribute to the sum. If there are many
-// (training on answers, masked diffusion), the head works on copies of the
-// others.
+// If many rows have no target (training on answers, masked diffusion), the head
+// works on copies of the others.
 #include "kernels/loss/token_loss.h"
 
 #include <ATen/TensorOperators.h>
@@ -63,9 +60,8 @@ at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b) {
   return at::mm(a.to(at::kFloat), b.to(at::kFloat));
 }
 
-// The divisor of float16's row weights that makes them at most 1, the range
-// that Lift supports: a power of 2, computed without waiting for the GPU.
-// Undefined: 1. A row then has the accuracy of those with the largest weight.
+// The power of 2 that divides float16's row weights to at most 1, the range
+// that Lift supports, computed without waiting for the GPU. Undefined: 1.
 at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
                   at::ScalarType dtype) {
   if (!row_weights.defined() || dtype != at::kHalf ||
@@ -77,8 +73,8 @@ at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
   return at::exp2(at::log2(most).ceil().clamp_min(-100.0));  // of 0, too
 }
 
-// The rows with a target, [n] int64, if the others are an eighth or more;
-// otherwise, and on a GPU, where it would block, undefined.
+// The rows with a target, [n] int64. Undefined if the others are less than an
+// eighth, and on a GPU, where it would block.
 at::Tensor RowsToSee(const at::Tensor& targets) {
   if (!targets.is_cpu()) return at::Tensor();
   const at::Tensor contiguous = targets.contiguous();
@@ -367,8 +363,8 @@ struct LossBytes {
         wide_weight(s.vocab * s.hidden * kFloatBytes),
         logits(pieces.rows * s.vocab * ElementBytes(s.dtype)),
         last_logits(pieces.last * s.vocab * ElementBytes(s.dtype)) {}
-  // WideProduct's widened factors for `rows` rows of logits, and the result of
-  // the smaller of its two products, without the weight or its gradient.
+  // WideProduct's widened factors for `rows` rows of logits, and the smaller of
+  // the two products.
   int64_t Widened(int64_t rows) const {
     return rows * (vocab + hidden) * kFloatBytes;
   }
