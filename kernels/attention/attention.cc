@@ -26,6 +26,7 @@
 #include "base/simd/simd.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/keep.h"
 
 namespace capstan::kernels {
 namespace {
@@ -188,6 +189,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+struct Call {
+  AttentionShape shape;
+  Packing packing;
+};
+
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
@@ -201,10 +207,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     AttentionForward(layout, ConstData(q), ConstData(k), ConstData(v),
                      Data(out), Data(log_sum_exp));
     ctx->save_for_backward({q, k, v, out, log_sum_exp});
-    ctx->saved_data["kv_heads"] = shape.kv_heads;
-    ctx->saved_data["causal"] = shape.causal;
-    if (packing)
-      ctx->saved_data["packing"] = c10::IValue::make_capsule(packing);
+    Keep(ctx, Call{shape, packing});
     return out;
   }
 
@@ -212,18 +215,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const at::Tensor &out = saved[3], &log_sum_exp = saved[4];
-    AttentionShape shape;
-    shape.batch = log_sum_exp.size(0);
-    shape.heads = log_sum_exp.size(1);
-    shape.kv_heads = ctx->saved_data["kv_heads"].toInt();
-    shape.head_dim = q.size(1) / shape.heads;
-    shape.causal = ctx->saved_data["causal"].toBool();
-    Packing packing;
-    const auto packed = ctx->saved_data.find("packing");
-    if (packed != ctx->saved_data.end()) {
-      packing = c10::static_intrusive_pointer_cast<PackedRows>(
-          packed->second.toCapsule());
-    }
+    const auto& [shape, packing] = KeptOf<Call>(ctx);
     const at::Tensor d_out = grads[0].contiguous();
     at::Tensor dq = at::empty(q.sizes(), q.options());
     at::Tensor dk = at::empty(k.sizes(), k.options());

@@ -21,6 +21,7 @@
 #include "base/profile.h"
 #include "kernels/encoder/encoder_block_pass.h"
 #include "kernels/fast_path.h"
+#include "kernels/keep.h"
 
 namespace capstan::kernels {
 namespace {
@@ -33,7 +34,7 @@ at::Tensor Space(int64_t floats, const at::Tensor& like) {
 }
 
 // A forward that waits for its backward.
-struct Call : public torch::CustomClassHolder {
+struct Call {
   at::Tensor x;
   EncoderBlockWeights weights;
   EncoderBlockOptions options;
@@ -181,27 +182,23 @@ class EncoderBlockFunction
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             at::TensorList weights,
                             const EncoderBlockOptions& options) {
-    auto call = c10::make_intrusive<Call>();
-    call->x = x;
-    std::copy(weights.begin(), weights.end(), call->weights.begin());
-    call->options = options;
-    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    return Forward(*call);
+    Call call = {x, {}, options, {}};
+    std::copy(weights.begin(), weights.end(), call.weights.begin());
+    return Forward(Keep(ctx, std::move(call)));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto call = c10::static_intrusive_pointer_cast<Call>(
-        ctx->saved_data["call"].toCapsule());
-    TORCH_CHECK(call->kept.defined(),
+    Call& call = KeptOf<Call>(ctx);
+    TORCH_CHECK(call.kept.defined(),
                 "a fused encoder block's backward can run only once");
-    variable_list gradients = Backward(*call, grads[0].contiguous());
+    variable_list gradients = Backward(call, grads[0].contiguous());
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!ctx->needs_input_grad(i)) gradients[i].reset();
     }
     gradients.emplace_back();  // options
-    call->kept.reset();
-    call->x.reset();
-    call->weights = {};
+    call.kept.reset();
+    call.x.reset();
+    call.weights = {};
     return gradients;
   }
 };
@@ -334,11 +331,7 @@ at::Tensor FusedEncoderBlock(const at::Tensor& x,
   TORCH_CHECK(x.size(0) == options.rows->rows(), "x has ", x.size(0),
               " rows, the sequences ", options.rows->rows());
   if (!at::GradMode::is_enabled()) {
-    Call call;
-    call.x = x.contiguous();
-    call.weights = weights;
-    call.options = options;
-    return ForwardWithoutGradients(call);
+    return ForwardWithoutGradients({x.contiguous(), weights, options, {}});
   }
   return EncoderBlockFunction::apply(x.contiguous(), at::TensorList(weights),
                                      options);

@@ -12,11 +12,13 @@
 
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "base/profile.h"
 #include "base/simd/simd.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
+#include "kernels/keep.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
 
@@ -58,7 +60,7 @@ class AttentionInputFunction
     ApplyRope(rope_table, RopeDirection::kForward, out[0]);
     ApplyRope(rope_table, RopeDirection::kForward, out[1]);
     ctx->save_for_backward({x, norm, wq, wk, wv, n.rstd, rope_table});
-    ctx->saved_data["adapters"] = KeepAdapters(adapters);
+    Keep(ctx, adapters.vec());
     return out;
   }
 
@@ -66,7 +68,7 @@ class AttentionInputFunction
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &norm = saved[1], &rstd = saved[5];
     const at::Tensor& rope_table = saved[6];
-    const auto kept = AdaptersIn(ctx->saved_data["adapters"]);
+    const auto& adapters = KeptOf<std::vector<Adapter>>(ctx);
     const at::Tensor n = RmsNormAgain(x, norm, rstd);
     at::Tensor dn;
     variable_list out(6);
@@ -83,7 +85,7 @@ class AttentionInputFunction
       } else {
         MatMulInto(dn, dy, weight, /*beta=*/1.0);
       }
-      const AdapterBackward adapter(kept->adapters[i], dy);
+      const AdapterBackward adapter(adapters[i], dy);
       adapter.AddTo(dn);
       adapter.AppendWeights(n, &out);
     }
@@ -104,7 +106,7 @@ class LinearAddFunction : public torch::autograd::Function<LinearAddFunction> {
                             at::TensorList adapter_tensors,
                             const Adapter& adapter) {
     ctx->save_for_backward({x, weight});
-    ctx->saved_data["adapter"] = KeepAdapters(adapter);
+    Keep(ctx, adapter);
     at::Tensor out = residual.clone();
     MatMulInto(out, x, weight.t(), /*beta=*/1.0);
     AddAdapter(adapter, x, out);
@@ -114,8 +116,7 @@ class LinearAddFunction : public torch::autograd::Function<LinearAddFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &dy = grads[0];
-    const auto kept = AdaptersIn(ctx->saved_data["adapter"]);
-    const AdapterBackward adapter(kept->adapters[0], dy);
+    const AdapterBackward adapter(KeptOf<Adapter>(ctx), dy);
     variable_list out(3);
     if (ctx->needs_input_grad(0)) {
       out[0] = MatMul(dy, weight);
@@ -142,7 +143,7 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     const at::Tensor up = MatMul(n.y, w_up.t());
     AddAdapter(adapters[1], n.y, up);
     ctx->save_for_backward({x, norm, w_gate, w_up, w_down, n.rstd, gate, up});
-    ctx->saved_data["adapters"] = KeepAdapters(adapters);
+    Keep(ctx, adapters.vec());
     const at::Tensor activation = SwiGlu(gate, up);
     at::Tensor out = x.clone();
     MatMulInto(out, activation, w_down.t(), /*beta=*/1.0);
@@ -156,9 +157,9 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     const at::Tensor &w_up = saved[3], &w_down = saved[4], &rstd = saved[5];
     const at::Tensor &gate = saved[6], &up = saved[7];
     const at::Tensor dy = grads[0].contiguous();
-    const auto kept = AdaptersIn(ctx->saved_data["adapters"]);
+    const auto& adapters = KeptOf<std::vector<Adapter>>(ctx);
     variable_list out(5), of_down;
-    const AdapterBackward down(kept->adapters[2], dy);
+    const AdapterBackward down(adapters[2], dy);
     at::Tensor d_activation = MatMul(dy, w_down);
     down.AddTo(d_activation);
     SwiGluGradients d = SwiGluBackward(gate, up, std::move(d_activation));
@@ -173,7 +174,7 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     at::Tensor dn = MatMul(d.gate, w_gate);
     MatMulInto(dn, d.up, w_up, /*beta=*/1.0);
     for (int i = 0; i < 2; ++i) {
-      const AdapterBackward adapter(kept->adapters[i], i == 0 ? d.gate : d.up);
+      const AdapterBackward adapter(adapters[i], i == 0 ? d.gate : d.up);
       adapter.AddTo(dn);
       adapter.AppendWeights(n, &out);
     }

@@ -186,12 +186,4 @@ std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters) {
   return tensors;
 }
 
-c10::IValue KeepAdapters(c10::ArrayRef<Adapter> adapters) {
-  return c10::IValue::make_capsule(c10::make_intrusive<KeptAdapters>(adapters));
-}
-
-c10::intrusive_ptr<KeptAdapters> AdaptersIn(const c10::IValue& kept) {
-  return c10::static_intrusive_pointer_cast<KeptAdapters>(kept.toCapsule());
-}
-
 }  // namespace capstan::kernels

@@ -8,7 +8,6 @@
 #define CAPSTAN_KERNELS_LAYERS_LINEAR_H_
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
@@ -84,15 +83,6 @@ at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
 
 // A and B of the defined adapters, in order: inputs of an autograd node.
 std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters);
-
-// What such a node keeps.
-struct KeptAdapters : public torch::CustomClassHolder {
-  explicit KeptAdapters(c10::ArrayRef<Adapter> adapters)
-      : adapters(adapters.vec()) {}
-  const std::vector<Adapter> adapters;
-};
-c10::IValue KeepAdapters(c10::ArrayRef<Adapter> adapters);
-c10::intrusive_ptr<KeptAdapters> AdaptersIn(const c10::IValue& kept);
 
 // out [m, n] = alpha * a b + beta * out, without autograd; a beta of 0
 // overwrites `out`. a, b: [m, k], [k, n], with any strides.

@@ -2,7 +2,6 @@
 #include "kernels/layers/transformer_block.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/sum.h>
@@ -17,6 +16,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/keep.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 
@@ -204,7 +204,7 @@ void Rotate(const Dims& d, const at::Tensor& table, RopeDirection direction,
 using Adapters = std::array<Adapter, kBlockMatrices>;
 
 // A forward that waits for its backward.
-struct Call : public torch::CustomClassHolder {
+struct Call {
   std::array<at::Tensor, kInputs> inputs;
   Adapters adapters;  // as TransformerBlockOptions::parameters
   TransformerBlockOptions options;
@@ -392,37 +392,28 @@ class Backward {
 
 class BlockFunction : public torch::autograd::Function<BlockFunction> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& input_norm, const at::Tensor& q,
-                            const at::Tensor& k, const at::Tensor& v,
-                            const at::Tensor& output,
-                            const at::Tensor& post_norm, const at::Tensor& gate,
-                            const at::Tensor& up, const at::Tensor& down,
+  static at::Tensor forward(AutogradContext* ctx, at::TensorList inputs,
                             at::TensorList adapter_tensors,
                             const Adapters& adapters,
                             const TransformerBlockOptions& options) {
-    auto call = c10::make_intrusive<Call>();
-    call->inputs = {x, input_norm, q, k, v, output, post_norm, gate, up, down};
-    call->adapters = adapters;
-    call->options = options;
-    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    return Forward(*call);
+    Call call = {{}, adapters, options, {}};
+    std::copy(inputs.begin(), inputs.end(), call.inputs.begin());
+    return Forward(Keep(ctx, std::move(call)));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto call = c10::static_intrusive_pointer_cast<Call>(
-        ctx->saved_data["call"].toCapsule());
-    TORCH_CHECK(call->kept.defined(),
+    Call& call = KeptOf<Call>(ctx);
+    TORCH_CHECK(call.kept.defined(),
                 "a fused transformer block's backward can run only once");
     std::array<bool, kInputs> wanted;
     for (int i = 0; i < kInputs; ++i) wanted[i] = ctx->needs_input_grad(i);
     variable_list gradients =
-        Backward(call.get(), wanted, grads[0].contiguous()).Run();
+        Backward(&call, wanted, grads[0].contiguous()).Run();
     if (!wanted[kX]) gradients[kX].reset();
     gradients.resize(gradients.size() + 2);  // adapters, options
-    call->kept.reset();
-    call->inputs = {};
-    call->adapters = {};
+    call.kept.reset();
+    call.inputs = {};
+    call.adapters = {};
     return gradients;
   }
 };
@@ -451,8 +442,10 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
   const Adapters adapters = {
       a.adapters[0], a.adapters[1], a.adapters[2], weights.output_adapter,
       m.adapters[0], m.adapters[1], m.adapters[2]};
-  return BlockFunction::apply(x.contiguous(), a.norm, a.q, a.k, a.v,
-                              weights.output, m.norm, m.gate, m.up, m.down,
+  const std::array<at::Tensor, kInputs> inputs = {
+      x.contiguous(), a.norm, a.q,    a.k,  a.v,
+      weights.output, m.norm, m.gate, m.up, m.down};
+  return BlockFunction::apply(at::TensorList(inputs),
                               at::TensorList(AdapterTensors(adapters)),
                               adapters, options);
 }

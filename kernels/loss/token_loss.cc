@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "kernels/fast_path.h"
+#include "kernels/keep.h"
 #include "kernels/loss/tokens.h"
 
 namespace capstan::kernels {
@@ -35,14 +36,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-c10::IValue Capsule(const TiedGradient& gradient) {
-  return c10::IValue::make_capsule(gradient);
-}
-
-TiedGradient FromCapsule(const c10::IValue& capsule) {
-  return c10::static_intrusive_pointer_cast<HeadGradient>(capsule.toCapsule());
-}
 
 bool IsHalf(const at::Tensor& t) {
   return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
@@ -158,16 +151,11 @@ at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
   return out;
 }
 
-// A WeightPlace among what a node keeps.
-void KeepPlace(AutogradContext* ctx, const WeightPlace& place) {
-  ctx->saved_data["sink"] = reinterpret_cast<int64_t>(place.sink);
-  ctx->saved_data["parameter"] = static_cast<int64_t>(place.parameter);
-}
-
-WeightPlace KeptPlace(AutogradContext* ctx) {
-  return {reinterpret_cast<GradientSink*>(ctx->saved_data["sink"].toInt()),
-          static_cast<int>(ctx->saved_data["parameter"].toInt())};
-}
+struct EmbeddingCall {
+  WeightPlace place;
+  int64_t vocab;
+  TiedGradient tied;  // or null
+};
 
 class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
  public:
@@ -175,9 +163,7 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
                             const at::Tensor& tokens, const TiedGradient& tied,
                             const WeightPlace& place) {
     ctx->save_for_backward({tokens});
-    KeepPlace(ctx, place);
-    ctx->saved_data["vocab"] = weight.size(0);
-    if (tied) ctx->saved_data["tied"] = Capsule(tied);
+    Keep(ctx, EmbeddingCall{place, weight.size(0), tied});
     return at::embedding(weight, tokens);
   }
 
@@ -185,20 +171,18 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
     const at::Tensor tokens = ctx->get_saved_variables()[0];
     const at::ScalarType dtype = grads[0].scalar_type();
     const at::Tensor dy = grads[0].contiguous();
-    GradientSink::Place place = OpenFor(KeptPlace(ctx), dy);
+    const EmbeddingCall& call = KeptOf<EmbeddingCall>(ctx);
+    GradientSink::Place place = OpenFor(call.place, dy);
     at::Tensor dw;
-    const auto it = ctx->saved_data.find("tied");
-    if (it != ctx->saved_data.end()) {
-      const TiedGradient tied = FromCapsule(it->second);
-      if (tied->scale.defined()) dw = TakeGradient(*tied, std::move(place));
+    if (call.tied && call.tied->scale.defined()) {
+      dw = TakeGradient(*call.tied, std::move(place));
     }
     if (!dw.defined() && place.gradient.defined()) {
       dw = std::move(place.gradient);
       if (!place.add) dw.zero_();
     }
     if (!dw.defined()) {
-      dw = at::zeros({ctx->saved_data["vocab"].toInt(), dy.size(1)},
-                     dy.options().dtype(at::kFloat));
+      dw = at::zeros({call.vocab, dy.size(1)}, dy.options().dtype(at::kFloat));
     }
     AddEmbeddingGradient(dy, tokens, dw);
     if (dw.scalar_type() != dtype) dw = dw.to(dtype);
@@ -215,6 +199,13 @@ struct HeadRows {
   at::Tensor weights;  // [n] float32; undefined: all 1
 };
 
+struct HeadCall {
+  WeightPlace place;
+  int64_t rows;  // of hidden, seen or not
+  TiedGradient head;
+  bool tied;
+};
+
 class HeadFunction : public torch::autograd::Function<HeadFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& all_hidden,
@@ -222,7 +213,6 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
                             int64_t piece, bool want_weight,
                             const TiedGradient& tied,
                             const WeightPlace& place) {
-    KeepPlace(ctx, place);
     TiedGradient head = tied ? tied : c10::make_intrusive<HeadGradient>();
     const at::Tensor hidden = Select(all_hidden, of.seen);
     const at::Tensor unit =
@@ -262,16 +252,15 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     }
     if (unit.defined()) sum.mul_(unit);
     ctx->save_for_backward({weight, d_hidden, unit, of.seen});
-    ctx->saved_data["rows"] = all_hidden.size(0);
-    ctx->saved_data["head"] = Capsule(head);
-    ctx->saved_data["tied"] = static_cast<bool>(tied);
+    Keep(ctx, HeadCall{place, all_hidden.size(0), head, tied != nullptr});
     return sum;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor& weight = saved[0];
-    const TiedGradient head = FromCapsule(ctx->saved_data["head"]);
+    const HeadCall& call = KeptOf<HeadCall>(ctx);
+    const TiedGradient& head = call.head;
     TORCH_CHECK(head->d_logits.defined(),
                 "the loss's backward can run only once");
     const bool half = IsHalf(weight);
@@ -289,14 +278,12 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       MatMulScaled(dh, head->d_logits, weight, head->scale);
     }
     variable_list out(7);
-    out[0] = seen.defined()
-                 ? Spread(d_hidden, seen, ctx->saved_data["rows"].toInt())
-                 : d_hidden;
+    out[0] = seen.defined() ? Spread(d_hidden, seen, call.rows) : d_hidden;
     if (!ctx->needs_input_grad(1)) {
       head->d_logits.reset();
       head->hidden.reset();
-    } else if (!ctx->saved_data["tied"].toBool()) {
-      out[1] = TakeGradient(*head, OpenFor(KeptPlace(ctx), weight));
+    } else if (!call.tied) {
+      out[1] = TakeGradient(*head, OpenFor(call.place, weight));
       if (half) out[1] = out[1].to(weight.scalar_type());
     }
     return out;
