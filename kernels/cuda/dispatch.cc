@@ -10,7 +10,6 @@
 
 #include <cmath>
 #include <string>
-#include <tuple>
 
 #include "base/machine.h"
 
@@ -293,9 +292,8 @@ void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
                   dy.device() == d_weight.device(),
               "the embedding's gradient needs dy [rows, hidden], tokens [rows] "
               "and a contiguous d_weight [vocab, hidden]");
-  at::Tensor sorted, order;
-  std::tie(sorted, order) = at::sort(tokens.reshape({-1}), /*stable=*/true,
-                                     /*dim=*/0, /*descending=*/false);
+  const auto [sorted, order] = at::sort(tokens.reshape({-1}), /*stable=*/true,
+                                        /*dim=*/0, /*descending=*/false);
   EmbeddingBackwardArgs args = {};
   args.dtype = TypeOf(dy);
   args.dy = dy.const_data_ptr();
