@@ -31,6 +31,9 @@
 namespace capstan::kernels {
 namespace {
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
 constexpr int64_t kQueryBlock = 64;
 
 // An independent part of a sequence: a document, or all. If causal, its queries
@@ -56,22 +59,16 @@ void ForParts(const AttentionLayout& layout, int64_t b, const Body& body) {
 // A block of query rows of one head, and its rows of scores. Queries and keys
 // are counted from the start of the part.
 struct Block {
-  int64_t begin = 0;   // first query
-  int64_t rows = 0;    // queries
-  int64_t first = 0;   // the last key that the first query sees
-  int64_t keys = 0;    // keys visible to any query of it
-  int64_t stride = 0;  // of its scores, rounded up for base/simd
+  Block(const Part& part, int64_t begin)
+      : rows(std::min(kQueryBlock, part.queries - begin)),
+        first(part.causal ? part.keys - part.queries + begin : part.keys - 1),
+        keys(part.causal ? first + rows : part.keys),
+        stride((keys + 15) / 16 * 16) {}
+  const int64_t rows;    // queries
+  const int64_t first;   // the last key that the first query sees
+  const int64_t keys;    // keys visible to any query of it
+  const int64_t stride;  // of its scores, rounded up for base/simd
 };
-
-Block BlockAt(const Part& part, int64_t begin) {
-  Block block;
-  block.begin = begin;
-  block.rows = std::min(kQueryBlock, part.queries - begin);
-  block.first = part.causal ? part.keys - part.queries + begin : part.keys - 1;
-  block.keys = part.causal ? block.first + block.rows : part.keys;
-  block.stride = (block.keys + 15) / 16 * 16;
-  return block;
-}
 
 std::vector<float> ScoreBuffer(const AttentionLayout& layout) {
   const PackedRows* packing = layout.packing;
@@ -97,7 +94,7 @@ void BackwardPart(const AttentionLayout& layout,
   // overwrites all of dk and dv, and the others add.
   const int64_t last = (part.queries - 1) / kQueryBlock * kQueryBlock;
   for (int64_t i = last; i >= 0; i -= kQueryBlock) {
-    const Block block = BlockAt(part, i);
+    const Block block(part, i);
     const float beta = i == last && h % layout.group() == 0 ? 0.0f : 1.0f;
     const ConstMatrix q{p.q + qo + i * ld, ld};
     const ConstMatrix d_out{p.d_out + qo + i * ld, ld};
@@ -121,73 +118,6 @@ void BackwardPart(const AttentionLayout& layout,
          {d_scores, block.stride}, q, beta, {p.dk + ko, kld});
   }
 }
-
-}  // namespace
-
-float AttentionLayout::scale() const {
-  return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-}
-
-void AttentionForward(const AttentionLayout& layout, const float* q,
-                      const float* k, const float* v, float* out,
-                      float* log_sum_exp) {
-  const int64_t heads = layout.shape.heads, hd = layout.shape.head_dim;
-  const int64_t ld = layout.q_stride();
-  const int64_t kld = layout.kv_stride;
-  const auto head = [&](int64_t b, int64_t h, const Part& part, float* scores) {
-    const float* qh = q + layout.q_offset(b, h) + part.begin * ld;
-    const float* kh = k + layout.kv_offset(b, h) + part.begin * kld;
-    const float* vh = v + layout.kv_offset(b, h) + part.begin * kld;
-    float* oh = out + layout.q_offset(b, h) + part.begin * ld;
-    float* lse = log_sum_exp + (b * heads + h) * layout.queries + part.begin;
-    float inverse_sum[kQueryBlock];
-    for (int64_t i = 0; i < part.queries; i += kQueryBlock) {
-      const Block block = BlockAt(part, i);
-      Gemm(Transpose::kRight, block.rows, block.keys, hd, layout.scale(),
-           {qh + i * ld, ld}, {kh, kld}, 0.0f, {scores, block.stride});
-      Simd().causal_exp(scores, block.rows, block.keys, block.stride,
-                        block.first, inverse_sum, lse + i);
-      Gemm(Transpose::kNone, block.rows, hd, block.keys, 1.0f,
-           {scores, block.stride}, {vh, kld}, 0.0f, {oh + i * ld, ld});
-      for (int64_t r = 0; r < block.rows; ++r) {
-        Simd().scale(oh + (i + r) * ld, hd, inverse_sum[r]);
-      }
-    }
-  };
-  at::parallel_for(0, layout.shape.batch * heads, 1,
-                   [&](int64_t begin, int64_t end) {
-                     std::vector<float> scores = ScoreBuffer(layout);
-                     for (int64_t i = begin; i < end; ++i) {
-                       ForParts(layout, i / heads, [&](const Part& part) {
-                         head(i / heads, i % heads, part, scores.data());
-                       });
-                     }
-                   });
-}
-
-void AttentionBackward(const AttentionLayout& layout,
-                       const AttentionBackwardBuffers& buffers) {
-  const int64_t kv_heads = layout.shape.kv_heads;
-  at::parallel_for(
-      0, layout.shape.batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
-        std::vector<float> probs = ScoreBuffer(layout);
-        std::vector<float> d_scores = ScoreBuffer(layout);
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t first = i % kv_heads * layout.group();
-          for (int64_t h = first; h < first + layout.group(); ++h) {
-            ForParts(layout, i / kv_heads, [&](const Part& part) {
-              BackwardPart(layout, buffers, i / kv_heads, h, part, probs.data(),
-                           d_scores.data());
-            });
-          }
-        }
-      });
-}
-
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 struct Call {
   AttentionShape shape;
@@ -287,18 +217,6 @@ at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
   return at::cat(outs);
 }
 
-}  // namespace
-
-at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
-                     const at::Tensor& v, const AttentionShape& shape,
-                     const Packing& packing) {
-  if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
-  return packing ? ComposedPackedAttention(q, k, v, shape, *packing)
-                 : ComposedAttention(q, k, v, shape);
-}
-
-namespace {
-
 // For plans: bytes of tensors, and of the blocks of scores in ATen's fused
 // attention (FlashAttentionKernel.cpp), float32 and rounded, for one thread: on
 // CPUs ranks have few.
@@ -322,6 +240,74 @@ struct AttentionBytes {
 };
 
 }  // namespace
+
+float AttentionLayout::scale() const {
+  return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+}
+
+void AttentionForward(const AttentionLayout& layout, const float* q,
+                      const float* k, const float* v, float* out,
+                      float* log_sum_exp) {
+  const int64_t heads = layout.shape.heads, hd = layout.shape.head_dim;
+  const int64_t ld = layout.q_stride();
+  const int64_t kld = layout.kv_stride;
+  const auto head = [&](int64_t b, int64_t h, const Part& part, float* scores) {
+    const float* qh = q + layout.q_offset(b, h) + part.begin * ld;
+    const float* kh = k + layout.kv_offset(b, h) + part.begin * kld;
+    const float* vh = v + layout.kv_offset(b, h) + part.begin * kld;
+    float* oh = out + layout.q_offset(b, h) + part.begin * ld;
+    float* lse = log_sum_exp + (b * heads + h) * layout.queries + part.begin;
+    float inverse_sum[kQueryBlock];
+    for (int64_t i = 0; i < part.queries; i += kQueryBlock) {
+      const Block block(part, i);
+      Gemm(Transpose::kRight, block.rows, block.keys, hd, layout.scale(),
+           {qh + i * ld, ld}, {kh, kld}, 0.0f, {scores, block.stride});
+      Simd().causal_exp(scores, block.rows, block.keys, block.stride,
+                        block.first, inverse_sum, lse + i);
+      Gemm(Transpose::kNone, block.rows, hd, block.keys, 1.0f,
+           {scores, block.stride}, {vh, kld}, 0.0f, {oh + i * ld, ld});
+      for (int64_t r = 0; r < block.rows; ++r) {
+        Simd().scale(oh + (i + r) * ld, hd, inverse_sum[r]);
+      }
+    }
+  };
+  at::parallel_for(0, layout.shape.batch * heads, 1,
+                   [&](int64_t begin, int64_t end) {
+                     std::vector<float> scores = ScoreBuffer(layout);
+                     for (int64_t i = begin; i < end; ++i) {
+                       ForParts(layout, i / heads, [&](const Part& part) {
+                         head(i / heads, i % heads, part, scores.data());
+                       });
+                     }
+                   });
+}
+
+void AttentionBackward(const AttentionLayout& layout,
+                       const AttentionBackwardBuffers& buffers) {
+  const int64_t kv_heads = layout.shape.kv_heads;
+  at::parallel_for(
+      0, layout.shape.batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
+        std::vector<float> probs = ScoreBuffer(layout);
+        std::vector<float> d_scores = ScoreBuffer(layout);
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t first = i % kv_heads * layout.group();
+          for (int64_t h = first; h < first + layout.group(); ++h) {
+            ForParts(layout, i / kv_heads, [&](const Part& part) {
+              BackwardPart(layout, buffers, i / kv_heads, h, part, probs.data(),
+                           d_scores.data());
+            });
+          }
+        }
+      });
+}
+
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v, const AttentionShape& shape,
+                     const Packing& packing) {
+  if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
+  return packing ? ComposedPackedAttention(q, k, v, shape, *packing)
+                 : ComposedAttention(q, k, v, shape);
+}
 
 void PlanAttention(const AttentionShape& shape, int64_t rows,
                    c10::ScalarType dtype, bool packed, MemoryLedger* ledger) {

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <vector>
@@ -25,13 +26,6 @@ class PackedRows : public torch::CustomClassHolder {
     int64_t begin = 0;
     int64_t length = 0;
   };
-  // The documents of one row.
-  struct Row {
-    const Document* first;
-    const Document* last;  // past the last
-    const Document* begin() const { return first; }
-    const Document* end() const { return last; }
-  };
 
   // positions: [rows, T] int64, each token's position in its document. On the
   // CPU they are validated: throws c10::Error with the location unless each row
@@ -41,7 +35,7 @@ class PackedRows : public torch::CustomClassHolder {
 
   bool on_cpu() const { return !row_ends_.empty(); }
   // In order; lengths are 1 or more.
-  Row row(int64_t row) const {
+  c10::ArrayRef<Document> row(int64_t row) const {
     const Document* const all = documents_.data();
     return {all + (row == 0 ? 0 : row_ends_[row - 1]), all + row_ends_[row]};
   }

@@ -6,7 +6,7 @@
 //
 // To add one: (1) a struct of arguments and an entry of CudaKernels here; (2)
 // kernel and launcher in a .cu file that includes only device.h, the launcher
-// declared in launchers.h and added to its table; (3) a function in dispatch.h
+// declared here and added to MakeTable; (3) a function in dispatch.h
 // that checks tensors and allocates outputs; (4) a check in *_checks.cc. Add a
 // new .cu file to BUILD and to emulated_kernels.cc.
 //
@@ -183,6 +183,31 @@ struct CudaKernels {
   const char* (*squared_sum)(const SquaredSumArgs& args, void* stream);
   const char* (*dropout)(const DropoutArgs& args, void* stream);
 };
+
+// The launchers, defined by the .cu files, and their table.
+const char* LaunchRmsNorm(const RmsNormArgs& args, void* stream);
+const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& args,
+                                  void* stream);
+const char* LaunchRope(const RopeArgs& args, void* stream);
+const char* LaunchSwiGlu(const SwiGluArgs& args, void* stream);
+const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& args, void* stream);
+const char* LaunchCrossEntropy(const CrossEntropyArgs& args, void* stream);
+const char* LaunchEmbeddingBackward(const EmbeddingBackwardArgs& args,
+                                    void* stream);
+const char* LaunchAdamW(const AdamWArgs& args, void* stream);
+const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
+const char* LaunchDropout(const DropoutArgs& args, void* stream);
+
+constexpr CudaKernels MakeTable(bool (*supports)(int device),
+                                void* (*current_stream)(int device)) {
+  return {sizeof(CudaKernels),   supports,
+          current_stream,        LaunchRmsNorm,
+          LaunchRmsNormBackward, LaunchRope,
+          LaunchSwiGlu,          LaunchSwiGluBackward,
+          LaunchCrossEntropy,    LaunchEmbeddingBackward,
+          LaunchAdamW,           LaunchSquaredSum,
+          LaunchDropout};
+}
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
 // The symbol of the library's CudaKernels.

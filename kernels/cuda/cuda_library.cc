@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/launchers.h"
+#include "kernels/cuda/cuda_kernels.h"
 
 namespace capstan::kernels::cuda {
 namespace {

@@ -2,7 +2,6 @@
 //
 // Rope, SwiGLU and dropout: elementwise kernels.
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/launchers.h"
 
 namespace capstan::kernels::cuda {
 namespace {

@@ -3,7 +3,6 @@
 // One pass over flat buffers. Compiled without contraction to fused
 // multiply-add, so that AdamW's bits equal the CPU's; it is memory-bound.
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/launchers.h"
 
 namespace capstan::kernels::cuda {
 namespace {

@@ -3,7 +3,6 @@
 // One block per row; the second pass rereads the row, from the L1 cache and by
 // the same thread.
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/launchers.h"
 
 namespace capstan::kernels::cuda {
 namespace {

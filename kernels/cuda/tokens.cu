@@ -2,7 +2,6 @@
 //
 // Both ends of a language model: cross-entropy, and the embedding's backward.
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/launchers.h"
 
 namespace capstan::kernels::cuda {
 namespace {

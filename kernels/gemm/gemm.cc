@@ -24,20 +24,18 @@ namespace {
 constexpr int64_t kGrain = int64_t{1} << 20;
 
 // Null: the BLAS. Constant per machine, so that runs repeat bit by bit.
-const GemmKernels* Choose() {
-  if (BestInstructionSet() == InstructionSet::kPlain) return nullptr;
-  const GemmKernels* const best = &kGemm.best();
-  const char* const wish = std::getenv("CAPSTAN_GEMM");
-  if (wish != nullptr && std::strcmp(wish, "blas") == 0) return nullptr;
-  if (wish != nullptr && std::strcmp(wish, "own") == 0) return best;
-#ifdef __x86_64__
-  if (__builtin_cpu_is("intel")) return nullptr;
-#endif
-  return best;
-}
-
 const GemmKernels* Chosen() {
-  static const GemmKernels* const chosen = Choose();
+  static const GemmKernels* const chosen = []() -> const GemmKernels* {
+    if (BestInstructionSet() == InstructionSet::kPlain) return nullptr;
+    const GemmKernels* const best = &kGemm.best();
+    const char* const wish = std::getenv("CAPSTAN_GEMM");
+    if (wish != nullptr && std::strcmp(wish, "blas") == 0) return nullptr;
+    if (wish != nullptr && std::strcmp(wish, "own") == 0) return best;
+#ifdef __x86_64__
+    if (__builtin_cpu_is("intel")) return nullptr;
+#endif
+    return best;
+  }();
   return chosen;
 }
 

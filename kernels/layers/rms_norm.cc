@@ -22,6 +22,9 @@
 namespace capstan::kernels {
 namespace {
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
 bool OnRows(const at::Tensor& x, const at::Tensor& weight) {
   return x.dim() == 2 && HasRowKernels(x) && HasRowKernels(weight) &&
          weight.scalar_type() == x.scalar_type();
@@ -64,6 +67,24 @@ void WeightGradient(const at::Tensor& dy, const at::Tensor& x,
             rows, n, end - begin, WriteAs<float>(sums) + begin);
       });
 }
+
+class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, double eps) {
+    RmsNormResult result = RmsNormForward(x, weight, eps);
+    ctx->save_for_backward({x, weight, result.rstd});
+    return result.y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    RmsNormGradients gradients =
+        RmsNormBackward(grads[0], saved[0], saved[1], saved[2], at::Tensor(),
+                        ctx->needs_input_grad(1));
+    return {gradients.x, gradients.weight, at::Tensor()};
+  }
+};
 
 }  // namespace
 
@@ -176,31 +197,6 @@ void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
   if (want_weight) ledger->Pass(dx + n * kFloatBytes);
   ledger->Take(dx + (want_weight ? n * ElementBytes(dtype) : 0));
 }
-
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight, double eps) {
-    RmsNormResult result = RmsNormForward(x, weight, eps);
-    ctx->save_for_backward({x, weight, result.rstd});
-    return result.y;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    RmsNormGradients gradients =
-        RmsNormBackward(grads[0], saved[0], saved[1], saved[2], at::Tensor(),
-                        ctx->needs_input_grad(1));
-    return {gradients.x, gradients.weight, at::Tensor()};
-  }
-};
-
-}  // namespace
 
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return RmsNormFunction::apply(x, weight, eps);
