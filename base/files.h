@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reading and mapping whole files, replacing folders atomically, and one
+// Reading, mapping and writing files, replacing folders atomically, and one
 // wording for the operating system's errors.
 #ifndef CAPSTAN_BASE_FILES_H_
 #define CAPSTAN_BASE_FILES_H_
@@ -30,8 +30,8 @@ absl::Status MakeFolder(const std::string& path);
 absl::Status RemoveTree(const std::string& path);
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
-// Creates or overwrites the file and flushes it to disk. Not atomic: a reader
-// may see half of it; use ReplaceFile (base/output_file.h) where that matters.
+// Creates or overwrites the file and flushes it to disk. Not atomic, unlike
+// ReplaceFile.
 absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes);
 
 // Writes all of `bytes` to the descriptor `fd`; errors name `path`.
@@ -45,9 +45,9 @@ absl::Status SyncFolderAndFiles(const std::string& path);
 // A hidden sibling of `path` for incomplete output: PARENT/.NAME.suffix.
 std::string HiddenSibling(const std::string& path, absl::string_view suffix);
 
-// Renames the folder `from` to its sibling `to`, replacing and removing an
-// existing `to`. `to` exists throughout, except that on file systems without an
-// atomic exchange the old folder is briefly at HiddenSibling(to, "old").
+// Renames the folder `from` to its sibling `to`, replacing an existing one.
+// `to` exists throughout; without an atomic exchange by the file system, the
+// old folder is briefly at HiddenSibling(to, "old").
 absl::Status ReplaceFolder(const std::string& from, const std::string& to);
 
 // A file read at offsets. Thread-safe.
@@ -75,8 +75,7 @@ struct MapOptions {
   bool may_be_empty = false;
 };
 
-// A read-only memory mapping that lasts as long as the object. Pages are loaded
-// on access and may be evicted when memory is short.
+// A read-only memory mapping, unmapped by the destructor.
 class MappedFile {
  public:
   // Errors name the file: missing, a folder, empty or unreadable.
@@ -96,6 +95,65 @@ class MappedFile {
   const std::string path_;
   const absl::string_view bytes_;
 };
+
+// An append-only file. Bytes go to the operating system at once, so they
+// survive a crash of the process.
+class OutputFile {
+ public:
+  // kNew: the file must not exist.
+  enum class Start { kNew, kEmpty, kAtEnd };
+  static absl::StatusOr<OutputFile> Open(const std::string& path, Start start);
+
+  OutputFile(OutputFile&& other);
+  OutputFile& operator=(OutputFile&&) = delete;
+  ~OutputFile();
+
+  // After an error nothing more is written, so that a truncated line stays the
+  // last; later calls return the first error.
+  absl::Status Append(absl::string_view bytes);
+  // Blocks until the bytes are on disk.
+  absl::Status Sync();
+  // Syncs and closes; some file systems report a full disk only here.
+  absl::Status Close();
+
+ private:
+  OutputFile(const std::string& path, int fd) : path_(path), fd_(fd) {}
+
+  std::string path_;
+  int fd_;
+  absl::Status status_;
+};
+
+// A file that appears when Close returns OK, complete and with its bytes on
+// disk (its name once the folder is synced: SyncPath). Until then it is
+// HiddenSibling(path, suffix), which the destructor removes. Concurrent writers
+// of one path need different suffixes.
+class HiddenFile {
+ public:
+  static absl::StatusOr<std::unique_ptr<HiddenFile>> Create(
+      const std::string& path, absl::string_view suffix = "new");
+  ~HiddenFile();
+  HiddenFile(const HiddenFile&) = delete;
+  HiddenFile& operator=(const HiddenFile&) = delete;
+
+  absl::Status Write(absl::string_view bytes);
+  // Subsequent bytes overwrite the file from its start.
+  absl::Status Rewind();
+  // Call once, after all bytes.
+  absl::Status Close();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  HiddenFile(const std::string& path, std::string hidden, int fd);
+
+  const std::string path_;
+  const std::string hidden_;
+  int fd_;  // -1: closed
+};
+
+// Atomic, through a HiddenFile: readers see the old or the new contents.
+absl::Status ReplaceFile(const std::string& path, absl::string_view bytes);
 
 }  // namespace capstan
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/crc32c.h"
-#include "base/output_file.h"
 
 namespace capstan {
 namespace {

@@ -14,10 +14,9 @@
 
 namespace capstan {
 
-// Parses `json`. `readable` is how many bytes from json.data() on may be read;
-// the parser reads slightly past the end and copies the text if it can't.
-// Numbers beyond 64 bits become floating-point. *root is valid until the next
-// parse.
+// Parses `json`. `readable`: bytes from json.data() on that may be read; the
+// parser copies the text if these are too few. Numbers beyond 64 bits become
+// floating-point. *root is valid until the next parse.
 inline simdjson::error_code ParseJsonDocument(absl::string_view json,
                                               size_t readable,
                                               simdjson::dom::parser* parser,

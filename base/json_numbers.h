@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON doesn't bound its numbers, and Python writes integers of any size
-// (1000000000000000019884624838656 for "no limit"). Our JSON libraries reject
-// numbers they can't represent, even in fields that nobody reads.
+// Python writes integers of any size (1000000000000000019884624838656 for "no
+// limit"); our JSON libraries reject them even in fields that nobody reads.
 #ifndef CAPSTAN_BASE_JSON_NUMBERS_H_
 #define CAPSTAN_BASE_JSON_NUMBERS_H_
 
@@ -13,14 +12,12 @@
 
 namespace capstan {
 
-// `json` with too large numbers rewritten so that parsers accept them: integers
-// beyond 64 bits as floating-point, numbers beyond double as the largest
-// double. nullopt if there are none. Strings are left alone, and invalid JSON
-// stays invalid.
+// `json` with integers beyond 64 bits as floating-point and numbers beyond
+// double as the largest double; nullopt if there are none. Invalid JSON stays
+// invalid.
 absl::optional<std::string> WithNumbersThatFit(absl::string_view json);
 
-// Maximum bracket nesting of `json`. Objects are copied and written
-// recursively, so a file nested too deeply would overflow the stack.
+// Maximum bracket nesting of `json`: too deep would overflow the stack.
 int JsonDepth(absl::string_view json);
 constexpr int kMostJsonDepth = 512;
 

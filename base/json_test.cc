@@ -10,7 +10,6 @@
 #include <string>
 
 #include "base/json_document.h"
-#include "base/json_keys.h"
 
 namespace capstan {
 namespace {

@@ -14,14 +14,12 @@ namespace capstan {
 // Cores that the process may use.
 int AvailableCores();
 
-// Cores allowed by the CPU quota of this process's control group and its
-// parents (cgroups v1 and v2), rounded up; 0 without a quota. `proc` and `sys`
-// stand for /proc and /sys.
+// Cores allowed by the CPU quota of this process's control groups (cgroups v1
+// and v2), rounded up; 0 without a quota. `proc`, `sys`: /proc and /sys.
 int CoresByQuota(const std::string& proc, const std::string& sys);
 
-// Available host memory in bytes: the smaller of MemAvailable in /proc/meminfo
-// and what the limits of this process's control group and its parents leave
-// (cgroups v1 and v2). INT64_MAX if neither is known.
+// Available host memory in bytes: MemAvailable in /proc/meminfo or what the
+// control groups' limits leave, if less. INT64_MAX if neither is known.
 int64_t AvailableHostMemory(const std::string& proc = "/proc",
                             const std::string& sys = "/sys");
 
@@ -39,25 +37,22 @@ ProcessMemory ReadProcessMemory();
 // NVIDIA GPUs, from /proc and CUDA_VISIBLE_DEVICES.
 int CountGpus();
 
-// Entries of `gpus_folder` that are visible to CUDA under `visible`, the value
-// of CUDA_VISIBLE_DEVICES (nullptr: all). As in CUDA, the list ends at the
-// first invalid entry.
+// Entries of `gpus_folder` visible to CUDA under `visible`, the value of
+// CUDA_VISIBLE_DEVICES (nullptr: all), which ends at the first invalid entry.
 int CountGpusIn(const std::string& gpus_folder, const char* visible);
 
 // A field of `nvidia-smi --query-gpu`, one value per GPU visible under
 // CUDA_VISIBLE_DEVICES; empty if nvidia-smi fails.
 std::vector<std::string> QueryGpus(const std::string& field);
 
-// The smallest amount of free memory on any visible GPU, in bytes; INT64_MAX if
-// nvidia-smi fails.
+// Least free memory of a visible GPU in bytes; INT64_MAX if nvidia-smi fails.
 int64_t FreeGpuMemory();
 
 // The folder containing `path`, symlinks resolved; "" if there is none.
 std::string RealFolderOf(const char* path);
 // The running program's folder; "." if unknown.
 std::string ExecutableFolder();
-// The folder of the library or program that contains `symbol`, a function or an
-// object.
+// The folder of the library or program that contains `symbol`.
 std::string LibraryFolder(const void* symbol);
 
 }  // namespace capstan

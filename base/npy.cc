@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -179,9 +180,7 @@ uint64_t LittleEndian(absl::string_view bytes) {
 absl::StatusOr<int64_t> Elements(const std::vector<int64_t>& shape,
                                  int64_t type_bytes) {
   int64_t elements = 1;
-  for (int64_t size : shape) {
-    if (size == 0) return 0;
-  }
+  if (absl::c_linear_search(shape, 0)) return 0;
   for (int64_t size : shape) {
     if (size < 0 ||
         elements > std::numeric_limits<int64_t>::max() / type_bytes / size) {
@@ -197,10 +196,11 @@ absl::StatusOr<int64_t> Elements(const std::vector<int64_t>& shape,
 // As numpy writes it: the smallest version that holds the text, padded so that
 // the data is aligned to 64 bytes.
 std::string HeaderBytes(NpyType type, const std::vector<int64_t>& shape) {
-  std::string text = absl::StrCat("{'descr': '", NpyTypeDescr(type),
-                                  "', 'fortran_order': False, 'shape': ", "(",
-                                  absl::StrJoin(shape, ", "),
-                                  shape.size() == 1 ? ",), }" : "), }");
+  const TypeRow& row = RowOf(type);
+  std::string text = absl::StrCat(
+      "{'descr': '", row.bytes == 1 ? "|" : "<", row.code,
+      "', 'fortran_order': False, 'shape': (", absl::StrJoin(shape, ", "),
+      shape.size() == 1 ? ",), }" : "), }");
   // Padded size of magic, version, length, text and newline.
   const auto padded = [&text](size_t length_bytes) {
     return (8 + length_bytes + text.size() + 1 + 63) / 64 * 64;
@@ -220,12 +220,6 @@ std::string HeaderBytes(NpyType type, const std::vector<int64_t>& shape) {
 }  // namespace
 
 const char* NpyTypeName(NpyType type) { return RowOf(type).name; }
-
-int64_t NpyTypeBytes(NpyType type) { return RowOf(type).bytes; }
-
-std::string NpyTypeDescr(NpyType type) {
-  return absl::StrCat(NpyTypeBytes(type) == 1 ? "|" : "<", RowOf(type).code);
-}
 
 int64_t NpyHeader::elements() const {
   int64_t n = 1;
@@ -325,10 +319,11 @@ absl::Status NpyWriter::AppendBytes(NpyType type, absl::string_view bytes) {
 }
 
 absl::Status NpyWriter::Close() {
-  if (written_ != elements_ * NpyTypeBytes(type_)) {
-    return absl::InternalError(absl::StrCat(
-        file_->path(), ": its shape has ", elements_, " elements, but ",
-        written_ / NpyTypeBytes(type_), " were written"));
+  const int64_t bytes = RowOf(type_).bytes;
+  if (written_ != elements_ * bytes) {
+    return absl::InternalError(absl::StrCat(file_->path(), ": its shape has ",
+                                            elements_, " elements, but ",
+                                            written_ / bytes, " were written"));
   }
   return file_->Close();
 }

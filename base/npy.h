@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // numpy's .npy format, versions 1.0 to 3.0 (numpy.lib.format): little-endian
-// numbers in C order. Everything else (Fortran order, big-endian numbers,
-// records, Python objects) is rejected with an error that names it.
+// numbers in C order. Anything else is rejected with an error that names it.
 #ifndef CAPSTAN_BASE_NPY_H_
 #define CAPSTAN_BASE_NPY_H_
 
@@ -11,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,7 +18,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/files.h"
-#include "base/output_file.h"
 
 namespace capstan {
 
@@ -39,36 +38,16 @@ enum class NpyType {
 
 // numpy's name: "int64".
 const char* NpyTypeName(NpyType type);
-int64_t NpyTypeBytes(NpyType type);
-// The type code in a header: "<i8".
-std::string NpyTypeDescr(NpyType type);
 
 // The NpyType of elements stored as T.
 template <typename T>
-constexpr NpyType NpyTypeOf();
-template <>
-constexpr NpyType NpyTypeOf<bool>() {
-  return NpyType::kBool;
-}
-template <>
-constexpr NpyType NpyTypeOf<int32_t>() {
-  return NpyType::kInt32;
-}
-template <>
-constexpr NpyType NpyTypeOf<int64_t>() {
-  return NpyType::kInt64;
-}
-template <>
-constexpr NpyType NpyTypeOf<uint8_t>() {
-  return NpyType::kUint8;
-}
-template <>
-constexpr NpyType NpyTypeOf<float>() {
-  return NpyType::kFloat32;
-}
-template <>
-constexpr NpyType NpyTypeOf<double>() {
-  return NpyType::kFloat64;
+constexpr NpyType NpyTypeOf() {
+  if constexpr (std::is_same_v<T, bool>) return NpyType::kBool;
+  if constexpr (std::is_same_v<T, int32_t>) return NpyType::kInt32;
+  if constexpr (std::is_same_v<T, int64_t>) return NpyType::kInt64;
+  if constexpr (std::is_same_v<T, uint8_t>) return NpyType::kUint8;
+  if constexpr (std::is_same_v<T, float>) return NpyType::kFloat32;
+  if constexpr (std::is_same_v<T, double>) return NpyType::kFloat64;
 }
 
 struct NpyHeader {

@@ -3,7 +3,6 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -15,7 +14,7 @@ namespace {
 
 struct Threads {
   std::mutex mutex;
-  std::vector<std::unique_ptr<ThreadRecords>> all;
+  std::vector<ThreadRecords*> all;
 };
 
 Threads& TheThreads() {
@@ -28,8 +27,8 @@ ThreadRecords* NewThread() {
   Threads& threads = TheThreads();
   const std::lock_guard<std::mutex> lock(threads.mutex);
   threads.all.push_back(
-      std::make_unique<ThreadRecords>(static_cast<int>(threads.all.size())));
-  return threads.all.back().get();
+      new ThreadRecords(static_cast<int>(threads.all.size())));
+  return threads.all.back();
 }
 
 // Whether this thread is executing nodes of a backward.
@@ -39,14 +38,6 @@ bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 std::atomic<bool> ProfileScope::enabled_{false};
 
-ThreadRecords::~ThreadRecords() {
-  while (first_ != nullptr) {
-    Chunk* const next = first_->next;
-    delete first_;
-    first_ = next;
-  }
-}
-
 ThreadRecords& ThreadRecords::Mine() {
   thread_local ThreadRecords* const mine = NewThread();
   return *mine;
@@ -55,9 +46,7 @@ ThreadRecords& ThreadRecords::Mine() {
 std::vector<ThreadRecords*> ThreadRecords::All() {
   Threads& threads = TheThreads();
   const std::lock_guard<std::mutex> lock(threads.mutex);
-  std::vector<ThreadRecords*> all;
-  for (const auto& records : threads.all) all.push_back(records.get());
-  return all;
+  return threads.all;
 }
 
 void ThreadRecords::Append(const ProfileRecord& record) {
@@ -97,20 +86,15 @@ void ProfileScope::Begin(const char* name) {
 }
 
 void ProfileScope::End() {
-  ProfileRecord record;
-  record.end_ns = MonotonicNanoseconds();
-  record.begin_ns = begin_ns_;
-  record.name = name_;
-  record.is_outermost = outer_ == nullptr;
-  const int64_t whole = record.end_ns - begin_ns_;
-  record.own_ns = whole - inner_ns_;
+  const int64_t end_ns = MonotonicNanoseconds();
+  const int64_t whole = end_ns - begin_ns_;
   if (outer_ != nullptr) outer_->inner_ns_ += whole;
   const ProfileScope* outermost = this;
   while (outermost->outer_ != nullptr) outermost = outermost->outer_;
-  record.outermost = outermost->name_;
   ThreadRecords& mine = ThreadRecords::Mine();
   mine.current = outer_;
-  mine.Append(record);
+  mine.Append({name_, outermost->name_, /*is_outermost=*/outer_ == nullptr,
+               begin_ns_, end_ns, /*own_ns=*/whole - inner_ns_});
 }
 
 }  // namespace capstan

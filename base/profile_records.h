@@ -34,7 +34,6 @@ struct ProfileRecord {
 class ThreadRecords {
  public:
   explicit ThreadRecords(int thread) : thread_(thread) {}
-  ~ThreadRecords();
   ThreadRecords(const ThreadRecords&) = delete;
   ThreadRecords& operator=(const ThreadRecords&) = delete;
 

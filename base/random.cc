@@ -182,34 +182,16 @@ void NormalGroupsPlain(uint64_t key, uint64_t group, int64_t groups, float mean,
   NormalGroups(key, group, groups, mean, stddev, out);
 }
 
-#ifdef __x86_64__
-__attribute__((target("avx2"))) void NormalGroupsAvx2(uint64_t key,
-                                                      uint64_t group,
-                                                      int64_t groups,
-                                                      float mean, float stddev,
-                                                      float* out) {
+SIMD_FUNCTION_AVX2 void NormalGroupsAvx2(uint64_t key, uint64_t group,
+                                         int64_t groups, float mean,
+                                         float stddev, float* out) {
   NormalGroups(key, group, groups, mean, stddev, out);
 }
 
-__attribute__((target("avx512f,avx512dq,prefer-vector-width=512"))) void
-NormalGroupsAvx512(uint64_t key, uint64_t group, int64_t groups, float mean,
-                   float stddev, float* out) {
+SIMD_FUNCTION_AVX512 void NormalGroupsAvx512(uint64_t key, uint64_t group,
+                                             int64_t groups, float mean,
+                                             float stddev, float* out) {
   NormalGroups(key, group, groups, mean, stddev, out);
-}
-#endif  // __x86_64__
-
-NormalGroupsFn ChooseNormalGroups() {
-#ifdef __x86_64__
-  switch (BestInstructionSet()) {
-    case InstructionSet::kAvx512:
-      return NormalGroupsAvx512;
-    case InstructionSet::kAvx2:
-      return NormalGroupsAvx2;
-    case InstructionSet::kPlain:
-      break;
-  }
-#endif  // __x86_64__
-  return NormalGroupsPlain;
 }
 
 // Copies values [begin, end) of one group.
@@ -265,7 +247,8 @@ uint64_t RandomBelow(uint64_t key, uint64_t position, uint64_t bound) {
 
 void FillNormal(uint64_t key, int64_t begin, int64_t count, float mean,
                 float stddev, float* out) {
-  static const NormalGroupsFn fill = ChooseNormalGroups();
+  static const auto fill = BestOf<NormalGroupsFn>(
+      NormalGroupsPlain, NormalGroupsAvx2, NormalGroupsAvx512);
   const int64_t end = begin + count;
   int64_t at = begin;
   const int64_t first_part = at % kGroup;

@@ -9,8 +9,7 @@
 
 #include "base/simd/simd.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // Whether the float32 loops of base/simd can process this tensor. For others,
 // operators use the same formulas on ATen's operators.
@@ -49,13 +48,18 @@ T* WriteAs(const at::Tensor& t) {
   return t.defined() ? static_cast<T*>(t.mutable_data_ptr()) : nullptr;
 }
 
+// The data of a float32 tensor; throws for other dtypes.
+inline float* Data(const at::Tensor& t) { return t.mutable_data_ptr<float>(); }
+inline const float* ConstData(const at::Tensor& t) {
+  return t.const_data_ptr<float>();
+}
+
 // The fewest rows of `width` numbers worth a thread.
 inline int64_t RowGrain(int64_t width) {
   constexpr int64_t kPerThread = 32768;
   return std::max<int64_t>(1, kPerThread / std::max<int64_t>(width, 1));
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_FAST_PATH_H_

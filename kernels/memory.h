@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory of kernels: dividing a piece of memory among tensors, and
-// predicting, without allocating, what an operator holds. `plan` adds up the
-// predictions; memory_test.cc in each folder compares them with a counting
-// allocator.
+// The memory of kernels: dividing a piece of it, and predicting what an
+// operator holds. `plan` adds up the predictions; memory_test.cc in each folder
+// compares them with a counting allocator.
 #ifndef CAPSTAN_KERNELS_MEMORY_H_
 #define CAPSTAN_KERNELS_MEMORY_H_
 
@@ -12,8 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 constexpr int64_t kFloatBytes = 4;
 
@@ -68,7 +66,6 @@ struct OperatorMemory {
   int64_t backward = 0;
 };
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_MEMORY_H_

@@ -11,8 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 // One weight per element of `y`, exact in every type.
@@ -117,5 +116,4 @@ at::Tensor PlainNorm(const at::Tensor& x, const at::Tensor& weight) {
   return x * at::rsqrt(at::mean(x * x, {-1}, true) + kEps) * weight;
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -10,8 +10,7 @@
 #include <functional>
 #include <vector>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 using Tensors = std::vector<at::Tensor>;
 using Operator = std::function<at::Tensor(const Tensors&)>;
@@ -40,7 +39,6 @@ void ExpectSame(const Operator& fused, const Operator& plain,
 // weight * x / sqrt(mean(x^2) + kEps).
 at::Tensor PlainNorm(const at::Tensor& x, const at::Tensor& weight);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_TESTING_H_

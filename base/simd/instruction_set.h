@@ -17,6 +17,22 @@ enum class InstructionSet {
 // The processor's best. Fixed per machine, so runs are reproducible bit by bit.
 InstructionSet BestInstructionSet();
 
+// For a function written once and compiled for each set.
+#ifdef __x86_64__
+#define SIMD_FUNCTION_AVX2 __attribute__((target("avx2")))
+#define SIMD_FUNCTION_AVX512 \
+  __attribute__((            \
+      target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#else  // never chosen
+#define SIMD_FUNCTION_AVX2
+#define SIMD_FUNCTION_AVX512
+#endif
+template <typename Function>
+Function BestOf(Function plain, Function avx2, Function avx512) {
+  const Function functions[] = {plain, avx2, avx512};
+  return functions[static_cast<int>(BestInstructionSet())];
+}
+
 // A family of loop tables, one per instruction set.
 template <typename Table>
 struct SimdTables {

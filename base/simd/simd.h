@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Inner loops of the fused operators, on rows in memory, compiled for several
-// instruction sets and dispatched at run time. Single-threaded; callers divide
-// the work.
-//
-// Numbers are stored as float32, bfloat16 or float16. Arithmetic is float32;
-// stores round to nearest, ties to even. NaN stays NaN.
+// Inner loops of the fused operators, on rows in memory, per instruction set.
+// Single-threaded. Arithmetic is float32 for float32, bfloat16 and float16 in
+// memory; stores round to nearest, ties to even. NaN stays NaN.
 #ifndef CAPSTAN_BASE_SIMD_SIMD_H_
 #define CAPSTAN_BASE_SIMD_SIMD_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/simd/instruction_set.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // A 16-bit number in memory: bfloat16 or IEEE 754 binary16.
 struct Bf16 {
@@ -32,10 +29,6 @@ struct RowKernels {
   // x * rstd is rounded to T before the weight. y may be x.
   void (*rms_norm)(const T *x, const T *weight, float eps, int64_t rows,
                    int64_t n, T *y, float *rstd);
-  // sum = x + residual, and y of that sum. `sum` may be x or residual.
-  void (*rms_norm_add)(const T *x, const T *residual, const T *weight,
-                       float eps, int64_t rows, int64_t n, T *sum, T *y,
-                       float *rstd);
   // The same y, given rstd.
   void (*rms_norm_again)(const T *x, const T *weight, const float *rstd,
                          int64_t rows, int64_t n, T *y);
@@ -84,9 +77,8 @@ struct SimdKernels {
   RowKernels<Fp16> fp16;
 
   // Rows of n attention scores, `stride` apart (a multiple of 16, at least n).
-  // Row r has min(n, first + r + 1) visible columns: x becomes exp(x - max)
-  // there and 0 from there to the stride. inverse_sum[r] and log_sum_exp[r] are
-  // of the visible part.
+  // Row r sees min(n, first + r + 1) columns: x becomes exp(x - max) there, 0
+  // beyond. inverse_sum[r] and log_sum_exp[r] are of the visible part.
   void (*causal_exp)(float *scores, int64_t rows, int64_t n, int64_t stride,
                      int64_t first, float *inverse_sum, float *log_sum_exp);
   // Replaces the same rows with exp(x - log_sum_exp[r]), given log_sum_exp.
@@ -101,28 +93,22 @@ struct SimdKernels {
 
   // The loops for T.
   template <typename T>
-  const RowKernels<T> &rows() const;
+  const RowKernels<T> &rows() const {
+    if constexpr (std::is_same_v<T, float>) {
+      return fp32;
+    } else if constexpr (std::is_same_v<T, Bf16>) {
+      return bf16;
+    } else {
+      return fp16;
+    }
+  }
 };
-
-template <>
-inline const RowKernels<float> &SimdKernels::rows<float>() const {
-  return fp32;
-}
-template <>
-inline const RowKernels<Bf16> &SimdKernels::rows<Bf16>() const {
-  return bf16;
-}
-template <>
-inline const RowKernels<Fp16> &SimdKernels::rows<Fp16>() const {
-  return fp16;
-}
 
 SIMD_TABLES(SimdKernels, kSimd);
 
 // The best for this processor.
 inline const SimdKernels &Simd() { return kSimd.best(); }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_BASE_SIMD_SIMD_H_

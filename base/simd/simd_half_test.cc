@@ -12,8 +12,7 @@
 #include "base/simd/simd.h"
 #include "base/simd/simd_numbers.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 class SimdHalfTest : public EachSimdSet {
@@ -102,5 +101,4 @@ TEST_P(SimdHalfTest, FloatsAreRoundedToTheNearest) {
 INSTANTIATE_TEST_SUITE_P(Sets, SimdHalfTest, testing::Values(0, 1, 2));
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -6,11 +6,203 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // no vector crosses a call
 #include "base/simd/target.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
-#include "base/simd/simd_rows.inc"
+#include "base/simd/simd_vector.inc"
+
+template <typename T>
+float Dot(const T* a, const T* b, int64_t n) {
+  // Two accumulators break the dependency chain.
+  Floats even = {}, odd = {};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    even += Load(a + i) * Load(b + i);
+    odd += Load(a + i + kLanes) * Load(b + i + kLanes);
+  }
+  ForVectors(n - i, [&](int64_t j, auto load, auto) SIMD_LAMBDA {
+    even += load(a + i + j) * load(b + i + j);
+  });
+  return Sum(even + odd);
+}
+
+// y may be x.
+template <typename T>
+SIMD_INLINE void NormRow(const T* x, const T* weight, float rstd, int64_t n,
+                         T* y) {
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    store(y + i, Round<T>(load(x + i) * rstd) * load(weight + i));
+  });
+}
+
+template <typename T>
+void RmsNorm(const T* x, const T* weight, float eps, int64_t rows, int64_t n,
+             T* y, float* rstd) {
+  for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    rstd[r] = 1.0f / __builtin_sqrtf(Dot(x, x, n) / n + eps);
+    NormRow(x, weight, rstd[r], n, y);
+  }
+}
+
+template <typename T>
+void RmsNormAgain(const T* x, const T* weight, const float* rstd, int64_t rows,
+                  int64_t n, T* y) {
+  for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    NormRow(x, weight, rstd[r], n, y);
+  }
+}
+
+// With h = x * rstd and g = dy * weight: dx = rstd * (g - h * mean(g * h)),
+// dweight = sum over rows of dy * h.
+template <typename T>
+void RmsNormBackward(const T* dy, const T* x, const T* weight,
+                     const float* rstd, const T* residual, int64_t rows,
+                     int64_t n, T* dx, float* dweight) {
+  for (int64_t r = 0; r < rows; ++r, dy += n, x += n, dx += n) {
+    const float s = rstd[r];
+    Floats sum = {};
+    ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+      const Floats dyh = load(dy + i) * load(x + i) * s;
+      sum += dyh * load(weight + i);
+      if (dweight != nullptr) store(dweight + i, load(dweight + i) + dyh);
+    });
+    const float mean = Sum(sum) / n;
+    ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+      const Floats g = load(dy + i) * load(weight + i);
+      const Floats along = load(x + i) * s * mean;
+      Floats d = s * (g - along);
+      if (residual != nullptr) d += load(residual + i);
+      store(dx + i, d);
+    });
+    if (residual != nullptr) residual += n;
+  }
+}
+
+template <typename T>
+void RmsNormWeightGradient(const T* dy, const T* x, const float* rstd,
+                           int64_t rows, int64_t stride, int64_t n,
+                           float* dweight) {
+  for (int64_t r = 0; r < rows; ++r, dy += stride, x += stride) {
+    const float s = rstd[r];
+    ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+      const Floats dyh = Unfused(load(dy + i) * load(x + i) * s);
+      store(dweight + i, load(dweight + i) + dyh);
+    });
+  }
+}
+
+template <typename T>
+void Rotate(const float* cosines, const float* sines, float sign, int64_t heads,
+            int64_t half, T* x) {
+  for (int64_t h = 0; h < heads; ++h, x += 2 * half) {
+    const auto rotate = [=](auto load, auto store, int64_t i) SIMD_LAMBDA {
+      const auto c = load(cosines + i), s = load(sines + i) * sign;
+      const auto a = load(x + i), b = load(x + half + i);
+      const auto ac = a * c, bs = b * s, bc = b * c, as = a * s;
+      store(x + i, ac - bs);
+      store(x + half + i, bc + as);
+    };
+    int64_t i = 0;
+    // By 8, as a small head's half may be just that.
+    for (; i + 8 <= half; i += 8) {
+      rotate([](const auto* p) SIMD_LAMBDA { return LoadVector<8>(p); },
+             [](auto* p, const auto& v) SIMD_LAMBDA { StoreVector(p, v); }, i);
+    }
+    for (; i < half; ++i) {
+      rotate([](const auto* p) SIMD_LAMBDA { return LoadOne(p); },
+             [](auto* p, float v) SIMD_LAMBDA { StoreOne(p, v); }, i);
+    }
+  }
+}
+
+template <typename T>
+void SwiGlu(const T* gate, const T* up, int64_t n, T* out) {
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    const Floats g = load(gate + i);
+    store(out + i, Round<T>(g * Sigmoid(g)) * load(up + i));
+  });
+}
+
+template <typename T>
+void SwiGluBackward(const T* gate, const T* up, int64_t n, T* d_out, T* d_gate,
+                    T* d_up) {
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    const Floats g = load(gate + i), u = load(up + i), d = load(d_out + i);
+    const Floats s = Sigmoid(g);
+    const Floats silu = g * s, rounded = Round<T>(silu);
+    store(d_up + i, d * rounded);
+    store(d_gate + i, Round<T>(d * u) * (s + silu * (1.0f - s)));
+    store(d_out + i, rounded * u);
+  });
+}
+
+template <typename T>
+SIMD_INLINE float RowMax(const T* x, int64_t n) {
+  const float lowest = -__builtin_inff();
+  Floats m = Splat(lowest);
+  ForVectors(n, [&](int64_t i, auto load, auto) SIMD_LAMBDA {
+    const Floats v = load(x + i, lowest);
+    m = Greater(v, m);
+  });
+  return Max(m);
+}
+
+template <typename T>
+float CrossEntropy(T* x, int64_t n, int64_t target, bool gradient,
+                   float factor) {
+  // float32 keeps the exponentials for the gradient; 16 bits can't represent
+  // them, so there they are computed twice.
+  constexpr bool kKeep = sizeof(T) == sizeof(float);
+  const float max = RowMax(x, n);
+  const float at_target = LoadOne(x + target);
+  Floats sum = {};
+  const float lowest = -__builtin_inff();
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    const Floats e = Exp(load(x + i, lowest) - max);
+    sum += e;
+    if (kKeep && gradient) store(x + i, e);
+  });
+  // Includes exp(-87) per lane beyond the end: negligible.
+  const float total = Sum(sum);
+  if (gradient) {
+    const float inverse = 1.0f / total;
+    ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+      const Floats v = load(x + i);
+      store(x + i, (kKeep ? v : Exp(v - max)) * inverse * factor);
+    });
+    if (kKeep) {
+      StoreOne(x + target, LoadOne(x + target) - factor);
+    } else {
+      const Floats p = Exp(Splat(at_target) - max) * inverse;
+      StorePart(x + target, 1, (p - 1.0f) * factor);
+    }
+  }
+  return (max - at_target) + __builtin_logf(total);
+}
+
+template <typename T, typename Out>
+void AddRows(const T* x, const int64_t* rows, int64_t count, int64_t stride,
+             int64_t n, Out* sum) {
+  // Keeps some columns' sums in registers across all rows.
+  constexpr int64_t kBlock = 4;
+  int64_t i = 0;
+  for (; i + kBlock * kLanes <= n; i += kBlock * kLanes) {
+    Floats sums[kBlock];
+    for (int64_t b = 0; b < kBlock; ++b) sums[b] = Load(sum + i + b * kLanes);
+    for (int64_t r = 0; r < count; ++r) {
+      const T* row = x + rows[r] * stride + i;
+      for (int64_t b = 0; b < kBlock; ++b) sums[b] += Load(row + b * kLanes);
+    }
+    for (int64_t b = 0; b < kBlock; ++b) Store(sum + i + b * kLanes, sums[b]);
+  }
+  ForVectors(n - i, [&](int64_t j, auto load, auto store) SIMD_LAMBDA {
+    Floats one = load(sum + i + j);
+    for (int64_t r = 0; r < count; ++r) {
+      one += load(x + rows[r] * stride + i + j);
+    }
+    store(sum + i + j, one);
+  });
+}
 
 SIMD_INLINE int64_t Visible(int64_t row, int64_t n, int64_t first) {
   return first + row + 1 < n ? first + row + 1 : n;
@@ -96,17 +288,11 @@ void Scale(float* x, int64_t n, float factor) {
 
 template <typename T>
 constexpr RowKernels<T> RowTable() {
-  return {RmsNorm<T>,
-          RmsNormAdd<T>,
-          RmsNormAgain<T>,
-          RmsNormBackward<T>,
-          RmsNormWeightGradient<T>,
-          Rotate<T>,
-          SwiGlu<T>,
-          SwiGluBackward<T>,
-          CrossEntropy<T>,
-          AddRows<T, T>,
-          AddRows<T, float>};
+  return {RmsNorm<T>,         RmsNormAgain<T>,
+          RmsNormBackward<T>, RmsNormWeightGradient<T>,
+          Rotate<T>,          SwiGlu<T>,
+          SwiGluBackward<T>,  CrossEntropy<T>,
+          AddRows<T, T>,      AddRows<T, float>};
 }
 
 }  // namespace
@@ -117,5 +303,4 @@ const SimdKernels SIMD_SYMBOL(kSimd) = {
     Dot<float>,
 };
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -16,8 +16,7 @@
 
 #include "base/simd/simd.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -134,7 +133,6 @@ class EachSimdSet : public testing::TestWithParam<int> {
   const SimdKernels* simd_ = nullptr;
 };
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_BASE_SIMD_SIMD_NUMBERS_H_

@@ -12,8 +12,7 @@
 
 #include "base/simd/simd_numbers.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 std::vector<float> Wave(int64_t n, float size, float phase) {
@@ -191,5 +190,4 @@ TEST_P(SimdTest, ScaleAndDot) {
 INSTANTIATE_TEST_SUITE_P(Sets, SimdTest, testing::Values(0, 1, 2));
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -3,9 +3,7 @@
 // The last include of a file of loops that tools/simd.bzl compiles once per
 // instruction set: from here on the compiler may use that set. Such a file
 // exports only its table, SIMD_SYMBOL(kName), and calls nothing from headers
-// but compiler intrinsics, which are always inlined, so that no code for newer
-// processors leaks into the rest of the program.
-//
+// but intrinsics, so that no code for newer processors leaks into the program.
 // Defines SIMD_BYTES (register size), SIMD_NAME, and SIMD_AVX2 and SIMD_AVX512
 // where their intrinsics are available.
 #ifndef CAPSTAN_BASE_SIMD_TARGET_H_

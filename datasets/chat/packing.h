@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "base/output_file.h"
+#include "base/files.h"
 
 namespace capstan {
 namespace chat {

@@ -7,12 +7,56 @@
 #define CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
 
-#include "kernels/attention/packed_rows.h"
+#include <cstdint>
+#include <vector>
+
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
+
+// Rows of a batch that each pack several documents; tokens see only their own
+// document.
+class PackedRows : public torch::CustomClassHolder {
+ public:
+  // Tokens [begin, begin + length) of a row.
+  struct Document {
+    int64_t begin = 0;
+    int64_t length = 0;
+  };
+
+  // positions: [rows, T] int64, each token's position in its document. On the
+  // CPU they are validated: throws c10::Error with the location unless each row
+  // begins with 0 and each later position is 0 or one more than the previous
+  // one. On other devices it doesn't block, and documents() isn't available.
+  explicit PackedRows(const at::Tensor& positions);
+
+  bool on_cpu() const { return !row_ends_.empty(); }
+  // In order; lengths are 1 or more.
+  c10::ArrayRef<Document> row(int64_t row) const {
+    const Document* const all = documents_.data();
+    return {all + (row == 0 ? 0 : row_ends_[row - 1]), all + row_ends_[row]};
+  }
+  const std::vector<Document>& documents() const { return documents_; }
+  int64_t longest() const { return longest_; }
+
+  // [rows, 1, T, T] bool on the positions' device: whether query t (dimension
+  // 2) sees key s, i.e. those of its document, up to itself if causal. Made at
+  // the first call, by one thread at a time.
+  const at::Tensor& mask(bool causal = true) const;
+
+ private:
+  const at::Tensor positions_;
+  std::vector<Document> documents_;  // of all rows
+  std::vector<int64_t> row_ends_;    // end of each row's documents
+  int64_t longest_ = 0;
+  mutable at::Tensor masks_[2];  // by causal
+};
+
+// Null: each row is one document.
+using Packing = c10::intrusive_ptr<PackedRows>;
 
 struct AttentionShape {
   int64_t batch = 1;
@@ -46,7 +90,52 @@ void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
                            MemoryLedger* ledger);
 
-}  // namespace kernels
-}  // namespace capstan
+// On float32 memory on the CPU, without autograd: the layout of a problem.
+struct AttentionLayout {
+  AttentionLayout() = default;
+  // Of matrices q, k and v of `rows` rows each.
+  AttentionLayout(const AttentionShape& shape, int64_t rows,
+                  const PackedRows* packing)
+      : shape(shape),
+        queries(rows / shape.batch),
+        keys(queries),
+        kv_batch_stride(keys * shape.kv_heads * shape.head_dim),
+        kv_stride(shape.kv_heads * shape.head_dim),
+        packing(packing) {}
+
+  AttentionShape shape;
+  int64_t queries = 0;  // T
+  int64_t keys = 0;     // L; if causal, query t sees those up to L - T + t
+  int64_t kv_batch_stride = 0;  // floats
+  int64_t kv_stride = 0;
+  // The documents of each sequence; null: one each. Requires T = L.
+  const PackedRows* packing = nullptr;
+
+  int64_t group() const { return shape.heads / shape.kv_heads; }
+  int64_t q_stride() const { return shape.heads * shape.head_dim; }
+  float scale() const;  // 1 / sqrt(head_dim)
+  // Of query head h of sequence b, and of the kv head that it reads.
+  int64_t q_offset(int64_t b, int64_t h) const {
+    return b * queries * q_stride() + h * shape.head_dim;
+  }
+  int64_t kv_offset(int64_t b, int64_t h) const {
+    return b * kv_batch_stride + h / group() * shape.head_dim;
+  }
+};
+
+// T queries, the last of L positions if causal. log_sum_exp: [batch, heads, T],
+// for backward.
+void AttentionForward(const AttentionLayout& layout, const float* q,
+                      const float* k, const float* v, float* out,
+                      float* log_sum_exp);
+
+struct AttentionBackwardBuffers {
+  const float *q, *k, *v, *out, *d_out, *log_sum_exp;
+  float *dq, *dk, *dv;  // overwritten; laid out as q, k, v
+};
+void AttentionBackward(const AttentionLayout& layout,
+                       const AttentionBackwardBuffers& buffers);
+
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_

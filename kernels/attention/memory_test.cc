@@ -7,8 +7,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/memory_testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 void Compare(const AttentionShape& shape, int64_t length, at::ScalarType dtype,
@@ -43,5 +42,4 @@ TEST(AttentionMemoryTest, SixteenBits) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -18,11 +18,10 @@
 #include <utility>
 
 #include "kernels/attention/attention.h"
-#include "kernels/layers/rope.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using Lengths = std::vector<std::vector<int64_t>>;  // of documents, by row
@@ -223,5 +222,4 @@ TEST(PackedAttentionTest, RopeTakesATableOfEachTokensPosition) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

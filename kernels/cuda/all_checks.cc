@@ -16,9 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/checks_for_test.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
@@ -150,6 +148,4 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
          at::equal(at::nan_to_num(x), at::nan_to_num(y));
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -14,9 +14,7 @@
 
 #include "kernels/cuda/cuda_kernels.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 // The kernels, and the device of their tensors.
 struct Subject {
@@ -71,8 +69,6 @@ void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
 // Bitwise equal, except that any NaN equals any NaN.
 bool SameBits(const at::Tensor& a, const at::Tensor& b);
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_

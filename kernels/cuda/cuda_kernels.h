@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fused operators on a GPU, as a table of functions on memory, in a
-// separate shared library, libcapstan_kernels_cuda.so, so that nothing else
-// depends on CUDA. dispatch.h wraps them for tensors; callers want the
-// operators there.
+// The fused operators on a GPU, a table of functions on memory in a library of
+// its own, libcapstan_kernels_cuda.so, so that nothing else depends on CUDA.
+// Callers use the wrappers for tensors in dispatch.h.
 //
 // To add one: (1) a struct of arguments and an entry of CudaKernels here; (2)
-// kernel and launcher, named after the entry, in a .cu file that includes only
-// device.h, with the launcher declared in launchers.h and added to its table;
-// (3) a function in dispatch.h that checks tensors and allocates outputs; (4) a
-// test in emulator_test, which runs the same .cu on the host, and one in
-// cuda_kernels_gpu_test. Add a new .cu file to BUILD and to
-// emulated_kernels.cc.
+// kernel and launcher in a .cu file that includes only device.h, the launcher
+// declared here and added to MakeTable; (3) a function in dispatch.h
+// that checks tensors and allocates outputs; (4) a check in *_checks.cc. Add a
+// new .cu file to BUILD and to emulated_kernels.cc.
 //
-// Attention on a GPU is ATen's flash attention (scaled_dot_product_attention
-// with enable_gqa), and matrix products are cuBLAS's by at::mm and at::addmm;
+// Attention is ATen's flash attention, and matrix products are cuBLAS's:
 // kernels of our own would not beat them.
 #ifndef CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_
 #define CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_
@@ -22,33 +18,27 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 // The type behind a `void*`. Arithmetic is float32 for all.
 enum class DType : int32_t { kNone, kFloat32, kBFloat16, kFloat16 };
 
-// Matrices are row-major, and contiguous unless there is a stride, in elements
-// per row. Counts may be 0. Vector loads are used where pointers and widths
-// allow.
+// Matrices are row-major and contiguous. Counts may be 0. Vector loads are used
+// where pointers and widths allow.
 
 struct RmsNormArgs {
-  DType dtype;           // of x, residual, weight, sum and y
-  const void* x;         // [rows, n]
-  const void* residual;  // [rows, n] or null
-  const void* weight;    // [n]
-  void* sum;        // x + residual, rounded, which is what is normalised; null
-                    // without a residual; may be x or residual
-  void* y;          // [rows, n]: weight * round(x * rstd)
-  float* rstd;      // [rows]: written, or read if `rstd_given`
-  bool rstd_given;  // make y again from it
+  DType dtype;         // of x, weight and y
+  const void* x;       // [rows, n]
+  const void* weight;  // [n]
+  void* y;             // [rows, n]: weight * round(x * rstd)
+  float* rstd;         // [rows]: written, or read if `rstd_given`
+  bool rstd_given;     // make y again from it
   float eps;
   int64_t rows, n;
 };
 
-// The rows of n floats in RmsNormBackward's `partial`: about one wave of
-// blocks. A function of the shape alone, so that sums are reproducible.
+// Rows of RmsNormBackward's `partial`: about one wave of blocks, by the shape
+// alone, so that sums are reproducible.
 inline int64_t RmsNormPartials(int64_t rows, int64_t n) {
   return std::max<int64_t>(1,
                            std::min<int64_t>(rows / 4, n > 1024 ? 512 : 1024));
@@ -65,7 +55,6 @@ struct RmsNormBackwardArgs {
   float* partial;        // [RmsNormPartials(rows, n), n]; null: no dweight
   DType dweight_dtype;   // float32 or dtype
   void* dweight;         // [n]
-  bool add;              // to what dweight holds
   int64_t rows, n;
 };
 
@@ -74,34 +63,29 @@ struct RopeArgs {
   void* x;             // [rows, heads * head_dim], rotated in place
   const float* table;  // [positions, head_dim], as RopeTable makes it
   int64_t rows, positions, heads, head_dim;
-  int64_t stride;  // of x
-  float sign;      // 1 forward, -1 backward
+  float sign;  // 1 forward, -1 backward
 };
 
-struct SwiGluArgs {
+struct SwiGluArgs {  // n numbers each
   DType dtype;
-  const void* gate;  // [rows, n]
-  const void* up;    // [rows, n]
-  void* out;         // [rows, n], contiguous
-  int64_t rows, n;
-  int64_t stride;  // of gate and of up
+  const void* gate;
+  const void* up;
+  void* out;
+  int64_t n;
 };
 
-struct SwiGluBackwardArgs {
+struct SwiGluBackwardArgs {  // n numbers each
   DType dtype;
-  const void* gate;  // [rows, n]
-  const void* up;    // [rows, n]
-  void* d_out;       // [rows, n], contiguous; becomes silu(gate) * up
-  void* d_gate;      // [rows, n]; may be gate
-  void* d_up;        // [rows, n]; may be up
-  int64_t rows, n;
-  int64_t stride;           // of gate and of up
-  int64_t gradient_stride;  // of d_gate and of d_up
+  const void* gate;
+  const void* up;
+  void* d_out;   // becomes silu(gate) * up
+  void* d_gate;  // may be gate
+  void* d_up;    // may be up
+  int64_t n;
 };
 
-// out = x * factor, or 0 for dropped numbers: those whose random bits
-// (base/random.h; four columns share a counter) are below a bound, of 2^32. The
-// counter is made of the sample, the row's offset in it and the columns'.
+// out = x * factor, or 0 where random bits (base/random.h) are below a bound of
+// 2^32. Four columns share a counter, made of sample, row in it and columns.
 struct DropoutArgs {
   DType dtype;
   const void* x;           // [rows, n]
@@ -129,9 +113,7 @@ struct CrossEntropyArgs {
 };
 
 // d_weight[token] += the sum of dy over the token's rows, in a fixed order, in
-// float32 and rounded once. One block sums one token's rows for some columns,
-// from a list sorted by token: work grows with rows, not with the vocabulary,
-// and without atomics the sum is reproducible.
+// float32 and rounded once: without atomics, hence reproducible.
 struct EmbeddingBackwardArgs {
   DType dtype;            // of dy
   const void* dy;         // [rows, hidden]
@@ -141,6 +123,18 @@ struct EmbeddingBackwardArgs {
   DType weight_dtype;     // float32 or dtype
   void* d_weight;         // [vocab, hidden]
   int64_t rows, hidden, vocab;
+};
+
+// Constants of a step of AdamW.
+struct AdamWFactors {
+  float gradient_scale;
+  float decay;    // 1 - lr * weight_decay
+  float weight1;  // 1 - beta1
+  float beta2;
+  float weight2;  // 1 - beta2
+  float rate;     // lr / (1 - beta1^t)
+  float root2;    // sqrt(1 - beta2^t)
+  float epsilon;
 };
 
 // As in kernels/optimizer/adamw.h, with the same bits, over n elements.
@@ -153,14 +147,7 @@ struct AdamWArgs {
   DType working_dtype;  // kNone: no working copy
   void* working;
   const float* device_scale;  // null: 1. Not finite: nothing is written
-  float gradient_scale;
-  float decay;    // 1 - lr * weight_decay
-  float weight1;  // 1 - beta1
-  float beta2;
-  float weight2;  // 1 - beta2
-  float rate;     // lr / (1 - beta1^t)
-  float root2;    // sqrt(1 - beta2^t)
-  float epsilon;
+  AdamWFactors factors;
   int64_t n;
 };
 
@@ -197,18 +184,40 @@ struct CudaKernels {
   const char* (*dropout)(const DropoutArgs& args, void* stream);
 };
 
+// The launchers, defined by the .cu files, and their table.
+const char* LaunchRmsNorm(const RmsNormArgs& args, void* stream);
+const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& args,
+                                  void* stream);
+const char* LaunchRope(const RopeArgs& args, void* stream);
+const char* LaunchSwiGlu(const SwiGluArgs& args, void* stream);
+const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& args, void* stream);
+const char* LaunchCrossEntropy(const CrossEntropyArgs& args, void* stream);
+const char* LaunchEmbeddingBackward(const EmbeddingBackwardArgs& args,
+                                    void* stream);
+const char* LaunchAdamW(const AdamWArgs& args, void* stream);
+const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
+const char* LaunchDropout(const DropoutArgs& args, void* stream);
+
+constexpr CudaKernels MakeTable(bool (*supports)(int device),
+                                void* (*current_stream)(int device)) {
+  return {sizeof(CudaKernels),   supports,
+          current_stream,        LaunchRmsNorm,
+          LaunchRmsNormBackward, LaunchRope,
+          LaunchSwiGlu,          LaunchSwiGluBackward,
+          LaunchCrossEntropy,    LaunchEmbeddingBackward,
+          LaunchAdamW,           LaunchSquaredSum,
+          LaunchDropout};
+}
+
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
 // The symbol of the library's CudaKernels.
 constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
 
 // The library's table; null if it wasn't built or LibTorch's CUDA part isn't
-// loaded, in which case callers use ATen's operators. The first call looks for
-// it in the folder of this code and of the program and their parents, there or
-// in kernels/cuda/. Any thread.
+// loaded (callers then use ATen's operators). The first call looks for it in
+// the folders of this code and of the program and in their parents. Any thread.
 const CudaKernels* Cuda();
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_CUDA_KERNELS_H_

@@ -13,9 +13,7 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 TEST(CudaKernelsGpu, MatchDoublePrecisionAndRepeat) {
@@ -39,6 +37,4 @@ TEST(CudaKernelsGpu, MatchDoublePrecisionAndRepeat) {
 }
 
 }  // namespace
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -4,11 +4,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/launchers.h"
+#include "kernels/cuda/cuda_kernels.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 // The library has code for 8.0, 9.0 and PTX for later ones.
@@ -29,6 +27,4 @@ void* CurrentStream(int device) {
 extern "C" __attribute__((visibility("default")))
 const CudaKernels capstan_cuda_kernels_v1 = MakeTable(Supports, CurrentStream);
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything the kernels use of CUDA, and what they share: 16-bit types, vector
-// loads, block reductions, launching. On a host, emulator.h replaces the
-// compiler's part, so that tests run the same kernels.
+// What the kernels use of CUDA, and share: 16-bit types, vector loads, block
+// reductions, launching. On a host, emulator.h replaces nvcc's part, for tests.
 #ifndef CAPSTAN_KERNELS_CUDA_DEVICE_H_
 #define CAPSTAN_KERNELS_CUDA_DEVICE_H_
 
@@ -17,9 +16,7 @@
 #include "kernels/cuda/emulator.h"
 #endif
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 struct BFloat16 {
   uint16_t bits;
@@ -30,8 +27,8 @@ struct Float16 {
 
 __device__ __forceinline__ float ToFloat(float x) { return x; }
 
-// Conversions round to nearest even. cuda_bf16.h and cuda_fp16.h have them,
-// too, but in thousands of lines that each .cu would compile anew.
+// Round to nearest even, as cuda_bf16.h and cuda_fp16.h do in thousands of
+// lines.
 #ifdef __CUDACC__
 __device__ __forceinline__ float ToFloat(BFloat16 x) {
   return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
@@ -190,8 +187,6 @@ inline int ThreadsFor(int64_t items) {
   return items <= 32 ? 32 : static_cast<int>(CeilDiv(items, 32) * 32);
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_DEVICE_H_

@@ -4,13 +4,16 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sort.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <unistd.h>
 
 #include <cmath>
-#include <tuple>
+#include <string>
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+#include "base/machine.h"
+
+namespace capstan::kernels::cuda {
 namespace {
 
 void Check(const char* error, const char* kernel) {
@@ -31,13 +34,6 @@ const void* Matrix(const at::Tensor& t, const at::Tensor& x, const char* name) {
   return t.const_data_ptr();
 }
 
-// The row stride of a matrix whose rows are contiguous.
-int64_t RowStride(const at::Tensor& t, const char* name) {
-  TORCH_CHECK(t.dim() == 2 && (t.stride(1) == 1 || t.size(1) <= 1), name,
-              " must be a matrix of contiguous rows");
-  return t.size(0) <= 1 ? t.size(1) : t.stride(0);
-}
-
 at::Tensor Contiguous(const at::Tensor& t) {
   return t.defined() ? t.contiguous() : t;
 }
@@ -47,6 +43,61 @@ void CheckWeight(const at::Tensor& weight, const at::Tensor& x) {
                   weight.scalar_type() == x.scalar_type() &&
                   weight.is_contiguous(),
               "the norm's weight must be [n], of x's dtype");
+}
+
+// Normalises x with a given rstd, or writes it.
+at::Tensor Normalise(const CudaKernels& cuda, const at::Tensor& x,
+                     const at::Tensor& weight, float* rstd, bool rstd_given,
+                     double eps) {
+  CheckWeight(weight, x);
+  at::Tensor y = at::empty_like(x);
+  RmsNormArgs args = {};
+  args.dtype = TypeOf(x);
+  args.x = x.const_data_ptr();
+  args.weight = weight.const_data_ptr();
+  args.y = y.mutable_data_ptr();
+  args.rstd = rstd;
+  args.rstd_given = rstd_given;
+  args.eps = static_cast<float>(eps);
+  args.rows = x.size(0);
+  args.n = x.size(1);
+  Check(cuda.rms_norm(args, Stream(cuda, x)), "rms_norm");
+  return y;
+}
+
+// Searches `folder` and its parents, each directly and in kernels/cuda/, where
+// the library is built; "" if not found.
+std::string FindFrom(std::string folder) {
+  for (int level = 0; level < 5 && !folder.empty(); ++level) {
+    for (const char* below : {"/", "/kernels/cuda/"}) {
+      const std::string path = folder + below + kCudaKernelsLibrary;
+      if (access(path.c_str(), R_OK) == 0) return path;
+    }
+    folder = folder.substr(0, folder.rfind('/'));
+  }
+  return "";
+}
+
+const CudaKernels* Open() {
+  std::string path =
+      FindFrom(LibraryFolder(reinterpret_cast<const void*>(&Cuda)));
+  if (path.empty()) path = FindFrom(ExecutableFolder());
+  if (path.empty()) return nullptr;  // built without the CUDA Toolkit
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* error = dlerror();
+    TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
+               path, " does not load: ", error == nullptr ? "?" : error);
+    return nullptr;
+  }
+  const auto* kernels =
+      static_cast<const CudaKernels*>(dlsym(library, kCudaKernelsSymbol));
+  if (kernels == nullptr || kernels->size != sizeof(CudaKernels)) {
+    TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
+               path, " is of another build");
+    return nullptr;
+  }
+  return kernels;
 }
 
 }  // namespace
@@ -65,59 +116,36 @@ DType TypeOf(const at::Tensor& t) {
   }
 }
 
+const CudaKernels* Cuda() {
+  static const CudaKernels* const kernels = Open();
+  return kernels;
+}
+
 const CudaKernels* For(const at::Tensor& x) {
   if (!x.is_cuda() || TypeOf(x) == DType::kNone) return nullptr;
   const CudaKernels* cuda = Cuda();
   return cuda != nullptr && cuda->supports(x.get_device()) ? cuda : nullptr;
 }
 
-NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x_any,
-                   const at::Tensor& residual_any, const at::Tensor& weight,
-                   double eps) {
-  const at::Tensor x = x_any.contiguous(), residual = Contiguous(residual_any);
-  CheckWeight(weight, x);
-  NormResult result;
-  if (residual.defined()) result.sum = at::empty_like(x);
-  result.y = at::empty_like(x);
-  result.rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
-  RmsNormArgs args = {};
-  args.dtype = TypeOf(x);
-  args.x = x.const_data_ptr();
-  args.residual = Matrix(residual, x, "residual");
-  args.weight = weight.const_data_ptr();
-  args.sum = residual.defined() ? result.sum.mutable_data_ptr() : nullptr;
-  args.y = result.y.mutable_data_ptr();
-  args.rstd = result.rstd.mutable_data_ptr<float>();
-  args.eps = static_cast<float>(eps);
-  args.rows = x.size(0);
-  args.n = x.size(1);
-  Check(cuda.rms_norm(args, Stream(cuda, x)), "rms_norm");
-  return result;
+NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
+                   const at::Tensor& weight, double eps) {
+  const at::Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  return {Normalise(cuda, x.contiguous(), weight,
+                    rstd.mutable_data_ptr<float>(), /*rstd_given=*/false, eps),
+          rstd};
 }
 
-at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x_any,
+at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
                         const at::Tensor& weight, const at::Tensor& rstd) {
-  const at::Tensor x = x_any.contiguous();
-  CheckWeight(weight, x);
-  at::Tensor y = at::empty_like(x);
-  RmsNormArgs args = {};
-  args.dtype = TypeOf(x);
-  args.x = x.const_data_ptr();
-  args.weight = weight.const_data_ptr();
-  args.y = y.mutable_data_ptr();
-  args.rstd = const_cast<float*>(rstd.const_data_ptr<float>());
-  args.rstd_given = true;
-  args.rows = x.size(0);
-  args.n = x.size(1);
-  Check(cuda.rms_norm(args, Stream(cuda, x)), "rms_norm");
-  return y;
+  return Normalise(cuda, x.contiguous(), weight,
+                   const_cast<float*>(rstd.const_data_ptr<float>()),
+                   /*rstd_given=*/true, /*eps=*/0.0);
 }
 
 at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
                            const at::Tensor& x_any, const at::Tensor& weight,
                            const at::Tensor& rstd,
-                           const at::Tensor& residual_any, at::Tensor dweight,
-                           bool add) {
+                           const at::Tensor& residual_any, at::Tensor dweight) {
   const at::Tensor x = x_any.contiguous(), dy = dy_any.contiguous();
   const at::Tensor residual = Contiguous(residual_any);
   CheckWeight(weight, x);
@@ -141,7 +169,6 @@ at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
     args.partial = partial.mutable_data_ptr<float>();
     args.dweight_dtype = TypeOf(dweight);
     args.dweight = dweight.mutable_data_ptr();
-    args.add = add;
   }
   Check(cuda.rms_norm_backward(args, Stream(cuda, x)), "rms_norm_backward");
   return dx;
@@ -155,11 +182,11 @@ void Rope(const CudaKernels& cuda, const at::Tensor& table_any, double sign,
   args.table = table.const_data_ptr<float>();
   args.positions = table.size(0);
   args.head_dim = table.size(1);
-  args.stride = RowStride(x, "rope's x");
   TORCH_CHECK(table.device() == x.device(),
               "rope's table must be on x's device");
   TORCH_CHECK(
-      args.head_dim % 2 == 0 && x.size(1) % args.head_dim == 0,
+      x.dim() == 2 && x.is_contiguous() && args.head_dim % 2 == 0 &&
+          x.size(1) % args.head_dim == 0,
       "rope's x must be [rows, heads * head_dim] with an even head_dim");
   args.x = x.mutable_data_ptr();
   args.rows = x.size(0);
@@ -168,21 +195,16 @@ void Rope(const CudaKernels& cuda, const at::Tensor& table_any, double sign,
   Check(cuda.rope(args, Stream(cuda, x)), "rope");
 }
 
-at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
-                  const at::Tensor& up) {
-  SwiGluArgs args = {};
-  args.dtype = TypeOf(gate);
-  args.stride = RowStride(gate, "SwiGLU's gate");
-  TORCH_CHECK(args.stride == RowStride(up, "SwiGLU's up") &&
-                  gate.sizes() == up.sizes() &&
-                  gate.scalar_type() == up.scalar_type(),
-              "SwiGLU's gate and up must be alike");
-  at::Tensor out = at::empty(gate.sizes(), gate.options());
-  args.gate = gate.const_data_ptr();
-  args.up = up.const_data_ptr();
-  args.out = out.mutable_data_ptr();
-  args.rows = gate.size(0);
-  args.n = gate.size(1);
+at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate_any,
+                  const at::Tensor& up_any) {
+  const at::Tensor gate = gate_any.contiguous(), up = up_any.contiguous();
+  TORCH_CHECK(
+      gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(),
+      "SwiGLU's gate and up must be alike");
+  at::Tensor out = at::empty_like(gate);
+  const SwiGluArgs args = {TypeOf(gate), gate.const_data_ptr(),
+                           up.const_data_ptr(), out.mutable_data_ptr(),
+                           gate.numel()};
   Check(cuda.swiglu(args, Stream(cuda, gate)), "swiglu");
   return out;
 }
@@ -190,26 +212,18 @@ at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
 void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     const at::Tensor& up, at::Tensor& d_activation,
                     at::Tensor& d_gate, at::Tensor& d_up) {
-  SwiGluBackwardArgs args = {};
-  args.dtype = TypeOf(gate);
-  args.stride = RowStride(gate, "SwiGLU's gate");
-  args.gradient_stride = RowStride(d_gate, "SwiGLU's d_gate");
-  TORCH_CHECK(args.stride == RowStride(up, "SwiGLU's up") &&
-                  args.gradient_stride == RowStride(d_up, "SwiGLU's d_up") &&
-                  d_activation.is_contiguous(),
-              "SwiGLU's gradients must lie as its inputs");
-  for (const at::Tensor& t : {up, d_activation, d_gate, d_up}) {
-    TORCH_CHECK(
-        t.sizes() == gate.sizes() && t.scalar_type() == gate.scalar_type(),
-        "SwiGLU's tensors must be of one shape and dtype");
+  for (const at::Tensor& t : {gate, up, d_activation, d_gate, d_up}) {
+    TORCH_CHECK(t.sizes() == gate.sizes() &&
+                    t.scalar_type() == gate.scalar_type() && t.is_contiguous(),
+                "SwiGLU's tensors must be contiguous, of one shape and dtype");
   }
-  args.gate = gate.const_data_ptr();
-  args.up = up.const_data_ptr();
-  args.d_out = d_activation.mutable_data_ptr();
-  args.d_gate = d_gate.mutable_data_ptr();
-  args.d_up = d_up.mutable_data_ptr();
-  args.rows = gate.size(0);
-  args.n = gate.size(1);
+  const SwiGluBackwardArgs args = {TypeOf(gate),
+                                   gate.const_data_ptr(),
+                                   up.const_data_ptr(),
+                                   d_activation.mutable_data_ptr(),
+                                   d_gate.mutable_data_ptr(),
+                                   d_up.mutable_data_ptr(),
+                                   gate.numel()};
   Check(cuda.swiglu_backward(args, Stream(cuda, gate)), "swiglu_backward");
 }
 
@@ -278,9 +292,8 @@ void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
                   dy.device() == d_weight.device(),
               "the embedding's gradient needs dy [rows, hidden], tokens [rows] "
               "and a contiguous d_weight [vocab, hidden]");
-  at::Tensor sorted, order;
-  std::tie(sorted, order) = at::sort(tokens.reshape({-1}), /*stable=*/true,
-                                     /*dim=*/0, /*descending=*/false);
+  const auto [sorted, order] = at::sort(tokens.reshape({-1}), /*stable=*/true,
+                                        /*dim=*/0, /*descending=*/false);
   EmbeddingBackwardArgs args = {};
   args.dtype = TypeOf(dy);
   args.dy = dy.const_data_ptr();
@@ -306,6 +319,4 @@ at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x) {
   return sum;
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

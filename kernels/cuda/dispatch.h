@@ -4,11 +4,8 @@
 //   if (const auto* cuda = cuda::For(x)) return cuda::RmsNorm(*cuda, ...);
 // and falls back to ATen's operators. Work is enqueued on LibTorch's current
 // stream of the tensors' device, which must be the thread's current device;
-// nothing blocks. Outputs come from LibTorch's allocator. All throw c10::Error
-// for tensors of the wrong shape, dtype or device.
-//
-// Inputs are made contiguous if needed. Comments say where a [rows, n] input
-// may be columns of a wider matrix.
+// nothing blocks. Throws c10::Error for a wrong shape, dtype or device. Inputs
+// are made contiguous if needed; what is written in place must be.
 #ifndef CAPSTAN_KERNELS_CUDA_DISPATCH_H_
 #define CAPSTAN_KERNELS_CUDA_DISPATCH_H_
 
@@ -16,9 +13,7 @@
 
 #include "kernels/cuda/cuda_kernels.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 // The table if it supports x (a GPU of compute capability 8.0 or more, float32,
 // bfloat16 or float16), else null.
@@ -28,40 +23,35 @@ const CudaKernels* For(const at::Tensor& x);
 DType TypeOf(const at::Tensor& t);
 
 struct NormResult {
-  at::Tensor sum;   // [rows, n]: x + residual; undefined without a residual
   at::Tensor y;     // [rows, n], of x's dtype
   at::Tensor rstd;  // [rows] float32
 };
-// y = rms_norm(x + residual) * weight. x, residual (may be undefined): [rows,
-// n]; weight: [n]; all of one dtype.
+// y = rms_norm(x) * weight. x: [rows, n], weight: [n], of one dtype.
 NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
-                   const at::Tensor& residual, const at::Tensor& weight,
-                   double eps);
+                   const at::Tensor& weight, double eps);
 
-// Recomputes y from x (after adding the residual) and rstd.
+// Recomputes y from x and rstd.
 at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
                         const at::Tensor& weight, const at::Tensor& rstd);
 
 // Returns residual (if defined) + the gradient to x. dweight: [n], float32 or
-// of x's dtype, contiguous; overwritten, or added to if `add`; undefined: not
-// computed.
+// of x's dtype, contiguous, overwritten; undefined: not computed.
 at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy,
                            const at::Tensor& x, const at::Tensor& weight,
                            const at::Tensor& rstd, const at::Tensor& residual,
-                           at::Tensor dweight, bool add = false);
+                           at::Tensor dweight);
 
-// In place on x [rows, heads * head_dim], whose rows may be part of a wider
-// matrix. Row r is at position r % table.size(0). sign: 1 forward, -1 backward.
+// In place on x [rows, heads * head_dim]. Row r is at position r %
+// table.size(0). sign: 1 forward, -1 backward.
 void Rope(const CudaKernels& cuda, const at::Tensor& table, double sign,
           at::Tensor& x);
 
-// silu(gate) * up: [rows, n]; gate and up may be columns of one matrix.
+// silu(gate) * up.
 at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
                   const at::Tensor& up);
 
-// d_activation [rows, n] becomes silu(gate) * up, which backward needs too.
-// d_gate and d_up: [rows, n] outputs, may be columns of one matrix, and may be
-// gate and up.
+// d_activation becomes silu(gate) * up, which backward needs too. The outputs
+// d_gate and d_up may be gate and up. All are contiguous and of one shape.
 void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     const at::Tensor& up, at::Tensor& d_activation,
                     at::Tensor& d_gate, at::Tensor& d_up);
@@ -86,8 +76,6 @@ void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy,
 // its device. Deterministic.
 at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x);
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_DISPATCH_H_

@@ -2,11 +2,8 @@
 //
 // Rope, SwiGLU and dropout: elementwise kernels.
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr int kWarps = kBlockThreads / 32;
@@ -19,7 +16,7 @@ __global__ void RopeKernel(const RopeArgs a) {
   if (row >= a.rows) return;
   const int half = static_cast<int>(a.head_dim / 2), packs = half / V;
   const float* cosines = a.table + row % a.positions * a.head_dim;
-  T* x = static_cast<T*>(a.x) + row * a.stride;
+  T* x = static_cast<T*>(a.x) + row * a.heads * a.head_dim;
   const int items = static_cast<int>(a.heads) * packs;
   for (int item = threadIdx.x % 32; item < items; item += 32) {
     const int head = item / packs, c = item % packs * V;
@@ -39,45 +36,34 @@ __global__ void RopeKernel(const RopeArgs a) {
   }
 }
 
-// The block's row, and the thread's first column in it.
-struct Place {
-  int64_t row, column;
-};
+// The thread's first element.
 template <int V>
-__device__ __forceinline__ Place MyPlace(int64_t rows, int64_t n) {
-  const int64_t mine = static_cast<int64_t>(threadIdx.x) * V;
-  const uint32_t chunk = blockDim.x * V, block = blockIdx.x;
-  if (rows == 1) return {0, static_cast<int64_t>(block) * chunk + mine};
-  // In 32 bits: a 64-bit division takes as long as everything else.
-  const uint32_t chunks = (static_cast<uint32_t>(n) + chunk - 1) / chunk;
-  return {block / chunks, static_cast<int64_t>(block % chunks) * chunk + mine};
+__device__ __forceinline__ int64_t First() {
+  return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * V;
 }
 
 template <typename T, int V>
 __global__ void SwiGluKernel(const SwiGluArgs a) {
-  const Place at = MyPlace<V>(a.rows, a.n);
-  if (at.column >= a.n) return;
-  const int64_t in = at.row * a.stride + at.column;
+  const int64_t at = First<V>();
+  if (at >= a.n) return;
   float gate[V], up[V];
-  Load<V>(static_cast<const T*>(a.gate) + in, gate);
-  Load<V>(static_cast<const T*>(a.up) + in, up);
+  Load<V>(static_cast<const T*>(a.gate) + at, gate);
+  Load<V>(static_cast<const T*>(a.up) + at, up);
   for (int i = 0; i < V; ++i) {
     gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
   }
-  Store<V>(gate, static_cast<T*>(a.out) + at.row * a.n + at.column);
+  Store<V>(gate, static_cast<T*>(a.out) + at);
 }
 
 // silu'(g) = s + g * s * (1 - s) with s = sigmoid(g).
 template <typename T, int V>
 __global__ void SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
-  const Place at = MyPlace<V>(a.rows, a.n);
-  if (at.column >= a.n) return;
-  const int64_t in = at.row * a.stride + at.column;
-  const int64_t out = at.row * a.gradient_stride + at.column;
-  T* d_out = static_cast<T*>(a.d_out) + at.row * a.n + at.column;
+  const int64_t at = First<V>();
+  if (at >= a.n) return;
+  T* d_out = static_cast<T*>(a.d_out) + at;
   float gate[V], up[V], d[V];
-  Load<V>(static_cast<const T*>(a.gate) + in, gate);
-  Load<V>(static_cast<const T*>(a.up) + in, up);
+  Load<V>(static_cast<const T*>(a.gate) + at, gate);
+  Load<V>(static_cast<const T*>(a.up) + at, up);
   Load<V>(d_out, d);
   for (int i = 0; i < V; ++i) {
     const float s = 1.0f / (1.0f + expf(-gate[i])), silu = gate[i] * s;
@@ -86,8 +72,8 @@ __global__ void SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
     up[i] = d[i] * silu;
     d[i] = silu * u;
   }
-  Store<V>(gate, static_cast<T*>(a.d_gate) + out);
-  Store<V>(up, static_cast<T*>(a.d_up) + out);
+  Store<V>(gate, static_cast<T*>(a.d_gate) + at);
+  Store<V>(up, static_cast<T*>(a.d_up) + at);
   Store<V>(d, d_out);
 }
 
@@ -116,36 +102,32 @@ constexpr int kDropoutColumns = 4;  // that share a counter
 
 template <typename T>
 __global__ void DropoutKernel(const DropoutArgs a) {
-  const Place at = MyPlace<kDropoutColumns>(a.rows, a.n);
-  if (at.column >= a.n) return;
+  // In 32 bits: a 64-bit division takes as long as everything else.
+  const uint32_t chunk = blockDim.x * kDropoutColumns;
+  const uint32_t chunks = (static_cast<uint32_t>(a.n) + chunk - 1) / chunk;
+  const uint32_t block = blockIdx.x;
+  const int64_t row = block / chunks;
+  const int64_t column = static_cast<int64_t>(block % chunks) * chunk +
+                         threadIdx.x * kDropoutColumns;
+  if (column >= a.n) return;
   const int64_t groups = (a.n + kDropoutColumns - 1) / kDropoutColumns;
   uint32_t bits[kDropoutColumns];
-  Philox(a.key, at.row % a.length * groups + at.column / kDropoutColumns,
-         static_cast<uint64_t>(a.samples[at.row / a.length]), bits);
-  const T* x = static_cast<const T*>(a.x) + at.row * a.n + at.column;
-  T* out = static_cast<T*>(a.out) + at.row * a.n + at.column;
-  for (int c = 0; c < kDropoutColumns && at.column + c < a.n; ++c) {
+  Philox(a.key, row % a.length * groups + column / kDropoutColumns,
+         static_cast<uint64_t>(a.samples[row / a.length]), bits);
+  const T* x = static_cast<const T*>(a.x) + row * a.n + column;
+  T* out = static_cast<T*>(a.out) + row * a.n + column;
+  for (int c = 0; c < kDropoutColumns && column + c < a.n; ++c) {
     const bool dropped = bits[c] < a.dropped_below;
     FromFloat(dropped ? 0.0f : ToFloat(x[c]) * a.factor, out[c]);
   }
 }
 
-// A contiguous matrix is one long row.
+// Runs the kernel on `rows` rows of n elements, v a thread.
 template <typename Args>
-Args Flat(Args a, bool contiguous) {
-  if (contiguous && a.rows > 0) {
-    a.n *= a.rows;
-    a.rows = 1;
-  }
-  return a;
-}
-
-template <typename Args>
-const char* LaunchPlaces(void (*kernel)(Args), const Args& a, int v,
-                         void* stream) {
-  if (a.rows > 1 && a.n > INT32_MAX) return "rows are too long";
+const char* LaunchRows(void (*kernel)(Args), int64_t rows, const Args& a, int v,
+                       void* stream) {
   const int threads = ThreadsFor(CeilDiv(a.n, v));
-  return Launch(kernel, a.rows * CeilDiv(a.n, int64_t{threads} * v), threads, 0,
+  return Launch(kernel, rows * CeilDiv(a.n, int64_t{threads} * v), threads, 0,
                 a, stream);
 }
 
@@ -155,44 +137,40 @@ const char* LaunchRope(const RopeArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t half = a.head_dim / 2;
-    const bool vectors = Vectors<T>({half, a.stride}, {a.x}) &&
+    const bool vectors = Vectors<T>({half}, {a.x}) &&
                          Vectors<float>({half}, {a.table}, kVector<T>);
     return Launch(vectors ? RopeKernel<T, kVector<T>> : RopeKernel<T, 1>,
                   CeilDiv(a.rows, kWarps), kBlockThreads, 0, a, stream);
   });
 }
 
-const char* LaunchSwiGlu(const SwiGluArgs& args, void* stream) {
-  const SwiGluArgs a = Flat(args, args.stride == args.n);
+const char* LaunchSwiGlu(const SwiGluArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors = Vectors<T>({a.n, a.stride}, {a.gate, a.up, a.out});
-    return LaunchPlaces(
-        vectors ? SwiGluKernel<T, kVector<T>> : SwiGluKernel<T, 1>, a,
+    const bool vectors = Vectors<T>({a.n}, {a.gate, a.up, a.out});
+    return LaunchRows(
+        vectors ? SwiGluKernel<T, kVector<T>> : SwiGluKernel<T, 1>, 1, a,
         vectors ? kVector<T> : 1, stream);
   });
 }
 
-const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& args, void* stream) {
-  const SwiGluBackwardArgs a =
-      Flat(args, args.stride == args.n && args.gradient_stride == args.n);
+const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors = Vectors<T>({a.n, a.stride, a.gradient_stride},
-                                    {a.gate, a.up, a.d_out, a.d_gate, a.d_up});
-    return LaunchPlaces(vectors ? SwiGluBackwardKernel<T, kVector<T>>
-                                : SwiGluBackwardKernel<T, 1>,
-                        a, vectors ? kVector<T> : 1, stream);
+    const bool vectors =
+        Vectors<T>({a.n}, {a.gate, a.up, a.d_out, a.d_gate, a.d_up});
+    return LaunchRows(vectors ? SwiGluBackwardKernel<T, kVector<T>>
+                              : SwiGluBackwardKernel<T, 1>,
+                      1, a, vectors ? kVector<T> : 1, stream);
   });
 }
 
 const char* LaunchDropout(const DropoutArgs& a, void* stream) {
+  if (a.n > INT32_MAX) return "rows are too long";
   return ByType(a.dtype, [&](auto type) {
-    return LaunchPlaces(DropoutKernel<decltype(type)>, a, kDropoutColumns,
-                        stream);
+    return LaunchRows(DropoutKernel<decltype(type)>, a.rows, a, kDropoutColumns,
+                      stream);
   });
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

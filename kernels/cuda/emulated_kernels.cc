@@ -6,9 +6,7 @@
 #include "kernels/cuda/rms_norm.cu"
 #include "kernels/cuda/tokens.cu"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 const CudaKernels& EmulatedKernels() {
   static const CudaKernels kernels =
@@ -18,6 +16,4 @@ const CudaKernels& EmulatedKernels() {
 
 void EmulateBackwards(bool backwards) { emulator::RunBackwards(backwards); }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

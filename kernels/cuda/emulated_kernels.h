@@ -4,9 +4,7 @@
 
 #include "kernels/cuda/cuda_kernels.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 
 // The kernels and launchers of the .cu files, run on the host by emulator.h, on
 // tensors in host memory. Not reentrant; for tests.
@@ -15,8 +13,6 @@ const CudaKernels& EmulatedKernels();
 // emulator::RunBackwards, for code that can't include that header.
 void EmulateBackwards(bool backwards);
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_EMULATED_KERNELS_H_

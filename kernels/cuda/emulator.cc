@@ -11,10 +11,7 @@
 #include <memory>
 #include <vector>
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
-namespace emulator {
+namespace capstan::kernels::cuda::emulator {
 
 Index thread_index, block_index, block_size, grid_size;
 
@@ -151,7 +148,4 @@ float FromFloat16(uint16_t bits) {
 uint16_t ToBFloat16(float x) { return c10::BFloat16(x).x; }
 uint16_t ToFloat16(float x) { return c10::Half(x).x; }
 
-}  // namespace emulator
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda::emulator

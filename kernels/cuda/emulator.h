@@ -21,9 +21,7 @@
 // Blocks don't overlap in time, so one copy serves all.
 #define __shared__ static
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace emulator {
 
 struct Index {
@@ -80,8 +78,6 @@ T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
   return emulator::Exchange(value, threadIdx.x % 32 ^ lane_mask);
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda
 
 #endif  // CAPSTAN_KERNELS_CUDA_EMULATOR_H_

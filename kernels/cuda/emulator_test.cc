@@ -8,9 +8,7 @@
 #include <cmath>
 #include <vector>
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 TEST(EmulatorTest, RunsEveryThreadOfEveryBlockOnce) {
@@ -78,6 +76,4 @@ TEST(EmulatorDeathTest, RefusesABarrierThatSomeThreadsMiss) {
 }
 
 }  // namespace
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

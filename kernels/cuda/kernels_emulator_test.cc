@@ -7,9 +7,7 @@
 #include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/emulated_kernels.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 TEST(CudaKernelsInEmulator, MatchDoublePrecisionInEitherOrder) {
@@ -29,6 +27,4 @@ TEST(CudaKernelsInEmulator, MatchDoublePrecisionInEitherOrder) {
 }
 
 }  // namespace
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

@@ -19,9 +19,7 @@
 #include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr double kEps = 1e-5;
@@ -36,29 +34,19 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
                      int64_t n) {
   const auto device = subject.device;
   const at::Tensor x = Normal(1, {rows, n}, dtype).to(device);
-  const at::Tensor residual = Normal(2, {rows, n}, dtype).to(device);
   const at::Tensor weight = (Normal(3, {n}, dtype) * 0.1 + 1.0).to(device);
   const at::Tensor dy = Normal(4, {rows, n}, dtype).to(device);
   const at::Tensor skip = Normal(5, {rows, n}, dtype).to(device);
 
-  const NormResult out = RmsNorm(subject.cuda, x, residual, weight, kEps);
-  EXPECT_TRUE(
-      SameBits(out.sum, (x.to(at::kFloat) + residual.to(at::kFloat)).to(dtype)))
-      << "x + residual";
-  const at::Tensor s = Leaf(out.sum), w = Leaf(weight);
+  const NormResult out = RmsNorm(subject.cuda, x, weight, kEps);
+  const at::Tensor s = Leaf(x), w = Leaf(weight);
   const at::Tensor rstd = at::rsqrt(at::mean(s * s, {-1}, true) + kEps);
   const at::Tensor y = s * rstd * w;
   ExpectClose(out.rstd, rstd.detach().view({rows}), at::kFloat, 4, "rstd");
   // As accurate as rstd in float32, which 16-bit types don't show.
   ExpectClose(out.y, y.detach(), dtype, dtype == at::kFloat ? 6 : 2, "y");
 
-  const NormResult plain =
-      RmsNorm(subject.cuda, out.sum, at::Tensor(), weight, kEps);
-  EXPECT_FALSE(plain.sum.defined());
-  EXPECT_TRUE(SameBits(plain.y, out.y)) << "without a residual";
-  EXPECT_TRUE(SameBits(plain.rstd, out.rstd));
-  EXPECT_TRUE(
-      SameBits(RmsNormAgain(subject.cuda, out.sum, weight, out.rstd), out.y))
+  EXPECT_TRUE(SameBits(RmsNormAgain(subject.cuda, x, weight, out.rstd), out.y))
       << "again";
 
   // dx is a difference of terms of this size.
@@ -68,21 +56,20 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
   y.backward(dy.to(at::kCPU).to(at::kDouble));
   at::Tensor dw = at::empty({n}, x.options().dtype(at::kFloat));
   const at::Tensor dx =
-      RmsNormBackward(subject.cuda, dy, out.sum, weight, out.rstd, skip, dw);
+      RmsNormBackward(subject.cuda, dy, x, weight, out.rstd, skip, dw);
   ExpectClose(dx, s.grad() + skip.to(at::kCPU).to(at::kDouble), dtype, 8,
               "dx with residual", terms);
   ExpectClose(dw, w.grad(), at::kFloat, 16, "dweight");
-  at::Tensor sums = at::full({n}, 3.0, x.options());
-  const at::Tensor alone =
-      RmsNormBackward(subject.cuda, dy, out.sum, weight, out.rstd, at::Tensor(),
-                      sums, /*add=*/true);
+  at::Tensor rounded = at::full({n}, 3.0, x.options());
+  const at::Tensor alone = RmsNormBackward(subject.cuda, dy, x, weight,
+                                           out.rstd, at::Tensor(), rounded);
   ExpectClose(alone, s.grad(), dtype, 8, "dx", terms);
-  ExpectClose(sums, w.grad() + 3.0, dtype, 16, "dweight, added");
-  EXPECT_TRUE(SameBits(RmsNormBackward(subject.cuda, dy, out.sum, weight,
-                                       out.rstd, at::Tensor(), at::Tensor()),
+  ExpectClose(rounded, w.grad(), dtype, 16, "dweight of x's dtype");
+  EXPECT_TRUE(SameBits(RmsNormBackward(subject.cuda, dy, x, weight, out.rstd,
+                                       at::Tensor(), at::Tensor()),
                        alone))
       << "without dweight";
-  return {out.sum, out.y, out.rstd, dx, dw, sums};
+  return {out.y, out.rstd, dx, dw, rounded};
 }
 
 Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
@@ -92,15 +79,18 @@ Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
   const int64_t half = head_dim / 2;
   // Any numbers serve as cosines and sines.
   const at::Tensor table = Normal(1, {positions, head_dim}, at::kFloat);
-  const at::Tensor wide =
-      Normal(2, {rows, width + 16}, dtype).to(subject.device);
   const int64_t first = aligned ? 16 : 3;
+  const at::Tensor all =
+      Normal(2, {first + rows * width}, dtype).to(subject.device);
+  const auto matrix = [&](const at::Tensor& t) {
+    return t.narrow(0, first, rows * width).view({rows, width});
+  };
   Outputs outputs;
   for (const double sign : {1.0, -1.0}) {
-    const at::Tensor copy = wide.clone();
-    at::Tensor x = copy.narrow(1, first, width);
+    const at::Tensor copy = all.clone();
+    at::Tensor x = matrix(copy);
     Rope(subject.cuda, table.to(subject.device), sign, x);
-    const at::Tensor before = wide.narrow(1, first, width)
+    const at::Tensor before = matrix(all)
                                   .to(at::kCPU)
                                   .to(at::kDouble)
                                   .reshape({3, positions, heads, head_dim});
@@ -111,11 +101,11 @@ Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
     const at::Tensor b = before.narrow(-1, half, half);
     const at::Tensor expected = at::cat({a * c - b * s, b * c + a * s}, -1);
     ExpectClose(x, expected.reshape({rows, width}), dtype, 2, "rope");
-    EXPECT_TRUE(SameBits(copy.narrow(1, 0, first), wide.narrow(1, 0, first)))
-        << "columns before x";
+    EXPECT_TRUE(SameBits(copy.narrow(0, 0, first), all.narrow(0, 0, first)))
+        << "what is before x";
     // A table of each row's own position, as for packed rows.
-    const at::Tensor again = wide.clone();
-    at::Tensor y = again.narrow(1, first, width);
+    const at::Tensor again = all.clone();
+    at::Tensor y = matrix(again);
     const at::Tensor own = at::arange(rows) % positions;
     Rope(subject.cuda, table.index_select(0, own).to(subject.device), sign, y);
     EXPECT_TRUE(SameBits(again, copy)) << "a row of the table for each";
@@ -127,15 +117,16 @@ Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
 Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
                     int64_t n) {
   const at::Tensor both = Normal(1, {rows, 2 * n}, dtype).to(subject.device);
-  at::Tensor gate = both.narrow(1, 0, n), up = both.narrow(1, n, n);
+  at::Tensor gate = both.narrow(1, 0, n).clone(at::MemoryFormat::Contiguous);
+  at::Tensor up = both.narrow(1, n, n).clone(at::MemoryFormat::Contiguous);
   const at::Tensor d = Normal(2, {rows, n}, dtype).to(subject.device);
   const at::Tensor g = Leaf(gate), u = Leaf(up);
   const at::Tensor expected = at::silu(g) * u;
   const at::Tensor out = SwiGlu(subject.cuda, gate, up);
   ExpectClose(out, expected.detach(), dtype, 3, "silu(gate) * up");
-  const at::Tensor apart =
-      SwiGlu(subject.cuda, gate.contiguous(), up.contiguous());
-  EXPECT_TRUE(SameBits(apart, out)) << "contiguous";
+  const at::Tensor strided =
+      SwiGlu(subject.cuda, both.narrow(1, 0, n), both.narrow(1, n, n));
+  EXPECT_TRUE(SameBits(strided, out)) << "not contiguous";
 
   expected.backward(d.to(at::kCPU).to(at::kDouble));
   at::Tensor d_out = d.clone(), d_gate = at::empty({rows, n}, both.options());
@@ -180,6 +171,4 @@ Outputs CheckDropout(const Subject& subject, at::ScalarType dtype,
   return {out};
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

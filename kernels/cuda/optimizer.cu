@@ -3,11 +3,8 @@
 // One pass over flat buffers. Compiled without contraction to fused
 // multiply-add, so that AdamW's bits equal the CPU's; it is memory-bound.
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr int kPack = 4;
@@ -29,6 +26,7 @@ __device__ __forceinline__ void LoadAs(DType dtype, const void* p,
 template <int V>
 __device__ __forceinline__ void AdamWElements(const AdamWArgs& a, float scale,
                                               int64_t first) {
+  const AdamWFactors& f = a.factors;
   float g[V], p[V], m[V], v[V];
   LoadAs<V>(a.gradient_dtype, a.gradient, first, g);
   Load<V>(a.parameter + first, p);
@@ -36,10 +34,10 @@ __device__ __forceinline__ void AdamWElements(const AdamWArgs& a, float scale,
   Load<V>(a.exp_avg_sq + first, v);
   for (int i = 0; i < V; ++i) {
     g[i] *= scale;
-    m[i] = m[i] + a.weight1 * (g[i] - m[i]);
-    v[i] = v[i] * a.beta2 + a.weight2 * g[i] * g[i];
-    const float denominator = sqrtf(v[i]) / a.root2 + a.epsilon;
-    p[i] = p[i] * a.decay - a.rate * m[i] / denominator;
+    m[i] = m[i] + f.weight1 * (g[i] - m[i]);
+    v[i] = v[i] * f.beta2 + f.weight2 * g[i] * g[i];
+    const float denominator = sqrtf(v[i]) / f.root2 + f.epsilon;
+    p[i] = p[i] * f.decay - f.rate * m[i] / denominator;
   }
   Store<V>(m, a.exp_avg + first);
   Store<V>(v, a.exp_avg_sq + first);
@@ -53,7 +51,7 @@ __device__ __forceinline__ void AdamWElements(const AdamWArgs& a, float scale,
 
 template <int V>
 __global__ void AdamWKernel(const AdamWArgs a) {
-  float scale = a.gradient_scale;
+  float scale = a.factors.gradient_scale;
   if (a.device_scale != nullptr) {
     if (!(fabsf(*a.device_scale) < INFINITY)) return;
     scale *= *a.device_scale;
@@ -139,6 +137,4 @@ const char* LaunchSquaredSum(const SquaredSumArgs& a, void* stream) {
   return Launch(SumPartialsKernel, 1, kSquaredSumPartials, 0, sum, stream);
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

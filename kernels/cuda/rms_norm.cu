@@ -3,11 +3,8 @@
 // One block per row; the second pass rereads the row, from the L1 cache and by
 // the same thread.
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 // Sums of this many columns fit into shared memory, along with BlockReduce's.
@@ -27,19 +24,12 @@ __global__ void RmsNormKernel(const RmsNormArgs a) {
     for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
       float f[V];
       Load<V>(x + c, f);
-      if (a.residual != nullptr) {
-        float r[V];
-        Load<V>(static_cast<const T*>(a.residual) + begin + c, r);
-        for (int i = 0; i < V; ++i) f[i] = Rounded<T>(f[i] + r[i]);
-        Store<V>(f, static_cast<T*>(a.sum) + begin + c);
-      }
       for (int i = 0; i < V; ++i) squares += f[i] * f[i];
     }
     const float mean = BlockReduce(squares, Add()) / a.n;
     rstd = 1.0f / sqrtf(mean + a.eps);
     if (threadIdx.x == 0) a.rstd[row] = rstd;
   }
-  if (a.residual != nullptr) x = static_cast<const T*>(a.sum) + begin;
   const T* weight = static_cast<const T*>(a.weight);
   for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
     float f[V], w[V];
@@ -109,7 +99,6 @@ __global__ void RmsNormBackwardKernel(const RmsNormBackwardArgs a) {
 struct SumRowsArgs {
   const float* partial;  // [partials, n]
   void* out;             // [n]
-  bool add;
   int64_t partials, n;
 };
 
@@ -129,8 +118,7 @@ __global__ void SumRowsKernel(const SumRowsArgs a) {
   __syncthreads();
   if (part != 0 || c >= a.n) return;
   for (int p = 1; p < kTile; ++p) sum += tile[p][column];
-  T* out = static_cast<T*>(a.out) + c;
-  FromFloat(a.add ? ToFloat(*out) + sum : sum, *out);
+  FromFloat(sum, static_cast<T*>(a.out)[c]);
 }
 
 }  // namespace
@@ -138,8 +126,7 @@ __global__ void SumRowsKernel(const SumRowsArgs a) {
 const char* LaunchRmsNorm(const RmsNormArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors =
-        Vectors<T>({a.n}, {a.x, a.residual, a.weight, a.sum, a.y});
+    const bool vectors = Vectors<T>({a.n}, {a.x, a.weight, a.y});
     return Launch(vectors ? RmsNormKernel<T, kVector<T>> : RmsNormKernel<T, 1>,
                   a.rows, ThreadsFor(vectors ? a.n / kVector<T> : a.n), 0, a,
                   stream);
@@ -161,13 +148,11 @@ const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& a, void* stream) {
                   a, stream);
   });
   if (error != nullptr || !want_weight) return error;
-  const SumRowsArgs sum = {a.partial, a.dweight, a.add, blocks, a.n};
+  const SumRowsArgs sum = {a.partial, a.dweight, blocks, a.n};
   return ByType(a.dweight_dtype, [&](auto type) {
     return Launch(SumRowsKernel<decltype(type)>, CeilDiv(a.n, kTile),
                   kTile * kTile, 0, sum, stream);
   });
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

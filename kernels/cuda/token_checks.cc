@@ -15,9 +15,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -174,6 +172,4 @@ Outputs CheckSquaredSum(const Subject& subject, at::ScalarType dtype,
   return outputs;
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

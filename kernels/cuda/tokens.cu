@@ -2,11 +2,8 @@
 //
 // Both ends of a language model: cross-entropy, and the embedding's backward.
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/launchers.h"
 
-namespace capstan {
-namespace kernels {
-namespace cuda {
+namespace capstan::kernels::cuda {
 namespace {
 
 constexpr int kRowThreads = 512;
@@ -170,6 +167,4 @@ const char* LaunchEmbeddingBackward(const EmbeddingBackwardArgs& a,
   });
 }
 
-}  // namespace cuda
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels::cuda

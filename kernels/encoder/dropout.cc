@@ -16,9 +16,9 @@
 #include "base/random.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/encoder/encoder_simd.h"
+#include "kernels/keep.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -50,22 +50,16 @@ at::Tensor CudaScores(const at::Tensor& x, const DropoutDraws& draws, int layer,
   return out;
 }
 
+using Draw = std::function<at::Tensor(const at::Tensor&)>;
+
 class CudaDropout : public torch::autograd::Function<CudaDropout> {
  public:
-  using Draw = std::function<at::Tensor(const at::Tensor&)>;
-  struct Kept : public torch::CustomClassHolder {
-    explicit Kept(Draw draw) : draw(std::move(draw)) {}
-    Draw draw;
-  };
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const c10::intrusive_ptr<Kept>& kept) {
-    ctx->saved_data["draw"] = c10::IValue::make_capsule(kept);
-    return kept->draw(x);
+                            const Draw& draw) {
+    return Keep(ctx, draw)(x);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto kept = c10::static_intrusive_pointer_cast<Kept>(
-        ctx->saved_data["draw"].toCapsule());
-    return {kept->draw(grads[0]), at::Tensor()};
+    return {KeptOf<Draw>(ctx)(grads[0]), at::Tensor()};
   }
 };
 
@@ -109,10 +103,10 @@ at::Tensor DropRows(const at::Tensor& x, const DropoutDraws& draws, int layer,
   if (!draws.active()) return x;
   const uint64_t key = DropoutKey(draws.seed, layer, place);
   if (cuda::For(x) != nullptr) {
-    return CudaDropout::apply(
-        x, c10::make_intrusive<CudaDropout::Kept>([=](const at::Tensor& t) {
-          return CudaRows(t, draws.samples, key, draws.rate);
-        }));
+    return CudaDropout::apply(x, Draw([=](const at::Tensor& t) {
+                                return CudaRows(t, draws.samples, key,
+                                                draws.rate);
+                              }));
   }
   const std::vector<int64_t> samples = Samples(draws);
   const int64_t batch = static_cast<int64_t>(samples.size());
@@ -137,10 +131,9 @@ at::Tensor DropScores(const at::Tensor& x, const DropoutDraws& draws, int layer,
                       int64_t max_length) {
   if (!draws.active()) return x;
   if (cuda::For(x) != nullptr) {
-    return CudaDropout::apply(
-        x, c10::make_intrusive<CudaDropout::Kept>([=](const at::Tensor& t) {
-          return CudaScores(t, draws, layer, max_length);
-        }));
+    return CudaDropout::apply(x, Draw([=](const at::Tensor& t) {
+                                return CudaScores(t, draws, layer, max_length);
+                              }));
   }
   const std::vector<int64_t> samples = Samples(draws);
   const int64_t batch = x.size(0), heads = x.size(1);
@@ -167,5 +160,4 @@ at::Tensor DropScores(const at::Tensor& x, const DropoutDraws& draws, int layer,
   return KeptTimes(x, kept.to(x.device()), draws);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dropout (Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks
-// from Overfitting", 2014) whose draws depend only on the run's seed, the
-// sample, the layer, the location in the layer and the number's offset in its
-// sample, not on the rest of the batch.
+// Dropout (Srivastava et al., "Dropout", 2014) whose draws depend only on seed,
+// sample, layer, location in the layer and offset in the sample.
 #ifndef CAPSTAN_KERNELS_ENCODER_DROPOUT_H_
 #define CAPSTAN_KERNELS_ENCODER_DROPOUT_H_
 
@@ -12,8 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // The draws of a run.
 struct DropoutDraws {
@@ -47,13 +44,12 @@ inline int64_t DropoutTriangle(int64_t i) {
 at::Tensor DropRows(const at::Tensor& x, const DropoutDraws& draws, int layer,
                     DropoutPlace place);
 
-// The same for scores [B, H, T, T], of which row i has i + 1 valid numbers, or
-// [B, H, 1, T] for one query per sample. max_length: at least T, and the same
-// in each call.
+// The same for scores [B, H, T, T], row i with i + 1 valid numbers, or [B, H,
+// 1, T] for one query per sample. max_length: at least T, the same in each
+// call.
 at::Tensor DropScores(const at::Tensor& x, const DropoutDraws& draws, int layer,
                       int64_t max_length);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_DROPOUT_H_

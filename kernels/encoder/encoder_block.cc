@@ -19,12 +19,11 @@
 #include <utility>
 
 #include "base/profile.h"
-#include "kernels/encoder/encoder_block_memory.h"
 #include "kernels/encoder/encoder_block_pass.h"
 #include "kernels/fast_path.h"
+#include "kernels/keep.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -35,7 +34,7 @@ at::Tensor Space(int64_t floats, const at::Tensor& like) {
 }
 
 // A forward that waits for its backward.
-struct Call : public torch::CustomClassHolder {
+struct Call {
   at::Tensor x;
   EncoderBlockWeights weights;
   EncoderBlockOptions options;
@@ -49,12 +48,12 @@ struct Call : public torch::CustomClassHolder {
 };
 
 EncoderPass PassOf(const Call& call, const EncoderDims& dims) {
-  EncoderPass pass(dims, call.kept.mutable_data_ptr<float>());
+  EncoderPass pass(dims, Data(call.kept));
   pass.rows = call.options.rows.get();
-  pass.x = call.x.const_data_ptr<float>();
+  pass.x = ConstData(call.x);
   pass.eps = static_cast<float>(call.options.eps);
   for (int i = 0; i < kEncoderWeights; ++i) {
-    pass.weights[i] = call.weights[i].const_data_ptr<float>();
+    pass.weights[i] = ConstData(call.weights[i]);
   }
   if (dims.dropout) {
     const DropoutDraws& draws = call.options.dropout;
@@ -103,8 +102,8 @@ at::Tensor Forward(Call& call) {
   const at::Tensor memory = Space(Workers(dims) * space, call.x);
   at::Tensor out = at::empty({dims.queries, dims.width}, call.kept.options());
   const EncoderPass pass = PassOf(call, dims);
-  float* const base = memory.mutable_data_ptr<float>();
-  float* const to = out.mutable_data_ptr<float>();
+  float* const base = Data(memory);
+  float* const to = Data(out);
   ForGroups(dims, [&](int64_t worker, int64_t group) {
     ForwardGroup(pass, group, EncoderForwardSpace(dims, base + worker * space),
                  to);
@@ -126,14 +125,14 @@ variable_list Backward(Call& call, const at::Tensor& d_out) {
   for (int64_t w = 0; w < workers; ++w) {
     for (int i = 0; i < kEncoderWeights; ++i) {
       sums[w].push_back(at::zeros_like(call.weights[i], memory.options()));
-      to[w][i] = sums[w][i].mutable_data_ptr<float>();
+      to[w][i] = Data(sums[w][i]);
     }
   }
-  float* const base = memory.mutable_data_ptr<float>();
+  float* const base = Data(memory);
   ForGroups(dims, [&](int64_t worker, int64_t group) {
-    BackwardGroup(pass, group, d_out.const_data_ptr<float>(),
-                  EncoderBackwardSpace(dims, base + worker * space),
-                  dx.mutable_data_ptr<float>(), to[worker]);
+    BackwardGroup(pass, group, ConstData(d_out),
+                  EncoderBackwardSpace(dims, base + worker * space), Data(dx),
+                  to[worker]);
   });
   variable_list gradients = {dx};
   for (int i = 0; i < kEncoderWeights; ++i) {
@@ -183,35 +182,28 @@ class EncoderBlockFunction
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             at::TensorList weights,
                             const EncoderBlockOptions& options) {
-    auto call = c10::make_intrusive<Call>();
-    call->x = x;
-    std::copy(weights.begin(), weights.end(), call->weights.begin());
-    call->options = options;
-    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    return Forward(*call);
+    Call call = {x, {}, options, {}};
+    std::copy(weights.begin(), weights.end(), call.weights.begin());
+    return Forward(Keep(ctx, std::move(call)));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto call = c10::static_intrusive_pointer_cast<Call>(
-        ctx->saved_data["call"].toCapsule());
-    TORCH_CHECK(call->kept.defined(),
+    Call& call = KeptOf<Call>(ctx);
+    TORCH_CHECK(call.kept.defined(),
                 "a fused encoder block's backward can run only once");
-    variable_list gradients = Backward(*call, grads[0].contiguous());
+    variable_list gradients = Backward(call, grads[0].contiguous());
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!ctx->needs_input_grad(i)) gradients[i].reset();
     }
     gradients.emplace_back();  // options
-    call->kept.reset();
-    call->x.reset();
-    call->weights = {};
+    call.kept.reset();
+    call.x.reset();
+    call.weights = {};
     return gradients;
   }
 };
 
-}  // namespace
-
 // The plain block.
-namespace {
 
 // [B * T, heads * head_dim] as [B, heads, T, head_dim].
 at::Tensor Heads(const at::Tensor& x, int64_t batch, int64_t heads) {
@@ -250,33 +242,7 @@ at::Tensor Attention(const at::Tensor& x, const at::Tensor& x_query,
   return mixed.transpose(1, 2).reshape({x_query.size(0), width});
 }
 
-}  // namespace
-
-at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
-                             const EncoderBlockOptions& options) {
-  const EncoderRows& rows = *options.rows;
-  for (int64_t b = 0; b < rows.batch(); ++b) {
-    TORCH_CHECK(rows.length(b) == rows.length(0),
-                "a plain encoder block wants sequences alike in length");
-  }
-  const auto drop = [&](const at::Tensor& t, DropoutPlace place) {
-    return DropRows(t, options.dropout, options.layer, place);
-  };
-  const at::Tensor x_query =
-      options.last_only ? x.index_select(0, rows.last) : x;
-  const at::Tensor attended =
-      at::linear(Attention(x, x_query, w, options), w[kOutWeight], w[kOutBias]);
-  const at::Tensor y =
-      at::layer_norm(x_query + drop(attended, DropoutPlace::kOutput),
-                     {x.size(1)}, w[kNorm1Weight], w[kNorm1Bias], options.eps);
-  const at::Tensor inner = drop(
-      at::gelu(at::linear(y, w[kUpWeight], w[kUpBias])), DropoutPlace::kInner);
-  const at::Tensor fed = at::linear(inner, w[kDownWeight], w[kDownBias]);
-  return at::layer_norm(y + drop(fed, DropoutPlace::kFeedForward), {x.size(1)},
-                        w[kNorm2Weight], w[kNorm2Bias], options.eps);
-}
-
-namespace {
+// Plans.
 
 bool HasFusedWidths(int64_t width, int64_t feed_forward) {
   return width % 16 == 0 && feed_forward % 16 == 0;
@@ -316,6 +282,30 @@ OperatorMemory PlanPlainBlock(const EncoderBlockShape& s) {
 
 }  // namespace
 
+at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
+                             const EncoderBlockOptions& options) {
+  const EncoderRows& rows = *options.rows;
+  for (int64_t b = 0; b < rows.batch(); ++b) {
+    TORCH_CHECK(rows.length(b) == rows.length(0),
+                "a plain encoder block wants sequences alike in length");
+  }
+  const auto drop = [&](const at::Tensor& t, DropoutPlace place) {
+    return DropRows(t, options.dropout, options.layer, place);
+  };
+  const at::Tensor x_query =
+      options.last_only ? x.index_select(0, rows.last) : x;
+  const at::Tensor attended =
+      at::linear(Attention(x, x_query, w, options), w[kOutWeight], w[kOutBias]);
+  const at::Tensor y =
+      at::layer_norm(x_query + drop(attended, DropoutPlace::kOutput),
+                     {x.size(1)}, w[kNorm1Weight], w[kNorm1Bias], options.eps);
+  const at::Tensor inner = drop(
+      at::gelu(at::linear(y, w[kUpWeight], w[kUpBias])), DropoutPlace::kInner);
+  const at::Tensor fed = at::linear(inner, w[kDownWeight], w[kDownBias]);
+  return at::layer_norm(y + drop(fed, DropoutPlace::kFeedForward), {x.size(1)},
+                        w[kNorm2Weight], w[kNorm2Bias], options.eps);
+}
+
 bool EncoderBlockShape::fused() const {
   return dtype == c10::ScalarType::Float && HasFusedWidths(width, feed_forward);
 }
@@ -341,15 +331,10 @@ at::Tensor FusedEncoderBlock(const at::Tensor& x,
   TORCH_CHECK(x.size(0) == options.rows->rows(), "x has ", x.size(0),
               " rows, the sequences ", options.rows->rows());
   if (!at::GradMode::is_enabled()) {
-    Call call;
-    call.x = x.contiguous();
-    call.weights = weights;
-    call.options = options;
-    return ForwardWithoutGradients(call);
+    return ForwardWithoutGradients({x.contiguous(), weights, options, {}});
   }
   return EncoderBlockFunction::apply(x.contiguous(), at::TensorList(weights),
                                      options);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

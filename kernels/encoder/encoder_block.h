@@ -18,8 +18,7 @@
 #include "kernels/encoder/dropout.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // In the order of torch.nn.TransformerEncoderLayer; E: width, F: feed-forward.
 enum EncoderWeight {
@@ -55,8 +54,7 @@ struct EncoderBlockOptions {
   c10::intrusive_ptr<const EncoderRows> rows;
   int64_t heads = 1;  // divide E
   double eps = 1e-5;
-  // Whether only the sequences' last rows are computed; the others then only
-  // serve as keys and values.
+  // Whether only the sequences' last rows are computed, from all keys.
   bool last_only = false;
   DropoutDraws dropout;
   // This layer's index: layers have different dropout draws.
@@ -66,9 +64,8 @@ struct EncoderBlockOptions {
 };
 
 // x: [rows, E]. Returns [rows, E], or [B, E] if last_only, with gradients to x
-// and weights. Uses LibTorch's operators, on any device and floating dtype; all
-// sequences must have the same length. In 16 bits dropout's factor alone isn't
-// rounded.
+// and weights. LibTorch's operators, for any device and floating dtype;
+// sequences of one length. Dropout's factor isn't rounded to 16 bits.
 at::Tensor PlainEncoderBlock(const at::Tensor& x,
                              const EncoderBlockWeights& weights,
                              const EncoderBlockOptions& options);
@@ -78,10 +75,9 @@ at::Tensor PlainEncoderBlock(const at::Tensor& x,
 bool CanFuseEncoderBlock(const at::Tensor& like, int64_t width,
                          int64_t feed_forward);
 
-// The same as one node, in groups of sequences that fit the cache. What it
-// keeps for backward is one piece of memory, which backward overwrites, so it
-// runs only once; without gradients, it needs memory for a few sequences. A
-// sequence's results don't depend on the other sequences.
+// The same as one node, in groups of sequences that fit the cache. Backward
+// overwrites what was kept, so it runs only once. Without gradients, it needs
+// memory for a few sequences. Sequences don't affect each other's results.
 at::Tensor FusedEncoderBlock(const at::Tensor& x,
                              const EncoderBlockWeights& weights,
                              const EncoderBlockOptions& options);
@@ -111,12 +107,10 @@ struct EncoderBlockShape {
   }
 };
 
-// What FusedEncoderBlock allocates, exactly, if it supports the shape;
-// otherwise an estimate for PlainEncoderBlock from what LibTorch's operators
-// save.
+// What FusedEncoderBlock allocates, exactly, if it supports the shape, else an
+// estimate for PlainEncoderBlock from what LibTorch's operators save.
 OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_ENCODER_BLOCK_H_

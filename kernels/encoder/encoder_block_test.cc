@@ -15,8 +15,7 @@
 
 #include <algorithm>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 struct Case {
@@ -207,5 +206,4 @@ TEST(DropoutTest, TriangleCountsTheGroupsOfShorterRows) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The inner loops of a fused encoder block (encoder_block.h) on float32 rows in
-// memory, compiled for several instruction sets (base/simd). Single-threaded;
-// callers divide the work.
+// memory, per instruction set (base/simd). Single-threaded.
 //
-// Dropout is given as bits, 16 per group: bit i % 16 of group i / 16 says
-// whether number i is kept; a null pointer means no dropout. Kept numbers are
-// multiplied by `factor`. Widths are multiples of 16, so the groups of
-// consecutive rows are contiguous.
+// Dropout bits: bit i % 16 of group i / 16 says whether number i is kept, and
+// multiplied by `factor`; null: no dropout. Widths are multiples of 16, so
+// groups of consecutive rows are contiguous.
 #ifndef CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_
 #define CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_
 
@@ -15,8 +13,7 @@
 
 #include "base/simd/instruction_set.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // sum = residual + dropout(sum + bias), and
 // out = weight * (sum - mean) * rstd + shift, with mean and
@@ -38,15 +35,8 @@ struct AddNormRows {
 
 // Its gradients, given d_out: written to residual and to the former `sum`
 // (d_product), added to weight, shift and bias. d_residual may be d_out.
-struct AddNormBackwardRows {
-  int64_t rows = 0, n = 0;
+struct AddNormGradients {
   const float* d_out = nullptr;
-  const float* sum = nullptr;
-  const float* mean = nullptr;
-  const float* rstd = nullptr;
-  const float* weight = nullptr;
-  const uint16_t* keep = nullptr;
-  float factor = 1.0f;
   float* d_residual = nullptr;
   float* d_product = nullptr;
   float* d_weight = nullptr;
@@ -64,8 +54,7 @@ struct ScoreRows {
   float* scores = nullptr;
 };
 
-// A product of rows of one attention head; strides in floats. n: a multiple of
-// 16.
+// A product of one head's rows; strides in floats. n: a multiple of 16.
 struct HeadProduct {
   int64_t rows = 0, columns = 0, n = 0;
   float factor = 1.0f;
@@ -80,10 +69,9 @@ struct HeadProduct {
 struct EncoderKernels {
   const char* name;
 
-  // Dropout bits, groups [first, first + groups) for key and sample: number i
-  // is dropped if 16 random bits are below `threshold`: bits i % 128 / 32 (the
-  // word) and i % 2 (its half) of counter i / 128 * 16 + i % 32 / 2
-  // (RandomBits(key, counter, sample)).
+  // Dropout bits, groups [first, first + groups). Number i is dropped if 16
+  // random bits are below `threshold`: half i % 2 of word i % 128 / 32 of
+  // RandomBits(key, i / 128 * 16 + i % 32 / 2, sample).
   void (*keep_bits)(uint64_t key, uint64_t sample, int64_t first,
                     int64_t groups, uint16_t threshold, uint16_t* bits);
 
@@ -95,7 +83,7 @@ struct EncoderKernels {
   void (*add_norm)(const AddNormRows& p);
   // Recomputes `out` from sum, mean and rstd.
   void (*norm_again)(const AddNormRows& p);
-  void (*add_norm_backward)(const AddNormBackwardRows& p);
+  void (*add_norm_backward)(const AddNormRows& p, const AddNormGradients& g);
 
   // h += bias; out = dropout(gelu(h)), gelu(h) = h * P(z < h), z standard
   // normal (Hendrycks and Gimpel, 2016); P is accurate to 3e-7.
@@ -133,7 +121,6 @@ SIMD_TABLES(EncoderKernels, kEncoder);
 // The best for this processor.
 inline const EncoderKernels& EncoderSimd() { return kEncoder.best(); }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ENCODER_ENCODER_SIMD_H_

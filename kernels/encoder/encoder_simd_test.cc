@@ -12,8 +12,7 @@
 
 #include "base/random.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 class EncoderSimdTest : public testing::TestWithParam<int> {
@@ -147,17 +146,9 @@ TEST_P(EncoderSimdTest, ProductsOfAHead) {
                 j < kKeys ? k[j * kStride + i] : 0.0f);
     }
   }
-  HeadProduct p;
-  p.rows = kRows;
-  p.columns = kWhole;
-  p.n = kN;
-  p.factor = 0.5f;
-  p.a = q.data();
-  p.a_stride = kStride;
-  p.b = transposed.data();
-  p.b_stride = kWhole;
-  p.out = scores.data();
-  p.out_stride = kWhole;
+  HeadProduct p = {
+      kRows,  kWhole,        kN,    0.5f, q.data(), kStride, transposed.data(),
+      kWhole, scores.data(), kWhole};
   simd_->scores(p);
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t j = 0; j < kWhole; ++j) {
@@ -207,5 +198,4 @@ TEST_P(EncoderSimdTest, ProductsOfAHead) {
 INSTANTIATE_TEST_SUITE_P(Sets, EncoderSimdTest, testing::Range(0, 3));
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

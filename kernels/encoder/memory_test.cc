@@ -9,8 +9,7 @@
 #include "kernels/encoder/encoder_block.h"
 #include "kernels/memory_testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 constexpr int64_t kBatch = 32, kLength = 80, kWidth = 64, kInner = 256;
@@ -77,5 +76,4 @@ TEST(EncoderMemoryTest, PlainBlock) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -8,8 +8,6 @@
 #include <cstring>
 #include <memory>
 
-#include "kernels/gemm/gemm_kernels.h"
-
 // From the BLAS in libtorch_cpu, which at::mm calls; calling it directly saves
 // the microsecond or two of making tensors and dispatching for each block of an
 // attention head. Only the Fortran interface is exported.
@@ -19,29 +17,25 @@ extern "C" void sgemm_(const char* transpose_a, const char* transpose_b,
                        const float* b, const int* ldb, const float* beta,
                        float* c, const int* ldc);
 
-namespace capstan {
-namespace kernels {
-
+namespace capstan::kernels {
 namespace {
 
 // The fewest multiplications worth waking a thread.
 constexpr int64_t kGrain = int64_t{1} << 20;
 
 // Null: the BLAS. Constant per machine, so that runs repeat bit by bit.
-const GemmKernels* Choose() {
-  if (BestInstructionSet() == InstructionSet::kPlain) return nullptr;
-  const GemmKernels* const best = &kGemm.best();
-  const char* const wish = std::getenv("CAPSTAN_GEMM");
-  if (wish != nullptr && std::strcmp(wish, "blas") == 0) return nullptr;
-  if (wish != nullptr && std::strcmp(wish, "own") == 0) return best;
-#ifdef __x86_64__
-  if (__builtin_cpu_is("intel")) return nullptr;
-#endif
-  return best;
-}
-
 const GemmKernels* Chosen() {
-  static const GemmKernels* const chosen = Choose();
+  static const GemmKernels* const chosen = []() -> const GemmKernels* {
+    if (BestInstructionSet() == InstructionSet::kPlain) return nullptr;
+    const GemmKernels* const best = &kGemm.best();
+    const char* const wish = std::getenv("CAPSTAN_GEMM");
+    if (wish != nullptr && std::strcmp(wish, "blas") == 0) return nullptr;
+    if (wish != nullptr && std::strcmp(wish, "own") == 0) return best;
+#ifdef __x86_64__
+    if (__builtin_cpu_is("intel")) return nullptr;
+#endif
+    return best;
+  }();
   return chosen;
 }
 
@@ -61,12 +55,12 @@ void Blas(const GemmProblem& p) {
   const char right = p.b_transposed ? 'T' : 'N';
   const int m = static_cast<int>(p.m), n = static_cast<int>(p.n);
   const int k = static_cast<int>(p.k);
-  const int a_stride = static_cast<int>(p.a_stride);
-  const int b_stride = static_cast<int>(p.b_stride);
-  const int c_stride = static_cast<int>(p.c_stride);
+  const int a_stride = static_cast<int>(p.a.stride);
+  const int b_stride = static_cast<int>(p.b.stride);
+  const int c_stride = static_cast<int>(p.c.stride);
   // Fortran sees a row-major matrix as its transpose: c^T = b^T a^T.
-  sgemm_(&right, &left, &n, &m, &k, &p.alpha, p.b, &b_stride, p.a, &a_stride,
-         &p.beta, p.c, &c_stride);
+  sgemm_(&right, &left, &n, &m, &k, &p.alpha, p.b.data, &b_stride, p.a.data,
+         &a_stride, &p.beta, p.c.data, &c_stride);
 }
 
 // The longer dimension is divided among threads, in whole tiles.
@@ -102,20 +96,16 @@ const char* GemmName() { return Chosen() == nullptr ? "blas" : Chosen()->name; }
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
           ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
   if (m <= 0 || n <= 0) return;
-  GemmProblem problem;
-  problem.m = m;
-  problem.n = n;
-  problem.k = k;
-  problem.alpha = alpha;
-  problem.a_transposed = transpose == Transpose::kLeft;
-  problem.a = a.data;
-  problem.a_stride = a.stride;
-  problem.b_transposed = transpose == Transpose::kRight;
-  problem.b = b.data;
-  problem.b_stride = b.stride;
-  problem.beta = beta;
-  problem.c = c.data;
-  problem.c_stride = c.stride;
+  const GemmProblem problem = {m,
+                               n,
+                               k,
+                               alpha,
+                               transpose == Transpose::kLeft,
+                               a,
+                               transpose == Transpose::kRight,
+                               b,
+                               beta,
+                               c};
   // Without terms, the BLAS does the right thing.
   if (Chosen() == nullptr || k <= 0) {
     Blas(problem);
@@ -124,5 +114,4 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
   }
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -2,19 +2,19 @@
 //
 // Products of float32 matrices in memory.
 //
-// On processors without kernels in LibTorch's BLAS (MKL), above all AMD's, ours
-// are 8 to 20 % faster at the sizes of a training step; on Intel's, MKL is
-// used. CAPSTAN_GEMM=own or =blas in the environment overrides this for
-// measurements.
+// On AMD's processors ours are 8 to 20 % faster than LibTorch's BLAS (MKL) at
+// the sizes of a training step; on Intel's, MKL is used. CAPSTAN_GEMM=own or
+// =blas in the environment overrides this for measurements.
 #ifndef CAPSTAN_KERNELS_GEMM_GEMM_H_
 #define CAPSTAN_KERNELS_GEMM_GEMM_H_
 
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
+#include "base/simd/instruction_set.h"
 
-// A row-major matrix in memory: row i begins at data + i * stride.
+namespace capstan::kernels {
+
+// A row-major matrix in memory: row i begins at data + i * stride floats.
 struct ConstMatrix {
   const float* data;
   int64_t stride;
@@ -37,7 +37,43 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
 // The implementation in use: "avx512", "avx2" or "blas".
 const char* GemmName();
 
-}  // namespace kernels
-}  // namespace capstan
+// For gemm.cc: the loops of gemm_tiles.cc, one table per instruction set.
+
+// As Gemm.
+struct GemmProblem {
+  int64_t m = 0, n = 0, k = 0;  // all greater than 0
+  float alpha = 1.0f;
+  bool a_transposed = false;
+  ConstMatrix a = {};
+  bool b_transposed = false;
+  ConstMatrix b = {};
+  float beta = 0.0f;  // 0 overwrites c
+  Matrix c = {};
+};
+
+// The inner dimension is processed in blocks of at most this many terms; only
+// this decides how an element's sum is rounded.
+constexpr int64_t kGemmDepth = 384;
+// Rows (or columns) of the smaller factor whose panels stay in the L2 cache:
+// 512 * 384 floats are 768 KiB.
+constexpr int64_t kGemmResident = 512;
+// Floats of `space` for Run, besides those: one panel of the other factor, at
+// most 32 wide; panels are written in whole vectors.
+constexpr int64_t kGemmPanel = kGemmDepth * 32 + 32;
+constexpr int64_t kGemmSpace =
+    kGemmPanel + kGemmDepth * (kGemmResident + 32) + 32;
+
+struct GemmKernels {
+  const char* name;
+  // Computes c's rows [row_begin, row_end) and columns [column_begin,
+  // column_end), on this thread. `space` is aligned to a cache line. Null in
+  // the plain table, for which the BLAS is used.
+  void (*run)(const GemmProblem& problem, int64_t row_begin, int64_t row_end,
+              int64_t column_begin, int64_t column_end, float* space);
+};
+
+SIMD_TABLES(GemmKernels, kGemm);
+
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_GEMM_GEMM_H_

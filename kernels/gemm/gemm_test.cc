@@ -13,10 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/gemm_kernels.h"
-
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -46,20 +43,20 @@ class Product {
     p_.beta = c.beta;
     p_.a_transposed = c.a_transposed;
     p_.b_transposed = c.b_transposed;
-    p_.a_stride = (c.a_transposed ? c.m : c.k) + 3;
-    p_.b_stride = (c.b_transposed ? c.k : c.n) + 5;
-    p_.c_stride = c.n + 2;
-    fill(&a_, (c.a_transposed ? c.k : c.m) * p_.a_stride);
-    fill(&b_, (c.b_transposed ? c.n : c.k) * p_.b_stride);
-    fill(&before_, c.m * p_.c_stride);
+    p_.a.stride = (c.a_transposed ? c.m : c.k) + 3;
+    p_.b.stride = (c.b_transposed ? c.k : c.n) + 5;
+    p_.c.stride = c.n + 2;
+    fill(&a_, (c.a_transposed ? c.k : c.m) * p_.a.stride);
+    fill(&b_, (c.b_transposed ? c.n : c.k) * p_.b.stride);
+    fill(&before_, c.m * p_.c.stride);
     Reset();
   }
 
   void Reset() {
     c_ = before_;
-    p_.a = a_.data();
-    p_.b = b_.data();
-    p_.c = c_.data();
+    p_.a.data = a_.data();
+    p_.b.data = b_.data();
+    p_.c.data = c_.data();
   }
   const GemmProblem& problem() const { return p_; }
   const std::vector<float>& result() const { return c_; }
@@ -68,9 +65,9 @@ class Product {
   // Checks every element, and the gaps between rows.
   void ExpectRight() const {
     for (int64_t i = 0; i < p_.m; ++i) {
-      for (int64_t j = 0; j < p_.c_stride; ++j) {
-        const float got = c_[i * p_.c_stride + j];
-        const float old = before_[i * p_.c_stride + j];
+      for (int64_t j = 0; j < p_.c.stride; ++j) {
+        const float got = c_[i * p_.c.stride + j];
+        const float old = before_[i * p_.c.stride + j];
         if (j >= p_.n) {
           ASSERT_EQ(got, old) << "beside row " << i;
           continue;
@@ -78,10 +75,10 @@ class Product {
         double sum = 0.0, size = 1.0;
         for (int64_t k = 0; k < p_.k; ++k) {
           const double term =
-              static_cast<double>(p_.a_transposed ? a_[k * p_.a_stride + i]
-                                                  : a_[i * p_.a_stride + k]) *
-              (p_.b_transposed ? b_[j * p_.b_stride + k]
-                               : b_[k * p_.b_stride + j]);
+              static_cast<double>(p_.a_transposed ? a_[k * p_.a.stride + i]
+                                                  : a_[i * p_.a.stride + k]) *
+              (p_.b_transposed ? b_[j * p_.b.stride + k]
+                               : b_[k * p_.b.stride + j]);
           sum += term;
           size += std::abs(term);
         }
@@ -166,7 +163,7 @@ TEST_P(GemmTest, BetaZeroForgetsWhatWasThere) {
   for (int64_t i = 0; i < 20; ++i) {
     for (int64_t j = 0; j < 40; ++j) {
       ASSERT_TRUE(
-          std::isfinite(product.result()[i * product.problem().c_stride + j]));
+          std::isfinite(product.result()[i * product.problem().c.stride + j]));
     }
   }
 }
@@ -188,8 +185,7 @@ void RunGemm(const GemmProblem& p) {
   Gemm(p.a_transposed   ? Transpose::kLeft
        : p.b_transposed ? Transpose::kRight
                         : Transpose::kNone,
-       p.m, p.n, p.k, p.alpha, {p.a, p.a_stride}, {p.b, p.b_stride}, p.beta,
-       {p.c, p.c_stride});
+       p.m, p.n, p.k, p.alpha, p.a, p.b, p.beta, p.c);
 }
 
 TEST(GemmChoiceTest, IsRightAndTheSameOnAnyNumberOfThreads) {
@@ -212,5 +208,4 @@ TEST(GemmChoiceTest, IsRightAndTheSameOnAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

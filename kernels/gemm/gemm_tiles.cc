@@ -4,18 +4,17 @@
 // Framework for Rapidly Instantiating BLAS Functionality", 2015): both factors
 // are copied into panels, which a small kernel reads sequentially while it
 // keeps a tile of the result in registers.
-#include "kernels/gemm/gemm_kernels.h"
+#include "base/simd/simd.h"
+#include "kernels/gemm/gemm.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
 #include "base/simd/target.h"
 
 #if SIMD_BYTES == 16
 // The BLAS is faster than anything that could be made here.
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, nullptr};
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 #else
 
 // 1, 2, .. up to the rows of a whole tile, two registers wide, which leaves
@@ -26,16 +25,18 @@ const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, nullptr};
 #define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6
 #endif
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
+
+#include "base/simd/simd_memory.inc"
 
 constexpr int kLanes = SIMD_BYTES / 4;
 constexpr int kTileVectors = 2;
 constexpr int kTileColumns = kTileVectors * kLanes;
 
-typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+typedef Register<kLanes>::Floats Vector;
+
+SIMD_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 SIMD_INLINE Vector Load(const float* p) {
   Vector v;
@@ -131,34 +132,13 @@ constexpr TileTable<GEMM_ROW_COUNTS> kTiles;
 constexpr int kTileRows =
     static_cast<int>(sizeof(kTiles.functions[0]) / sizeof(TileFunction)) - 1;
 
-// The transpose of a square of registers, by perfect shuffles.
-SIMD_INLINE void TransposeSquare(Vector rows[kLanes]) {
-  Lanes low, high;
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    low[i] = i / 2 + (i % 2) * kLanes;
-    high[i] = kLanes / 2 + i / 2 + (i % 2) * kLanes;
-  }
-#pragma GCC unroll 4
-  for (int stage = 1; stage < kLanes; stage *= 2) {
-    Vector next[kLanes];
-#pragma GCC unroll 8
-    for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
-  }
-}
-
 // panel [depth][width] of the transpose of `rows` <= kLanes rows of from [rows,
 // depth]; columns from `rows` to kLanes become 0 where the width has them.
 // Writes up to kLanes - width floats beyond the panel's end.
 SIMD_INLINE void PackTransposed(const float* from, int64_t stride, int64_t rows,
                                 int64_t depth, int64_t width, float* panel) {
   for (int64_t k = 0; k < depth; k += kLanes) {
-    const int64_t count = depth - k < kLanes ? depth - k : kLanes;
+    const int64_t count = Min(depth - k, kLanes);
     Vector square[kLanes];
     if (rows == kLanes && count == kLanes) {
 #pragma GCC unroll 16
@@ -200,13 +180,13 @@ SIMD_INLINE void PackColumns(const float* from, int64_t stride, int64_t columns,
 void PackRows(const GemmProblem& p, int64_t row, int64_t rows, int64_t k,
               int64_t depth, float* panel) {
   if (!p.a_transposed) {
-    PackTransposed(p.a + row * p.a_stride + k, p.a_stride, rows, depth, rows,
-                   panel);
+    PackTransposed(p.a.data + row * p.a.stride + k, p.a.stride, rows, depth,
+                   rows, panel);
     return;
   }
-  const float* from = p.a + k * p.a_stride + row;
+  const float* from = p.a.data + k * p.a.stride + row;
   const bool whole = row + kLanes <= p.m;  // a vector stays inside the matrix
-  for (int64_t i = 0; i < depth; ++i, from += p.a_stride, panel += rows) {
+  for (int64_t i = 0; i < depth; ++i, from += p.a.stride, panel += rows) {
     Store(panel, whole ? Load(from) : LoadPart(from, rows));
   }
 }
@@ -215,49 +195,14 @@ void PackRows(const GemmProblem& p, int64_t row, int64_t rows, int64_t k,
 void PackPanel(const GemmProblem& p, int64_t column, int64_t columns, int64_t k,
                int64_t depth, int64_t width, float* panel) {
   if (!p.b_transposed) {
-    PackColumns(p.b + k * p.b_stride + column, p.b_stride, columns, depth,
+    PackColumns(p.b.data + k * p.b.stride + column, p.b.stride, columns, depth,
                 width, panel);
     return;
   }
   for (int64_t i = 0; i < width; i += kLanes) {
-    const int64_t rows = columns - i < kLanes ? columns - i : kLanes;
-    PackTransposed(p.b + (column + i) * p.b_stride + k, p.b_stride, rows, depth,
-                   width, panel + i);
-  }
-}
-
-// Prefetches part `part` of `parts` of a block that will be packed soon.
-SIMD_INLINE void PrefetchPart(const float* block, int64_t stride, int64_t rows,
-                              int64_t columns, int64_t part, int64_t parts) {
-  const int64_t end = rows * (part + 1) / parts;
-  for (int64_t r = rows * part / parts; r < end; ++r) {
-    for (int64_t i = 0; i < columns; i += 16) {
-      __builtin_prefetch(block + r * stride + i, 0, 2);
-    }
-  }
-}
-
-SIMD_INLINE void PrefetchRows(const GemmProblem& p, int64_t row, int64_t rows,
-                              int64_t k, int64_t depth, int64_t part,
-                              int64_t parts) {
-  if (p.a_transposed) {
-    PrefetchPart(p.a + k * p.a_stride + row, p.a_stride, depth, rows, part,
-                 parts);
-  } else {
-    PrefetchPart(p.a + row * p.a_stride + k, p.a_stride, rows, depth, part,
-                 parts);
-  }
-}
-
-SIMD_INLINE void PrefetchPanel(const GemmProblem& p, int64_t column,
-                               int64_t columns, int64_t k, int64_t depth,
-                               int64_t part, int64_t parts) {
-  if (p.b_transposed) {
-    PrefetchPart(p.b + column * p.b_stride + k, p.b_stride, columns, depth,
-                 part, parts);
-  } else {
-    PrefetchPart(p.b + k * p.b_stride + column, p.b_stride, depth, columns,
-                 part, parts);
+    const int64_t rows = Min(columns - i, kLanes);
+    PackTransposed(p.b.data + (column + i) * p.b.stride + k, p.b.stride, rows,
+                   depth, width, panel + i);
   }
 }
 
@@ -280,6 +225,23 @@ struct Term {  // one block of the inner dimension
   float beta;
 };
 
+// Prefetches part `part` of `parts` of a term's block of a factor that will be
+// packed soon: `count` of its rows or, if each of its rows is a term, columns.
+SIMD_INLINE void Prefetch(const ConstMatrix& x, bool row_is_term, int64_t first,
+                          int64_t count, const Term& t, int64_t part,
+                          int64_t parts) {
+  const float* const block = row_is_term ? x.data + t.k * x.stride + first
+                                         : x.data + first * x.stride + t.k;
+  const int64_t rows = row_is_term ? t.depth : count;
+  const int64_t columns = row_is_term ? count : t.depth;
+  const int64_t end = rows * (part + 1) / parts;
+  for (int64_t r = rows * part / parts; r < end; ++r) {
+    for (int64_t i = 0; i < columns; i += 16) {
+      __builtin_prefetch(block + r * x.stride + i, 0, 2);
+    }
+  }
+}
+
 // For [row_begin, row_end) and [column_begin, column_end) of c.
 void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
                   int64_t row_end, int64_t column_begin, int64_t column_end,
@@ -290,8 +252,7 @@ void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
              t.depth, rows_space + cut.begin(i) * t.depth);
   }
   for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
-    const int64_t columns =
-        column_end - n < kTileColumns ? column_end - n : kTileColumns;
+    const int64_t columns = Min(column_end - n, kTileColumns);
     const int64_t width = Width(columns);
     PackPanel(p, n, columns, t.k, t.depth, width, panel);
     const TileFunction* tiles = kTiles.functions[width / kLanes - 1];
@@ -300,12 +261,12 @@ void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
     for (int64_t i = 0; i < cut.pieces; ++i) {
       const int64_t row = cut.begin(i);
       if (left > 0) {
-        PrefetchPanel(p, next, left < kTileColumns ? left : kTileColumns, t.k,
-                      t.depth, i, cut.pieces);
+        Prefetch(p.b, !p.b_transposed, next, Min(left, kTileColumns), t, i,
+                 cut.pieces);
       }
       tiles[cut.begin(i + 1) - row](
           t.depth, rows_space + row * t.depth, panel, p.alpha, t.beta,
-          p.c + (row_begin + row) * p.c_stride + n, p.c_stride, columns);
+          p.c.data + (row_begin + row) * p.c.stride + n, p.c.stride, columns);
     }
   }
 }
@@ -314,8 +275,7 @@ void ResidentColumns(const GemmProblem& p, const Term& t, int64_t row_begin,
                      int64_t row_end, int64_t column_begin, int64_t column_end,
                      float* columns_space, float* panel) {
   for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
-    const int64_t columns =
-        column_end - n < kTileColumns ? column_end - n : kTileColumns;
+    const int64_t columns = Min(column_end - n, kTileColumns);
     PackPanel(p, n, columns, t.k, t.depth, Width(columns),
               columns_space + (n - column_begin) * t.depth);
   }
@@ -326,16 +286,16 @@ void ResidentColumns(const GemmProblem& p, const Term& t, int64_t row_begin,
     PackRows(p, row, rows, t.k, t.depth, panel);
     const int64_t width = column_end - column_begin;
     for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
-      const int64_t columns =
-          column_end - n < kTileColumns ? column_end - n : kTileColumns;
+      const int64_t columns = Min(column_end - n, kTileColumns);
       const TileFunction* tiles = kTiles.functions[Width(columns) / kLanes - 1];
       if (i + 1 < cut.pieces) {
-        PrefetchRows(p, row + rows, cut.begin(i + 2) - cut.begin(i + 1), t.k,
-                     t.depth, (n - column_begin) / kTileColumns,
-                     (width + kTileColumns - 1) / kTileColumns);
+        Prefetch(p.a, p.a_transposed, row + rows,
+                 cut.begin(i + 2) - cut.begin(i + 1), t,
+                 (n - column_begin) / kTileColumns,
+                 (width + kTileColumns - 1) / kTileColumns);
       }
       tiles[rows](t.depth, panel, columns_space + (n - column_begin) * t.depth,
-                  p.alpha, t.beta, p.c + row * p.c_stride + n, p.c_stride,
+                  p.alpha, t.beta, p.c.data + row * p.c.stride + n, p.c.stride,
                   columns);
     }
   }
@@ -370,7 +330,6 @@ void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
 
 const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, Run};
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // SIMD_BYTES

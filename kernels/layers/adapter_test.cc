@@ -2,7 +2,6 @@
 //
 // Compares low-rank adapters in the operators of a block with plain formulas,
 // and checks dropout.
-#include "kernels/layers/adapter.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -18,14 +17,12 @@
 #include <cmath>
 
 #include "base/random.h"
-#include "kernels/layers/gated_mlp.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
-#include "kernels/layers/rope.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 constexpr double kScale = 0.75;
@@ -290,5 +287,4 @@ TEST(AdapterTest, DropoutKeepsTheMean) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

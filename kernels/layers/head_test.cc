@@ -19,14 +19,12 @@
 #include <vector>
 
 #include "base/gradient_sink.h"
-#include "kernels/layers/embedding_gradient.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/loss/cross_entropy.h"
 #include "kernels/loss/token_loss.h"
+#include "kernels/loss/tokens.h"
 #include "kernels/testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 at::Tensor PlainLoss(const at::Tensor& hidden, const at::Tensor& weight,
@@ -339,5 +337,4 @@ TEST(HeadTest, TargetOutsideTheVocabularyIsAnError) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

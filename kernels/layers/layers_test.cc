@@ -18,15 +18,12 @@
 #include <utility>
 
 #include "kernels/attention/attention.h"
-#include "kernels/layers/attention_input.h"
-#include "kernels/layers/gated_mlp.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/layers/rope.h"
 #include "kernels/testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 at::Tensor PlainRope(const at::Tensor& x, const at::Tensor& table) {
@@ -234,5 +231,4 @@ TEST(LayersTest, FrozenWeightsGetNoGradient) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

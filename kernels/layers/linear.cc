@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/layers/linear.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/masked_fill.h>
 #include <ATen/ops/mm.h>
-#include <torch/csrc/autograd/custom_function.h>
 
-#include <utility>
+#include <algorithm>
+#include <cmath>
 
 #include "base/profile.h"
+#include "base/random.h"
+#include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/layers/transformer_block_shape.h"
+#include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // A matrix in Gemm's form.
 struct Factor {
@@ -50,39 +50,6 @@ bool OwnMatMul(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
   return true;
 }
 
-class LinearAddFunction : public torch::autograd::Function<LinearAddFunction> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight,
-                            const at::Tensor& residual,
-                            at::TensorList adapter_tensors,
-                            const Adapter& adapter) {
-    ctx->save_for_backward({x, weight});
-    ctx->saved_data["adapter"] = KeepAdapters(adapter);
-    at::Tensor out = residual.clone();
-    MatMulInto(out, x, weight.t(), /*beta=*/1.0);
-    AddAdapter(adapter, x, out);
-    return out;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &dy = grads[0];
-    const auto kept = AdaptersIn(ctx->saved_data["adapter"]);
-    const AdapterBackward adapter(kept->adapters[0], dy);
-    variable_list out(3);
-    if (ctx->needs_input_grad(0)) {
-      out[0] = MatMul(dy, weight);
-      adapter.AddTo(out[0]);
-    }
-    if (ctx->needs_input_grad(1)) out[1] = WeightGradient({}, dy, x);
-    out[2] = dy;
-    adapter.AppendWeights(x, &out);
-    out.emplace_back();  // the adapter
-    return out;
-  }
-};
-
 }  // namespace
 
 void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
@@ -107,31 +74,116 @@ GradientSink::Place WeightPlace::Open() const {
   return sink == nullptr ? GradientSink::Place() : sink->Open(parameter);
 }
 
-at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
-                     const at::Tensor& residual, const Adapter& adapter) {
-  return LinearAddFunction::apply(
-      x, weight, residual, at::TensorList(AdapterTensors(adapter)), adapter);
+// Four channels share the random bits of one counter, made of the token's
+// position, the channels and the sample.
+at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
+                       int64_t width) {
+  const at::Tensor samples = dropout.samples.cpu().contiguous();
+  const int64_t* sample = samples.const_data_ptr<int64_t>();
+  TORCH_CHECK(samples.numel() > 0 && rows % samples.numel() == 0,
+              "dropout has ", samples.numel(), " samples for ", rows, " rows");
+  const int64_t length = rows / samples.numel();
+  const int64_t groups = (width + 3) / 4;
+  const auto dropped_below =
+      static_cast<uint64_t>(std::ldexp(dropout.rate, 32));
+  at::Tensor mask = at::empty({rows, width}, at::kBool);
+  bool* const out = mask.mutable_data_ptr<bool>();
+  at::parallel_for(0, rows, RowGrain(width), [&](int64_t row, int64_t end) {
+    for (; row < end; ++row) {
+      const int64_t first = row % length * groups;
+      bool* const dropped = out + row * width;
+      for (int64_t g = 0; g < groups; ++g) {
+        const auto bits =
+            RandomBits(dropout.key, first + g,
+                       static_cast<uint64_t>(sample[row / length]));
+        const int64_t channels = std::min<int64_t>(4, width - 4 * g);
+        for (int64_t c = 0; c < channels; ++c) {
+          dropped[4 * g + c] = bits[c] < dropped_below;
+        }
+      }
+    }
+  });
+  return mask;
 }
 
-void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger) {
-  ledger->Take(s.x());
-  ledger->Pass(s.Linear(kOutputMatrix).forward);
+namespace {
+
+// The adapter's input; x itself if nothing is dropped.
+at::Tensor Dropped(const AdapterDropout& dropout, const at::Tensor& x) {
+  if (!dropout.active()) return x;
+  const ProfileScope profile("dropout");
+  if (const auto* cuda = cuda::For(x)) {
+    return cuda::Dropout(*cuda, x, dropout.samples.to(x.device()), dropout.key,
+                         dropout.rate);
+  }
+  const at::Tensor mask = DropoutMask(dropout, x.size(0), x.size(1));
+  at::Tensor out = at::masked_fill(x, mask.to(x.device()), 0.0);
+  // Multiplied separately, so that the factor isn't rounded to 16 bits.
+  return out.mul_(1.0 / (1.0 - dropout.rate));
 }
 
-void PlanLinearAddBackward(const TransformerBlockShape& s,
-                           MemoryLedger* ledger) {
-  const LinearMemory output = s.Linear(kOutputMatrix);
-  ledger->Take(s.q());
-  ledger->Pass(output.gradients + output.backward);
+}  // namespace
+
+void AddAdapter(const Adapter& adapter, const at::Tensor& x, at::Tensor y) {
+  if (!adapter.defined()) return;
+  const at::Tensor inner = MatMul(Dropped(adapter.dropout, x), adapter.a.t());
+  MatMulInto(y, inner, adapter.b.t(), /*beta=*/1.0, adapter.scale);
 }
 
-at::Tensor WeightGradient(const WeightPlace& to, const at::Tensor& dy,
-                          const at::Tensor& x) {
-  GradientSink::Place place = to.Open();
-  if (!place.gradient.defined()) return MatMul(dy.t(), x);
-  MatMulInto(place.gradient, dy.t(), x, place.add ? 1.0 : 0.0);
-  return std::move(place.gradient);
+AdapterBackward::AdapterBackward(const Adapter& adapter, const at::Tensor& dy)
+    : adapter_(adapter), dy_(dy) {
+  if (!adapter.defined()) return;
+  d_inner_ = at::empty({dy.size(0), adapter.b.size(1)},
+                       dy.options().requires_grad(false));
+  MatMulInto(d_inner_, dy, adapter.b, /*beta=*/0.0, adapter.scale);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+void AdapterBackward::AddTo(at::Tensor dx) const {
+  if (!adapter_.defined()) return;
+  if (!adapter_.dropout.active()) {
+    MatMulInto(dx, d_inner_, adapter_.a, /*beta=*/1.0);
+    return;
+  }
+  dx.add_(Dropped(adapter_.dropout, MatMul(d_inner_, adapter_.a)));
+}
+
+void AdapterBackward::AppendWeights(const at::Tensor& x,
+                                    std::vector<at::Tensor>* gradients) const {
+  if (!adapter_.defined()) return;
+  const at::Tensor dropped = Dropped(adapter_.dropout, x);
+  const at::Tensor inner = MatMul(dropped, adapter_.a.t());
+  gradients->push_back(MatMul(d_inner_.t(), dropped));
+  at::Tensor d_b = at::empty(adapter_.b.sizes(), inner.options());
+  MatMulInto(d_b, dy_.t(), inner, /*beta=*/0.0, adapter_.scale);
+  gradients->push_back(std::move(d_b));
+}
+
+LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
+                        c10::ScalarType dtype, bool trained,
+                        const AdapterShape& adapter) {
+  const int64_t element = ElementBytes(dtype);
+  LinearMemory memory;
+  if (trained) memory.gradients = out * in * element;
+  if (adapter.rank == 0) return memory;
+  memory.gradients += adapter.rank * (in + out) * element;
+  // [rows, rank]: A x, and the gradient to it.
+  const int64_t inner = rows * adapter.rank * element;
+  // The mask and the dropped x, or gradient to it.
+  const int64_t dropped = adapter.dropout ? rows * in * (1 + element) : 0;
+  const int64_t masked = adapter.dropout ? dropped + rows * in * element : 0;
+  memory.forward = inner + dropped;
+  memory.backward = std::max(2 * inner, inner + masked);
+  return memory;
+}
+
+std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters) {
+  std::vector<at::Tensor> tensors;
+  for (const Adapter& adapter : adapters) {
+    if (!adapter.defined()) continue;
+    tensors.push_back(adapter.a);
+    tensors.push_back(adapter.b);
+  }
+  return tensors;
+}
+
+}  // namespace capstan::kernels

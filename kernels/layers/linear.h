@@ -1,20 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix products of tensors, and linear layers on rows: y = x W^T, for x
-// [rows, in] and W [out, in] as in Hugging Face's files.
+// Matrix products of tensors, and what operators that contain linear layers are
+// made of: y = x W^T on rows, for x [rows, in] and W [out, in] as in Hugging
+// Face's files, with low-rank adapters ("LoRA", Hu et al., 2021, section 4.1).
+// Without autograd.
 #ifndef CAPSTAN_KERNELS_LAYERS_LINEAR_H_
 #define CAPSTAN_KERNELS_LAYERS_LINEAR_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <vector>
 
 #include "base/gradient_sink.h"
-#include "kernels/layers/adapter.h"
-#include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
-struct TransformerBlockShape;
+// Dropout (Srivastava et al., "Dropout", 2014) of an adapter's input. Draws
+// depend only on key, sample, the token's position in it and channel.
+struct AdapterDropout {
+  double rate = 0.0;   // in [0, 1)
+  uint64_t key = 0;    // of the layer (base/random.h)
+  at::Tensor samples;  // [batch] int64; undefined: nothing is dropped
+
+  bool active() const { return rate > 0.0 && samples.defined(); }
+};
+
+// Adds scale * dropout(x) A^T B^T to a layer's x W^T.
+struct Adapter {
+  at::Tensor a;  // [rank, in]; undefined: the layer has no adapter
+  at::Tensor b;  // [out, rank]
+  double scale = 1.0;
+  AdapterDropout dropout;
+
+  bool defined() const { return a.defined(); }
+};
+
+// y [rows, out] += scale * dropout(x) A^T B^T, for x [rows, in]; a no-op
+// without an adapter. With dropout, each sample has the same number of rows.
+void AddAdapter(const Adapter& adapter, const at::Tensor& x, at::Tensor y);
+
+// An adapter's part of a backward, given the gradient dy [rows, out].
+class AdapterBackward {
+ public:
+  // A no-op if `adapter` isn't defined. `adapter` outlives this.
+  AdapterBackward(const Adapter& adapter, const at::Tensor& dy);
+
+  // dx [rows, in] += the gradient to x.
+  void AddTo(at::Tensor dx) const;
+  // Appends the gradients to A and B to `gradients`.
+  void AppendWeights(const at::Tensor& x,
+                     std::vector<at::Tensor>* gradients) const;
+
+ private:
+  const Adapter& adapter_;
+  const at::Tensor dy_;
+  at::Tensor d_inner_;  // [rows, rank]
+};
+
+// The properties of an adapter that determine its memory.
+struct AdapterShape {
+  int64_t rank = 0;  // 0: none
+  bool dropout = false;
+};
+
+// Bytes that a linear layer [out, in] allocates on the CPU, besides its input,
+// output and their gradients.
+struct LinearMemory {
+  int64_t forward = 0;    // while AddAdapter runs
+  int64_t backward = 0;   // while AdapterBackward runs, without gradients
+  int64_t gradients = 0;  // to W, A and B
+};
+LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
+                        c10::ScalarType dtype, bool trained,
+                        const AdapterShape& adapter);
+
+// [rows, width] bool on the CPU: which numbers are dropped.
+at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
+                       int64_t width);
+
+// A and B of the defined adapters, in order: inputs of an autograd node.
+std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters);
 
 // out [m, n] = alpha * a b + beta * out, without autograd; a beta of 0
 // overwrites `out`. a, b: [m, k], [k, n], with any strides.
@@ -34,23 +102,6 @@ struct WeightPlace {
   GradientSink::Place Open() const;
 };
 
-// residual + x W^T, plus the adapter, with gradients to all. residual: [rows,
-// out].
-at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
-                     const at::Tensor& residual, const Adapter& adapter = {});
-
-// Adds to `ledger` what a block's LinearAdd leaves: its output.
-void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger);
-// Continues from there, given the output's gradient, which is also the
-// residual's: leaves that of x.
-void PlanLinearAddBackward(const TransformerBlockShape& s,
-                           MemoryLedger* ledger);
-
-// The gradient dy^T x to W, in the form that a backward returns.
-at::Tensor WeightGradient(const WeightPlace& place, const at::Tensor& dy,
-                          const at::Tensor& x);
-
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_LINEAR_H_

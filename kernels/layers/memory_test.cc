@@ -10,14 +10,13 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/layers/rope.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/memory_testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 struct Case {
@@ -219,9 +218,6 @@ TEST_P(LayersMemoryTest, RmsNorm) {
                  return RmsNorm(block.x(), block.weights().mlp.norm, 1e-5);
                }),
                0.01);
-    MemoryLedger again;
-    PlanRmsNormAgain(s.rows, s.hidden, dtype, &again);
-    EXPECT_EQ(again.peak(), s.x());
   }
 }
 
@@ -229,5 +225,4 @@ INSTANTIATE_TEST_SUITE_P(Cases, LayersMemoryTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -19,10 +19,11 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 
-namespace capstan {
-namespace kernels {
-
+namespace capstan::kernels {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 bool OnRows(const at::Tensor& x, const at::Tensor& weight) {
   return x.dim() == 2 && HasRowKernels(x) && HasRowKernels(weight) &&
@@ -67,13 +68,31 @@ void WeightGradient(const at::Tensor& dy, const at::Tensor& x,
       });
 }
 
+class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, double eps) {
+    RmsNormResult result = RmsNormForward(x, weight, eps);
+    ctx->save_for_backward({x, weight, result.rstd});
+    return result.y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    RmsNormGradients gradients =
+        RmsNormBackward(grads[0], saved[0], saved[1], saved[2], at::Tensor(),
+                        ctx->needs_input_grad(1));
+    return {gradients.x, gradients.weight, at::Tensor()};
+  }
+};
+
 }  // namespace
 
 RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
                              double eps) {
   const ProfileScope profile("rms_norm");
   if (const auto* cuda = cuda::For(x)) {
-    cuda::NormResult made = cuda::RmsNorm(*cuda, x, {}, weight, eps);
+    cuda::NormResult made = cuda::RmsNorm(*cuda, x, weight, eps);
     return {std::move(made.y), std::move(made.rstd)};
   }
   if (!OnRows(x, weight)) {
@@ -171,11 +190,6 @@ void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
   ledger->Take(rows * n * ElementBytes(dtype) + rows * kFloatBytes);
 }
 
-void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
-                      MemoryLedger* ledger) {
-  ledger->Take(rows * n * ElementBytes(dtype));
-}
-
 void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
                          bool want_weight, MemoryLedger* ledger) {
   const int64_t dx = rows * n * ElementBytes(dtype);
@@ -184,34 +198,8 @@ void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
   ledger->Take(dx + (want_weight ? n * ElementBytes(dtype) : 0));
 }
 
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight, double eps) {
-    RmsNormResult result = RmsNormForward(x, weight, eps);
-    ctx->save_for_backward({x, weight, result.rstd});
-    return result.y;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    RmsNormGradients gradients =
-        RmsNormBackward(grads[0], saved[0], saved[1], saved[2], at::Tensor(),
-                        ctx->needs_input_grad(1));
-    return {gradients.x, gradients.weight, at::Tensor()};
-  }
-};
-
-}  // namespace
-
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return RmsNormFunction::apply(x, weight, eps);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -11,8 +11,7 @@
 
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // With gradients to x [rows, n] and weight [n].
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
@@ -40,16 +39,13 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& rstd,
                                  const at::Tensor& residual, bool want_weight);
 
-// Add to `ledger` what these leave on the CPU, for x [rows, n]: y and rstd; y;
-// the gradients.
+// Add to `ledger` what forward (y and rstd) and backward (the gradients) leave
+// on the CPU, for x [rows, n].
 void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
                  MemoryLedger* ledger);
-void PlanRmsNormAgain(int64_t rows, int64_t n, c10::ScalarType dtype,
-                      MemoryLedger* ledger);
 void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
                          bool want_weight, MemoryLedger* ledger);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_RMS_NORM_H_

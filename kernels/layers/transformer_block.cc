@@ -2,7 +2,6 @@
 #include "kernels/layers/transformer_block.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/sum.h>
@@ -14,13 +13,14 @@
 
 #include "base/profile.h"
 #include "base/simd/simd.h"
-#include "kernels/attention/attention_loops.h"
+#include "kernels/attention/attention.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/keep.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -32,16 +32,10 @@ using torch::autograd::variable_list;
 
 // The sizes of a block, in rows and floats per row.
 struct Dims {
-  Dims(int64_t rows, int64_t hidden, int64_t intermediate,
-       const AttentionShape& shape)
-      : rows(rows),
-        hidden(hidden),
-        inner(intermediate),
-        q(shape.heads * shape.head_dim),
-        kv(shape.kv_heads * shape.head_dim),
-        shape(shape) {}
-  int64_t rows, hidden, inner, q, kv;
+  int64_t rows, hidden, inner;
   AttentionShape shape;
+  int64_t q = shape.heads * shape.head_dim;
+  int64_t kv = shape.kv_heads * shape.head_dim;
 };
 
 // What forward leaves for backward. With a null base it only counts.
@@ -114,11 +108,6 @@ at::Tensor Space(int64_t floats, const at::Tensor& like) {
   return at::empty({floats}, like.options().requires_grad(false));
 }
 
-float* Data(const at::Tensor& t) { return t.mutable_data_ptr<float>(); }
-const float* ConstData(const at::Tensor& t) {
-  return t.const_data_ptr<float>();
-}
-
 template <typename Body>
 void ForRows(int64_t rows, int64_t width, const Body& body) {
   at::parallel_for(0, rows, RowGrain(width), body);
@@ -130,7 +119,7 @@ void Project(const float* x, int64_t rows, int64_t width, const at::Tensor& w,
   const ProfileScope profile("matrix products");
   const int64_t n = w.size(0);
   Gemm(Transpose::kRight, rows, n, width, 1.0f, {x, width},
-       {w.const_data_ptr<float>(), width}, beta, {out, n});
+       {ConstData(w), width}, beta, {out, n});
 }
 
 // dx [rows, width] = dy W + beta * dx, for W [n, width].
@@ -138,15 +127,15 @@ void ProjectBack(const float* dy, int64_t rows, const at::Tensor& w, float beta,
                  float* dx) {
   const ProfileScope profile("matrix products");
   const int64_t n = w.size(0), width = w.size(1);
-  Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n},
-       {w.const_data_ptr<float>(), width}, beta, {dx, width});
+  Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n}, {ConstData(w), width},
+       beta, {dx, width});
 }
 
 // RmsNorm of x [rows, hidden]; rstd: [rows].
 void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
                double eps, float* y, float* rstd) {
   const ProfileScope profile("rms_norm");
-  const float* w = weight.const_data_ptr<float>();
+  const float* w = ConstData(weight);
   ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
     Simd().fp32.rms_norm(x + begin * d.hidden, w, static_cast<float>(eps),
                          end - begin, d.hidden, y + begin * d.hidden,
@@ -158,7 +147,7 @@ void Normalise(const Dims& d, const float* x, const at::Tensor& weight,
 void NormaliseAgain(const Dims& d, const float* x, const at::Tensor& weight,
                     const float* rstd, float* y) {
   const ProfileScope profile("rms_norm");
-  const float* w = weight.const_data_ptr<float>();
+  const float* w = ConstData(weight);
   ForRows(d.rows, d.hidden, [&](int64_t begin, int64_t end) {
     Simd().fp32.rms_norm_again(x + begin * d.hidden, w, rstd + begin,
                                end - begin, d.hidden, y + begin * d.hidden);
@@ -182,8 +171,8 @@ void NormaliseBackward(const Dims& d, const float* dy, const float* x,
                        : at::empty({pieces * d.hidden}, weight.options());
     sums.zero_();
   }
-  float* const sum = wanted ? sums.mutable_data_ptr<float>() : nullptr;
-  const float* w = weight.const_data_ptr<float>();
+  float* const sum = wanted ? Data(sums) : nullptr;
+  const float* w = ConstData(weight);
   at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
     for (int64_t piece = first; piece < last; ++piece) {
       const int64_t begin = d.rows * piece / pieces;
@@ -200,49 +189,30 @@ void NormaliseBackward(const Dims& d, const float* dy, const float* x,
   }
 }
 
-// ApplyRope on x [rows, width]; sign: 1 forward, -1 backward.
-void Rotate(const Dims& d, const at::Tensor& table, float sign, int64_t width,
-            float* x) {
-  const ProfileScope profile("rope");
-  const int64_t positions = table.size(0), head_dim = d.shape.head_dim;
-  const int64_t half = head_dim / 2;
-  const float* angles = table.const_data_ptr<float>();
-  ForRows(d.rows, width, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const float* row = angles + r % positions * head_dim;
-      Simd().fp32.rotate(row, row + half, sign, width / head_dim, half,
-                         x + r * width);
-    }
-  });
-}
-
-AttentionLayout LayoutOf(const Dims& d, const PackedRows* packing) {
-  AttentionLayout layout;
-  layout.packing = packing;
-  layout.shape = d.shape;
-  layout.queries = layout.keys = d.rows / d.shape.batch;
-  layout.kv_stride = d.kv;
-  layout.kv_batch_stride = layout.keys * d.kv;
-  return layout;
-}
-
-// [rows, width] over existing memory that outlives it, for adapters.
+// [rows, width] over existing memory that outlives it.
 at::Tensor View(const float* data, int64_t rows, int64_t width) {
   return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
+}
+
+// ApplyRope on x [rows, width].
+void Rotate(const Dims& d, const at::Tensor& table, RopeDirection direction,
+            int64_t width, float* x) {
+  at::Tensor view = View(x, d.rows, width);
+  ApplyRope(table, direction, view);
 }
 
 using Adapters = std::array<Adapter, kBlockMatrices>;
 
 // A forward that waits for its backward.
-struct Call : public torch::CustomClassHolder {
+struct Call {
   std::array<at::Tensor, kInputs> inputs;
   Adapters adapters;  // as TransformerBlockOptions::parameters
   TransformerBlockOptions options;
   at::Tensor kept;
 
   Dims dims() const {
-    return Dims(inputs[kX].size(0), inputs[kX].size(1), inputs[kGate].size(0),
-                options.shape);
+    return {inputs[kX].size(0), inputs[kX].size(1), inputs[kGate].size(0),
+            options.shape};
   }
 };
 
@@ -271,12 +241,12 @@ at::Tensor Forward(Call& call) {
   project(kQuery, space.normed, d.hidden, 0.0f, kept.q);
   project(kKey, space.normed, d.hidden, 0.0f, kept.k);
   project(kValue, space.normed, d.hidden, 0.0f, kept.v);
-  Rotate(d, options.rope_table, 1.0f, d.q, kept.q);
-  Rotate(d, options.rope_table, 1.0f, d.kv, kept.k);
+  Rotate(d, options.rope_table, RopeDirection::kForward, d.q, kept.q);
+  Rotate(d, options.rope_table, RopeDirection::kForward, d.kv, kept.k);
   {
     const ProfileScope profile("attention");
-    AttentionForward(LayoutOf(d, options.packing.get()), kept.q, kept.k, kept.v,
-                     kept.mixed, kept.log_sum_exp);
+    AttentionForward({d.shape, d.rows, options.packing.get()}, kept.q, kept.k,
+                     kept.v, kept.mixed, kept.log_sum_exp);
   }
   std::memcpy(kept.y, x, hidden_bytes);
   project(kOutput, kept.mixed, d.q, 1.0f, kept.y);
@@ -387,12 +357,12 @@ class Backward {
     Weight(kOutput, space_.d_y, kept_.mixed);
     {
       const ProfileScope profile("attention");
-      AttentionBackward(LayoutOf(d_, options_.packing.get()),
+      AttentionBackward({d_.shape, d_.rows, options_.packing.get()},
                         {kept_.q, kept_.k, kept_.v, kept_.mixed, space_.d_mixed,
                          kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
     }
-    Rotate(d_, options_.rope_table, -1.0f, d_.q, space_.dq);
-    Rotate(d_, options_.rope_table, -1.0f, d_.kv, space_.dk);
+    Rotate(d_, options_.rope_table, RopeDirection::kBackward, d_.q, space_.dq);
+    Rotate(d_, options_.rope_table, RopeDirection::kBackward, d_.kv, space_.dk);
     const float* const x = ConstData(in_[kX]);
     NormaliseAgain(d_, x, in_[kInputNorm], kept_.rstd, space_.normed);
     Weight(kQuery, space_.dq, space_.normed);
@@ -422,37 +392,28 @@ class Backward {
 
 class BlockFunction : public torch::autograd::Function<BlockFunction> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& input_norm, const at::Tensor& q,
-                            const at::Tensor& k, const at::Tensor& v,
-                            const at::Tensor& output,
-                            const at::Tensor& post_norm, const at::Tensor& gate,
-                            const at::Tensor& up, const at::Tensor& down,
+  static at::Tensor forward(AutogradContext* ctx, at::TensorList inputs,
                             at::TensorList adapter_tensors,
                             const Adapters& adapters,
                             const TransformerBlockOptions& options) {
-    auto call = c10::make_intrusive<Call>();
-    call->inputs = {x, input_norm, q, k, v, output, post_norm, gate, up, down};
-    call->adapters = adapters;
-    call->options = options;
-    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    return Forward(*call);
+    Call call = {{}, adapters, options, {}};
+    std::copy(inputs.begin(), inputs.end(), call.inputs.begin());
+    return Forward(Keep(ctx, std::move(call)));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto call = c10::static_intrusive_pointer_cast<Call>(
-        ctx->saved_data["call"].toCapsule());
-    TORCH_CHECK(call->kept.defined(),
+    Call& call = KeptOf<Call>(ctx);
+    TORCH_CHECK(call.kept.defined(),
                 "a fused transformer block's backward can run only once");
     std::array<bool, kInputs> wanted;
     for (int i = 0; i < kInputs; ++i) wanted[i] = ctx->needs_input_grad(i);
     variable_list gradients =
-        Backward(call.get(), wanted, grads[0].contiguous()).Run();
+        Backward(&call, wanted, grads[0].contiguous()).Run();
     if (!wanted[kX]) gradients[kX].reset();
     gradients.resize(gradients.size() + 2);  // adapters, options
-    call->kept.reset();
-    call->inputs = {};
-    call->adapters = {};
+    call.kept.reset();
+    call.inputs = {};
+    call.adapters = {};
     return gradients;
   }
 };
@@ -481,8 +442,10 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
   const Adapters adapters = {
       a.adapters[0], a.adapters[1], a.adapters[2], weights.output_adapter,
       m.adapters[0], m.adapters[1], m.adapters[2]};
-  return BlockFunction::apply(x.contiguous(), a.norm, a.q, a.k, a.v,
-                              weights.output, m.norm, m.gate, m.up, m.down,
+  const std::array<at::Tensor, kInputs> inputs = {
+      x.contiguous(), a.norm, a.q,    a.k,  a.v,
+      weights.output, m.norm, m.gate, m.up, m.down};
+  return BlockFunction::apply(at::TensorList(inputs),
                               at::TensorList(AdapterTensors(adapters)),
                               adapters, options);
 }
@@ -516,7 +479,7 @@ OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
 }
 
 OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
-  const Dims d(s.rows, s.hidden, s.intermediate, s.attention);
+  const Dims d = {s.rows, s.hidden, s.intermediate, s.attention};
   OperatorMemory memory;
   memory.kept = Kept(d, nullptr).parts.used() * kFloatBytes + s.x();
   const int64_t space = BackwardSpace(d, nullptr).parts.used() * kFloatBytes;
@@ -546,5 +509,4 @@ OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape) {
                                                : PlanPlainBlock(shape);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

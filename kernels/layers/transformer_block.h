@@ -10,13 +10,10 @@
 
 #include "base/gradient_sink.h"
 #include "kernels/attention/attention.h"
-#include "kernels/layers/attention_input.h"
-#include "kernels/layers/gated_mlp.h"
-#include "kernels/layers/transformer_block_shape.h"
+#include "kernels/layers/block_parts.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 struct TransformerBlockWeights {
   AttentionWeights attention;
@@ -41,9 +38,8 @@ struct TransformerBlockOptions {
 
 //  y = x + Attention(AttentionInput(x)) Woutput^T,  GatedMlp(y)
 // for x [rows, hidden], plus adapters, with gradients to x, the weights and the
-// adapters. PlainTransformerBlock is composed of several nodes,
-// FusedTransformerBlock is one. Both round alike, except where the fused one
-// adds in a different order.
+// adapters. Plain: of several nodes; fused: one, which rounds alike except
+// where it adds in a different order.
 at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);
@@ -52,9 +48,8 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
 bool CanFuseTransformerBlock(const at::Tensor& x);
 
 // Keeps x and, in one piece of memory, q, k, v, the attention's output, y, gate
-// and up for backward, which overwrites them (so it runs only once) and
-// recomputes the rest. Temporaries of forward and of backward are one piece of
-// memory each.
+// and up for backward, which overwrites them, so it runs only once, and
+// recomputes the rest.
 at::Tensor FusedTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);
@@ -63,7 +58,6 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
 // matrices' gradients in a sink; the plain one for other types.
 OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LAYERS_TRANSFORMER_BLOCK_H_

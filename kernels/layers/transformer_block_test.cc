@@ -16,10 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/layers/rope.h"
+#include "kernels/layers/block_parts.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 struct Sizes {
@@ -292,5 +291,4 @@ TEST(TransformerBlockTest, WritesAndAddsGradientsInTheirPlaces) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -10,8 +10,7 @@
 #include "kernels/loss/token_loss.h"
 #include "kernels/memory_testing.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 class OnePlace final : public GradientSink {
@@ -104,5 +103,4 @@ TEST(LogitsPiecesTest, CoverAllRows) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward computes the gradient of the head's logits in place of the logits.
-// All chunks of rows but the last are immediately turned into gradients of
-// hidden and weight; the last one waits for backward. (With a single chunk,
-// this keeps [rows, vocab] instead of [vocab, hidden], and one multiplication
-// computes and scales each gradient.)
+// Forward replaces the head's logits by their gradient. All chunks of rows but
+// the last are turned at once into gradients of hidden and weight; the last
+// waits for backward. (With a single chunk, this keeps [rows, vocab] instead of
+// [vocab, hidden], and one product computes and scales each gradient.)
 //
-// In 16-bit types only the logits and their gradient have 16 bits: products of
-// it are float32 until they are summed and scaled, because only the incoming
-// gradient (the loss scale) lifts them into float16's range.
+// In 16-bit types products of that gradient stay float32 until they are summed
+// and scaled: only the loss scale lifts them into float16's range.
 //
-// Rows without a target don't contribute to the sum. If there are many
-// (training on answers, masked diffusion), the head works on copies of the
-// others.
+// If many rows have no target (training on answers, masked diffusion), the head
+// works on copies of the others.
 #include "kernels/loss/token_loss.h"
 
 #include <ATen/TensorOperators.h>
@@ -31,24 +28,14 @@
 #include <vector>
 
 #include "kernels/fast_path.h"
-#include "kernels/layers/embedding_gradient.h"
-#include "kernels/loss/cross_entropy.h"
+#include "kernels/keep.h"
+#include "kernels/loss/tokens.h"
 
-namespace capstan {
-namespace kernels {
-
+namespace capstan::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-c10::IValue Capsule(const TiedGradient& gradient) {
-  return c10::IValue::make_capsule(gradient);
-}
-
-TiedGradient FromCapsule(const c10::IValue& capsule) {
-  return c10::static_intrusive_pointer_cast<HeadGradient>(capsule.toCapsule());
-}
 
 bool IsHalf(const at::Tensor& t) {
   return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
@@ -66,9 +53,8 @@ at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b) {
   return at::mm(a.to(at::kFloat), b.to(at::kFloat));
 }
 
-// The divisor of float16's row weights that makes them at most 1, the range
-// that Lift supports: a power of 2, computed without waiting for the GPU.
-// Undefined: 1. A row then has the accuracy of those with the largest weight.
+// The power of 2 that divides float16's row weights to at most 1, the range
+// that Lift supports, computed without waiting for the GPU. Undefined: 1.
 at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
                   at::ScalarType dtype) {
   if (!row_weights.defined() || dtype != at::kHalf ||
@@ -80,8 +66,8 @@ at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
   return at::exp2(at::log2(most).ceil().clamp_min(-100.0));  // of 0, too
 }
 
-// The rows with a target, [n] int64, if the others are an eighth or more;
-// otherwise, and on a GPU, where it would block, undefined.
+// The rows with a target, [n] int64. Undefined if the others are less than an
+// eighth, and on a GPU, where it would block.
 at::Tensor RowsToSee(const at::Tensor& targets) {
   if (!targets.is_cpu()) return at::Tensor();
   const at::Tensor contiguous = targets.contiguous();
@@ -165,16 +151,11 @@ at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
   return out;
 }
 
-// A WeightPlace among what a node keeps.
-void KeepPlace(AutogradContext* ctx, const WeightPlace& place) {
-  ctx->saved_data["sink"] = reinterpret_cast<int64_t>(place.sink);
-  ctx->saved_data["parameter"] = static_cast<int64_t>(place.parameter);
-}
-
-WeightPlace KeptPlace(AutogradContext* ctx) {
-  return {reinterpret_cast<GradientSink*>(ctx->saved_data["sink"].toInt()),
-          static_cast<int>(ctx->saved_data["parameter"].toInt())};
-}
+struct EmbeddingCall {
+  WeightPlace place;
+  int64_t vocab;
+  TiedGradient tied;  // or null
+};
 
 class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
  public:
@@ -182,9 +163,7 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
                             const at::Tensor& tokens, const TiedGradient& tied,
                             const WeightPlace& place) {
     ctx->save_for_backward({tokens});
-    KeepPlace(ctx, place);
-    ctx->saved_data["vocab"] = weight.size(0);
-    if (tied) ctx->saved_data["tied"] = Capsule(tied);
+    Keep(ctx, EmbeddingCall{place, weight.size(0), tied});
     return at::embedding(weight, tokens);
   }
 
@@ -192,20 +171,18 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
     const at::Tensor tokens = ctx->get_saved_variables()[0];
     const at::ScalarType dtype = grads[0].scalar_type();
     const at::Tensor dy = grads[0].contiguous();
-    GradientSink::Place place = OpenFor(KeptPlace(ctx), dy);
+    const EmbeddingCall& call = KeptOf<EmbeddingCall>(ctx);
+    GradientSink::Place place = OpenFor(call.place, dy);
     at::Tensor dw;
-    const auto it = ctx->saved_data.find("tied");
-    if (it != ctx->saved_data.end()) {
-      const TiedGradient tied = FromCapsule(it->second);
-      if (tied->scale.defined()) dw = TakeGradient(*tied, std::move(place));
+    if (call.tied && call.tied->scale.defined()) {
+      dw = TakeGradient(*call.tied, std::move(place));
     }
     if (!dw.defined() && place.gradient.defined()) {
       dw = std::move(place.gradient);
       if (!place.add) dw.zero_();
     }
     if (!dw.defined()) {
-      dw = at::zeros({ctx->saved_data["vocab"].toInt(), dy.size(1)},
-                     dy.options().dtype(at::kFloat));
+      dw = at::zeros({call.vocab, dy.size(1)}, dy.options().dtype(at::kFloat));
     }
     AddEmbeddingGradient(dy, tokens, dw);
     if (dw.scalar_type() != dtype) dw = dw.to(dtype);
@@ -222,6 +199,13 @@ struct HeadRows {
   at::Tensor weights;  // [n] float32; undefined: all 1
 };
 
+struct HeadCall {
+  WeightPlace place;
+  int64_t rows;  // of hidden, seen or not
+  TiedGradient head;
+  bool tied;
+};
+
 class HeadFunction : public torch::autograd::Function<HeadFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& all_hidden,
@@ -229,7 +213,6 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
                             int64_t piece, bool want_weight,
                             const TiedGradient& tied,
                             const WeightPlace& place) {
-    KeepPlace(ctx, place);
     TiedGradient head = tied ? tied : c10::make_intrusive<HeadGradient>();
     const at::Tensor hidden = Select(all_hidden, of.seen);
     const at::Tensor unit =
@@ -269,16 +252,15 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     }
     if (unit.defined()) sum.mul_(unit);
     ctx->save_for_backward({weight, d_hidden, unit, of.seen});
-    ctx->saved_data["rows"] = all_hidden.size(0);
-    ctx->saved_data["head"] = Capsule(head);
-    ctx->saved_data["tied"] = static_cast<bool>(tied);
+    Keep(ctx, HeadCall{place, all_hidden.size(0), head, tied != nullptr});
     return sum;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor& weight = saved[0];
-    const TiedGradient head = FromCapsule(ctx->saved_data["head"]);
+    const HeadCall& call = KeptOf<HeadCall>(ctx);
+    const TiedGradient& head = call.head;
     TORCH_CHECK(head->d_logits.defined(),
                 "the loss's backward can run only once");
     const bool half = IsHalf(weight);
@@ -296,14 +278,12 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       MatMulScaled(dh, head->d_logits, weight, head->scale);
     }
     variable_list out(7);
-    out[0] = seen.defined()
-                 ? Spread(d_hidden, seen, ctx->saved_data["rows"].toInt())
-                 : d_hidden;
+    out[0] = seen.defined() ? Spread(d_hidden, seen, call.rows) : d_hidden;
     if (!ctx->needs_input_grad(1)) {
       head->d_logits.reset();
       head->hidden.reset();
-    } else if (!ctx->saved_data["tied"].toBool()) {
-      out[1] = TakeGradient(*head, OpenFor(KeptPlace(ctx), weight));
+    } else if (!call.tied) {
+      out[1] = TakeGradient(*head, OpenFor(call.place, weight));
       if (half) out[1] = out[1].to(weight.scalar_type());
     }
     return out;
@@ -370,8 +350,8 @@ struct LossBytes {
         wide_weight(s.vocab * s.hidden * kFloatBytes),
         logits(pieces.rows * s.vocab * ElementBytes(s.dtype)),
         last_logits(pieces.last * s.vocab * ElementBytes(s.dtype)) {}
-  // WideProduct's widened factors for `rows` rows of logits, and the result of
-  // the smaller of its two products, without the weight or its gradient.
+  // WideProduct's widened factors for `rows` rows of logits, and the smaller of
+  // the two products.
   int64_t Widened(int64_t rows) const {
     return rows * (vocab + hidden) * kFloatBytes;
   }
@@ -443,5 +423,4 @@ void PlanEmbeddingBackward(const TokenLossShape& s, MemoryLedger* ledger) {
   if (b.half) ledger->Take(b.weight);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Both ends of a language model: the token embedding, and the output head with
-// the cross-entropy of the next tokens; they may share one weight.
+// Both ends of a language model, which may share one weight: the embedding, and
+// the output head with its cross-entropy.
 #ifndef CAPSTAN_KERNELS_LOSS_TOKEN_LOSS_H_
 #define CAPSTAN_KERNELS_LOSS_TOKEN_LOSS_H_
 
@@ -11,8 +11,7 @@
 #include "kernels/layers/linear.h"
 #include "kernels/memory.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 // The gradient of the head's weight: scale * (so_far + d_logits^T hidden), kept
 // in these parts from forward on. In 16-bit types so_far is float32, and
@@ -24,9 +23,8 @@ struct HeadGradient : public torch::CustomClassHolder {
   at::Tensor scale;     // scalar; undefined before the head's backward
 };
 
-// Passes that gradient to the embedding's backward of the same forward if both
-// use one weight: the weight then gets a single gradient, where autograd would
-// make one per use and add them.
+// Passes that gradient to the embedding's backward of the same forward, if both
+// use one weight: it then gets a single gradient instead of one per use.
 using TiedGradient = c10::intrusive_ptr<HeadGradient>;
 
 // Rows of weight [vocab, hidden] for tokens [rows] int64: [rows, hidden]. With
@@ -36,15 +34,14 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
                      const TiedGradient& tied, const WeightPlace& place = {});
 
 // The sum over rows with target >= 0 of row_weight * -log softmax(hidden
-// W^T)[target], a float32 scalar, in float32 whatever the dtype of the logits.
-// hidden: [rows, hidden], weight: [vocab, hidden], targets: [rows] int64,
-// row_weights: [rows] float32 or undefined (all 1). With gradients to hidden
-// and weight; 16-bit types round them once, after multiplying by the incoming
-// gradient (the loss scale). The weight's gradient goes to `place`, or with
-// `tied`, an object for this forward only, is left there; Embedding must then
-// be part of the same graph whenever the weight needs a gradient. Logits exist
-// for one chunk of rows at a time; on CPUs, if an eighth of the rows or more
-// has no target, only for the others.
+// W^T)[target], a float32 scalar computed in float32. hidden: [rows, hidden],
+// weight: [vocab, hidden], targets: [rows] int64, row_weights: [rows] float32
+// or undefined (all 1). With gradients to hidden and weight, which 16-bit types
+// round once, after multiplying by the incoming gradient (the loss scale). The
+// weight's gradient goes to `place`, or stays in `tied`, which belongs to this
+// forward alone; Embedding must then be part of the same graph whenever the
+// weight needs a gradient. Logits exist for one chunk of rows at a time; on
+// CPUs, if an eighth or more of the rows has no target, only for the others.
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;
 at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,
@@ -74,19 +71,15 @@ struct LogitsPieces {
 LogitsPieces PiecesOf(int64_t rows, int64_t row_bytes,
                       int64_t logits_bytes = kLogitsBytes);
 
-// Adds to `ledger` what HeadCrossEntropySum, with a target in each row, leaves
-// besides its input: what is kept for backward, of which the float32 gradient
-// of the hidden rows is consumed first.
+// Adds to `ledger` what HeadCrossEntropySum, with a target in each row, keeps
+// for backward besides its input.
 void PlanHead(const TokenLossShape& s, MemoryLedger* ledger);
 // Continues from there. Leaves the gradient of the hidden rows and, for a tied
-// weight, what is kept for the embedding; otherwise the hidden rows are freed,
-// too.
+// weight, what is kept for the embedding; else the hidden rows are freed, too.
 void PlanHeadBackward(const TokenLossShape& s, MemoryLedger* ledger);
-// From the gradient of Embedding's output, and what the head has left if tied,
-// to that of the weight.
+// From the gradient of Embedding's output to that of the weight.
 void PlanEmbeddingBackward(const TokenLossShape& s, MemoryLedger* ledger);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_LOSS_TOKEN_LOSS_H_

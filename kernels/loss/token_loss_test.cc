@@ -13,8 +13,7 @@
 #include <cmath>
 #include <vector>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 constexpr int64_t kRows = 600;
@@ -153,5 +152,4 @@ TEST(TokenLossTest, EmbeddingOfARepeatedToken) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -2,25 +2,43 @@
 #include "kernels/optimizer/adamw.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <cmath>
-#include <cstring>
+#include <optional>
 #include <type_traits>
 
 #include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/optimizer/factors.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
-
-#define CAPSTAN_ALWAYS_INLINE inline __attribute__((always_inline))
 
 // Elements per thread, below which waking one costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
-// Elements [begin, end) of all buffers. 16-bit types are stored as bits.
+using cuda::AdamWFactors;
+
+AdamWFactors FactorsOf(const AdamWOptions& o) {
+  const double step = static_cast<double>(o.step);
+  AdamWFactors f;
+  f.gradient_scale = static_cast<float>(o.gradient_scale);
+  f.decay = static_cast<float>(1.0 - o.learning_rate * o.weight_decay);
+  f.weight1 = static_cast<float>(1.0 - o.beta1);
+  f.beta2 = static_cast<float>(o.beta2);
+  f.weight2 = static_cast<float>(1.0 - o.beta2);
+  f.rate =
+      static_cast<float>(o.learning_rate / (1.0 - std::pow(o.beta1, step)));
+  f.root2 = static_cast<float>(std::sqrt(1.0 - std::pow(o.beta2, step)));
+  f.epsilon = static_cast<float>(o.epsilon);
+  return f;
+}
+
 struct Memory {
   const void* gradient;
   float* parameter;
@@ -29,80 +47,24 @@ struct Memory {
   void* working;
 };
 
-template <typename To, typename From>
-CAPSTAN_ALWAYS_INLINE To BitCast(From from) {
-  To to;
-  static_assert(sizeof(to) == sizeof(from), "a cast of bits");
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
-struct FloatBits {
-  using Storage = float;
-  static CAPSTAN_ALWAYS_INLINE float Load(float x) { return x; }
-};
-
-struct BFloat16Bits {
-  using Storage = uint16_t;
-  static CAPSTAN_ALWAYS_INLINE float Load(uint16_t x) {
-    return BitCast<float>(static_cast<uint32_t>(x) << 16);
-  }
-  static CAPSTAN_ALWAYS_INLINE uint16_t Store(float x) {
-    const uint32_t bits = BitCast<uint32_t>(x);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    return static_cast<uint16_t>(nan ? 0x7fc0 : rounded);
-  }
-};
-
-// Conversion by float arithmetic, which rounds and makes subnormals:
-// github.com/Maratyszcza/FP16, include/fp16/fp16.h.
-struct HalfBits {
-  using Storage = uint16_t;
-  static CAPSTAN_ALWAYS_INLINE float Load(uint16_t x) {
-    const uint32_t w = static_cast<uint32_t>(x) << 16;
-    const uint32_t twice = w + w;
-    const float normal =
-        BitCast<float>((twice >> 4) + (0xe0u << 23)) * 0x1p-112f;
-    const float subnormal = BitCast<float>((twice >> 17) | (126u << 23)) - 0.5f;
-    const uint32_t magnitude = twice < (1u << 27) ? BitCast<uint32_t>(subnormal)
-                                                  : BitCast<uint32_t>(normal);
-    return BitCast<float>((w & 0x80000000u) | magnitude);
-  }
-  static CAPSTAN_ALWAYS_INLINE uint16_t Store(float x) {
-    const uint32_t w = BitCast<uint32_t>(x);
-    const uint32_t twice = w + w;
-    const float magnitude = BitCast<float>(w & 0x7fffffffu);
-    const float scaled = (magnitude * 0x1p+112f) * 0x1p-110f;
-    const uint32_t exponent = twice & 0xff000000u;
-    const uint32_t bias = exponent < 0x71000000u ? 0x71000000u : exponent;
-    const uint32_t bits =
-        BitCast<uint32_t>(BitCast<float>((bias >> 1) + 0x07800000u) + scaled);
-    const uint32_t nonsign = (bits >> 13 & 0x7c00u) + (bits & 0x0fffu);
-    return static_cast<uint16_t>((w >> 16 & 0x8000u) |
-                                 (twice > 0xff000000u ? 0x7e00u : nonsign));
-  }
-};
-
 // No working copy.
-struct Nothing {
-  using Storage = char;
-};
+using Nothing = char;
+
+// Vectorised, with c10's conversions, too.
 
 template <typename Gradient, typename Working>
-CAPSTAN_ALWAYS_INLINE void UpdateRange(const AdamWFactors& factors,
-                                       const Memory& buffers, int64_t begin,
-                                       int64_t end) {
+inline __attribute__((always_inline)) void UpdateRange(
+    const AdamWFactors& factors, const Memory& buffers, int64_t begin,
+    int64_t end) {
   const AdamWFactors f = factors;
   const auto* __restrict gradient =
-      static_cast<const typename Gradient::Storage*>(buffers.gradient);
+      static_cast<const Gradient*>(buffers.gradient);
   float* __restrict parameter = buffers.parameter;
   float* __restrict exp_avg = buffers.exp_avg;
   float* __restrict exp_avg_sq = buffers.exp_avg_sq;
-  auto* __restrict working =
-      static_cast<typename Working::Storage*>(buffers.working);
+  auto* __restrict working = static_cast<Working*>(buffers.working);
   for (int64_t i = begin; i < end; ++i) {
-    const float g = Gradient::Load(gradient[i]) * f.gradient_scale;
+    const float g = static_cast<float>(gradient[i]) * f.gradient_scale;
     const float m = exp_avg[i] + f.weight1 * (g - exp_avg[i]);
     const float v = exp_avg_sq[i] * f.beta2 + f.weight2 * g * g;
     const float denominator = std::sqrt(v) / f.root2 + f.epsilon;
@@ -110,8 +72,8 @@ CAPSTAN_ALWAYS_INLINE void UpdateRange(const AdamWFactors& factors,
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
     parameter[i] = p;
-    if constexpr (!std::is_same<Working, Nothing>::value) {
-      working[i] = Working::Store(p);
+    if constexpr (!std::is_same_v<Working, Nothing>) {
+      working[i] = static_cast<Working>(p);
     }
   }
 }
@@ -125,57 +87,46 @@ void UpdatePlain(const AdamWFactors& factors, const Memory& buffers,
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
 
-#ifdef __x86_64__
 template <typename Gradient, typename Working>
-__attribute__((target("avx2"))) void UpdateAvx2(const AdamWFactors& factors,
-                                                const Memory& buffers,
-                                                int64_t begin, int64_t end) {
+SIMD_FUNCTION_AVX2 void UpdateAvx2(const AdamWFactors& factors,
+                                   const Memory& buffers, int64_t begin,
+                                   int64_t end) {
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
 
 template <typename Gradient, typename Working>
-__attribute__((
-    target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void
-UpdateAvx512(const AdamWFactors& factors, const Memory& buffers, int64_t begin,
-             int64_t end) {
+SIMD_FUNCTION_AVX512 void UpdateAvx512(const AdamWFactors& factors,
+                                       const Memory& buffers, int64_t begin,
+                                       int64_t end) {
   UpdateRange<Gradient, Working>(factors, buffers, begin, end);
 }
-#endif  // __x86_64__
 
 template <typename Gradient, typename Working>
 UpdateFn ChooseForProcessor() {
-#ifdef __x86_64__
-  switch (BestInstructionSet()) {
-    case InstructionSet::kAvx512:
-      return UpdateAvx512<Gradient, Working>;
-    case InstructionSet::kAvx2:
-      return UpdateAvx2<Gradient, Working>;
-    case InstructionSet::kPlain:
-      break;
-  }
-#endif  // __x86_64__
-  return UpdatePlain<Gradient, Working>;
+  return BestOf<UpdateFn>(UpdatePlain<Gradient, Working>,
+                          UpdateAvx2<Gradient, Working>,
+                          UpdateAvx512<Gradient, Working>);
 }
 
 template <typename Gradient>
 UpdateFn ChooseForWorking(const at::Tensor& working) {
   if (!working.defined()) return ChooseForProcessor<Gradient, Nothing>();
   if (working.scalar_type() == at::kBFloat16) {
-    return ChooseForProcessor<Gradient, BFloat16Bits>();
+    return ChooseForProcessor<Gradient, at::BFloat16>();
   }
   TORCH_CHECK(working.scalar_type() == at::kHalf,
               "AdamW can't write working weights of ", working.scalar_type());
-  return ChooseForProcessor<Gradient, HalfBits>();
+  return ChooseForProcessor<Gradient, at::Half>();
 }
 
 UpdateFn Choose(const at::Tensor& gradient, const at::Tensor& working) {
   switch (gradient.scalar_type()) {
     case at::kFloat:
-      return ChooseForWorking<FloatBits>(working);
+      return ChooseForWorking<float>(working);
     case at::kBFloat16:
-      return ChooseForWorking<BFloat16Bits>(working);
+      return ChooseForWorking<at::BFloat16>(working);
     case at::kHalf:
-      return ChooseForWorking<HalfBits>(working);
+      return ChooseForWorking<at::Half>(working);
     default:
       TORCH_CHECK(false, "AdamW can't read gradients of ",
                   gradient.scalar_type());
@@ -189,7 +140,7 @@ void CheckBuffer(const at::Tensor& tensor, int64_t length) {
 }
 
 void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
-  AdamWFactors factors = MakeAdamWFactors(options);
+  AdamWFactors factors = FactorsOf(options);
   if (b.device_scale.defined()) {
     const float scale = *b.device_scale.const_data_ptr<float>();
     if (!std::isfinite(scale)) return;
@@ -211,7 +162,67 @@ void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
   });
 }
 
+// For the GPU.
+
+// A buffer's memory; null if it is undefined.
+void* DataOf(const at::Tensor& t, const at::Tensor& parameter) {
+  if (!t.defined()) return nullptr;
+  TORCH_CHECK(t.numel() == parameter.numel() && t.is_contiguous() &&
+                  t.device() == parameter.device(),
+              "AdamW wants contiguous buffers of one length on one device");
+  return t.mutable_data_ptr();
+}
+
+float* Floats(const at::Tensor& t, const at::Tensor& parameter) {
+  TORCH_CHECK(t.scalar_type() == at::kFloat,
+              "AdamW's parameter and state must be float32");
+  return static_cast<float*>(DataOf(t, parameter));
+}
+
 }  // namespace
+
+void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
+                   const AdamWBuffers& b) {
+  cuda::AdamWArgs args = {};
+  args.gradient_dtype = cuda::TypeOf(b.gradient);
+  args.gradient = DataOf(b.gradient, b.parameter);
+  args.parameter = Floats(b.parameter, b.parameter);
+  args.exp_avg = Floats(b.exp_avg, b.parameter);
+  args.exp_avg_sq = Floats(b.exp_avg_sq, b.parameter);
+  args.working_dtype = cuda::TypeOf(b.working);
+  args.working = DataOf(b.working, b.parameter);
+  TORCH_CHECK(
+      args.gradient_dtype != cuda::DType::kNone &&
+          args.working_dtype != cuda::DType::kFloat32 &&
+          b.working.defined() == (args.working_dtype != cuda::DType::kNone),
+      "AdamW can't read these gradients or write these working weights");
+  if (b.device_scale.defined()) {
+    TORCH_CHECK(b.device_scale.device() == b.parameter.device(),
+                "AdamW's device_scale must be on the parameter's device");
+    args.device_scale = b.device_scale.const_data_ptr<float>();
+  }
+  args.factors = FactorsOf(options);
+  args.n = b.parameter.numel();
+  const char* error =
+      cuda.adamw(args, cuda.current_stream(b.parameter.get_device()));
+  TORCH_CHECK(error == nullptr, "the GPU kernel adamw can't run: ", error);
+}
+
+void AdamWByLibTorch(const AdamWOptions& o, const AdamWBuffers& b) {
+  at::Tensor scaled = b.gradient.to(at::kFloat) * o.gradient_scale;
+  std::optional<at::Tensor> found_inf;
+  if (b.device_scale.defined()) {
+    scaled.mul_(b.device_scale);
+    found_inf = (~at::isfinite(b.device_scale)).to(at::kFloat);
+  }
+  const at::Tensor step =
+      at::full({}, static_cast<double>(o.step), b.parameter.options());
+  at::_fused_adamw_({b.parameter}, {scaled}, {b.exp_avg}, {b.exp_avg_sq}, {},
+                    {step}, o.learning_rate, o.beta1, o.beta2, o.weight_decay,
+                    o.epsilon, /*amsgrad=*/false, /*maximize=*/false,
+                    /*grad_scale=*/std::nullopt, found_inf);
+  if (b.working.defined()) b.working.copy_(b.parameter);
+}
 
 void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers) {
   if (buffers.parameter.device().is_cpu()) return StepOnCpu(options, buffers);
@@ -221,5 +232,4 @@ void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers) {
   AdamWByLibTorch(options, buffers);
 }
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -6,8 +6,7 @@
 
 #include <cstdint>
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 
 struct AdamWOptions {
   int64_t step = 1;  // 1 for the first update
@@ -40,11 +39,10 @@ struct AdamWBuffers {
 //   m += (1 - beta1) * (g - m)
 //   v = beta2 * v + (1 - beta2) * g * g
 //   p -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
-// `working`, if defined, becomes p in its own dtype. An element's result
-// depends neither on the number of threads nor on its offset. On CPU it runs on
-// LibTorch's intra-op threads; on a GPU on the current stream, without
-// blocking, by our kernel or, where that is unavailable, by LibTorch's with the
-// same bits.
+// `working`, if defined, becomes p in its own dtype. Bits depend neither on the
+// number of threads nor on an element's offset. On CPU it runs on LibTorch's
+// intra-op threads; on a GPU on the current stream, without blocking, by our
+// kernel or, where that is unavailable, by LibTorch's with the same bits.
 void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers);
 
 namespace cuda {
@@ -56,7 +54,6 @@ void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
                    const AdamWBuffers& buffers);
 void AdamWByLibTorch(const AdamWOptions& options, const AdamWBuffers& buffers);
 
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_OPTIMIZER_ADAMW_H_

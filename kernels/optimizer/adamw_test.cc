@@ -16,8 +16,7 @@
 
 #include "base/random.h"
 
-namespace capstan {
-namespace kernels {
+namespace capstan::kernels {
 namespace {
 
 at::Tensor Normal(uint64_t key, int64_t length, float stddev) {
@@ -263,5 +262,4 @@ TEST(AdamWTest, RejectsBuffersThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace kernels
-}  // namespace capstan
+}  // namespace capstan::kernels

@@ -24,7 +24,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/files.h"
-#include "base/output_file.h"
 
 namespace capstan {
 namespace text {

@@ -21,7 +21,6 @@
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/npy.h"
-#include "base/output_file.h"
 #include "base/status.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"

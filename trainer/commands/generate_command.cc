@@ -21,7 +21,6 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/machine.h"
-#include "base/output_file.h"
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"

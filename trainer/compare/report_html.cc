@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
-#include "base/output_file.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "trainer/compare/page_assets.h"
 #include "trainer/compare/report.h"

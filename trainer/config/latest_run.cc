@@ -6,7 +6,7 @@
 #include <memory>
 #include <system_error>
 
-#include "base/output_file.h"
+#include "base/files.h"
 #include "base/status.h"
 
 namespace capstan {

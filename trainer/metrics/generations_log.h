@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "base/output_file.h"
+#include "base/files.h"
 #include "trainer/metrics/reporter.h"
 
 namespace capstan {

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/output_file.h"
+#include "base/files.h"
 #include "trainer/metrics/reporter.h"
 
 namespace capstan {

@@ -13,7 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "base/npy.h"
-#include "base/output_file.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"

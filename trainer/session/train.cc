@@ -22,7 +22,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
-#include "base/output_file.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"

@@ -6,7 +6,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "base/json_keys.h"
+#include "base/json.h"
 
 namespace capstan {
 

@@ -17,7 +17,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
-#include "kernels/layers/adapter.h"
+#include "kernels/layers/linear.h"
 #include "kernels/loss/token_loss.h"
 #include "plugins/model/common/pretrained.h"
 #include "plugins/model/common/units.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/layers/adapter.h"
+#include "kernels/layers/linear.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 

@@ -10,7 +10,6 @@
 #include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "base/json_keys.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/safetensors.h"
 

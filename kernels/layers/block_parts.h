@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The nodes that compose a transformer block, each with its own backward, and
+// what they allocate on the CPU.
+#ifndef CAPSTAN_KERNELS_LAYERS_BLOCK_PARTS_H_
+#define CAPSTAN_KERNELS_LAYERS_BLOCK_PARTS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/attention/attention.h"
+#include "kernels/layers/linear.h"
+#include "kernels/memory.h"
+
+namespace capstan::kernels {
+
+// The matrices of a block, in the order of TransformerBlockOptions::parameters.
+enum BlockMatrix {
+  kQueryMatrix,
+  kKeyMatrix,
+  kValueMatrix,
+  kOutputMatrix,
+  kGateMatrix,
+  kUpMatrix,
+  kDownMatrix,
+  kBlockMatrices
+};
+
+// The properties of a transformer block that determine its memory on the CPU.
+struct TransformerBlockShape {
+  int64_t rows = 0;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  AttentionShape attention;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  // Whether rows pack several documents, which ATen computes one by one.
+  bool packed = false;
+  // Whether the block's own weights have gradients.
+  bool trained = true;
+  std::array<AdapterShape, kBlockMatrices> adapters;
+
+  // Bytes of [rows, width] for widths hidden, intermediate, all query heads and
+  // all key heads; and of one float32 per row.
+  int64_t x() const { return Rows(hidden); }
+  int64_t inner() const { return Rows(intermediate); }
+  int64_t q() const { return Rows(query_width()); }
+  int64_t kv() const { return Rows(key_width()); }
+  int64_t rstd() const { return rows * kFloatBytes; }
+  // The gradient of a norm's weight.
+  int64_t norm_gradient() const {
+    return trained ? hidden * ElementBytes(dtype) : 0;
+  }
+  int64_t query_width() const { return attention.heads * attention.head_dim; }
+  int64_t key_width() const { return attention.kv_heads * attention.head_dim; }
+  LinearMemory Linear(BlockMatrix matrix) const;
+
+ private:
+  int64_t Rows(int64_t width) const {
+    return rows * width * ElementBytes(dtype);
+  }
+};
+
+// Rotary position embedding (Su et al., "RoFormer", 2021) in Llama's layout:
+// channels i and i + head_dim / 2 are rotated by position * theta^(-2i /
+// head_dim).
+
+// Cosines and sines of positions [0, positions): [positions, head_dim]
+// float32 on CPU, a row's first half cosines, its second half sines.
+at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta);
+
+// Rotates x [rows, heads * head_dim] in place, without autograd. Row r is at
+// the position of table row r % table.size(0): narrow the table to the
+// positions of one sequence. Backward is the inverse rotation.
+enum class RopeDirection { kForward, kBackward };
+void ApplyRope(const at::Tensor& table, RopeDirection direction, at::Tensor& x);
+
+struct QueryKeyValue {
+  at::Tensor q;  // [rows, heads * head_dim]
+  at::Tensor k;  // [rows, kv_heads * head_dim]
+  at::Tensor v;  // [rows, kv_heads * head_dim]
+};
+
+struct AttentionWeights {
+  at::Tensor norm;                  // [hidden]
+  at::Tensor q, k, v;               // [heads * head_dim, hidden] each
+  std::array<Adapter, 3> adapters;  // of q, k, v
+};
+
+// The inputs of a block's attention: n = RmsNorm(x), q = rope(n Wq^T), k =
+// rope(n Wk^T), v = n Wv^T, plus adapters, with gradients to x, the weights and
+// the adapters. x: [rows, hidden]; rope_table: see ApplyRope. Keeps x for
+// backward, but not n.
+QueryKeyValue AttentionInput(const at::Tensor& x,
+                             const AttentionWeights& weights, double eps,
+                             const at::Tensor& rope_table);
+
+// Adds to `ledger` what AttentionInput leaves: q, k, v and what it keeps
+// besides x.
+void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger);
+// Continues from there, given the gradients of q, k and v.
+void PlanAttentionInputBackward(const TransformerBlockShape& s,
+                                MemoryLedger* ledger);
+
+// residual + x W^T, plus the adapter, with gradients to all. residual: [rows,
+// out].
+at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& residual, const Adapter& adapter = {});
+
+// Adds to `ledger` what a block's LinearAdd leaves: its output.
+void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger);
+// Continues from there, given the output's gradient, which is also the
+// residual's: leaves that of x.
+void PlanLinearAddBackward(const TransformerBlockShape& s,
+                           MemoryLedger* ledger);
+
+// silu(gate) * up, the activation of a SwiGLU layer (Shazeer, "GLU Variants
+// Improve Transformer", 2020), without autograd. All tensors are contiguous and
+// of one shape and dtype.
+at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up);
+
+struct SwiGluGradients {
+  at::Tensor gate;
+  at::Tensor up;
+  at::Tensor activation;  // silu(gate) * up, which backward needs too
+};
+// Consumes `d_activation`, whose memory a result may reuse.
+SwiGluGradients SwiGluBackward(const at::Tensor& gate, const at::Tensor& up,
+                               at::Tensor d_activation);
+
+struct GatedMlpWeights {
+  at::Tensor norm;                  // [hidden]
+  at::Tensor gate, up;              // [intermediate, hidden]
+  at::Tensor down;                  // [hidden, intermediate]
+  std::array<Adapter, 3> adapters;  // of gate, up, down
+};
+
+// x + (silu(n Wgate^T) * (n Wup^T)) Wdown^T with n = RmsNorm(x), plus adapters,
+// for x [rows, hidden], with gradients to x, the weights and the adapters.
+// Keeps x and the two projections for backward, which recomputes the rest.
+at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
+                    double eps);
+
+// Adds to `ledger` what GatedMlp leaves: its output and what it keeps besides
+// x.
+void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger);
+// Continues from there, with the output's gradient in place of the output:
+// leaves x and its gradient.
+void PlanGatedMlpBackward(const TransformerBlockShape& s, MemoryLedger* ledger);
+
+}  // namespace capstan::kernels
+
+#endif  // CAPSTAN_KERNELS_LAYERS_BLOCK_PARTS_H_
