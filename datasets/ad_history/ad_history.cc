@@ -11,8 +11,7 @@
 #include "base/status.h"
 #include "plugins/algorithm_distillation/history_model.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 namespace {
 
 constexpr int64_t kDefaultTransit = 80;
@@ -199,5 +198,4 @@ std::vector<std::string> AdHistory::notes() const {
   return {note + "."};
 }
 
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history

@@ -13,8 +13,7 @@
 #include "plugins/algorithm_distillation/history_source.h"
 #include "plugins/sdk/dataset.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 
 // Learning histories as samples, each of which predicts one action. With T the
 // tokens of the longest sample, batches have
@@ -56,7 +55,6 @@ class AdHistory final : public DatasetReader, public HistorySource {
   const SampleLayout layout_;
 };
 
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history
 
 #endif  // CAPSTAN_DATASETS_AD_HISTORY_AD_HISTORY_H_

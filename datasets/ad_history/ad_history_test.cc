@@ -15,8 +15,7 @@
 #include "datasets/darkroom/history_file.h"
 #include "plugins/algorithm_distillation/history_model.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 namespace {
 
 using ::testing::Contains;
@@ -332,5 +331,4 @@ TEST(AdHistoryTest, WhatIsWrongIsSaid) {
 }
 
 }  // namespace
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history

@@ -9,8 +9,7 @@
 #include "base/status.h"
 #include "datasets/darkroom/history_file.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 namespace {
 
 // Copies stream `stream` of time-major `from` to `to` [steps,
@@ -104,5 +103,4 @@ absl::StatusOr<std::shared_ptr<const HistoryTable>> HistoryTable::Load(
   return std::shared_ptr<const HistoryTable>(std::move(table));
 }
 
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history

@@ -10,8 +10,7 @@
 #include "absl/status/statusor.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 
 // Bytes of a transition: row, column, action, reward, next row, next column.
 constexpr int64_t kTransitionBytes = 6;
@@ -57,7 +56,6 @@ class HistoryTable {
   std::vector<uint8_t> bytes_;
 };
 
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history
 
 #endif  // CAPSTAN_DATASETS_AD_HISTORY_HISTORY_TABLE_H_

@@ -6,8 +6,7 @@
 
 #include "plugins/algorithm_distillation/history_model.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 namespace {
 
 static_assert(kTransitionBytes == kHistoryColumns,
@@ -103,5 +102,4 @@ void SampleLayout::Write(const Sample& sample, const uint8_t* history,
   writer.Padding(kinds + tokens);
 }
 
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history

@@ -7,8 +7,7 @@
 #include "datasets/ad_history/history_table.h"
 #include "plugins/algorithm_distillation/history_source.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 
 // The transitions [begin, end) of a history.
 struct StepRange {
@@ -53,7 +52,6 @@ class SampleLayout {
   int64_t per_history_ = 0;
 };
 
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history
 
 #endif  // CAPSTAN_DATASETS_AD_HISTORY_SAMPLE_LAYOUT_H_

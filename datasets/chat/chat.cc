@@ -16,8 +16,7 @@
 #include "datasets/chat/row_index.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 constexpr int64_t kDefaultLength = 1024;
@@ -349,5 +348,4 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
 CAPSTAN_PLUGIN(DatasetReader, Chat, capstan::chat::Config,
                "conversations, instructions and texts (JSON) for fine-tuning");
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

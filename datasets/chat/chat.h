@@ -15,8 +15,7 @@
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // Conversations and other rows for fine-tuning (see chat.proto). Batches have
 // "input_ids" and "labels" [n, T] int64. With packing, T is max_length, and
@@ -94,7 +93,6 @@ class Chat final : public DatasetReader {
   const Mixture mixture_;
 };
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_CHAT_H_

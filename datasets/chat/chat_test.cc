@@ -18,8 +18,7 @@
 #include "datasets/chat/index_builder.h"
 #include "text/chat_template/fake_tokenizer.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 namespace fs = std::filesystem;
@@ -364,5 +363,4 @@ TEST(IndexBuilderTest, RowsAndTheFirstErrorDoNotDependOnChunks) {
 }
 
 }  // namespace
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

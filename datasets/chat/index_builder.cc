@@ -13,8 +13,7 @@
 #include "base/status.h"
 #include "datasets/chat/row_index.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 // Finished chunks that may wait for an earlier one.
@@ -177,5 +176,4 @@ void IndexBuilder::Report(uint64_t end) {
       " s left (once: the index is kept)\n");
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

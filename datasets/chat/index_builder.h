@@ -12,8 +12,7 @@
 #include "absl/types/span.h"
 #include "datasets/chat/row_index.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // One pass over a source by several threads. Rows come out in file order
 // whatever the number of threads. Needs memory for a few chunks.
@@ -65,7 +64,6 @@ class IndexBuilder {
   double reported_ = 0.0;
 };
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_INDEX_BUILDER_H_

@@ -15,8 +15,7 @@
 #include "base/files.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 // Sorts items by descending length, stably. A counting sort.
@@ -145,5 +144,4 @@ absl::Status UnpackZstd(const std::string& from, HiddenFile* to) {
   return any ? absl::OkStatus() : Empty(from);
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

@@ -10,8 +10,7 @@
 #include "absl/types/span.h"
 #include "base/output_file.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // Pack i is items[begins[i]] to items[begins[i + 1]], exclusive.
 struct Packs {
@@ -30,7 +29,6 @@ Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity);
 absl::Status UnpackGzip(const std::string& from, HiddenFile* to);
 absl::Status UnpackZstd(const std::string& from, HiddenFile* to);
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_PACKING_H_

@@ -17,8 +17,7 @@
 #include "datasets/chat/source_file.h"
 #include "datasets/chat/turns.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using simdjson::dom::array;
@@ -446,5 +445,4 @@ uint64_t LineOf(absl::string_view text, uint64_t offset) {
   return 1 + std::count(text.begin(), text.begin() + offset, '\n');
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

@@ -16,8 +16,7 @@
 #include "datasets/chat/chat.pb.h"
 #include "plugins/sdk/chat_template.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // The content of a row of any kind: a conversation, or texts. Meant to be
 // reused, so that its strings keep their memory.
@@ -90,7 +89,6 @@ absl::Status OptionalText(const simdjson::dom::object& row, const char* key,
 absl::Status List(const simdjson::dom::object& row, const char* key,
                   simdjson::dom::array* out);
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_ROW_H_

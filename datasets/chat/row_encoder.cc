@@ -13,8 +13,7 @@
 #include "base/status.h"
 #include "plugins/sdk/dataset.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -212,5 +211,4 @@ std::string RowEncoder::Settings() const {
       LossOn_Name(loss_on_), "; at most ", max_length_, " tokens; eos ", eos_);
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

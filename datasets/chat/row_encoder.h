@@ -15,8 +15,7 @@
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // `tokenizer` with `chat_template` in place of its own: saves the template's
 // jinja, and uses the end of a turn as eos and, if there is no pad token, as
@@ -81,7 +80,6 @@ class RowEncoder {
   std::vector<int64_t> end_;
 };
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_ROW_ENCODER_H_

@@ -20,8 +20,7 @@
 #include "base/status.h"
 #include "datasets/chat/index_builder.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 namespace fs = std::filesystem;
@@ -237,5 +236,4 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
   return index;
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

@@ -20,8 +20,7 @@
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/source_file.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // A 64-bit hash of `bytes`, the same on every machine: CRC-64 and a finaliser.
 // For file names and for choosing rows; not cryptographic.
@@ -100,7 +99,6 @@ class RowIndex {
   uint64_t key_ = 0;
 };
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_

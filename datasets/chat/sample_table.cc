@@ -11,8 +11,7 @@
 #include "datasets/chat/packing.h"
 #include "datasets/chat/row_index.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 // More samples per epoch mean that the weights are a mistake.
@@ -236,5 +235,4 @@ absl::Span<const uint32_t> SampleTable::Rows(Part part, int64_t sample,
   return absl::MakeConstSpan(one, 1);
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

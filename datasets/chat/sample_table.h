@@ -13,8 +13,7 @@
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_index.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // Several sources as one sequence of samples; sample i is a pure function of i.
 // Without weights the sources are concatenated. With weights they are drawn in
@@ -84,7 +83,6 @@ class SampleTable {
 absl::StatusOr<uint64_t> HeldOutBelow(absl::Span<const IndexedRow> rows,
                                       double fraction);
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_SAMPLE_TABLE_H_

@@ -9,8 +9,7 @@
 #include "datasets/chat/packing.h"
 #include "datasets/chat/row_index.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 constexpr absl::string_view kGzip("\x1f\x8b", 2);
@@ -46,5 +45,4 @@ absl::StatusOr<SourceFile> OpenSource(const std::string& path) {
   return source;
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

@@ -7,8 +7,7 @@
 #include "base/status.h"
 #include "datasets/chat/row.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using simdjson::dom::array;
@@ -219,5 +218,4 @@ absl::Status AddTurns(const object& from, const char* key, const TurnKeys& keys,
   return absl::OkStatus();
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

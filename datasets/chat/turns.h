@@ -12,8 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "datasets/chat/row.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // The keys of a message's role and text.
 struct TurnKeys {
@@ -37,7 +36,6 @@ std::string SystemText(absl::string_view system, const std::string& tools);
 absl::Status AddTurns(const simdjson::dom::object& from, const char* key,
                       const TurnKeys& keys, const std::string& tools, Row* row);
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_TURNS_H_

@@ -19,8 +19,7 @@
 #include "datasets/darkroom/ppo.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 constexpr auto kProgressInterval = std::chrono::milliseconds(500);
@@ -187,5 +186,4 @@ absl::Status DarkroomCollector::Collect(const CollectProgress& progress) {
 CAPSTAN_PLUGIN(Collector, DarkroomCollector, ::capstan::darkroom::Config,
                "learning histories of a darkroom, by PPO learners");
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

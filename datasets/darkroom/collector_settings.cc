@@ -6,8 +6,7 @@
 #include "base/status.h"
 #include "datasets/darkroom/collector.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 // Larger values are likely mistakes: a history is held in memory.
@@ -114,5 +113,4 @@ absl::StatusOr<CollectorSettings> ReadSettings(const Config& config) {
   return to;
 }
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -4,8 +4,7 @@
 
 #include <hdf5/serial/hdf5.h>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // An HDF5 identifier with the function that closes it; below 0: none.
 class Hdf5Handle {
@@ -42,7 +41,6 @@ class QuietHdf5 {
   void* data_ = nullptr;
 };
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_DATASETS_DARKROOM_HDF5_HANDLE_H_

@@ -27,8 +27,7 @@
 #include "absl/status/statusor.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // One group in compact form; time-major as in the file.
 struct History {
@@ -118,7 +117,6 @@ class HistoryWriter {
   int64_t file_;  // HDF5's handle, or -1 when closed
 };
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_

@@ -11,8 +11,7 @@
 #include <functional>
 #include <numeric>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 namespace fs = std::filesystem;
@@ -375,5 +374,4 @@ TEST_F(HistoryFileTest, MoreThanThereIs) {
 }
 
 }  // namespace
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -15,8 +15,7 @@
 #include "datasets/darkroom/hdf5_handle.h"
 #include "datasets/darkroom/history_file.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 struct Dataset {
@@ -310,5 +309,4 @@ absl::StatusOr<History> HistoryReader::Read(int task, const Room& room,
   return history;
 }
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -12,8 +12,7 @@
 #include "datasets/darkroom/hdf5_handle.h"
 #include "datasets/darkroom/history_file.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 // The size of HDF5's chunk cache is 1 MiB.
@@ -126,5 +125,4 @@ absl::Status HistoryWriter::Commit() {
   return status;
 }
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -8,8 +8,7 @@
 
 #include "base/random.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 constexpr uint8_t kFirstOfRegion = 1, kLastOfRegion = 2;
@@ -179,5 +178,4 @@ void PpoLearner::Learn() {
   }
 }
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -9,8 +9,7 @@
 #include "datasets/darkroom/ppo_networks.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // Generalised advantage estimation (Schulman et al., arXiv 1506.02438) over
 // `steps` steps of `streams` streams: rewards, dones and advantages are [steps,
@@ -71,7 +70,6 @@ class PpoLearner {
   double mean_return_ = 0.0;
 };
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_DATASETS_DARKROOM_PPO_H_

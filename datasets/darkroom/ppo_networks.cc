@@ -7,8 +7,7 @@
 
 #include "base/random.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-5;
@@ -272,5 +271,4 @@ void PpoNetworks::Step(const PpoSettings& settings, const PpoSample* samples,
   }
 }
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -8,8 +8,7 @@
 #include "datasets/darkroom/ppo_kernels.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // Proximal policy optimisation (Schulman et al., arXiv 1707.06347). The
 // defaults are those used to collect the darkroom histories.
@@ -105,7 +104,6 @@ class PpoNetworks {
   Layers actor_, critic_;
 };
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_DATASETS_DARKROOM_PPO_NETWORKS_H_

@@ -7,8 +7,7 @@
 #include <memory>
 #include <vector>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 // The weight from `from` to `to`, as in the script that produced
@@ -223,5 +222,4 @@ TEST(PpoNetworksTest, EvaluatesEveryCell) {
 }
 
 }  // namespace
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

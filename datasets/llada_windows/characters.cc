@@ -10,8 +10,7 @@
 #include "base/files.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -224,5 +223,4 @@ absl::Status CharacterTokenizer::Save(const std::string& folder) const {
                         config.dump(2) + "\n");
 }
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

@@ -17,8 +17,7 @@
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 namespace fs = std::filesystem;
@@ -258,5 +257,4 @@ absl::StatusOr<WindowData> OpenNpyFolder(const std::string& folder) {
   return data;
 }
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

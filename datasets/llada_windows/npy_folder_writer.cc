@@ -11,8 +11,7 @@
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 namespace fs = std::filesystem;
@@ -98,5 +97,4 @@ absl::Status WriteNpyFolder(const WindowData& data, const std::string& text,
   return WriteWholeFile(folder + "/metadata.json", json.dump(2) + "\n");
 }
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

@@ -13,8 +13,7 @@
 #include "text/tokens/in_order.h"
 #include "text/tokens/text_pieces.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 // The bytes that a thread tokenizes at a time.
@@ -267,5 +266,4 @@ absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& given) {
   return data;
 }
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

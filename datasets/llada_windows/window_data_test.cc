@@ -19,8 +19,7 @@
 #include "base/npy.h"
 #include "datasets/llada_windows/characters.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 namespace fs = std::filesystem;
@@ -398,5 +397,4 @@ TEST(NpyFolderTest, EachMistakeIsOneSentence) {
 }
 
 }  // namespace
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

@@ -11,8 +11,7 @@
 #include "base/files.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
 Text::Text(const Config& config, TokenizedText text, int64_t begin, int64_t end)
     : config_(config), text_(std::move(text)), begin_(begin), end_(end) {}
@@ -91,5 +90,4 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> Text::Validation() const {
 CAPSTAN_PLUGIN(DatasetReader, Text, capstan::text::Config,
                "a text, or a file of tokens, cut into sequences");
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text

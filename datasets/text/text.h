@@ -10,8 +10,7 @@
 #include "datasets/text/token_source.h"
 #include "plugins/sdk/dataset.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
 // A text as samples of sequence_length tokens: sample i starts at token i *
 // sequence_length; the remainder is dropped. Batches have "input_ids" [n,
@@ -44,7 +43,6 @@ class Text final : public DatasetReader {
   const int64_t end_;
 };
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_DATASETS_TEXT_TEXT_H_

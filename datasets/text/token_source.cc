@@ -14,8 +14,7 @@
 #include "text/tokens/text_pieces.h"
 #include "text/tokens/token_file.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 namespace {
 
 // The bytes that a thread tokenizes at a time.
@@ -178,5 +177,4 @@ absl::StatusOr<TokenizedText> OpenTokens(
   return text;
 }
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text

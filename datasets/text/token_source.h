@@ -11,8 +11,7 @@
 #include "datasets/text/text.pb.h"
 #include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
 // The tokens of a text from its beginning to its end. Thread-safe.
 class TokenSource {
@@ -38,7 +37,6 @@ struct TokenizedText {
 absl::StatusOr<TokenizedText> OpenTokens(
     const Config& config, std::shared_ptr<const MappedFile> file);
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_DATASETS_TEXT_TOKEN_SOURCE_H_

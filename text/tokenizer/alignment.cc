@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 void Alignment::Keep(size_t bytes) {
   if (bytes == 0) return;
@@ -55,5 +54,4 @@ void ToCaller(const Frame* frame, size_t* begin, size_t* end) {
   }
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

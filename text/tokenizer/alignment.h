@@ -7,8 +7,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // Maps bytes of a transformed text to the text it was made from. Built from
 // start to end by Keep and Change.
@@ -58,7 +57,6 @@ struct Piece {
 // Maps bytes [*begin, *end) of `frame`'s text to offsets in the caller's text.
 void ToCaller(const Frame* frame, size_t* begin, size_t* end);
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_ALIGNMENT_H_

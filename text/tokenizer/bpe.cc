@@ -10,8 +10,7 @@
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // Up to this many symbols, a linear scan of all pairs beats a heap.
@@ -499,5 +498,4 @@ void Bpe::NoteNeighbours(absl::string_view token) {
   }
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -18,8 +18,7 @@
 #include "text/tokenizer/vocabulary.h"
 #include "text/tokenizer/word_scanner.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // The result of merging two adjacent tokens.
 struct Merge {
@@ -172,7 +171,6 @@ class Bpe {
   absl::flat_hash_set<uint64_t> neighbours_;
 };
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_BPE_H_

@@ -13,8 +13,7 @@
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // Transforms a token's text. Returns false if the result is raw bytes, which
@@ -294,5 +293,4 @@ absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
   return ends;
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

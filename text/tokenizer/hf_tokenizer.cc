@@ -5,8 +5,7 @@
 
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 void HfTokenizer::ModelStep::Take(const Piece& piece, Worker* worker) const {
   const absl::string_view text = piece.frame->text;
@@ -159,5 +158,4 @@ absl::Status HfTokenizer::Save(const std::string& folder) const {
   return WriteFolderFiles(files_, folder);
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -16,8 +16,7 @@
 #include "text/tokenizer/tokenizer_config.h"
 #include "text/tokenizer/vocabulary.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // Runs a tokenizer.json in the order of Hugging Face's tokenizers library:
 // finds added tokens, normalizes the text between them, finds added tokens in
@@ -89,7 +88,6 @@ class HfTokenizer final : public Tokenizer {
   mutable std::vector<std::unique_ptr<Worker>> idle_;  // guarded by mutex_
 };
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_HF_TOKENIZER_H_

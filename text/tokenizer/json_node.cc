@@ -6,8 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 JsonNode::JsonNode(simdjson::dom::element element, std::string place)
     : place_(std::move(place)) {
@@ -123,5 +122,4 @@ absl::Status ForEachInSequence(
   return absl::OkStatus();
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

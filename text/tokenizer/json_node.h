@@ -15,8 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // A JSON value with its path ("pre_tokenizer.pretokenizers[0].pattern") for
 // error messages. A view of the simdjson document, which must outlive it.
@@ -67,7 +66,6 @@ inline absl::string_view ToView(std::string_view text) {
   return {text.data(), text.size()};
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_JSON_NODE_H_

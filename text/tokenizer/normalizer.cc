@@ -8,8 +8,7 @@
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 using Normalizers = std::vector<std::unique_ptr<Normalizer>>;
@@ -201,5 +200,4 @@ absl::StatusOr<Normalizers> MakeNormalizers(const JsonNode& node) {
   return normalizers;
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

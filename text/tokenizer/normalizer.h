@@ -11,8 +11,7 @@
 #include "text/tokenizer/json_node.h"
 #include "text/tokenizer/regex.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // More steps than any known file has; each takes a level of the stack.
 constexpr size_t kMaxSteps = 64;
@@ -43,7 +42,6 @@ struct Pattern {
 };
 absl::StatusOr<Pattern> MakePattern(const JsonNode& node);
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_NORMALIZER_H_

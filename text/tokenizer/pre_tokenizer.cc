@@ -11,8 +11,7 @@
 #include "text/tokenizer/unicode.h"
 #include "text/tokenizer/word_scanner.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // The union of char::is_ascii_punctuation and Unicode's P.
@@ -384,5 +383,4 @@ std::unique_ptr<PieceStep> NewPatternSplit(Pattern pattern,
   return std::make_unique<PatternSplit>(std::move(pattern), behavior, invert);
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -13,8 +13,7 @@
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/regex.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // Per-thread scratch and output for encoding a text.
 struct Worker {
@@ -74,7 +73,6 @@ absl::StatusOr<SplitBehavior> MakeSplitBehavior(const JsonNode& node);
 std::unique_ptr<PieceStep> NewPatternSplit(Pattern pattern,
                                            SplitBehavior behavior, bool invert);
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_PRE_TOKENIZER_H_

@@ -14,8 +14,7 @@
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 constexpr size_t kFirstStackBytes = 32 << 10;
@@ -344,5 +343,4 @@ absl::StatusOr<std::string> ToPcre2(absl::string_view pattern) {
   return Translator(pattern).Run();
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -5,8 +5,7 @@
 #include "base/files.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 constexpr char kTokenizer[] = "/tokenizer.json";
@@ -121,5 +120,4 @@ absl::StatusOr<TokenizerConfig> MakeTokenizerConfig(
   return config;
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

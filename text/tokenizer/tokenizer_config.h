@@ -12,8 +12,7 @@
 #include "text/tokenizer/json_node.h"
 #include "text/tokenizer/vocabulary.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // Contents of the tokenizer files of a Hugging Face folder.
 struct FolderFiles {
@@ -37,7 +36,6 @@ struct TokenizerConfig {
 absl::StatusOr<TokenizerConfig> MakeTokenizerConfig(
     const JsonNode& node, const Vocabulary& vocabulary, Ends* ends);
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_TOKENIZER_CONFIG_H_

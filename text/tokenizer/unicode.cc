@@ -8,8 +8,7 @@
 #include <array>
 #include <vector>
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 constexpr char kReplacement[] = "\xef\xbf\xbd";  // U+FFFD
@@ -306,5 +305,4 @@ std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form) {
   return std::make_unique<Form>(form);
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

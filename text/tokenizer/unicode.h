@@ -11,8 +11,7 @@
 #include "text/tokenizer/alignment.h"
 #include "text/tokenizer/normalizer.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 bool IsUtf8(absl::string_view text);
 
@@ -56,7 +55,6 @@ enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
 // Normalization forms of Unicode Standard Annex 15.
 std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form);
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_UNICODE_H_

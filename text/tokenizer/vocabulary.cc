@@ -10,8 +10,7 @@
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // Bounds what a corrupt file can make us allocate.
@@ -236,5 +235,4 @@ bool AddedTokenFinder::Next(absl::string_view text, size_t from, size_t* search,
   return false;
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -13,8 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "text/tokenizer/json_node.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // The tokens of a tokenizer.json, by id and by text. Views of texts are valid
 // until the vocabulary is moved or destroyed.
@@ -97,7 +96,6 @@ class AddedTokenFinder {
   std::array<bool, 256> first_ = {};  // first bytes of spellings
 };
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_VOCABULARY_H_

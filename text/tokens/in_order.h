@@ -16,8 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
 // Calls make(0) to make(n - 1) on `threads` threads and passes the results in
 // order to take() on the calling thread. Buffers at most a few results per
@@ -84,7 +83,6 @@ absl::Status InOrder(int threads, int64_t n,
   return status;
 }
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_TEXT_TOKENS_IN_ORDER_H_

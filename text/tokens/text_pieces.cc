@@ -5,8 +5,7 @@
 
 #include "absl/strings/ascii.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 namespace {
 
 // Bytes on either side of a cut.
@@ -70,5 +69,4 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
   return pieces;
 }
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text

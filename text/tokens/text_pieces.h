@@ -8,8 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
 // Cuts a text into pieces of about `piece_bytes` whose tokens, concatenated,
 // are the text's, so that they can be tokenized independently. Cuts only at
@@ -19,7 +18,6 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
                                        absl::string_view text,
                                        size_t piece_bytes);
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_TEXT_TOKENS_TEXT_PIECES_H_

@@ -13,8 +13,7 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 namespace {
 
 constexpr char kTokenFileMagic[] = "CAPTOKNS";
@@ -279,5 +278,4 @@ absl::Status TokenFileWriter::Close() {
   return file_->Close();
 }
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text

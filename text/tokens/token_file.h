@@ -26,8 +26,7 @@
 #include "base/files.h"
 #include "base/output_file.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
 struct TokenFileInfo {
   int64_t vocab_size = 0;       // exclusive bound on ids
@@ -110,7 +109,6 @@ class TokenFile {
   std::unique_ptr<std::atomic<bool>[]> checked_;
 };
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_TEXT_TOKENS_TOKEN_FILE_H_
