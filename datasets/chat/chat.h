@@ -84,9 +84,10 @@ class Chat final : public DatasetReader {
   absl::Status CheckIndices(absl::Span<const int64_t> indices) const;
   // Returns its number of tokens; the rest is padding.
   absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
-  // The row's tokens, checked against the index.
-  absl::Status ReadRow(const OpenedSource& source, const IndexedRow& row,
-                       TokenRow* tokens) const;
+  // The row's tokens, checked against the index; this thread's next call
+  // overwrites them.
+  absl::StatusOr<const TokenRow*> ReadRow(const OpenedSource& source,
+                                          const IndexedRow& row) const;
 
   const std::shared_ptr<const Data> data_;
   const Part part_;

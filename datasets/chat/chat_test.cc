@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "datasets/chat/index_builder.h"
+#include "datasets/chat/row_index.h"
 #include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan::chat {

@@ -211,4 +211,12 @@ std::string RowEncoder::Settings() const {
       LossOn_Name(loss_on_), "; at most ", max_length_, " tokens; eos ", eos_);
 }
 
+absl::Status RowReader::Read(absl::string_view json, size_t readable, Kind kind,
+                             const RowEncoder& encoder) {
+  CAPSTAN_RETURN_IF_ERROR(parser.Parse(json, readable, kind, &row));
+  CAPSTAN_RETURN_IF_ERROR(encoder.Render(row, &rendered));
+  encoder.Encode(rendered, &tokens);
+  return absl::OkStatus();
+}
+
 }  // namespace capstan::chat

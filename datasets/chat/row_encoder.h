@@ -80,6 +80,18 @@ class RowEncoder {
   std::vector<int64_t> end_;
 };
 
+// A row's JSON as tokens; keeps its memory for the next row. One per thread.
+struct RowReader {
+  // Errors: those of Parse and Render. `readable`: see RowParser.
+  absl::Status Read(absl::string_view json, size_t readable, Kind kind,
+                    const RowEncoder& encoder);
+
+  RowParser parser;
+  Row row;
+  RenderedRow rendered;
+  TokenRow tokens;
+};
+
 }  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_ROW_ENCODER_H_

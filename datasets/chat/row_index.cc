@@ -11,14 +11,16 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
+#include <iostream>
 #include <limits>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
-#include "datasets/chat/index_builder.h"
+#include "base/clock.h"
 
 namespace capstan::chat {
 namespace {
@@ -151,12 +153,13 @@ struct Header {
   uint64_t magic = kMagic;
   uint64_t key = 0;
   RowIndex::Facts facts;
-};
 
-template <typename T>
-absl::string_view BytesOf(const T* values, size_t size) {
-  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
-}
+  bool Fits(uint64_t bytes) const {
+    const uint64_t rows = bytes - sizeof(Header);
+    return rows % sizeof(IndexedRow) == 0 &&
+           rows / sizeof(IndexedRow) == facts.rows;
+  }
+};
 
 absl::Status Write(const SourceFile& source, const IndexBuilder::Options& how,
                    uint64_t key, HiddenFile* file) {
@@ -172,17 +175,22 @@ absl::Status Write(const SourceFile& source, const IndexBuilder::Options& how,
   return file->Write(BytesOf(&header, 1));
 }
 
-// The header if the file is complete and has this key, else null.
-const Header* HeaderOf(const MappedFile& file, uint64_t key) {
-  const absl::string_view bytes = file.bytes();
-  if (bytes.size() < sizeof(Header)) return nullptr;
-  const auto* const header = reinterpret_cast<const Header*>(bytes.data());
-  const bool whole =
-      header->magic == kMagic && header->key == key &&
-      (bytes.size() - sizeof(Header)) % sizeof(IndexedRow) == 0 &&
-      (bytes.size() - sizeof(Header)) / sizeof(IndexedRow) ==
-          header->facts.rows;
-  return whole ? header : nullptr;
+// Finished chunks that may wait for an earlier one.
+constexpr uint64_t kAhead = 64;
+constexpr double kReportSeconds = 5.0;
+
+void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
+  to->rows += from.rows;
+  to->untrained += from.untrained;
+  to->cut += from.cut;
+  to->chats += from.chats;
+  to->tokens += from.tokens;
+  to->trained += from.trained;
+  to->longest = std::max(to->longest, from.longest);
+  if (to->bad == 0) {
+    std::memcpy(to->first_bad, from.first_bad, sizeof(to->first_bad));
+  }
+  to->bad += from.bad;
 }
 
 }  // namespace
@@ -200,22 +208,13 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
       .Add(BadRows_Name(bad_rows));
   RowIndex index;
   index.key_ = key.hash();
-  const auto is_valid = [&](const std::string& path) {
-    const auto file = MappedFile::Open(path);
-    return file.ok() && HeaderOf(**file, index.key_) != nullptr;
-  };
   CAPSTAN_ASSIGN_OR_RETURN(
-      const std::string path,
-      CachedFile(
-          source.path, index.key_, "rows", is_valid, [&](HiddenFile* to) {
-            return Write(source, {kind, bad_rows, &encoder}, index.key_, to);
-          }));
-  CAPSTAN_ASSIGN_OR_RETURN(index.file_, MappedFile::Open(path));
-  const Header* const header = HeaderOf(*index.file_, index.key_);
-  if (header == nullptr) {
-    return absl::DataLossError(
-        absl::StrCat(path, " changed while it was opened: start again"));
-  }
+      index.file_,
+      MapCached<Header>(source.path, index.key_, "rows", [&](HiddenFile* to) {
+        return Write(source, {kind, bad_rows, &encoder}, index.key_, to);
+      }));
+  const auto* const header =
+      reinterpret_cast<const Header*>(index.file_->bytes().data());
   index.facts_ = &header->facts;
   index.rows_ = absl::MakeConstSpan(
       reinterpret_cast<const IndexedRow*>(header + 1), header->facts.rows);
@@ -234,6 +233,140 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
         source.path, " has more than 4,294,967,295 rows: cut it in pieces"));
   }
   return index;
+}
+
+absl::StatusOr<RowIndex::Facts> IndexBuilder::Run(const Sink& sink) {
+  start_ = reported_ = MonotonicSeconds();
+  // A file of one or two chunks isn't worth a thread.
+  const uint64_t chunks = source_.text->bytes().size() / options_.chunk_bytes;
+  const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> threads;
+  for (uint64_t i = 1; i < std::min(cores, chunks); ++i) {
+    threads.emplace_back([&] { Work(sink); });
+  }
+  Work(sink);
+  for (std::thread& thread : threads) thread.join();
+  if (!status_.ok()) return status_;
+  return facts_;
+}
+
+void IndexBuilder::Work(const Sink& sink) {
+  RowReader reader;
+  std::vector<RowPlace> places;
+  while (true) {
+    uint64_t number = 0;
+    absl::Status scan;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      written_.wait(lock, [&] {
+        return at_end_ || !status_.ok() ||
+               next_to_scan_ < next_to_write_ + kAhead;
+      });
+      if (at_end_ || !status_.ok()) return;
+      scan = scanner_.Next(options_.chunk_bytes, &places);
+      at_end_ = !scan.ok() || places.empty();
+      if (at_end_ && scan.ok()) {
+        written_.notify_all();
+        return;
+      }
+      number = next_to_scan_++;
+    }
+    Chunk chunk;
+    try {
+      chunk = Index(places, &reader);
+    } catch (...) {
+      chunk.status = CurrentExceptionToStatus();
+    }
+    // The scanner's error comes after the rows that it returned.
+    if (chunk.status.ok() && !scan.ok()) {
+      chunk.status = absl::InvalidArgumentError(
+          absl::StrCat(source_.path, ":", scan.message()));
+    }
+    Finish(number, std::move(chunk), sink);
+  }
+}
+
+IndexBuilder::Chunk IndexBuilder::Index(const std::vector<RowPlace>& places,
+                                        RowReader* reader) const {
+  Chunk chunk;
+  for (const RowPlace& place : places) {
+    chunk.end = place.offset + place.bytes;
+    const absl::Status status = AddRow(place, reader, &chunk);
+    if (status.ok()) continue;
+    const std::string message =
+        absl::StrCat(source_.path, ":", place.line, ": ", status.message());
+    // A problem of the config isn't one of a single row.
+    if (options_.bad_rows == ERROR ||
+        status.code() != absl::StatusCode::kInvalidArgument) {
+      chunk.status = absl::Status(status.code(), message);
+      return chunk;
+    }
+    if (chunk.facts.bad++ == 0) {
+      message.copy(chunk.facts.first_bad, sizeof(chunk.facts.first_bad) - 1);
+    }
+  }
+  return chunk;
+}
+
+absl::Status IndexBuilder::AddRow(const RowPlace& place, RowReader* reader,
+                                  Chunk* chunk) const {
+  if (place.bytes > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError("the row is longer than 4 GiB");
+  }
+  const absl::string_view text = source_.text->bytes();
+  const absl::string_view json = text.substr(place.offset, place.bytes);
+  CAPSTAN_RETURN_IF_ERROR(reader->Read(json, text.size() - place.offset,
+                                       options_.kind, *options_.encoder));
+  const TokenRow& tokens = reader->tokens;
+  const auto trained = static_cast<uint64_t>(tokens.trained());
+  RowIndex::Facts& facts = chunk->facts;
+  if (trained == 0) {
+    ++facts.untrained;
+    return absl::OkStatus();
+  }
+  const uint64_t count = tokens.ids.size();
+  ++facts.rows;
+  facts.cut += tokens.was_cut ? 1 : 0;
+  facts.chats += reader->row.is_text ? 0 : 1;
+  facts.tokens += count;
+  facts.trained += trained;
+  facts.longest = std::max(facts.longest, count);
+  chunk->rows.push_back(
+      {place.offset, HashOf(json), static_cast<uint32_t>(place.bytes),
+       static_cast<uint32_t>(count), static_cast<uint32_t>(trained), 0});
+  return absl::OkStatus();
+}
+
+void IndexBuilder::Finish(uint64_t number, Chunk chunk, const Sink& sink) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  waiting_.emplace(number, std::move(chunk));
+  // In file order, so that the first error is the file's first.
+  for (auto first = waiting_.find(next_to_write_);
+       status_.ok() && first != waiting_.end();
+       first = waiting_.find(next_to_write_)) {
+    const Chunk& done = first->second;
+    status_ = done.status;
+    if (status_.ok()) status_ = sink(done.rows);
+    Add(done.facts, &facts_);
+    Report(done.end);
+    waiting_.erase(first);
+    ++next_to_write_;
+  }
+  written_.notify_all();
+}
+
+// Reports progress, for files that take long.
+void IndexBuilder::Report(uint64_t end) {
+  const double now = MonotonicSeconds();
+  if (now - reported_ < kReportSeconds) return;
+  reported_ = now;
+  const double done = static_cast<double>(end) /
+                      static_cast<double>(source_.text->bytes().size());
+  std::cerr << absl::StrCat(
+      "capstan.chat: indexing ", source_.path, ", ",
+      static_cast<int>(100 * done), " %, ",
+      static_cast<int>((now - start_) * (1 - done) / std::max(done, 1e-6)),
+      " s left (once: the index is kept)\n");
 }
 
 }  // namespace capstan::chat

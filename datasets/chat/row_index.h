@@ -5,17 +5,22 @@
 #ifndef CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
 #define CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "base/output_file.h"
+#include "base/status.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/source_file.h"
@@ -47,6 +52,38 @@ absl::StatusOr<std::string> CachedFile(
     const std::string& data_path, uint64_t key, const std::string& extension,
     const std::function<bool(const std::string&)>& is_valid,
     const std::function<absl::Status(HiddenFile*)>& make);
+
+// Maps the cached file, made if need be. It begins with a Header {magic, key,
+// ..}, whose Fits(bytes) says whether a whole file has that many bytes.
+template <typename Header>
+absl::StatusOr<std::shared_ptr<const MappedFile>> MapCached(
+    const std::string& data_path, uint64_t key, const std::string& extension,
+    const std::function<absl::Status(HiddenFile*)>& make) {
+  const auto is_whole = [key](const MappedFile& file) {
+    if (file.bytes().size() < sizeof(Header)) return false;
+    const auto& header = *reinterpret_cast<const Header*>(file.bytes().data());
+    return header.magic == Header().magic && header.key == key &&
+           header.Fits(file.bytes().size());
+  };
+  const auto is_valid = [&](const std::string& path) {
+    const auto file = MappedFile::Open(path);
+    return file.ok() && is_whole(**file);
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string path,
+      CachedFile(data_path, key, extension, is_valid, make));
+  CAPSTAN_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> file,
+                           MappedFile::Open(path));
+  if (is_whole(*file)) return file;
+  return absl::DataLossError(
+      absl::StrCat(path, " changed while it was opened: start again"));
+}
+
+// The bytes of `size` values.
+template <typename T>
+absl::string_view BytesOf(const T* values, size_t size) {
+  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
+}
 
 // A row that is trained on, as stored in the index file.
 struct IndexedRow {
@@ -97,6 +134,55 @@ class RowIndex {
   const Facts* facts_ = nullptr;
   absl::Span<const IndexedRow> rows_;
   uint64_t key_ = 0;
+};
+
+// One pass over a source by several threads. Rows come out in file order
+// whatever the number of threads. Needs memory for a few chunks.
+class IndexBuilder {
+ public:
+  struct Options {
+    Kind kind;
+    BadRows bad_rows;
+    const RowEncoder* encoder;
+    uint64_t chunk_bytes = 1 << 20;
+  };
+  using Sink = std::function<absl::Status(absl::Span<const IndexedRow>)>;
+
+  IndexBuilder(const SourceFile& source, const Options& options)
+      : source_(source), options_(options), scanner_(source.text->bytes()) {}
+
+  // Called once. One thread at a time calls `sink`. Returns the error of the
+  // first wrong row in file order.
+  absl::StatusOr<RowIndex::Facts> Run(const Sink& sink);
+
+ private:
+  struct Chunk {
+    absl::Status status;
+    std::vector<IndexedRow> rows;
+    RowIndex::Facts facts;
+    uint64_t end = 0;  // offset of its end in the text
+  };
+
+  void Work(const Sink& sink);
+  Chunk Index(const std::vector<RowPlace>& places, RowReader* reader) const;
+  absl::Status AddRow(const RowPlace& place, RowReader* reader,
+                      Chunk* chunk) const;
+  void Finish(uint64_t number, Chunk chunk, const Sink& sink);
+  void Report(uint64_t end);
+
+  const SourceFile& source_;
+  const Options options_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable written_;
+  RowScanner scanner_;
+  uint64_t next_to_scan_ = 0;
+  uint64_t next_to_write_ = 0;
+  bool at_end_ = false;
+  std::map<uint64_t, Chunk> waiting_;
+  RowIndex::Facts facts_;
+  absl::Status status_;
+  double start_ = 0.0;
+  double reported_ = 0.0;
 };
 
 }  // namespace capstan::chat

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/random.h"
-#include "datasets/chat/packing.h"
 #include "datasets/chat/sample_table.h"
 
 namespace capstan::chat {
