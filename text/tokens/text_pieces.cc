@@ -2,8 +2,10 @@
 #include "text/tokens/text_pieces.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "absl/strings/ascii.h"
+#include "text/tokens/in_order.h"
 
 namespace capstan::text {
 namespace {
@@ -67,6 +69,21 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
   }
   pieces.push_back(text.substr(begin));
   return pieces;
+}
+
+absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
+                          std::vector<uint32_t>* ids) {
+  if (text.empty()) return absl::OkStatus();
+  const std::vector<absl::string_view> pieces =
+      CutText(tokenizer, text, /*piece_bytes=*/1 << 20);
+  return InOrder<std::vector<int64_t>>(
+      static_cast<int>(std::thread::hardware_concurrency()),
+      static_cast<int64_t>(pieces.size()),
+      [&](int64_t i) { return tokenizer.Encode(pieces[i]); },
+      [ids](const std::vector<int64_t>& made) {
+        ids->insert(ids->end(), made.begin(), made.end());
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace capstan::text

@@ -3,8 +3,10 @@
 #define CAPSTAN_TEXT_TOKENS_TEXT_PIECES_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "plugins/sdk/tokenizer.h"
 
@@ -17,6 +19,10 @@ namespace capstan::text {
 std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
                                        absl::string_view text,
                                        size_t piece_bytes);
+
+// Appends the text's tokens to *ids. All of the machine's cores tokenize.
+absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
+                          std::vector<uint32_t>* ids);
 
 }  // namespace capstan::text
 
