@@ -16,7 +16,6 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "datasets/darkroom/history_file.h"
-#include "datasets/darkroom/ppo.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan::darkroom {
@@ -151,49 +150,53 @@ class Reporter {
 // Larger values are likely mistakes: a history is held in memory.
 constexpr int64_t kMostSteps = 100000000;
 
-absl::Status CheckRange(const char* field, double value, double least,
-                        double most) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  return FieldError(
-      field, absl::StrCat("must be in [", least, ", ", most, "], is ", value));
-}
-
-// A field of which 0 means the default.
-template <typename T, typename U>
-absl::Status TakePositive(const char* field, T value, U* to) {
-  if (value == 0) return absl::OkStatus();
-  if (!(value > 0)) {
-    return FieldError(field,
-                      absl::StrCat("must be greater than 0, is ", value));
+// Reads fields and keeps the first error.
+class Fields {
+ public:
+  // 0 means the default, which *to has.
+  template <typename T, typename U>
+  void Positive(const char* field, T value, U* to) {
+    if (value > 0) {
+      *to = static_cast<U>(value);
+    } else if (!(value == 0)) {
+      Fail(field, absl::StrCat("must be greater than 0, is ", value));
+    }
   }
-  *to = static_cast<U>(value);
-  return absl::OkStatus();
-}
+  void Range(const char* field, double value, double least, double most) {
+    if (value >= least && value <= most) return;
+    Fail(field,
+         absl::StrCat("must be in [", least, ", ", most, "], is ", value));
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  void Fail(const char* field, const std::string& problem) {
+    if (status_.ok()) status_ = FieldError(field, problem);
+  }
+
+  absl::Status status_;
+};
 
 absl::Status ReadPpo(const Ppo& ppo, PpoSettings* to) {
-  CAPSTAN_RETURN_IF_ERROR(
-      TakePositive("ppo.n_steps", ppo.n_steps(), &to->steps_per_update));
-  CAPSTAN_RETURN_IF_ERROR(
-      TakePositive("ppo.batch_size", ppo.batch_size(), &to->minibatch_size));
-  CAPSTAN_RETURN_IF_ERROR(
-      TakePositive("ppo.n_epochs", ppo.n_epochs(), &to->epochs));
-  CAPSTAN_RETURN_IF_ERROR(TakePositive("ppo.learning_rate", ppo.learning_rate(),
-                                       &to->learning_rate));
-  CAPSTAN_RETURN_IF_ERROR(
-      TakePositive("ppo.clip_range", ppo.clip_range(), &to->clip_range));
-  CAPSTAN_RETURN_IF_ERROR(TakePositive("ppo.max_grad_norm", ppo.max_grad_norm(),
-                                       &to->max_gradient_norm));
+  Fields fields;
+  fields.Positive("ppo.n_steps", ppo.n_steps(), &to->steps_per_update);
+  fields.Positive("ppo.batch_size", ppo.batch_size(), &to->minibatch_size);
+  fields.Positive("ppo.n_epochs", ppo.n_epochs(), &to->epochs);
+  fields.Positive("ppo.learning_rate", ppo.learning_rate(), &to->learning_rate);
+  fields.Positive("ppo.clip_range", ppo.clip_range(), &to->clip_range);
+  fields.Positive("ppo.max_grad_norm", ppo.max_grad_norm(),
+                  &to->max_gradient_norm);
   if (ppo.has_gamma()) to->discount = ppo.gamma();
   if (ppo.has_gae_lambda()) to->gae_lambda = ppo.gae_lambda();
   if (ppo.has_vf_coef()) to->value_weight = ppo.vf_coef();
   if (ppo.has_ent_coef()) to->entropy_weight = ppo.ent_coef();
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckRange("ppo.learning_rate", to->learning_rate, 0, 1));
-  CAPSTAN_RETURN_IF_ERROR(CheckRange("ppo.clip_range", to->clip_range, 0, 1));
-  CAPSTAN_RETURN_IF_ERROR(CheckRange("ppo.gamma", to->discount, 0, 1));
-  CAPSTAN_RETURN_IF_ERROR(CheckRange("ppo.gae_lambda", to->gae_lambda, 0, 1));
-  CAPSTAN_RETURN_IF_ERROR(CheckRange("ppo.vf_coef", to->value_weight, 0, 1e6));
-  return CheckRange("ppo.ent_coef", to->entropy_weight, 0, 1e6);
+  fields.Range("ppo.learning_rate", to->learning_rate, 0, 1);
+  fields.Range("ppo.clip_range", to->clip_range, 0, 1);
+  fields.Range("ppo.gamma", to->discount, 0, 1);
+  fields.Range("ppo.gae_lambda", to->gae_lambda, 0, 1);
+  fields.Range("ppo.vf_coef", to->value_weight, 0, 1e6);
+  fields.Range("ppo.ent_coef", to->entropy_weight, 0, 1e6);
+  return fields.status();
 }
 
 absl::Status ReadRoom(const Config& config, CollectorSettings* to) {
@@ -202,15 +205,16 @@ absl::Status ReadRoom(const Config& config, CollectorSettings* to) {
   }
   to->variant = config.variant() == Config::PERMUTED ? Variant::kPermuted
                                                      : Variant::kGoals;
-  CAPSTAN_RETURN_IF_ERROR(
-      TakePositive("grid_size", config.grid_size(), &to->room.size));
-  CAPSTAN_RETURN_IF_ERROR(CheckRange("grid_size", to->room.size, 1, 255));
-  CAPSTAN_RETURN_IF_ERROR(
-      TakePositive("horizon", config.horizon(), &to->room.horizon));
-  to->tasks = TaskCount(to->variant, to->room);
-  const int all = to->tasks;
-  CAPSTAN_RETURN_IF_ERROR(TakePositive("tasks", config.tasks(), &to->tasks));
-  return CheckRange("tasks", to->tasks, 1, all);
+  Fields fields;
+  fields.Positive("grid_size", config.grid_size(), &to->room.size);
+  fields.Range("grid_size", to->room.size, 1, 255);
+  fields.Positive("horizon", config.horizon(), &to->room.horizon);
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
+  const int all = TaskCount(to->variant, to->room);
+  to->tasks = all;
+  fields.Positive("tasks", config.tasks(), &to->tasks);
+  fields.Range("tasks", to->tasks, 1, all);
+  return fields.status();
 }
 
 }  // namespace
@@ -224,10 +228,11 @@ absl::StatusOr<CollectorSettings> ReadSettings(const Config& config) {
   to.output = config.output();
   CAPSTAN_RETURN_IF_ERROR(ReadRoom(config, &to));
   CAPSTAN_RETURN_IF_ERROR(ReadPpo(config.ppo(), &to.ppo));
-  CAPSTAN_RETURN_IF_ERROR(
-      TakePositive("streams", config.streams(), &to.streams));
+  Fields fields;
+  fields.Positive("streams", config.streams(), &to.streams);
   int64_t steps = 100000;
-  CAPSTAN_RETURN_IF_ERROR(TakePositive("steps", config.steps(), &steps));
+  fields.Positive("steps", config.steps(), &steps);
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
   const int64_t update = to.streams * to.ppo.steps_per_update;
   if (steps > kMostSteps || update > kMostSteps) {
     return FieldError(
@@ -246,8 +251,8 @@ absl::StatusOr<CollectorSettings> ReadSettings(const Config& config) {
   if (config.has_seed()) to.seed = config.seed();
   to.threads =
       std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  CAPSTAN_RETURN_IF_ERROR(
-      TakePositive("threads", config.threads(), &to.threads));
+  fields.Positive("threads", config.threads(), &to.threads);
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
   to.threads = std::min(to.threads, to.tasks);
   return to;
 }

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "datasets/darkroom/darkroom.pb.h"
-#include "datasets/darkroom/ppo_networks.h"
+#include "datasets/darkroom/ppo.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 #include "plugins/sdk/collector.h"
 

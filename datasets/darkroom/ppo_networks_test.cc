@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/darkroom/ppo_networks.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <memory>
 #include <vector>
+
+#include "datasets/darkroom/ppo.h"
 
 namespace capstan::darkroom {
 namespace {
