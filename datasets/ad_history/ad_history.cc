@@ -4,11 +4,13 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "datasets/darkroom/history_file.h"
 #include "plugins/algorithm_distillation/history_model.h"
 
 namespace capstan::ad_history {
@@ -19,6 +21,100 @@ constexpr int64_t kDefaultRegion = 80;
 constexpr int64_t kDefaultSteps = 1000;
 constexpr int64_t kNone = 0;  // token types
 constexpr int64_t kEnd = 2;
+
+// Copies stream `stream` of time-major `from` to `to` [steps,
+// kTransitionBytes].
+void CopyStream(const darkroom::History& from, int64_t stream, uint8_t* to) {
+  for (int64_t step = 0; step < from.steps; ++step) {
+    const int64_t i = step * from.streams + stream;
+    to[0] = from.states[2 * i];
+    to[1] = from.states[2 * i + 1];
+    to[2] = from.actions[i];
+    to[3] = from.rewards[i];
+    to[4] = from.next_states[2 * i];
+    to[5] = from.next_states[2 * i + 1];
+    to += kTransitionBytes;
+  }
+}
+
+absl::Status CheckShape(const TableOptions& options, int task,
+                        const darkroom::HistoryShape& shape, int64_t streams) {
+  if (shape.steps < options.steps) {
+    return FieldError(
+        "steps",
+        absl::StrCat("is ", options.steps, ", but ", options.path, " has only ",
+                     shape.steps, " steps of task ", task));
+  }
+  if (shape.streams < streams) {
+    return FieldError(
+        "streams",
+        absl::StrCat("is ", streams, ", but ", options.path, " has only ",
+                     shape.streams, " streams of task ", task));
+  }
+  return absl::OkStatus();
+}
+
+// The requested tasks that are in the file.
+absl::StatusOr<std::vector<int>> TasksIn(const darkroom::HistoryReader& file,
+                                         const TableOptions& options) {
+  const absl::Status status = file.CheckVariant(options.variant, options.room);
+  if (!status.ok()) return FieldError("path", status.message());
+  std::vector<int> tasks;
+  for (const int task : options.tasks) {
+    if (std::binary_search(file.tasks().begin(), file.tasks().end(), task)) {
+      tasks.push_back(task);
+    }
+  }
+  if (!tasks.empty()) return tasks;
+  std::vector<int> wanted = options.tasks;
+  std::sort(wanted.begin(), wanted.end());
+  return FieldError(
+      "path",
+      absl::StrCat(options.path, " has histories of ", file.tasks().size(),
+                   " tasks (", absl::StrJoin(file.tasks(), ", "),
+                   "), but of none of those that are wanted: ",
+                   absl::StrJoin(wanted, ", ")));
+}
+
+static_assert(kTransitionBytes == kHistoryColumns,
+              "the table has the columns that models read");
+
+// Writes consecutive tokens.
+class TokenWriter {
+ public:
+  TokenWriter(uint8_t* transitions, uint8_t* kinds)
+      : transitions_(transitions), kinds_(kinds) {}
+
+  void Transitions(const uint8_t* history, const StepRange& span) {
+    std::memcpy(transitions_, history + span.begin * kTransitionBytes,
+                span.size() * kTransitionBytes);
+    Kinds(HistoryToken::kTransition, span.size());
+  }
+  void Marker(HistoryToken kind) { Empty(kind, 1); }
+  void Query(const uint8_t* transition) {
+    uint8_t* const to = transitions_;
+    Empty(HistoryToken::kQuery, 1);
+    to[kHistoryRow] = transition[kHistoryRow];
+    to[kHistoryColumn] = transition[kHistoryColumn];
+  }
+  void Padding(const uint8_t* kinds_end) {
+    Empty(HistoryToken::kPadding, kinds_end - kinds_);
+  }
+
+ private:
+  void Empty(HistoryToken kind, int64_t count) {
+    std::memset(transitions_, 0, count * kTransitionBytes);
+    Kinds(kind, count);
+  }
+  void Kinds(HistoryToken kind, int64_t count) {
+    std::memset(kinds_, static_cast<int>(kind), count);
+    transitions_ += count * kTransitionBytes;
+    kinds_ += count;
+  }
+
+  uint8_t* transitions_;
+  uint8_t* kinds_;
+};
 
 // The batch's tensor of that name, reused if it has the shape.
 template <typename T>
@@ -76,6 +172,92 @@ HistoryForm FormOf(const Config& config) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::shared_ptr<const HistoryTable>> HistoryTable::Load(
+    const TableOptions& options) {
+  absl::StatusOr<std::unique_ptr<darkroom::HistoryReader>> file =
+      darkroom::HistoryReader::Open(options.path);
+  if (!file.ok()) return FieldError("path", file.status().message());
+  std::shared_ptr<HistoryTable> table(new HistoryTable);
+  CAPSTAN_ASSIGN_OR_RETURN(table->tasks_, TasksIn(**file, options));
+  table->tasks_of_file_ = (*file)->tasks();
+  table->steps_ = options.steps;
+  int64_t streams = options.streams;
+  for (size_t i = 0; i < table->tasks_.size(); ++i) {
+    const int task = table->tasks_[i];
+    const auto shape = (*file)->Shape(task);
+    if (!shape.ok()) return FieldError("path", shape.status().message());
+    // All streams: the number that the first task has.
+    if (streams == 0) streams = shape->streams;
+    CAPSTAN_RETURN_IF_ERROR(CheckShape(options, task, *shape, streams));
+    if (i == 0) {
+      table->histories_ = streams * static_cast<int64_t>(table->tasks_.size());
+      table->bytes_.resize(table->histories_ * table->steps_ *
+                           kTransitionBytes);
+    }
+    const auto history =
+        (*file)->Read(task, options.room, options.steps, streams);
+    if (!history.ok()) return FieldError("path", history.status().message());
+    for (int64_t stream = 0; stream < streams; ++stream) {
+      const int64_t index = static_cast<int64_t>(i) * streams + stream;
+      CopyStream(
+          *history, stream,
+          table->bytes_.data() + index * table->steps_ * kTransitionBytes);
+    }
+  }
+  return std::shared_ptr<const HistoryTable>(std::move(table));
+}
+
+SampleLayout::SampleLayout(const HistoryForm& form, bool short_contexts,
+                           int64_t steps, int64_t histories)
+    : form_(form), histories_(histories) {
+  if (form.compressed) {
+    per_history_ = steps / form.length * form.length;
+  } else {
+    first_ = short_contexts ? 0 : form.length - 1;
+    per_history_ = std::max<int64_t>(0, steps - first_);
+  }
+}
+
+Sample SampleLayout::At(int64_t index) const {
+  Sample sample;
+  sample.history = index / per_history_;
+  sample.query = first_ + index % per_history_;
+  if (form_.compressed) {
+    const int64_t begin = sample.query / form_.length * form_.length;
+    sample.previous = {std::max<int64_t>(0, begin - form_.length), begin};
+    sample.current = {begin, sample.query};
+    sample.ends_region = sample.query - begin == form_.length - 1;
+  } else {
+    sample.current = {std::max<int64_t>(0, sample.query - form_.length + 1),
+                      sample.query};
+  }
+  return sample;
+}
+
+int64_t SampleLayout::Length(const Sample& sample) const {
+  int64_t length = sample.current.size() + 1;
+  if (form_.compressed) {
+    length += 1;
+    if (sample.previous.size() > 0) length += sample.previous.size() + 2;
+  }
+  return length;
+}
+
+void SampleLayout::Write(const Sample& sample, const uint8_t* history,
+                         int64_t tokens, uint8_t* transitions,
+                         uint8_t* kinds) const {
+  TokenWriter writer(transitions, kinds);
+  if (sample.previous.size() > 0) {
+    writer.Marker(HistoryToken::kStart);
+    writer.Transitions(history, sample.previous);
+    writer.Marker(HistoryToken::kEnd);
+  }
+  if (form_.compressed) writer.Marker(HistoryToken::kStart);
+  writer.Transitions(history, sample.current);
+  writer.Query(history + sample.query * kTransitionBytes);
+  writer.Padding(kinds + tokens);
+}
 
 AdHistory::AdHistory(const Config& config, const HistoryForm& form,
                      darkroom::Split split,
