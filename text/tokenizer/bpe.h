@@ -135,7 +135,6 @@ class Bpe {
   // Length in bytes of the longest prefix of `word` that can be encoded on its
   // own: no merge joins the characters on either side of its end.
   size_t Prefix(absl::string_view word) const;
-  bool IsKnown(absl::string_view character) const;
   // Encodes a prefix into state->symbols.
   void Run(absl::string_view word, BpeState* state) const;
   void Split(absl::string_view word, std::vector<Symbol>* symbols) const;

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
@@ -35,11 +35,7 @@ bool ByteFallback(std::string* token) {
       !absl::ascii_isxdigit((*token)[4])) {
     return true;
   }
-  const auto digit = [](char c) {
-    return absl::ascii_isdigit(c) ? c - '0' : absl::ascii_tolower(c) - 'a' + 10;
-  };
-  const int byte = digit((*token)[3]) * 16 + digit((*token)[4]);
-  *token = std::string(1, static_cast<char>(byte));
+  *token = absl::HexStringToBytes(token->substr(3, 2));
   return false;
 }
 
@@ -67,8 +63,7 @@ Step StripStep(std::string content, int64_t start, int64_t stop) {
 class Maker {
  public:
   absl::Status Add(const JsonNode& node, int depth) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
-                             node.Member("type").String());
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
     if (type == "Sequence") {
       return ForEachInSequence(
           node, "decoders", depth,
@@ -107,8 +102,7 @@ class Maker {
     CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
     CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
                              MakePattern(node.Member("pattern")));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string content,
-                             node.Member("content").String());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
     if (pattern.regex != nullptr) {
       return node.Member("pattern").Unsupported(
           "a regular expression isn't supported in a decoder");
@@ -122,8 +116,7 @@ class Maker {
     CAPSTAN_RETURN_IF_ERROR(
         node.CheckMembers({"type", "replacement", "str_rep", "prepend_scheme",
                            "add_prefix_space", "split"}));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string mark,
-                             node.Member("replacement").String());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string mark, node.String("replacement"));
     if (mark.empty()) return node.Member("replacement").Invalid("is empty");
     steps_.push_back(ReplaceStep(std::move(mark), " "));
     return absl::OkStatus();
@@ -132,10 +125,9 @@ class Maker {
   absl::Status AddStrip(const JsonNode& node) {
     CAPSTAN_RETURN_IF_ERROR(
         node.CheckMembers({"type", "content", "start", "stop"}));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string content,
-                             node.Member("content").String());
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t start, node.Member("start").Int());
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t stop, node.Member("stop").Int());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t start, node.Int("start"));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t stop, node.Int("stop"));
     if (content.empty()) return node.Member("content").Invalid("is empty");
     if (!fused_) steps_.push_back(StripStep(std::move(content), start, stop));
     return absl::OkStatus();
@@ -197,7 +189,7 @@ absl::StatusOr<std::vector<int64_t>> SpecialIds(const JsonNode& processor,
                                                 const Vocabulary& vocabulary) {
   const JsonNode token = processor.Member("special_tokens").Member(name);
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                           token.Member("ids").Items());
+                           token.Items("ids"));
   std::vector<int64_t> ids;
   for (const JsonNode& item : items) {
     CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Int());
@@ -212,20 +204,19 @@ absl::Status AddTemplate(const JsonNode& node, const Vocabulary& vocabulary,
   CAPSTAN_RETURN_IF_ERROR(
       node.CheckMembers({"type", "single", "pair", "special_tokens"}));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                           node.Member("single").Items());
+                           node.Items("single"));
   Ends made;
   int texts = 0;
   for (const JsonNode& item : items) {
     const JsonNode special = item.Member("SpecialToken");
     if (special.IsNull()) {
       CAPSTAN_ASSIGN_OR_RETURN(const std::string id,
-                               item.Member("Sequence").Member("id").String());
+                               item.Member("Sequence").String("id"));
       if (id != "A") return item.Invalid("must be sequence A");
       ++texts;
       continue;
     }
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string name,
-                             special.Member("id").String());
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string name, special.String("id"));
     CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
                              SpecialIds(node, name, vocabulary));
     std::vector<int64_t>* const side = texts == 0 ? &made.before : &made.behind;
@@ -254,8 +245,7 @@ absl::StatusOr<int64_t> PairId(const JsonNode& node,
 
 absl::Status Add(const JsonNode& node, const Vocabulary& vocabulary, int depth,
                  Ends* ends) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
-                           node.Member("type").String());
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
   if (type == "Sequence") {
     return ForEachInSequence(node, "processors", depth,
                              [&](const JsonNode& item) {

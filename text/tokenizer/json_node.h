@@ -32,13 +32,35 @@ class JsonNode {
   JsonNode Member(absl::string_view name) const;
   // The elements of an array.
   absl::StatusOr<std::vector<JsonNode>> Items() const;
-  absl::StatusOr<simdjson::dom::object> Object() const;
-  absl::StatusOr<simdjson::dom::array> Array() const;
+  absl::StatusOr<simdjson::dom::object> Object() const {
+    return Get<simdjson::dom::object>("must be an object");
+  }
+  absl::StatusOr<simdjson::dom::array> Array() const {
+    return Get<simdjson::dom::array>("must be an array");
+  }
+  absl::StatusOr<int64_t> Int() const {
+    return Get<int64_t>("must be an integer");
+  }
+  absl::StatusOr<double> Number() const {
+    return Get<double>("must be a number");
+  }
   absl::StatusOr<std::string> String() const;
-  absl::StatusOr<int64_t> Int() const;
-  absl::StatusOr<double> Number() const;
   // `if_null` if null.
   absl::StatusOr<bool> Bool(bool if_null) const;
+
+  // The same of a member.
+  absl::StatusOr<std::vector<JsonNode>> Items(absl::string_view name) const {
+    return Member(name).Items();
+  }
+  absl::StatusOr<int64_t> Int(absl::string_view name) const {
+    return Member(name).Int();
+  }
+  absl::StatusOr<std::string> String(absl::string_view name) const {
+    return Member(name).String();
+  }
+  absl::StatusOr<bool> Bool(absl::string_view name, bool if_null) const {
+    return Member(name).Bool(if_null);
+  }
 
   // UNIMPLEMENTED for members of this object outside `known`: settings that we
   // don't understand must not be ignored.
@@ -51,6 +73,15 @@ class JsonNode {
 
  private:
   explicit JsonNode(std::string place) : place_(std::move(place)) {}
+
+  template <typename T>
+  absl::StatusOr<T> Get(absl::string_view problem) const {
+    T value{};
+    if (IsNull() || element_->get(value) != simdjson::SUCCESS) {
+      return Invalid(problem);
+    }
+    return value;
+  }
 
   absl::optional<simdjson::dom::element> element_;
   std::string place_;

@@ -47,9 +47,8 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
     CAPSTAN_ASSIGN_OR_RETURN(items, added_tokens.Items());
   }
   for (const JsonNode& item : items) {
-    CAPSTAN_ASSIGN_OR_RETURN(std::string content,
-                             item.Member("content").String());
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Member("id").Int());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string content, item.String("content"));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Int("id"));
     CAPSTAN_RETURN_IF_ERROR(CheckId(id, content, item));
     greatest = std::max(greatest, id);
     added.emplace_back(std::move(content), id);
@@ -154,15 +153,15 @@ absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
         item.CheckMembers({"id", "content", "single_word", "lstrip", "rstrip",
                            "normalized", "special"}));
     AddedToken token;
-    CAPSTAN_ASSIGN_OR_RETURN(token.id, item.Member("id").Int());
-    CAPSTAN_ASSIGN_OR_RETURN(token.content, item.Member("content").String());
+    CAPSTAN_ASSIGN_OR_RETURN(token.id, item.Int("id"));
+    CAPSTAN_ASSIGN_OR_RETURN(token.content, item.String("content"));
     CAPSTAN_ASSIGN_OR_RETURN(token.single_word,
-                             item.Member("single_word").Bool(false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, item.Member("lstrip").Bool(false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, item.Member("rstrip").Bool(false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.special, item.Member("special").Bool(false));
+                             item.Bool("single_word", false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, item.Bool("lstrip", false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, item.Bool("rstrip", false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.special, item.Bool("special", false));
     CAPSTAN_ASSIGN_OR_RETURN(token.normalized,
-                             item.Member("normalized").Bool(!token.special));
+                             item.Bool("normalized", !token.special));
     if (token.content.empty()) return item.Invalid("its content is empty");
     tokens.push_back(std::move(token));
   }

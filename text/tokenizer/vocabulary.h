@@ -35,6 +35,11 @@ class Vocabulary {
     const auto found = ids_.find(token);
     return found == ids_.end() ? -1 : found->second;
   }
+  // -1 if the model can't produce it.
+  int32_t ModelIdOf(absl::string_view token) const {
+    const int32_t id = IdOf(token);
+    return id >= 0 && InModel(id) ? id : -1;
+  }
   // Whether `id`, in [0, size()), has a token.
   bool Has(int64_t id) const { return has_[id]; }
   absl::string_view TokenOf(int64_t id) const { return tokens_[id]; }
