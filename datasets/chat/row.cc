@@ -35,8 +35,9 @@ struct TurnKeys {
 constexpr TurnKeys kMessageKeys = {"role", "content", false};
 constexpr TurnKeys kShareGptKeys = {"from", "value", true};
 
-absl::Status Bad(absl::string_view problem) {
-  return absl::InvalidArgumentError(problem);
+template <typename... Parts>
+absl::Status Bad(const Parts&... problem) {
+  return absl::InvalidArgumentError(absl::StrCat(problem...));
 }
 
 absl::string_view View(std::string_view text) {
@@ -60,14 +61,11 @@ const char* TypeText(const element& value) {
   }
 }
 
-absl::Status Missing(const char* key) {
-  return Bad(absl::StrCat("has no \"", key, "\""));
-}
+absl::Status Missing(const char* key) { return Bad("has no \"", key, "\""); }
 
 absl::Status WrongType(const char* key, const element& value,
                        const char* wanted) {
-  return Bad(
-      absl::StrCat("\"", key, "\" is ", TypeText(value), ", not ", wanted));
+  return Bad("\"", key, "\" is ", TypeText(value), ", not ", wanted);
 }
 
 bool Has(const object& row, const char* key) {
@@ -122,10 +120,9 @@ absl::Status Role(const object& message, const TurnKeys& keys,
   if (!keys.sharegpt) return absl::OkStatus();
   const absl::string_view known = ShareGptRole(*role);
   if (known.empty()) {
-    return Bad(
-        absl::StrCat("is from \"", *role,
-                     "\"; known are human, gpt, system, function_call and "
-                     "observation"));
+    return Bad("is from \"", *role,
+               "\"; known are human, gpt, system, function_call and "
+               "observation");
   }
   *role = known;
   return absl::OkStatus();
@@ -135,14 +132,13 @@ absl::Status Role(const object& message, const TurnKeys& keys,
 absl::Status AppendPart(const element& value, std::string* out) {
   object part;
   if (value.get(part) != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("is ", TypeText(value), ", not an object"));
+    return Bad("is ", TypeText(value), ", not an object");
   }
   absl::string_view type;
   absl::string_view text;
   CAPSTAN_RETURN_IF_ERROR(Text(part, "type", &type));
   if (type != "text") {
-    return Bad(absl::StrCat("has the type \"", type,
-                            "\": only \"text\" can be trained on"));
+    return Bad("has the type \"", type, "\": only \"text\" can be trained on");
   }
   CAPSTAN_RETURN_IF_ERROR(Text(part, "text", &text));
   absl::StrAppend(out, text);
@@ -156,8 +152,7 @@ absl::Status PartsText(const array& parts, const char* key, std::string* out) {
     ++number;
     const absl::Status status = AppendPart(part, out);
     if (status.ok()) continue;
-    return Bad(absl::StrCat("has \"", key, "\" whose part ", number, " ",
-                            status.message()));
+    return Bad("has \"", key, "\" whose part ", number, " ", status.message());
   }
   return absl::OkStatus();
 }
@@ -267,7 +262,7 @@ absl::Status Turn(const element& value, const TurnKeys& keys, std::string* own,
                   absl::string_view* role, absl::string_view* content) {
   object message;
   if (value.get(message) != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("is ", TypeText(value), ", not an object"));
+    return Bad("is ", TypeText(value), ", not an object");
   }
   CAPSTAN_RETURN_IF_ERROR(Role(message, keys, role));
   return Content(message, keys.content, own, content);
@@ -284,7 +279,7 @@ absl::Status AddTurns(const object& from, const char* key, const TurnKeys& keys,
   if (value.get(list) != simdjson::SUCCESS) {
     return WrongType(key, value, "a list");
   }
-  if (list.size() == 0) return Bad(absl::StrCat("\"", key, "\" is empty"));
+  if (list.size() == 0) return Bad("\"", key, "\" is empty");
   std::string own;
   size_t number = 0;
   for (const element message : list) {
@@ -293,8 +288,7 @@ absl::Status AddTurns(const object& from, const char* key, const TurnKeys& keys,
     absl::string_view content;
     const absl::Status status = Turn(message, keys, &own, &role, &content);
     if (!status.ok()) {
-      return Bad(absl::StrCat("message ", number, " of \"", key, "\" ",
-                              status.message()));
+      return Bad("message ", number, " of \"", key, "\" ", status.message());
     }
     if (number == 1 && !tools.empty()) {
       const bool system = role == "system";
@@ -411,11 +405,11 @@ absl::Status UnknownKeys(const object& row) {
     }
     keys.push_back(absl::StrCat("\"", View(field.key), "\""));
   }
-  return Bad(absl::StrCat(
+  return Bad(
       keys.empty() ? "is an object without keys"
                    : absl::StrCat("has the keys ", absl::StrJoin(keys, ", ")),
       "; a row has messages, conversations, prompt and completion, instruction "
-      "and output, question and answer, user and assistant, or text"));
+      "and output, question and answer, user and assistant, or text");
 }
 
 absl::Status Fill(const object& from, Row* row) {
@@ -457,11 +451,11 @@ absl::Status RowParser::Parse(absl::string_view json, size_t readable,
       ParseJsonDocument(json, readable, &state_->parser, &value);
   if (error == simdjson::UTF8_ERROR) return Bad("is not UTF-8");
   if (error != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("broken JSON: ", simdjson::error_message(error)));
+    return Bad("broken JSON: ", simdjson::error_message(error));
   }
   object from;
   if (value.get(from) != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("is ", TypeText(value), ", not an object"));
+    return Bad("is ", TypeText(value), ", not an object");
   }
   row->kind = kind == AUTO ? KindOf(from) : kind;
   return Fill(from, row);

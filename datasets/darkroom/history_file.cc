@@ -56,6 +56,11 @@ class QuietHdf5 {
   void* data_ = nullptr;
 };
 
+template <typename... Parts>
+absl::Status Bad(const Parts&... problem) {
+  return absl::InvalidArgumentError(absl::StrCat(problem...));
+}
+
 struct Dataset {
   const char* name;
   int rank;  // 3: [T, S, 2], 2: [T, S]
@@ -110,8 +115,8 @@ class Source {
         (layout_.is_bool && kind == H5T_ENUM)) {
       return absl::OkStatus();
     }
-    return Error(absl::StrCat(
-        "must be of ", layout_.is_bool ? "bools" : "numbers", ", and isn't"));
+    return Error("must be of ", layout_.is_bool ? "bools" : "numbers",
+                 ", and isn't");
   }
 
   // [T, S] of [T, S] or [T, S, 2].
@@ -121,9 +126,8 @@ class Source {
     if (static_cast<int>(sizes.size()) != layout_.rank ||
         (layout_.rank == 3 && sizes[2] != 2) || sizes[0] == 0 ||
         sizes[1] == 0) {
-      return Error(absl::StrCat(
-          "must be [steps, streams", layout_.rank == 3 ? ", 2" : "",
-          "], none of them 0, and is ", Dimensions(sizes)));
+      return Error("must be [steps, streams", layout_.rank == 3 ? ", 2" : "",
+                   "], none of them 0, and is ", Dimensions(sizes));
     }
     return HistoryShape{static_cast<int64_t>(sizes[0]),
                         static_cast<int64_t>(sizes[1])};
@@ -148,8 +152,9 @@ class Source {
                : ReadAs<int32_t>(H5T_NATIVE_INT32, memory, bound, values);
   }
 
-  absl::Status Error(absl::string_view problem) const {
-    return absl::InvalidArgumentError(absl::StrCat(what_, " ", problem));
+  template <typename... Parts>
+  absl::Status Error(const Parts&... problem) const {
+    return Bad(what_, " ", problem...);
   }
 
  private:
@@ -185,13 +190,12 @@ class Source {
       at[d] = index % (sizes[d] + 1);
       index /= sizes[d] + 1;
     }
-    return Error(absl::StrCat(
-        "has ", absl::StrFormat("%.10g", value), " at ", Dimensions(at),
-        ", but ", layout_.what,
-        layout_.rank == 3
-            ? absl::StrCat(" in a room of ", bound, " x ", bound, " has two")
-            : " is one",
-        " of the whole numbers 0 to ", bound - 1));
+    return Error("has ", absl::StrFormat("%.10g", value), " at ",
+                 Dimensions(at), ", but ", layout_.what,
+                 layout_.rank == 3 ? absl::StrCat(" in a room of ", bound,
+                                                  " x ", bound, " has two")
+                                   : " is one",
+                 " of the whole numbers 0 to ", bound - 1);
   }
 
   const Dataset& layout_;
@@ -264,21 +268,19 @@ absl::StatusOr<std::unique_ptr<HistoryReader>> HistoryReader::Open(
     return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be read"));
   }
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is not a file"));
+    return Bad(path, " is not a file");
   }
   const QuietHdf5 quiet;
   if (H5Fis_hdf5(path.c_str()) <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path,
-        " is not an HDF5 file; learning histories are expected, as "
-        "`trainer collect` makes them"));
+    return Bad(path,
+               " is not an HDF5 file; learning histories are expected, as "
+               "`trainer collect` makes them");
   }
   const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
   if (file < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path,
-        " is an HDF5 file that is damaged, cut short, or still being "
-        "written"));
+    return Bad(path,
+               " is an HDF5 file that is damaged, cut short, or still being "
+               "written");
   }
   std::unique_ptr<HistoryReader> reader(new HistoryReader(path, file));
   CAPSTAN_RETURN_IF_ERROR(reader->ListTasks());
@@ -290,8 +292,7 @@ HistoryReader::~HistoryReader() { H5Fclose(file_); }
 absl::Status HistoryReader::ListTasks() {
   H5G_info_t info;
   if (H5Gget_info(file_, &info) < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path_, " is damaged: its groups can't be listed"));
+    return Bad(path_, " is damaged: its groups can't be listed");
   }
   for (hsize_t i = 0; i < info.nlinks; ++i) {
     char name[64] = "";
@@ -300,18 +301,17 @@ absl::Status HistoryReader::ListTasks() {
     int task = -1;
     if (!absl::SimpleAtoi(name, &task) || absl::StrCat(task) != name ||
         task < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return Bad(
           path_, " has something called \"", name,
           "\"; learning histories have a group for each task, \"0\", \"1\", "
-          ".."));
+          "..");
     }
     tasks_.push_back(task);
   }
   if (tasks_.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path_,
-                     " has no group; learning histories have one for "
-                     "each task, \"0\", \"1\", .."));
+    return Bad(path_,
+               " has no group; learning histories have one for "
+               "each task, \"0\", \"1\", ..");
   }
   std::sort(tasks_.begin(), tasks_.end());
   return absl::OkStatus();
@@ -326,9 +326,9 @@ absl::Status HistoryReader::CheckTasks(const std::vector<int>& tasks) const {
   }
   if (missing.empty()) return absl::OkStatus();
   std::sort(missing.begin(), missing.end());
-  return absl::InvalidArgumentError(absl::StrCat(
+  return Bad(
       path_, " has ", tasks_.size(), " tasks' histories, of the ", tasks.size(),
-      " that are wanted these are missing: ", absl::StrJoin(missing, ", ")));
+      " that are wanted these are missing: ", absl::StrJoin(missing, ", "));
 }
 
 absl::Status HistoryReader::CheckVariant(Variant variant,
@@ -336,14 +336,12 @@ absl::Status HistoryReader::CheckVariant(Variant variant,
   const int task = tasks_.back();
   if (task < TaskCount(variant, room)) return absl::OkStatus();
   if (variant == Variant::kPermuted) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path_, " has a group ", task, ", but the actions have only ",
-        TaskCount(variant, room), " permutations"));
+    return Bad(path_, " has a group ", task, ", but the actions have only ",
+               TaskCount(variant, room), " permutations");
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(path_, " has a group ", task, ": its goal, row ",
-                   task / room.size, " and column ", task % room.size,
-                   ", is outside of a room of ", room.size, " x ", room.size));
+  return Bad(path_, " has a group ", task, ": its goal, row ", task / room.size,
+             " and column ", task % room.size, ", is outside of a room of ",
+             room.size, " x ", room.size);
 }
 
 absl::StatusOr<HistoryShape> HistoryReader::Shape(int task) const {
@@ -352,24 +350,23 @@ absl::StatusOr<HistoryShape> HistoryReader::Shape(int task) const {
   const Hdf5Handle group(
       H5Gopen2(file_, absl::StrCat(task).c_str(), H5P_DEFAULT), H5Gclose);
   if (group < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path_, ": ", task, " must be a group, and isn't"));
+    return Bad(path_, ": ", task, " must be a group, and isn't");
   }
   HistoryShape shape;
   for (const Dataset& dataset : kDatasets) {
     if (!Has(group, dataset.name)) {
       if (IsMarkers(dataset)) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          path_, ": group ", task, " has no dataset \"", dataset.name, "\""));
+      return Bad(path_, ": group ", task, " has no dataset \"", dataset.name,
+                 "\"");
     }
     const Source source(path_, task, group, dataset);
     CAPSTAN_RETURN_IF_ERROR(source.CheckType());
     CAPSTAN_ASSIGN_OR_RETURN(const HistoryShape own, source.Shape());
     if (dataset.values == kStates.values) shape = own;
     if (own.steps != shape.steps || own.streams != shape.streams) {
-      return source.Error(absl::StrCat("is of ", own.steps, " steps and ",
-                                       own.streams, " streams, states ", "of ",
-                                       shape.steps, " and ", shape.streams));
+      return source.Error("is of ", own.steps, " steps and ", own.streams,
+                          " streams, states ", "of ", shape.steps, " and ",
+                          shape.streams);
     }
   }
   return shape;
@@ -380,10 +377,9 @@ absl::StatusOr<History> HistoryReader::Read(int task, const Room& room,
                                             int64_t streams) const {
   CAPSTAN_ASSIGN_OR_RETURN(HistoryShape shape, Shape(task));
   if (steps > shape.steps || streams > shape.streams) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path_, ": group ", task, " has ", shape.steps, " steps of ",
-        shape.streams, " streams; ", std::max(steps, int64_t{1}), " of ",
-        std::max(streams, int64_t{1}), " are wanted"));
+    return Bad(path_, ": group ", task, " has ", shape.steps, " steps of ",
+               shape.streams, " streams; ", std::max(steps, int64_t{1}), " of ",
+               std::max(streams, int64_t{1}), " are wanted");
   }
   if (steps >= 0) shape.steps = steps;
   if (streams >= 0) shape.streams = streams;

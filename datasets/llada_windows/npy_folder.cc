@@ -23,6 +23,11 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+template <typename... Parts>
+absl::Status Bad(const Parts&... problem) {
+  return absl::InvalidArgumentError(absl::StrCat(problem...));
+}
+
 class NpyWindows final : public Windows {
  public:
   explicit NpyWindows(std::shared_ptr<const NpyArray> array)
@@ -95,15 +100,14 @@ absl::StatusOr<std::shared_ptr<const Windows>> OpenWindows(
   CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const NpyArray> array,
                            NpyArray::Open(path));
   if (array->type() != NpyType::kInt64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " holds ", NpyTypeName(array->type()),
-                     ", not int64: save it with array.astype('<i8')"));
+    return Bad(path, " holds ", NpyTypeName(array->type()),
+               ", not int64: save it with array.astype('<i8')");
   }
   if (array->shape() !=
       std::vector<int64_t>({samples, metadata.sequence_length})) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, " has the shape ", array->ShapeText(), ", but ", metadata.path,
-        " says [", samples, ", ", metadata.sequence_length, "]"));
+    return Bad(path, " has the shape ", array->ShapeText(), ", but ",
+               metadata.path, " says [", samples, ", ",
+               metadata.sequence_length, "]");
   }
   std::vector<int64_t> row(metadata.sequence_length);
   for (int64_t i = 0; i < samples; ++i) {
@@ -111,10 +115,9 @@ absl::StatusOr<std::shared_ptr<const Windows>> OpenWindows(
                 row.data());
     for (int64_t id : row) {
       if (id >= 0 && id < metadata.vocab_size) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": window ", i, " has the id ", id,
-                       ", which isn't in the vocabulary of ",
-                       metadata.vocab_size, " that ", metadata.path, " says"));
+      return Bad(path, ": window ", i, " has the id ", id,
+                 ", which isn't in the vocabulary of ", metadata.vocab_size,
+                 " that ", metadata.path, " says");
     }
   }
   return std::make_shared<NpyWindows>(array);
@@ -128,14 +131,12 @@ absl::StatusOr<std::map<uint32_t, int64_t>> ReadCharacters(
   const int64_t vocab_size = keys.Int("vocab_size", absl::nullopt);
   CAPSTAN_RETURN_IF_ERROR(keys.status());
   if (vocab_size != metadata.vocab_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " says vocab_size ", vocab_size, ", but ",
-                     metadata.path, " ", metadata.vocab_size));
+    return Bad(path, " says vocab_size ", vocab_size, ", but ", metadata.path,
+               " ", metadata.vocab_size);
   }
   const auto characters = json.find("char_to_id");
   if (characters == json.end() || !characters->is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " has no object \"char_to_id\""));
+    return Bad(path, " has no object \"char_to_id\"");
   }
   std::map<uint32_t, int64_t> ids;
   std::vector<bool> taken(vocab_size);
@@ -143,14 +144,13 @@ absl::StatusOr<std::map<uint32_t, int64_t>> ReadCharacters(
     size_t at = 0;
     const int64_t code = text.empty() ? -1 : NextCharacter(text, &at);
     if (code < 0 || at != text.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ": \"", text, "\" in char_to_id isn't one character"));
+      return Bad(path, ": \"", text, "\" in char_to_id isn't one character");
     }
     const int64_t id = JsonInteger(value).value_or(-1);
     if (id < kFirstCharacter || id >= vocab_size || taken[id]) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ": \"", text, "\" must have an id of its own from ",
-          kFirstCharacter, " to ", vocab_size - 1, ", has ", value.dump()));
+      return Bad(path, ": \"", text, "\" must have an id of its own from ",
+                 kFirstCharacter, " to ", vocab_size - 1, ", has ",
+                 value.dump());
     }
     taken[id] = true;
     ids[static_cast<uint32_t>(code)] = id;
@@ -166,8 +166,8 @@ absl::Status OpenCharacters(const std::string& path, const Metadata& metadata,
            {"eos_token", metadata.eos_token, kEos},
            {"pad_token", metadata.pad_token, kPad}}) {
     if (token == id) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        metadata.path, ": ", name, " of characters is ", id, ", not ", token));
+    return Bad(metadata.path, ": ", name, " of characters is ", id, ", not ",
+               token);
   }
   CAPSTAN_ASSIGN_OR_RETURN(const auto ids, ReadCharacters(path, metadata));
   std::vector<bool> taken(metadata.vocab_size);
@@ -182,10 +182,9 @@ absl::Status OpenCharacters(const std::string& path, const Metadata& metadata,
                      "; the model's own mask_token_id is used."));
   }
   if (data->mask < kFirstCharacter || taken[data->mask]) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(metadata.path, ": the mask needs an id of its own, but ",
-                     data->mask, " of the vocabulary of ", metadata.vocab_size,
-                     " is a character or a special token"));
+    return Bad(metadata.path, ": the mask needs an id of its own, but ",
+               data->mask, " of the vocabulary of ", metadata.vocab_size,
+               " is a character or a special token");
   }
   data->tokenizer = std::make_shared<const CharacterTokenizer>(
       ids, data->mask, metadata.vocab_size);
@@ -201,9 +200,9 @@ absl::Status OpenTokenizer(const std::string& folder, const Metadata& metadata,
   }
   CAPSTAN_RETURN_IF_ERROR(tokenizer.status());
   if ((*tokenizer)->vocab_size() > metadata.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        metadata.path, " says vocab_size ", metadata.vocab_size, ", but ",
-        folder, "/tokenizer.json has ", (*tokenizer)->vocab_size(), " tokens"));
+    return Bad(metadata.path, " says vocab_size ", metadata.vocab_size,
+               ", but ", folder, "/tokenizer.json has ",
+               (*tokenizer)->vocab_size(), " tokens");
   }
   data->tokenizer = *std::move(tokenizer);
   return absl::OkStatus();

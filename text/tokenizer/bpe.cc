@@ -297,7 +297,7 @@ absl::Status CheckAffix(const JsonNode& node) {
   if (node.IsNull()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string affix, node.String());
   if (affix.empty()) return absl::OkStatus();
-  return node.Unsupported(absl::StrCat("\"", affix, "\" isn't supported"));
+  return node.Unsupported("\"", affix, "\" isn't supported");
 }
 
 }  // namespace
@@ -315,8 +315,7 @@ absl::Status Bpe::CheckType(const JsonNode& type) {
   if (type.IsNull()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string name, type.String());
   if (name == "BPE") return absl::OkStatus();
-  return type.Unsupported(
-      absl::StrCat("\"", name, "\" isn't supported, only \"BPE\" is"));
+  return type.Unsupported("\"", name, "\" isn't supported, only \"BPE\" is");
 }
 
 absl::Status Bpe::Load(const JsonNode& model) {
@@ -343,8 +342,7 @@ absl::Status Bpe::Load(const JsonNode& model) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string token, unknown.String());
     unknown_ = vocabulary_.IdOf(token);
     if (unknown_ < 0) {
-      return unknown.Invalid(
-          absl::StrCat("\"", token, "\" isn't in the vocabulary"));
+      return unknown.Invalid("\"", token, "\" isn't in the vocabulary");
     }
   }
   CAPSTAN_RETURN_IF_ERROR(LoadBytes(model, byte_fallback));
@@ -370,8 +368,8 @@ absl::Status Bpe::LoadBytes(const JsonNode& model, bool byte_fallback) {
   }
   if (byte_fallback && known < 256) {
     return model.Member("byte_fallback")
-        .Unsupported(absl::StrCat("with tokens for only ", known,
-                                  " of the 256 bytes isn't supported"));
+        .Unsupported("with tokens for only ", known,
+                     " of the 256 bytes isn't supported");
   }
   byte_fallback_ = byte_fallback && !byte_level_;
   // Unknown bytes may be fused, or dropped between two that merge.
@@ -417,9 +415,9 @@ absl::Status Bpe::LoadMerges(const JsonNode& merges) {
               pair.at(1).get(right) == simdjson::SUCCESS;
     }
     if (!valid) {
-      return merges.Invalid(absl::StrCat("merge ", rank,
-                                         " is neither \"left right\" nor "
-                                         "[\"left\", \"right\"]"));
+      return merges.Invalid("merge ", rank,
+                            " is neither \"left right\" nor "
+                            "[\"left\", \"right\"]");
     }
     CAPSTAN_RETURN_IF_ERROR(
         AddMerge(merges, rank, ToView(left), ToView(right)));
@@ -436,9 +434,8 @@ absl::Status Bpe::AddMerge(const JsonNode& merges, uint32_t rank,
   for (absl::string_view token : {left, right, absl::string_view(both)}) {
     ids[i] = vocabulary_.ModelIdOf(token);
     if (ids[i] < 0) {
-      return merges.Invalid(absl::StrCat("merge ", rank, " of \"", left,
-                                         "\" and \"", right, "\": \"", token,
-                                         "\" isn't in the vocabulary"));
+      return merges.Invalid("merge ", rank, " of \"", left, "\" and \"", right,
+                            "\": \"", token, "\" isn't in the vocabulary");
     }
     ++i;
   }

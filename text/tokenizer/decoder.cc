@@ -7,7 +7,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "text/tokenizer/normalizer.h"
@@ -71,8 +70,7 @@ class Maker {
     }
     if (type == "Strip") return AddStrip(node);
     if (fused_) {
-      return node.Unsupported(
-          absl::StrCat("\"", type, "\" behind Fuse isn't supported"));
+      return node.Unsupported("\"", type, "\" behind Fuse isn't supported");
     }
     if (type == "Replace") return AddReplace(node);
     if (type == "Metaspace") return AddMetaspace(node);
@@ -91,8 +89,7 @@ class Maker {
       fused_ = true;
       return absl::OkStatus();
     }
-    return node.Unsupported(
-        absl::StrCat("a decoder of type \"", type, "\" isn't supported"));
+    return node.Unsupported("a decoder of type \"", type, "\" isn't supported");
   }
 
   const std::vector<Step>& steps() const { return steps_; }
@@ -180,7 +177,7 @@ absl::Status CheckId(const JsonNode& node, int64_t id,
   if (id >= 0 && id < vocabulary.size() && vocabulary.Has(id)) {
     return absl::OkStatus();
   }
-  return node.Invalid(absl::StrCat(id, " is the id of no token"));
+  return node.Invalid(id, " is the id of no token");
 }
 
 // Ids of a template's special token.
@@ -270,8 +267,8 @@ absl::Status Add(const JsonNode& node, const Vocabulary& vocabulary, int depth,
     ends->behind.push_back(sep);
     return absl::OkStatus();
   }
-  return node.Unsupported(
-      absl::StrCat("a post-processor of type \"", type, "\" isn't supported"));
+  return node.Unsupported("a post-processor of type \"", type,
+                          "\" isn't supported");
 }
 
 }  // namespace

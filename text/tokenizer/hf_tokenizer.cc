@@ -27,8 +27,7 @@ absl::StatusOr<int64_t> SpecialId(const JsonNode& node,
       (node.IsString() ? node : node.Member("content")).String());
   const int64_t id = vocabulary.IdOf(token);
   if (id >= 0) return id;
-  return node.Invalid(
-      absl::StrCat("\"", token, "\" isn't a token of tokenizer.json"));
+  return node.Invalid("\"", token, "\" isn't a token of tokenizer.json");
 }
 
 // A text, or several named ones, of which "default" is used.

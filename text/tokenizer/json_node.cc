@@ -63,16 +63,6 @@ absl::Status JsonNode::CheckMembers(
   return absl::OkStatus();
 }
 
-absl::Status JsonNode::Invalid(absl::string_view problem) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem));
-}
-
-absl::Status JsonNode::Unsupported(absl::string_view problem) const {
-  return absl::UnimplementedError(
-      absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem));
-}
-
 absl::Status ForEachInSequence(
     const JsonNode& sequence, const char* name, int depth,
     const std::function<absl::Status(const JsonNode&)>& add) {

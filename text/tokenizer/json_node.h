@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 
@@ -68,11 +69,21 @@ class JsonNode {
       std::initializer_list<absl::string_view> known) const;
 
   // INVALID_ARGUMENT or UNIMPLEMENTED: "path: problem".
-  absl::Status Invalid(absl::string_view problem) const;
-  absl::Status Unsupported(absl::string_view problem) const;
+  template <typename... Parts>
+  absl::Status Invalid(const Parts&... problem) const {
+    return absl::InvalidArgumentError(Placed(absl::StrCat(problem...)));
+  }
+  template <typename... Parts>
+  absl::Status Unsupported(const Parts&... problem) const {
+    return absl::UnimplementedError(Placed(absl::StrCat(problem...)));
+  }
 
  private:
   explicit JsonNode(std::string place) : place_(std::move(place)) {}
+
+  std::string Placed(absl::string_view problem) const {
+    return absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem);
+  }
 
   template <typename T>
   absl::StatusOr<T> Get(absl::string_view problem) const {

@@ -303,8 +303,8 @@ absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(
   if (type == "NFKC") return NewUnicodeForm(UnicodeForm::kNfkc);
   if (type == "NFKD") return NewUnicodeForm(UnicodeForm::kNfkd);
   if (type == "Lowercase") return std::make_unique<Lowercase>();
-  return node.Unsupported(
-      absl::StrCat("a normalizer of type \"", type, "\" isn't supported"));
+  return node.Unsupported("a normalizer of type \"", type,
+                          "\" isn't supported");
 }
 
 absl::Status AddNormalizers(const JsonNode& node, int depth,

@@ -223,7 +223,7 @@ absl::StatusOr<SplitBehavior> MakeSplitBehavior(const JsonNode& node) {
   if (name == "MergedWithPrevious") return SplitBehavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return SplitBehavior::kMergedWithNext;
   if (name == "Contiguous") return SplitBehavior::kContiguous;
-  return node.Unsupported(absl::StrCat("\"", name, "\" isn't supported"));
+  return node.Unsupported("\"", name, "\" isn't supported");
 }
 
 // Splits at the matches of `pattern`, or, if `invert`, at the text between
@@ -264,8 +264,8 @@ class Maker {
     if (type == "Split") return AddSplit(node);
     if (type == "Punctuation") return AddPunctuation(node);
     if (type == "Metaspace") return AddMetaspace(node);
-    return node.Unsupported(
-        absl::StrCat("a pre-tokenizer of type \"", type, "\" isn't supported"));
+    return node.Unsupported("a pre-tokenizer of type \"", type,
+                            "\" isn't supported");
   }
 
   PreTokenizers Take() { return std::move(made_); }
@@ -345,8 +345,7 @@ class Maker {
     if (scheme == "always" || scheme == "first") {
       Push(std::make_unique<AddPrefix>(mark, scheme == "first"));
     } else if (scheme != "never") {
-      return named.Unsupported(
-          absl::StrCat("\"", scheme, "\" isn't supported"));
+      return named.Unsupported("\"", scheme, "\" isn't supported");
     }
     if (split) {
       Pattern pattern;

@@ -135,9 +135,10 @@ class Translator {
     absl::StrAppend(&out_, pattern_.substr(at_, bytes));
     at_ += bytes;
   }
-  absl::Status Unsupported(absl::string_view what) const {
+  template <typename... Parts>
+  absl::Status Unsupported(const Parts&... what) const {
     return absl::UnimplementedError(
-        absl::StrCat("the regular expression \"", pattern_, "\" has ", what,
+        absl::StrCat("the regular expression \"", pattern_, "\" has ", what...,
                      " at byte ", at_, ", which isn't supported"));
   }
 
@@ -273,7 +274,7 @@ class Translator {
             "the regular expression \"", pattern_, "\" ends with a \\"));
       default:
         if (absl::ascii_isalnum(c)) {
-          return Unsupported(absl::StrCat("\\", absl::string_view(&c, 1)));
+          return Unsupported("\\", absl::string_view(&c, 1));
         }
         // PCRE2 takes any other escaped character literally.
         Copy(1 + CharacterBytes(c));

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
@@ -19,8 +18,8 @@ constexpr int64_t kMaxId = (1 << 22) - 1;
 absl::Status CheckId(int64_t id, absl::string_view token,
                      const JsonNode& place) {
   if (id >= 0 && id <= kMaxId) return absl::OkStatus();
-  return place.Invalid(absl::StrCat("the token \"", token, "\" has the id ", id,
-                                    ", ids are from 0 to ", kMaxId));
+  return place.Invalid("the token \"", token, "\" has the id ", id,
+                       ", ids are from 0 to ", kMaxId);
 }
 
 }  // namespace
@@ -34,8 +33,7 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
     const absl::string_view token = ToView(entry.key);
     int64_t id = 0;
     if (entry.value.get(id) != simdjson::SUCCESS) {
-      return vocab.Invalid(
-          absl::StrCat("the id of \"", token, "\" must be an integer"));
+      return vocab.Invalid("the id of \"", token, "\" must be an integer");
     }
     CAPSTAN_RETURN_IF_ERROR(CheckId(id, token, vocab));
     greatest = std::max(greatest, id);
@@ -59,8 +57,7 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
   ids_.reserve(model.size() + added.size());
   for (const auto& [token, id] : model) {
     if (IdOf(token) >= 0) {
-      return vocab.Invalid(
-          absl::StrCat("the token \"", token, "\" is there twice"));
+      return vocab.Invalid("the token \"", token, "\" is there twice");
     }
     CAPSTAN_RETURN_IF_ERROR(Add(token, id, vocab));
   }
@@ -69,9 +66,9 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
     const int32_t known = IdOf(added[i].first);
     if (known == added[i].second) continue;
     if (known >= 0) {
-      return items[i].Invalid(absl::StrCat("\"", added[i].first, "\" has id ",
-                                           added[i].second, " here and ", known,
-                                           " elsewhere in the file"));
+      return items[i].Invalid("\"", added[i].first, "\" has id ",
+                              added[i].second, " here and ", known,
+                              " elsewhere in the file");
     }
     CAPSTAN_RETURN_IF_ERROR(Add(added[i].first, added[i].second, items[i]));
   }
@@ -81,8 +78,8 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
 absl::Status Vocabulary::Add(absl::string_view token, int64_t id,
                              const JsonNode& place) {
   if (has_[id]) {
-    return place.Invalid(absl::StrCat("id ", id, " is that of \"", tokens_[id],
-                                      "\" and of \"", token, "\""));
+    return place.Invalid("id ", id, " is that of \"", tokens_[id],
+                         "\" and of \"", token, "\"");
   }
   tokens_[id] = std::string(token);
   has_[id] = true;
