@@ -127,56 +127,38 @@ class Lowercase final : public Normalizer {
   }
 };
 
-int Options(UnicodeForm form) {
-  switch (form) {
-    case UnicodeForm::kNfc:
-      return UTF8PROC_STABLE | UTF8PROC_COMPOSE;
-    case UnicodeForm::kNfd:
-      return UTF8PROC_STABLE | UTF8PROC_DECOMPOSE;
-    case UnicodeForm::kNfkc:
-      return UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT;
-    case UnicodeForm::kNfkd:
-      return UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT;
-  }
-  return 0;
+utf8proc_option_t Options(UnicodeForm form) {
+  const bool composes = form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
+  const bool compatible =
+      form == UnicodeForm::kNfkc || form == UnicodeForm::kNfkd;
+  return static_cast<utf8proc_option_t>(
+      UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+      (compatible ? UTF8PROC_COMPAT : 0));
 }
 
 // Characters below it are normalized, don't combine with preceding characters,
 // and combine only with following characters at or above it.
 uint32_t FirstUnstable(UnicodeForm form) {
-  switch (form) {
-    case UnicodeForm::kNfc:
-      return 0x300;
-    case UnicodeForm::kNfd:
-      return 0xc0;
-    default:
-      return 0xa0;
-  }
+  return form == UnicodeForm::kNfc   ? 0x300
+         : form == UnicodeForm::kNfd ? 0xc0
+                                     : 0xa0;
 }
 
 // Whether a character, or its decomposition, may combine with a preceding one:
 // marks, Hangul vowels and final consonants, and compatibility forms of them.
 bool MayCombineBackward(uint32_t code) {
-  if ((code >= 0x1100 && code <= 0x11ff) ||
-      (code >= 0x3130 && code <= 0x318f) ||
-      (code >= 0xff9e && code <= 0xffdc)) {
-    return true;
-  }
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-      return true;
-    default:
-      return false;
-  }
+  const utf8proc_category_t category =
+      utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  return (code >= 0x1100 && code <= 0x11ff) ||
+         (code >= 0x3130 && code <= 0x318f) ||
+         (code >= 0xff9e && code <= 0xffdc) ||
+         (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME);
 }
 
 class Form final : public Normalizer {
  public:
   explicit Form(UnicodeForm form)
-      : options_(static_cast<utf8proc_option_t>(Options(form))),
-        first_unstable_(FirstUnstable(form)) {}
+      : options_(Options(form)), first_unstable_(FirstUnstable(form)) {}
 
   bool Apply(absl::string_view text, RegexState*, std::string* out,
              Alignment* alignment) const override {

@@ -21,8 +21,7 @@ bool IsNumeric(uint32_t code) {
   if (code < 0x80) return code >= '0' && code <= '9';
   const utf8proc_category_t category =
       utf8proc_category(static_cast<utf8proc_int32_t>(code));
-  return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
-         category == UTF8PROC_CATEGORY_NO;
+  return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
 }
 
 // Splits off numbers (Unicode's N), individually or in runs.

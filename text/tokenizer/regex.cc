@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
@@ -228,6 +229,10 @@ class Translator {
 
   absl::Status Escape(bool in_class) {
     const char c = Peek(1);
+    if (absl::StrContains("tnrfae", c)) {  // the same in both
+      Copy(2);
+      return absl::OkStatus();
+    }
     const auto write = [this](absl::string_view text) {
       absl::StrAppend(&out_, text);
       at_ += 2;
@@ -256,14 +261,6 @@ class Translator {
         return Hexadecimal();
       case 'u':
         return Unicode();
-      case 't':
-      case 'n':
-      case 'r':
-      case 'f':
-      case 'a':
-      case 'e':
-        Copy(2);
-        return absl::OkStatus();
       case 'A':
       case 'z':
         if (in_class) return Unsupported("\\A or \\z in a class");
@@ -292,10 +289,9 @@ class Translator {
     absl::string_view name = pattern_.substr(at_ + 3, end - at_ - 3);
     const bool negated = !name.empty() && name[0] == '^';
     if (negated) name.remove_prefix(1);
-    const bool category =
-        !name.empty() && name.size() <= 2 &&
-        absl::string_view("LMNPSZC").find(name[0]) != absl::string_view::npos &&
-        (name.size() == 1 || absl::ascii_islower(name[1]));
+    const bool category = !name.empty() && name.size() <= 2 &&
+                          absl::StrContains("LMNPSZC", name[0]) &&
+                          (name.size() == 1 || absl::ascii_islower(name[1]));
     if (name.empty() || !std::all_of(name.begin(), name.end(), [](char c) {
           return absl::ascii_isalnum(c) || c == '_';
         })) {

@@ -93,22 +93,12 @@ namespace {
 // connectors, joiners.
 bool IsWord(uint32_t code) {
   if (code == 0x200c || code == 0x200d) return true;
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      return false;
-  }
+  const utf8proc_category_t category =
+      utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  // From LU to NL the categories are those of letters, marks, ND and NL.
+  return (category >= UTF8PROC_CATEGORY_LU &&
+          category <= UTF8PROC_CATEGORY_NL) ||
+         category == UTF8PROC_CATEGORY_PC;
 }
 
 // Unicode's White_Space.
