@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <iostream>
 #include <limits>
@@ -20,7 +19,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "base/clock.h"
+#include "text/tokens/in_order.h"
 
 namespace capstan::chat {
 namespace {
@@ -161,22 +162,6 @@ struct Header {
   }
 };
 
-absl::Status Write(const SourceFile& source, const IndexBuilder::Options& how,
-                   uint64_t key, HiddenFile* file) {
-  Header header;
-  header.key = key;
-  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&header, 1)));
-  IndexBuilder builder(source, how);
-  CAPSTAN_ASSIGN_OR_RETURN(
-      header.facts, builder.Run([file](absl::Span<const IndexedRow> rows) {
-        return file->Write(BytesOf(rows.data(), rows.size()));
-      }));
-  CAPSTAN_RETURN_IF_ERROR(file->Rewind());
-  return file->Write(BytesOf(&header, 1));
-}
-
-// Finished chunks that may wait for an earlier one.
-constexpr uint64_t kAhead = 64;
 constexpr double kReportSeconds = 5.0;
 
 void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
@@ -191,6 +176,108 @@ void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
     std::memcpy(to->first_bad, from.first_bad, sizeof(to->first_bad));
   }
   to->bad += from.bad;
+}
+
+// The rows of a part of the text.
+struct Places {
+  std::vector<RowPlace> rows;
+  absl::Status end;  // the scanner's error behind them
+};
+
+struct Chunk {
+  std::vector<IndexedRow> rows;
+  RowIndex::Facts facts;
+  uint64_t end = 0;  // offset of its end in the text
+};
+
+absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
+                    const RowPlace& place, Chunk* chunk) {
+  thread_local RowReader reader;
+  if (place.bytes > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError("the row is longer than 4 GiB");
+  }
+  const absl::string_view text = source.text->bytes();
+  const absl::string_view json = text.substr(place.offset, place.bytes);
+  CAPSTAN_RETURN_IF_ERROR(reader.Read(json, text.size() - place.offset,
+                                      options.kind, *options.encoder));
+  const TokenRow& tokens = reader.tokens;
+  const auto trained = static_cast<uint64_t>(tokens.trained());
+  RowIndex::Facts& facts = chunk->facts;
+  if (trained == 0) {
+    ++facts.untrained;
+    return absl::OkStatus();
+  }
+  const uint64_t count = tokens.ids.size();
+  ++facts.rows;
+  facts.cut += tokens.was_cut ? 1 : 0;
+  facts.chats += reader.row.is_text ? 0 : 1;
+  facts.tokens += count;
+  facts.trained += trained;
+  facts.longest = std::max(facts.longest, count);
+  chunk->rows.push_back(
+      {place.offset, HashOf(json), static_cast<uint32_t>(place.bytes),
+       static_cast<uint32_t>(count), static_cast<uint32_t>(trained), 0});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Chunk> Index(const SourceFile& source,
+                            const IndexOptions& options, const Places& places) {
+  Chunk chunk;
+  for (const RowPlace& place : places.rows) {
+    chunk.end = place.offset + place.bytes;
+    const absl::Status status = AddRow(source, options, place, &chunk);
+    if (status.ok()) continue;
+    const std::string message =
+        absl::StrCat(source.path, ":", place.line, ": ", status.message());
+    // A problem of the config isn't one of a single row.
+    if (options.bad_rows == ERROR || !absl::IsInvalidArgument(status)) {
+      return absl::Status(status.code(), message);
+    }
+    if (chunk.facts.bad++ == 0) {
+      message.copy(chunk.facts.first_bad, sizeof(chunk.facts.first_bad) - 1);
+    }
+  }
+  if (places.end.ok()) return chunk;
+  return absl::InvalidArgumentError(
+      absl::StrCat(source.path, ":", places.end.message()));
+}
+
+// Reports progress, for files that take long.
+class Progress {
+ public:
+  explicit Progress(const SourceFile& source) : source_(source) {}
+
+  // `end`: how many bytes are done.
+  void Report(uint64_t end) {
+    const double now = MonotonicSeconds();
+    if (now - reported_ < kReportSeconds) return;
+    reported_ = now;
+    const double done = static_cast<double>(end) /
+                        static_cast<double>(source_.text->bytes().size());
+    std::cerr << absl::StrCat(
+        "capstan.chat: indexing ", source_.path, ", ",
+        static_cast<int>(100 * done), " %, ",
+        static_cast<int>((now - start_) * (1 - done) / std::max(done, 1e-6)),
+        " s left (once: the index is kept)\n");
+  }
+
+ private:
+  const SourceFile& source_;
+  const double start_ = MonotonicSeconds();
+  double reported_ = start_;
+};
+
+absl::Status Write(const SourceFile& source, const IndexOptions& how,
+                   uint64_t key, HiddenFile* file) {
+  Header header;
+  header.key = key;
+  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&header, 1)));
+  const auto sink = [file](absl::Span<const IndexedRow> rows) {
+    return file->Write(BytesOf(rows.data(), rows.size()));
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(header.facts, IndexRows(source, how, sink));
+  CAPSTAN_RETURN_IF_ERROR(file->Rewind());
+  return file->Write(BytesOf(&header, 1));
 }
 
 }  // namespace
@@ -235,138 +322,34 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
   return index;
 }
 
-absl::StatusOr<RowIndex::Facts> IndexBuilder::Run(const Sink& sink) {
-  start_ = reported_ = MonotonicSeconds();
+absl::StatusOr<RowIndex::Facts> IndexRows(
+    const SourceFile& source, const IndexOptions& options,
+    const std::function<absl::Status(absl::Span<const IndexedRow>)>& sink) {
+  RowScanner scanner(source.text->bytes());
+  bool at_end = false;
+  const auto next = [&]() -> absl::optional<Places> {
+    if (at_end) return absl::nullopt;
+    Places places;
+    places.end = scanner.Next(options.chunk_bytes, &places.rows);
+    at_end = !places.end.ok() || places.rows.empty();
+    if (at_end && places.end.ok()) return absl::nullopt;
+    return places;
+  };
+  RowIndex::Facts facts;
+  Progress progress(source);
+  const auto take = [&](const Chunk& chunk) {
+    Add(chunk.facts, &facts);
+    progress.Report(chunk.end);
+    return sink(chunk.rows);
+  };
   // A file of one or two chunks isn't worth a thread.
-  const uint64_t chunks = source_.text->bytes().size() / options_.chunk_bytes;
+  const uint64_t chunks = source.text->bytes().size() / options.chunk_bytes;
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  std::vector<std::thread> threads;
-  for (uint64_t i = 1; i < std::min(cores, chunks); ++i) {
-    threads.emplace_back([&] { Work(sink); });
-  }
-  Work(sink);
-  for (std::thread& thread : threads) thread.join();
-  if (!status_.ok()) return status_;
-  return facts_;
-}
-
-void IndexBuilder::Work(const Sink& sink) {
-  RowReader reader;
-  std::vector<RowPlace> places;
-  while (true) {
-    uint64_t number = 0;
-    absl::Status scan;
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      written_.wait(lock, [&] {
-        return at_end_ || !status_.ok() ||
-               next_to_scan_ < next_to_write_ + kAhead;
-      });
-      if (at_end_ || !status_.ok()) return;
-      scan = scanner_.Next(options_.chunk_bytes, &places);
-      at_end_ = !scan.ok() || places.empty();
-      if (at_end_ && scan.ok()) {
-        written_.notify_all();
-        return;
-      }
-      number = next_to_scan_++;
-    }
-    Chunk chunk;
-    try {
-      chunk = Index(places, &reader);
-    } catch (...) {
-      chunk.status = CurrentExceptionToStatus();
-    }
-    // The scanner's error comes after the rows that it returned.
-    if (chunk.status.ok() && !scan.ok()) {
-      chunk.status = absl::InvalidArgumentError(
-          absl::StrCat(source_.path, ":", scan.message()));
-    }
-    Finish(number, std::move(chunk), sink);
-  }
-}
-
-IndexBuilder::Chunk IndexBuilder::Index(const std::vector<RowPlace>& places,
-                                        RowReader* reader) const {
-  Chunk chunk;
-  for (const RowPlace& place : places) {
-    chunk.end = place.offset + place.bytes;
-    const absl::Status status = AddRow(place, reader, &chunk);
-    if (status.ok()) continue;
-    const std::string message =
-        absl::StrCat(source_.path, ":", place.line, ": ", status.message());
-    // A problem of the config isn't one of a single row.
-    if (options_.bad_rows == ERROR ||
-        status.code() != absl::StatusCode::kInvalidArgument) {
-      chunk.status = absl::Status(status.code(), message);
-      return chunk;
-    }
-    if (chunk.facts.bad++ == 0) {
-      message.copy(chunk.facts.first_bad, sizeof(chunk.facts.first_bad) - 1);
-    }
-  }
-  return chunk;
-}
-
-absl::Status IndexBuilder::AddRow(const RowPlace& place, RowReader* reader,
-                                  Chunk* chunk) const {
-  if (place.bytes > std::numeric_limits<uint32_t>::max()) {
-    return absl::InvalidArgumentError("the row is longer than 4 GiB");
-  }
-  const absl::string_view text = source_.text->bytes();
-  const absl::string_view json = text.substr(place.offset, place.bytes);
-  CAPSTAN_RETURN_IF_ERROR(reader->Read(json, text.size() - place.offset,
-                                       options_.kind, *options_.encoder));
-  const TokenRow& tokens = reader->tokens;
-  const auto trained = static_cast<uint64_t>(tokens.trained());
-  RowIndex::Facts& facts = chunk->facts;
-  if (trained == 0) {
-    ++facts.untrained;
-    return absl::OkStatus();
-  }
-  const uint64_t count = tokens.ids.size();
-  ++facts.rows;
-  facts.cut += tokens.was_cut ? 1 : 0;
-  facts.chats += reader->row.is_text ? 0 : 1;
-  facts.tokens += count;
-  facts.trained += trained;
-  facts.longest = std::max(facts.longest, count);
-  chunk->rows.push_back(
-      {place.offset, HashOf(json), static_cast<uint32_t>(place.bytes),
-       static_cast<uint32_t>(count), static_cast<uint32_t>(trained), 0});
-  return absl::OkStatus();
-}
-
-void IndexBuilder::Finish(uint64_t number, Chunk chunk, const Sink& sink) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  waiting_.emplace(number, std::move(chunk));
-  // In file order, so that the first error is the file's first.
-  for (auto first = waiting_.find(next_to_write_);
-       status_.ok() && first != waiting_.end();
-       first = waiting_.find(next_to_write_)) {
-    const Chunk& done = first->second;
-    status_ = done.status;
-    if (status_.ok()) status_ = sink(done.rows);
-    Add(done.facts, &facts_);
-    Report(done.end);
-    waiting_.erase(first);
-    ++next_to_write_;
-  }
-  written_.notify_all();
-}
-
-// Reports progress, for files that take long.
-void IndexBuilder::Report(uint64_t end) {
-  const double now = MonotonicSeconds();
-  if (now - reported_ < kReportSeconds) return;
-  reported_ = now;
-  const double done = static_cast<double>(end) /
-                      static_cast<double>(source_.text->bytes().size());
-  std::cerr << absl::StrCat(
-      "capstan.chat: indexing ", source_.path, ", ",
-      static_cast<int>(100 * done), " %, ",
-      static_cast<int>((now - start_) * (1 - done) / std::max(done, 1e-6)),
-      " s left (once: the index is kept)\n");
+  CAPSTAN_RETURN_IF_ERROR((text::MapInOrder<Places, Chunk>(
+      static_cast<int>(std::min(cores, chunks)), next,
+      [&](const Places& places) { return Index(source, options, places); },
+      take)));
+  return facts;
 }
 
 }  // namespace capstan::chat

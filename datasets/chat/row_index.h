@@ -5,12 +5,9 @@
 #ifndef CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
 #define CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -136,54 +133,19 @@ class RowIndex {
   uint64_t key_ = 0;
 };
 
-// One pass over a source by several threads. Rows come out in file order
-// whatever the number of threads. Needs memory for a few chunks.
-class IndexBuilder {
- public:
-  struct Options {
-    Kind kind;
-    BadRows bad_rows;
-    const RowEncoder* encoder;
-    uint64_t chunk_bytes = 1 << 20;
-  };
-  using Sink = std::function<absl::Status(absl::Span<const IndexedRow>)>;
-
-  IndexBuilder(const SourceFile& source, const Options& options)
-      : source_(source), options_(options), scanner_(source.text->bytes()) {}
-
-  // Called once. One thread at a time calls `sink`. Returns the error of the
-  // first wrong row in file order.
-  absl::StatusOr<RowIndex::Facts> Run(const Sink& sink);
-
- private:
-  struct Chunk {
-    absl::Status status;
-    std::vector<IndexedRow> rows;
-    RowIndex::Facts facts;
-    uint64_t end = 0;  // offset of its end in the text
-  };
-
-  void Work(const Sink& sink);
-  Chunk Index(const std::vector<RowPlace>& places, RowReader* reader) const;
-  absl::Status AddRow(const RowPlace& place, RowReader* reader,
-                      Chunk* chunk) const;
-  void Finish(uint64_t number, Chunk chunk, const Sink& sink);
-  void Report(uint64_t end);
-
-  const SourceFile& source_;
-  const Options options_;
-  std::mutex mutex_;  // guards all below
-  std::condition_variable written_;
-  RowScanner scanner_;
-  uint64_t next_to_scan_ = 0;
-  uint64_t next_to_write_ = 0;
-  bool at_end_ = false;
-  std::map<uint64_t, Chunk> waiting_;
-  RowIndex::Facts facts_;
-  absl::Status status_;
-  double start_ = 0.0;
-  double reported_ = 0.0;
+struct IndexOptions {
+  Kind kind;
+  BadRows bad_rows;
+  const RowEncoder* encoder;
+  uint64_t chunk_bytes = 1 << 20;
 };
+
+// One pass over a source by all of the machine's cores, in memory for a few
+// chunks. Passes the rows to `sink`, in file order whatever the number of
+// threads. Returns the error of the first wrong row in file order.
+absl::StatusOr<RowIndex::Facts> IndexRows(
+    const SourceFile& source, const IndexOptions& options,
+    const std::function<absl::Status(absl::Span<const IndexedRow>)>& sink);
 
 }  // namespace capstan::chat
 
