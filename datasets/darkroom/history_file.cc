@@ -317,20 +317,6 @@ absl::Status HistoryReader::ListTasks() {
   return absl::OkStatus();
 }
 
-absl::Status HistoryReader::CheckTasks(const std::vector<int>& tasks) const {
-  std::vector<int> missing;
-  for (const int task : tasks) {
-    if (!std::binary_search(tasks_.begin(), tasks_.end(), task)) {
-      missing.push_back(task);
-    }
-  }
-  if (missing.empty()) return absl::OkStatus();
-  std::sort(missing.begin(), missing.end());
-  return Bad(
-      path_, " has ", tasks_.size(), " tasks' histories, of the ", tasks.size(),
-      " that are wanted these are missing: ", absl::StrJoin(missing, ", "));
-}
-
 absl::Status HistoryReader::CheckVariant(Variant variant,
                                          const Room& room) const {
   const int task = tasks_.back();
@@ -346,7 +332,9 @@ absl::Status HistoryReader::CheckVariant(Variant variant,
 
 absl::StatusOr<HistoryShape> HistoryReader::Shape(int task) const {
   const QuietHdf5 quiet;
-  CAPSTAN_RETURN_IF_ERROR(CheckTasks({task}));
+  if (!std::binary_search(tasks_.begin(), tasks_.end(), task)) {
+    return Bad(path_, " has no history of task ", task);
+  }
   const Hdf5Handle group(
       H5Gopen2(file_, absl::StrCat(task).c_str(), H5P_DEFAULT), H5Gclose);
   if (group < 0) {

@@ -193,8 +193,8 @@ int64_t PpoNetworks::AssignRows(const PpoSample* samples, int count) {
 
 // The entropy's mean, and its gradient by the logits:
 // -p (log p + entropy) each.
-void PpoNetworks::AddEntropy(const PpoSettings& settings, int count,
-                             PpoLosses* losses) {
+double PpoNetworks::AddEntropy(const PpoSettings& settings, int count) {
+  double mean = 0.0;
   const float weight = static_cast<float>(settings.entropy_weight / count);
   for (size_t r = 0; r < rows_.size(); ++r) {
     const float* const log_p = &actor_.out[r * kOutputs];
@@ -204,21 +204,22 @@ void PpoNetworks::AddEntropy(const PpoSettings& settings, int count,
       actor_.d_out[r * kOutputs + a] +=
           weight * row_counts_[r] * std::exp(log_p[a]) * (log_p[a] + entropy);
     }
-    losses->entropy += static_cast<double>(entropy) * row_counts_[r] / count;
+    mean += static_cast<double>(entropy) * row_counts_[r] / count;
   }
+  return mean;
 }
 
 // The losses of each sample, and their gradients by its row's outputs; of the
 // logits, those by the log-probability of the action.
-PpoLosses PpoNetworks::SampleGradients(const PpoSettings& settings,
-                                       const PpoSample* samples, int count) {
+double PpoNetworks::SampleGradients(const PpoSettings& settings,
+                                    const PpoSample* samples, int count) {
   const auto [mean, deviation] = AdvantageScale(samples, count);
   const float low = static_cast<float>(1.0 - settings.clip_range);
   const float high = static_cast<float>(1.0 + settings.clip_range);
   const float scale = 1.0f / static_cast<float>(count);
   const float value_scale =
       static_cast<float>(2.0 * settings.value_weight / count);
-  PpoLosses losses;
+  double policy = 0.0, value = 0.0;
   for (int i = 0; i < count; ++i) {
     const PpoSample& sample = samples[i];
     const int64_t at = int64_t{row_of_cell_[sample.cell]} * kOutputs;
@@ -227,26 +228,25 @@ PpoLosses PpoNetworks::SampleGradients(const PpoSettings& settings,
     const float advantage =
         static_cast<float>((sample.advantage - mean) / deviation);
     const float clipped = std::clamp(ratio, low, high);
-    losses.policy -=
-        std::min(ratio * advantage, clipped * advantage) * double{scale};
+    policy -= std::min(ratio * advantage, clipped * advantage) * double{scale};
     // If the clipped term is the smaller one, nothing depends on the ratio.
     if (advantage > 0.0f ? ratio <= high : ratio >= low) {
       actor_.d_out[at + sample.action] -= scale * advantage * ratio;
     }
     const float error = critic_.out[at] - sample.target;
-    losses.value += double{error} * error * scale;
+    value += double{error} * error * scale;
     critic_.d_out[at] += value_scale * error;
   }
-  return losses;
+  return policy + settings.value_weight * value;
 }
 
-PpoLosses PpoNetworks::Gradient(const PpoSettings& settings,
-                                const PpoSample* samples, int count) {
+double PpoNetworks::Gradient(const PpoSettings& settings,
+                             const PpoSample* samples, int count) {
   const int64_t used = AssignRows(samples, count);
   Forward();
   std::fill(actor_.d_out.begin(), actor_.d_out.end(), 0.0f);
   std::fill(critic_.d_out.begin(), critic_.d_out.end(), 0.0f);
-  PpoLosses losses = SampleGradients(settings, samples, count);
+  double loss = SampleGradients(settings, samples, count);
   // From log-probabilities to logits: subtract each one's share of the sum.
   for (int64_t r = 0; r < used; ++r) {
     float* const d = &actor_.d_out[r * kOutputs];
@@ -257,17 +257,16 @@ PpoLosses PpoNetworks::Gradient(const PpoSettings& settings,
     }
     row_of_cell_[rows_[r]] = -1;
   }
-  if (settings.entropy_weight != 0.0) AddEntropy(settings, count, &losses);
-  losses.total = losses.policy + settings.value_weight * losses.value -
-                 settings.entropy_weight * losses.entropy;
-
+  if (settings.entropy_weight != 0.0) {
+    loss -= settings.entropy_weight * AddEntropy(settings, count);
+  }
   const int64_t rows = WholeBlocks(used);
   kernels_.backward(parameters_[0], inputs_.data(), actor_.d_out.data(), rows,
                     kActions, actor_.h1.data(), actor_.h2.data(),
                     &gradient_[0]);
   kernels_.backward(parameters_[1], inputs_.data(), critic_.d_out.data(), rows,
                     1, critic_.h1.data(), critic_.h2.data(), &gradient_[1]);
-  return losses;
+  return loss;
 }
 
 void PpoNetworks::Step(const PpoSettings& settings, const PpoSample* samples,

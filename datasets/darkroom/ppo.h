@@ -35,15 +35,6 @@ struct PpoSample {
   float target = 0;  // of the value
 };
 
-// Means over a minibatch.
-struct PpoLosses {
-  double policy = 0;
-  double value = 0;
-  double entropy = 0;
-  // policy + value_weight * value - entropy_weight * entropy.
-  double total = 0;
-};
-
 // An actor and a critic in a darkroom: two networks with two tanh layers of 64,
 // whose inputs are the row and the column, 0 to size - 1. The actor outputs the
 // logits of the actions, the critic the value. Single-threaded.
@@ -64,9 +55,10 @@ class PpoNetworks {
   // normalised to mean 0 and standard deviation 1.
   void Step(const PpoSettings& settings, const PpoSample* samples, int count);
 
-  // Returns the losses of a minibatch; writes their gradient to gradient().
-  PpoLosses Gradient(const PpoSettings& settings, const PpoSample* samples,
-                     int count);
+  // Returns the mean loss of a minibatch, policy + value_weight * value -
+  // entropy_weight * entropy; writes its gradient to gradient().
+  double Gradient(const PpoSettings& settings, const PpoSample* samples,
+                  int count);
 
   // Two each: the actor's and the critic's.
   Network* parameters() { return parameters_; }
@@ -87,9 +79,9 @@ class PpoNetworks {
   void Forward();
   // Turns the logits in actor_.out into log-probabilities.
   void NormaliseLogits();
-  PpoLosses SampleGradients(const PpoSettings& settings,
-                            const PpoSample* samples, int count);
-  void AddEntropy(const PpoSettings& settings, int count, PpoLosses* losses);
+  double SampleGradients(const PpoSettings& settings, const PpoSample* samples,
+                         int count);
+  double AddEntropy(const PpoSettings& settings, int count);
 
   const PpoKernels& kernels_;
   const int room_size_;

@@ -120,11 +120,9 @@ TEST(PpoNetworksTest, GradientIsTheDifference) {
       for (int64_t i = 0; i < kNetworkSize - kHidden; i += i < 256 ? 7 : 97) {
         const float kept = p[i];
         p[i] = kept + 2e-3f;
-        const double above =
-            networks->Gradient(settings, samples.data(), 91).total;
+        const double above = networks->Gradient(settings, samples.data(), 91);
         p[i] = kept - 2e-3f;
-        const double below =
-            networks->Gradient(settings, samples.data(), 91).total;
+        const double below = networks->Gradient(settings, samples.data(), 91);
         p[i] = kept;
         const double difference = (above - below) / 4e-3;
         // The objective has a kink where a ratio is clipped.
