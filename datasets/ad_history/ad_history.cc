@@ -4,15 +4,33 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "datasets/darkroom/history_file.h"
 #include "plugins/algorithm_distillation/history_model.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
+
+// Histories in contiguous memory: 44 MB for 73 tasks of 100 streams of 1000
+// steps. Ranks forked later share it.
+struct HistoryTable {
+  // Those with histories, in the order of the options.
+  std::vector<int> tasks;
+  std::vector<int> tasks_of_file;  // ascending
+  int64_t histories = 0;           // as many of each task
+  int64_t steps = 0;
+  std::vector<uint8_t> bytes;  // [histories, steps, kHistoryColumns]
+
+  int64_t offset(int64_t history) const {
+    return history * steps * kHistoryColumns;
+  }
+};
+
 namespace {
 
 constexpr int64_t kDefaultTransit = 80;
@@ -20,6 +38,136 @@ constexpr int64_t kDefaultRegion = 80;
 constexpr int64_t kDefaultSteps = 1000;
 constexpr int64_t kNone = 0;  // token types
 constexpr int64_t kEnd = 2;
+
+// What to read from a file.
+struct TableOptions {
+  std::string path;
+  darkroom::Room room;
+  darkroom::Variant variant = darkroom::Variant::kGoals;
+  std::vector<int> tasks;  // those of them in the file
+  int64_t streams = 0;     // 0: all
+  int64_t steps = 0;
+};
+
+// Copies stream `stream` of time-major `from` to `to` [steps,
+// kHistoryColumns].
+void CopyStream(const darkroom::History& from, int64_t stream, uint8_t* to) {
+  for (int64_t step = 0; step < from.steps; ++step) {
+    const int64_t i = step * from.streams + stream;
+    to[0] = from.states[2 * i];
+    to[1] = from.states[2 * i + 1];
+    to[2] = from.actions[i];
+    to[3] = from.rewards[i];
+    to[4] = from.next_states[2 * i];
+    to[5] = from.next_states[2 * i + 1];
+    to += kHistoryColumns;
+  }
+}
+
+absl::Status CheckShape(const TableOptions& options, int task,
+                        const darkroom::HistoryShape& shape, int64_t streams) {
+  for (const auto& [field, wanted, has] :
+       {std::tuple("steps", options.steps, shape.steps),
+        std::tuple("streams", streams, shape.streams)}) {
+    if (has >= wanted) continue;
+    return FieldError(
+        field, absl::StrCat("is ", wanted, ", but ", options.path, " has only ",
+                            has, " ", field, " of task ", task));
+  }
+  return absl::OkStatus();
+}
+
+// The requested tasks that are in the file.
+absl::StatusOr<std::vector<int>> TasksIn(const darkroom::HistoryReader& file,
+                                         const TableOptions& options) {
+  const absl::Status status = file.CheckVariant(options.variant, options.room);
+  if (!status.ok()) return FieldError("path", status.message());
+  std::vector<int> tasks;
+  for (const int task : options.tasks) {
+    if (std::binary_search(file.tasks().begin(), file.tasks().end(), task)) {
+      tasks.push_back(task);
+    }
+  }
+  if (!tasks.empty()) return tasks;
+  std::vector<int> wanted = options.tasks;
+  std::sort(wanted.begin(), wanted.end());
+  return FieldError(
+      "path",
+      absl::StrCat(options.path, " has histories of ", file.tasks().size(),
+                   " tasks (", absl::StrJoin(file.tasks(), ", "),
+                   "), but of none of those that are wanted: ",
+                   absl::StrJoin(wanted, ", ")));
+}
+
+// Returns the file's errors, and a FieldError of "path" if it has none of the
+// tasks, or of "steps" or "streams" if it has fewer.
+absl::StatusOr<std::shared_ptr<const HistoryTable>> Load(
+    const TableOptions& options) {
+  absl::StatusOr<std::unique_ptr<darkroom::HistoryReader>> file =
+      darkroom::HistoryReader::Open(options.path);
+  if (!file.ok()) return FieldError("path", file.status().message());
+  auto table = std::make_shared<HistoryTable>();
+  CAPSTAN_ASSIGN_OR_RETURN(table->tasks, TasksIn(**file, options));
+  table->tasks_of_file = (*file)->tasks();
+  table->steps = options.steps;
+  int64_t streams = options.streams;
+  int64_t next = 0;
+  for (const int task : table->tasks) {
+    const auto shape = (*file)->Shape(task);
+    if (!shape.ok()) return FieldError("path", shape.status().message());
+    // All streams: the number that the first task has.
+    if (streams == 0) streams = shape->streams;
+    CAPSTAN_RETURN_IF_ERROR(CheckShape(options, task, *shape, streams));
+    if (next == 0) {
+      table->histories = streams * static_cast<int64_t>(table->tasks.size());
+      table->bytes.resize(table->offset(table->histories));
+    }
+    const auto history =
+        (*file)->Read(task, options.room, options.steps, streams);
+    if (!history.ok()) return FieldError("path", history.status().message());
+    for (int64_t stream = 0; stream < streams; ++stream) {
+      CopyStream(*history, stream, &table->bytes[table->offset(next++)]);
+    }
+  }
+  return table;
+}
+
+// Writes consecutive tokens.
+class TokenWriter {
+ public:
+  TokenWriter(uint8_t* transitions, uint8_t* kinds)
+      : transitions_(transitions), kinds_(kinds) {}
+
+  void Transitions(const uint8_t* history, const StepRange& span) {
+    std::memcpy(transitions_, history + span.begin * kHistoryColumns,
+                span.size() * kHistoryColumns);
+    Kinds(HistoryToken::kTransition, span.size());
+  }
+  void Marker(HistoryToken kind) { Empty(kind, 1); }
+  void Query(const uint8_t* transition) {
+    uint8_t* const to = transitions_;
+    Empty(HistoryToken::kQuery, 1);
+    to[kHistoryRow] = transition[kHistoryRow];
+    to[kHistoryColumn] = transition[kHistoryColumn];
+  }
+  void Padding(const uint8_t* kinds_end) {
+    Empty(HistoryToken::kPadding, kinds_end - kinds_);
+  }
+
+ private:
+  void Empty(HistoryToken kind, int64_t count) {
+    std::memset(transitions_, 0, count * kHistoryColumns);
+    Kinds(kind, count);
+  }
+  void Kinds(HistoryToken kind, int64_t count) {
+    std::memset(kinds_, static_cast<int>(kind), count);
+    transitions_ += count * kHistoryColumns;
+    kinds_ += count;
+  }
+
+  uint8_t* transitions_;
+  uint8_t* kinds_;
+};
 
 // The batch's tensor of that name, reused if it has the shape.
 template <typename T>
@@ -43,21 +191,14 @@ absl::Status CheckNumbers(const Config& config) {
     return FieldError(config.region() != 0 ? "region" : "skip_last_action",
                       "is for mode COMPRESSED; PLAIN has no regions");
   }
-  if (config.n_transit() < 0 || config.n_transit() == 1) {
-    return FieldError("n_transit", absl::StrCat("must be at least 2, is ",
-                                                config.n_transit()));
-  }
-  if (config.region() < 0 || config.region() == 1) {
-    return FieldError("region",
-                      absl::StrCat("must be at least 2, is ", config.region()));
-  }
-  if (config.steps() < 0) {
-    return FieldError(
-        "steps", absl::StrCat("must be greater than 0, is ", config.steps()));
-  }
-  if (config.streams() < 0) {
-    return FieldError("streams", absl::StrCat("must be greater than 0, is ",
-                                              config.streams()));
+  for (const auto& [field, value, least] :
+       {std::tuple("n_transit", config.n_transit(), 2),
+        std::tuple("region", config.region(), 2),
+        std::tuple("steps", config.steps(), 1),
+        std::tuple("streams", config.streams(), 1)}) {
+    if (value == 0 || value >= least) continue;  // 0: the default
+    return FieldError(field,
+                      absl::StrCat("must be at least ", least, ", is ", value));
   }
   return absl::OkStatus();
 }
@@ -78,6 +219,57 @@ HistoryForm FormOf(const Config& config) {
 
 }  // namespace
 
+SampleLayout::SampleLayout(const HistoryForm& form, bool short_contexts,
+                           int64_t steps, int64_t histories)
+    : form_(form), histories_(histories) {
+  if (form.compressed) {
+    per_history_ = steps / form.length * form.length;
+  } else {
+    first_ = short_contexts ? 0 : form.length - 1;
+    per_history_ = std::max<int64_t>(0, steps - first_);
+  }
+}
+
+Sample SampleLayout::At(int64_t index) const {
+  Sample sample;
+  sample.history = index / per_history_;
+  sample.query = first_ + index % per_history_;
+  if (form_.compressed) {
+    const int64_t begin = sample.query / form_.length * form_.length;
+    sample.previous = {std::max<int64_t>(0, begin - form_.length), begin};
+    sample.current = {begin, sample.query};
+    sample.ends_region = sample.query - begin == form_.length - 1;
+  } else {
+    sample.current = {std::max<int64_t>(0, sample.query - form_.length + 1),
+                      sample.query};
+  }
+  return sample;
+}
+
+int64_t SampleLayout::Length(const Sample& sample) const {
+  int64_t length = sample.current.size() + 1;
+  if (form_.compressed) {
+    length += 1;
+    if (sample.previous.size() > 0) length += sample.previous.size() + 2;
+  }
+  return length;
+}
+
+void SampleLayout::Write(const Sample& sample, const uint8_t* history,
+                         int64_t tokens, uint8_t* transitions,
+                         uint8_t* kinds) const {
+  TokenWriter writer(transitions, kinds);
+  if (sample.previous.size() > 0) {
+    writer.Marker(HistoryToken::kStart);
+    writer.Transitions(history, sample.previous);
+    writer.Marker(HistoryToken::kEnd);
+  }
+  if (form_.compressed) writer.Marker(HistoryToken::kStart);
+  writer.Transitions(history, sample.current);
+  writer.Query(history + sample.query * kHistoryColumns);
+  writer.Padding(kinds + tokens);
+}
+
 AdHistory::AdHistory(const Config& config, const HistoryForm& form,
                      darkroom::Split split,
                      std::shared_ptr<const HistoryTable> table)
@@ -85,8 +277,8 @@ AdHistory::AdHistory(const Config& config, const HistoryForm& form,
       form_(form),
       split_(std::move(split)),
       table_(std::move(table)),
-      layout_(form_, config_.short_contexts(), table_->steps(),
-              table_->histories()) {}
+      layout_(form_, config_.short_contexts(), table_->steps,
+              table_->histories) {}
 
 absl::StatusOr<std::unique_ptr<AdHistory>> AdHistory::Create(
     const Config& config) {
@@ -114,7 +306,7 @@ absl::StatusOr<std::unique_ptr<AdHistory>> AdHistory::Create(
                      " (", form.compressed ? "region" : "n_transit", ")"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(std::shared_ptr<const HistoryTable> table,
-                           HistoryTable::Load(options));
+                           Load(options));
   return std::unique_ptr<AdHistory>(
       new AdHistory(config, form, std::move(split), std::move(table)));
 }
@@ -141,14 +333,14 @@ absl::Status AdHistory::Read(absl::Span<const int64_t> indices,
                                     : nullptr;
   for (int64_t i = 0; i < count; ++i) {
     const Sample sample = layout_.At(indices[i]);
-    const uint8_t* history = table_->history(sample.history);
+    const uint8_t* history = &table_->bytes[table_->offset(sample.history)];
     layout_.Write(sample, history, tokens,
                   transitions + i * tokens * kHistoryColumns,
                   kinds + i * tokens);
     lengths[i] = layout_.Length(sample);
     const bool learned = form_.last_action || !sample.ends_region;
     actions[i] = learned
-                     ? history[sample.query * kTransitionBytes + kHistoryAction]
+                     ? history[sample.query * kHistoryColumns + kHistoryAction]
                      : kIgnoredTarget;
     if (types != nullptr) types[i] = sample.ends_region ? kEnd : kNone;
   }
@@ -169,11 +361,11 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> AdHistory::Validation() const {
 
 std::vector<int> AdHistory::tasks() const {
   // Playing a task needs no history of it.
-  return config_.split() == Config::TEST ? split_.test : table_->tasks();
+  return config_.split() == Config::TEST ? split_.test : table_->tasks;
 }
 
 int64_t AdHistory::CountInFile(const std::vector<int>& tasks) const {
-  const std::vector<int>& file = table_->tasks_of_file();
+  const std::vector<int>& file = table_->tasks_of_file;
   return std::count_if(tasks.begin(), tasks.end(), [&](int task) {
     return std::binary_search(file.begin(), file.end(), task);
   });
@@ -181,14 +373,13 @@ int64_t AdHistory::CountInFile(const std::vector<int>& tasks) const {
 
 std::vector<std::string> AdHistory::notes() const {
   const size_t all = split_.train.size() + split_.test.size();
-  if (config_.split() == Config::TEST ||
-      table_->tasks_of_file().size() == all) {
+  if (config_.split() == Config::TEST || table_->tasks_of_file.size() == all) {
     return {};
   }
   const int64_t held_out = CountInFile(split_.test);
   std::string note = absl::StrCat(
-      config_.path(), " has histories of ", table_->tasks_of_file().size(),
-      " of the ", all, " tasks: ", table_->tasks().size(), " are trained on, ",
+      config_.path(), " has histories of ", table_->tasks_of_file.size(),
+      " of the ", all, " tasks: ", table_->tasks.size(), " are trained on, ",
       held_out, " of the ", split_.test.size(),
       " that are held out can be evaluated on");
   if (held_out == 0) {
@@ -199,5 +390,4 @@ std::vector<std::string> AdHistory::notes() const {
   return {note + "."};
 }
 
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history

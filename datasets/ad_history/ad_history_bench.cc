@@ -15,8 +15,7 @@
 #include "datasets/ad_history/ad_history.h"
 #include "datasets/darkroom/history_file.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 namespace {
 
 constexpr int64_t kSteps = 1040;
@@ -98,8 +97,7 @@ absl::Status Run(std::string path) {
 }
 
 }  // namespace
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history
 
 int main(int argc, char** argv) {
   const absl::Status status = capstan::ad_history::Run(argc > 1 ? argv[1] : "");

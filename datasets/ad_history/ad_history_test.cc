@@ -15,8 +15,7 @@
 #include "datasets/darkroom/history_file.h"
 #include "plugins/algorithm_distillation/history_model.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 namespace {
 
 using ::testing::Contains;
@@ -29,7 +28,7 @@ constexpr int64_t kSteps = 26;
 constexpr int64_t kStreams = 3;
 constexpr int64_t kLength = 8;
 
-using Transition = std::array<uint8_t, kTransitionBytes>;
+using Transition = std::array<uint8_t, kHistoryColumns>;
 
 // A transition that differs at each place of a file.
 Transition At(int task, int64_t stream, int64_t step) {
@@ -110,7 +109,7 @@ std::string Row(const Batch& batch, int64_t row) {
         break;
       case HistoryToken::kTransition:
         text += "(";
-        for (int c = 0; c < kTransitionBytes; ++c) text += number(c);
+        for (int c = 0; c < kHistoryColumns; ++c) text += number(c);
         text += ")";
         break;
     }
@@ -332,5 +331,4 @@ TEST(AdHistoryTest, WhatIsWrongIsSaid) {
 }
 
 }  // namespace
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history

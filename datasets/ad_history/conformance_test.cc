@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/conformance/dataset_reader.h"
 
-namespace capstan {
-namespace conformance {
+namespace capstan::conformance {
 namespace {
 
 CAPSTAN_DATASET_READER_CONFORMANCE(
@@ -17,5 +16,4 @@ CAPSTAN_DATASET_READER_CONFORMANCE(
     "mode: COMPRESSED region: 16 }");
 
 }  // namespace
-}  // namespace conformance
-}  // namespace capstan
+}  // namespace capstan::conformance

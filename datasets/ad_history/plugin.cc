@@ -5,11 +5,9 @@
 
 #include "datasets/ad_history/ad_history.h"
 
-namespace capstan {
-namespace ad_history {
+namespace capstan::ad_history {
 
 CAPSTAN_PLUGIN(DatasetReader, AdHistory, capstan::ad_history::Config,
                "learning histories of darkroom, plain or in regions");
 
-}  // namespace ad_history
-}  // namespace capstan
+}  // namespace capstan::ad_history

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -16,8 +17,7 @@
 #include "datasets/chat/row_index.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 constexpr int64_t kDefaultLength = 1024;
@@ -78,11 +78,6 @@ int64_t* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
     tensor = at::empty(shape, at::kLong);
   }
   return tensor.mutable_data_ptr<int64_t>();
-}
-
-// 0, 1, 2, ..
-void CountUp(int64_t* begin, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) begin[i] = i;
 }
 
 }  // namespace
@@ -240,47 +235,40 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
   const OpenedSource& source = data_->sources[draw.source];
   uint32_t one = 0;
   int64_t at = 0;
-  TokenRow tokens;
   for (uint32_t row : source.samples->Rows(part_, draw.sample, &one)) {
-    CAPSTAN_RETURN_IF_ERROR(
-        ReadRow(source, source.index->rows()[row], &tokens));
-    const auto count = static_cast<int64_t>(tokens.ids.size());
-    std::copy(tokens.ids.begin(), tokens.ids.end(), out.ids + at);
-    std::copy(tokens.labels.begin(), tokens.labels.end(), out.labels + at);
+    CAPSTAN_ASSIGN_OR_RETURN(const TokenRow* const tokens,
+                             ReadRow(source, source.index->rows()[row]));
+    const auto count = static_cast<int64_t>(tokens->ids.size());
+    std::copy_n(tokens->ids.begin(), count, out.ids + at);
+    std::copy_n(tokens->labels.begin(), count, out.labels + at);
     if (out.positions != nullptr) {
       // Nothing in this row predicts its first token.
       out.labels[at] = kIgnoredTarget;
-      CountUp(out.positions + at, count);
+      std::iota(out.positions + at, out.positions + at + count, 0);
     }
     at += count;
   }
   std::fill(out.ids + at, out.ids + out.length, data_->pad);
   std::fill(out.labels + at, out.labels + out.length, kIgnoredTarget);
   if (out.positions != nullptr) {
-    CountUp(out.positions + at, out.length - at);
+    std::iota(out.positions + at, out.positions + out.length, 0);
   }
   return at;
 }
 
-absl::Status Chat::ReadRow(const OpenedSource& source, const IndexedRow& row,
-                           TokenRow* tokens) const {
-  // Keeps the memory that parsing needs.
-  thread_local RowParser parser;
-  thread_local Row parsed;
-  thread_local RenderedRow rendered;
+absl::StatusOr<const TokenRow*> Chat::ReadRow(const OpenedSource& source,
+                                              const IndexedRow& row) const {
+  thread_local RowReader reader;
   const absl::string_view text = source.file.text->bytes();
-  absl::Status status = absl::OkStatus();
-  if (row.offset + row.bytes > text.size()) {
-    status = absl::DataLossError("it has become shorter");
-  } else {
-    status = parser.Parse(text.substr(row.offset, row.bytes),
-                          text.size() - row.offset, source.kind, &parsed);
-  }
-  if (status.ok()) status = source.encoder->Render(parsed, &rendered);
-  if (status.ok()) {
-    source.encoder->Encode(rendered, tokens);
-    if (tokens->ids.size() == row.tokens) return absl::OkStatus();
-    status = absl::DataLossError("a row has another number of tokens");
+  absl::Status status = absl::DataLossError("it has become shorter");
+  if (row.offset + row.bytes <= text.size()) {
+    status =
+        reader.Read(text.substr(row.offset, row.bytes),
+                    text.size() - row.offset, source.kind, *source.encoder);
+    if (status.ok()) {
+      if (reader.tokens.ids.size() == row.tokens) return &reader.tokens;
+      status = absl::DataLossError("a row has another number of tokens");
+    }
   }
   return absl::DataLossError(absl::StrCat(
       source.file.path, ":",
@@ -349,5 +337,4 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
 CAPSTAN_PLUGIN(DatasetReader, Chat, capstan::chat::Config,
                "conversations, instructions and texts (JSON) for fine-tuning");
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

@@ -15,8 +15,7 @@
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // Conversations and other rows for fine-tuning (see chat.proto). Batches have
 // "input_ids" and "labels" [n, T] int64. With packing, T is max_length, and
@@ -85,16 +84,16 @@ class Chat final : public DatasetReader {
   absl::Status CheckIndices(absl::Span<const int64_t> indices) const;
   // Returns its number of tokens; the rest is padding.
   absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
-  // The row's tokens, checked against the index.
-  absl::Status ReadRow(const OpenedSource& source, const IndexedRow& row,
-                       TokenRow* tokens) const;
+  // The row's tokens, checked against the index; this thread's next call
+  // overwrites them.
+  absl::StatusOr<const TokenRow*> ReadRow(const OpenedSource& source,
+                                          const IndexedRow& row) const;
 
   const std::shared_ptr<const Data> data_;
   const Part part_;
   const Mixture mixture_;
 };
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_CHAT_H_

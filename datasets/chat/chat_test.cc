@@ -15,11 +15,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "datasets/chat/index_builder.h"
+#include "datasets/chat/row_index.h"
 #include "text/chat_template/fake_tokenizer.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 namespace fs = std::filesystem;
@@ -329,7 +328,7 @@ TEST(ChatTest, ARowLongerThanAnything) {
 }
 
 // However the file is cut, with any number of threads.
-TEST(IndexBuilderTest, RowsAndTheFirstErrorDoNotDependOnChunks) {
+TEST(IndexRowsTest, RowsAndTheFirstErrorDoNotDependOnChunks) {
   std::string text = ManyRows();
   const std::string good = File("g.jsonl", text);
   text.insert(text.find("{\"text\": \"row 700"), "[]\n");
@@ -340,23 +339,23 @@ TEST(IndexBuilderTest, RowsAndTheFirstErrorDoNotDependOnChunks) {
   for (uint64_t chunk : {uint64_t{1}, uint64_t{300}, uint64_t{1} << 30}) {
     SourceFile source = *OpenSource(good);
     std::vector<uint64_t> offsets;
-    const auto facts = IndexBuilder(source, {AUTO, ERROR, &encoder, chunk})
-                           .Run([&](absl::Span<const IndexedRow> rows) {
-                             for (const IndexedRow& row : rows) {
-                               offsets.push_back(row.offset);
-                             }
-                             return absl::OkStatus();
-                           });
+    const auto facts = IndexRows(source, {AUTO, ERROR, &encoder, chunk},
+                                 [&](absl::Span<const IndexedRow> rows) {
+                                   for (const IndexedRow& row : rows) {
+                                     offsets.push_back(row.offset);
+                                   }
+                                   return absl::OkStatus();
+                                 });
     ASSERT_TRUE(facts.ok()) << facts.status();
     EXPECT_EQ(facts->rows, 1000);
     EXPECT_EQ(facts->longest, 7);
     EXPECT_EQ(offsets.size(), 1000);
     EXPECT_TRUE(std::is_sorted(offsets.begin(), offsets.end()));
     source = *OpenSource(bad);
-    EXPECT_THAT(std::string(IndexBuilder(source, {AUTO, ERROR, &encoder, chunk})
-                                .Run([](absl::Span<const IndexedRow>) {
-                                  return absl::OkStatus();
-                                })
+    EXPECT_THAT(std::string(IndexRows(source, {AUTO, ERROR, &encoder, chunk},
+                                      [](absl::Span<const IndexedRow>) {
+                                        return absl::OkStatus();
+                                      })
                                 .status()
                                 .message()),
                 HasSubstr("b.jsonl:601: is an object without keys"));
@@ -364,5 +363,4 @@ TEST(IndexBuilderTest, RowsAndTheFirstErrorDoNotDependOnChunks) {
 }
 
 }  // namespace
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

@@ -3,97 +3,358 @@
 
 #include <simdjson.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/json_document.h"
 #include "base/status.h"
-#include "datasets/chat/source_file.h"
-#include "datasets/chat/turns.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using simdjson::dom::array;
 using simdjson::dom::element;
+using simdjson::dom::element_type;
 using simdjson::dom::object;
 
-absl::Status AddSystem(const object& from, Row* row) {
-  absl::string_view system;
-  CAPSTAN_RETURN_IF_ERROR(OptionalText(from, "system", &system));
-  if (!system.empty()) row->Add("system", system);
+// Shown in docs/chat_data.md: a model trained with this text must be prompted
+// with it.
+constexpr char kToolsHead[] =
+    "Tools that you may call, each by a JSON object with its \"name\" and "
+    "\"arguments\":\n";
+
+// The keys of a message's role and text.
+struct TurnKeys {
+  const char* role;
+  const char* content;
+  bool sharegpt;  // roles are ShareGPT's
+};
+constexpr TurnKeys kMessageKeys = {"role", "content", false};
+constexpr TurnKeys kShareGptKeys = {"from", "value", true};
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... problem) {
+  return absl::InvalidArgumentError(absl::StrCat(problem...));
+}
+
+absl::string_view View(std::string_view text) {
+  return {text.data(), text.size()};
+}
+
+const char* TypeText(const element& value) {
+  switch (value.type()) {
+    case element_type::ARRAY:
+      return "a list";
+    case element_type::OBJECT:
+      return "an object";
+    case element_type::STRING:
+      return "a text";
+    case element_type::BOOL:
+      return "true or false";
+    case element_type::NULL_VALUE:
+      return "null";
+    default:
+      return "a number";
+  }
+}
+
+absl::Status Missing(const char* key) { return Bad("has no \"", key, "\""); }
+
+absl::Status WrongType(const char* key, const element& value,
+                       const char* wanted) {
+  return Bad("\"", key, "\" is ", TypeText(value), ", not ", wanted);
+}
+
+bool Has(const object& row, const char* key) {
+  return row.at_key(key).error() == simdjson::SUCCESS;
+}
+
+// Whether the key is there and not null.
+bool Find(const object& row, const char* key, element* value) {
+  return row.at_key(key).get(*value) == simdjson::SUCCESS && !value->is_null();
+}
+
+absl::Status Text(const object& row, const char* key, absl::string_view* out) {
+  element value;
+  if (row.at_key(key).get(value) != simdjson::SUCCESS) return Missing(key);
+  std::string_view text;
+  if (value.get(text) != simdjson::SUCCESS) {
+    return WrongType(key, value, "a text");
+  }
+  *out = View(text);
   return absl::OkStatus();
 }
 
-absl::Status FillPromptCompletion(const object& from, Row* row) {
-  element prompt;
-  if (from.at_key("prompt").get(prompt) == simdjson::SUCCESS &&
-      prompt.is_array()) {
-    std::string tools;
-    CAPSTAN_RETURN_IF_ERROR(ToolsText(from, &tools));
-    CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "prompt", kMessageKeys, tools, row));
-    row->prompt_messages = row->messages().size();
-    return AddTurns(from, "completion", kMessageKeys, "", row);
-  }
+absl::Status CopyText(const object& row, const char* key, std::string* out) {
   absl::string_view text;
-  row->is_text = true;
-  CAPSTAN_RETURN_IF_ERROR(Text(from, "prompt", &text));
-  row->prompt.assign(text.data(), text.size());
-  CAPSTAN_RETURN_IF_ERROR(Text(from, "completion", &text));
-  row->completion.assign(text.data(), text.size());
+  CAPSTAN_RETURN_IF_ERROR(Text(row, key, &text));
+  out->assign(text.data(), text.size());
+  return absl::OkStatus();
+}
+
+// "" if the key is absent or null.
+absl::Status OptionalText(const object& row, const char* key,
+                          absl::string_view* out) {
+  *out = "";
+  element value;
+  return Find(row, key, &value) ? Text(row, key, out) : absl::OkStatus();
+}
+
+// The role in templates for ShareGPT's "from"; "" if unknown.
+absl::string_view ShareGptRole(absl::string_view from) {
+  if (from == "human" || from == "user") return "user";
+  // The model writes a call; its result is shown to the model.
+  if (from == "gpt" || from == "assistant" || from == "function_call") {
+    return "assistant";
+  }
+  if (from == "system") return "system";
+  return from == "observation" ? "tool" : "";
+}
+
+absl::Status Role(const object& message, const TurnKeys& keys,
+                  absl::string_view* role) {
+  CAPSTAN_RETURN_IF_ERROR(Text(message, keys.role, role));
+  if (!keys.sharegpt) return absl::OkStatus();
+  const absl::string_view known = ShareGptRole(*role);
+  if (known.empty()) {
+    return Bad("is from \"", *role,
+               "\"; known are human, gpt, system, function_call and "
+               "observation");
+  }
+  *role = known;
+  return absl::OkStatus();
+}
+
+// Appends the text of one content part.
+absl::Status AppendPart(const element& value, std::string* out) {
+  object part;
+  if (value.get(part) != simdjson::SUCCESS) {
+    return Bad("is ", TypeText(value), ", not an object");
+  }
+  absl::string_view type;
+  absl::string_view text;
+  CAPSTAN_RETURN_IF_ERROR(Text(part, "type", &type));
+  if (type != "text") {
+    return Bad("has the type \"", type, "\": only \"text\" can be trained on");
+  }
+  CAPSTAN_RETURN_IF_ERROR(Text(part, "text", &text));
+  absl::StrAppend(out, text);
+  return absl::OkStatus();
+}
+
+// The concatenated texts of content parts.
+absl::Status PartsText(const array& parts, const char* key, std::string* out) {
+  size_t number = 0;
+  for (const element part : parts) {
+    ++number;
+    const absl::Status status = AppendPart(part, out);
+    if (status.ok()) continue;
+    return Bad("has \"", key, "\" whose part ", number, " ", status.message());
+  }
+  return absl::OkStatus();
+}
+
+// An entry of "tool_calls" as {"name": .., "arguments": ..}.
+absl::StatusOr<std::string> CallText(const element& value) {
+  const absl::Status wrong =
+      Bad("has \"tool_calls\" that aren't objects with a function's name and "
+          "arguments");
+  object call;
+  element name;
+  if (value.get(call) != simdjson::SUCCESS) return wrong;
+  // Some files have the call itself.
+  if (Has(call, "function") &&
+      call.at_key("function").get(call) != simdjson::SUCCESS) {
+    return wrong;
+  }
+  if (call.at_key("name").get(name) != simdjson::SUCCESS || !name.is_string()) {
+    return wrong;
+  }
+  std::string arguments;
+  element given;
+  if (Find(call, "arguments", &given)) {
+    // OpenAI stores JSON as text, transformers the JSON itself.
+    std::string_view text;
+    if (given.get(text) == simdjson::SUCCESS) {
+      arguments = std::string(text);
+    } else if (given.is_object()) {
+      arguments = simdjson::minify(given);
+    } else {
+      return wrong;
+    }
+  }
+  if (arguments.empty()) arguments = "{}";
+  return absl::StrCat("{\"name\": ", simdjson::minify(name),
+                      ", \"arguments\": ", arguments, "}");
+}
+
+// The assistant's text for calling tools, "" if it calls none: a call's JSON
+// object, or a list of them.
+absl::StatusOr<std::string> CallsText(const object& message) {
+  element value;
+  array list;
+  if (!Find(message, "tool_calls", &value)) return "";
+  if (value.get(list) != simdjson::SUCCESS) {
+    return WrongType("tool_calls", value, "a list");
+  }
+  std::vector<std::string> calls;
+  for (const element call : list) {
+    CAPSTAN_ASSIGN_OR_RETURN(calls.emplace_back(), CallText(call));
+  }
+  std::string text = absl::StrJoin(calls, ", ");
+  return calls.size() > 1 ? absl::StrCat("[", text, "]") : text;
+}
+
+// A content is a text or a list of text parts, followed by the message's
+// "tool_calls" as JSON. *text may view *own.
+absl::Status Content(const object& message, const char* key, std::string* own,
+                     absl::string_view* text) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string calls, CallsText(message));
+  array parts;
+  own->clear();
+  if (message.at_key(key).get(parts) == simdjson::SUCCESS) {
+    CAPSTAN_RETURN_IF_ERROR(PartsText(parts, key, own));
+    *text = *own;
+  } else if (calls.empty()) {
+    return Text(message, key, text);
+  } else {
+    CAPSTAN_RETURN_IF_ERROR(OptionalText(message, key, text));
+  }
+  if (!calls.empty()) {
+    *own = absl::StrCat(*text, text->empty() ? "" : "\n", calls);
+    *text = *own;
+  }
+  return absl::OkStatus();
+}
+
+// The text for the system's turn about the row's "tools", a JSON list or its
+// text; "" if there are none.
+absl::StatusOr<std::string> ToolsText(const object& from) {
+  element value;
+  object none;
+  if (!Find(from, "tools", &value) ||
+      (value.get(none) == simdjson::SUCCESS && none.size() == 0)) {
+    return "";
+  }
+  std::string_view text;
+  std::string tools;
+  if (value.get(text) == simdjson::SUCCESS) {
+    tools = std::string(absl::StripAsciiWhitespace(View(text)));
+  } else if (value.is_array()) {
+    tools = simdjson::minify(value);
+  } else {
+    return WrongType("tools", value, "a list or its text");
+  }
+  if (tools.empty() || tools == "[]") return "";
+  return absl::StrCat(kToolsHead, tools);
+}
+
+// The system's turn: `system` and the text about tools.
+std::string SystemText(absl::string_view system, const std::string& tools) {
+  return absl::StrCat(system, system.empty() || tools.empty() ? "" : "\n\n",
+                      tools);
+}
+
+absl::Status Turn(const element& value, const TurnKeys& keys, std::string* own,
+                  absl::string_view* role, absl::string_view* content) {
+  object message;
+  if (value.get(message) != simdjson::SUCCESS) {
+    return Bad("is ", TypeText(value), ", not an object");
+  }
+  CAPSTAN_RETURN_IF_ERROR(Role(message, keys, role));
+  return Content(message, keys.content, own, content);
+}
+
+// Adds a turn for each message of the list `key`, which must not be empty.
+// `tools` is added to the first turn if that is the system's, otherwise before
+// it.
+absl::Status AddTurns(const object& from, const char* key, const TurnKeys& keys,
+                      const std::string& tools, Row* row) {
+  element value;
+  array list;
+  if (from.at_key(key).get(value) != simdjson::SUCCESS) return Missing(key);
+  if (value.get(list) != simdjson::SUCCESS) {
+    return WrongType(key, value, "a list");
+  }
+  if (list.size() == 0) return Bad("\"", key, "\" is empty");
+  std::string own;
+  size_t number = 0;
+  for (const element message : list) {
+    ++number;
+    absl::string_view role;
+    absl::string_view content;
+    const absl::Status status = Turn(message, keys, &own, &role, &content);
+    if (!status.ok()) {
+      return Bad("message ", number, " of \"", key, "\" ", status.message());
+    }
+    if (number == 1 && !tools.empty()) {
+      const bool system = role == "system";
+      row->Add("system", SystemText(system ? content : "", tools));
+      if (system) continue;
+    }
+    row->Add(role, content);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddText(const object& from, const char* key, const char* role,
+                     Row* row) {
+  absl::string_view text;
+  CAPSTAN_RETURN_IF_ERROR(Text(from, key, &text));
+  row->Add(role, text);
+  return absl::OkStatus();
+}
+
+absl::Status AddSystem(const object& from, const std::string& tools, Row* row) {
+  absl::string_view system;
+  CAPSTAN_RETURN_IF_ERROR(OptionalText(from, "system", &system));
+  if (!system.empty()) row->Add("system", SystemText(system, tools));
   return absl::OkStatus();
 }
 
 absl::Status FillMessages(const object& from, Row* row) {
-  std::string tools;
-  CAPSTAN_RETURN_IF_ERROR(ToolsText(from, &tools));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string tools, ToolsText(from));
   return AddTurns(from, "messages", kMessageKeys, tools, row);
 }
 
-absl::Status FillShareGpt(const object& from, Row* row) {
-  std::string tools;
-  CAPSTAN_RETURN_IF_ERROR(ToolsText(from, &tools));
-  absl::string_view system;
-  CAPSTAN_RETURN_IF_ERROR(OptionalText(from, "system", &system));
-  if (!system.empty()) {
-    row->Add("system", SystemText(system, tools));
-    tools.clear();
+absl::Status FillPromptCompletion(const object& from, Row* row) {
+  array messages;
+  if (from.at_key("prompt").get(messages) == simdjson::SUCCESS) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string tools, ToolsText(from));
+    CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "prompt", kMessageKeys, tools, row));
+    row->prompt_messages = row->messages().size();
+    return AddTurns(from, "completion", kMessageKeys, "", row);
   }
-  return AddTurns(from, "conversations", kShareGptKeys, tools, row);
+  row->is_text = true;
+  CAPSTAN_RETURN_IF_ERROR(CopyText(from, "prompt", &row->prompt));
+  return CopyText(from, "completion", &row->completion);
+}
+
+absl::Status FillShareGpt(const object& from, Row* row) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string tools, ToolsText(from));
+  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, tools, row));
+  return AddTurns(from, "conversations", kShareGptKeys,
+                  row->messages().empty() ? tools : "", row);
 }
 
 absl::Status FillText(const object& from, Row* row) {
-  absl::string_view text;
   row->is_text = true;
-  CAPSTAN_RETURN_IF_ERROR(Text(from, "text", &text));
-  if (text.empty()) return Bad("\"text\" is empty");
-  row->completion.assign(text.data(), text.size());
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(CopyText(from, "text", &row->completion));
+  return row->completion.empty() ? Bad("\"text\" is empty") : absl::OkStatus();
 }
 
 absl::Status FillPair(const object& from, const char* user,
                       const char* assistant, Row* row) {
-  absl::string_view text;
-  CAPSTAN_RETURN_IF_ERROR(Text(from, user, &text));
-  row->Add("user", text);
-  CAPSTAN_RETURN_IF_ERROR(Text(from, assistant, &text));
-  row->Add("assistant", text);
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(AddText(from, user, "user", row));
+  return AddText(from, assistant, "assistant", row);
 }
 
 absl::Status AddHistory(const object& from, Row* row) {
   element value;
-  if (from.at_key("history").get(value) != simdjson::SUCCESS ||
-      value.is_null()) {
-    return absl::OkStatus();
-  }
+  if (!Find(from, "history", &value)) return absl::OkStatus();
   const absl::Status wrong =
       Bad("\"history\" is not a list of [question, answer] pairs of texts");
   array history;
@@ -105,7 +366,7 @@ absl::Status AddHistory(const object& from, Row* row) {
     for (const element text : pair) {
       std::string_view content;
       if (text.get(content) != simdjson::SUCCESS) return wrong;
-      row->Add(role, absl::string_view(content.data(), content.size()));
+      row->Add(role, View(content));
       role = "assistant";
     }
   }
@@ -113,21 +374,14 @@ absl::Status AddHistory(const object& from, Row* row) {
 }
 
 absl::Status FillAlpaca(const object& from, Row* row) {
-  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
+  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, "", row));
   CAPSTAN_RETURN_IF_ERROR(AddHistory(from, row));
   absl::string_view instruction;
   absl::string_view input;
-  absl::string_view output;
   CAPSTAN_RETURN_IF_ERROR(Text(from, "instruction", &instruction));
   CAPSTAN_RETURN_IF_ERROR(OptionalText(from, "input", &input));
-  CAPSTAN_RETURN_IF_ERROR(Text(from, "output", &output));
-  if (input.empty()) {
-    row->Add("user", instruction);
-  } else {
-    row->Add("user", absl::StrCat(instruction, "\n", input));
-  }
-  row->Add("assistant", output);
-  return absl::OkStatus();
+  row->Add("user", absl::StrCat(instruction, input.empty() ? "" : "\n", input));
+  return AddText(from, "output", "assistant", row);
 }
 
 // The first kind, from the most specific, whose required keys exist.
@@ -149,14 +403,13 @@ absl::Status UnknownKeys(const object& row) {
       keys.push_back("..");
       break;
     }
-    keys.push_back(absl::StrCat(
-        "\"", absl::string_view(field.key.data(), field.key.size()), "\""));
+    keys.push_back(absl::StrCat("\"", View(field.key), "\""));
   }
-  return Bad(absl::StrCat(
+  return Bad(
       keys.empty() ? "is an object without keys"
                    : absl::StrCat("has the keys ", absl::StrJoin(keys, ", ")),
       "; a row has messages, conversations, prompt and completion, instruction "
-      "and output, question and answer, user and assistant, or text"));
+      "and output, question and answer, user and assistant, or text");
 }
 
 absl::Status Fill(const object& from, Row* row) {
@@ -172,7 +425,7 @@ absl::Status Fill(const object& from, Row* row) {
     case QUESTION_ANSWER:
       return FillPair(from, "question", "answer", row);
     case SYSTEM_USER_ASSISTANT:
-      CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
+      CAPSTAN_RETURN_IF_ERROR(AddSystem(from, "", row));
       return FillPair(from, "user", "assistant", row);
     case TEXT:
       return FillText(from, row);
@@ -198,253 +451,14 @@ absl::Status RowParser::Parse(absl::string_view json, size_t readable,
       ParseJsonDocument(json, readable, &state_->parser, &value);
   if (error == simdjson::UTF8_ERROR) return Bad("is not UTF-8");
   if (error != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("broken JSON: ", simdjson::error_message(error)));
+    return Bad("broken JSON: ", simdjson::error_message(error));
   }
   object from;
   if (value.get(from) != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("is ", TypeText(value), ", not an object"));
+    return Bad("is ", TypeText(value), ", not an object");
   }
   row->kind = kind == AUTO ? KindOf(from) : kind;
   return Fill(from, row);
 }
 
-using simdjson::dom::array;
-using simdjson::dom::element;
-using simdjson::dom::element_type;
-using simdjson::dom::object;
-
-absl::Status Bad(const std::string& problem) {
-  return absl::InvalidArgumentError(problem);
-}
-
-const char* TypeText(const element& value) {
-  switch (value.type()) {
-    case element_type::ARRAY:
-      return "a list";
-    case element_type::OBJECT:
-      return "an object";
-    case element_type::STRING:
-      return "a text";
-    case element_type::BOOL:
-      return "true or false";
-    case element_type::NULL_VALUE:
-      return "null";
-    default:
-      return "a number";
-  }
-}
-
-bool Has(const object& row, const char* key) {
-  return row.at_key(key).error() == simdjson::SUCCESS;
-}
-
-absl::Status Text(const object& row, const char* key, absl::string_view* out) {
-  element value;
-  if (row.at_key(key).get(value) != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("has no \"", key, "\""));
-  }
-  std::string_view text;
-  if (value.get(text) != simdjson::SUCCESS) {
-    return Bad(
-        absl::StrCat("\"", key, "\" is ", TypeText(value), ", not a text"));
-  }
-  *out = absl::string_view(text.data(), text.size());
-  return absl::OkStatus();
-}
-
-absl::Status OptionalText(const object& row, const char* key,
-                          absl::string_view* out) {
-  *out = "";
-  element value;
-  if (row.at_key(key).get(value) != simdjson::SUCCESS || value.is_null()) {
-    return absl::OkStatus();
-  }
-  return Text(row, key, out);
-}
-
-absl::Status List(const object& row, const char* key, array* out) {
-  element value;
-  if (row.at_key(key).get(value) != simdjson::SUCCESS) {
-    return Bad(absl::StrCat("has no \"", key, "\""));
-  }
-  if (value.get(*out) != simdjson::SUCCESS) {
-    return Bad(
-        absl::StrCat("\"", key, "\" is ", TypeText(value), ", not a list"));
-  }
-  if (out->size() == 0) return Bad(absl::StrCat("\"", key, "\" is empty"));
-  return absl::OkStatus();
-}
-
-namespace {
-
-constexpr absl::string_view kByteOrderMark("\xef\xbb\xbf", 3);
-
-bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
-// Bytes at which scanning a value must act, outside of strings and (the second)
-// inside.
-using Table = std::array<bool, 256>;
-
-Table TableOf(absl::string_view bytes) {
-  Table table = {};
-  for (char c : bytes) table[static_cast<unsigned char>(c)] = true;
-  return table;
-}
-
-const Table kOutside = TableOf("\"{}[],\n");
-const Table kInString = TableOf("\"\\\n");
-
-}  // namespace
-
-RowScanner::RowScanner(absl::string_view text) : text_(text) {
-  if (absl::StartsWith(text_, kByteOrderMark)) at_ = kByteOrderMark.size();
-  const uint64_t begin = at_;
-  SkipSpace();
-  if (at_ < text_.size() && text_[at_] == '[') {
-    ++at_;
-    is_list_ = true;
-  } else if (at_ < text_.size() && text_[at_] == '{' && EnterDataList()) {
-    is_list_ = true;
-  } else {
-    at_ = begin;
-    line_ = 1;
-  }
-}
-
-absl::Status RowScanner::Next(uint64_t bytes, std::vector<RowPlace>* rows) {
-  rows->clear();
-  if (is_list_) return NextElements(bytes, rows);
-  NextLines(bytes, rows);
-  return absl::OkStatus();
-}
-
-void RowScanner::NextLines(uint64_t bytes, std::vector<RowPlace>* rows) {
-  const uint64_t stop = at_ + bytes;
-  while (at_ < text_.size() && (at_ < stop || rows->empty())) {
-    const void* const newline =
-        std::memchr(text_.data() + at_, '\n', text_.size() - at_);
-    const uint64_t end = newline == nullptr
-                             ? text_.size()
-                             : static_cast<const char*>(newline) - text_.data();
-    uint64_t first = at_;
-    uint64_t last = end;
-    while (first < last && IsSpace(text_[first])) ++first;
-    while (last > first && IsSpace(text_[last - 1])) --last;
-    if (last > first) rows->push_back({first, last - first, line_});
-    at_ = end + 1;
-    ++line_;
-  }
-}
-
-absl::Status RowScanner::NextElements(uint64_t bytes,
-                                      std::vector<RowPlace>* rows) {
-  const uint64_t stop = at_ + bytes;
-  while (!is_closed_ && (at_ < stop || rows->empty())) {
-    SkipSpace();
-    if (at_ >= text_.size()) return Wrong("the list isn't closed");
-    if (text_[at_] == ']') {
-      ++at_;
-      is_closed_ = true;
-      break;
-    }
-    if (!is_first_) {
-      if (text_[at_] != ',') return Wrong("a comma is missing before this");
-      ++at_;
-      SkipSpace();
-    }
-    is_first_ = false;
-    RowPlace place{at_, 0, line_};
-    SkipValue();
-    place.bytes = at_ - place.offset;
-    if (place.bytes == 0) return Wrong("an element of the list is missing");
-    rows->push_back(place);
-  }
-  return absl::OkStatus();
-}
-
-void RowScanner::SkipSpace() {
-  while (at_ < text_.size() && IsSpace(text_[at_])) {
-    if (text_[at_] == '\n') ++line_;
-    ++at_;
-  }
-}
-
-// Skips the value at at_, or to the text's end. Errors within it are found when
-// it is parsed.
-void RowScanner::SkipValue() {
-  int64_t depth = 0;
-  while (at_ < text_.size()) {
-    const char c = text_[at_];
-    if (!kOutside[static_cast<unsigned char>(c)]) {
-      ++at_;
-      continue;
-    }
-    if (c == '"') {
-      ReadString();
-      if (depth == 0) return;
-      continue;
-    }
-    if (depth == 0 && (c == ',' || c == ']' || c == '}')) return;
-    if (c == '{' || c == '[') ++depth;
-    if (c == '}' || c == ']') --depth;
-    if (c == '\n') ++line_;
-    ++at_;
-    if (depth == 0 && (c == '}' || c == ']')) return;
-  }
-}
-
-// Returns the contents of the string at at_ and skips it.
-absl::string_view RowScanner::ReadString() {
-  const uint64_t begin = ++at_;
-  while (at_ < text_.size()) {
-    const char c = text_[at_];
-    if (!kInString[static_cast<unsigned char>(c)]) {
-      ++at_;
-      continue;
-    }
-    if (c == '"') return text_.substr(begin, at_++ - begin);
-    if (c == '\n') ++line_;
-    at_ += c == '\\' ? 2 : 1;
-  }
-  at_ = text_.size();
-  return text_.substr(begin);
-}
-
-// At an object: enters the list in "data", if that comes before any key of a
-// row.
-bool RowScanner::EnterDataList() {
-  ++at_;
-  while (true) {
-    SkipSpace();
-    if (at_ >= text_.size() || text_[at_] != '"') return false;
-    const absl::string_view key = ReadString();
-    for (const char* row : {"messages", "conversations", "prompt", "completion",
-                            "instruction", "question", "user", "text"}) {
-      if (key == row) return false;
-    }
-    SkipSpace();
-    if (at_ >= text_.size() || text_[at_] != ':') return false;
-    ++at_;
-    SkipSpace();
-    if (key == "data" && at_ < text_.size() && text_[at_] == '[') {
-      ++at_;
-      return true;
-    }
-    SkipValue();
-    SkipSpace();
-    if (at_ >= text_.size() || text_[at_] != ',') return false;
-    ++at_;
-  }
-}
-
-absl::Status RowScanner::Wrong(absl::string_view what) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat(line_, ": broken JSON: ", what));
-}
-
-uint64_t LineOf(absl::string_view text, uint64_t offset) {
-  return 1 + std::count(text.begin(), text.begin() + offset, '\n');
-}
-
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

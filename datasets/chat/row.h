@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Values of a row's JSON, with errors that name the key.
 #ifndef CAPSTAN_DATASETS_CHAT_ROW_H_
 #define CAPSTAN_DATASETS_CHAT_ROW_H_
-
-#include <simdjson.h>
 
 #include <memory>
 #include <string>
@@ -16,8 +12,7 @@
 #include "datasets/chat/chat.pb.h"
 #include "plugins/sdk/chat_template.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // The content of a row of any kind: a conversation, or texts. Meant to be
 // reused, so that its strings keep their memory.
@@ -73,24 +68,6 @@ class RowParser {
   const std::unique_ptr<State> state_;
 };
 
-// INVALID_ARGUMENT.
-absl::Status Bad(const std::string& problem);
-
-// "a list", for errors.
-const char* TypeText(const simdjson::dom::element& value);
-
-bool Has(const simdjson::dom::object& row, const char* key);
-
-absl::Status Text(const simdjson::dom::object& row, const char* key,
-                  absl::string_view* out);
-// The same, but "" if the row lacks the key or has null.
-absl::Status OptionalText(const simdjson::dom::object& row, const char* key,
-                          absl::string_view* out);
-// A non-empty list.
-absl::Status List(const simdjson::dom::object& row, const char* key,
-                  simdjson::dom::array* out);
-
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_ROW_H_

@@ -13,8 +13,7 @@
 #include "base/status.h"
 #include "plugins/sdk/dataset.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -212,5 +211,12 @@ std::string RowEncoder::Settings() const {
       LossOn_Name(loss_on_), "; at most ", max_length_, " tokens; eos ", eos_);
 }
 
-}  // namespace chat
-}  // namespace capstan
+absl::Status RowReader::Read(absl::string_view json, size_t readable, Kind kind,
+                             const RowEncoder& encoder) {
+  CAPSTAN_RETURN_IF_ERROR(parser.Parse(json, readable, kind, &row));
+  CAPSTAN_RETURN_IF_ERROR(encoder.Render(row, &rendered));
+  encoder.Encode(rendered, &tokens);
+  return absl::OkStatus();
+}
+
+}  // namespace capstan::chat

@@ -15,8 +15,7 @@
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // `tokenizer` with `chat_template` in place of its own: saves the template's
 // jinja, and uses the end of a turn as eos and, if there is no pad token, as
@@ -81,7 +80,18 @@ class RowEncoder {
   std::vector<int64_t> end_;
 };
 
-}  // namespace chat
-}  // namespace capstan
+// A row's JSON as tokens; keeps its memory for the next row. One per thread.
+struct RowReader {
+  // Errors: those of Parse and Render. `readable`: see RowParser.
+  absl::Status Read(absl::string_view json, size_t readable, Kind kind,
+                    const RowEncoder& encoder);
+
+  RowParser parser;
+  Row row;
+  RenderedRow rendered;
+  TokenRow tokens;
+};
+
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_ROW_ENCODER_H_

@@ -13,8 +13,7 @@
 #include "plugins/sdk/dataset.h"
 #include "text/chat_template/fake_tokenizer.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using ::testing::HasSubstr;
@@ -164,5 +163,4 @@ TEST(ChatTokenizerTest, SavesTheTemplateAndItsTokens) {
 }
 
 }  // namespace
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

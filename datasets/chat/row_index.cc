@@ -12,16 +12,18 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iostream>
 #include <limits>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
-#include "datasets/chat/index_builder.h"
+#include "absl/types/optional.h"
+#include "base/clock.h"
+#include "text/tokens/in_order.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 namespace fs = std::filesystem;
@@ -152,38 +154,130 @@ struct Header {
   uint64_t magic = kMagic;
   uint64_t key = 0;
   RowIndex::Facts facts;
+
+  bool Fits(uint64_t bytes) const {
+    const uint64_t rows = bytes - sizeof(Header);
+    return rows % sizeof(IndexedRow) == 0 &&
+           rows / sizeof(IndexedRow) == facts.rows;
+  }
 };
 
-template <typename T>
-absl::string_view BytesOf(const T* values, size_t size) {
-  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
+constexpr double kReportSeconds = 5.0;
+
+void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
+  to->rows += from.rows;
+  to->untrained += from.untrained;
+  to->cut += from.cut;
+  to->chats += from.chats;
+  to->tokens += from.tokens;
+  to->trained += from.trained;
+  to->longest = std::max(to->longest, from.longest);
+  if (to->bad == 0) {
+    std::memcpy(to->first_bad, from.first_bad, sizeof(to->first_bad));
+  }
+  to->bad += from.bad;
 }
 
-absl::Status Write(const SourceFile& source, const IndexBuilder::Options& how,
+// The rows of a part of the text.
+struct Places {
+  std::vector<RowPlace> rows;
+  absl::Status end;  // the scanner's error behind them
+};
+
+struct Chunk {
+  std::vector<IndexedRow> rows;
+  RowIndex::Facts facts;
+  uint64_t end = 0;  // offset of its end in the text
+};
+
+absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
+                    const RowPlace& place, Chunk* chunk) {
+  thread_local RowReader reader;
+  if (place.bytes > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError("the row is longer than 4 GiB");
+  }
+  const absl::string_view text = source.text->bytes();
+  const absl::string_view json = text.substr(place.offset, place.bytes);
+  CAPSTAN_RETURN_IF_ERROR(reader.Read(json, text.size() - place.offset,
+                                      options.kind, *options.encoder));
+  const TokenRow& tokens = reader.tokens;
+  const auto trained = static_cast<uint64_t>(tokens.trained());
+  RowIndex::Facts& facts = chunk->facts;
+  if (trained == 0) {
+    ++facts.untrained;
+    return absl::OkStatus();
+  }
+  const uint64_t count = tokens.ids.size();
+  ++facts.rows;
+  facts.cut += tokens.was_cut ? 1 : 0;
+  facts.chats += reader.row.is_text ? 0 : 1;
+  facts.tokens += count;
+  facts.trained += trained;
+  facts.longest = std::max(facts.longest, count);
+  chunk->rows.push_back(
+      {place.offset, HashOf(json), static_cast<uint32_t>(place.bytes),
+       static_cast<uint32_t>(count), static_cast<uint32_t>(trained), 0});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Chunk> Index(const SourceFile& source,
+                            const IndexOptions& options, const Places& places) {
+  Chunk chunk;
+  for (const RowPlace& place : places.rows) {
+    chunk.end = place.offset + place.bytes;
+    const absl::Status status = AddRow(source, options, place, &chunk);
+    if (status.ok()) continue;
+    const std::string message =
+        absl::StrCat(source.path, ":", place.line, ": ", status.message());
+    // A problem of the config isn't one of a single row.
+    if (options.bad_rows == ERROR || !absl::IsInvalidArgument(status)) {
+      return absl::Status(status.code(), message);
+    }
+    if (chunk.facts.bad++ == 0) {
+      message.copy(chunk.facts.first_bad, sizeof(chunk.facts.first_bad) - 1);
+    }
+  }
+  if (places.end.ok()) return chunk;
+  return absl::InvalidArgumentError(
+      absl::StrCat(source.path, ":", places.end.message()));
+}
+
+// Reports progress, for files that take long.
+class Progress {
+ public:
+  explicit Progress(const SourceFile& source) : source_(source) {}
+
+  // `end`: how many bytes are done.
+  void Report(uint64_t end) {
+    const double now = MonotonicSeconds();
+    if (now - reported_ < kReportSeconds) return;
+    reported_ = now;
+    const double done = static_cast<double>(end) /
+                        static_cast<double>(source_.text->bytes().size());
+    std::cerr << absl::StrCat(
+        "capstan.chat: indexing ", source_.path, ", ",
+        static_cast<int>(100 * done), " %, ",
+        static_cast<int>((now - start_) * (1 - done) / std::max(done, 1e-6)),
+        " s left (once: the index is kept)\n");
+  }
+
+ private:
+  const SourceFile& source_;
+  const double start_ = MonotonicSeconds();
+  double reported_ = start_;
+};
+
+absl::Status Write(const SourceFile& source, const IndexOptions& how,
                    uint64_t key, HiddenFile* file) {
   Header header;
   header.key = key;
   CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&header, 1)));
-  IndexBuilder builder(source, how);
-  CAPSTAN_ASSIGN_OR_RETURN(
-      header.facts, builder.Run([file](absl::Span<const IndexedRow> rows) {
-        return file->Write(BytesOf(rows.data(), rows.size()));
-      }));
+  const auto sink = [file](absl::Span<const IndexedRow> rows) {
+    return file->Write(BytesOf(rows.data(), rows.size()));
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(header.facts, IndexRows(source, how, sink));
   CAPSTAN_RETURN_IF_ERROR(file->Rewind());
   return file->Write(BytesOf(&header, 1));
-}
-
-// The header if the file is complete and has this key, else null.
-const Header* HeaderOf(const MappedFile& file, uint64_t key) {
-  const absl::string_view bytes = file.bytes();
-  if (bytes.size() < sizeof(Header)) return nullptr;
-  const auto* const header = reinterpret_cast<const Header*>(bytes.data());
-  const bool whole =
-      header->magic == kMagic && header->key == key &&
-      (bytes.size() - sizeof(Header)) % sizeof(IndexedRow) == 0 &&
-      (bytes.size() - sizeof(Header)) / sizeof(IndexedRow) ==
-          header->facts.rows;
-  return whole ? header : nullptr;
 }
 
 }  // namespace
@@ -201,22 +295,13 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
       .Add(BadRows_Name(bad_rows));
   RowIndex index;
   index.key_ = key.hash();
-  const auto is_valid = [&](const std::string& path) {
-    const auto file = MappedFile::Open(path);
-    return file.ok() && HeaderOf(**file, index.key_) != nullptr;
-  };
   CAPSTAN_ASSIGN_OR_RETURN(
-      const std::string path,
-      CachedFile(
-          source.path, index.key_, "rows", is_valid, [&](HiddenFile* to) {
-            return Write(source, {kind, bad_rows, &encoder}, index.key_, to);
-          }));
-  CAPSTAN_ASSIGN_OR_RETURN(index.file_, MappedFile::Open(path));
-  const Header* const header = HeaderOf(*index.file_, index.key_);
-  if (header == nullptr) {
-    return absl::DataLossError(
-        absl::StrCat(path, " changed while it was opened: start again"));
-  }
+      index.file_,
+      MapCached<Header>(source.path, index.key_, "rows", [&](HiddenFile* to) {
+        return Write(source, {kind, bad_rows, &encoder}, index.key_, to);
+      }));
+  const auto* const header =
+      reinterpret_cast<const Header*>(index.file_->bytes().data());
   index.facts_ = &header->facts;
   index.rows_ = absl::MakeConstSpan(
       reinterpret_cast<const IndexedRow*>(header + 1), header->facts.rows);
@@ -237,5 +322,34 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
   return index;
 }
 
-}  // namespace chat
-}  // namespace capstan
+absl::StatusOr<RowIndex::Facts> IndexRows(
+    const SourceFile& source, const IndexOptions& options,
+    const std::function<absl::Status(absl::Span<const IndexedRow>)>& sink) {
+  RowScanner scanner(source.text->bytes());
+  bool at_end = false;
+  const auto next = [&]() -> absl::optional<Places> {
+    if (at_end) return absl::nullopt;
+    Places places;
+    places.end = scanner.Next(options.chunk_bytes, &places.rows);
+    at_end = !places.end.ok() || places.rows.empty();
+    if (at_end && places.end.ok()) return absl::nullopt;
+    return places;
+  };
+  RowIndex::Facts facts;
+  Progress progress(source);
+  const auto take = [&](const Chunk& chunk) {
+    Add(chunk.facts, &facts);
+    progress.Report(chunk.end);
+    return sink(chunk.rows);
+  };
+  // A file of one or two chunks isn't worth a thread.
+  const uint64_t chunks = source.text->bytes().size() / options.chunk_bytes;
+  const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  CAPSTAN_RETURN_IF_ERROR((text::MapInOrder<Places, Chunk>(
+      static_cast<int>(std::min(cores, chunks)), next,
+      [&](const Places& places) { return Index(source, options, places); },
+      take)));
+  return facts;
+}
+
+}  // namespace capstan::chat

@@ -12,15 +12,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/files.h"
+#include "base/status.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/source_file.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // A 64-bit hash of `bytes`, the same on every machine: CRC-64 and a finaliser.
 // For file names and for choosing rows; not cryptographic.
@@ -47,6 +48,38 @@ absl::StatusOr<std::string> CachedFile(
     const std::string& data_path, uint64_t key, const std::string& extension,
     const std::function<bool(const std::string&)>& is_valid,
     const std::function<absl::Status(HiddenFile*)>& make);
+
+// Maps the cached file, made if need be. It begins with a Header {magic, key,
+// ..}, whose Fits(bytes) says whether a whole file has that many bytes.
+template <typename Header>
+absl::StatusOr<std::shared_ptr<const MappedFile>> MapCached(
+    const std::string& data_path, uint64_t key, const std::string& extension,
+    const std::function<absl::Status(HiddenFile*)>& make) {
+  const auto is_whole = [key](const MappedFile& file) {
+    if (file.bytes().size() < sizeof(Header)) return false;
+    const auto& header = *reinterpret_cast<const Header*>(file.bytes().data());
+    return header.magic == Header().magic && header.key == key &&
+           header.Fits(file.bytes().size());
+  };
+  const auto is_valid = [&](const std::string& path) {
+    const auto file = MappedFile::Open(path);
+    return file.ok() && is_whole(**file);
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string path,
+      CachedFile(data_path, key, extension, is_valid, make));
+  CAPSTAN_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> file,
+                           MappedFile::Open(path));
+  if (is_whole(*file)) return file;
+  return absl::DataLossError(
+      absl::StrCat(path, " changed while it was opened: start again"));
+}
+
+// The bytes of `size` values.
+template <typename T>
+absl::string_view BytesOf(const T* values, size_t size) {
+  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
+}
 
 // A row that is trained on, as stored in the index file.
 struct IndexedRow {
@@ -99,7 +132,20 @@ class RowIndex {
   uint64_t key_ = 0;
 };
 
-}  // namespace chat
-}  // namespace capstan
+struct IndexOptions {
+  Kind kind;
+  BadRows bad_rows;
+  const RowEncoder* encoder;
+  uint64_t chunk_bytes = 1 << 20;
+};
+
+// One pass over a source by all of the machine's cores, in memory for a few
+// chunks. Passes the rows to `sink`, in file order whatever the number of
+// threads. Returns the error of the first wrong row in file order.
+absl::StatusOr<RowIndex::Facts> IndexRows(
+    const SourceFile& source, const IndexOptions& options,
+    const std::function<absl::Status(absl::Span<const IndexedRow>)>& sink);
+
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_

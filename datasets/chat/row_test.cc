@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using ::testing::ElementsAre;
@@ -234,5 +233,4 @@ TEST(RowTest, RowsFollowEachOtherInOneText) {
 }
 
 }  // namespace
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

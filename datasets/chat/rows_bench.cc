@@ -15,8 +15,7 @@
 #include "datasets/chat/source_file.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 constexpr int kRounds = 5;
@@ -94,7 +93,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 int main(int argc, char** argv) { return capstan::chat::Main(argc, argv); }

@@ -3,16 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <limits>
+#include <numeric>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "datasets/chat/packing.h"
-#include "datasets/chat/row_index.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 // More samples per epoch mean that the weights are a mistake.
@@ -82,19 +81,47 @@ struct Header {
   uint64_t begins(int part) const {
     return packed != 0 ? samples[part] + 1 : 0;
   }
-  uint64_t FileSize() const {
-    return sizeof(Header) + (begins(0) + begins(1)) * sizeof(uint64_t) +
-           (rows[0] + rows[1]) * sizeof(uint32_t);
+  bool Fits(uint64_t bytes) const {
+    return bytes == sizeof(Header) +
+                        (begins(0) + begins(1)) * sizeof(uint64_t) +
+                        (rows[0] + rows[1]) * sizeof(uint32_t);
   }
 };
 
-const Header* HeaderOf(const MappedFile& file, uint64_t key) {
-  const absl::string_view bytes = file.bytes();
-  if (bytes.size() < sizeof(Header)) return nullptr;
-  const auto* const header = reinterpret_cast<const Header*>(bytes.data());
-  const bool whole = header->magic == kMagic && header->key == key &&
-                     header->FileSize() == bytes.size();
-  return whole ? header : nullptr;
+// Items by descending length, stably.
+std::vector<uint32_t> ByLength(absl::Span<const uint32_t> lengths) {
+  std::vector<uint32_t> order(lengths.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return lengths[a] > lengths[b];
+  });
+  return order;
+}
+
+// The pack of each item; *count is the number of packs.
+std::vector<uint32_t> Assign(absl::Span<const uint32_t> lengths,
+                             uint32_t capacity, uint32_t* count) {
+  std::vector<uint32_t> pack(lengths.size());
+  std::vector<std::vector<uint32_t>> with_room(capacity + 1);
+  std::set<uint32_t> rooms;  // sizes for which there are packs
+  *count = 0;
+  for (uint32_t item : ByLength(lengths)) {
+    const auto best = rooms.lower_bound(lengths[item]);
+    uint32_t room = capacity;
+    if (best == rooms.end()) {
+      pack[item] = (*count)++;
+    } else {
+      room = *best;
+      pack[item] = with_room[room].back();
+      with_room[room].pop_back();
+      if (with_room[room].empty()) rooms.erase(best);
+    }
+    room -= lengths[item];
+    if (room == 0) continue;
+    if (with_room[room].empty()) rooms.insert(room);
+    with_room[room].push_back(pack[item]);
+  }
+  return pack;
 }
 
 // The rows of each part.
@@ -123,12 +150,6 @@ Packs Pack(absl::Span<const IndexedRow> rows, const std::vector<uint32_t>& part,
   return packs;
 }
 
-template <typename T>
-absl::Status Put(absl::Span<const T> values, HiddenFile* file) {
-  return file->Write({reinterpret_cast<const char*>(values.data()),
-                      values.size() * sizeof(T)});
-}
-
 absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
                    int64_t max_length, double fraction, uint64_t key,
                    HiddenFile* file) {
@@ -145,17 +166,41 @@ absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
     begins[part] = std::move(packs.begins);
     header.samples[part] = begins[part].size() - 1;
   }
-  CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(&header, 1), file));
+  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&header, 1)));
   for (const std::vector<uint64_t>& part : begins) {
-    CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(part), file));
+    CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(part.data(), part.size())));
   }
   for (const std::vector<uint32_t>& part : parts) {
-    CAPSTAN_RETURN_IF_ERROR(Put(absl::MakeConstSpan(part), file));
+    CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(part.data(), part.size())));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity) {
+  uint32_t count = 0;
+  std::vector<uint32_t> pack = Assign(lengths, capacity, &count);
+  // Renumbered by their first items.
+  constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+  std::vector<uint32_t> number(count, kNone);
+  uint32_t next = 0;
+  Packs packs;
+  packs.begins.assign(count + 1, 0);
+  for (uint32_t& p : pack) {
+    if (number[p] == kNone) number[p] = next++;
+    p = number[p];
+    ++packs.begins[p + 1];
+  }
+  std::partial_sum(packs.begins.begin(), packs.begins.end(),
+                   packs.begins.begin());
+  std::vector<uint64_t> place(packs.begins.begin(), packs.begins.end() - 1);
+  packs.items.resize(pack.size());
+  for (size_t i = 0; i < pack.size(); ++i) {
+    packs.items[place[pack[i]]++] = static_cast<uint32_t>(i);
+  }
+  return packs;
+}
 
 absl::StatusOr<uint64_t> HeldOutBelow(absl::Span<const IndexedRow> rows,
                                       double fraction) {
@@ -192,24 +237,14 @@ absl::StatusOr<SampleTable> SampleTable::Open(const SourceFile& source,
       .Add(static_cast<uint64_t>(max_length))
       .Add(absl::StrCat(validation_fraction));
   const uint64_t key = fields.hash();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string path,
-                           CachedFile(
-                               source.path, key, "samples",
-                               [&](const std::string& at) {
-                                 const auto file = MappedFile::Open(at);
-                                 return file.ok() &&
-                                        HeaderOf(**file, key) != nullptr;
-                               },
-                               [&](HiddenFile* to) {
-                                 return Write(index.rows(), packing, max_length,
-                                              validation_fraction, key, to);
-                               }));
-  CAPSTAN_ASSIGN_OR_RETURN(table.file_, MappedFile::Open(path));
-  const Header* const header = HeaderOf(*table.file_, key);
-  if (header == nullptr) {
-    return absl::DataLossError(
-        absl::StrCat(path, " changed while it was opened: start again"));
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      table.file_,
+      MapCached<Header>(source.path, key, "samples", [&](HiddenFile* to) {
+        return Write(index.rows(), packing, max_length, validation_fraction,
+                     key, to);
+      }));
+  const auto* const header =
+      reinterpret_cast<const Header*>(table.file_->bytes().data());
   const auto* begins = reinterpret_cast<const uint64_t*>(header + 1);
   const auto* rows = reinterpret_cast<const uint32_t*>(
       begins + header->begins(0) + header->begins(1));
@@ -236,5 +271,4 @@ absl::Span<const uint32_t> SampleTable::Rows(Part part, int64_t sample,
   return absl::MakeConstSpan(one, 1);
 }
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

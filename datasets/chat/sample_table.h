@@ -13,8 +13,7 @@
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_index.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // Several sources as one sequence of samples; sample i is a pure function of i.
 // Without weights the sources are concatenated. With weights they are drawn in
@@ -84,7 +83,18 @@ class SampleTable {
 absl::StatusOr<uint64_t> HeldOutBelow(absl::Span<const IndexedRow> rows,
                                       double fraction);
 
-}  // namespace chat
-}  // namespace capstan
+// Pack i is items[begins[i]] to items[begins[i + 1]], exclusive.
+struct Packs {
+  std::vector<uint64_t> begins = {0};
+  std::vector<uint32_t> items;
+};
+
+// Best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", 1973):
+// from the longest item on, each goes where it leaves the least room. Item i
+// has lengths[i], from 1 to capacity; no item is cut. Packs are sorted by their
+// first items, items in a pack by index. O(n log n).
+Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity);
+
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_SAMPLE_TABLE_H_

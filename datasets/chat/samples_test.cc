@@ -10,11 +10,9 @@
 #include <vector>
 
 #include "base/random.h"
-#include "datasets/chat/packing.h"
 #include "datasets/chat/sample_table.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using ::testing::ElementsAre;
@@ -123,5 +121,4 @@ TEST(HeldOutTest, AreTheLowestHashesAndEqualRowsStayTogether) {
 }
 
 }  // namespace
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

@@ -11,8 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "base/files.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 
 // A data file as JSON text in memory.
 struct SourceFile {
@@ -64,7 +63,6 @@ class RowScanner {
 // The line number, from 1, of a byte of the text.
 uint64_t LineOf(absl::string_view text, uint64_t offset);
 
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat
 
 #endif  // CAPSTAN_DATASETS_CHAT_SOURCE_FILE_H_

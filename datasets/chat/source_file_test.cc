@@ -13,8 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace capstan {
-namespace chat {
+namespace capstan::chat {
 namespace {
 
 using ::testing::ElementsAre;
@@ -165,5 +164,4 @@ TEST(LineOfTest, CountsFromOne) {
 }
 
 }  // namespace
-}  // namespace chat
-}  // namespace capstan
+}  // namespace capstan::chat

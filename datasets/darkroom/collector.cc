@@ -16,11 +16,9 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "datasets/darkroom/history_file.h"
-#include "datasets/darkroom/ppo.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 constexpr auto kProgressInterval = std::chrono::milliseconds(500);
@@ -149,7 +147,115 @@ class Reporter {
   std::chrono::steady_clock::time_point next_{};
 };
 
+// Larger values are likely mistakes: a history is held in memory.
+constexpr int64_t kMostSteps = 100000000;
+
+// Reads fields and keeps the first error.
+class Fields {
+ public:
+  // 0 means the default, which *to has.
+  template <typename T, typename U>
+  void Positive(const char* field, T value, U* to) {
+    if (value > 0) {
+      *to = static_cast<U>(value);
+    } else if (!(value == 0)) {
+      Fail(field, absl::StrCat("must be greater than 0, is ", value));
+    }
+  }
+  void Range(const char* field, double value, double least, double most) {
+    if (value >= least && value <= most) return;
+    Fail(field,
+         absl::StrCat("must be in [", least, ", ", most, "], is ", value));
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  void Fail(const char* field, const std::string& problem) {
+    if (status_.ok()) status_ = FieldError(field, problem);
+  }
+
+  absl::Status status_;
+};
+
+absl::Status ReadPpo(const Ppo& ppo, PpoSettings* to) {
+  Fields fields;
+  fields.Positive("ppo.n_steps", ppo.n_steps(), &to->steps_per_update);
+  fields.Positive("ppo.batch_size", ppo.batch_size(), &to->minibatch_size);
+  fields.Positive("ppo.n_epochs", ppo.n_epochs(), &to->epochs);
+  fields.Positive("ppo.learning_rate", ppo.learning_rate(), &to->learning_rate);
+  fields.Positive("ppo.clip_range", ppo.clip_range(), &to->clip_range);
+  fields.Positive("ppo.max_grad_norm", ppo.max_grad_norm(),
+                  &to->max_gradient_norm);
+  if (ppo.has_gamma()) to->discount = ppo.gamma();
+  if (ppo.has_gae_lambda()) to->gae_lambda = ppo.gae_lambda();
+  if (ppo.has_vf_coef()) to->value_weight = ppo.vf_coef();
+  if (ppo.has_ent_coef()) to->entropy_weight = ppo.ent_coef();
+  fields.Range("ppo.learning_rate", to->learning_rate, 0, 1);
+  fields.Range("ppo.clip_range", to->clip_range, 0, 1);
+  fields.Range("ppo.gamma", to->discount, 0, 1);
+  fields.Range("ppo.gae_lambda", to->gae_lambda, 0, 1);
+  fields.Range("ppo.vf_coef", to->value_weight, 0, 1e6);
+  fields.Range("ppo.ent_coef", to->entropy_weight, 0, 1e6);
+  return fields.status();
+}
+
+absl::Status ReadRoom(const Config& config, CollectorSettings* to) {
+  if (!Config::Variant_IsValid(config.variant())) {
+    return FieldError("variant", "must be GOALS or PERMUTED");
+  }
+  to->variant = config.variant() == Config::PERMUTED ? Variant::kPermuted
+                                                     : Variant::kGoals;
+  Fields fields;
+  fields.Positive("grid_size", config.grid_size(), &to->room.size);
+  fields.Range("grid_size", to->room.size, 1, 255);
+  fields.Positive("horizon", config.horizon(), &to->room.horizon);
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
+  const int all = TaskCount(to->variant, to->room);
+  to->tasks = all;
+  fields.Positive("tasks", config.tasks(), &to->tasks);
+  fields.Range("tasks", to->tasks, 1, all);
+  return fields.status();
+}
+
 }  // namespace
+
+absl::StatusOr<CollectorSettings> ReadSettings(const Config& config) {
+  CollectorSettings to;
+  if (config.output().empty()) {
+    return FieldError(
+        "output", "must be set, or train_data.path: the HDF5 file to write");
+  }
+  to.output = config.output();
+  CAPSTAN_RETURN_IF_ERROR(ReadRoom(config, &to));
+  CAPSTAN_RETURN_IF_ERROR(ReadPpo(config.ppo(), &to.ppo));
+  Fields fields;
+  fields.Positive("streams", config.streams(), &to.streams);
+  int64_t steps = 100000;
+  fields.Positive("steps", config.steps(), &steps);
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
+  const int64_t update = to.streams * to.ppo.steps_per_update;
+  if (steps > kMostSteps || update > kMostSteps) {
+    return FieldError(
+        steps > kMostSteps ? "steps" : "streams",
+        absl::StrCat("asks for ", std::max(steps, update),
+                     " steps of a task, which must fit in memory: at most ",
+                     kMostSteps));
+  }
+  if (to.ppo.minibatch_size > update) {
+    return FieldError(
+        "ppo.batch_size",
+        absl::StrCat("is ", to.ppo.minibatch_size, ", but an update has only ",
+                     update, " steps, n_steps of each stream"));
+  }
+  to.updates = (steps + update - 1) / update;
+  if (config.has_seed()) to.seed = config.seed();
+  to.threads =
+      std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  fields.Positive("threads", config.threads(), &to.threads);
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
+  to.threads = std::min(to.threads, to.tasks);
+  return to;
+}
 
 absl::StatusOr<std::unique_ptr<DarkroomCollector>> DarkroomCollector::Create(
     const Config& config) {
@@ -187,5 +293,4 @@ absl::Status DarkroomCollector::Collect(const CollectProgress& progress) {
 CAPSTAN_PLUGIN(Collector, DarkroomCollector, ::capstan::darkroom::Config,
                "learning histories of a darkroom, by PPO learners");
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -9,12 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "datasets/darkroom/darkroom.pb.h"
-#include "datasets/darkroom/ppo_networks.h"
+#include "datasets/darkroom/ppo.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 #include "plugins/sdk/collector.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // A Config with defaults filled in.
 struct CollectorSettings {
@@ -51,7 +50,6 @@ class DarkroomCollector : public Collector {
   const CollectorSettings settings_;
 };
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_DATASETS_DARKROOM_COLLECTOR_H_

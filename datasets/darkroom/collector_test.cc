@@ -16,8 +16,7 @@
 #include "base/status.h"
 #include "datasets/darkroom/history_file.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 namespace fs = std::filesystem;
@@ -197,5 +196,4 @@ TEST_F(CollectorTest, RefusesWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

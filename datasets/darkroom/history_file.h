@@ -27,8 +27,7 @@
 #include "absl/status/statusor.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // One group in compact form; time-major as in the file.
 struct History {
@@ -62,16 +61,12 @@ class HistoryReader {
   // The tasks with groups, ascending.
   const std::vector<int>& tasks() const { return tasks_; }
 
-  // INVALID_ARGUMENT naming the missing groups unless each of these tasks has
-  // one.
-  absl::Status CheckTasks(const std::vector<int>& tasks) const;
-
   // INVALID_ARGUMENT if a task isn't one of the variant's in such a room, since
   // its goal would be outside.
   absl::Status CheckVariant(Variant variant, const Room& room) const;
 
-  // The steps and streams of a task. INVALID_ARGUMENT if a dataset is missing,
-  // or its type or shape is not as above.
+  // The steps and streams of a task. INVALID_ARGUMENT if its group or a dataset
+  // is missing, or a type or shape is not as above.
   absl::StatusOr<HistoryShape> Shape(int task) const;
 
   // The first `steps` steps of the first `streams` streams; -1: all. Errors: as
@@ -118,7 +113,6 @@ class HistoryWriter {
   int64_t file_;  // HDF5's handle, or -1 when closed
 };
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_

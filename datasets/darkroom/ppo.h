@@ -6,11 +6,96 @@
 #include <vector>
 
 #include "datasets/darkroom/history_file.h"
-#include "datasets/darkroom/ppo_networks.h"
+#include "datasets/darkroom/ppo_kernels.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
+
+// Proximal policy optimisation (Schulman et al., arXiv 1707.06347). The
+// defaults are those used to collect the darkroom histories.
+struct PpoSettings {
+  int64_t steps_per_update = 80;  // per stream
+  int64_t minibatch_size = 40;
+  int64_t epochs = 20;
+  double learning_rate = 3e-4;
+  double discount = 0.99;
+  double gae_lambda = 0.95;
+  double clip_range = 0.2;
+  double value_weight = 0.5;
+  double entropy_weight = 0.0;
+  double max_gradient_norm = 0.5;
+};
+
+// A step taken, and its outcome.
+struct PpoSample {
+  uint16_t cell = 0;  // row * size + column
+  uint16_t action = 0;
+  float log_probability = 0;  // of the action at that time
+  float advantage = 0;
+  float target = 0;  // of the value
+};
+
+// An actor and a critic in a darkroom: two networks with two tanh layers of 64,
+// whose inputs are the row and the column, 0 to size - 1. The actor outputs the
+// logits of the actions, the critic the value. Single-threaded.
+class PpoNetworks {
+ public:
+  // Random initial weights: orthogonal, times sqrt(2) in the layers, 0.01 in
+  // the actor's output and 1 in the critic's; biases are 0, as in
+  // stable-baselines3's MlpPolicy (Saxe et al., arXiv 1312.6120).
+  PpoNetworks(int room_size, uint64_t seed);
+
+  // For every cell: log-probabilities of the actions, [cells, kActions], and
+  // values, [cells].
+  void Evaluate(std::vector<float>* log_probabilities,
+                std::vector<float>* values);
+
+  // An Adam step (betas 0.9 and 0.999, epsilon 1e-5) on the clipped objective
+  // of `count` samples, at least 1. If there are several, advantages are first
+  // normalised to mean 0 and standard deviation 1.
+  void Step(const PpoSettings& settings, const PpoSample* samples, int count);
+
+  // Returns the mean loss of a minibatch, policy + value_weight * value -
+  // entropy_weight * entropy; writes its gradient to gradient().
+  double Gradient(const PpoSettings& settings, const PpoSample* samples,
+                  int count);
+
+  // Two each: the actor's and the critic's.
+  Network* parameters() { return parameters_; }
+  const Network* gradient() const { return gradient_; }
+
+ private:
+  // A network's activations for the rows of a minibatch.
+  struct Layers {
+    std::vector<float> h1, h2;  // [rows, kHidden]
+    std::vector<float> out;     // [rows, kOutputs]
+    std::vector<float> d_out;
+  };
+
+  void MakeRoom(int64_t rows);
+  // Assigns a row to each cell among the samples; returns the number of rows.
+  int64_t AssignRows(const PpoSample* samples, int count);
+  // Sets the inputs of rows_ and computes the outputs of both networks.
+  void Forward();
+  // Turns the logits in actor_.out into log-probabilities.
+  void NormaliseLogits();
+  double SampleGradients(const PpoSettings& settings, const PpoSample* samples,
+                         int count);
+  double AddEntropy(const PpoSettings& settings, int count);
+
+  const PpoKernels& kernels_;
+  const int room_size_;
+  int64_t steps_ = 0;
+  Network parameters_[2], gradient_[2], means_[2], squares_[2];
+
+  // Samples of the same cell share a row: their gradients are summed at the
+  // outputs, and the rest of backward runs once.
+  std::vector<int32_t> row_of_cell_;  // -1: none
+  std::vector<uint16_t> rows_;        // the cell of each
+  std::vector<int32_t> row_counts_;   // and its samples
+  std::vector<float> inputs_;         // [rows, kInputs]
+  Layers actor_, critic_;
+};
 
 // Generalised advantage estimation (Schulman et al., arXiv 1506.02438) over
 // `steps` steps of `streams` streams: rewards, dones and advantages are [steps,
@@ -71,7 +156,6 @@ class PpoLearner {
   double mean_return_ = 0.0;
 };
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_DATASETS_DARKROOM_PPO_H_

@@ -11,8 +11,7 @@
 
 #include "base/simd/instruction_set.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // Sizes of a network. Unused outputs have weights of 0.
 constexpr int kInputs = 2;
@@ -74,7 +73,6 @@ SIMD_TABLES(PpoKernels, kPpo);
 // The best for this processor.
 inline const PpoKernels& BestPpoKernels() { return kPpo.best(); }
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_DATASETS_DARKROOM_PPO_KERNELS_H_

@@ -9,8 +9,7 @@
 #include <memory>
 #include <vector>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 // Each set that this processor runs, by its place among them.
@@ -204,5 +203,4 @@ TEST_P(EachSet, AdamIsTheFormula) {
 }
 
 }  // namespace
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -7,8 +7,7 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
 #include "base/simd/target.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 using kernels::Bf16;
@@ -234,5 +233,4 @@ const PpoKernels SIMD_SYMBOL(kPpo) = {
     SIMD_NAME, TanhOf, Forward, Backward, SumOfSquares, Adam,
 };
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/darkroom/ppo_networks.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <memory>
 #include <vector>
 
-namespace capstan {
-namespace darkroom {
+#include "datasets/darkroom/ppo.h"
+
+namespace capstan::darkroom {
 namespace {
 
 // The weight from `from` to `to`, as in the script that produced
@@ -121,11 +120,9 @@ TEST(PpoNetworksTest, GradientIsTheDifference) {
       for (int64_t i = 0; i < kNetworkSize - kHidden; i += i < 256 ? 7 : 97) {
         const float kept = p[i];
         p[i] = kept + 2e-3f;
-        const double above =
-            networks->Gradient(settings, samples.data(), 91).total;
+        const double above = networks->Gradient(settings, samples.data(), 91);
         p[i] = kept - 2e-3f;
-        const double below =
-            networks->Gradient(settings, samples.data(), 91).total;
+        const double below = networks->Gradient(settings, samples.data(), 91);
         p[i] = kept;
         const double difference = (above - below) / 4e-3;
         // The objective has a kink where a ratio is clipped.
@@ -223,5 +220,4 @@ TEST(PpoNetworksTest, EvaluatesEveryCell) {
 }
 
 }  // namespace
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -9,8 +9,7 @@
 #include <numeric>
 #include <vector>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 constexpr Room kRoom;
@@ -147,5 +146,4 @@ TEST(PpoLearnerTest, LearnsWhatActionsMean) {
 }
 
 }  // namespace
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

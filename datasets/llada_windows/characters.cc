@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "datasets/llada_windows/characters.h"
 
+#include <utf8proc.h>
+
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -10,8 +11,7 @@
 #include "base/files.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -22,66 +22,45 @@ constexpr char kEosText[] = "<|endoftext|>";
 constexpr char kMaskText[] = "<|mdm_mask|>";
 
 std::string Utf8(uint32_t code) {
-  if (code < 0x80) return std::string(1, static_cast<char>(code));
-  std::string text;
-  const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-  const int head = more == 1 ? 0xc0 : more == 2 ? 0xe0 : 0xf0;
-  text += static_cast<char>(head | (code >> (6 * more)));
-  for (int i = more - 1; i >= 0; --i) {
-    text += static_cast<char>(0x80 | ((code >> (6 * i)) & 0x3f));
-  }
-  return text;
+  utf8proc_uint8_t bytes[4];
+  const utf8proc_ssize_t size =
+      utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes);
+  return {reinterpret_cast<const char*>(bytes), static_cast<size_t>(size)};
 }
 
 }  // namespace
 
 int64_t NextCharacter(absl::string_view text, size_t* at) {
-  const auto byte = [&](size_t i) {
-    return static_cast<unsigned char>(text[*at + i]);
-  };
-  const uint32_t first = byte(0);
-  if (first < 0x80) {
+  const auto* const bytes =
+      reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + *at;
+  if (*bytes < 0x80) {
     ++*at;
-    return first;
+    return *bytes;
   }
-  const size_t more = first >= 0xf0 ? 3 : first >= 0xe0 ? 2 : 1;
-  if (first < 0xc2 || first > 0xf4 || text.size() - *at <= more) return -1;
-  uint32_t code = first & (0x3f >> more);
-  for (size_t i = 1; i <= more; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return -1;
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  // Rejects overlong encodings, surrogates, and code points beyond Unicode.
-  if ((more == 2 && code < 0x800) || (more == 3 && code < 0x10000) ||
-      (code >= 0xd800 && code < 0xe000) || code > 0x10ffff) {
-    return -1;
-  }
-  *at += more + 1;
+  utf8proc_int32_t code = -1;
+  const utf8proc_ssize_t size = utf8proc_iterate(
+      bytes, static_cast<utf8proc_ssize_t>(text.size() - *at), &code);
+  if (size <= 0) return -1;
+  *at += size;
   return code;
 }
 
 absl::StatusOr<std::shared_ptr<const CharacterTokenizer>>
 CharacterTokenizer::OfText(absl::string_view text) {
-  std::array<bool, 128> ascii{};
-  std::set<uint32_t> codes;
+  std::vector<bool> occurs(0x110000);
   for (size_t at = 0; at < text.size();) {
     const int64_t code = NextCharacter(text, &at);
     if (code < 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("isn't UTF-8 text: byte ", at, " begins no character"));
     }
-    if (code < 128) {
-      ascii[code] = true;
-    } else {
-      codes.insert(static_cast<uint32_t>(code));
-    }
-  }
-  for (uint32_t code = 0; code < 128; ++code) {
-    if (ascii[code]) codes.insert(code);
+    occurs[code] = true;
   }
   std::map<uint32_t, int64_t> ids;
   int64_t next = kFirstCharacter;
-  for (uint32_t code : codes) ids[code] = next++;
+  for (uint32_t code = 0; code < occurs.size(); ++code) {
+    if (occurs[code]) ids[code] = next++;
+  }
   return std::make_shared<const CharacterTokenizer>(ids, next, next + 1);
 }
 
@@ -224,5 +203,4 @@ absl::Status CharacterTokenizer::Save(const std::string& folder) const {
                         config.dump(2) + "\n");
 }
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

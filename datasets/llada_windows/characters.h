@@ -16,8 +16,7 @@
 #include "absl/types/span.h"
 #include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 
 constexpr int64_t kPad = 0;
 constexpr int64_t kBos = 1;
@@ -69,7 +68,6 @@ class CharacterTokenizer final : public Tokenizer {
   std::vector<std::string> tokens_;  // by id, "" for none
 };
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows
 
 #endif  // CAPSTAN_DATASETS_LLADA_WINDOWS_CHARACTERS_H_

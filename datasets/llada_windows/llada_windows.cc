@@ -10,8 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 absl::StatusOr<WindowEnds> EndsOf(const Config& config) {
@@ -115,5 +114,4 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> LladaWindows::Validation()
 CAPSTAN_PLUGIN(DatasetReader, LladaWindows, capstan::llada_windows::Config,
                "overlapping windows of a text, or of LLaDA's .npy files");
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

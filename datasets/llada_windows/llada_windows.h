@@ -11,8 +11,7 @@
 #include "datasets/llada_windows/window_data.h"
 #include "plugins/sdk/dataset.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 
 // Overlapping windows of a text. Batches have "input_ids" [n, sequence_length]
 // int64, reusing *batch's tensor of that name. Ranks map the files that they
@@ -42,7 +41,6 @@ class LladaWindows final : public DatasetReader {
   const std::shared_ptr<const Windows> windows_;
 };
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows
 
 #endif  // CAPSTAN_DATASETS_LLADA_WINDOWS_LLADA_WINDOWS_H_

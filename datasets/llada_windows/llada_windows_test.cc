@@ -11,8 +11,7 @@
 
 #include "base/status.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 using ::testing::ElementsAre;
@@ -96,5 +95,4 @@ TEST(LladaWindowsTest, ErrorsNameTheField) {
 }
 
 }  // namespace
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

@@ -2,7 +2,6 @@
 //
 // Windows in the files of a folder, in the formats of the Python program:
 // train_data.npy, val_data.npy, metadata.json, vocab.json.
-#include <array>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -12,17 +11,22 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/json.h"
 #include "base/npy.h"
 #include "base/status.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... problem) {
+  return absl::InvalidArgumentError(absl::StrCat(problem...));
+}
 
 class NpyWindows final : public Windows {
  public:
@@ -44,69 +48,49 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
         absl::StrCat(path, " is missing: `trainer llada-data` writes it"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-  Json json = ParseJson<Json>(text);
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " isn't a JSON object"));
-  }
-  return json;
-}
-
-absl::StatusOr<int64_t> Integer(const Json& json, const std::string& path,
-                                const char* key) {
-  const auto found = json.find(key);
-  if (found == json.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " has no whole number \"", key, "\""));
-  }
-  const absl::optional<int64_t> integer = JsonInteger(*found);
-  if (!integer.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", key, " must be a whole number below 2^63, is ",
-                     found->dump()));
-  }
-  return *integer;
+  return ParseObject(path, text);
 }
 
 struct Metadata {
   std::string path;
-  int64_t sequence_length = 0;
-  int64_t vocab_size = 0;
-  int64_t train_samples = 0;
-  int64_t val_samples = 0;
-  int64_t total_tokens = 0;
-  int64_t mask_token = 0;
-  int64_t bos_token = 0;
-  int64_t eos_token = 0;
-  int64_t pad_token = 0;
+  int64_t sequence_length;
+  int64_t vocab_size;
+  int64_t train_samples;
+  int64_t val_samples;
+  int64_t total_tokens;
+  int64_t mask_token;
+  int64_t bos_token;
+  int64_t eos_token;
+  int64_t pad_token;
 };
 
 absl::StatusOr<Metadata> ReadMetadata(const std::string& folder) {
-  Metadata data;
-  data.path = folder + "/metadata.json";
-  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ReadJson(data.path));
-  for (const auto& [key, value] :
-       std::initializer_list<std::pair<const char*, int64_t*>>{
-           {"sequence_length", &data.sequence_length},
-           {"vocab_size", &data.vocab_size},
-           {"train_samples", &data.train_samples},
-           {"val_samples", &data.val_samples},
-           {"total_tokens", &data.total_tokens},
-           {"mask_token", &data.mask_token},
-           {"bos_token", &data.bos_token},
-           {"eos_token", &data.eos_token},
-           {"pad_token", &data.pad_token}}) {
-    CAPSTAN_ASSIGN_OR_RETURN(*value, Integer(json, data.path, key));
-  }
+  const std::string path = folder + "/metadata.json";
+  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ReadJson(path));
+  JsonKeys keys(path, json);
+  const auto number = [&](const char* key) {
+    return keys.Int(key, absl::nullopt);
+  };
+  const Metadata data = {path,
+                         number("sequence_length"),
+                         number("vocab_size"),
+                         number("train_samples"),
+                         number("val_samples"),
+                         number("total_tokens"),
+                         number("mask_token"),
+                         number("bos_token"),
+                         number("eos_token"),
+                         number("pad_token")};
   if (data.vocab_size < 1 ||
       data.vocab_size > std::numeric_limits<int32_t>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        data.path, ": a vocab_size of ", data.vocab_size, " can't be"));
+    keys.Fail("vocab_size",
+              absl::StrCat("must be from 1 to 2^31 - 1, is ", data.vocab_size));
   }
   if (data.train_samples < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(data.path, ": there are no train_samples"));
+    keys.Fail("train_samples",
+              absl::StrCat("must be at least 1, is ", data.train_samples));
   }
+  CAPSTAN_RETURN_IF_ERROR(keys.status());
   return data;
 }
 
@@ -116,15 +100,14 @@ absl::StatusOr<std::shared_ptr<const Windows>> OpenWindows(
   CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const NpyArray> array,
                            NpyArray::Open(path));
   if (array->type() != NpyType::kInt64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " holds ", NpyTypeName(array->type()),
-                     ", not int64: save it with array.astype('<i8')"));
+    return Bad(path, " holds ", NpyTypeName(array->type()),
+               ", not int64: save it with array.astype('<i8')");
   }
   if (array->shape() !=
       std::vector<int64_t>({samples, metadata.sequence_length})) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, " has the shape ", array->ShapeText(), ", but ", metadata.path,
-        " says [", samples, ", ", metadata.sequence_length, "]"));
+    return Bad(path, " has the shape ", array->ShapeText(), ", but ",
+               metadata.path, " says [", samples, ", ",
+               metadata.sequence_length, "]");
   }
   std::vector<int64_t> row(metadata.sequence_length);
   for (int64_t i = 0; i < samples; ++i) {
@@ -132,10 +115,9 @@ absl::StatusOr<std::shared_ptr<const Windows>> OpenWindows(
                 row.data());
     for (int64_t id : row) {
       if (id >= 0 && id < metadata.vocab_size) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": window ", i, " has the id ", id,
-                       ", which isn't in the vocabulary of ",
-                       metadata.vocab_size, " that ", metadata.path, " says"));
+      return Bad(path, ": window ", i, " has the id ", id,
+                 ", which isn't in the vocabulary of ", metadata.vocab_size,
+                 " that ", metadata.path, " says");
     }
   }
   return std::make_shared<NpyWindows>(array);
@@ -145,17 +127,16 @@ absl::StatusOr<std::shared_ptr<const Windows>> OpenWindows(
 absl::StatusOr<std::map<uint32_t, int64_t>> ReadCharacters(
     const std::string& path, const Metadata& metadata) {
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ReadJson(path));
-  CAPSTAN_ASSIGN_OR_RETURN(const int64_t vocab_size,
-                           Integer(json, path, "vocab_size"));
+  JsonKeys keys(path, json);
+  const int64_t vocab_size = keys.Int("vocab_size", absl::nullopt);
+  CAPSTAN_RETURN_IF_ERROR(keys.status());
   if (vocab_size != metadata.vocab_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " says vocab_size ", vocab_size, ", but ",
-                     metadata.path, " ", metadata.vocab_size));
+    return Bad(path, " says vocab_size ", vocab_size, ", but ", metadata.path,
+               " ", metadata.vocab_size);
   }
   const auto characters = json.find("char_to_id");
   if (characters == json.end() || !characters->is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " has no object \"char_to_id\""));
+    return Bad(path, " has no object \"char_to_id\"");
   }
   std::map<uint32_t, int64_t> ids;
   std::vector<bool> taken(vocab_size);
@@ -163,14 +144,13 @@ absl::StatusOr<std::map<uint32_t, int64_t>> ReadCharacters(
     size_t at = 0;
     const int64_t code = text.empty() ? -1 : NextCharacter(text, &at);
     if (code < 0 || at != text.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ": \"", text, "\" in char_to_id isn't one character"));
+      return Bad(path, ": \"", text, "\" in char_to_id isn't one character");
     }
     const int64_t id = JsonInteger(value).value_or(-1);
     if (id < kFirstCharacter || id >= vocab_size || taken[id]) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ": \"", text, "\" must have an id of its own from ",
-          kFirstCharacter, " to ", vocab_size - 1, ", has ", value.dump()));
+      return Bad(path, ": \"", text, "\" must have an id of its own from ",
+                 kFirstCharacter, " to ", vocab_size - 1, ", has ",
+                 value.dump());
     }
     taken[id] = true;
     ids[static_cast<uint32_t>(code)] = id;
@@ -186,8 +166,8 @@ absl::Status OpenCharacters(const std::string& path, const Metadata& metadata,
            {"eos_token", metadata.eos_token, kEos},
            {"pad_token", metadata.pad_token, kPad}}) {
     if (token == id) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        metadata.path, ": ", name, " of characters is ", id, ", not ", token));
+    return Bad(metadata.path, ": ", name, " of characters is ", id, ", not ",
+               token);
   }
   CAPSTAN_ASSIGN_OR_RETURN(const auto ids, ReadCharacters(path, metadata));
   std::vector<bool> taken(metadata.vocab_size);
@@ -202,10 +182,9 @@ absl::Status OpenCharacters(const std::string& path, const Metadata& metadata,
                      "; the model's own mask_token_id is used."));
   }
   if (data->mask < kFirstCharacter || taken[data->mask]) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(metadata.path, ": the mask needs an id of its own, but ",
-                     data->mask, " of the vocabulary of ", metadata.vocab_size,
-                     " is a character or a special token"));
+    return Bad(metadata.path, ": the mask needs an id of its own, but ",
+               data->mask, " of the vocabulary of ", metadata.vocab_size,
+               " is a character or a special token");
   }
   data->tokenizer = std::make_shared<const CharacterTokenizer>(
       ids, data->mask, metadata.vocab_size);
@@ -221,12 +200,53 @@ absl::Status OpenTokenizer(const std::string& folder, const Metadata& metadata,
   }
   CAPSTAN_RETURN_IF_ERROR(tokenizer.status());
   if ((*tokenizer)->vocab_size() > metadata.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        metadata.path, " says vocab_size ", metadata.vocab_size, ", but ",
-        folder, "/tokenizer.json has ", (*tokenizer)->vocab_size(), " tokens"));
+    return Bad(metadata.path, " says vocab_size ", metadata.vocab_size,
+               ", but ", folder, "/tokenizer.json has ",
+               (*tokenizer)->vocab_size(), " tokens");
   }
   data->tokenizer = *std::move(tokenizer);
   return absl::OkStatus();
+}
+
+absl::Status WriteWindows(const Windows& windows, int64_t length,
+                          const std::string& path) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<NpyWriter> writer,
+      NpyWriter::Create(path, NpyType::kInt64, {windows.size(), length}));
+  std::vector<int64_t> row(length);
+  for (int64_t i = 0; i < windows.size(); ++i) {
+    windows.Read(i, row.data());
+    CAPSTAN_RETURN_IF_ERROR(writer->Append(absl::Span<const int64_t>(row)));
+  }
+  return writer->Close();
+}
+
+void AddSpecial(const WindowData& data, Json* json) {
+  const Tokenizer::SpecialIds special = data.tokenizer->special_ids();
+  // With a model's own tokenizer, the mask is LLaDA's or the model's.
+  (*json)["mask_token"] =
+      data.mask >= 0 ? data.mask
+                     : data.tokenizer->IdOf("<|mdm_mask|>").value_or(-1);
+  (*json)["bos_token"] = special.bos;
+  (*json)["eos_token"] = special.eos;
+  (*json)["pad_token"] = special.pad;
+}
+
+absl::Status WriteVocab(const WindowData& data,
+                        const CharacterTokenizer& characters,
+                        const std::string& path) {
+  Json to_id = Json::object();
+  Json to_character = Json::object();
+  for (const auto& [code, id] : characters.ids()) {
+    const std::string text = characters.Decode({id});
+    to_id[text] = id;
+    to_character[absl::StrCat(id)] = text;
+  }
+  Json json = {{"char_to_id", to_id},
+               {"id_to_char", to_character},
+               {"vocab_size", characters.vocab_size()}};
+  AddSpecial(data, &json);
+  return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
 }  // namespace
@@ -258,5 +278,41 @@ absl::StatusOr<WindowData> OpenNpyFolder(const std::string& folder) {
   return data;
 }
 
-}  // namespace llada_windows
-}  // namespace capstan
+absl::Status WriteNpyFolder(const WindowData& data, const std::string& text,
+                            const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat(folder, " can't be made: ", error.message()));
+  }
+  CAPSTAN_RETURN_IF_ERROR(WriteWindows(*data.train, data.sequence_length,
+                                       folder + "/train_data.npy"));
+  CAPSTAN_RETURN_IF_ERROR(WriteWindows(*data.validation, data.sequence_length,
+                                       folder + "/val_data.npy"));
+  fs::copy_file(text, folder + "/shakespeare_raw.txt",
+                fs::copy_options::overwrite_existing, error);
+  if (error) {
+    return absl::UnavailableError(absl::StrCat(
+        folder, "/shakespeare_raw.txt can't be written: ", error.message()));
+  }
+  // Exactly one of the two identifies the tokens.
+  const auto* characters =
+      dynamic_cast<const CharacterTokenizer*>(data.tokenizer.get());
+  if (characters != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(
+        WriteVocab(data, *characters, folder + "/vocab.json"));
+  } else {
+    fs::remove(folder + "/vocab.json", error);
+    CAPSTAN_RETURN_IF_ERROR(data.tokenizer->Save(folder));
+  }
+  Json json = {{"sequence_length", data.sequence_length},
+               {"vocab_size", data.tokenizer->vocab_size()},
+               {"train_samples", data.train->size()},
+               {"val_samples", data.validation->size()},
+               {"total_tokens", data.total_tokens}};
+  AddSpecial(data, &json);
+  return WriteWholeFile(folder + "/metadata.json", json.dump(2) + "\n");
+}
+
+}  // namespace capstan::llada_windows

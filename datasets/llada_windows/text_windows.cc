@@ -2,7 +2,6 @@
 //
 // Windows cut from a text when read.
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,15 +9,10 @@
 #include "base/status.h"
 #include "datasets/llada_windows/characters.h"
 #include "datasets/llada_windows/window_data.h"
-#include "text/tokens/in_order.h"
 #include "text/tokens/text_pieces.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 namespace {
-
-// The bytes that a thread tokenizes at a time.
-constexpr size_t kPieceBytes = 1 << 20;
 
 // The tokens of a part of the text.
 class Tokens {
@@ -65,22 +59,7 @@ class CharacterTokens final : public Tokens {
 // Tokens in memory, four bytes each.
 class MemoryTokens final : public Tokens {
  public:
-  static absl::StatusOr<std::shared_ptr<const Tokens>> Make(
-      const Tokenizer& tokenizer, absl::string_view text) {
-    auto made = std::make_shared<MemoryTokens>();
-    if (text.empty()) return made;
-    const std::vector<absl::string_view> pieces =
-        text::CutText(tokenizer, text, kPieceBytes);
-    CAPSTAN_RETURN_IF_ERROR(text::InOrder<std::vector<int64_t>>(
-        static_cast<int>(std::thread::hardware_concurrency()),
-        static_cast<int64_t>(pieces.size()),
-        [&](int64_t i) { return tokenizer.Encode(pieces[i]); },
-        [&made](const std::vector<int64_t>& ids) {
-          made->ids_.insert(made->ids_.end(), ids.begin(), ids.end());
-          return absl::OkStatus();
-        }));
-    return made;
-  }
+  explicit MemoryTokens(std::vector<uint32_t> ids) : ids_(std::move(ids)) {}
 
   int64_t size() const override { return static_cast<int64_t>(ids_.size()); }
   void Read(int64_t begin, int64_t n, int64_t* out) const override {
@@ -88,19 +67,12 @@ class MemoryTokens final : public Tokens {
   }
 
  private:
-  std::vector<uint32_t> ids_;
+  const std::vector<uint32_t> ids_;
 };
 
 // Text tokens of a window.
 int64_t WidthOf(const TextWindowsSpec& spec) {
-  switch (spec.ends) {
-    case WindowEnds::kAround:
-      return spec.sequence_length - 2;
-    case WindowEnds::kNone:
-    case WindowEnds::kCut:
-      break;
-  }
-  return spec.sequence_length;
+  return spec.sequence_length - (spec.ends == WindowEnds::kAround ? 2 : 0);
 }
 
 class TextWindows final : public Windows {
@@ -115,21 +87,10 @@ class TextWindows final : public Windows {
 
   int64_t size() const override { return places_.size(); }
   void Read(int64_t i, int64_t* out) const override {
-    const int64_t begin = places_.Begin(i);
-    switch (ends_) {
-      case WindowEnds::kAround:
-        out[0] = bos_;
-        tokens_->Read(begin, places_.width, out + 1);
-        out[places_.width + 1] = eos_;
-        break;
-      case WindowEnds::kNone:
-        tokens_->Read(begin, places_.width, out);
-        break;
-      case WindowEnds::kCut:
-        out[0] = bos_;
-        tokens_->Read(begin, places_.width - 1, out + 1);
-        break;
-    }
+    if (ends_ != WindowEnds::kNone) *out++ = bos_;
+    const int64_t n = places_.width - (ends_ == WindowEnds::kCut ? 1 : 0);
+    tokens_->Read(places_.Begin(i), n, out);
+    if (ends_ == WindowEnds::kAround) out[n] = eos_;
   }
 
  private:
@@ -247,9 +208,9 @@ absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& given) {
     if (characters != nullptr) {
       tokens = std::make_shared<CharacterTokens>(*file, part, characters);
     } else {
-      auto made = MemoryTokens::Make(*data.tokenizer, part);
-      if (!made.ok()) return made.status();
-      tokens = *std::move(made);
+      std::vector<uint32_t> ids;
+      CAPSTAN_RETURN_IF_ERROR(text::AppendTokens(*data.tokenizer, part, &ids));
+      tokens = std::make_shared<MemoryTokens>(std::move(ids));
     }
     data.total_tokens += tokens->size();
     *windows =
@@ -267,5 +228,4 @@ absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& given) {
   return data;
 }
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows

@@ -14,8 +14,7 @@
 #include "absl/status/statusor.h"
 #include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace llada_windows {
+namespace capstan::llada_windows {
 
 // Windows of equal length. Thread-safe.
 class Windows {
@@ -76,7 +75,6 @@ bool HasCharacters(const std::string& folder);
 absl::Status WriteNpyFolder(const WindowData& data, const std::string& text,
                             const std::string& folder);
 
-}  // namespace llada_windows
-}  // namespace capstan
+}  // namespace capstan::llada_windows
 
 #endif  // CAPSTAN_DATASETS_LLADA_WINDOWS_WINDOW_DATA_H_

@@ -7,11 +7,17 @@
 
 #include "absl/status/statusor.h"
 #include "datasets/text/text.pb.h"
-#include "datasets/text/token_source.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
+
+class TokenSource;  // text.cc
+
+struct TokenizedText {
+  std::shared_ptr<const TokenSource> tokens;
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
 
 // A text as samples of sequence_length tokens: sample i starts at token i *
 // sequence_length; the remainder is dropped. Batches have "input_ids" [n,
@@ -44,7 +50,6 @@ class Text final : public DatasetReader {
   const int64_t end_;
 };
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_DATASETS_TEXT_TEXT_H_

@@ -16,8 +16,7 @@
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "text/tokens/token_file.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 namespace {
 
 using ::testing::HasSubstr;
@@ -208,5 +207,4 @@ TEST(TextTest, BadTokenizersNameTheFolder) {
 }
 
 }  // namespace
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "text/chat_template/jinja_text.h"
-
 #include <algorithm>
 #include <vector>
 
@@ -292,8 +290,13 @@ void WriteStatement(std::vector<Token> tokens, Writer* writer) {
   writer->Mark(kStatementMark, tokens);
 }
 
-}  // namespace
-
+// Normalizes a Jinja template: templates that differ only in quotes, white
+// space, line breaks, comments, a.b versus a['b'], how output is split and the
+// like get the same text. Substitutes the variables bos_token and eos_token.
+// White space follows transformers' settings (trim_blocks, lstrip_blocks). Text
+// that isn't Jinja is returned in some form, too.
+//
+// Not an engine: expressions are compared as text.
 std::string NormalJinja(absl::string_view text, absl::string_view bos,
                         absl::string_view eos) {
   const std::vector<Element> elements = Split(text);
@@ -323,8 +326,6 @@ std::string NormalJinja(absl::string_view text, absl::string_view bos,
                      set_false),
         ""}});
 }
-
-namespace {
 
 std::string TextOf(const Tokenizer& tokenizer, int64_t id) {
   return id < 0 ? "" : tokenizer.Decode({id});

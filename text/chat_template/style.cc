@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/chat_template/style.h"
 
+#include <utf8proc.h>
+
 namespace capstan {
 namespace {
 
@@ -153,30 +155,21 @@ ChatStyle Gemma() {
 }
 
 // Python's str.isspace for one character.
-bool IsSpace(uint32_t c) {
+bool IsSpace(utf8proc_int32_t c) {
   return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 ||
          c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
          c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
          c == 0x3000;
 }
 
-// The first character of `text`, of at most three bytes (no space is longer),
-// and its size; 0 if invalid.
-uint32_t FirstCharacter(absl::string_view text, size_t* size) {
-  const auto byte = [&](size_t i) {
-    return static_cast<uint32_t>(static_cast<unsigned char>(text[i]));
-  };
-  *size = 1;
-  if (byte(0) < 0x80) return byte(0);
-  if (byte(0) >= 0xc0 && byte(0) < 0xe0 && text.size() >= 2) {
-    *size = 2;
-    return (byte(0) & 0x1f) << 6 | (byte(1) & 0x3f);
-  }
-  if (byte(0) >= 0xe0 && byte(0) < 0xf0 && text.size() >= 3) {
-    *size = 3;
-    return (byte(0) & 0x0f) << 12 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
-  }
-  return 0;
+// The first character of `text`, -1 if invalid, and its size.
+utf8proc_int32_t FirstCharacter(absl::string_view text, size_t* size) {
+  utf8proc_int32_t code = -1;
+  const utf8proc_ssize_t bytes =
+      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                       static_cast<utf8proc_ssize_t>(text.size()), &code);
+  *size = bytes > 0 ? bytes : 1;
+  return code;
 }
 
 }  // namespace

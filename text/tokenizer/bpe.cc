@@ -10,8 +10,7 @@
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // Up to this many symbols, a linear scan of all pairs beats a heap.
@@ -37,12 +36,15 @@ size_t Bpe::Prefix(absl::string_view word) const {
   }
   size_t at = 0;
   uint64_t left = NextCharacter(word, &at);
-  bool left_known = byte_fallback_ || IsKnown(word.substr(0, at));
+  const auto is_known = [&](size_t begin) {
+    return byte_fallback_ ||
+           vocabulary_.ModelIdOf(word.substr(begin, at - begin)) >= 0;
+  };
+  bool left_known = is_known(0);
   while (at < word.size()) {
     const size_t end = at;
     const uint64_t right = NextCharacter(word, &at);
-    const bool right_known =
-        byte_fallback_ || IsKnown(word.substr(end, at - end));
+    const bool right_known = is_known(end);
     // Unknown characters may be fused, or dropped between two that merge.
     if (left_known && right_known &&
         !neighbours_.contains(left << 32 | right)) {
@@ -54,18 +56,12 @@ size_t Bpe::Prefix(absl::string_view word) const {
   return word.size();
 }
 
-bool Bpe::IsKnown(absl::string_view character) const {
-  const int32_t id = vocabulary_.IdOf(character);
-  return id >= 0 && vocabulary_.InModel(id);
-}
-
 int32_t Bpe::WholeWord(absl::string_view word) const {
   if (byte_level_) {
     const auto found = words_.find(word);
     return found == words_.end() ? -1 : found->second;
   }
-  const int32_t id = vocabulary_.IdOf(word);
-  return id >= 0 && vocabulary_.InModel(id) ? id : -1;
+  return vocabulary_.ModelIdOf(word);
 }
 
 void Bpe::Encode(absl::string_view word, absl::string_view text,
@@ -179,8 +175,8 @@ void Bpe::SplitCharacters(absl::string_view word,
     const size_t begin = at;
     NextCharacter(word, &at);
     const auto size = static_cast<uint32_t>(at - begin);
-    const int32_t id = vocabulary_.IdOf(word.substr(begin, size));
-    const bool known = id >= 0 && vocabulary_.InModel(id);
+    const int32_t id = vocabulary_.ModelIdOf(word.substr(begin, size));
+    const bool known = id >= 0;
     if (known) {
       symbols->push_back({static_cast<uint32_t>(id), size, begin});
     } else if (byte_fallback_) {
@@ -301,7 +297,7 @@ absl::Status CheckAffix(const JsonNode& node) {
   if (node.IsNull()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string affix, node.String());
   if (affix.empty()) return absl::OkStatus();
-  return node.Unsupported(absl::StrCat("\"", affix, "\" isn't supported"));
+  return node.Unsupported("\"", affix, "\" isn't supported");
 }
 
 }  // namespace
@@ -319,12 +315,10 @@ absl::Status Bpe::CheckType(const JsonNode& type) {
   if (type.IsNull()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string name, type.String());
   if (name == "BPE") return absl::OkStatus();
-  return type.Unsupported(
-      absl::StrCat("\"", name, "\" isn't supported, only \"BPE\" is"));
+  return type.Unsupported("\"", name, "\" isn't supported, only \"BPE\" is");
 }
 
 absl::Status Bpe::Load(const JsonNode& model) {
-  CAPSTAN_RETURN_IF_ERROR(CheckType(model.Member("type")));
   CAPSTAN_RETURN_IF_ERROR(model.CheckMembers(
       {"type", "dropout", "unk_token", "continuing_subword_prefix",
        "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges",
@@ -339,18 +333,16 @@ absl::Status Bpe::Load(const JsonNode& model) {
       return dropout.Unsupported("random merges aren't supported");
     }
   }
-  CAPSTAN_ASSIGN_OR_RETURN(fuse_unknown_, model.Member("fuse_unk").Bool(false));
-  CAPSTAN_ASSIGN_OR_RETURN(ignore_merges_,
-                           model.Member("ignore_merges").Bool(false));
+  CAPSTAN_ASSIGN_OR_RETURN(fuse_unknown_, model.Bool("fuse_unk", false));
+  CAPSTAN_ASSIGN_OR_RETURN(ignore_merges_, model.Bool("ignore_merges", false));
   CAPSTAN_ASSIGN_OR_RETURN(const bool byte_fallback,
-                           model.Member("byte_fallback").Bool(false));
+                           model.Bool("byte_fallback", false));
   const JsonNode unknown = model.Member("unk_token");
   if (!unknown.IsNull()) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string token, unknown.String());
     unknown_ = vocabulary_.IdOf(token);
     if (unknown_ < 0) {
-      return unknown.Invalid(
-          absl::StrCat("\"", token, "\" isn't in the vocabulary"));
+      return unknown.Invalid("\"", token, "\" isn't in the vocabulary");
     }
   }
   CAPSTAN_RETURN_IF_ERROR(LoadBytes(model, byte_fallback));
@@ -369,15 +361,15 @@ absl::Status Bpe::LoadBytes(const JsonNode& model, bool byte_fallback) {
     } else {
       token = absl::StrFormat("<0x%02X>", b);
     }
-    const int32_t id = vocabulary_.IdOf(token);
-    if (id < 0 || !vocabulary_.InModel(id)) continue;
+    const int32_t id = vocabulary_.ModelIdOf(token);
+    if (id < 0) continue;
     byte_ids_[b] = id;
     ++known;
   }
   if (byte_fallback && known < 256) {
     return model.Member("byte_fallback")
-        .Unsupported(absl::StrCat("with tokens for only ", known,
-                                  " of the 256 bytes isn't supported"));
+        .Unsupported("with tokens for only ", known,
+                     " of the 256 bytes isn't supported");
   }
   byte_fallback_ = byte_fallback && !byte_level_;
   // Unknown bytes may be fused, or dropped between two that merge.
@@ -397,11 +389,8 @@ absl::Status Bpe::LoadBytes(const JsonNode& model, bool byte_fallback) {
 
 absl::Status Bpe::LoadMerges(const JsonNode& merges) {
   CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::array array, merges.Array());
-  size_t n = 0;
-  for (const simdjson::dom::element merge : array) {
-    static_cast<void>(merge);
-    ++n;
-  }
+  size_t n = 0;  // array.size() saturates
+  for (auto merge = array.begin(); merge != array.end(); ++merge) ++n;
   if (n > kMaxMerges) return merges.Invalid("there are too many");
   merges_ = std::make_unique<MergeTable>(n);
   has_merges_ = n > 0;
@@ -426,9 +415,9 @@ absl::Status Bpe::LoadMerges(const JsonNode& merges) {
               pair.at(1).get(right) == simdjson::SUCCESS;
     }
     if (!valid) {
-      return merges.Invalid(absl::StrCat("merge ", rank,
-                                         " is neither \"left right\" nor "
-                                         "[\"left\", \"right\"]"));
+      return merges.Invalid("merge ", rank,
+                            " is neither \"left right\" nor "
+                            "[\"left\", \"right\"]");
     }
     CAPSTAN_RETURN_IF_ERROR(
         AddMerge(merges, rank, ToView(left), ToView(right)));
@@ -443,11 +432,10 @@ absl::Status Bpe::AddMerge(const JsonNode& merges, uint32_t rank,
   int32_t ids[3];
   size_t i = 0;
   for (absl::string_view token : {left, right, absl::string_view(both)}) {
-    ids[i] = vocabulary_.IdOf(token);
-    if (ids[i] < 0 || !vocabulary_.InModel(ids[i])) {
-      return merges.Invalid(absl::StrCat("merge ", rank, " of \"", left,
-                                         "\" and \"", right, "\": \"", token,
-                                         "\" isn't in the vocabulary"));
+    ids[i] = vocabulary_.ModelIdOf(token);
+    if (ids[i] < 0) {
+      return merges.Invalid("merge ", rank, " of \"", left, "\" and \"", right,
+                            "\": \"", token, "\" isn't in the vocabulary");
     }
     ++i;
   }
@@ -499,5 +487,4 @@ void Bpe::NoteNeighbours(absl::string_view token) {
   }
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

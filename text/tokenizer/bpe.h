@@ -18,8 +18,7 @@
 #include "text/tokenizer/vocabulary.h"
 #include "text/tokenizer/word_scanner.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // The result of merging two adjacent tokens.
 struct Merge {
@@ -136,7 +135,6 @@ class Bpe {
   // Length in bytes of the longest prefix of `word` that can be encoded on its
   // own: no merge joins the characters on either side of its end.
   size_t Prefix(absl::string_view word) const;
-  bool IsKnown(absl::string_view character) const;
   // Encodes a prefix into state->symbols.
   void Run(absl::string_view word, BpeState* state) const;
   void Split(absl::string_view word, std::vector<Symbol>* symbols) const;
@@ -172,7 +170,6 @@ class Bpe {
   absl::flat_hash_set<uint64_t> neighbours_;
 };
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_BPE_H_

@@ -13,8 +13,7 @@
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "text/tokenizer/testing.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 using Merges = std::vector<std::pair<std::string, std::string>>;
@@ -205,5 +204,4 @@ TEST(BpeTest, IgnoreMergesTakesWholeWords) {
 }
 
 }  // namespace
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

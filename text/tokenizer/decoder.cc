@@ -5,16 +5,14 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // Transforms a token's text. Returns false if the result is raw bytes, which
@@ -36,11 +34,7 @@ bool ByteFallback(std::string* token) {
       !absl::ascii_isxdigit((*token)[4])) {
     return true;
   }
-  const auto digit = [](char c) {
-    return absl::ascii_isdigit(c) ? c - '0' : absl::ascii_tolower(c) - 'a' + 10;
-  };
-  const int byte = digit((*token)[3]) * 16 + digit((*token)[4]);
-  *token = std::string(1, static_cast<char>(byte));
+  *token = absl::HexStringToBytes(token->substr(3, 2));
   return false;
 }
 
@@ -68,8 +62,7 @@ Step StripStep(std::string content, int64_t start, int64_t stop) {
 class Maker {
  public:
   absl::Status Add(const JsonNode& node, int depth) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
-                             node.Member("type").String());
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
     if (type == "Sequence") {
       return ForEachInSequence(
           node, "decoders", depth,
@@ -77,8 +70,7 @@ class Maker {
     }
     if (type == "Strip") return AddStrip(node);
     if (fused_) {
-      return node.Unsupported(
-          absl::StrCat("\"", type, "\" behind Fuse isn't supported"));
+      return node.Unsupported("\"", type, "\" behind Fuse isn't supported");
     }
     if (type == "Replace") return AddReplace(node);
     if (type == "Metaspace") return AddMetaspace(node);
@@ -97,8 +89,7 @@ class Maker {
       fused_ = true;
       return absl::OkStatus();
     }
-    return node.Unsupported(
-        absl::StrCat("a decoder of type \"", type, "\" isn't supported"));
+    return node.Unsupported("a decoder of type \"", type, "\" isn't supported");
   }
 
   const std::vector<Step>& steps() const { return steps_; }
@@ -108,8 +99,7 @@ class Maker {
     CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
     CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
                              MakePattern(node.Member("pattern")));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string content,
-                             node.Member("content").String());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
     if (pattern.regex != nullptr) {
       return node.Member("pattern").Unsupported(
           "a regular expression isn't supported in a decoder");
@@ -123,8 +113,7 @@ class Maker {
     CAPSTAN_RETURN_IF_ERROR(
         node.CheckMembers({"type", "replacement", "str_rep", "prepend_scheme",
                            "add_prefix_space", "split"}));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string mark,
-                             node.Member("replacement").String());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string mark, node.String("replacement"));
     if (mark.empty()) return node.Member("replacement").Invalid("is empty");
     steps_.push_back(ReplaceStep(std::move(mark), " "));
     return absl::OkStatus();
@@ -133,10 +122,9 @@ class Maker {
   absl::Status AddStrip(const JsonNode& node) {
     CAPSTAN_RETURN_IF_ERROR(
         node.CheckMembers({"type", "content", "start", "stop"}));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string content,
-                             node.Member("content").String());
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t start, node.Member("start").Int());
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t stop, node.Member("stop").Int());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t start, node.Int("start"));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t stop, node.Int("stop"));
     if (content.empty()) return node.Member("content").Invalid("is empty");
     if (!fused_) steps_.push_back(StripStep(std::move(content), start, stop));
     return absl::OkStatus();
@@ -189,7 +177,7 @@ absl::Status CheckId(const JsonNode& node, int64_t id,
   if (id >= 0 && id < vocabulary.size() && vocabulary.Has(id)) {
     return absl::OkStatus();
   }
-  return node.Invalid(absl::StrCat(id, " is the id of no token"));
+  return node.Invalid(id, " is the id of no token");
 }
 
 // Ids of a template's special token.
@@ -198,7 +186,7 @@ absl::StatusOr<std::vector<int64_t>> SpecialIds(const JsonNode& processor,
                                                 const Vocabulary& vocabulary) {
   const JsonNode token = processor.Member("special_tokens").Member(name);
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                           token.Member("ids").Items());
+                           token.Items("ids"));
   std::vector<int64_t> ids;
   for (const JsonNode& item : items) {
     CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Int());
@@ -213,20 +201,19 @@ absl::Status AddTemplate(const JsonNode& node, const Vocabulary& vocabulary,
   CAPSTAN_RETURN_IF_ERROR(
       node.CheckMembers({"type", "single", "pair", "special_tokens"}));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                           node.Member("single").Items());
+                           node.Items("single"));
   Ends made;
   int texts = 0;
   for (const JsonNode& item : items) {
     const JsonNode special = item.Member("SpecialToken");
     if (special.IsNull()) {
       CAPSTAN_ASSIGN_OR_RETURN(const std::string id,
-                               item.Member("Sequence").Member("id").String());
+                               item.Member("Sequence").String("id"));
       if (id != "A") return item.Invalid("must be sequence A");
       ++texts;
       continue;
     }
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string name,
-                             special.Member("id").String());
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string name, special.String("id"));
     CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
                              SpecialIds(node, name, vocabulary));
     std::vector<int64_t>* const side = texts == 0 ? &made.before : &made.behind;
@@ -255,8 +242,7 @@ absl::StatusOr<int64_t> PairId(const JsonNode& node,
 
 absl::Status Add(const JsonNode& node, const Vocabulary& vocabulary, int depth,
                  Ends* ends) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
-                           node.Member("type").String());
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
   if (type == "Sequence") {
     return ForEachInSequence(node, "processors", depth,
                              [&](const JsonNode& item) {
@@ -281,8 +267,8 @@ absl::Status Add(const JsonNode& node, const Vocabulary& vocabulary, int depth,
     ends->behind.push_back(sep);
     return absl::OkStatus();
   }
-  return node.Unsupported(
-      absl::StrCat("a post-processor of type \"", type, "\" isn't supported"));
+  return node.Unsupported("a post-processor of type \"", type,
+                          "\" isn't supported");
 }
 
 }  // namespace
@@ -294,5 +280,4 @@ absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
   return ends;
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

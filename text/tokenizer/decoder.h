@@ -12,8 +12,7 @@
 #include "text/tokenizer/json_node.h"
 #include "text/tokenizer/vocabulary.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // Maps tokens to bytes; a text's bytes are its tokens' concatenated.
 // Thread-safe.
@@ -46,7 +45,6 @@ struct Ends {
 absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
                               const Vocabulary& vocabulary);
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_DECODER_H_

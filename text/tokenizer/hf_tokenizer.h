@@ -2,30 +2,33 @@
 #ifndef CAPSTAN_TEXT_TOKENIZER_HF_TOKENIZER_H_
 #define CAPSTAN_TEXT_TOKENIZER_HF_TOKENIZER_H_
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "plugins/sdk/tokenizer.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/decoder.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/pre_tokenizer.h"
-#include "text/tokenizer/tokenizer_config.h"
 #include "text/tokenizer/vocabulary.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // Runs a tokenizer.json in the order of Hugging Face's tokenizers library:
 // finds added tokens, normalizes the text between them, finds added tokens in
 // that, splits the rest into words and encodes each word.
 class HfTokenizer final : public Tokenizer {
  public:
+  // Contents by name; "tokenizer.json" is required.
+  using Files = std::map<std::string, std::string>;
+
   // Errors name the file and the JSON path.
-  static absl::StatusOr<std::unique_ptr<HfTokenizer>> Make(FolderFiles files);
+  static absl::StatusOr<std::unique_ptr<HfTokenizer>> Make(Files files);
 
   int64_t vocab_size() const override { return vocabulary_.size(); }
   std::vector<int64_t> Encode(absl::string_view text) const override;
@@ -34,7 +37,7 @@ class HfTokenizer final : public Tokenizer {
   std::string Decode(absl::Span<const int64_t> ids) const override;
   absl::optional<int64_t> IdOf(absl::string_view token) const override;
   bool IsSpecial(int64_t id) const override;
-  SpecialIds special_ids() const override { return config_.special_ids; }
+  SpecialIds special_ids() const override { return special_ids_; }
   std::string chat_template() const override;
   absl::Status Save(const std::string& folder) const override;
 
@@ -53,6 +56,8 @@ class HfTokenizer final : public Tokenizer {
 
   HfTokenizer() = default;
   absl::Status Load(const JsonNode& root);
+  // What tokenizer_config.json adds to tokenizer.json.
+  absl::Status LoadConfig(const JsonNode& root);
   void Connect();
   void IndexAddedTokens();
 
@@ -69,7 +74,7 @@ class HfTokenizer final : public Tokenizer {
   void Find(const AddedTokenFinder& finder, const Piece& piece, Worker* worker,
             const Rest& rest) const;
 
-  FolderFiles files_;
+  Files files_;
   Vocabulary vocabulary_;
   std::vector<AddedToken> added_;
   std::vector<bool> special_;           // by id
@@ -83,13 +88,13 @@ class HfTokenizer final : public Tokenizer {
   bool reads_characters_ = false;
   Decoder decoder_;
   Ends ends_;
-  TokenizerConfig config_;
+  SpecialIds special_ids_;
+  std::string chat_template_;  // the default if several; "" if none
 
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Worker>> idle_;  // guarded by mutex_
 };
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_HF_TOKENIZER_H_

@@ -12,8 +12,7 @@
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "text/tokenizer/testing.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 using Ids = std::vector<int64_t>;
@@ -284,5 +283,4 @@ TEST(HfTokenizerTest, ThreadsShareIt) {
 }
 
 }  // namespace
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

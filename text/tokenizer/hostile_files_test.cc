@@ -10,8 +10,7 @@
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "text/tokenizer/testing.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 using ::testing::HasSubstr;
@@ -170,5 +169,4 @@ TEST(HostileFilesTest, RandomDamage) {
 }
 
 }  // namespace
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -6,8 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 JsonNode::JsonNode(simdjson::dom::element element, std::string place)
     : place_(std::move(place)) {
@@ -40,53 +39,15 @@ absl::StatusOr<std::vector<JsonNode>> JsonNode::Items() const {
   return items;
 }
 
-absl::StatusOr<simdjson::dom::object> JsonNode::Object() const {
-  simdjson::dom::object object;
-  if (IsNull() || element_->get(object) != simdjson::SUCCESS) {
-    return Invalid("must be an object");
-  }
-  return object;
-}
-
-absl::StatusOr<simdjson::dom::array> JsonNode::Array() const {
-  simdjson::dom::array array;
-  if (IsNull() || element_->get(array) != simdjson::SUCCESS) {
-    return Invalid("must be an array");
-  }
-  return array;
-}
-
 absl::StatusOr<std::string> JsonNode::String() const {
-  std::string_view text;
-  if (IsNull() || element_->get(text) != simdjson::SUCCESS) {
-    return Invalid("must be a string");
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string_view text,
+                           Get<std::string_view>("must be a string"));
   return std::string(text);
-}
-
-absl::StatusOr<int64_t> JsonNode::Int() const {
-  int64_t value = 0;
-  if (IsNull() || element_->get(value) != simdjson::SUCCESS) {
-    return Invalid("must be an integer");
-  }
-  return value;
-}
-
-absl::StatusOr<double> JsonNode::Number() const {
-  double value = 0.0;
-  if (IsNull() || element_->get(value) != simdjson::SUCCESS) {
-    return Invalid("must be a number");
-  }
-  return value;
 }
 
 absl::StatusOr<bool> JsonNode::Bool(bool if_null) const {
   if (IsNull()) return if_null;
-  bool value = false;
-  if (element_->get(value) != simdjson::SUCCESS) {
-    return Invalid("must be true or false");
-  }
-  return value;
+  return Get<bool>("must be true or false");
 }
 
 absl::Status JsonNode::CheckMembers(
@@ -102,16 +63,6 @@ absl::Status JsonNode::CheckMembers(
   return absl::OkStatus();
 }
 
-absl::Status JsonNode::Invalid(absl::string_view problem) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem));
-}
-
-absl::Status JsonNode::Unsupported(absl::string_view problem) const {
-  return absl::UnimplementedError(
-      absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem));
-}
-
 absl::Status ForEachInSequence(
     const JsonNode& sequence, const char* name, int depth,
     const std::function<absl::Status(const JsonNode&)>& add) {
@@ -123,5 +74,4 @@ absl::Status ForEachInSequence(
   return absl::OkStatus();
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

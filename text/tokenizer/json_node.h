@@ -12,11 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // A JSON value with its path ("pre_tokenizer.pretokenizers[0].pattern") for
 // error messages. A view of the simdjson document, which must outlive it.
@@ -33,13 +33,35 @@ class JsonNode {
   JsonNode Member(absl::string_view name) const;
   // The elements of an array.
   absl::StatusOr<std::vector<JsonNode>> Items() const;
-  absl::StatusOr<simdjson::dom::object> Object() const;
-  absl::StatusOr<simdjson::dom::array> Array() const;
+  absl::StatusOr<simdjson::dom::object> Object() const {
+    return Get<simdjson::dom::object>("must be an object");
+  }
+  absl::StatusOr<simdjson::dom::array> Array() const {
+    return Get<simdjson::dom::array>("must be an array");
+  }
+  absl::StatusOr<int64_t> Int() const {
+    return Get<int64_t>("must be an integer");
+  }
+  absl::StatusOr<double> Number() const {
+    return Get<double>("must be a number");
+  }
   absl::StatusOr<std::string> String() const;
-  absl::StatusOr<int64_t> Int() const;
-  absl::StatusOr<double> Number() const;
   // `if_null` if null.
   absl::StatusOr<bool> Bool(bool if_null) const;
+
+  // The same of a member.
+  absl::StatusOr<std::vector<JsonNode>> Items(absl::string_view name) const {
+    return Member(name).Items();
+  }
+  absl::StatusOr<int64_t> Int(absl::string_view name) const {
+    return Member(name).Int();
+  }
+  absl::StatusOr<std::string> String(absl::string_view name) const {
+    return Member(name).String();
+  }
+  absl::StatusOr<bool> Bool(absl::string_view name, bool if_null) const {
+    return Member(name).Bool(if_null);
+  }
 
   // UNIMPLEMENTED for members of this object outside `known`: settings that we
   // don't understand must not be ignored.
@@ -47,11 +69,30 @@ class JsonNode {
       std::initializer_list<absl::string_view> known) const;
 
   // INVALID_ARGUMENT or UNIMPLEMENTED: "path: problem".
-  absl::Status Invalid(absl::string_view problem) const;
-  absl::Status Unsupported(absl::string_view problem) const;
+  template <typename... Parts>
+  absl::Status Invalid(const Parts&... problem) const {
+    return absl::InvalidArgumentError(Placed(absl::StrCat(problem...)));
+  }
+  template <typename... Parts>
+  absl::Status Unsupported(const Parts&... problem) const {
+    return absl::UnimplementedError(Placed(absl::StrCat(problem...)));
+  }
 
  private:
   explicit JsonNode(std::string place) : place_(std::move(place)) {}
+
+  std::string Placed(absl::string_view problem) const {
+    return absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem);
+  }
+
+  template <typename T>
+  absl::StatusOr<T> Get(absl::string_view problem) const {
+    T value{};
+    if (IsNull() || element_->get(value) != simdjson::SUCCESS) {
+      return Invalid(problem);
+    }
+    return value;
+  }
 
   absl::optional<simdjson::dom::element> element_;
   std::string place_;
@@ -67,7 +108,6 @@ inline absl::string_view ToView(std::string_view text) {
   return {text.data(), text.size()};
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_JSON_NODE_H_

@@ -3,74 +3,82 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
+
+constexpr char kReplacement[] = "\xef\xbf\xbd";  // U+FFFD
+
+// Length of the longest proper prefix of a valid character at the start of
+// `text`; at least 1. `text` must not begin with a valid character.
+size_t MaximalPart(absl::string_view text) {
+  const auto byte = [&text](size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
+  };
+  const int first = byte(0);
+  const int second = byte(1);
+  int low = 0x80;
+  int high = 0xbf;
+  size_t length = 0;
+  if (first >= 0xe0 && first <= 0xef) {
+    length = 3;
+    if (first == 0xe0) low = 0xa0;
+    if (first == 0xed) high = 0x9f;
+  } else if (first >= 0xf0 && first <= 0xf4) {
+    length = 4;
+    if (first == 0xf0) low = 0x90;
+    if (first == 0xf4) high = 0x8f;
+  }
+  if (length == 0 || second < low || second > high) return 1;
+  size_t part = 2;
+  while (part < length - 1 && byte(part) >= 0x80 && byte(part) <= 0xbf) ++part;
+  return part;
+}
 
 using Normalizers = std::vector<std::unique_ptr<Normalizer>>;
 
-class ReplaceLiteral final : public Normalizer {
+class Replace final : public Normalizer {
  public:
-  ReplaceLiteral(std::string from, std::string to)
-      : from_(std::move(from)), to_(std::move(to)) {}
-
-  bool Apply(absl::string_view text, RegexState*, std::string* out,
-             Alignment* alignment) const override {
-    size_t found = text.find(from_);
-    if (found == absl::string_view::npos) return false;
-    out->clear();
-    size_t done = 0;
-    for (; found != absl::string_view::npos; found = text.find(from_, done)) {
-      out->append(text.data() + done, found - done);
-      alignment->Keep(found - done);
-      *out += to_;
-      alignment->Change(from_.size(), to_.size());
-      done = found + from_.size();
-    }
-    out->append(text.data() + done, text.size() - done);
-    alignment->Keep(text.size() - done);
-    return true;
-  }
-
- private:
-  const std::string from_;
-  const std::string to_;
-};
-
-class ReplaceMatches final : public Normalizer {
- public:
-  ReplaceMatches(std::unique_ptr<Regex> from, std::string to)
+  Replace(Pattern from, std::string to)
       : from_(std::move(from)), to_(std::move(to)) {}
 
   bool Apply(absl::string_view text, RegexState* state, std::string* out,
              Alignment* alignment) const override {
-    RegexMatches matches(*from_, text, state);
-    out->clear();
+    return from_.regex != nullptr
+               ? Matches(RegexMatches(*from_.regex, text, state), text, out,
+                         alignment)
+               : Matches(LiteralMatches(from_.literal, text), text, out,
+                         alignment);
+  }
+
+ private:
+  template <typename M>
+  bool Matches(M matches, absl::string_view text, std::string* out,
+               Alignment* alignment) const {
     size_t done = 0;
     size_t begin = 0;
     size_t end = 0;
-    bool changed = false;
-    while (matches.Next(&begin, &end)) {
-      changed = true;
+    if (!matches.Next(&begin, &end)) return false;
+    out->clear();
+    do {
       out->append(text.data() + done, begin - done);
       alignment->Keep(begin - done);
       *out += to_;
       alignment->Change(end - begin, to_.size());
       done = end;
-    }
-    if (!changed) return false;
+    } while (matches.Next(&begin, &end));
     out->append(text.data() + done, text.size() - done);
     alignment->Keep(text.size() - done);
     return true;
   }
 
- private:
-  const std::unique_ptr<Regex> from_;
+  const Pattern from_;
   const std::string to_;
 };
 
@@ -119,17 +127,148 @@ class Lowercase final : public Normalizer {
   }
 };
 
+utf8proc_option_t Options(UnicodeForm form) {
+  const bool composes = form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
+  const bool compatible =
+      form == UnicodeForm::kNfkc || form == UnicodeForm::kNfkd;
+  return static_cast<utf8proc_option_t>(
+      UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+      (compatible ? UTF8PROC_COMPAT : 0));
+}
+
+// Characters below it are normalized, don't combine with preceding characters,
+// and combine only with following characters at or above it.
+uint32_t FirstUnstable(UnicodeForm form) {
+  return form == UnicodeForm::kNfc   ? 0x300
+         : form == UnicodeForm::kNfd ? 0xc0
+                                     : 0xa0;
+}
+
+// Whether a character, or its decomposition, may combine with a preceding one:
+// marks, Hangul vowels and final consonants, and compatibility forms of them.
+bool MayCombineBackward(uint32_t code) {
+  const utf8proc_category_t category =
+      utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  return (code >= 0x1100 && code <= 0x11ff) ||
+         (code >= 0x3130 && code <= 0x318f) ||
+         (code >= 0xff9e && code <= 0xffdc) ||
+         (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME);
+}
+
+class Form final : public Normalizer {
+ public:
+  explicit Form(UnicodeForm form)
+      : options_(Options(form)), first_unstable_(FirstUnstable(form)) {}
+
+  bool Apply(absl::string_view text, RegexState*, std::string* out,
+             Alignment* alignment) const override {
+    std::string made;
+    out->clear();
+    size_t kept = 0;  // text[0, kept) is in *out
+    size_t at = 0;
+    bool changed = false;
+    Stretch stretch;
+    while (NextStretch(text, &at, &stretch)) {
+      const absl::string_view old =
+          text.substr(stretch.begin, stretch.end - stretch.begin);
+      Normalize(old, &made);
+      if (made == old) continue;
+      changed = true;
+      out->append(text.data() + kept, stretch.begin - kept);
+      alignment->Keep(stretch.begin - kept);
+      AppendClusters(old, out, alignment);
+      kept = stretch.end;
+    }
+    if (!changed) return false;
+    out->append(text.data() + kept, text.size() - kept);
+    alignment->Keep(text.size() - kept);
+    return true;
+  }
+
+ private:
+  struct Stretch {
+    size_t begin;
+    size_t end;
+  };
+
+  // From *at on, the next run of unstable characters, including the preceding
+  // stable one, which a mark may combine with.
+  bool NextStretch(absl::string_view text, size_t* at, Stretch* stretch) const {
+    size_t last = *at;  // start of the previous character
+    while (*at < text.size()) {
+      if (static_cast<unsigned char>(text[*at]) < 0x80) {
+        last = (*at)++;
+        continue;
+      }
+      size_t next = *at;
+      if (NextCharacter(text, &next) < first_unstable_) {
+        last = *at;
+        *at = next;
+        continue;
+      }
+      stretch->begin = last;
+      while (next < text.size()) {
+        const size_t begin = next;
+        if (NextCharacter(text, &next) < first_unstable_) {
+          next = begin;
+          break;
+        }
+      }
+      stretch->end = *at = next;
+      return true;
+    }
+    return false;
+  }
+
+  // Characters that may combine are normalized together.
+  void AppendClusters(absl::string_view text, std::string* out,
+                      Alignment* alignment) const {
+    std::string made;
+    for (size_t at = 0; at < text.size();) {
+      const size_t begin = at;
+      NextCharacter(text, &at);
+      while (at < text.size()) {
+        size_t next = at;
+        if (!MayCombineBackward(NextCharacter(text, &next))) break;
+        at = next;
+      }
+      const absl::string_view old = text.substr(begin, at - begin);
+      Normalize(old, &made);
+      *out += made;
+      if (made == old) {
+        alignment->Keep(old.size());
+      } else {
+        alignment->Change(old.size(), made.size());
+      }
+    }
+  }
+
+  void Normalize(absl::string_view text, std::string* made) const {
+    std::vector<utf8proc_int32_t> codes(text.size() + 1);
+    const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+    const auto size = static_cast<utf8proc_ssize_t>(text.size());
+    utf8proc_ssize_t n = utf8proc_decompose(
+        bytes, size, codes.data(), static_cast<utf8proc_ssize_t>(codes.size()),
+        options_);
+    if (n > static_cast<utf8proc_ssize_t>(codes.size())) {
+      codes.resize(n + 1);
+      n = utf8proc_decompose(bytes, size, codes.data(), n + 1, options_);
+    }
+    n = utf8proc_normalize_utf32(codes.data(), n, options_);
+    made->clear();
+    for (utf8proc_ssize_t i = 0; i < n; ++i) AppendCharacter(codes[i], made);
+  }
+
+  const utf8proc_option_t options_;
+  const uint32_t first_unstable_;
+};
+
 absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node) {
   CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
   CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
                            MakePattern(node.Member("pattern")));
-  CAPSTAN_ASSIGN_OR_RETURN(std::string content,
-                           node.Member("content").String());
-  if (pattern.regex == nullptr) {
-    return NewReplace(std::move(pattern.literal), std::move(content));
-  }
-  return std::make_unique<ReplaceMatches>(std::move(pattern.regex),
-                                          std::move(content));
+  CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
+  return std::make_unique<Replace>(std::move(pattern), std::move(content));
 }
 
 absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(
@@ -137,8 +276,7 @@ absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(
   if (type == "Replace") return MakeReplace(node);
   if (type == "Prepend") {
     CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "prepend"}));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string prefix,
-                             node.Member("prepend").String());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string prefix, node.String("prepend"));
     return std::make_unique<Prepend>(std::move(prefix));
   }
   CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type"}));
@@ -147,14 +285,13 @@ absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(
   if (type == "NFKC") return NewUnicodeForm(UnicodeForm::kNfkc);
   if (type == "NFKD") return NewUnicodeForm(UnicodeForm::kNfkd);
   if (type == "Lowercase") return std::make_unique<Lowercase>();
-  return node.Unsupported(
-      absl::StrCat("a normalizer of type \"", type, "\" isn't supported"));
+  return node.Unsupported("a normalizer of type \"", type,
+                          "\" isn't supported");
 }
 
 absl::Status AddNormalizers(const JsonNode& node, int depth,
                             Normalizers* normalizers) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
-                           node.Member("type").String());
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
   if (normalizers->size() >= kMaxSteps) {
     return node.Unsupported("there are too many normalizers");
   }
@@ -171,8 +308,91 @@ absl::Status AddNormalizers(const JsonNode& node, int depth,
 
 }  // namespace
 
+void Alignment::Keep(size_t bytes) {
+  if (bytes == 0) return;
+  if (runs_.empty() || !runs_.back().kept) {
+    runs_.push_back({old_size_, new_size_, true});
+  }
+  old_size_ += bytes;
+  new_size_ += bytes;
+}
+
+void Alignment::Change(size_t from, size_t to) {
+  runs_.push_back({old_size_, new_size_, false});
+  old_size_ += from;
+  new_size_ += to;
+}
+
+size_t Alignment::Find(size_t place) const {
+  const auto behind = std::upper_bound(
+      runs_.begin(), runs_.end(), place,
+      [](size_t p, const Run& run) { return p < run.new_begin; });
+  // The first run begins at 0.
+  return static_cast<size_t>(behind - runs_.begin()) - 1;
+}
+
+size_t Alignment::OldEnd(size_t run) const {
+  return run + 1 < runs_.size() ? runs_[run + 1].old_begin : old_size_;
+}
+
+size_t Alignment::Begin(size_t place) const {
+  if (runs_.empty() || place >= new_size_) return old_size_;
+  const Run& run = runs_[Find(place)];
+  return run.old_begin + (run.kept ? place - run.new_begin : 0);
+}
+
+size_t Alignment::End(size_t place) const {
+  if (runs_.empty() || place == 0) return 0;
+  const size_t index = Find(std::min(place, new_size_) - 1);
+  const Run& run = runs_[index];
+  return run.kept ? run.old_begin + (place - run.new_begin) : OldEnd(index);
+}
+
+void ToCaller(const Frame* frame, size_t* begin, size_t* end) {
+  for (; frame->parent != nullptr; frame = frame->parent) {
+    const size_t offset = frame->in_parent.data() - frame->parent->text.data();
+    const size_t old_begin = frame->alignment->Begin(*begin);
+    *end = offset + std::max(frame->alignment->End(*end), old_begin);
+    *begin = offset + old_begin;
+  }
+}
+
+std::string ToUtf8(absl::string_view text, Alignment* alignment) {
+  std::string valid;
+  size_t at = 0;
+  while (at < text.size()) {
+    utf8proc_int32_t code = 0;
+    const utf8proc_ssize_t bytes = utf8proc_iterate(
+        reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at),
+        static_cast<utf8proc_ssize_t>(text.size() - at), &code);
+    if (bytes > 0) {
+      valid.append(text.data() + at, bytes);
+      alignment->Keep(bytes);
+      at += bytes;
+      continue;
+    }
+    const size_t part = MaximalPart(text.substr(at));
+    valid += kReplacement;
+    alignment->Change(part, sizeof(kReplacement) - 1);
+    at += part;
+  }
+  return valid;
+}
+
+void NotePrefix(absl::string_view text, size_t prefix_bytes,
+                Alignment* alignment) {
+  const size_t first = std::min(CharacterBytes(text[0]), text.size());
+  alignment->Change(first, prefix_bytes + first);
+  alignment->Keep(text.size() - first);
+}
+
+std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form) {
+  return std::make_unique<Form>(form);
+}
+
 std::unique_ptr<Normalizer> NewReplace(std::string from, std::string to) {
-  return std::make_unique<ReplaceLiteral>(std::move(from), std::move(to));
+  return std::make_unique<Replace>(Pattern{std::move(from), nullptr},
+                                   std::move(to));
 }
 
 absl::StatusOr<Pattern> MakePattern(const JsonNode& node) {
@@ -201,5 +421,4 @@ absl::StatusOr<Normalizers> MakeNormalizers(const JsonNode& node) {
   return normalizers;
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -2,17 +2,65 @@
 #ifndef CAPSTAN_TEXT_TOKENIZER_NORMALIZER_H_
 #define CAPSTAN_TEXT_TOKENIZER_NORMALIZER_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "text/tokenizer/alignment.h"
 #include "text/tokenizer/json_node.h"
 #include "text/tokenizer/regex.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
+
+// Maps bytes of a transformed text to the text it was made from. Built from
+// start to end by Keep and Change.
+class Alignment {
+ public:
+  // The next `bytes` bytes are unchanged.
+  void Keep(size_t bytes);
+  // The next `from` bytes of the old text became the next `to` bytes of the
+  // new; either may be 0.
+  void Change(size_t from, size_t to);
+
+  // Old offset of what begins, or ends, at offset `place` of the new text.
+  // Offsets inside a change map to the whole change.
+  size_t Begin(size_t place) const;
+  size_t End(size_t place) const;
+
+ private:
+  struct Run {
+    size_t old_begin;
+    size_t new_begin;
+    bool kept;
+  };
+  // The last run that begins at or before offset `place` of the new text.
+  size_t Find(size_t place) const;
+  size_t OldEnd(size_t run) const;
+
+  std::vector<Run> runs_;
+  size_t old_size_ = 0;
+  size_t new_size_ = 0;
+};
+
+// A text derived from part of another; the caller's text has no parent. Must
+// outlive its pieces.
+struct Frame {
+  absl::string_view text;
+  const Frame* parent = nullptr;
+  absl::string_view in_parent;           // a part of parent->text
+  const Alignment* alignment = nullptr;  // in_parent to text
+};
+
+// A part of a frame's text.
+struct Piece {
+  const Frame* frame;
+  absl::string_view text;
+};
+
+// Maps bytes [*begin, *end) of `frame`'s text to offsets in the caller's text.
+void ToCaller(const Frame* frame, size_t* begin, size_t* end);
 
 // More steps than any known file has; each takes a level of the stack.
 constexpr size_t kMaxSteps = 64;
@@ -43,7 +91,40 @@ struct Pattern {
 };
 absl::StatusOr<Pattern> MakePattern(const JsonNode& node);
 
-}  // namespace tokenizer
-}  // namespace capstan
+// Matches of a literal; same interface as RegexMatches.
+class LiteralMatches {
+ public:
+  LiteralMatches(const std::string& literal, absl::string_view text)
+      : literal_(literal), text_(text) {}
+
+  bool Next(size_t* begin, size_t* end) {
+    const size_t found = text_.find(literal_, from_);
+    if (found == absl::string_view::npos) return false;
+    *begin = found;
+    *end = from_ = found + literal_.size();
+    return true;
+  }
+
+ private:
+  const std::string& literal_;
+  const absl::string_view text_;
+  size_t from_ = 0;
+};
+
+enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
+
+// Normalization forms of Unicode Standard Annex 15.
+std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form);
+
+// Replaces each maximal subpart of an invalid sequence with U+FFFD, as
+// recommended by the Unicode Standard 3.9 (table 3-8).
+std::string ToUtf8(absl::string_view text, Alignment* alignment);
+
+// Records that a prefix was put before `text` (not empty); it maps to the first
+// character.
+void NotePrefix(absl::string_view text, size_t prefix_bytes,
+                Alignment* alignment);
+
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_NORMALIZER_H_

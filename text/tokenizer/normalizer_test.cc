@@ -11,8 +11,7 @@
 
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 struct Normalized {
@@ -117,5 +116,4 @@ TEST(Utf8Test, EachMaximalPartOfAnInvalidSequenceIsReplaced) {
 }
 
 }  // namespace
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -11,8 +11,7 @@
 #include "text/tokenizer/unicode.h"
 #include "text/tokenizer/word_scanner.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // The union of char::is_ascii_punctuation and Unicode's P.
@@ -22,8 +21,7 @@ bool IsNumeric(uint32_t code) {
   if (code < 0x80) return code >= '0' && code <= '9';
   const utf8proc_category_t category =
       utf8proc_category(static_cast<utf8proc_int32_t>(code));
-  return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
-         category == UTF8PROC_CATEGORY_NO;
+  return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
 }
 
 // Splits off numbers (Unicode's N), individually or in runs.
@@ -99,154 +97,13 @@ class ReplaceSpaces final : public PieceStep {
   const std::unique_ptr<Normalizer> replace_;
 };
 
-class Maker {
- public:
-  absl::Status Add(const JsonNode& node, int depth) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string type,
-                             node.Member("type").String());
-    if (type == "Sequence") {
-      return ForEachInSequence(
-          node, "pretokenizers", depth,
-          [&](const JsonNode& item) { return Add(item, depth + 1); });
-    }
-    if (made_.steps.size() >= kMaxSteps) {
-      return node.Unsupported("there are too many pre-tokenizers");
-    }
-    if (made_.byte_level) {
-      return node.Unsupported(
-          "a pre-tokenizer behind ByteLevel isn't supported");
-    }
-    if (type == "ByteLevel") return AddByteLevel(node);
-    made_.reads_characters = true;
-    if (type == "Digits") return AddDigits(node);
-    if (type == "Split") return AddSplit(node);
-    if (type == "Punctuation") return AddPunctuation(node);
-    if (type == "Metaspace") return AddMetaspace(node);
-    return node.Unsupported(
-        absl::StrCat("a pre-tokenizer of type \"", type, "\" isn't supported"));
-  }
-
-  PreTokenizers Take() { return std::move(made_); }
-
- private:
-  void Push(std::unique_ptr<PieceStep> step) {
-    made_.steps.push_back(std::move(step));
-  }
-
-  absl::Status AddByteLevel(const JsonNode& node) {
-    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers(
-        {"type", "add_prefix_space", "trim_offsets", "use_regex"}));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool add_space,
-                             node.Member("add_prefix_space").Bool(true));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool use_regex,
-                             node.Member("use_regex").Bool(true));
-    made_.byte_level = true;
-    if (add_space) Push(std::make_unique<AddPrefix>(" ", /*first=*/false));
-    if (!use_regex) return absl::OkStatus();
-    made_.reads_characters = true;
-    return PushSplit(kGpt2Words, SplitBehavior::kIsolated);
-  }
-
-  absl::Status PushSplit(absl::string_view regex, SplitBehavior behavior) {
-    Pattern pattern;
-    CAPSTAN_ASSIGN_OR_RETURN(pattern.regex, Regex::Compile(regex));
-    Push(NewPatternSplit(std::move(pattern), behavior, /*invert=*/false));
-    return absl::OkStatus();
-  }
-
-  absl::Status AddDigits(const JsonNode& node) {
-    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "individual_digits"}));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool individual,
-                             node.Member("individual_digits").Bool(false));
-    Push(std::make_unique<Digits>(individual));
-    return absl::OkStatus();
-  }
-
-  absl::Status AddSplit(const JsonNode& node) {
-    CAPSTAN_RETURN_IF_ERROR(
-        node.CheckMembers({"type", "pattern", "behavior", "invert"}));
-    CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
-                             MakePattern(node.Member("pattern")));
-    CAPSTAN_ASSIGN_OR_RETURN(const SplitBehavior behavior,
-                             MakeSplitBehavior(node.Member("behavior")));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool invert,
-                             node.Member("invert").Bool(false));
-    Push(NewPatternSplit(std::move(pattern), behavior, invert));
-    return absl::OkStatus();
-  }
-
-  absl::Status AddPunctuation(const JsonNode& node) {
-    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "behavior"}));
-    SplitBehavior behavior = SplitBehavior::kIsolated;
-    if (!node.Member("behavior").IsNull()) {
-      CAPSTAN_ASSIGN_OR_RETURN(behavior,
-                               MakeSplitBehavior(node.Member("behavior")));
-    }
-    return PushSplit(kPunctuation, behavior);
-  }
-
-  absl::Status AddMetaspace(const JsonNode& node) {
-    CAPSTAN_RETURN_IF_ERROR(
-        node.CheckMembers({"type", "replacement", "str_rep", "prepend_scheme",
-                           "add_prefix_space", "split"}));
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string mark,
-                             node.Member("replacement").String());
-    CAPSTAN_ASSIGN_OR_RETURN(const bool add_space,
-                             node.Member("add_prefix_space").Bool(true));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool split, node.Member("split").Bool(true));
-    std::string scheme = add_space ? "always" : "never";
-    const JsonNode named = node.Member("prepend_scheme");
-    if (!named.IsNull()) {
-      CAPSTAN_ASSIGN_OR_RETURN(scheme, named.String());
-    }
-    if (mark.empty()) return node.Member("replacement").Invalid("is empty");
-    Push(std::make_unique<ReplaceSpaces>(mark));
-    if (scheme == "always" || scheme == "first") {
-      Push(std::make_unique<AddPrefix>(mark, scheme == "first"));
-    } else if (scheme != "never") {
-      return named.Unsupported(
-          absl::StrCat("\"", scheme, "\" isn't supported"));
-    }
-    if (split) {
-      Pattern pattern;
-      pattern.literal = mark;
-      Push(NewPatternSplit(std::move(pattern), SplitBehavior::kMergedWithNext,
-                           /*invert=*/false));
-    }
-    return absl::OkStatus();
-  }
-
-  PreTokenizers made_;
-};
-
-}  // namespace
-
-absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node) {
-  Maker maker;
-  if (!node.IsNull()) CAPSTAN_RETURN_IF_ERROR(maker.Add(node, 0));
-  return maker.Take();
-}
-
-namespace {
-
-// Matches of a literal; same interface as RegexMatches.
-class LiteralMatches {
- public:
-  LiteralMatches(const std::string& literal, absl::string_view text)
-      : literal_(literal), text_(text) {}
-
-  bool Next(size_t* begin, size_t* end) {
-    const size_t found = text_.find(literal_, from_);
-    if (found == absl::string_view::npos) return false;
-    *begin = found;
-    *end = from_ = found + literal_.size();
-    return true;
-  }
-
- private:
-  const std::string& literal_;
-  const absl::string_view text_;
-  size_t from_ = 0;
+// What happens to the delimiters of a split ("a", "-", "-", "b").
+enum class SplitBehavior {
+  kRemoved,             // a b
+  kIsolated,            // a - - b
+  kMergedWithPrevious,  // a- - b
+  kMergedWithNext,      // a - -b
+  kContiguous,          // a -- b
 };
 
 class PatternSplit final : public PieceStep {
@@ -358,8 +215,6 @@ class WordSplit final : public PieceStep {
   const WordScanner scanner_;
 };
 
-}  // namespace
-
 absl::StatusOr<SplitBehavior> MakeSplitBehavior(const JsonNode& node) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string name, node.String());
   if (name == "Removed") return SplitBehavior::kRemoved;
@@ -367,9 +222,11 @@ absl::StatusOr<SplitBehavior> MakeSplitBehavior(const JsonNode& node) {
   if (name == "MergedWithPrevious") return SplitBehavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return SplitBehavior::kMergedWithNext;
   if (name == "Contiguous") return SplitBehavior::kContiguous;
-  return node.Unsupported(absl::StrCat("\"", name, "\" isn't supported"));
+  return node.Unsupported("\"", name, "\" isn't supported");
 }
 
+// Splits at the matches of `pattern`, or, if `invert`, at the text between
+// them.
 std::unique_ptr<PieceStep> NewPatternSplit(Pattern pattern,
                                            SplitBehavior behavior,
                                            bool invert) {
@@ -384,5 +241,129 @@ std::unique_ptr<PieceStep> NewPatternSplit(Pattern pattern,
   return std::make_unique<PatternSplit>(std::move(pattern), behavior, invert);
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+class Maker {
+ public:
+  absl::Status Add(const JsonNode& node, int depth) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
+    if (type == "Sequence") {
+      return ForEachInSequence(
+          node, "pretokenizers", depth,
+          [&](const JsonNode& item) { return Add(item, depth + 1); });
+    }
+    if (made_.steps.size() >= kMaxSteps) {
+      return node.Unsupported("there are too many pre-tokenizers");
+    }
+    if (made_.byte_level) {
+      return node.Unsupported(
+          "a pre-tokenizer behind ByteLevel isn't supported");
+    }
+    if (type == "ByteLevel") return AddByteLevel(node);
+    made_.reads_characters = true;
+    if (type == "Digits") return AddDigits(node);
+    if (type == "Split") return AddSplit(node);
+    if (type == "Punctuation") return AddPunctuation(node);
+    if (type == "Metaspace") return AddMetaspace(node);
+    return node.Unsupported("a pre-tokenizer of type \"", type,
+                            "\" isn't supported");
+  }
+
+  PreTokenizers Take() { return std::move(made_); }
+
+ private:
+  void Push(std::unique_ptr<PieceStep> step) {
+    made_.steps.push_back(std::move(step));
+  }
+
+  absl::Status AddByteLevel(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers(
+        {"type", "add_prefix_space", "trim_offsets", "use_regex"}));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool add_space,
+                             node.Bool("add_prefix_space", true));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool use_regex,
+                             node.Bool("use_regex", true));
+    made_.byte_level = true;
+    if (add_space) Push(std::make_unique<AddPrefix>(" ", /*first=*/false));
+    if (!use_regex) return absl::OkStatus();
+    made_.reads_characters = true;
+    return PushSplit(kGpt2Words, SplitBehavior::kIsolated);
+  }
+
+  absl::Status PushSplit(absl::string_view regex, SplitBehavior behavior) {
+    Pattern pattern;
+    CAPSTAN_ASSIGN_OR_RETURN(pattern.regex, Regex::Compile(regex));
+    Push(NewPatternSplit(std::move(pattern), behavior, /*invert=*/false));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddDigits(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "individual_digits"}));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool individual,
+                             node.Bool("individual_digits", false));
+    Push(std::make_unique<Digits>(individual));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddSplit(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(
+        node.CheckMembers({"type", "pattern", "behavior", "invert"}));
+    CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
+                             MakePattern(node.Member("pattern")));
+    CAPSTAN_ASSIGN_OR_RETURN(const SplitBehavior behavior,
+                             MakeSplitBehavior(node.Member("behavior")));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool invert, node.Bool("invert", false));
+    Push(NewPatternSplit(std::move(pattern), behavior, invert));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddPunctuation(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "behavior"}));
+    SplitBehavior behavior = SplitBehavior::kIsolated;
+    if (!node.Member("behavior").IsNull()) {
+      CAPSTAN_ASSIGN_OR_RETURN(behavior,
+                               MakeSplitBehavior(node.Member("behavior")));
+    }
+    return PushSplit(kPunctuation, behavior);
+  }
+
+  absl::Status AddMetaspace(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(
+        node.CheckMembers({"type", "replacement", "str_rep", "prepend_scheme",
+                           "add_prefix_space", "split"}));
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string mark,
+                             node.String("replacement"));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool add_space,
+                             node.Bool("add_prefix_space", true));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool split, node.Bool("split", true));
+    std::string scheme = add_space ? "always" : "never";
+    const JsonNode named = node.Member("prepend_scheme");
+    if (!named.IsNull()) {
+      CAPSTAN_ASSIGN_OR_RETURN(scheme, named.String());
+    }
+    if (mark.empty()) return node.Member("replacement").Invalid("is empty");
+    Push(std::make_unique<ReplaceSpaces>(mark));
+    if (scheme == "always" || scheme == "first") {
+      Push(std::make_unique<AddPrefix>(mark, scheme == "first"));
+    } else if (scheme != "never") {
+      return named.Unsupported("\"", scheme, "\" isn't supported");
+    }
+    if (split) {
+      Pattern pattern;
+      pattern.literal = mark;
+      Push(NewPatternSplit(std::move(pattern), SplitBehavior::kMergedWithNext,
+                           /*invert=*/false));
+    }
+    return absl::OkStatus();
+  }
+
+  PreTokenizers made_;
+};
+
+}  // namespace
+
+absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node) {
+  Maker maker;
+  if (!node.IsNull()) CAPSTAN_RETURN_IF_ERROR(maker.Add(node, 0));
+  return maker.Take();
+}
+
+}  // namespace capstan::tokenizer

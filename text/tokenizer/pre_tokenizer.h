@@ -7,14 +7,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "text/tokenizer/alignment.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/json_node.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/regex.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // Per-thread scratch and output for encoding a text.
 struct Worker {
@@ -58,23 +56,6 @@ struct PreTokenizers {
 // The "pre_tokenizer" of a tokenizer.json, sequences flattened.
 absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node);
 
-// What happens to the delimiters of a split ("a", "-", "-", "b").
-enum class SplitBehavior {
-  kRemoved,             // a b
-  kIsolated,            // a - - b
-  kMergedWithPrevious,  // a- - b
-  kMergedWithNext,      // a - -b
-  kContiguous,          // a -- b
-};
-
-absl::StatusOr<SplitBehavior> MakeSplitBehavior(const JsonNode& node);
-
-// Splits at the matches of `pattern`, or, if `invert`, at the text between
-// them.
-std::unique_ptr<PieceStep> NewPatternSplit(Pattern pattern,
-                                           SplitBehavior behavior, bool invert);
-
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_PRE_TOKENIZER_H_

@@ -10,12 +10,12 @@
 #include <stdexcept>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 constexpr size_t kFirstStackBytes = 32 << 10;
@@ -136,9 +136,10 @@ class Translator {
     absl::StrAppend(&out_, pattern_.substr(at_, bytes));
     at_ += bytes;
   }
-  absl::Status Unsupported(absl::string_view what) const {
+  template <typename... Parts>
+  absl::Status Unsupported(const Parts&... what) const {
     return absl::UnimplementedError(
-        absl::StrCat("the regular expression \"", pattern_, "\" has ", what,
+        absl::StrCat("the regular expression \"", pattern_, "\" has ", what...,
                      " at byte ", at_, ", which isn't supported"));
   }
 
@@ -228,6 +229,10 @@ class Translator {
 
   absl::Status Escape(bool in_class) {
     const char c = Peek(1);
+    if (absl::StrContains("tnrfae", c)) {  // the same in both
+      Copy(2);
+      return absl::OkStatus();
+    }
     const auto write = [this](absl::string_view text) {
       absl::StrAppend(&out_, text);
       at_ += 2;
@@ -256,14 +261,6 @@ class Translator {
         return Hexadecimal();
       case 'u':
         return Unicode();
-      case 't':
-      case 'n':
-      case 'r':
-      case 'f':
-      case 'a':
-      case 'e':
-        Copy(2);
-        return absl::OkStatus();
       case 'A':
       case 'z':
         if (in_class) return Unsupported("\\A or \\z in a class");
@@ -274,7 +271,7 @@ class Translator {
             "the regular expression \"", pattern_, "\" ends with a \\"));
       default:
         if (absl::ascii_isalnum(c)) {
-          return Unsupported(absl::StrCat("\\", absl::string_view(&c, 1)));
+          return Unsupported("\\", absl::string_view(&c, 1));
         }
         // PCRE2 takes any other escaped character literally.
         Copy(1 + CharacterBytes(c));
@@ -292,10 +289,9 @@ class Translator {
     absl::string_view name = pattern_.substr(at_ + 3, end - at_ - 3);
     const bool negated = !name.empty() && name[0] == '^';
     if (negated) name.remove_prefix(1);
-    const bool category =
-        !name.empty() && name.size() <= 2 &&
-        absl::string_view("LMNPSZC").find(name[0]) != absl::string_view::npos &&
-        (name.size() == 1 || absl::ascii_islower(name[1]));
+    const bool category = !name.empty() && name.size() <= 2 &&
+                          absl::StrContains("LMNPSZC", name[0]) &&
+                          (name.size() == 1 || absl::ascii_islower(name[1]));
     if (name.empty() || !std::all_of(name.begin(), name.end(), [](char c) {
           return absl::ascii_isalnum(c) || c == '_';
         })) {
@@ -344,5 +340,4 @@ absl::StatusOr<std::string> ToPcre2(absl::string_view pattern) {
   return Translator(pattern).Run();
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

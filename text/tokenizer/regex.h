@@ -12,8 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // Per-thread scratch for running any regular expression.
 class RegexState {
@@ -78,7 +77,6 @@ class RegexMatches {
 // The expression in PCRE2's syntax (with UTF, UCP and MULTILINE set).
 absl::StatusOr<std::string> ToPcre2(absl::string_view pattern);
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_REGEX_H_

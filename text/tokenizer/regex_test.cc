@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 using ::testing::ElementsAre;
@@ -94,5 +93,4 @@ TEST(RegexTest, GivingUpIsAnException) {
 }
 
 }  // namespace
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -13,8 +13,7 @@
 #include "absl/status/statusor.h"
 #include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 using Json = nlohmann::json;
 
@@ -46,7 +45,6 @@ inline absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
   return LoadTokenizer(folder);
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_TESTING_H_

@@ -4,21 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "text/tokenizer/alignment.h"
-#include "text/tokenizer/normalizer.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 bool IsUtf8(absl::string_view text);
-
-// Replaces each maximal subpart of an invalid sequence with U+FFFD, as
-// recommended by the Unicode Standard 3.9 (table 3-8).
-std::string ToUtf8(absl::string_view text, Alignment* alignment);
 
 // Returns the character at text[*at], which must be valid UTF-8, and advances
 // *at past it.
@@ -36,11 +28,6 @@ inline bool IsContinuation(char c) {
   return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
 }
 
-// Records that a prefix was put before `text` (not empty); it maps to the first
-// character.
-void NotePrefix(absl::string_view text, size_t prefix_bytes,
-                Alignment* alignment);
-
 // Byte-level vocabularies write each byte as a character (bytes_to_unicode of
 // GPT-2's encoder.py): printable Latin-1 as itself, the other 68 bytes as
 // U+0100, U+0101, .. in order.
@@ -51,12 +38,6 @@ int CharacterToByte(uint32_t code);
 // characters represents none.
 bool CharactersToBytes(absl::string_view token, std::string* bytes);
 
-enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
-
-// Normalization forms of Unicode Standard Annex 15.
-std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form);
-
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_UNICODE_H_

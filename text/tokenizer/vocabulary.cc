@@ -6,12 +6,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // Bounds what a corrupt file can make us allocate.
@@ -20,8 +18,8 @@ constexpr int64_t kMaxId = (1 << 22) - 1;
 absl::Status CheckId(int64_t id, absl::string_view token,
                      const JsonNode& place) {
   if (id >= 0 && id <= kMaxId) return absl::OkStatus();
-  return place.Invalid(absl::StrCat("the token \"", token, "\" has the id ", id,
-                                    ", ids are from 0 to ", kMaxId));
+  return place.Invalid("the token \"", token, "\" has the id ", id,
+                       ", ids are from 0 to ", kMaxId);
 }
 
 }  // namespace
@@ -35,8 +33,7 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
     const absl::string_view token = ToView(entry.key);
     int64_t id = 0;
     if (entry.value.get(id) != simdjson::SUCCESS) {
-      return vocab.Invalid(
-          absl::StrCat("the id of \"", token, "\" must be an integer"));
+      return vocab.Invalid("the id of \"", token, "\" must be an integer");
     }
     CAPSTAN_RETURN_IF_ERROR(CheckId(id, token, vocab));
     greatest = std::max(greatest, id);
@@ -48,9 +45,8 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
     CAPSTAN_ASSIGN_OR_RETURN(items, added_tokens.Items());
   }
   for (const JsonNode& item : items) {
-    CAPSTAN_ASSIGN_OR_RETURN(std::string content,
-                             item.Member("content").String());
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Member("id").Int());
+    CAPSTAN_ASSIGN_OR_RETURN(std::string content, item.String("content"));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Int("id"));
     CAPSTAN_RETURN_IF_ERROR(CheckId(id, content, item));
     greatest = std::max(greatest, id);
     added.emplace_back(std::move(content), id);
@@ -61,8 +57,7 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
   ids_.reserve(model.size() + added.size());
   for (const auto& [token, id] : model) {
     if (IdOf(token) >= 0) {
-      return vocab.Invalid(
-          absl::StrCat("the token \"", token, "\" is there twice"));
+      return vocab.Invalid("the token \"", token, "\" is there twice");
     }
     CAPSTAN_RETURN_IF_ERROR(Add(token, id, vocab));
   }
@@ -71,9 +66,9 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
     const int32_t known = IdOf(added[i].first);
     if (known == added[i].second) continue;
     if (known >= 0) {
-      return items[i].Invalid(absl::StrCat("\"", added[i].first, "\" has id ",
-                                           added[i].second, " here and ", known,
-                                           " elsewhere in the file"));
+      return items[i].Invalid("\"", added[i].first, "\" has id ",
+                              added[i].second, " here and ", known,
+                              " elsewhere in the file");
     }
     CAPSTAN_RETURN_IF_ERROR(Add(added[i].first, added[i].second, items[i]));
   }
@@ -83,8 +78,8 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
 absl::Status Vocabulary::Add(absl::string_view token, int64_t id,
                              const JsonNode& place) {
   if (has_[id]) {
-    return place.Invalid(absl::StrCat("id ", id, " is that of \"", tokens_[id],
-                                      "\" and of \"", token, "\""));
+    return place.Invalid("id ", id, " is that of \"", tokens_[id],
+                         "\" and of \"", token, "\"");
   }
   tokens_[id] = std::string(token);
   has_[id] = true;
@@ -98,22 +93,12 @@ namespace {
 // connectors, joiners.
 bool IsWord(uint32_t code) {
   if (code == 0x200c || code == 0x200d) return true;
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      return false;
-  }
+  const utf8proc_category_t category =
+      utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  // From LU to NL the categories are those of letters, marks, ND and NL.
+  return (category >= UTF8PROC_CATEGORY_LU &&
+          category <= UTF8PROC_CATEGORY_NL) ||
+         category == UTF8PROC_CATEGORY_PC;
 }
 
 // Unicode's White_Space.
@@ -155,15 +140,15 @@ absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
         item.CheckMembers({"id", "content", "single_word", "lstrip", "rstrip",
                            "normalized", "special"}));
     AddedToken token;
-    CAPSTAN_ASSIGN_OR_RETURN(token.id, item.Member("id").Int());
-    CAPSTAN_ASSIGN_OR_RETURN(token.content, item.Member("content").String());
+    CAPSTAN_ASSIGN_OR_RETURN(token.id, item.Int("id"));
+    CAPSTAN_ASSIGN_OR_RETURN(token.content, item.String("content"));
     CAPSTAN_ASSIGN_OR_RETURN(token.single_word,
-                             item.Member("single_word").Bool(false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, item.Member("lstrip").Bool(false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, item.Member("rstrip").Bool(false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.special, item.Member("special").Bool(false));
+                             item.Bool("single_word", false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, item.Bool("lstrip", false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, item.Bool("rstrip", false));
+    CAPSTAN_ASSIGN_OR_RETURN(token.special, item.Bool("special", false));
     CAPSTAN_ASSIGN_OR_RETURN(token.normalized,
-                             item.Member("normalized").Bool(!token.special));
+                             item.Bool("normalized", !token.special));
     if (token.content.empty()) return item.Invalid("its content is empty");
     tokens.push_back(std::move(token));
   }
@@ -236,5 +221,4 @@ bool AddedTokenFinder::Next(absl::string_view text, size_t from, size_t* search,
   return false;
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -13,8 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "text/tokenizer/json_node.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // The tokens of a tokenizer.json, by id and by text. Views of texts are valid
 // until the vocabulary is moved or destroyed.
@@ -35,6 +34,11 @@ class Vocabulary {
   int32_t IdOf(absl::string_view token) const {
     const auto found = ids_.find(token);
     return found == ids_.end() ? -1 : found->second;
+  }
+  // -1 if the model can't produce it.
+  int32_t ModelIdOf(absl::string_view token) const {
+    const int32_t id = IdOf(token);
+    return id >= 0 && InModel(id) ? id : -1;
   }
   // Whether `id`, in [0, size()), has a token.
   bool Has(int64_t id) const { return has_[id]; }
@@ -97,7 +101,6 @@ class AddedTokenFinder {
   std::array<bool, 256> first_ = {};  // first bytes of spellings
 };
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_VOCABULARY_H_

@@ -5,8 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 enum Kind : uint8_t { kOther, kLetter, kDigit, kSpace, kHigh };
@@ -176,5 +175,4 @@ WordScanner FindWordScanner(absl::string_view pattern) {
   return nullptr;
 }
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

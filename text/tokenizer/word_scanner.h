@@ -12,8 +12,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 
 // A cache of recent short words' tokens: 2 MiB, one cache line per word,
 // two-way set-associative with LRU replacement. Not thread-safe.
@@ -116,7 +115,6 @@ using WordScanner = size_t (*)(const char* begin, const char* end);
 // Null if `pattern` is none of them.
 WordScanner FindWordScanner(absl::string_view pattern);
 
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer
 
 #endif  // CAPSTAN_TEXT_TOKENIZER_WORD_SCANNER_H_

@@ -9,8 +9,7 @@
 
 #include "text/tokenizer/regex.h"
 
-namespace capstan {
-namespace tokenizer {
+namespace capstan::tokenizer {
 namespace {
 
 // Text biased towards what the expressions distinguish.
@@ -87,5 +86,4 @@ TEST(WordScannerTest, OthersHaveNone) {
 }
 
 }  // namespace
-}  // namespace tokenizer
-}  // namespace capstan
+}  // namespace capstan::tokenizer

@@ -14,62 +14,72 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
-// Calls make(0) to make(n - 1) on `threads` threads and passes the results in
-// order to take() on the calling thread. Buffers at most a few results per
+// Calls make(next()) on `threads` threads until next() returns nullopt, and
+// passes the results in order to take() on the calling thread. One thread at a
+// time calls next(), which must not throw. Buffers at most a few results per
 // thread. Stops at the first error or exception and returns it, after all
 // threads have ended. With one thread none is started.
-template <typename T>
-absl::Status InOrder(int threads, int64_t n,
-                     const std::function<absl::StatusOr<T>(int64_t)>& make,
-                     const std::function<absl::Status(T)>& take) {
-  const auto guarded = [&make](int64_t i) -> absl::StatusOr<T> {
+template <typename In, typename Out>
+absl::Status MapInOrder(int threads,
+                        const std::function<absl::optional<In>()>& next,
+                        const std::function<absl::StatusOr<Out>(In)>& make,
+                        const std::function<absl::Status(Out)>& take) {
+  const auto guarded = [&make](In in) -> absl::StatusOr<Out> {
     try {
-      return make(i);
+      return make(std::move(in));
     } catch (...) {
       return CurrentExceptionToStatus();
     }
   };
   if (threads <= 1) {
-    for (int64_t i = 0; i < n; ++i) {
-      CAPSTAN_ASSIGN_OR_RETURN(T made, guarded(i));
+    while (absl::optional<In> in = next()) {
+      CAPSTAN_ASSIGN_OR_RETURN(Out made, guarded(*std::move(in)));
       CAPSTAN_RETURN_IF_ERROR(take(std::move(made)));
     }
     return absl::OkStatus();
   }
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<int64_t, absl::StatusOr<T>> waiting;
-  int64_t next = 0;   // next index to make
-  int64_t taken = 0;  // results before it are taken
+  std::map<int64_t, absl::StatusOr<Out>> waiting;
+  int64_t begun = 0;
+  int64_t taken = 0;
+  bool at_end = false;
   bool stop = false;
   const auto work = [&] {
     std::unique_lock<std::mutex> lock(mutex);
     while (true) {
-      changed.wait(lock, [&] {
-        return stop || next == n || next < taken + 4 * threads;
-      });
-      if (stop || next == n) return;
-      const int64_t i = next++;
-      lock.unlock();
-      absl::StatusOr<T> made = guarded(i);
-      lock.lock();
-      waiting.emplace(i, std::move(made));
+      changed.wait(
+          lock, [&] { return stop || at_end || begun < taken + 4 * threads; });
+      if (stop || at_end) return;
+      absl::optional<In> in = next();
+      at_end = !in.has_value();
+      if (!at_end) {
+        const int64_t i = begun++;
+        lock.unlock();
+        absl::StatusOr<Out> made = guarded(*std::move(in));
+        lock.lock();
+        waiting.emplace(i, std::move(made));
+      }
       changed.notify_all();
     }
   };
   std::vector<std::thread> workers;
-  for (int i = 0; i < threads && i < n; ++i) workers.emplace_back(work);
+  for (int i = 0; i < threads; ++i) workers.emplace_back(work);
   absl::Status status;
-  while (status.ok() && taken < n) {
+  while (status.ok()) {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return waiting.count(taken) > 0; });
-    absl::StatusOr<T> made = std::move(waiting.at(taken));
-    waiting.erase(taken);
+    changed.wait(lock, [&] {
+      return waiting.count(taken) > 0 || (at_end && taken == begun);
+    });
+    const auto found = waiting.find(taken);
+    if (found == waiting.end()) break;
+    absl::StatusOr<Out> made = std::move(found->second);
+    waiting.erase(found);
     ++taken;
     lock.unlock();
     changed.notify_all();
@@ -84,7 +94,20 @@ absl::Status InOrder(int threads, int64_t n,
   return status;
 }
 
-}  // namespace text
-}  // namespace capstan
+// The same of make(0) to make(n - 1).
+template <typename T>
+absl::Status InOrder(int threads, int64_t n,
+                     const std::function<absl::StatusOr<T>(int64_t)>& make,
+                     const std::function<absl::Status(T)>& take) {
+  int64_t i = 0;
+  const auto next = [&]() -> absl::optional<int64_t> {
+    if (i == n) return absl::nullopt;
+    return i++;
+  };
+  return MapInOrder<int64_t, T>(static_cast<int>(std::min<int64_t>(threads, n)),
+                                next, make, take);
+}
+
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_TEXT_TOKENS_IN_ORDER_H_

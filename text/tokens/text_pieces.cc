@@ -2,11 +2,12 @@
 #include "text/tokens/text_pieces.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "absl/strings/ascii.h"
+#include "text/tokens/in_order.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 namespace {
 
 // Bytes on either side of a cut.
@@ -70,5 +71,19 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
   return pieces;
 }
 
-}  // namespace text
-}  // namespace capstan
+absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
+                          std::vector<uint32_t>* ids) {
+  if (text.empty()) return absl::OkStatus();
+  const std::vector<absl::string_view> pieces =
+      CutText(tokenizer, text, /*piece_bytes=*/1 << 20);
+  return InOrder<std::vector<int64_t>>(
+      static_cast<int>(std::thread::hardware_concurrency()),
+      static_cast<int64_t>(pieces.size()),
+      [&](int64_t i) { return tokenizer.Encode(pieces[i]); },
+      [ids](const std::vector<int64_t>& made) {
+        ids->insert(ids->end(), made.begin(), made.end());
+        return absl::OkStatus();
+      });
+}
+
+}  // namespace capstan::text

@@ -3,13 +3,14 @@
 #define CAPSTAN_TEXT_TOKENS_TEXT_PIECES_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "plugins/sdk/tokenizer.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
 // Cuts a text into pieces of about `piece_bytes` whose tokens, concatenated,
 // are the text's, so that they can be tokenized independently. Cuts only at
@@ -19,7 +20,10 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
                                        absl::string_view text,
                                        size_t piece_bytes);
 
-}  // namespace text
-}  // namespace capstan
+// Appends the text's tokens to *ids. All of the machine's cores tokenize.
+absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
+                          std::vector<uint32_t>* ids);
+
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_TEXT_TOKENS_TEXT_PIECES_H_

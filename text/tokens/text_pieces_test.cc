@@ -13,8 +13,7 @@
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "text/tokens/in_order.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 namespace {
 
 using Ids = std::vector<int64_t>;
@@ -125,5 +124,4 @@ TEST(InOrderTest, TheFirstErrorEndsIt) {
 }
 
 }  // namespace
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text

@@ -13,8 +13,7 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 namespace {
 
 constexpr char kTokenFileMagic[] = "CAPTOKNS";
@@ -40,8 +39,10 @@ Number NumberAt(const char* place) {
   return value;
 }
 
-absl::Status Damaged(const MappedFile& file, absl::string_view problem) {
-  return absl::DataLossError(absl::StrCat(file.path(), " is damaged: ", problem,
+template <typename... Parts>
+absl::Status Damaged(const MappedFile& file, const Parts&... problem) {
+  return absl::DataLossError(absl::StrCat(file.path(),
+                                          " is damaged: ", problem...,
                                           "; run `trainer tokenize` again"));
 }
 
@@ -113,8 +114,8 @@ absl::Status TokenFile::ReadHeader() {
   const uint64_t begins_at = crcs_at + RoundUp8(4 * chunks);
   const uint64_t size = begins_at + 8 * (documents + 1);
   if (size != bytes.size()) {
-    return Damaged(*file_, absl::StrCat("it has ", bytes.size(),
-                                        " bytes, its header says ", size));
+    return Damaged(*file_, "it has ", bytes.size(), " bytes, its header says ",
+                   size);
   }
   chunks_ = static_cast<int64_t>(chunks);
   token_data_ = header + kHeaderBytes;
@@ -135,8 +136,7 @@ absl::Status TokenFile::CheckTail(uint32_t crc) const {
     const auto begin = NumberAt<uint64_t>(begins_ + 8 * i);
     if (begin > static_cast<uint64_t>(tokens_) ||
         static_cast<int64_t>(begin) < last || (i == 0 && begin != 0)) {
-      return Damaged(*file_,
-                     absl::StrCat("document ", i, " begins at token ", begin));
+      return Damaged(*file_, "document ", i, " begins at token ", begin);
     }
     last = static_cast<int64_t>(begin);
   }
@@ -155,17 +155,15 @@ absl::Status TokenFile::CheckChunk(int64_t chunk) const {
       std::min<uint64_t>(kTokenChunkBytes, tokens_ * token_bytes_ - begin);
   const char* const data = token_data_ + begin;
   if (Crc32c({data, size}) != NumberAt<uint32_t>(crcs_ + 4 * chunk)) {
-    return Damaged(*file_,
-                   absl::StrCat("the CRC-32C of bytes ", begin, " to ",
-                                begin + size - 1, " of its tokens is another"));
+    return Damaged(*file_, "the CRC-32C of bytes ", begin, " to ",
+                   begin + size - 1, " of its tokens is another");
   }
   const auto n = static_cast<int64_t>(size / token_bytes_);
   const int64_t greatest = token_bytes_ == 2 ? Greatest<uint16_t>(data, n)
                                              : Greatest<uint32_t>(data, n);
   if (greatest >= info_.vocab_size) {
-    return Damaged(
-        *file_, absl::StrCat("token ", greatest, " isn't in its vocabulary of ",
-                             info_.vocab_size));
+    return Damaged(*file_, "token ", greatest, " isn't in its vocabulary of ",
+                   info_.vocab_size);
   }
   checked_[chunk].store(true, std::memory_order_relaxed);
   return absl::OkStatus();
@@ -279,5 +277,4 @@ absl::Status TokenFileWriter::Close() {
   return file_->Close();
 }
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text

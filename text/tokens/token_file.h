@@ -25,8 +25,7 @@
 #include "absl/types/span.h"
 #include "base/files.h"
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 
 struct TokenFileInfo {
   int64_t vocab_size = 0;       // exclusive bound on ids
@@ -109,7 +108,6 @@ class TokenFile {
   std::unique_ptr<std::atomic<bool>[]> checked_;
 };
 
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text
 
 #endif  // CAPSTAN_TEXT_TOKENS_TOKEN_FILE_H_

@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace capstan {
-namespace text {
+namespace capstan::text {
 namespace {
 
 using ::testing::HasSubstr;
@@ -167,5 +166,4 @@ TEST(TokenFileTest, HashTellsTokenizersApart) {
 }
 
 }  // namespace
-}  // namespace text
-}  // namespace capstan
+}  // namespace capstan::text

@@ -1,23 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "datasets/darkroom/history_file.h"
+
+#include <fcntl.h>
 #include <hdf5/serial/hdf5.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <cstdio>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "datasets/darkroom/hdf5_handle.h"
-#include "datasets/darkroom/history_file.h"
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
+
+// An HDF5 identifier with the function that closes it; below 0: none.
+class Hdf5Handle {
+ public:
+  using Close = herr_t (*)(hid_t);
+
+  Hdf5Handle(hid_t id, Close close) : id_(id), close_(close) {}
+  ~Hdf5Handle() {
+    if (id_ >= 0) close_(id_);
+  }
+  Hdf5Handle(const Hdf5Handle&) = delete;
+  Hdf5Handle& operator=(const Hdf5Handle&) = delete;
+
+  operator hid_t() const { return id_; }
+
+ private:
+  const hid_t id_;
+  const Close close_;
+};
+
+// Suppresses HDF5's error messages on this thread during its lifetime.
+class QuietHdf5 {
+ public:
+  QuietHdf5() {
+    H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+  }
+  ~QuietHdf5() { H5Eset_auto2(H5E_DEFAULT, function_, data_); }
+  QuietHdf5(const QuietHdf5&) = delete;
+  QuietHdf5& operator=(const QuietHdf5&) = delete;
+
+ private:
+  H5E_auto2_t function_ = nullptr;
+  void* data_ = nullptr;
+};
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... problem) {
+  return absl::InvalidArgumentError(absl::StrCat(problem...));
+}
 
 struct Dataset {
   const char* name;
@@ -73,8 +115,8 @@ class Source {
         (layout_.is_bool && kind == H5T_ENUM)) {
       return absl::OkStatus();
     }
-    return Error(absl::StrCat(
-        "must be of ", layout_.is_bool ? "bools" : "numbers", ", and isn't"));
+    return Error("must be of ", layout_.is_bool ? "bools" : "numbers",
+                 ", and isn't");
   }
 
   // [T, S] of [T, S] or [T, S, 2].
@@ -84,9 +126,8 @@ class Source {
     if (static_cast<int>(sizes.size()) != layout_.rank ||
         (layout_.rank == 3 && sizes[2] != 2) || sizes[0] == 0 ||
         sizes[1] == 0) {
-      return Error(absl::StrCat(
-          "must be [steps, streams", layout_.rank == 3 ? ", 2" : "",
-          "], none of them 0, and is ", Dimensions(sizes)));
+      return Error("must be [steps, streams", layout_.rank == 3 ? ", 2" : "",
+                   "], none of them 0, and is ", Dimensions(sizes));
     }
     return HistoryShape{static_cast<int64_t>(sizes[0]),
                         static_cast<int64_t>(sizes[1])};
@@ -111,8 +152,9 @@ class Source {
                : ReadAs<int32_t>(H5T_NATIVE_INT32, memory, bound, values);
   }
 
-  absl::Status Error(absl::string_view problem) const {
-    return absl::InvalidArgumentError(absl::StrCat(what_, " ", problem));
+  template <typename... Parts>
+  absl::Status Error(const Parts&... problem) const {
+    return Bad(what_, " ", problem...);
   }
 
  private:
@@ -148,13 +190,12 @@ class Source {
       at[d] = index % (sizes[d] + 1);
       index /= sizes[d] + 1;
     }
-    return Error(absl::StrCat(
-        "has ", absl::StrFormat("%.10g", value), " at ", Dimensions(at),
-        ", but ", layout_.what,
-        layout_.rank == 3
-            ? absl::StrCat(" in a room of ", bound, " x ", bound, " has two")
-            : " is one",
-        " of the whole numbers 0 to ", bound - 1));
+    return Error("has ", absl::StrFormat("%.10g", value), " at ",
+                 Dimensions(at), ", but ", layout_.what,
+                 layout_.rank == 3 ? absl::StrCat(" in a room of ", bound,
+                                                  " x ", bound, " has two")
+                                   : " is one",
+                 " of the whole numbers 0 to ", bound - 1);
   }
 
   const Dataset& layout_;
@@ -162,6 +203,61 @@ class Source {
   const Hdf5Handle id_;
   const Hdf5Handle space_;
 };
+
+// The size of HDF5's chunk cache is 1 MiB.
+constexpr int64_t kChunkBytes = 1 << 20;
+constexpr int kGzipLevel = 4;
+
+// h5py's type for numpy's bool.
+hid_t BoolType() {
+  const hid_t type = H5Tenum_create(H5T_NATIVE_INT8);
+  const int8_t no = 0, yes = 1;
+  H5Tenum_insert(type, "FALSE", &no);
+  H5Tenum_insert(type, "TRUE", &yes);
+  return type;
+}
+
+// Writes values [steps, streams] or [steps, streams, 2] as `Stored`.
+template <typename Stored>
+bool WriteDataset(hid_t group, const char* name, hid_t type,
+                  const History& history, const std::vector<uint8_t>& values) {
+  const int64_t row = values.size() / history.steps;
+  const hsize_t sizes[3] = {static_cast<hsize_t>(history.steps),
+                            static_cast<hsize_t>(history.streams), 2};
+  hsize_t chunk[3] = {sizes[0], sizes[1], sizes[2]};
+  const hsize_t fitting = kChunkBytes / (row * sizeof(Stored));
+  if (chunk[0] > fitting) chunk[0] = fitting > 0 ? fitting : 1;
+  const int rank = row == history.streams ? 2 : 3;
+  const Hdf5Handle space(H5Screate_simple(rank, sizes, nullptr), H5Sclose);
+  const Hdf5Handle layout(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  if (H5Pset_chunk(layout, rank, chunk) < 0 || H5Pset_shuffle(layout) < 0 ||
+      H5Pset_deflate(layout, kGzipLevel) < 0 ||
+      H5Pset_obj_track_times(layout, false) < 0) {
+    return false;
+  }
+  const Hdf5Handle dataset(
+      H5Dcreate2(group, name, type, space, H5P_DEFAULT, layout, H5P_DEFAULT),
+      H5Dclose);
+  const std::vector<Stored> stored(values.begin(), values.end());
+  return dataset >= 0 && H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT,
+                                  stored.data()) >= 0;
+}
+
+bool WriteGroup(hid_t group, const History& history) {
+  const Hdf5Handle bools(BoolType(), H5Tclose);
+  if (group < 0) return false;
+  for (const Dataset& dataset : kDatasets) {
+    const std::vector<uint8_t>& values = history.*dataset.values;
+    if (IsMarkers(dataset) && values.empty()) continue;
+    const bool written =
+        dataset.is_bool
+            ? WriteDataset<int8_t>(group, dataset.name, bools, history, values)
+            : WriteDataset<int32_t>(group, dataset.name, H5T_NATIVE_INT32,
+                                    history, values);
+    if (!written) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -172,21 +268,19 @@ absl::StatusOr<std::unique_ptr<HistoryReader>> HistoryReader::Open(
     return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be read"));
   }
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is not a file"));
+    return Bad(path, " is not a file");
   }
   const QuietHdf5 quiet;
   if (H5Fis_hdf5(path.c_str()) <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path,
-        " is not an HDF5 file; learning histories are expected, as "
-        "`trainer collect` makes them"));
+    return Bad(path,
+               " is not an HDF5 file; learning histories are expected, as "
+               "`trainer collect` makes them");
   }
   const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
   if (file < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path,
-        " is an HDF5 file that is damaged, cut short, or still being "
-        "written"));
+    return Bad(path,
+               " is an HDF5 file that is damaged, cut short, or still being "
+               "written");
   }
   std::unique_ptr<HistoryReader> reader(new HistoryReader(path, file));
   CAPSTAN_RETURN_IF_ERROR(reader->ListTasks());
@@ -198,8 +292,7 @@ HistoryReader::~HistoryReader() { H5Fclose(file_); }
 absl::Status HistoryReader::ListTasks() {
   H5G_info_t info;
   if (H5Gget_info(file_, &info) < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path_, " is damaged: its groups can't be listed"));
+    return Bad(path_, " is damaged: its groups can't be listed");
   }
   for (hsize_t i = 0; i < info.nlinks; ++i) {
     char name[64] = "";
@@ -208,35 +301,20 @@ absl::Status HistoryReader::ListTasks() {
     int task = -1;
     if (!absl::SimpleAtoi(name, &task) || absl::StrCat(task) != name ||
         task < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return Bad(
           path_, " has something called \"", name,
           "\"; learning histories have a group for each task, \"0\", \"1\", "
-          ".."));
+          "..");
     }
     tasks_.push_back(task);
   }
   if (tasks_.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path_,
-                     " has no group; learning histories have one for "
-                     "each task, \"0\", \"1\", .."));
+    return Bad(path_,
+               " has no group; learning histories have one for "
+               "each task, \"0\", \"1\", ..");
   }
   std::sort(tasks_.begin(), tasks_.end());
   return absl::OkStatus();
-}
-
-absl::Status HistoryReader::CheckTasks(const std::vector<int>& tasks) const {
-  std::vector<int> missing;
-  for (const int task : tasks) {
-    if (!std::binary_search(tasks_.begin(), tasks_.end(), task)) {
-      missing.push_back(task);
-    }
-  }
-  if (missing.empty()) return absl::OkStatus();
-  std::sort(missing.begin(), missing.end());
-  return absl::InvalidArgumentError(absl::StrCat(
-      path_, " has ", tasks_.size(), " tasks' histories, of the ", tasks.size(),
-      " that are wanted these are missing: ", absl::StrJoin(missing, ", ")));
 }
 
 absl::Status HistoryReader::CheckVariant(Variant variant,
@@ -244,40 +322,39 @@ absl::Status HistoryReader::CheckVariant(Variant variant,
   const int task = tasks_.back();
   if (task < TaskCount(variant, room)) return absl::OkStatus();
   if (variant == Variant::kPermuted) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path_, " has a group ", task, ", but the actions have only ",
-        TaskCount(variant, room), " permutations"));
+    return Bad(path_, " has a group ", task, ", but the actions have only ",
+               TaskCount(variant, room), " permutations");
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(path_, " has a group ", task, ": its goal, row ",
-                   task / room.size, " and column ", task % room.size,
-                   ", is outside of a room of ", room.size, " x ", room.size));
+  return Bad(path_, " has a group ", task, ": its goal, row ", task / room.size,
+             " and column ", task % room.size, ", is outside of a room of ",
+             room.size, " x ", room.size);
 }
 
 absl::StatusOr<HistoryShape> HistoryReader::Shape(int task) const {
   const QuietHdf5 quiet;
-  CAPSTAN_RETURN_IF_ERROR(CheckTasks({task}));
+  if (!std::binary_search(tasks_.begin(), tasks_.end(), task)) {
+    return Bad(path_, " has no history of task ", task);
+  }
   const Hdf5Handle group(
       H5Gopen2(file_, absl::StrCat(task).c_str(), H5P_DEFAULT), H5Gclose);
   if (group < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path_, ": ", task, " must be a group, and isn't"));
+    return Bad(path_, ": ", task, " must be a group, and isn't");
   }
   HistoryShape shape;
   for (const Dataset& dataset : kDatasets) {
     if (!Has(group, dataset.name)) {
       if (IsMarkers(dataset)) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          path_, ": group ", task, " has no dataset \"", dataset.name, "\""));
+      return Bad(path_, ": group ", task, " has no dataset \"", dataset.name,
+                 "\"");
     }
     const Source source(path_, task, group, dataset);
     CAPSTAN_RETURN_IF_ERROR(source.CheckType());
     CAPSTAN_ASSIGN_OR_RETURN(const HistoryShape own, source.Shape());
     if (dataset.values == kStates.values) shape = own;
     if (own.steps != shape.steps || own.streams != shape.streams) {
-      return source.Error(absl::StrCat("is of ", own.steps, " steps and ",
-                                       own.streams, " streams, states ", "of ",
-                                       shape.steps, " and ", shape.streams));
+      return source.Error("is of ", own.steps, " steps and ", own.streams,
+                          " streams, states ", "of ", shape.steps, " and ",
+                          shape.streams);
     }
   }
   return shape;
@@ -288,10 +365,9 @@ absl::StatusOr<History> HistoryReader::Read(int task, const Room& room,
                                             int64_t streams) const {
   CAPSTAN_ASSIGN_OR_RETURN(HistoryShape shape, Shape(task));
   if (steps > shape.steps || streams > shape.streams) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path_, ": group ", task, " has ", shape.steps, " steps of ",
-        shape.streams, " streams; ", std::max(steps, int64_t{1}), " of ",
-        std::max(streams, int64_t{1}), " are wanted"));
+    return Bad(path_, ": group ", task, " has ", shape.steps, " steps of ",
+               shape.streams, " streams; ", std::max(steps, int64_t{1}), " of ",
+               std::max(streams, int64_t{1}), " are wanted");
   }
   if (steps >= 0) shape.steps = steps;
   if (streams >= 0) shape.streams = streams;
@@ -310,5 +386,57 @@ absl::StatusOr<History> HistoryReader::Read(int task, const Room& room,
   return history;
 }
 
-}  // namespace darkroom
-}  // namespace capstan
+absl::StatusOr<std::unique_ptr<HistoryWriter>> HistoryWriter::Create(
+    const std::string& path) {
+  const std::string partial = absl::StrCat(path, ".partial.", getpid());
+  // HDF5 doesn't say why it can't create a file.
+  const int fd =
+      open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    return WriteError(path, errno);
+  }
+  close(fd);
+  const QuietHdf5 quiet;
+  const hid_t file =
+      H5Fcreate(partial.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  if (file < 0) {
+    unlink(partial.c_str());
+    return absl::InternalError(
+        absl::StrCat(path, ": HDF5 can't make a file there"));
+  }
+  return std::unique_ptr<HistoryWriter>(new HistoryWriter(path, partial, file));
+}
+
+HistoryWriter::~HistoryWriter() {
+  if (file_ < 0) return;
+  const QuietHdf5 quiet;
+  H5Fclose(file_);
+  unlink(partial_.c_str());
+}
+
+absl::Status HistoryWriter::Write(int task, const History& history) {
+  const QuietHdf5 quiet;
+  const Hdf5Handle group(H5Gcreate2(file_, absl::StrCat(task).c_str(),
+                                    H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                         H5Gclose);
+  if (WriteGroup(group, history)) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      path_, ": the history of task ", task,
+      " can't be written; is the disk full, or the task there already?"));
+}
+
+absl::Status HistoryWriter::Commit() {
+  const QuietHdf5 quiet;
+  const bool closed = H5Fclose(std::exchange(file_, -1)) >= 0;
+  absl::Status status =
+      closed ? SyncPath(partial_)
+             : absl::UnavailableError(absl::StrCat(
+                   path_, " can't be completed; is the disk full?"));
+  if (status.ok() && std::rename(partial_.c_str(), path_.c_str()) != 0) {
+    status = WriteError(path_, errno);
+  }
+  if (!status.ok()) unlink(partial_.c_str());
+  return status;
+}
+
+}  // namespace capstan::darkroom
