@@ -67,7 +67,7 @@ expect_text() {
 # The run all others are compared with.
 reference() {
   "$trainer" --config="$config" --set launch.processes=4 \
-    --output_dir="$work/reference" >"$work/reference.log" 2>&1 ||
+    --set output_dir="$work/reference" >"$work/reference.log" 2>&1 ||
     { cat "$work/reference.log" >&2; exit 1; }
 }
 

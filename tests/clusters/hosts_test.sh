@@ -39,7 +39,7 @@ both() {
   local name=$1 out="$work/$2" start=$3 k starts=()
   shift 3
   for k in 0 1; do
-    "$start" "$k" --config="$config" --output_dir="$out" "$@" \
+    "$start" "$k" --config="$config" --set output_dir="$out" "$@" \
       >"$out.$k.log" 2>&1 &
     starts+=($!)
   done
@@ -136,7 +136,7 @@ intruder() {
       sleep 0.7
       on 1 env CAPSTAN_RUN_TOKEN=another "$trainer" --nodes=2 --node_rank=1 \
         --rendezvous="${ips[0]}:29515" --set launch.processes=2 \
-        --config="$config" --output_dir="$work/intruder" >"$work/other.log" 2>&1
+        --config="$config" --set output_dir="$work/intruder" >"$work/other.log" 2>&1
     ) &
   else
     sleep 2.5
@@ -151,7 +151,7 @@ expect_text "$work/other.log" "ERROR"
 for k in 0 1; do
   on "$k" "$trainer" --nodes=$((2 + k)) --node_rank="$k" --config="$config" \
     --rendezvous="${ips[0]}:29516" --set launch.processes=2 \
-    --output_dir="$work/disagree" >"$work/disagree.$k.log" 2>&1 &
+    --set output_dir="$work/disagree" >"$work/disagree.$k.log" 2>&1 &
 done
 wait
 expect_text "$work/disagree.1.log" "ERROR"

@@ -8,7 +8,7 @@ source "$(dirname "$0")/common.sh"
 run() {
   local name=$1 out="$work/$2"
   shift 2
-  timeout 100 "$@" "$trainer" --config="$config" --output_dir="$out" \
+  timeout 100 "$@" "$trainer" --config="$config" --set output_dir="$out" \
     >"$out.log" 2>&1 || { cat "$out.log" >&2; fail "$name"; return; }
   expect_same "$name" "$out"
 }
@@ -24,7 +24,7 @@ if command -v mpirun.openmpi >/dev/null; then
   expect_text "$work/openmpi.log" "placed by Open MPI" "of 4"
   # Two apps: local ranks don't follow from ranks.
   run "mpirun of Open MPI 4, two apps" apps mpirun.openmpi --oversubscribe \
-    -np 1 "$trainer" --config="$config" --output_dir="$work/apps" : -np 3
+    -np 1 "$trainer" --config="$config" --set output_dir="$work/apps" : -np 3
 fi
 if command -v mpirun.mpich >/dev/null; then
   run "mpirun of MPICH 4" mpich mpirun.mpich -np 4

@@ -39,7 +39,7 @@ TorchTrainer(
 PY
 RAY_TRAIN_V2_ENABLED=1 RAY_TMPDIR="$work" RAY_USAGE_STATS_ENABLED=0 HOME="$work" \
   timeout 200 "$launchers/python" "$work/train.py" "$trainer" --config="$config" \
-  --output_dir="$work/ray" >"$work/ray.log" 2>&1 ||
+  --set output_dir="$work/ray" >"$work/ray.log" 2>&1 ||
   { tail -50 "$work/ray.log" >&2; fail "Ray Train"; }
 expect_same "Ray Train, 4 workers" "$work/ray"
 end

@@ -24,7 +24,7 @@ chmod +x "$work/rank"
 run() {
   local name=$1 out="$work/$2"
   shift 2
-  timeout 100 srun --overcommit "$@" "$work/rank" --output_dir="$out" \
+  timeout 100 srun --overcommit "$@" "$work/rank" --set output_dir="$out" \
     >"$out.log" 2>&1 || { cat "$out.log" >&2; fail "$name"; return; }
   expect_same "$name" "$out"
 }
@@ -41,7 +41,7 @@ run "srun, 1 node" one -N1 -n4
 # A batch script that forgets srun: one process that would wait for ever.
 cat >"$work/batch.sh" <<SCRIPT
 #!/bin/sh
-timeout 20 "$trainer" --config="$config" --output_dir="$work/alone" >"$work/batch.log" 2>&1
+timeout 20 "$trainer" --config="$config" --set output_dir="$work/alone" >"$work/batch.log" 2>&1
 echo "exit code \$?" >>"$work/batch.log"
 SCRIPT
 sbatch --wait -N2 -n4 --overcommit -o /dev/null "$work/batch.sh" >/dev/null || true
@@ -50,7 +50,7 @@ expect_text "$work/batch.log" "srun" "exit code 1"
 # A job that sbatch starts, requeued: another restart, the same run goes on.
 cat >"$work/job.sh" <<SCRIPT
 #!/bin/sh
-srun --overcommit "$work/rank" --output_dir="$work/job" --set train.save_every=5 \
+srun --overcommit "$work/rank" --set output_dir="$work/job" --set train.save_every=5 \
   --set 'train.resume=AUTO' >>"$work/job.log" 2>&1
 SCRIPT
 sbatch --wait -N2 -n4 --ntasks-per-node=2 --overcommit -o /dev/null "$work/job.sh" \

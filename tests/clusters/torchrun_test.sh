@@ -13,7 +13,7 @@ run() {
   for node in 0 1; do
     CAPSTAN_HOST_ID=node$node timeout 150 "$launchers/torchrun" --nnodes=2 \
       --nproc-per-node=2 "$@" $([ "$*" = "${*#*static}" ] || echo --node-rank=$node) \
-      --no-python "$trainer" --config="$config" --output_dir="$out" \
+      --no-python "$trainer" --config="$config" --set output_dir="$out" \
       >"$out.$node.log" 2>&1 &
     agents+=($!)
   done
