@@ -22,7 +22,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/new_plugin_files.h"
+#include "trainer/commands/embedded_files.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
@@ -152,7 +152,7 @@ std::string TargetOf(const std::string &path, const Category &category,
   return own + (absl::EndsWith(file, ".txt") ? "testdata/" : "") + file;
 }
 
-std::string TextOf(const NewPluginFile &file, const Category &category,
+std::string TextOf(const EmbeddedFile &file, const Category &category,
                    const Name &name, const std::string &capstan) {
   absl::string_view text = file.text;
   // Dropped: the author chooses a licence.
@@ -189,7 +189,7 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
         own.string(), " is there already: choose another name or folder"));
   }
   std::vector<std::string> written;
-  for (const NewPluginFile *file = kNewPluginFiles; file->path != nullptr;
+  for (const EmbeddedFile *file = kNewPluginFiles; file->path != nullptr;
        ++file) {
     const std::string target = TargetOf(file->path, category, name);
     // Files shared by the folder's plugins may already exist.

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# What the tests of this folder share: one run of 20 steps on four ranks, started by
+# our launcher on one host, and the comparison of another launcher's run with it.
+# A test that lacks a program says "skipped: no PROGRAM" and passes.
+set -euo pipefail
+
+readonly runfiles="$TEST_SRCDIR/$TEST_WORKSPACE"
+readonly trainer="$runfiles/trainer/trainer"
+readonly config="$runfiles/tests/clusters/run.pbtxt"
+# Sockets have short names, and nodes see this folder, too.
+work=$(mktemp -d /tmp/capstan-clusters.XXXXXX)
+readonly work
+readonly table="${TEST_UNDECLARED_OUTPUTS_DIR:-$work}/table.txt"
+# Ranks share two cores.
+export OMP_NUM_THREADS=1
+failures=0
+
+# Called at the end, whatever happened; a test defines stop_cluster.
+stop_cluster() { :; }
+finish() {
+  stop_cluster || true
+  # Whatever was started from here ends here.
+  pkill -KILL -f "$work/" 2>/dev/null || true
+  rm -rf "$work"
+}
+trap finish EXIT
+
+skip() {
+  echo "skipped: $1"
+  exit 0
+}
+
+need() {
+  local program
+  for program in "$@"; do
+    command -v "$program" >/dev/null || skip "no $program"
+  done
+}
+
+need_root() {
+  [ "$(id -u)" -eq 0 ] || skip "$1 needs root"
+}
+
+# The Python environment with torchrun, Ray and MPI's wheels that .ci/run makes.
+need_launchers() {
+  launchers="${CAPSTAN_LAUNCHERS:-$HOME/.cache/capstan/launchers}/bin"
+  [ -x "$launchers/$1" ] || skip "no $1 in $launchers"
+}
+
+fail() {
+  echo "FAILED: $1" >&2
+  failures=$((failures + 1))
+}
+
+# expect_text FILE WORD..: the file holds each of the words.
+expect_text() {
+  local file=$1 word
+  shift
+  for word in "$@"; do
+    grep -qF -- "$word" "$file" && continue
+    fail "no \"$word\" in $(basename "$file"):"
+    cat "$file" >&2
+  done
+}
+
+# The run all others are compared with.
+reference() {
+  "$trainer" --config="$config" --set launch.processes=4 \
+    --set output_dir="$work/reference" >"$work/reference.log" 2>&1 ||
+    { cat "$work/reference.log" >&2; exit 1; }
+}
+
+# expect_same NAME FOLDER: the curve and the weights of the reference.
+expect_same() {
+  python3 - "$1" "$work/reference" "$2" <<'PY' | tee -a "$table"
+import hashlib, json, sys
+name, *folders = sys.argv[1:]
+def read(folder):
+    losses = [json.loads(line) for line in open(folder + "/metrics.jsonl")]
+    losses = {m["step"]: m["loss"] for m in losses if "loss" in m}
+    weights = open(folder + "/final/model.safetensors", "rb").read()
+    return losses, hashlib.sha256(weights).hexdigest()
+(a, weights_a), (b, weights_b) = map(read, folders)
+assert len(a) == 20 and a.keys() == b.keys(), (sorted(a), sorted(b))
+worst = max(abs(a[k] - b[k]) for k in a)
+same = "the same weights" if weights_a == weights_b else "OTHER WEIGHTS"
+print(f"{name:44} {worst:9.1e}  {same}  {weights_b[:16]}")
+sys.exit(0 if worst <= 1e-6 and weights_a == weights_b else 1)
+PY
+  [ "${PIPESTATUS[0]}" -eq 0 ] || fail "$1 isn't the reference run"
+}
+
+end() {
+  [ "$failures" -eq 0 ] || { echo "$failures failed" >&2; exit 1; }
+}

@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Two hosts, which are network namespaces: our launcher on each, and the environments
+# that Kubernetes' operators, SkyPilot and dstack give.
+source "$(dirname "$0")/common.sh"
+need ip ss
+need_root "ip netns"
+
+readonly net="cap$$"
+readonly hosts=("${net}a" "${net}b")
+readonly ips=(10.213.77.1 10.213.77.2)
+stop_cluster() {
+  local host
+  for host in "${hosts[@]}"; do
+    ip netns pids "$host" 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true
+    ip netns delete "$host" 2>/dev/null || true
+  done
+}
+ip netns add "${hosts[0]}" 2>/dev/null || skip "can't add network namespaces"
+ip netns add "${hosts[1]}"
+ip link add "${net}v" netns "${hosts[0]}" type veth peer name "${net}v" \
+  netns "${hosts[1]}" || skip "no veth"
+for k in 0 1; do
+  ip -n "${hosts[$k]}" address add "${ips[$k]}/24" dev "${net}v"
+  ip -n "${hosts[$k]}" link set "${net}v" up
+  ip -n "${hosts[$k]}" link set lo up
+done
+
+# on HOST COMMAND..: runs it there, as a machine that shares no memory.
+on() {
+  local k=$1
+  shift
+  CAPSTAN_HOST_ID=${hosts[$k]} timeout 60 ip netns exec "${hosts[$k]}" "$@"
+}
+
+# both NAME OUT PROCESSES FUNCTION: FUNCTION k starts the run on host k.
+both() {
+  local name=$1 out="$work/$2" start=$3 k starts=()
+  shift 3
+  for k in 0 1; do
+    "$start" "$k" --config="$config" --set output_dir="$out" "$@" \
+      >"$out.$k.log" 2>&1 &
+    starts+=($!)
+  done
+  for k in 0 1; do
+    wait "${starts[$k]}" || { cat "$out.$k.log" >&2; fail "$name"; return 0; }
+  done
+  expect_same "$name" "$out"
+}
+
+reference
+
+# Our launcher.
+ours() {
+  local k=$1
+  shift
+  on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29511" "$@"
+}
+both "ours, two hosts" ours ours --set launch.processes=2
+expect_text "$work/ours.0.log" "node 0 of 2"
+both "ours, two hosts, fsdp" fsdp ours --set launch.processes=2 \
+  --set 'strategy=capstan.fsdp'
+both "ours, two hosts, zero2" zero2 ours --set launch.processes=2 \
+  --set 'strategy=capstan.zero2'
+
+# Kubeflow's PyTorchJob: RANK and WORLD_SIZE are the pod's.
+pytorchjob() {
+  local k=$1
+  shift
+  on "$k" env RANK="$k" WORLD_SIZE=2 MASTER_ADDR="${ips[0]}" MASTER_PORT=29512 \
+    PET_NNODES=2 PET_NODE_RANK="$k" PET_NPROC_PER_NODE=2 PYTHONUNBUFFERED=1 \
+    "$trainer" "$@"
+}
+both "PyTorchJob, two pods" pytorchjob pytorchjob
+
+# Kubeflow Trainer v2.
+trainjob() {
+  local k=$1
+  shift
+  on "$k" env PET_NNODES=2 PET_NPROC_PER_NODE=2 PET_NODE_RANK="$k" \
+    PET_MASTER_ADDR="${ips[0]}" PET_MASTER_PORT=29513 "$trainer" "$@"
+}
+both "Kubeflow Trainer v2, two pods" trainjob trainjob
+
+skypilot() {
+  local k=$1
+  shift
+  on "$k" env SKYPILOT_NODE_RANK="$k" SKYPILOT_NUM_NODES=2 \
+    SKYPILOT_NODE_IPS="$(printf '%s\n' "${ips[@]}")" SKYPILOT_NUM_GPUS_PER_NODE=0 \
+    "$trainer" --set launch.processes=2 "$@"
+}
+both "SkyPilot, two nodes" skypilot skypilot
+
+dstack() {
+  local k=$1
+  shift
+  on "$k" env DSTACK_NODE_RANK="$k" DSTACK_NODES_NUM=2 \
+    DSTACK_MASTER_NODE_IP="${ips[0]}" DSTACK_GPUS_PER_NODE=0 \
+    "$trainer" --set launch.processes=2 "$@"
+}
+both "dstack, two nodes" dstack dstack
+
+# What listens while a run lasts: nothing but loopback and the hosts' link. A stranger
+# who connects meanwhile and talks nonsense disturbs nobody.
+listening() {
+  on 0 ss -Hltn | awk '{print $4}' | grep -v "^\(127\.\|\[::1\]\|${ips[0]}:\)"
+}
+strangers() {
+  local k=$1
+  shift
+  if [ "$k" -eq 0 ]; then
+    (
+      for _ in $(seq 50); do
+        listening >>"$work/listening" || true
+        on 1 bash -c "printf 'GET / HTTP/1.1\r\n\r\n' >/dev/tcp/${ips[0]}/29514" \
+          2>/dev/null || true
+        sleep 0.05
+      done
+    ) &
+  else
+    sleep 1.5
+  fi
+  on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29514" \
+    --set launch.processes=2 "$@"
+}
+both "ours, with a stranger at the port" strangers strangers
+[ ! -s "$work/listening" ] || fail "listens beyond its link: $(sort -u "$work/listening")"
+
+# A rank of another run at the same port: refused, and the run goes on.
+intruder() {
+  local k=$1
+  shift
+  if [ "$k" -eq 0 ]; then
+    (
+      sleep 0.7
+      on 1 env CAPSTAN_RUN_TOKEN=another "$trainer" --nodes=2 --node_rank=1 \
+        --rendezvous="${ips[0]}:29515" --set launch.processes=2 \
+        --config="$config" --set output_dir="$work/intruder" >"$work/other.log" 2>&1
+    ) &
+  else
+    sleep 2.5
+  fi
+  on "$k" env CAPSTAN_RUN_TOKEN=ours "$trainer" --nodes=2 --node_rank="$k" \
+    --rendezvous="${ips[0]}:29515" --set launch.processes=2 "$@"
+}
+both "ours, with another run's node at the port" intruders intruder
+expect_text "$work/other.log" "ERROR"
+
+# A node that disagrees on the number of nodes: a sentence on both, and no hang.
+for k in 0 1; do
+  on "$k" "$trainer" --nodes=$((2 + k)) --node_rank="$k" --config="$config" \
+    --rendezvous="${ips[0]}:29516" --set launch.processes=2 \
+    --set output_dir="$work/disagree" >"$work/disagree.$k.log" 2>&1 &
+done
+wait
+expect_text "$work/disagree.1.log" "ERROR"
+end

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Ranks that a real SLURM places, on two nodes.
+source "$(dirname "$0")/common.sh"
+need slurmctld slurmd munged srun sbatch
+need_root "a SLURM of one's own"
+
+readonly slurm="$runfiles/tests/clusters/slurm_cluster.sh"
+# Its daemons keep standard output open.
+"$slurm" start "$work/slurm" >"$work/slurm.log" 2>&1 </dev/null ||
+  { cat "$work/slurm.log" >&2; exit 1; }
+stop_cluster() { "$slurm" stop "$work/slurm" >/dev/null 2>&1; }
+export SLURM_CONF="$work/slurm/slurm.conf"
+# Both nodes are this machine: their ranks shall not find that they share memory.
+cat >"$work/rank" <<SCRIPT
+#!/bin/sh
+export CAPSTAN_HOST_ID=\$SLURMD_NODENAME
+exec "$trainer" --config="$config" "\$@"
+SCRIPT
+chmod +x "$work/rank"
+
+# run NAME OUT SRUN-OPTION..: a run under srun.
+run() {
+  local name=$1 out="$work/$2"
+  shift 2
+  timeout 100 srun --overcommit "$@" "$work/rank" --set output_dir="$out" \
+    >"$out.log" 2>&1 || { cat "$out.log" >&2; fail "$name"; return; }
+  expect_same "$name" "$out"
+}
+
+reference
+printf 'n1\nn1\nn1\nn2\n' >"$work/hosts"
+run "srun, 2 nodes, 2 tasks each" even -N2 -n4 --ntasks-per-node=2
+expect_text "$work/even.log" "placed by SLURM" "of 2" "of 4"
+SLURM_HOSTFILE="$work/hosts" \
+  run "srun, 2 nodes, 3 and 1 tasks" uneven -N2 -n4 -m arbitrary
+run "srun, 2 nodes, tasks dealt round" cyclic -N2 -n4 -m cyclic
+run "srun, 1 node" one -N1 -n4
+
+# A batch script that forgets srun: one process that would wait for ever.
+cat >"$work/batch.sh" <<SCRIPT
+#!/bin/sh
+timeout 20 "$trainer" --config="$config" --set output_dir="$work/alone" >"$work/batch.log" 2>&1
+echo "exit code \$?" >>"$work/batch.log"
+SCRIPT
+sbatch --wait -N2 -n4 --overcommit -o /dev/null "$work/batch.sh" >/dev/null || true
+expect_text "$work/batch.log" "srun" "exit code 1"
+
+# A job that sbatch starts, requeued: another restart, the same run goes on.
+cat >"$work/job.sh" <<SCRIPT
+#!/bin/sh
+srun --overcommit "$work/rank" --set output_dir="$work/job" --set train.save_every=5 \
+  --set 'train.resume=AUTO' >>"$work/job.log" 2>&1
+SCRIPT
+sbatch --wait -N2 -n4 --ntasks-per-node=2 --overcommit -o /dev/null "$work/job.sh" \
+  >/dev/null || { cat "$work/job.log" >&2; fail "sbatch with srun"; }
+expect_same "sbatch, 2 nodes" "$work/job"
+
+# Two steps of one job at once.
+for k in 1 2; do
+  run "two srun at once: $k" "twice$k" -N2 -n4 --ntasks-per-node=2 &
+done
+wait
+for k in 1 2; do
+  grep -q "two srun at once: $k .* the same weights" "$table" ||
+    fail "two srun at once: $k"
+done
+end
