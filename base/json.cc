@@ -81,21 +81,12 @@ absl::optional<std::string> WithNumbersThatFit(absl::string_view json) {
 }
 
 int JsonDepth(absl::string_view json) {
-  int depth = 0;
-  int deepest = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < json.size(); ++i) {
-    const char c = json[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      in_string = c != '"';
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
+  int depth = 0, deepest = 0;
+  for (size_t at = 0; at < json.size();) {
+    const char c = json[at];
+    if (c == '[' || c == '{') deepest = std::max(deepest, ++depth);
+    if (c == ']' || c == '}') --depth;
+    at = c == '"' ? SkipString(json, at) : at + 1;
   }
   return deepest;
 }

@@ -150,27 +150,22 @@ CAPSTAN_ALWAYS_INLINE void BoxMuller(uint32_t radius, uint32_t turn, float* z0,
   *z1 = r * sine;
 }
 
-CAPSTAN_ALWAYS_INLINE void NormalGroup(uint64_t key, uint64_t group, float mean,
-                                       float stddev, float* out) {
-  const Words first = Counter(group * kLanes, kNormalStream);
-  for (uint32_t i = 0; i < kLanes; ++i) {
-    // No carry: `first` is a multiple of kLanes.
-    const Words x =
-        Philox(key, {first.w[0] + i, first.w[1], first.w[2], first.w[3]});
-    float z[4];
-    BoxMuller(x.w[0], x.w[1], &z[0], &z[1]);
-    BoxMuller(x.w[2], x.w[3], &z[2], &z[3]);
-    for (int word = 0; word < 4; ++word) {
-      out[word * kLanes + i] = mean + stddev * z[word];
-    }
-  }
-}
-
 CAPSTAN_ALWAYS_INLINE void NormalGroups(uint64_t key, uint64_t group,
                                         int64_t groups, float mean,
                                         float stddev, float* out) {
-  for (int64_t g = 0; g < groups; ++g) {
-    NormalGroup(key, group + g, mean, stddev, out + g * kGroup);
+  for (int64_t g = 0; g < groups; ++g, out += kGroup) {
+    const Words first = Counter((group + g) * kLanes, kNormalStream);
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      // No carry: `first` is a multiple of kLanes.
+      const Words x =
+          Philox(key, {first.w[0] + i, first.w[1], first.w[2], first.w[3]});
+      float z[4];
+      BoxMuller(x.w[0], x.w[1], &z[0], &z[1]);
+      BoxMuller(x.w[2], x.w[3], &z[2], &z[3]);
+      for (int word = 0; word < 4; ++word) {
+        out[word * kLanes + i] = mean + stddev * z[word];
+      }
+    }
   }
 }
 
@@ -194,17 +189,10 @@ SIMD_FUNCTION_AVX512 void NormalGroupsAvx512(uint64_t key, uint64_t group,
   NormalGroups(key, group, groups, mean, stddev, out);
 }
 
-// Copies values [begin, end) of one group.
-void PartOfGroup(NormalGroupsFn fill, uint64_t key, uint64_t group,
-                 int64_t begin, int64_t end, float mean, float stddev,
-                 float* out) {
-  float values[kGroup];
-  fill(key, group, 1, mean, stddev, values);
-  std::copy(values + begin, values + end, out);
-}
-
-uint64_t Join(uint32_t low, uint32_t high) {
-  return uint64_t{high} << 32 | low;
+// The first 64 bits at a position.
+uint64_t Random64(uint64_t key, uint64_t low, uint64_t high) {
+  const Words x = Philox(key, Counter(low, high));
+  return uint64_t{x.w[1]} << 32 | x.w[0];
 }
 
 }  // namespace
@@ -215,8 +203,7 @@ uint64_t RandomKey(uint64_t seed, absl::string_view purpose) {
   for (const char c : purpose) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   }
-  const std::array<uint32_t, 4> bits = RandomBits(seed, hash, kKeyStream);
-  return Join(bits[0], bits[1]);
+  return Random64(seed, hash, kKeyStream);
 }
 
 std::array<uint32_t, 4> RandomBits(uint64_t key, uint64_t low, uint64_t high) {
@@ -225,9 +212,8 @@ std::array<uint32_t, 4> RandomBits(uint64_t key, uint64_t low, uint64_t high) {
 }
 
 double RandomUniform(uint64_t key, uint64_t position) {
-  const std::array<uint32_t, 4> bits =
-      RandomBits(key, position, kUniformStream);
-  return static_cast<double>(Join(bits[0], bits[1]) >> 11) * 0x1p-53;
+  return static_cast<double>(Random64(key, position, kUniformStream) >> 11) *
+         0x1p-53;
 }
 
 uint64_t RandomBelow(uint64_t key, uint64_t position, uint64_t bound) {
@@ -235,10 +221,10 @@ uint64_t RandomBelow(uint64_t key, uint64_t position, uint64_t bound) {
   // half of a product, rejecting the few low halves that would introduce bias.
   const uint64_t unfair = (0 - bound) % bound;
   for (uint64_t attempt = 0;; ++attempt) {
-    const std::array<uint32_t, 4> bits =
-        RandomBits(key, position, kBelowStream + attempt);
     const unsigned __int128 product =
-        static_cast<unsigned __int128>(Join(bits[0], bits[1])) * bound;
+        static_cast<unsigned __int128>(
+            Random64(key, position, kBelowStream + attempt)) *
+        bound;
     if (static_cast<uint64_t>(product) >= unfair) {
       return static_cast<uint64_t>(product >> 64);
     }
@@ -250,22 +236,19 @@ void FillNormal(uint64_t key, int64_t begin, int64_t count, float mean,
   static const auto fill = BestOf<NormalGroupsFn>(
       NormalGroupsPlain, NormalGroupsAvx2, NormalGroupsAvx512);
   const int64_t end = begin + count;
-  int64_t at = begin;
-  const int64_t first_part = at % kGroup;
-  if (first_part != 0 && at < end) {
-    const int64_t part_end = std::min<int64_t>(kGroup, first_part + count);
-    PartOfGroup(fill, key, at / kGroup, first_part, part_end, mean, stddev,
-                out);
-    at += part_end - first_part;
-  }
-  const int64_t whole = (end - at) / kGroup;
-  if (whole > 0) {
-    fill(key, at / kGroup, whole, mean, stddev, out + (at - begin));
-    at += whole * kGroup;
-  }
-  if (at < end) {
-    PartOfGroup(fill, key, at / kGroup, 0, end - at, mean, stddev,
-                out + (at - begin));
+  for (int64_t at = begin; at < end;) {
+    const int64_t offset = at % kGroup, whole = (end - at) / kGroup;
+    float* const to = out + (at - begin);
+    if (offset == 0 && whole > 0) {
+      fill(key, at / kGroup, whole, mean, stddev, to);
+      at += whole * kGroup;
+    } else {
+      float values[kGroup];
+      fill(key, at / kGroup, 1, mean, stddev, values);
+      const int64_t part = std::min(kGroup - offset, end - at);
+      std::copy_n(values + offset, part, to);
+      at += part;
+    }
   }
 }
 

@@ -61,7 +61,7 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
 at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x,
                    const at::Tensor& samples, uint64_t key, double rate);
 
-// See kernels/loss/cross_entropy.h. logits must be contiguous; weights may be
+// See kernels/loss/tokens.h. logits must be contiguous; weights may be
 // undefined.
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
                            const at::Tensor& targets, bool gradient,

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"

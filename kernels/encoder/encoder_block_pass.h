@@ -26,13 +26,10 @@ struct EncoderDims {
       : width(width),
         inner(feed_forward),
         heads(heads),
-        head_dim(width / heads),
-        projected(last_only ? 2 * width : 3 * width),
-        batch(static_cast<int64_t>(offsets.size()) - 1),
-        rows(offsets.back()),
-        queries(last_only ? batch : rows),
         last_only(last_only),
-        dropout(dropout) {
+        dropout(dropout),
+        batch(static_cast<int64_t>(offsets.size()) - 1),
+        rows(offsets.back()) {
     const int64_t row = 8 * width + 2 * inner;
     const int64_t most = std::max<int64_t>(kGroupFloats / row, 1);
     score_groups.reserve(batch + 1);
@@ -57,10 +54,13 @@ struct EncoderDims {
     return last_only ? DropoutGroups(length) : DropoutTriangle(length);
   }
 
-  int64_t width, inner, heads, head_dim;
-  int64_t projected;  // floats of keys, values and (not last_only) queries
-  int64_t batch, rows, queries;
+  int64_t width, inner, heads;
   bool last_only, dropout;
+  int64_t batch, rows;
+  int64_t queries = last_only ? batch : rows;
+  int64_t head_dim = width / heads;
+  // Floats of keys, values and (not last_only) queries.
+  int64_t projected = last_only ? 2 * width : 3 * width;
   std::vector<int64_t> groups;        // first sequence of each group, and batch
   std::vector<int64_t> score_groups;  // [batch + 1]: begins by sequence
   int64_t longest = 0;

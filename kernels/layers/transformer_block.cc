@@ -418,49 +418,6 @@ class BlockFunction : public torch::autograd::Function<BlockFunction> {
   }
 };
 
-}  // namespace
-
-at::Tensor PlainTransformerBlock(const at::Tensor& x,
-                                 const TransformerBlockWeights& weights,
-                                 const TransformerBlockOptions& options) {
-  const QueryKeyValue qkv =
-      AttentionInput(x, weights.attention, options.eps, options.rope_table);
-  const at::Tensor mixed =
-      Attention(qkv.q, qkv.k, qkv.v, options.shape, options.packing);
-  const at::Tensor y =
-      LinearAdd(mixed, weights.output, x, weights.output_adapter);
-  return GatedMlp(y, weights.mlp, options.eps);
-}
-
-bool CanFuseTransformerBlock(const at::Tensor& x) { return FastPath(x); }
-
-at::Tensor FusedTransformerBlock(const at::Tensor& x,
-                                 const TransformerBlockWeights& weights,
-                                 const TransformerBlockOptions& options) {
-  const AttentionWeights& a = weights.attention;
-  const GatedMlpWeights& m = weights.mlp;
-  const Adapters adapters = {
-      a.adapters[0], a.adapters[1], a.adapters[2], weights.output_adapter,
-      m.adapters[0], m.adapters[1], m.adapters[2]};
-  const std::array<at::Tensor, kInputs> inputs = {
-      x.contiguous(), a.norm, a.q,    a.k,  a.v,
-      weights.output, m.norm, m.gate, m.up, m.down};
-  return BlockFunction::apply(at::TensorList(inputs),
-                              at::TensorList(AdapterTensors(adapters)),
-                              adapters, options);
-}
-
-LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
-  const std::pair<int64_t, int64_t> out_in[kBlockMatrices] = {
-      {query_width(), hidden}, {key_width(), hidden},  {key_width(), hidden},
-      {hidden, query_width()}, {intermediate, hidden}, {intermediate, hidden},
-      {hidden, intermediate}};
-  const auto [out, in] = out_in[matrix];
-  return PlanLinear(rows, in, out, dtype, trained, adapters[matrix]);
-}
-
-namespace {
-
 OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   MemoryLedger forward;
   PlanAttentionInput(s, &forward);
@@ -503,6 +460,45 @@ OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
 }
 
 }  // namespace
+
+at::Tensor PlainTransformerBlock(const at::Tensor& x,
+                                 const TransformerBlockWeights& weights,
+                                 const TransformerBlockOptions& options) {
+  const QueryKeyValue qkv =
+      AttentionInput(x, weights.attention, options.eps, options.rope_table);
+  const at::Tensor mixed =
+      Attention(qkv.q, qkv.k, qkv.v, options.shape, options.packing);
+  const at::Tensor y =
+      LinearAdd(mixed, weights.output, x, weights.output_adapter);
+  return GatedMlp(y, weights.mlp, options.eps);
+}
+
+bool CanFuseTransformerBlock(const at::Tensor& x) { return FastPath(x); }
+
+at::Tensor FusedTransformerBlock(const at::Tensor& x,
+                                 const TransformerBlockWeights& weights,
+                                 const TransformerBlockOptions& options) {
+  const AttentionWeights& a = weights.attention;
+  const GatedMlpWeights& m = weights.mlp;
+  const Adapters adapters = {
+      a.adapters[0], a.adapters[1], a.adapters[2], weights.output_adapter,
+      m.adapters[0], m.adapters[1], m.adapters[2]};
+  const std::array<at::Tensor, kInputs> inputs = {
+      x.contiguous(), a.norm, a.q,    a.k,  a.v,
+      weights.output, m.norm, m.gate, m.up, m.down};
+  return BlockFunction::apply(at::TensorList(inputs),
+                              at::TensorList(AdapterTensors(adapters)),
+                              adapters, options);
+}
+
+LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
+  const std::pair<int64_t, int64_t> out_in[kBlockMatrices] = {
+      {query_width(), hidden}, {key_width(), hidden},  {key_width(), hidden},
+      {hidden, query_width()}, {intermediate, hidden}, {intermediate, hidden},
+      {hidden, intermediate}};
+  const auto [out, in] = out_in[matrix];
+  return PlanLinear(rows, in, out, dtype, trained, adapters[matrix]);
+}
 
 OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape) {
   return shape.dtype == c10::ScalarType::Float ? PlanFusedBlock(shape)

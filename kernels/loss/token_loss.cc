@@ -290,6 +290,39 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
   }
 };
 
+// For plans.
+struct LossBytes {
+  explicit LossBytes(const TokenLossShape& shape) : s(shape) {}
+  // WideProduct's widened factors for `rows` rows of logits, and the smaller of
+  // the two products.
+  int64_t Widened(int64_t rows) const {
+    return rows * (s.vocab + s.hidden) * kFloatBytes;
+  }
+  const TokenLossShape& s;
+  const bool half = s.dtype != c10::ScalarType::Float;
+  const int64_t element = ElementBytes(s.dtype);
+  const LogitsPieces pieces = PiecesOf(s.rows, s.vocab* element);
+  const int64_t x = s.rows * s.hidden * element;
+  const int64_t wide_x = s.rows * s.hidden * kFloatBytes;
+  const int64_t weight = s.vocab * s.hidden * element;
+  const int64_t wide_weight = s.vocab * s.hidden * kFloatBytes;
+  const int64_t logits = pieces.rows * s.vocab * element;
+  const int64_t last_logits = pieces.last * s.vocab * element;
+};
+
+// TakeGradient; a sink's place is not counted.
+void PlanTakeGradient(const TokenLossShape& s, const LossBytes& b,
+                      MemoryLedger* ledger) {
+  const int64_t so_far = b.pieces.count > 1 ? b.wide_weight : 0;
+  if (b.half) ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
+  if (!b.half && s.sink) {
+    ledger->Free(so_far);
+  } else {
+    ledger->Take(b.wide_weight - so_far);
+  }
+  ledger->Free(b.last_logits);
+}
+
 }  // namespace
 
 at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
@@ -334,47 +367,6 @@ LogitsPieces PiecesOf(int64_t rows, int64_t row_bytes, int64_t logits_bytes) {
   pieces.last = rows - (pieces.count - 1) * pieces.rows;
   return pieces;
 }
-
-namespace {
-
-// For plans.
-struct LossBytes {
-  explicit LossBytes(const TokenLossShape& s)
-      : half(s.dtype != c10::ScalarType::Float),
-        vocab(s.vocab),
-        hidden(s.hidden),
-        pieces(PiecesOf(s.rows, s.vocab * ElementBytes(s.dtype))),
-        x(s.rows * s.hidden * ElementBytes(s.dtype)),
-        wide_x(s.rows * s.hidden * kFloatBytes),
-        weight(s.vocab * s.hidden * ElementBytes(s.dtype)),
-        wide_weight(s.vocab * s.hidden * kFloatBytes),
-        logits(pieces.rows * s.vocab * ElementBytes(s.dtype)),
-        last_logits(pieces.last * s.vocab * ElementBytes(s.dtype)) {}
-  // WideProduct's widened factors for `rows` rows of logits, and the smaller of
-  // the two products.
-  int64_t Widened(int64_t rows) const {
-    return rows * (vocab + hidden) * kFloatBytes;
-  }
-  bool half;
-  int64_t vocab, hidden;
-  LogitsPieces pieces;
-  int64_t x, wide_x, weight, wide_weight, logits, last_logits;
-};
-
-// TakeGradient; a sink's place is not counted.
-void PlanTakeGradient(const TokenLossShape& s, const LossBytes& b,
-                      MemoryLedger* ledger) {
-  const int64_t so_far = b.pieces.count > 1 ? b.wide_weight : 0;
-  if (b.half) ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
-  if (!b.half && s.sink) {
-    ledger->Free(so_far);
-  } else {
-    ledger->Take(b.wide_weight - so_far);
-  }
-  ledger->Free(b.last_logits);
-}
-
-}  // namespace
 
 void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
   const LossBytes b(s);

@@ -133,12 +133,6 @@ UpdateFn Choose(const at::Tensor& gradient, const at::Tensor& working) {
   }
 }
 
-void CheckBuffer(const at::Tensor& tensor, int64_t length) {
-  TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous() &&
-                  tensor.numel() == length,
-              "AdamW wants contiguous buffers of one length on the CPU");
-}
-
 void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
   AdamWFactors factors = FactorsOf(options);
   if (b.device_scale.defined()) {
@@ -149,7 +143,9 @@ void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
   const int64_t length = b.parameter.numel();
   for (const at::Tensor* t :
        {&b.gradient, &b.parameter, &b.exp_avg, &b.exp_avg_sq, &b.working}) {
-    if (t->defined()) CheckBuffer(*t, length);
+    TORCH_CHECK(!t->defined() ||
+                    (t->is_cpu() && t->is_contiguous() && t->numel() == length),
+                "AdamW wants contiguous buffers of one length on the CPU");
   }
   const Memory memory = {
       b.gradient.const_data_ptr(), b.parameter.mutable_data_ptr<float>(),
