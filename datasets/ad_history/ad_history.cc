@@ -39,7 +39,6 @@ constexpr int64_t kDefaultSteps = 1000;
 constexpr int64_t kNone = 0;  // token types
 constexpr int64_t kEnd = 2;
 
-// What to read from a file.
 struct TableOptions {
   std::string path;
   darkroom::Room room;
@@ -132,7 +131,6 @@ absl::StatusOr<std::shared_ptr<const HistoryTable>> Load(
   return table;
 }
 
-// Writes consecutive tokens.
 class TokenWriter {
  public:
   TokenWriter(uint8_t* transitions, uint8_t* kinds)
@@ -169,7 +167,6 @@ class TokenWriter {
   uint8_t* kinds_;
 };
 
-// The batch's tensor of that name, reused if it has the shape.
 template <typename T>
 T* Tensor(Batch* batch, const char* name, at::IntArrayRef shape,
           c10::ScalarType type) {

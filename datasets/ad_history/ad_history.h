@@ -24,7 +24,6 @@ struct StepRange {
   int64_t size() const { return end - begin; }
 };
 
-// A sample's location in a history.
 struct Sample {
   int64_t history = 0;
   StepRange previous;  // previous region; compressed only, may be empty
@@ -45,7 +44,6 @@ class SampleLayout {
   int64_t size() const { return histories_ * per_history_; }
   // `index` is in [0, size()).
   Sample At(int64_t index) const;
-  // The sample's tokens.
   int64_t Length(const Sample& sample) const;
 
   // Writes a sample as `tokens` tokens: transitions [tokens, 6] and kinds
@@ -90,7 +88,6 @@ class AdHistory final : public DatasetReader, public HistorySource {
   AdHistory(const Config& config, const HistoryForm& form,
             darkroom::Split split, std::shared_ptr<const HistoryTable> table);
 
-  // How many of these tasks the file has.
   int64_t CountInFile(const std::vector<int>& tasks) const;
 
   const Config config_;

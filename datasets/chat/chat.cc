@@ -24,6 +24,13 @@ constexpr int64_t kDefaultLength = 1024;
 // The index stores token offsets of rows and packs in 32 bits.
 constexpr int64_t kMostLength = 1 << 24;
 
+// An error of `value` becomes one about `field`.
+template <typename T>
+absl::StatusOr<T> OfField(const std::string& field, absl::StatusOr<T> value) {
+  if (value.ok()) return value;
+  return FieldError(field, value.status().message());
+}
+
 absl::Status CheckWeights(const Config& config) {
   bool any = false;
   for (const Source& source : config.source()) any |= source.weight() != 0;
@@ -110,11 +117,9 @@ absl::Status Chat::ChooseTemplate(Data* data) {
     }
     data->chat_template = *std::move(own);
   } else {
-    auto named = ChatTemplate::Named(name);
-    if (!named.ok()) {
-      return FieldError("chat_template", named.status().message());
-    }
-    data->chat_template = *std::move(named);
+    CAPSTAN_ASSIGN_OR_RETURN(
+        data->chat_template,
+        OfField("chat_template", ChatTemplate::Named(name)));
   }
   const absl::Status fits = data->chat_template->Check(*data->tokenizer);
   if (!fits.ok()) return FieldError("chat_template", fits.message());
@@ -133,17 +138,17 @@ absl::Status Chat::OpenSources(uint64_t tokenizer_hash, Data* data) {
     opened.kind = source.kind();
     const std::string field =
         config.path().empty() ? absl::StrCat("source[", i, "].path") : "path";
-    absl::StatusOr<SourceFile> file = OpenSource(source.path());
-    if (!file.ok()) return FieldError(field, file.status().message());
-    opened.file = *std::move(file);
+    CAPSTAN_ASSIGN_OR_RETURN(opened.file,
+                             OfField(field, OpenSource(source.path())));
     opened.encoder = std::make_unique<RowEncoder>(
         data->tokenizer.get(), data->chat_template.get(), data->no_template,
         source.loss_on(), config.max_length());
-    absl::StatusOr<RowIndex> index =
-        RowIndex::Open(opened.file, source.kind(), config.bad_rows(),
-                       *opened.encoder, tokenizer_hash);
-    if (!index.ok()) return FieldError(field, index.status().message());
-    opened.index = std::make_unique<RowIndex>(*std::move(index));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        RowIndex index,
+        OfField(field,
+                RowIndex::Open(opened.file, source.kind(), config.bad_rows(),
+                               *opened.encoder, tokenizer_hash)));
+    opened.index = std::make_unique<RowIndex>(std::move(index));
     absl::StatusOr<SampleTable> samples =
         SampleTable::Open(opened.file, *opened.index, config.packing(),
                           config.max_length(), config.validation_fraction());
@@ -167,10 +172,7 @@ absl::StatusOr<Mixture> Chat::Mix(const Data& data, Part part) {
     const double weight = data.config.source(i).weight();
     if (part == kTrain && weight > 0) weights.push_back(weight);
   }
-  absl::StatusOr<Mixture> mixture =
-      Mixture::Create(sizes, weights, data.config.seed());
-  if (!mixture.ok()) return FieldError("source", mixture.status().message());
-  return mixture;
+  return OfField("source", Mixture::Create(sizes, weights, data.config.seed()));
 }
 
 absl::StatusOr<std::unique_ptr<DatasetReader>> Chat::Validation() const {
@@ -291,24 +293,21 @@ std::vector<std::string> Chat::notes() const {
   const int64_t max_length = data_->config.max_length();
   for (const OpenedSource& source : data_->sources) {
     const RowIndex::Facts& facts = source.index->facts();
-    const std::string& path = source.file.path;
+    const auto add = [&](const auto&... parts) {
+      notes.push_back(absl::StrCat(source.file.path, ": ", parts...));
+    };
     if (facts.bad > 0) {
-      notes.push_back(
-          absl::StrCat(path, ": ", facts.bad,
-                       facts.bad == 1 ? " bad row was" : " bad rows were",
-                       " left out, the first is ", facts.first_bad));
+      add(facts.bad, facts.bad == 1 ? " bad row was" : " bad rows were",
+          " left out, the first is ", facts.first_bad);
     }
     if (facts.untrained > 0) {
-      notes.push_back(absl::StrCat(
-          path, ": ", facts.untrained,
-          facts.untrained == 1 ? " row was" : " rows were",
+      add(facts.untrained, facts.untrained == 1 ? " row was" : " rows were",
           " left out, without a token to train on within max_length (",
-          max_length, ")"));
+          max_length, ")");
     }
     if (facts.cut > 0) {
-      notes.push_back(absl::StrCat(
-          path, ": ", facts.cut, " of ", facts.rows,
-          " rows lost their end, longer than max_length (", max_length, ")"));
+      add(facts.cut, " of ", facts.rows,
+          " rows lost their end, longer than max_length (", max_length, ")");
     }
   }
   return notes;
@@ -319,11 +318,9 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
     return FieldError("tokenizer",
                       "is not set: name a folder with a tokenizer.json");
   }
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      LoadTokenizer(config.tokenizer());
-  if (!tokenizer.ok()) {
-    return FieldError("tokenizer", tokenizer.status().message());
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::unique_ptr<Tokenizer> tokenizer,
+      OfField("tokenizer", LoadTokenizer(config.tokenizer())));
   // Everything that its tokens depend on.
   CacheKey key;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
@@ -331,7 +328,7 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
         MappedFile::Open(absl::StrCat(config.tokenizer(), "/", name));
     key.Add(file.ok() ? (*file)->bytes() : "");
   }
-  return Create(config, *std::move(tokenizer), key.hash());
+  return Create(config, std::move(tokenizer), key.hash());
 }
 
 CAPSTAN_PLUGIN(DatasetReader, Chat, capstan::chat::Config,

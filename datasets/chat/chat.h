@@ -57,7 +57,6 @@ class Chat final : public DatasetReader {
     std::unique_ptr<RowIndex> index;
     std::unique_ptr<SampleTable> samples;
   };
-  // Shared by training and validation.
   struct Data {
     Config config;  // with defaults filled in, and `path` as a source
     std::unique_ptr<Tokenizer> tokenizer;

@@ -178,7 +178,6 @@ void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
   to->bad += from.bad;
 }
 
-// The rows of a part of the text.
 struct Places {
   std::vector<RowPlace> rows;
   absl::Status end;  // the scanner's error behind them

@@ -124,7 +124,6 @@ std::vector<uint32_t> Assign(absl::Span<const uint32_t> lengths,
   return pack;
 }
 
-// The rows of each part.
 absl::StatusOr<std::array<std::vector<uint32_t>, 2>> Split(
     absl::Span<const IndexedRow> rows, double fraction) {
   std::array<std::vector<uint32_t>, 2> parts;
@@ -139,7 +138,6 @@ absl::StatusOr<std::array<std::vector<uint32_t>, 2>> Split(
   return parts;
 }
 
-// Packs of row indices.
 Packs Pack(absl::Span<const IndexedRow> rows, const std::vector<uint32_t>& part,
            int64_t max_length) {
   std::vector<uint32_t> lengths;

@@ -24,7 +24,6 @@ struct SourceFile {
 // for Parquet; the error says how to convert it.
 absl::StatusOr<SourceFile> OpenSource(const std::string& path);
 
-// The location of a row.
 struct RowPlace {
   uint64_t offset = 0;
   uint64_t bytes = 0;

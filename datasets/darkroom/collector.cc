@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "datasets/darkroom/history_file.h"
 #include "plugins/sdk/plugin.h"
@@ -126,25 +127,6 @@ class Learners {
   std::vector<Result> results_;
   absl::Status status_;
   std::vector<std::thread> threads_;
-};
-
-// Calls the user's function from time to time.
-class Reporter {
- public:
-  explicit Reporter(const CollectProgress& progress) : progress_(progress) {}
-
-  absl::Status Report(Learners* learners, bool last) {
-    const auto now = std::chrono::steady_clock::now();
-    if (!last && now < next_) return absl::OkStatus();
-    next_ = now + kProgressInterval;
-    const auto [done, words] = learners->Progress();
-    if (progress_(done, words)) return absl::OkStatus();
-    return absl::CancelledError("collecting was stopped");
-  }
-
- private:
-  const CollectProgress& progress_;
-  std::chrono::steady_clock::time_point next_{};
 };
 
 // Larger values are likely mistakes: a history is held in memory.
@@ -269,24 +251,29 @@ absl::Status DarkroomCollector::Collect(const CollectProgress& progress) {
       std::filesystem::path(settings_.output).parent_path();
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) {
-    return absl::ErrnoToStatus(error.value(),
-                               absl::StrCat(folder.string(), " can't be made"));
-  }
+  if (error) return WriteError(folder.string(), error.value());
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HistoryWriter> writer,
                            HistoryWriter::Create(settings_.output));
   Learners learners(settings_);
-  Reporter reporter(progress);
+  std::chrono::steady_clock::time_point next_report{};
+  const auto report = [&](bool last) -> absl::Status {
+    const auto now = std::chrono::steady_clock::now();
+    if (!last && now < next_report) return absl::OkStatus();
+    next_report = now + kProgressInterval;
+    const auto [done, words] = learners.Progress();
+    if (progress(done, words)) return absl::OkStatus();
+    return absl::CancelledError("collecting was stopped");
+  };
   for (int task = 0; task < settings_.tasks; ++task) {
     History history;
     bool there = false;
     while (!there) {
       CAPSTAN_ASSIGN_OR_RETURN(there, learners.Take(task, &history));
-      CAPSTAN_RETURN_IF_ERROR(reporter.Report(&learners, false));
+      CAPSTAN_RETURN_IF_ERROR(report(/*last=*/false));
     }
     CAPSTAN_RETURN_IF_ERROR(writer->Write(task, history));
   }
-  CAPSTAN_RETURN_IF_ERROR(reporter.Report(&learners, true));
+  CAPSTAN_RETURN_IF_ERROR(report(/*last=*/true));
   return writer->Commit();
 }
 

@@ -99,7 +99,6 @@ std::string Dimensions(const std::vector<hsize_t>& sizes) {
   return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
 }
 
-// A dataset of an open group.
 class Source {
  public:
   Source(const std::string& path, int task, hid_t group, const Dataset& layout)

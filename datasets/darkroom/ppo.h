@@ -129,7 +129,6 @@ class PpoLearner {
   void CollectSteps();
   void Record(const uint8_t* actions, const uint8_t* rewards,
               const std::vector<Cell>& before, bool first, bool last);
-  // Computes the samples' advantages and targets.
   void Judge();
   void Learn();
 

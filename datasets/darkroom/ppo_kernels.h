@@ -70,7 +70,6 @@ struct PpoKernels {
 
 SIMD_TABLES(PpoKernels, kPpo);
 
-// The best for this processor.
 inline const PpoKernels& BestPpoKernels() { return kPpo.best(); }
 
 }  // namespace capstan::darkroom

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The loops of ppo_kernels.h.
 #include "base/simd/simd.h"
 #include "datasets/darkroom/ppo_kernels.h"
 

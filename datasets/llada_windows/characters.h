@@ -49,7 +49,6 @@ class CharacterTokenizer final : public Tokenizer {
   }
   std::vector<int64_t> Encode(absl::string_view text) const override;
   Encoding EncodeWithPlaces(absl::string_view text) const override;
-  // Prepends the start token.
   void AddEnds(std::vector<int64_t>* ids) const override;
   std::string Decode(absl::Span<const int64_t> ids) const override;
   absl::optional<int64_t> IdOf(absl::string_view token) const override;

@@ -84,7 +84,6 @@ absl::Status LladaWindows::Read(absl::Span<const int64_t> indices,
                                 Batch* batch) const {
   const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
                                         data_.sequence_length};
-  // Reuses the tensor of an earlier batch: every element is written.
   at::Tensor& ids = (*batch)[kInputIds];
   if (!ids.defined() || ids.sizes() != at::IntArrayRef(shape)) {
     ids = at::empty(shape, at::kLong);

@@ -282,20 +282,14 @@ absl::Status WriteNpyFolder(const WindowData& data, const std::string& text,
                             const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) {
-    return absl::UnavailableError(
-        absl::StrCat(folder, " can't be made: ", error.message()));
-  }
+  if (error) return WriteError(folder, error.value());
   CAPSTAN_RETURN_IF_ERROR(WriteWindows(*data.train, data.sequence_length,
                                        folder + "/train_data.npy"));
   CAPSTAN_RETURN_IF_ERROR(WriteWindows(*data.validation, data.sequence_length,
                                        folder + "/val_data.npy"));
-  fs::copy_file(text, folder + "/shakespeare_raw.txt",
-                fs::copy_options::overwrite_existing, error);
-  if (error) {
-    return absl::UnavailableError(absl::StrCat(
-        folder, "/shakespeare_raw.txt can't be written: ", error.message()));
-  }
+  const std::string copy = folder + "/shakespeare_raw.txt";
+  fs::copy_file(text, copy, fs::copy_options::overwrite_existing, error);
+  if (error) return WriteError(copy, error.value());
   // Exactly one of the two identifies the tokens.
   const auto* characters =
       dynamic_cast<const CharacterTokenizer*>(data.tokenizer.get());

@@ -225,7 +225,6 @@ absl::Status Text::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   const int64_t length = config_.sequence_length();
   const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
                                         length};
-  // Reuses the tensor of an earlier batch: every element is written.
   at::Tensor& ids = (*batch)[kInputIds];
   if (!ids.defined() || ids.sizes() != at::IntArrayRef(shape)) {
     ids = at::empty(shape, at::kLong);

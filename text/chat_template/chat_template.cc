@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/sdk/chat_template.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,41 @@ std::string List(const std::vector<std::string>& words) {
   return most.empty()
              ? words.back()
              : absl::StrCat(absl::StrJoin(most, ", "), " and ", words.back());
+}
+
+// Python's str.isspace for one character.
+bool IsSpace(utf8proc_int32_t c) {
+  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 ||
+         c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
+         c == 0x3000;
+}
+
+// The first character of `text`, -1 if invalid, and its size.
+utf8proc_int32_t FirstCharacter(absl::string_view text, size_t* size) {
+  utf8proc_int32_t code = -1;
+  const utf8proc_ssize_t bytes =
+      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                       static_cast<utf8proc_ssize_t>(text.size()), &code);
+  *size = bytes > 0 ? bytes : 1;
+  return code;
+}
+
+// Strips white space, Unicode's included, from both ends, as Jinja's trim
+// (Python's str.strip) does.
+absl::string_view TrimUnicode(absl::string_view text) {
+  size_t size = 0;
+  while (!text.empty() && IsSpace(FirstCharacter(text, &size))) {
+    text.remove_prefix(size);
+  }
+  while (!text.empty()) {
+    size_t begin = text.size() - 1;
+    while (begin > 0 && (text[begin] & 0xc0) == 0x80) --begin;
+    const absl::string_view last = text.substr(begin);
+    if (!IsSpace(FirstCharacter(last, &size)) || size != last.size()) break;
+    text.remove_suffix(size);
+  }
+  return text;
 }
 
 class StyledTemplate final : public ChatTemplate {

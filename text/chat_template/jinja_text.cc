@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -51,41 +52,45 @@ size_t FindClose(absl::string_view text, size_t at, const char* close,
   return absl::string_view::npos;
 }
 
+struct Tag {
+  absl::string_view open;
+  const char* close;
+  Kind kind;
+};
+constexpr Tag kTags[] = {{"{%", "%}", Kind::kStatement},
+                         {"{#", "#}", Kind::kComment},
+                         {"{{", "}}", Kind::kOutput}};
+
 std::vector<Element> Split(absl::string_view text) {
   std::vector<Element> elements;
   std::string plain;
   size_t at = 0;
   while (at < text.size()) {
-    const absl::string_view open = text.substr(at, 2);
-    const bool statement = open == "{%";
-    const bool comment = open == "{#";
-    size_t close = absl::string_view::npos;
-    if (statement || comment || open == "{{") {
-      close = FindClose(text, at + 2,
-                        statement ? "%}"
-                        : comment ? "#}"
-                                  : "}}",
-                        !comment);
-    }
+    const Tag* const tag = std::find_if(
+        std::begin(kTags), std::end(kTags),
+        [&](const Tag& t) { return text.substr(at, 2) == t.open; });
+    const size_t close =
+        tag == std::end(kTags)
+            ? absl::string_view::npos
+            : FindClose(text, at + 2, tag->close, tag->kind != Kind::kComment);
     if (close == absl::string_view::npos) {
       plain += text[at++];
       continue;
     }
     elements.push_back({Kind::kText, plain});
     plain.clear();
-    Element tag{statement ? Kind::kStatement
-                : comment ? Kind::kComment
-                          : Kind::kOutput,
-                std::string(text.substr(at + 2, close - at - 2))};
-    if (!tag.body.empty() && tag.body.front() == '-') {
-      tag.trims_before = true;
-      tag.body.erase(0, 1);
+    Element element{tag->kind,
+                    std::string(text.substr(at + 2, close - at - 2))};
+    std::string& body = element.body;
+    if (!body.empty() && body.front() == '-') {
+      element.trims_before = true;
+      body.erase(0, 1);
     }
-    if (!tag.body.empty() && tag.body.back() == '-') {
-      tag.trims_after = true;
-      tag.body.pop_back();
+    if (!body.empty() && body.back() == '-') {
+      element.trims_after = true;
+      body.pop_back();
     }
-    elements.push_back(tag);
+    elements.push_back(element);
     at = close + 2;
   }
   // Jinja drops one newline at the end of a template.

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/string_view.h"
-
 namespace capstan {
 
 // A turn is head_begin, role, head_end, content, turn_end, between_turns.
@@ -38,10 +36,6 @@ struct ChatStyle {
 
 // All styles, in the order in which errors list them.
 const std::vector<ChatStyle>& ChatStyles();
-
-// Strips white space, Unicode's included, from both ends, as Jinja's trim
-// (Python's str.strip) does.
-absl::string_view TrimUnicode(absl::string_view text);
 
 }  // namespace capstan
 

@@ -61,13 +61,7 @@ Step StripStep(std::string content, int64_t start, int64_t stop) {
 
 class Maker {
  public:
-  absl::Status Add(const JsonNode& node, int depth) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
-    if (type == "Sequence") {
-      return ForEachInSequence(
-          node, "decoders", depth,
-          [&](const JsonNode& item) { return Add(item, depth + 1); });
-    }
+  absl::Status Add(const JsonNode& node, const std::string& type) {
     if (type == "Strip") return AddStrip(node);
     if (fused_) {
       return node.Unsupported("\"", type, "\" behind Fuse isn't supported");
@@ -143,7 +137,10 @@ absl::StatusOr<Decoder> Decoder::Make(const JsonNode& node,
         "there is none: how tokens become text must be said");
   }
   Maker maker;
-  CAPSTAN_RETURN_IF_ERROR(maker.Add(node, 0));
+  CAPSTAN_RETURN_IF_ERROR(ForEachStep(
+      node, "decoders", [&](const JsonNode& step, const std::string& type) {
+        return maker.Add(step, type);
+      }));
   Decoder decoder;
   decoder.begins_.push_back(0);
   for (int64_t id = 0; id < vocabulary.size(); ++id) {
@@ -240,15 +237,8 @@ absl::StatusOr<int64_t> PairId(const JsonNode& node,
   return id;
 }
 
-absl::Status Add(const JsonNode& node, const Vocabulary& vocabulary, int depth,
-                 Ends* ends) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
-  if (type == "Sequence") {
-    return ForEachInSequence(node, "processors", depth,
-                             [&](const JsonNode& item) {
-                               return Add(item, vocabulary, depth + 1, ends);
-                             });
-  }
+absl::Status Add(const JsonNode& node, const std::string& type,
+                 const Vocabulary& vocabulary, Ends* ends) {
   if (type == "ByteLevel") {
     // ByteLevel only trims spaces from offsets. Our offsets cover all of a
     // token's bytes.
@@ -276,7 +266,11 @@ absl::Status Add(const JsonNode& node, const Vocabulary& vocabulary, int depth,
 absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
                               const Vocabulary& vocabulary) {
   Ends ends;
-  if (!node.IsNull()) CAPSTAN_RETURN_IF_ERROR(Add(node, vocabulary, 0, &ends));
+  if (node.IsNull()) return ends;
+  CAPSTAN_RETURN_IF_ERROR(ForEachStep(
+      node, "processors", [&](const JsonNode& step, const std::string& type) {
+        return Add(step, type, vocabulary, &ends);
+      }));
   return ends;
 }
 

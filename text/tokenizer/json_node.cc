@@ -63,14 +63,18 @@ absl::Status JsonNode::CheckMembers(
   return absl::OkStatus();
 }
 
-absl::Status ForEachInSequence(
-    const JsonNode& sequence, const char* name, int depth,
-    const std::function<absl::Status(const JsonNode&)>& add) {
-  if (depth > 8) return sequence.Unsupported("sequences are nested too deeply");
-  CAPSTAN_RETURN_IF_ERROR(sequence.CheckMembers({"type", name}));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                           sequence.Member(name).Items());
-  for (const JsonNode& item : items) CAPSTAN_RETURN_IF_ERROR(add(item));
+absl::Status ForEachStep(
+    const JsonNode& node, const char* list,
+    const std::function<absl::Status(const JsonNode&, const std::string&)>& add,
+    int depth) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
+  if (type != "Sequence") return add(node, type);
+  if (depth > 8) return node.Unsupported("sequences are nested too deeply");
+  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", list}));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items, node.Items(list));
+  for (const JsonNode& item : items) {
+    CAPSTAN_RETURN_IF_ERROR(ForEachStep(item, list, add, depth + 1));
+  }
   return absl::OkStatus();
 }
 

@@ -98,11 +98,12 @@ class JsonNode {
   std::string place_;
 };
 
-// Calls `add` with each element of {"type": "Sequence", `name`: [..]}. `depth`
-// is the number of enclosing sequences; too many are an error.
-absl::Status ForEachInSequence(
-    const JsonNode& sequence, const char* name, int depth,
-    const std::function<absl::Status(const JsonNode&)>& add);
+// Calls add(step, its "type") for `node` or, if that is {"type": "Sequence",
+// `list`: [..]}, for each of its steps. Too deep a nesting is an error.
+absl::Status ForEachStep(
+    const JsonNode& node, const char* list,
+    const std::function<absl::Status(const JsonNode&, const std::string&)>& add,
+    int depth = 0);
 
 inline absl::string_view ToView(std::string_view text) {
   return {text.data(), text.size()};

@@ -289,23 +289,6 @@ absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(
                           "\" isn't supported");
 }
 
-absl::Status AddNormalizers(const JsonNode& node, int depth,
-                            Normalizers* normalizers) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
-  if (normalizers->size() >= kMaxSteps) {
-    return node.Unsupported("there are too many normalizers");
-  }
-  if (type != "Sequence") {
-    CAPSTAN_ASSIGN_OR_RETURN(auto normalizer, MakeNormalizer(node, type));
-    normalizers->push_back(std::move(normalizer));
-    return absl::OkStatus();
-  }
-  return ForEachInSequence(
-      node, "normalizers", depth, [&](const JsonNode& item) {
-        return AddNormalizers(item, depth + 1, normalizers);
-      });
-}
-
 }  // namespace
 
 void Alignment::Keep(size_t bytes) {
@@ -417,7 +400,16 @@ absl::StatusOr<Pattern> MakePattern(const JsonNode& node) {
 absl::StatusOr<Normalizers> MakeNormalizers(const JsonNode& node) {
   Normalizers normalizers;
   if (node.IsNull()) return normalizers;
-  CAPSTAN_RETURN_IF_ERROR(AddNormalizers(node, 0, &normalizers));
+  const auto add = [&](const JsonNode& step, const std::string& type) {
+    if (normalizers.size() >= kMaxSteps) {
+      return step.Unsupported("there are too many normalizers");
+    }
+    absl::StatusOr<std::unique_ptr<Normalizer>> made =
+        MakeNormalizer(step, type);
+    if (made.ok()) normalizers.push_back(*std::move(made));
+    return made.status();
+  };
+  CAPSTAN_RETURN_IF_ERROR(ForEachStep(node, "normalizers", add));
   return normalizers;
 }
 

@@ -243,13 +243,7 @@ std::unique_ptr<PieceStep> NewPatternSplit(Pattern pattern,
 
 class Maker {
  public:
-  absl::Status Add(const JsonNode& node, int depth) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string type, node.String("type"));
-    if (type == "Sequence") {
-      return ForEachInSequence(
-          node, "pretokenizers", depth,
-          [&](const JsonNode& item) { return Add(item, depth + 1); });
-    }
+  absl::Status Add(const JsonNode& node, const std::string& type) {
     if (made_.steps.size() >= kMaxSteps) {
       return node.Unsupported("there are too many pre-tokenizers");
     }
@@ -362,7 +356,12 @@ class Maker {
 
 absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node) {
   Maker maker;
-  if (!node.IsNull()) CAPSTAN_RETURN_IF_ERROR(maker.Add(node, 0));
+  if (node.IsNull()) return maker.Take();
+  CAPSTAN_RETURN_IF_ERROR(
+      ForEachStep(node, "pretokenizers",
+                  [&](const JsonNode& step, const std::string& type) {
+                    return maker.Add(step, type);
+                  }));
   return maker.Take();
 }
 
