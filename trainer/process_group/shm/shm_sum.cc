@@ -141,6 +141,10 @@ void AddPart(const void* before, const void* const* sources, int count,
 template <typename Bits>
 void AddPartInFloat(const void* before, const void* const* sources, int count,
                     bool finish, void* out, int64_t size) {
+  if (before == nullptr && count == 1 && finish) {
+    if (out != sources[0]) std::memcpy(out, sources[0], size * 2);
+    return;
+  }
   const auto source = [&](int i, int64_t begin) {
     return static_cast<const uint16_t*>(sources[i]) + begin;
   };
