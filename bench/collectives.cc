@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long collectives of CPU ranks on this machine take, and how much time of
-// the cores. Prints a table, in Markdown.
+// How long collectives of CPU ranks take, and how much time of the cores.
+// Prints a table, in Markdown.
 //
 //     bazel run //bench:collectives -- [RANKS,.. [MIB,..]]
 //
-// CAPSTAN_CPU_COLLECTIVES=gloo measures Gloo where shared memory is the
-// default. "beside computation" is what an all-reduce adds to the time of a
-// computation that all ranks do meanwhile.
+// A size like 4k is in KiB. For RANKS "env" this process is one rank, which its
+// environment names as under torchrun (bench/hosts_bench.py). Otherwise the
+// ranks are on this machine. CAPSTAN_CPU_COLLECTIVES=gloo measures Gloo where
+// shared memory is the default. "beside computation" is what an all-reduce adds
+// to the time of a computation that all ranks do meanwhile.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -20,12 +22,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/types/optional.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/launcher/rank_info.h"
 #include "trainer/process_group/create.h"
 
 namespace capstan {
@@ -84,24 +91,25 @@ void Compute() {
   sink = values[1];
 }
 
-void Print(const ProcessGroup& group, int64_t mib, const char* name,
+void Print(const ProcessGroup& group, int64_t kib, const char* name,
            const Cost& cost) {
   if (group.rank() != 0) return;
-  printf("| %s | %d | %d | %s | %.2f | %.2f | %.2f |\n",
-         group.backend().c_str(), group.size(), static_cast<int>(mib), name,
-         cost.wall_ms, cost.cpu_ms, mib * 1.048576 / cost.wall_ms);
+  printf("| %s | %d | %.6g | %s | %.3f | %.3f | %.2f |\n",
+         group.backend().c_str(), group.size(), kib / 1024.0, name,
+         cost.wall_ms, cost.cpu_ms, kib * 1024e-6 / cost.wall_ms);
   fflush(stdout);
 }
 
-void MeasureSize(ProcessGroup* group, int64_t mib) {
+void MeasureSize(ProcessGroup* group, int64_t kib) {
   const int n = group->size();
-  const int repeats = std::max<int>(7, 100 / mib);
-  const int64_t size = (mib << 18) / n * n;
+  const int repeats = static_cast<int>(
+      std::min<int64_t>(100, std::max<int64_t>(7, (100 << 10) / kib)));
+  const int64_t size = std::max<int64_t>(1, (kib << 8) / n) * n;
   const at::Tensor whole = at::full({size}, 1, at::kFloat);
   const at::Tensor part = at::full({size / n}, 1, at::kFloat);
   const auto measure = [&](const char* name,
                            const std::function<void()>& function) {
-    Print(*group, mib, name, Measure(group, repeats, {function})[0]);
+    Print(*group, kib, name, Measure(group, repeats, {function})[0]);
   };
   measure("all-reduce", [&] { group->AllReduce(whole)->Wait(); });
   measure("reduce-scatter", [&] { group->ReduceScatter(part, whole)->Wait(); });
@@ -115,7 +123,7 @@ void MeasureSize(ProcessGroup* group, int64_t mib) {
   };
   const std::vector<Cost> costs = Measure(group, 7, {Compute, both});
   Print(
-      *group, mib, "beside computation",
+      *group, kib, "beside computation",
       {costs[1].wall_ms - costs[0].wall_ms, costs[1].cpu_ms - costs[0].cpu_ms});
 }
 
@@ -129,29 +137,44 @@ absl::Status Run(const RankInfo& info, const std::vector<int64_t>& sizes) {
   };
   Print(*group, 0, "1,000 times 8 numbers",
         Measure(group.get(), 9, {sum_often})[0]);
-  for (const int64_t mib : sizes) MeasureSize(group.get(), mib);
+  for (const int64_t kib : sizes) MeasureSize(group.get(), kib);
   return absl::OkStatus();
 }
 
-// The numbers of "1,8,32"; false when it isn't such a list.
-bool Parse(const char* text, std::vector<int64_t>* numbers) {
+// The numbers of "1,8,32", and KiB of "4k,1,8"; false when it isn't such a
+// list.
+bool Parse(const char* text, bool sizes, std::vector<int64_t>* numbers) {
   numbers->clear();
-  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    const bool kib = sizes && absl::ConsumeSuffix(&part, "k");
     int64_t number = 0;
     if (!absl::SimpleAtoi(part, &number) || number < 1) return false;
-    numbers->push_back(number);
+    numbers->push_back(sizes && !kib ? number << 10 : number);
   }
   return true;
 }
 
-int Main(int argc, char** argv) {
-  std::vector<int64_t> ranks = {2, 4};
-  std::vector<int64_t> sizes = {1, 8, 32, 128};
-  if (argc > 3 || (argc > 1 && !Parse(argv[1], &ranks)) ||
-      (argc > 2 && !Parse(argv[2], &sizes))) {
-    fprintf(stderr, "usage: collectives [RANKS,.. [MIB,..]]\n");
+int RunRankOfEnvironment(const std::vector<int64_t>& sizes) {
+  const absl::StatusOr<absl::optional<RankInfo>> info = RankFromEnvironment();
+  if (!info.ok() || !info->has_value()) {
+    fprintf(stderr, "collectives env: %s\n",
+            info.ok() ? "RANK isn't set" : info.status().ToString().c_str());
     return 2;
   }
+  return RunSingleRank(**info,
+                       [&](const RankInfo& rank) { return Run(rank, sizes); });
+}
+
+int Main(int argc, char** argv) {
+  std::vector<int64_t> ranks = {2, 4};
+  std::vector<int64_t> sizes = {1 << 10, 8 << 10, 32 << 10, 128 << 10};
+  const bool env = argc > 1 && std::string(argv[1]) == "env";
+  if (argc > 3 || (argc > 1 && !env && !Parse(argv[1], false, &ranks)) ||
+      (argc > 2 && !Parse(argv[2], true, &sizes))) {
+    fprintf(stderr, "usage: collectives [RANKS,.. | env [MIB,..]]\n");
+    return 2;
+  }
+  if (env) return RunRankOfEnvironment(sizes);
   printf(
       "| backend | ranks | MiB | collective | ms | ms of all cores | GB/s |\n"
       "|---|---|---|---|---|---|---|\n");

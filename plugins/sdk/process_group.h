@@ -48,8 +48,8 @@ class ProcessGroup {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual at::Device device() const = 0;
-  // "shm" (shared memory of one host), "gloo", "nccl", or "none" for a group of
-  // one.
+  // "shm" (shared memory of one host), "shm+gloo" (of several hosts), "gloo",
+  // "nccl", or "none" for a group of one.
   virtual std::string backend() const = 0;
 
   // tensor = sum of tensor over the ranks, in place. Started at once.

@@ -13,10 +13,9 @@
 #include <vector>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "trainer/process_group/backend_error.h"
 #include "trainer/process_group/single_group.h"
 
 namespace capstan {
@@ -25,21 +24,13 @@ namespace {
 // Throws CommunicationError with `what`, from an exception of c10d.
 [[noreturn]] void Fail(int rank, absl::string_view collective,
                        absl::string_view what) {
-  what = what.substr(0, what.find('\n'));
-  // Gloo's messages begin with its source location: "[..pair.cc:534]
-  // Connection".
-  if (absl::StartsWith(what, "[")) {
-    const size_t end = what.find("] ");
-    if (end != absl::string_view::npos) what.remove_prefix(end + 2);
-  }
-  const std::string lower = absl::AsciiStrToLower(what);
-  const bool timed_out = absl::StrContains(lower, "timed out") ||
-                         absl::StrContains(lower, "timeout");
+  const std::string message = BackendMessage(what);
+  const bool timed_out = IsTimeout(message);
   throw CommunicationError(
       absl::StrCat("rank ", rank,
                    timed_out ? " waited too long for another rank during "
                              : " lost the connection to another rank during ",
-                   collective, ": ", what));
+                   collective, ": ", message));
 }
 
 // Calls `function`; exceptions due to a lost peer or network become

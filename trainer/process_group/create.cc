@@ -5,6 +5,7 @@
 #include <link.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -18,9 +19,9 @@
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
 #include "trainer/process_group/backend_group.h"
+#include "trainer/process_group/hosts/hosts_group.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
-#include "trainer/process_group/shm/shm_group.h"
 #include "trainer/process_group/single_group.h"
 
 namespace capstan {
@@ -101,22 +102,34 @@ std::shared_ptr<gloo::transport::Device> CreateDevice(const RankInfo& info) {
   return ProcessGroupGloo::createDefaultDevice();
 }
 
-// Joins the ranks, which meet in `store`, over Gloo on the CPU: over loopback
-// if rank 0 is on it, else over the interface in GLOO_SOCKET_IFNAME or the one
-// of this host's name.
+// Connects ranks, which meet in `store`, with Gloo on the CPU: over loopback if
+// rank 0 is on it, else over the interface in GLOO_SOCKET_IFNAME or the one of
+// this host's name. They have `timeout` to come; it also limits what waits
+// without a limit of its own.
+BackendGroup::Connect GlooConnect(const RankInfo& info,
+                                  c10::intrusive_ptr<c10d::Store> store,
+                                  std::chrono::milliseconds timeout) {
+  // For all groups of this rank, once one is connected.
+  const auto device =
+      std::make_shared<std::shared_ptr<gloo::transport::Device>>();
+  return [info, store, timeout, device](const std::string& prefix, int rank,
+                                        int size) {
+    if (*device == nullptr) *device = CreateDevice(info);
+    auto options = ProcessGroupGloo::Options::create(timeout);
+    options->devices.push_back(*device);
+    return c10::make_intrusive<ProcessGroupGloo>(
+        c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
+        options);
+  };
+}
+
+// A flat group: Gloo between all ranks.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
     const RankInfo& info, c10::intrusive_ptr<c10d::Store> store) {
   try {
-    auto options = ProcessGroupGloo::Options::create(kCollectiveTimeout);
-    options->devices.push_back(CreateDevice(info));
-    const auto connect = [store, options](const std::string& prefix, int rank,
-                                          int size) {
-      return c10::make_intrusive<ProcessGroupGloo>(
-          c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
-          options);
-    };
-    return std::make_unique<BackendGroup>(connect, "gloo", at::kCPU, info.rank,
-                                          info.world_size);
+    return std::make_unique<BackendGroup>(
+        GlooConnect(info, std::move(store), kCollectiveTimeout), "gloo",
+        at::kCPU, info.rank, info.world_size);
   } catch (...) {
     return absl::UnavailableError(
         absl::StrCat("rank ", info.rank, " could not connect to the other ",
@@ -129,8 +142,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     const RankInfo& info) {
   CAPSTAN_ASSIGN_OR_RETURN(auto store, JoinStore(info));
   try {
-    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
-                             TryShmGroup(info, store.get()));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        std::unique_ptr<ProcessGroup> group,
+        CreateHostsGroup(info, store.get(),
+                         GlooConnect(info, store, kJoinTimeout)));
     if (group != nullptr) return group;
   } catch (...) {
     return absl::UnavailableError(

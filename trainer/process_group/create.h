@@ -13,9 +13,10 @@ namespace capstan {
 
 // Joins the ranks of a run. On machines with GPUs uses NCCL on the rank's own
 // GPU (libcapstan_nccl.so, found next to the trainer, is loaded only then);
-// otherwise shared memory if all ranks are on one host, else Gloo (also if
-// CAPSTAN_CPU_COLLECTIVES is "gloo"). A group of one needs none. Blocks until
-// all ranks have joined. Errors name the peer or address that was not reached.
+// otherwise shared memory between the ranks of a host, and Gloo between hosts
+// (CreateHostsGroup), or between all ranks if CAPSTAN_CPU_COLLECTIVES is
+// "gloo". A group of one needs none. Blocks until all ranks have joined. Errors
+// name the peer or address that was not reached.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
     const RankInfo& info, int gpus);
 

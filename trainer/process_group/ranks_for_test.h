@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
@@ -32,9 +34,22 @@ inline int RunRanks(const std::string& backend, int ranks,
   });
 }
 
-// Also captures standard error in `text`.
-inline int RunRanks(const std::string& backend, int ranks,
-                    const RankCheck& check, std::string* text) {
+// Runs hosts.size() ranks, of which rank r finds itself on host hosts[r].
+inline int RunHosts(const std::vector<int>& hosts, const RankCheck& check) {
+  return LaunchRanks(static_cast<int>(hosts.size()), [&](const RankInfo& info) {
+    unsetenv("CAPSTAN_CPU_COLLECTIVES");
+    setenv("CAPSTAN_HOST_ID", std::to_string(hosts[info.rank]).c_str(),
+           /*replace=*/1);
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
+                             CreateProcessGroup(info, 0));
+    check(group.get());
+    return absl::OkStatus();
+  });
+}
+
+// Calls `run`, which returns an exit code, and captures standard error in
+// `text`.
+inline int WithErrors(const std::function<int()>& run, std::string* text) {
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);
   const pid_t pid = fork();
@@ -42,7 +57,7 @@ inline int RunRanks(const std::string& backend, int ranks,
     dup2(ends[1], STDERR_FILENO);
     close(ends[0]);
     close(ends[1]);
-    _exit(RunRanks(backend, ranks, check));
+    _exit(run());
   }
   close(ends[1]);
   char buffer[4096];
@@ -53,6 +68,11 @@ inline int RunRanks(const std::string& backend, int ranks,
   int status = 0;
   waitpid(pid, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+inline int RunRanks(const std::string& backend, int ranks,
+                    const RankCheck& check, std::string* text) {
+  return WithErrors([&] { return RunRanks(backend, ranks, check); }, text);
 }
 
 }  // namespace capstan

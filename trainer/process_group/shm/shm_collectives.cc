@@ -20,6 +20,11 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
+// Bytes of an element.
+int64_t Width(c10::ScalarType type) {
+  return static_cast<int64_t>(c10::elementSize(type));
+}
+
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -80,29 +85,30 @@ absl::Status ShmCollectives::Barrier() {
   return Run(1, nothing, nullptr, nothing);
 }
 
-absl::Status ShmCollectives::AllReduceSmall(char* data, int64_t size, int width,
-                                            SumFunction sum) {
+absl::Status ShmCollectives::AllReduceSmall(char* data, int64_t count,
+                                            c10::ScalarType type) {
+  const int64_t bytes = count * Width(type);
   return Run(
-      1, [&](int64_t k) { std::memcpy(slot(rank(), k), data, size * width); },
-      nullptr,
+      1, [&](int64_t k) { std::memcpy(slot(rank(), k), data, bytes); }, nullptr,
       [&](int64_t k) {
         std::vector<const void*> sources;
-        for (int i = 0; i < ranks(); ++i) sources.push_back(slot(i, k));
-        sum(sources.data(), ranks(), data, size);
+        for (int i = 0; i < size(); ++i) sources.push_back(slot(i, k));
+        SumOf(type)(sources.data(), size(), data, count);
       });
 }
 
-absl::Status ShmCollectives::AllReduce(char* data, int64_t size, int width,
-                                       SumFunction sum) {
-  if (size * width <= kSmallBytes) {
-    return AllReduceSmall(data, size, width, sum);
-  }
-  const int64_t block = PieceBytes() / width * ranks();
+absl::Status ShmCollectives::AllReduce(char* data, int64_t size,
+                                       c10::ScalarType type) {
+  const int64_t width = Width(type);
+  const SumFunction sum = SumOf(type);
+  if (size * width <= kSmallBytes) return AllReduceSmall(data, size, type);
+  const int ranks = meeting_->size();
+  const int64_t block = PieceBytes() / width * ranks;
   // The elements of block k that `rank` reduces.
   const auto piece = [&](int64_t k, int rank) {
     const int64_t count = std::min(block, size - k * block);
     const int64_t line = 64 / width;
-    const int64_t part = CeilDivide(CeilDivide(count, ranks()), line) * line;
+    const int64_t part = CeilDivide(CeilDivide(count, ranks), line) * line;
     return Range{k * block + std::min(rank * part, count),
                  k * block + std::min((rank + 1) * part, count)};
   };
@@ -112,7 +118,7 @@ absl::Status ShmCollectives::AllReduce(char* data, int64_t size, int width,
   return Run(
       CeilDivide(size, block),
       [&](int64_t k) {
-        for (int i = 0; i < ranks(); ++i) {
+        for (int i = 0; i < ranks; ++i) {
           if (i == rank()) continue;
           const Range range = piece(k, i);
           std::memcpy(at(rank(), k, i), data + range.begin * width,
@@ -123,15 +129,15 @@ absl::Status ShmCollectives::AllReduce(char* data, int64_t size, int width,
         const Range range = piece(k, rank());
         char* const mine = data + range.begin * width;
         std::vector<const void*> sources;
-        for (int i = 0; i < ranks(); ++i) {
+        for (int i = 0; i < ranks; ++i) {
           sources.push_back(i == rank() ? mine : at(i, k, rank()));
         }
-        sum(sources.data(), ranks(), mine, range.size());
+        sum(sources.data(), ranks, mine, range.size());
         // No rank posts this rank's own piece to it, so its place is free.
         std::memcpy(at(rank(), k, rank()), mine, range.size() * width);
       },
       [&](int64_t k) {
-        for (int i = 0; i < ranks(); ++i) {
+        for (int i = 0; i < ranks; ++i) {
           if (i == rank()) continue;
           const Range range = piece(k, i);
           std::memcpy(data + range.begin * width, at(i, k, i),
@@ -141,8 +147,10 @@ absl::Status ShmCollectives::AllReduce(char* data, int64_t size, int width,
 }
 
 absl::Status ShmCollectives::ReduceScatter(char* output, const char* input,
-                                           int64_t size, int width,
-                                           SumFunction sum) {
+                                           int64_t size, c10::ScalarType type) {
+  const int ranks = meeting_->size();
+  const int64_t width = Width(type);
+  const SumFunction sum = SumOf(type);
   const int64_t block = PieceBytes() / width;
   const auto at = [&](int owner, int64_t k, int rank) {
     return slot(owner, k) + rank * PieceBytes();
@@ -151,7 +159,7 @@ absl::Status ShmCollectives::ReduceScatter(char* output, const char* input,
       CeilDivide(size, block),
       [&](int64_t k) {
         const int64_t count = std::min(block, size - k * block);
-        for (int i = 0; i < ranks(); ++i) {
+        for (int i = 0; i < ranks; ++i) {
           if (i == rank()) continue;
           std::memcpy(at(rank(), k, i), input + (i * size + k * block) * width,
                       count * width);
@@ -161,10 +169,10 @@ absl::Status ShmCollectives::ReduceScatter(char* output, const char* input,
       [&](int64_t k) {
         const char* const mine = input + (rank() * size + k * block) * width;
         std::vector<const void*> sources;
-        for (int i = 0; i < ranks(); ++i) {
+        for (int i = 0; i < ranks; ++i) {
           sources.push_back(i == rank() ? mine : at(i, k, rank()));
         }
-        sum(sources.data(), ranks(), output + k * block * width,
+        sum(sources.data(), ranks, output + k * block * width,
             std::min(block, size - k * block));
       });
 }
@@ -174,6 +182,7 @@ absl::Status ShmCollectives::AllGather(char* output, const char* input,
   const auto count = [&](int64_t k) {
     return std::min(kShmSlotBytes, bytes - k * kShmSlotBytes);
   };
+  const int ranks = size();
   char* const mine = output + rank() * bytes;
   return Run(
       CeilDivide(bytes, kShmSlotBytes),
@@ -186,7 +195,7 @@ absl::Status ShmCollectives::AllGather(char* output, const char* input,
       },
       nullptr,
       [&](int64_t k) {
-        for (int i = 0; i < ranks(); ++i) {
+        for (int i = 0; i < ranks; ++i) {
           if (i == rank()) continue;
           std::memcpy(output + i * bytes + k * kShmSlotBytes, slot(i, k),
                       count(k));

@@ -6,19 +6,16 @@
 
 #include "absl/status/statusor.h"
 #include "plugins/sdk/process_group.h"
-#include "trainer/launcher/rank_info.h"
-
-namespace c10d {
-class Store;
-}  // namespace c10d
+#include "trainer/process_group/communication_meter.h"
+#include "trainer/process_group/shm/shm_meeting.h"
 
 namespace capstan {
 
-// A shared-memory group if the ranks of the run, which meet in `store`, allow
-// it: one host, one PID namespace, one user, and CAPSTAN_CPU_COLLECTIVES isn't
-// "gloo". Else null on all ranks. Throws what the store throws.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> TryShmGroup(const RankInfo& info,
-                                                          c10d::Store* store);
+// A process group of CPU ranks on one host, over shared memory. Blocks until
+// all ranks of `meeting` have called it. UNAVAILABLE if one never will.
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateShmGroup(
+    std::unique_ptr<ShmMeeting> meeting,
+    std::shared_ptr<CommunicationMeter> meter);
 
 }  // namespace capstan
 

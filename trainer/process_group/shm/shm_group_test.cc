@@ -9,8 +9,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -202,6 +205,7 @@ TEST(ShmSegment, RefusesWhatIsNotItsOwn) {
   const std::string address = (*segment)->address();
   ASSERT_TRUE(ShmSegment::Open(address, 2).ok());
   EXPECT_FALSE(ShmSegment::Open(address, 3).ok());
+  EXPECT_FALSE(ShmSegment::Open(address, 2, 1).ok());
   EXPECT_FALSE(ShmSegment::Open(address + "1", 2).ok());
   EXPECT_FALSE(ShmSegment::Open("1", 2).ok());
   EXPECT_FALSE(ShmSegment::Open("", 2).ok());
@@ -210,15 +214,56 @@ TEST(ShmSegment, RefusesWhatIsNotItsOwn) {
 }
 
 TEST(ShmSegment, IsOneMemory) {
-  auto one = ShmSegment::Create(3);
+  auto one = ShmSegment::Create(3, 2);
   ASSERT_TRUE(one.ok());
-  auto other = ShmSegment::Open((*one)->address(), 3);
+  auto other = ShmSegment::Open((*one)->address(), 3, 2);
   ASSERT_TRUE(other.ok());
   (*one)->state(2)->done[kTaken] = 7;
   EXPECT_EQ((*other)->state(2)->done[kTaken], 7);
   char* const last = (*one)->slot(2, kShmSlots - 1) + kShmSlotBytes - 1;
   *last = 'x';
   EXPECT_EQ((*other)->slot(2, 2 * kShmSlots - 1)[kShmSlotBytes - 1], 'x');
+  char* const buffer = (*one)->buffer(1, 3) + kShmSlotBytes - 1;
+  *buffer = 'y';
+  EXPECT_EQ((*other)->buffer(1, kShmSlots + 3)[kShmSlotBytes - 1], 'y');
+  EXPECT_EQ(*last, 'x');
+}
+
+// Two ranks of one process: each ends the other's wait.
+TEST(ShmMeeting, AwaitsAnyOfSeveral) {
+  std::vector<std::unique_ptr<ShmMeeting>> ranks;
+  auto first = ShmSegment::Create(2);
+  ASSERT_TRUE(first.ok());
+  auto second = ShmSegment::Open((*first)->address(), 2);
+  ASSERT_TRUE(second.ok());
+  for (auto* segment : {&first, &second}) {
+    auto meeting = ShmMeeting::Create(
+        *std::move(*segment), static_cast<int>(ranks.size()),
+        {{4, getpid()}, {5, getpid()}}, std::chrono::minutes(1));
+    ASSERT_TRUE(meeting.ok());
+    ranks.push_back(*std::move(meeting));
+  }
+  constexpr auto kStage = static_cast<ShmStage>(63);
+  std::thread other([&] {
+    usleep(50000);
+    ranks[1]->Publish(kStage, 3);
+    EXPECT_TRUE(ranks[1]->AwaitAny({{0, kTaken, 1}}).ok());
+    usleep(50000);
+    ranks[1]->Leave(/*lost=*/7);
+  });
+  EXPECT_TRUE(ranks[0]->AwaitAny({{1, kPosted, 1}, {1, kStage, 3}}).ok());
+  EXPECT_FALSE(ranks[0]->HasDone(1, kPosted, 1));
+  ranks[0]->Publish(kTaken, 1);
+  const absl::Status left =
+      ranks[0]->AwaitAny({{1, kPosted, 1}, {1, kStage, 4}});
+  other.join();
+  EXPECT_EQ(left.ToString(),
+            "UNAVAILABLE: rank 5, which lost rank 7, has left the run");
+  // What it did before counts.
+  EXPECT_TRUE(ranks[0]->AwaitAny({{1, kStage, 3}}).ok());
+  ranks[0]->Stop(absl::DataLossError("enough"));
+  ranks[0]->Stop();
+  EXPECT_TRUE(absl::IsDataLoss(ranks[0]->AwaitAny({{1, kStage, 4}})));
 }
 
 }  // namespace

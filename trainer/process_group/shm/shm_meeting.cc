@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <random>
@@ -34,6 +35,7 @@ struct Header {
   // So that a stale address can't open another file.
   uint64_t nonce;
   int64_t ranks;
+  int64_t buffers;
 };
 
 constexpr int64_t kPage = 4096;
@@ -42,6 +44,10 @@ int64_t SlotsBegin(int ranks) {
   const int64_t states =
       static_cast<int64_t>(sizeof(ShmRankState)) * (1 + ranks);
   return (states + kPage - 1) / kPage * kPage;
+}
+
+int64_t SegmentBytes(int ranks, int buffers) {
+  return SlotsBegin(ranks) + (ranks + buffers) * kShmSlots * kShmSlotBytes;
 }
 
 absl::Status SystemError(absl::string_view call) {
@@ -71,10 +77,13 @@ uint32_t AwaitCode(int rank, ShmStage stage) {
   return 1 + rank * kShmStages + stage;
 }
 
+uint64_t StageBit(ShmStage stage) { return uint64_t{1} << stage; }
+
 }  // namespace
 
-absl::Status ShmSegment::Map(int fd, int ranks) {
-  bytes_ = SlotsBegin(ranks) + ranks * kShmSlots * kShmSlotBytes;
+absl::Status ShmSegment::Map(int fd, int ranks, int buffers) {
+  ranks_ = ranks;
+  bytes_ = SegmentBytes(ranks, buffers);
   void* memory =
       mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return SystemError("mmap");
@@ -85,7 +94,8 @@ absl::Status ShmSegment::Map(int fd, int ranks) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks) {
+absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks,
+                                                               int buffers) {
   if (ranks > kShmMaxRanks) {
     return absl::OutOfRangeError(
         absl::StrCat("shared memory is for up to ", kShmMaxRanks, " ranks"));
@@ -93,19 +103,20 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks) {
   auto segment = absl::WrapUnique(new ShmSegment);
   segment->fd_ = memfd_create("capstan", MFD_CLOEXEC);
   if (segment->fd_ < 0) return SystemError("memfd_create");
-  const int64_t bytes = SlotsBegin(ranks) + ranks * kShmSlots * kShmSlotBytes;
-  if (ftruncate(segment->fd_, bytes) != 0) return SystemError("ftruncate");
-  CAPSTAN_RETURN_IF_ERROR(segment->Map(segment->fd_, ranks));
+  if (ftruncate(segment->fd_, SegmentBytes(ranks, buffers)) != 0) {
+    return SystemError("ftruncate");
+  }
+  CAPSTAN_RETURN_IF_ERROR(segment->Map(segment->fd_, ranks, buffers));
   std::random_device random;
   const uint64_t nonce = (static_cast<uint64_t>(random()) << 32) | random();
-  new (segment->memory_) Header{nonce, ranks};
+  new (segment->memory_) Header{nonce, ranks, buffers};
   // The file is zero-initialized, as are the states.
   segment->address_ = absl::StrCat(getpid(), " ", segment->fd_, " ", nonce);
   return segment;
 }
 
 absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Open(
-    const std::string& address, int ranks) {
+    const std::string& address, int ranks, int buffers) {
   const std::vector<std::string> parts = absl::StrSplit(address, ' ');
   int pid = 0;
   int number = 0;
@@ -123,11 +134,12 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Open(
   segment->fd_ = fd;
   Header header = {};
   if (pread(fd, &header, sizeof(header), 0) != sizeof(header) ||
-      header.nonce != nonce || header.ranks != ranks) {
+      header.nonce != nonce || header.ranks != ranks ||
+      header.buffers != buffers) {
     return absl::NotFoundError(
         absl::StrCat(path, " isn't the group's shared memory"));
   }
-  CAPSTAN_RETURN_IF_ERROR(segment->Map(fd, ranks));
+  CAPSTAN_RETURN_IF_ERROR(segment->Map(fd, ranks, buffers));
   segment->address_ = address;
   return segment;
 }
@@ -184,10 +196,15 @@ ShmMeeting::~ShmMeeting() {
 void ShmMeeting::Publish(ShmStage stage, uint64_t blocks) {
   segment_->state(rank_)->done[stage].store(blocks);
   for (int peer = 0; peer < size(); ++peer) {
+    ShmRankState* const state = segment_->state(peer);
     // Wake it once only.
     uint32_t code = AwaitCode(rank_, stage);
-    if (segment_->state(peer)->awaits.load() == code &&
-        segment_->state(peer)->awaits.compare_exchange_strong(code, 0)) {
+    if (state->awaits.load() == code &&
+        state->awaits.compare_exchange_strong(code, 0)) {
+      Wake(peer);
+    }
+    if ((state->awaits_any.load() & StageBit(stage)) != 0 &&
+        state->awaits_any.exchange(0) != 0) {
       Wake(peer);
     }
   }
@@ -226,12 +243,47 @@ absl::Status ShmMeeting::Await(int rank, ShmStage stage, uint64_t blocks) {
   return status;
 }
 
-absl::Status ShmMeeting::WhyNot(int rank, Clock::time_point since) {
-  if (stopped_) return absl::CancelledError("the group is closed");
-  if (HasLeft(rank)) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", peers_[rank].name, " has left the run"));
+absl::Status ShmMeeting::AwaitAny(const std::vector<ShmCondition>& conditions) {
+  const auto holds = [&](const ShmCondition& condition) {
+    return HasDone(condition.rank, condition.stage, condition.blocks);
+  };
+  const auto any_holds = [&] {
+    return std::any_of(conditions.begin(), conditions.end(), holds);
+  };
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (any_holds()) return absl::OkStatus();
+    Pause();
   }
+  uint64_t stages = 0;
+  for (const ShmCondition& condition : conditions) {
+    stages |= StageBit(condition.stage);
+  }
+  ShmRankState* const mine = segment_->state(rank_);
+  const Clock::time_point begin = Clock::now();
+  absl::Status status;
+  while (status.ok()) {
+    const uint32_t bell = mine->bell.load();
+    // As in Await.
+    mine->awaits_any.store(stages);
+    if (any_holds()) break;
+    for (const ShmCondition& condition : conditions) {
+      const absl::Status why = WhyNot(condition.rank, begin);
+      if (!why.ok() && !holds(condition)) status.Update(why);
+    }
+    if (status.ok()) Sleep(bell);
+  }
+  mine->awaits_any.store(0);
+  return status;
+}
+
+absl::Status ShmMeeting::WhyNot(int rank, Clock::time_point since) {
+  if (stopped_) {
+    const std::lock_guard<std::mutex> lock(stop_mutex_);
+    return stop_status_;
+  }
+  // Other threads of this process have their own limits.
+  if (rank == rank_) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(HasLeft(rank));
   if (Clock::now() - since >= timeout_) {
     return absl::DeadlineExceededError(
         absl::StrCat("rank ", peers_[rank].name, " has not come in ",
@@ -240,10 +292,14 @@ absl::Status ShmMeeting::WhyNot(int rank, Clock::time_point since) {
   return absl::OkStatus();
 }
 
-bool ShmMeeting::HasLeft(int rank) const {
-  if (segment_->state(rank)->left.load() != 0) return true;
+absl::Status ShmMeeting::HasLeft(int rank) const {
+  const uint32_t left = segment_->state(rank)->left.load();
   pollfd process = {process_fds_[rank], POLLIN, 0};
-  return poll(&process, 1, 0) > 0;
+  if (left == 0 && poll(&process, 1, 0) <= 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", peers_[rank].name,
+      left > 1 ? absl::StrCat(", which lost rank ", left - 2, ",") : "",
+      " has left the run"));
 }
 
 void ShmMeeting::Sleep(uint32_t bell) {
@@ -258,13 +314,22 @@ void ShmMeeting::Wake(int rank) {
   syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void ShmMeeting::Leave() {
-  if (segment_->state(rank_)->left.exchange(1) != 0) return;
+void ShmMeeting::Leave(int lost) {
+  uint32_t here = 0;
+  if (!segment_->state(rank_)->left.compare_exchange_strong(
+          here, lost < 0 ? 1 : 2 + lost)) {
+    return;
+  }
   for (int peer = 0; peer < size(); ++peer) Wake(peer);
 }
 
-void ShmMeeting::Stop() {
-  stopped_ = true;
+void ShmMeeting::Stop(const absl::Status& status) {
+  {
+    const std::lock_guard<std::mutex> lock(stop_mutex_);
+    if (stopped_) return;
+    stop_status_ = status;
+    stopped_ = true;
+  }
   Wake(rank_);
 }
 

@@ -8,9 +8,11 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace capstan {
@@ -22,34 +24,40 @@ constexpr int kShmMaxRanks = 256;
 constexpr int kShmSlots = 4;
 constexpr int64_t kShmSlotBytes = 256 << 10;
 
-// A rank's progress, counted in blocks since the group was created.
-enum ShmStage {
+// A rank's progress, counted in blocks since the group was created. The named
+// stages are those of ShmCollectives; HostPipeline numbers its own.
+enum ShmStage : int {
   kPosted,   // wrote its contribution into its slot
   kReduced,  // wrote its part of the sum into its slot
   kTaken,    // read all it needs: others may reuse their slots
-  kShmStages,
+  kShmStages = 64,
 };
 
 // A rank's state in the segment.
 struct alignas(128) ShmRankState {
-  std::atomic<uint64_t> done[kShmStages];
-  // Set when nothing more will come from this rank.
+  // Nonzero when nothing more will come from this rank: 1, or 2 + the rank of
+  // the run that it lost.
   std::atomic<uint32_t> left;
   // What the rank sleeps for: 1 + rank * kShmStages + stage; 0 while awake or
   // once woken.
   std::atomic<uint32_t> awaits;
+  // The stages for any of which it sleeps, a bit for each; likewise.
+  std::atomic<uint64_t> awaits_any;
   // The futex it sleeps on; incremented to wake it.
   std::atomic<uint32_t> bell;
+  std::atomic<uint64_t> done[kShmStages];
 };
 
 // Memory shared by the ranks of a group. Unlinked, so it is freed with the last
 // process that maps it, however that ends.
 class ShmSegment {
  public:
-  static absl::StatusOr<std::unique_ptr<ShmSegment>> Create(int ranks);
+  // `buffers`: further slots that belong to no rank.
+  static absl::StatusOr<std::unique_ptr<ShmSegment>> Create(int ranks,
+                                                            int buffers = 0);
   // Maps the segment created by another process with this address().
   static absl::StatusOr<std::unique_ptr<ShmSegment>> Open(
-      const std::string& address, int ranks);
+      const std::string& address, int ranks, int buffers = 0);
   ~ShmSegment();
   ShmSegment(const ShmSegment&) = delete;
   ShmSegment& operator=(const ShmSegment&) = delete;
@@ -62,15 +70,20 @@ class ShmSegment {
   // kShmSlotBytes bytes for block `block` of `rank`.
   char* slot(int rank, uint64_t block) const {
     return slots_ +
-           (rank * kShmSlots + static_cast<int64_t>(block) % kShmSlots) *
+           (rank * kShmSlots + static_cast<int64_t>(block % kShmSlots)) *
                kShmSlotBytes;
+  }
+  // The same of a buffer.
+  char* buffer(int index, uint64_t block) const {
+    return slot(ranks_ + index, block);
   }
 
  private:
   ShmSegment() = default;
-  absl::Status Map(int fd, int ranks);
+  absl::Status Map(int fd, int ranks, int buffers);
 
   std::string address_;
+  int ranks_ = 0;
   int fd_ = -1;
   void* memory_ = nullptr;
   size_t bytes_ = 0;
@@ -84,8 +97,16 @@ struct ShmPeer {
   pid_t pid;  // in this process's PID namespace
 };
 
+// A rank has completed `stage` of the first `blocks` blocks.
+struct ShmCondition {
+  int rank;
+  ShmStage stage;
+  uint64_t blocks;
+};
+
 // Ranks of a group publish their progress and wait for each other. A wait ends
-// when the awaited rank's process does. One thread, except for Stop.
+// when the awaited rank's process does. One thread, except for Stop and Publish
+// (of each stage, one).
 class ShmMeeting {
  public:
   // This process is peers[rank]. UNAVAILABLE if a peer has already exited,
@@ -117,10 +138,18 @@ class ShmMeeting {
   // DEADLINE_EXCEEDED after the timeout, CANCELLED after Stop.
   absl::Status Await(int rank, ShmStage stage, uint64_t blocks);
 
-  // Tells the others that nothing more will come from this rank.
-  void Leave();
-  // Ends this rank's current and future waits. Thread-safe.
-  void Stop();
+  // Blocks until one of `conditions` holds (at least one; all needed sooner or
+  // later, so that the end of any rank among them ends the wait). Errors as
+  // Await's.
+  absl::Status AwaitAny(const std::vector<ShmCondition>& conditions);
+
+  // Tells the others that nothing more will come from this rank, because it
+  // lost rank `lost` of the run if that isn't -1.
+  void Leave(int lost = -1);
+  // Ends this rank's current and future waits with `status`; the first call
+  // counts. Thread-safe.
+  void Stop(
+      const absl::Status& status = absl::CancelledError("the group is closed"));
 
  private:
   ShmMeeting(std::unique_ptr<ShmSegment> segment, int rank,
@@ -129,7 +158,8 @@ class ShmMeeting {
   // Sleeps until the bell differs from `bell` or kLook has passed.
   void Sleep(uint32_t bell);
   void Wake(int rank);
-  bool HasLeft(int rank) const;
+  // UNAVAILABLE if it has.
+  absl::Status HasLeft(int rank) const;
   absl::Status WhyNot(int rank, std::chrono::steady_clock::time_point since);
 
   const std::unique_ptr<ShmSegment> segment_;
@@ -139,6 +169,8 @@ class ShmMeeting {
   // By rank; -1 for this one.
   std::vector<int> process_fds_;
   std::atomic<bool> stopped_{false};
+  std::mutex stop_mutex_;
+  absl::Status stop_status_;
 };
 
 }  // namespace capstan

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "base/simd/instruction_set.h"
 
@@ -124,14 +125,65 @@ void SumInFloat(const void* const* sources, int count, void* out,
   }
 }
 
-SumFunction SumOfHalf() {
-#if defined(__x86_64__)
-  if (BestInstructionSet() != InstructionSet::kPlain) {
-    return SumInFloat<HalfBitsF16c>;
+template <typename T>
+void AddPart(const void* before, const void* const* sources, int count,
+             bool finish, void* out, int64_t size) {
+  if (before == nullptr && count == 1) {
+    if (out != sources[0]) std::memcpy(out, sources[0], size * sizeof(T));
+    return;
   }
-#endif
-  return SumInFloat<HalfBits>;
+  if (before == nullptr) return Sum<T>(sources, count, out, size);
+  std::vector<const void*> all = {before};
+  all.insert(all.end(), sources, sources + count);
+  Sum<T>(all.data(), count + 1, out, size);
 }
+
+template <typename Bits>
+void AddPartInFloat(const void* before, const void* const* sources, int count,
+                    bool finish, void* out, int64_t size) {
+  if (before == nullptr && count == 1 && finish) {
+    if (out != sources[0]) std::memcpy(out, sources[0], size * 2);
+    return;
+  }
+  const auto source = [&](int i, int64_t begin) {
+    return static_cast<const uint16_t*>(sources[i]) + begin;
+  };
+  float sum[kChunk];
+  float next[kChunk];
+  for (int64_t begin = 0; begin < size; begin += kChunk) {
+    const int64_t part = std::min(kChunk, size - begin);
+    int i = 0;
+    if (before != nullptr) {
+      std::memcpy(sum, static_cast<const float*>(before) + begin,
+                  part * sizeof(float));
+    } else {
+      Bits::Load(source(i++, begin), sum, part);
+    }
+    for (; i < count; ++i) {
+      Bits::Load(source(i, begin), next, part);
+      Add(sum, next, sum, part);
+    }
+    if (finish) {
+      Bits::Store(sum, static_cast<uint16_t*>(out) + begin, part);
+    } else {
+      std::memcpy(static_cast<float*>(out) + begin, sum, part * sizeof(float));
+    }
+  }
+}
+
+template <typename T>
+PartialSum PartsOf() {
+  return {sizeof(T), AddPart<T>};
+}
+
+template <typename Bits>
+PartialSum PartsInFloat() {
+  return {sizeof(float), AddPartInFloat<Bits>};
+}
+
+#if defined(__x86_64__)
+bool HasF16c() { return BestInstructionSet() != InstructionSet::kPlain; }
+#endif
 
 }  // namespace
 
@@ -144,7 +196,10 @@ SumFunction SumOf(c10::ScalarType type) {
     case c10::ScalarType::BFloat16:
       return SumInFloat<BFloat16Bits>;
     case c10::ScalarType::Half:
-      return SumOfHalf();
+#if defined(__x86_64__)
+      if (HasF16c()) return SumInFloat<HalfBitsF16c>;
+#endif
+      return SumInFloat<HalfBits>;
     case c10::ScalarType::Long:
       return Sum<int64_t>;
     case c10::ScalarType::Int:
@@ -157,6 +212,34 @@ SumFunction SumOf(c10::ScalarType type) {
       return Sum<uint8_t>;
     default:
       return nullptr;
+  }
+}
+
+PartialSum PartialSumOf(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return PartsOf<float>();
+    case c10::ScalarType::Double:
+      return PartsOf<double>();
+    case c10::ScalarType::BFloat16:
+      return PartsInFloat<BFloat16Bits>();
+    case c10::ScalarType::Half:
+#if defined(__x86_64__)
+      if (HasF16c()) return PartsInFloat<HalfBitsF16c>();
+#endif
+      return PartsInFloat<HalfBits>();
+    case c10::ScalarType::Long:
+      return PartsOf<int64_t>();
+    case c10::ScalarType::Int:
+      return PartsOf<int32_t>();
+    case c10::ScalarType::Short:
+      return PartsOf<int16_t>();
+    case c10::ScalarType::Char:
+      return PartsOf<int8_t>();
+    case c10::ScalarType::Byte:
+      return PartsOf<uint8_t>();
+    default:
+      return {0, nullptr};
   }
 }
 

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -112,9 +113,57 @@ TEST(SumOf, MayWriteToAnyOfItsSources) {
   }
 }
 
+// In parts of one source or more, the sum has the same bits.
+TEST(PartialSumOf, GivesTheBitsOfSumOf) {
+  for (const at::ScalarType type :
+       {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
+        at::kShort, at::kChar, at::kByte}) {
+    const PartialSum parts = PartialSumOf(type);
+    for (const int64_t size : {1, 7, 2051}) {
+      std::vector<at::Tensor> tensors;
+      std::vector<const void*> sources;
+      for (int i = 0; i < 6; ++i) {
+        const at::Tensor wild = Wild(size, i, at::kDouble);
+        tensors.push_back(at::isFloatingType(type)
+                              ? wild.div(1e4).to(type)
+                              : wild.to(at::kLong).to(type));
+        sources.push_back(tensors.back().data_ptr());
+      }
+      const at::Tensor want = SumTensors(tensors);
+      for (const int first : {1, 2, 5}) {
+        std::vector<char> unfinished(size * parts.width);
+        at::Tensor got = at::full({size}, 99, tensors[0].options());
+        parts.add(nullptr, sources.data(), first, false, unfinished.data(),
+                  size);
+        // In place, then to the result.
+        if (first < 5) {
+          parts.add(unfinished.data(), sources.data() + first, 5 - first, false,
+                    unfinished.data(), size);
+        }
+        parts.add(unfinished.data(), sources.data() + 5, 1, true,
+                  got.data_ptr(), size);
+        EXPECT_EQ(std::memcmp(got.data_ptr(), want.data_ptr(), want.nbytes()),
+                  0)
+            << at::toString(type) << " " << size << " after " << first;
+      }
+    }
+  }
+}
+
+TEST(PartialSumOf, OfOneSourceIsThatSource) {
+  for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kByte}) {
+    const at::Tensor only = at::arange(100).to(type);
+    const at::Tensor got = at::full({100}, 99, only.options());
+    const void* const source = only.data_ptr();
+    PartialSumOf(type).add(nullptr, &source, 1, true, got.data_ptr(), 100);
+    EXPECT_TRUE(got.equal(only)) << at::toString(type);
+  }
+}
+
 TEST(SumOf, KnowsWhatItCannotSum) {
   EXPECT_EQ(SumOf(at::kComplexFloat), nullptr);
   EXPECT_EQ(SumOf(at::kBool), nullptr);
+  EXPECT_EQ(PartialSumOf(at::kBool).add, nullptr);
 }
 
 }  // namespace

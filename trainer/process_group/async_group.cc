@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/async_group.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "trainer/process_group/shm/shm_sum.h"
+#include "trainer/process_group/single_group.h"
+
+namespace capstan {
+
+// A FIFO of tasks. After one has failed the rest don't run and get its error.
+class AsyncQueue {
+ public:
+  using Task = std::function<absl::Status()>;
+
+  // Returns the task's number for Wait.
+  int64_t Put(Task task);
+  // Runs the task on this thread if the queue is idle, else waits for its turn.
+  absl::Status RunNow(const Task& task);
+  // Blocks until task `number` has run and been destroyed, or an earlier one
+  // failed.
+  absl::Status Wait(int64_t number);
+
+  // Runs tasks until Stop; call on a dedicated thread.
+  void Work();
+  // Drops tasks that have not begun.
+  void Stop();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable put_;
+  std::condition_variable done_;
+  std::deque<Task> tasks_;
+  int64_t put_count_ = 0;
+  int64_t done_count_ = 0;
+  bool stopped_ = false;
+  absl::Status status_;
+};
+
+int64_t AsyncQueue::Put(Task task) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (status_.ok()) {
+    tasks_.push_back(std::move(task));
+    put_.notify_one();
+  }
+  return ++put_count_;
+}
+
+absl::Status AsyncQueue::RunNow(const Task& task) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (put_count_ != done_count_) {
+      lock.unlock();
+      return Wait(Put(task));
+    }
+    if (!status_.ok()) return status_;
+    // Put's only caller is this thread: the worker stays idle meanwhile.
+    ++put_count_;
+  }
+  const absl::Status status = task();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (status.ok()) ++done_count_;
+  status_.Update(status);
+  return status;
+}
+
+absl::Status AsyncQueue::Wait(int64_t number) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  done_.wait(lock, [&] { return done_count_ >= number || !status_.ok(); });
+  return done_count_ >= number ? absl::OkStatus() : status_;
+}
+
+void AsyncQueue::Work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    put_.wait(lock, [&] { return stopped_ || !tasks_.empty(); });
+    if (stopped_) return;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    const absl::Status status = task();
+    // Release its captures before Wait returns.
+    task = nullptr;
+    lock.lock();
+    if (status.ok()) {
+      ++done_count_;
+    } else {
+      status_.Update(status);
+      tasks_.clear();
+    }
+    done_.notify_all();
+  }
+}
+
+void AsyncQueue::Stop() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stopped_ = true;
+  status_.Update(absl::CancelledError("the process group is closed"));
+  tasks_.clear();
+  put_.notify_all();
+  done_.notify_all();
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class QueuedWork final : public Work {
+ public:
+  QueuedWork(std::shared_ptr<AsyncQueue> queue, int64_t number,
+             std::shared_ptr<CommunicationMeter> meter)
+      : queue_(std::move(queue)), number_(number), meter_(std::move(meter)) {}
+
+  void Wait() override {
+    const Clock::time_point begin = Clock::now();
+    const absl::Status status = queue_->Wait(number_);
+    meter_->Waited(Clock::now() - begin);
+    if (!status.ok()) throw CommunicationError(std::string(status.message()));
+  }
+
+ private:
+  const std::shared_ptr<AsyncQueue> queue_;
+  const int64_t number_;
+  const std::shared_ptr<CommunicationMeter> meter_;
+};
+
+// `status` of `collective`, worded as in the other process groups.
+absl::Status Describe(const absl::Status& status, int rank,
+                      const char* collective) {
+  if (status.ok()) return status;
+  const bool timed_out = absl::IsDeadlineExceeded(status);
+  return absl::Status(
+      status.code(),
+      absl::StrCat("rank ", rank,
+                   timed_out ? " waited too long for another rank during "
+                             : " lost the connection to another rank during ",
+                   collective, ": ", status.message()));
+}
+
+void CheckTensor(const at::Tensor& tensor) {
+  CHECK(tensor.device().is_cpu())
+      << "collectives need tensors on cpu, not " << tensor.device().str();
+  CHECK(tensor.is_contiguous()) << "collectives need contiguous tensors";
+}
+
+c10::ScalarType CheckedType(const at::Tensor& tensor) {
+  const c10::ScalarType type = tensor.scalar_type();
+  CHECK(SumOf(type) != nullptr)
+      << "can't sum tensors of " << at::toString(type);
+  return type;
+}
+
+char* Data(const at::Tensor& tensor) {
+  return static_cast<char*>(tensor.data_ptr());
+}
+
+}  // namespace
+
+AsyncGroup::AsyncGroup(std::unique_ptr<SyncCollectives> collectives,
+                       std::string name,
+                       std::shared_ptr<CommunicationMeter> meter)
+    : collectives_(std::move(collectives)),
+      name_(std::move(name)),
+      meter_(std::move(meter)),
+      queue_(std::make_shared<AsyncQueue>()),
+      worker_([queue = queue_] { queue->Work(); }) {}
+
+AsyncGroup::~AsyncGroup() {
+  queue_->Stop();
+  collectives_->Stop();
+  worker_.join();
+}
+
+AsyncGroup::Task AsyncGroup::Prepare(const char* collective, int64_t bytes_sent,
+                                     Task run) {
+  meter_->Sent(bytes_sent);
+  meter_->Started();
+  return [this, collective, run = std::move(run)] {
+    const absl::Status status = Describe(run(), name_of(rank()), collective);
+    meter_->Finished();
+    // Lets the others know at once.
+    if (!status.ok()) collectives_->Leave();
+    return status;
+  };
+}
+
+std::unique_ptr<Work> AsyncGroup::Begin(const char* collective,
+                                        int64_t bytes_sent, Task run) {
+  return std::make_unique<QueuedWork>(
+      queue_, queue_->Put(Prepare(collective, bytes_sent, std::move(run))),
+      meter_);
+}
+
+absl::Status AsyncGroup::RunNow(const char* collective, int64_t bytes_sent,
+                                Task run) {
+  const Clock::time_point begin = Clock::now();
+  const absl::Status status =
+      queue_->RunNow(Prepare(collective, bytes_sent, std::move(run)));
+  meter_->Waited(Clock::now() - begin);
+  return status;
+}
+
+std::unique_ptr<Work> AsyncGroup::AllReduce(const at::Tensor& tensor) {
+  CheckTensor(tensor);
+  if (tensor.numel() == 0) return NothingToWaitFor();
+  return Begin("all-reduce", 2 * RingBytes(tensor.nbytes()),
+               [this, tensor, type = CheckedType(tensor)] {
+                 return collectives_->AllReduce(Data(tensor), tensor.numel(),
+                                                type);
+               });
+}
+
+std::unique_ptr<Work> AsyncGroup::ReduceScatter(const at::Tensor& output,
+                                                const at::Tensor& input) {
+  CheckTensor(output);
+  CheckTensor(input);
+  CHECK_EQ(input.numel(), output.numel() * size());
+  CHECK(output.scalar_type() == input.scalar_type());
+  if (input.numel() == 0) return NothingToWaitFor();
+  return Begin("reduce-scatter", RingBytes(input.nbytes()),
+               [this, output, input, type = CheckedType(input)] {
+                 return collectives_->ReduceScatter(Data(output), Data(input),
+                                                    output.numel(), type);
+               });
+}
+
+std::unique_ptr<Work> AsyncGroup::AllGather(const at::Tensor& output,
+                                            const at::Tensor& input) {
+  CheckTensor(output);
+  CheckTensor(input);
+  CHECK_EQ(output.numel(), input.numel() * size());
+  CHECK(output.scalar_type() == input.scalar_type());
+  if (output.numel() == 0) return NothingToWaitFor();
+  return Begin("all-gather", RingBytes(output.nbytes()), [this, output, input] {
+    return collectives_->AllGather(Data(output), Data(input), input.nbytes());
+  });
+}
+
+std::unique_ptr<Work> AsyncGroup::Broadcast(const at::Tensor& tensor,
+                                            int root) {
+  CheckTensor(tensor);
+  CHECK_LT(root, size());
+  if (tensor.numel() == 0) return NothingToWaitFor();
+  return Begin(
+      "broadcast", rank() == root ? tensor.nbytes() : 0, [this, tensor, root] {
+        return collectives_->Broadcast(Data(tensor), tensor.nbytes(), root);
+      });
+}
+
+void AsyncGroup::AllReduceHost(absl::Span<double> values) {
+  if (values.empty()) return;
+  const int64_t bytes = static_cast<int64_t>(values.size()) * sizeof(double);
+  const absl::Status status =
+      RunNow("all-reduce", 2 * RingBytes(bytes), [this, values] {
+        return collectives_->AllReduce(reinterpret_cast<char*>(values.data()),
+                                       static_cast<int64_t>(values.size()),
+                                       c10::ScalarType::Double);
+      });
+  if (!status.ok()) throw CommunicationError(std::string(status.message()));
+}
+
+absl::Status AsyncGroup::Barrier() {
+  return RunNow("start", 0, [this] { return collectives_->Barrier(); });
+}
+
+absl::StatusOr<std::vector<std::string>> AsyncGroup::ExchangeTexts(
+    const std::string& mine) {
+  CHECK_LT(mine.size(), kTextBytes);
+  std::vector<char> input(kTextBytes);
+  std::copy(mine.begin(), mine.end(), input.begin());
+  std::vector<char> output(kTextBytes * size());
+  CAPSTAN_RETURN_IF_ERROR(
+      RunNow("split", RingBytes(output.size()), [this, &input, &output] {
+        return collectives_->AllGather(output.data(), input.data(), kTextBytes);
+      }));
+  std::vector<std::string> texts;
+  for (int i = 0; i < size(); ++i) {
+    texts.emplace_back(output.data() + i * kTextBytes);
+  }
+  return texts;
+}
+
+absl::StatusOr<std::vector<int>> AsyncGroup::RanksOfColor(int color) {
+  CHECK_GE(color, 0);
+  const std::string mine = absl::StrCat(color);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> colors,
+                           ExchangeTexts(mine));
+  std::vector<int> ranks;
+  for (int i = 0; i < size(); ++i) {
+    if (colors[i] == mine) ranks.push_back(i);
+  }
+  return ranks;
+}
+
+}  // namespace capstan

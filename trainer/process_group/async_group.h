@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_ASYNC_GROUP_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_ASYNC_GROUP_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plugins/sdk/process_group.h"
+#include "trainer/process_group/communication_meter.h"
+#include "trainer/process_group/sync_collectives.h"
+
+namespace capstan {
+
+class AsyncQueue;
+
+// A process group of CPU ranks made of synchronous collectives, which run in
+// order on the group's own thread.
+class AsyncGroup : public ProcessGroup {
+ public:
+  // `name` is backend()'s.
+  AsyncGroup(std::unique_ptr<SyncCollectives> collectives, std::string name,
+             std::shared_ptr<CommunicationMeter> meter);
+  // Aborts pending collectives without waiting for other ranks.
+  ~AsyncGroup() override;
+
+  int rank() const override { return collectives_->rank(); }
+  int size() const override { return collectives_->size(); }
+  at::Device device() const override { return at::kCPU; }
+  std::string backend() const override { return name_; }
+
+  std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override;
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
+                                      const at::Tensor& input) override;
+  std::unique_ptr<Work> AllGather(const at::Tensor& output,
+                                  const at::Tensor& input) override;
+  std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override;
+  void AllReduceHost(absl::Span<double> values) override;
+  CommunicationStats stats() const override { return meter_->stats(); }
+
+  // Blocks until all ranks have called it. UNAVAILABLE if one never will.
+  absl::Status Barrier();
+
+ protected:
+  // For Split. All-gathers a text of less than kTextBytes.
+  static constexpr int64_t kTextBytes = 64;
+  absl::StatusOr<std::vector<std::string>> ExchangeTexts(
+      const std::string& mine);
+  // The ranks that pass the same color, ascending. Collective.
+  absl::StatusOr<std::vector<int>> RanksOfColor(int color);
+  // This rank's number in the run, or `rank`'s.
+  int name_of(int rank) const { return collectives_->name(rank); }
+  const std::shared_ptr<CommunicationMeter>& meter() const { return meter_; }
+
+ private:
+  using Task = std::function<absl::Status()>;
+
+  // Wraps `run`, the collective, with metering and error messages.
+  Task Prepare(const char* collective, int64_t bytes_sent, Task run);
+  // Queues it for the group's thread. `run` keeps the tensors alive.
+  std::unique_ptr<Work> Begin(const char* collective, int64_t bytes_sent,
+                              Task run);
+  // Runs it at once, on this thread if possible.
+  absl::Status RunNow(const char* collective, int64_t bytes_sent, Task run);
+  // Bytes that a rank sends in a ring over `bytes`.
+  int64_t RingBytes(int64_t bytes) const {
+    return bytes * (size() - 1) / size();
+  }
+
+  const std::unique_ptr<SyncCollectives> collectives_;
+  const std::string name_;
+  const std::shared_ptr<CommunicationMeter> meter_;
+  const std::shared_ptr<AsyncQueue> queue_;
+  std::thread worker_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_ASYNC_GROUP_H_

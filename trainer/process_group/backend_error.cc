@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/backend_error.h"
+
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+
+namespace capstan {
+
+std::string BackendMessage(absl::string_view what) {
+  what = what.substr(0, what.find('\n'));
+  // Gloo's messages begin with its source location: "[..pair.cc:534]
+  // Connection".
+  if (absl::StartsWith(what, "[")) {
+    const size_t end = what.find("] ");
+    if (end != absl::string_view::npos) what.remove_prefix(end + 2);
+  }
+  // ".. [10.0.0.2]:4711. This is typically caused by .."
+  return std::string(what.substr(0, what.find(". This is typically")));
+}
+
+bool IsTimeout(absl::string_view message) {
+  const std::string lower = absl::AsciiStrToLower(message);
+  return absl::StrContains(lower, "timed out") ||
+         absl::StrContains(lower, "timeout");
+}
+
+}  // namespace capstan

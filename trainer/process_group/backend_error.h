@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_ERROR_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_ERROR_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace capstan {
+
+// What an exception of c10d or Gloo says, without its source location and
+// general advice.
+std::string BackendMessage(absl::string_view what);
+
+// Whether such a message tells of a wait that took too long.
+bool IsTimeout(absl::string_view message);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_ERROR_H_

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_HOSTS_HOST_PIPELINE_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_HOSTS_HOST_PIPELINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "trainer/process_group/hosts/host_links.h"
+#include "trainer/process_group/shm/shm_meeting.h"
+
+namespace capstan {
+
+// What the ranks of a host do for each block of a collective: a list of steps,
+// the same on all of them. A step does blocks 0, 1, .. in order, each as soon
+// as the steps that it comes after have done enough.
+class HostSteps {
+ public:
+  using Run = std::function<void(int64_t block)>;
+  using Messages = std::function<std::vector<HostMessage>(int64_t block)>;
+  // A step that doesn't exist; After ignores it.
+  static constexpr int kNone = -1;
+
+  // A step that every rank of the host takes, for its part of the block.
+  int AddLocal(Run run);
+  // A step of the host's leader: one message or more, which are complete when
+  // the step is.
+  int AddMessages(Messages messages);
+  // `step` does block k only after `other` has done block k - lag on all ranks
+  // that take it.
+  void After(int step, int other, int lag = 0);
+
+ private:
+  friend class HostPipeline;
+  struct Before {
+    int step;
+    int lag;
+  };
+  struct Step {
+    Run run;            // or
+    Messages messages;  // of the leader
+    int stream;         // of the messages
+    std::vector<Before> after;
+  };
+  std::vector<Step> steps_;
+  int streams_ = 0;
+};
+
+// Takes the steps of collectives on one rank of a host, together with the
+// host's other ranks. A step waits only for what it comes after, and this
+// thread sleeps only if no step can go on. So hosts can't block each other as
+// long as, over all of them, a step comes after earlier steps of the same block
+// (a receive after its send) or after earlier blocks. Errors are
+// ShmMeeting::AwaitAny's and HostLinks'.
+class HostPipeline {
+ public:
+  static constexpr int kMaxSteps = kShmStages - 1;
+
+  // Not owned. `links` is null unless this rank leads the host: is rank 0 of
+  // `meeting`.
+  HostPipeline(ShmMeeting* meeting, HostLinks* links)
+      : meeting_(meeting), links_(links) {}
+
+  // Does `blocks` blocks. All slots are free at the beginning.
+  absl::Status Run(const HostSteps& steps, int64_t blocks);
+
+  // The number for ShmSegment::slot of the current collective's block 0.
+  uint64_t base() const { return base_; }
+
+ private:
+  // Stages of the meeting: collectives ended, then each step.
+  static constexpr ShmStage kEnded = static_cast<ShmStage>(0);
+  static ShmStage StageOf(int step) { return static_cast<ShmStage>(1 + step); }
+
+  // Does the next block of each step that can. Where none can, `missing` says
+  // what they wait for.
+  absl::Status GoOn(const HostSteps& steps, int64_t blocks,
+                    std::vector<int64_t>* begun, bool* went_on,
+                    std::vector<ShmCondition>* missing);
+  // Whether `step` can do block k; else adds what it waits for to `missing`.
+  bool CanDo(const HostSteps& steps, int step, int64_t k,
+             std::vector<ShmCondition>* missing) const;
+  absl::Status Do(const HostSteps& steps, int step, int64_t k);
+
+  ShmMeeting* const meeting_;
+  HostLinks* const links_;
+  uint64_t base_ = 0;   // blocks of all earlier collectives
+  uint64_t ended_ = 0;  // collectives
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_HOSTS_HOST_PIPELINE_H_

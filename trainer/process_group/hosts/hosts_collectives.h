@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_HOSTS_HOSTS_COLLECTIVES_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_HOSTS_HOSTS_COLLECTIVES_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "trainer/process_group/hosts/host_layout.h"
+#include "trainer/process_group/hosts/host_links.h"
+#include "trainer/process_group/hosts/host_pipeline.h"
+#include "trainer/process_group/shm/shm_meeting.h"
+#include "trainer/process_group/shm/shm_sum.h"
+#include "trainer/process_group/sync_collectives.h"
+
+namespace capstan {
+
+// Collectives of ranks on several hosts: shared memory inside a host, messages
+// between the hosts' leaders, block by block through both at once. Results are
+// bit for bit those of ShmCollectives, wherever the ranks are: sums pass along
+// the segments of the layout, each of which adds its ranks' values, and the
+// results come back the same way. Errors name the rank, or the other host's
+// leader, that has left.
+class HostsCollectives final : public SyncCollectives {
+ public:
+  // More steps than HostPipeline takes would be needed otherwise.
+  static constexpr int kMaxSegments = 16;
+  // Buffers of the meeting's segment for a host of `segments` segments.
+  static int Buffers(int segments) { return 1 + segments; }
+
+  // `names` are the ranks' numbers in the run. `meeting` is of this host's
+  // ranks, in order, with Buffers(). `backend` connects the leaders, by host;
+  // null on other ranks.
+  HostsCollectives(HostLayout layout, std::vector<int> names,
+                   std::unique_ptr<ShmMeeting> meeting,
+                   c10::intrusive_ptr<c10d::Backend> backend);
+
+  int rank() const override { return layout_.rank(); }
+  int size() const override { return layout_.size(); }
+  int name(int rank) const override { return names_[rank]; }
+
+  absl::Status Barrier() override;
+  absl::Status AllReduce(char* data, int64_t size,
+                         c10::ScalarType type) override;
+  absl::Status ReduceScatter(char* output, const char* input, int64_t size,
+                             c10::ScalarType type) override;
+  absl::Status AllGather(char* output, const char* input,
+                         int64_t bytes) override;
+  absl::Status Broadcast(char* data, int64_t bytes, int root) override;
+  void Leave() override;
+  void Stop() override { meeting_->Stop(); }
+
+ private:
+  struct Range {
+    int64_t begin;
+    int64_t end;
+    int64_t size() const { return end - begin; }
+  };
+  // How a collective's data is cut. A row is a rank's slice, or all data if
+  // ranks have no slices; a block is some columns of every row. In buffers the
+  // rows follow each other by HostLayout::position, without gaps.
+  struct Blocks {
+    int64_t rows;
+    int64_t columns;  // elements per row
+    int64_t width;    // bytes per element
+    int64_t block;    // columns of all blocks but the last
+    int64_t count() const { return (columns + block - 1) / block; }
+    int64_t ColumnsOf(int64_t k) const {
+      return k + 1 < count() ? block : columns - k * block;
+    }
+  };
+  struct Reduction {
+    const char* input;
+    Blocks blocks;
+    PartialSum sum;
+    // The first segment sends its single rank's values as they are.
+    bool first_is_plain;
+  };
+  using Take = std::function<void(int64_t block)>;
+
+  // `buffer_width`: bytes that an element takes in buffers, at most.
+  static Blocks Cut(int64_t rows, int64_t columns, int64_t width,
+                    int64_t buffer_width);
+  // The elements of block k, counted as in a buffer, that this rank sums.
+  Range Piece(const Blocks& blocks, int64_t k) const;
+  // Calls run(offset in a buffer, offset in the user's memory, length), in
+  // elements, for what is contiguous in both.
+  void ForRuns(const Blocks& blocks, int64_t k, Range range,
+               const std::function<void(int64_t, int64_t, int64_t)>& run) const;
+
+  // Sums; calls `take` once the result, or this host's rows of it, is in
+  // result().
+  absl::Status Reduce(const Reduction& reduction, const Take& take);
+  // A few elements: every host sends its ranks' values to host 0.
+  absl::Status AllReduceAtHost0(char* data, int64_t size, c10::ScalarType type);
+
+  // Writes what the other local ranks sum into this rank's slot.
+  void Post(const Reduction& reduction, int64_t k) const;
+  // Adds the values of a segment's ranks to this rank's piece of the sum.
+  void AddValues(const Reduction& reduction, int segment, int buffer,
+                 int64_t k) const;
+  // Bytes per element of the sum that a segment passes on.
+  int64_t WidthAfter(const Reduction& reduction, int segment) const;
+
+  // Adds the steps of one of this host's segments, which uses partial(buffer),
+  // to those that begin with step `post`. Returns the step that sums.
+  int AddSegment(const Reduction& reduction, int segment, int buffer, int post,
+                 HostSteps* steps) const;
+  // Adds the steps that bring the result to all hosts. On host `from` it is in
+  // result() after step `ready`, which gets to know when result() is free; a
+  // host gets its own rows and those that it passes on.
+  void AddReturn(const Blocks& blocks, int from, int ready, const Take& take,
+                 HostSteps* steps) const;
+  // The rows that `host` gets from the host below or above.
+  Range ReturnedRows(const Blocks& blocks, bool from_above, int host) const;
+  HostMessage RowsMessage(const Blocks& blocks, bool send, int host, Range rows,
+                          int64_t k) const;
+
+  // A local rank's slot for block k, and the host's buffers.
+  char* slot(int local, int64_t k) const {
+    return meeting_->segment()->slot(local, pipeline_.base() + k);
+  }
+  char* result(int64_t k) const {
+    return meeting_->segment()->buffer(0, pipeline_.base() + k);
+  }
+  char* partial(int buffer, int64_t k) const {
+    return meeting_->segment()->buffer(1 + buffer, pipeline_.base() + k);
+  }
+  int local() const { return layout_.local(rank()); }
+
+  const HostLayout layout_;
+  const std::vector<int> names_;
+  const std::unique_ptr<ShmMeeting> meeting_;
+  const std::unique_ptr<HostLinks> links_;
+  HostPipeline pipeline_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_HOSTS_HOSTS_COLLECTIVES_H_
