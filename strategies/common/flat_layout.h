@@ -63,6 +63,9 @@ struct Bucket {
   int64_t numel() const { return end - begin; }
 };
 
+// The bucket of each of `count` parameters; 0 for those in none.
+std::vector<int> BucketOfEach(const std::vector<Bucket>& buckets, size_t count);
+
 // Cuts a layout into buckets of at most `cap` elements (a larger parameter gets
 // a bucket of its own). The first has at most `first` elements: it is ready
 // soonest, so that communication starts early.
@@ -76,9 +79,9 @@ void PadBuckets(int shards, FlatLayout* layout, std::vector<Bucket>* buckets,
                 int64_t multiple = kFlatAlignment);
 
 // All of the above for the trainable parameters: buckets that `shards` ranks
-// can share, in the order in which backward starts to fill them. Parameters
-// that must stay whole get separate buckets, of at least `shards` parameters
-// each if there are enough: with fewer, the other shards would be padding.
+// can share, in the order in which backward completes them. Parameters that
+// must stay whole get separate buckets, of at least `shards` parameters each if
+// there are enough: with fewer, the other shards would be padding.
 std::vector<Bucket> LayOutBuckets(const std::vector<ParameterSpec>& specs,
                                   const LayoutRules& rules, int shards,
                                   int64_t first, int64_t cap,

@@ -86,7 +86,7 @@ void Zero2::PlanBuckets(const StrategyRequest& request,
     const int64_t bytes = buckets[b].numel() * element;
     return bytes + (apart ? bytes / request.world_size : 0);
   };
-  // The buckets being reduced when `b` begins to fill.
+  // The buckets being reduced when all before `b` are complete.
   const auto under_way = [&](int b) {
     int64_t bytes = 0;
     for (int k = std::max(0, b - reducing); k < b; ++k) bytes += reduced(k);
@@ -96,25 +96,34 @@ void Zero2::PlanBuckets(const StrategyRequest& request,
     const int64_t bytes = buckets[b].numel() * element;
     return reducing == 0 ? std::max(bytes, reduced(b)) : bytes;
   };
-  // Buckets are in backward order.
-  const int count = static_cast<int>(buckets.size());
-  int next = 0;  // the first that hasn't begun to fill
-  bool filling = false;
+  const std::vector<int> bucket_of = BucketOfEach(buckets, specs.size());
+  // Gradients come one by one. Buckets of whole parameters fill while another
+  // bucket does; all are complete in order.
+  const std::vector<int> order = BackwardOrder(specs, /*trainable=*/true);
+  auto gradient = order.begin();
+  int64_t filling = 0;
+  int complete = 0;
   for (int unit = static_cast<int>(plan->backward_buckets.size()) - 1;
        unit >= 0; --unit) {
-    const int64_t before =
-        filling ? under_way(next - 1) + fills(next - 1) : under_way(next);
+    const int64_t before = under_way(complete) + filling;
     int64_t most = before;
-    for (; next < count && specs[buckets[next].parameters[0]].unit == unit;
-         ++next) {
-      most = std::max(most, under_way(next) + fills(next));
+    for (; gradient != order.end() && specs[*gradient].unit == unit;
+         ++gradient) {
+      const int b = bucket_of[*gradient];
+      if (*gradient == buckets[b].parameters.front()) {
+        filling += fills(b);
+        most = std::max(most, under_way(complete) + filling);
+      }
+      if (*gradient == buckets[b].parameters.back()) {
+        filling -= fills(b);
+        complete = b + 1;
+      }
     }
     plan->backward_buckets[unit] = before;
     plan->collect_buckets[unit] = most - before;
-    filling =
-        next > 0 && specs[buckets[next - 1].parameters.back()].unit < unit;
   }
   // Backward has ended, but not the last reductions.
+  const int count = static_cast<int>(buckets.size());
   plan->publish_buckets = under_way(count);
   if (request.accumulation == 1) return;
   // The last ones are reduced during the next micro-step's forward; those of

@@ -6,7 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "base/status.h"
+#include "plugins/sdk/idle_for_test.h"
 
 namespace capstan {
 namespace zero2 {
@@ -31,6 +34,36 @@ TEST(Zero2Test, RefusesDtypesThatItCannotSum) {
   EXPECT_EQ((*zero2)->Check(request).message(),
             "the precision asks for summing gradients in Char, this strategy "
             "works with Float, BFloat16 and Half: choose another precision");
+}
+
+// Six units, each of a vector and a matrix. One bucket has all vectors, three
+// have two matrices each. While the vectors' fills, two others are reduced and
+// the third fills.
+TEST(Zero2Test, ThePlanCountsAllBucketsThatFill) {
+  std::vector<ParameterSpec> specs;
+  for (int unit = 0; unit < 6; ++unit) {
+    specs.push_back({"vector", {32}, unit});
+    specs.push_back({"matrix", {32, 32}, unit});
+  }
+  const IdleModel model(specs, 6);
+  const IdleMatrixOptimizer optimizer;
+  StrategyRequest request;
+  request.model = &model;
+  request.optimizer = &optimizer;
+  request.world_size = 2;
+  Config config;
+  config.set_reduce_bucket_size(1000);
+  const auto zero2 = Zero2::Create(config);
+  ASSERT_TRUE(zero2.ok());
+  const StrategyPlan plan = (*zero2)->Plan(request);
+  constexpr int64_t kMatrices = 2 * 32 * 32 * 4;
+  constexpr int64_t kVectors = 6 * 32 * 4;
+  EXPECT_EQ(plan.backward_buckets[5] + plan.collect_buckets[5],
+            kMatrices + kVectors);
+  EXPECT_EQ(plan.backward_buckets[1] + plan.collect_buckets[1],
+            3 * kMatrices + kVectors);
+  EXPECT_EQ(plan.backward_buckets[0], 3 * kMatrices + kVectors);
+  EXPECT_EQ(plan.publish_buckets, kMatrices + kVectors);
 }
 
 }  // namespace
