@@ -2,14 +2,15 @@
 //
 // Settings only: tests/parity and tests/conformance compare zero2's results
 // with `single` and with PyTorch, on real processes.
-#include "strategies/zero2/zero2.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "base/status.h"
 #include "plugins/sdk/idle_for_test.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/zero2/zero2.pb.h"
 
 namespace capstan {
 namespace zero2 {
@@ -18,14 +19,16 @@ namespace {
 TEST(Zero2Test, NegativeSizesNameTheirField) {
   Config config;
   config.set_reduce_bucket_size(-1);
-  EXPECT_EQ(FieldOf(Zero2::Create(config).status()), "reduce_bucket_size");
+  EXPECT_EQ(FieldOf(MakePlugin<Strategy>(config).status()),
+            "reduce_bucket_size");
   config.set_reduce_bucket_size(1);
   config.set_allgather_bucket_size(-1);
-  EXPECT_EQ(FieldOf(Zero2::Create(config).status()), "allgather_bucket_size");
+  EXPECT_EQ(FieldOf(MakePlugin<Strategy>(config).status()),
+            "allgather_bucket_size");
 }
 
 TEST(Zero2Test, RefusesDtypesThatItCannotSum) {
-  const auto zero2 = Zero2::Create(Config());
+  const auto zero2 = MakePlugin<Strategy>(Config());
   ASSERT_TRUE(zero2.ok());
   StrategyRequest request;
   request.world_size = 3;
@@ -53,7 +56,7 @@ TEST(Zero2Test, ThePlanCountsAllBucketsThatFill) {
   request.world_size = 2;
   Config config;
   config.set_reduce_bucket_size(1000);
-  const auto zero2 = Zero2::Create(config);
+  const auto zero2 = MakePlugin<Strategy>(config);
   ASSERT_TRUE(zero2.ok());
   const StrategyPlan plan = (*zero2)->Plan(request);
   constexpr int64_t kMatrices = 2 * 32 * 32 * 4;

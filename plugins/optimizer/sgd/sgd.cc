@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/optimizer/sgd/sgd.h"
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/isfinite.h>
@@ -8,36 +6,57 @@
 #include <ATen/ops/where.h>
 
 #include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/statusor.h"
+#include "plugins/optimizer/sgd/sgd.pb.h"
+#include "plugins/sdk/lib/field_check.h"
+#include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {
 namespace sgd {
+namespace {
 
-absl::StatusOr<std::unique_ptr<Sgd>> Sgd::Create(const Config& config) {
-  if (!std::isfinite(config.learning_rate()) || config.learning_rate() <= 0) {
-    return FieldError(
-        "learning_rate",
-        absl::StrCat("must be greater than 0, is ", config.learning_rate()));
+// g = gradient + weight_decay * p; b = momentum * b + g;
+// p -= lr * (nesterov ? g + momentum * b : b)
+// (torch.optim.SGD; Sutskever et al., "On the importance of initialization and
+// momentum in deep learning", 2013). Without momentum there is no state.
+class Sgd final : public Optimizer {
+ public:
+  static absl::StatusOr<std::unique_ptr<Sgd>> Create(const Config& config);
+
+  double learning_rate() const override { return config_.learning_rate(); }
+  std::vector<std::string> state_names() const override {
+    if (config_.momentum() == 0) return {};
+    return {"momentum"};
   }
-  if (!(config.momentum() >= 0 && config.momentum() < 1)) {
-    return FieldError(
-        "momentum", absl::StrCat("must be in [0, 1), is ", config.momentum()));
-  }
-  if (!(config.weight_decay() >= 0)) {
+  void Update(const OptimizerStep& step,
+              const std::vector<ParameterSpec>& specs, OptimizerShard& shard,
+              absl::Span<at::Tensor> state) override;
+
+ private:
+  explicit Sgd(const Config& config) : config_(config) {}
+
+  const Config config_;
+};
+
+absl::StatusOr<std::unique_ptr<Sgd>> Sgd::Create(const Config& c) {
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(std::isfinite(c.learning_rate()) && c.learning_rate() > 0,
+                 "learning_rate", "greater than 0", c.learning_rate()));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(c.momentum() >= 0 && c.momentum() < 1,
+                                     "momentum", "in [0, 1)", c.momentum()));
+  if (!(c.weight_decay() >= 0)) {
     return FieldError("weight_decay", absl::StrCat("must not be negative, is ",
-                                                   config.weight_decay()));
+                                                   c.weight_decay()));
   }
-  if (config.nesterov() && config.momentum() == 0) {
+  if (c.nesterov() && c.momentum() == 0) {
     return FieldError("nesterov", "needs a momentum greater than 0");
   }
-  return std::unique_ptr<Sgd>(new Sgd(config));
-}
-
-std::vector<std::string> Sgd::state_names() const {
-  if (config_.momentum() == 0) return {};
-  return {"momentum"};
+  return std::unique_ptr<Sgd>(new Sgd(c));
 }
 
 void Sgd::Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
@@ -74,6 +93,8 @@ void Sgd::Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
   shard.master.add_(gradient, -step.learning_rate);
   if (shard.working.defined()) shard.working.copy_(shard.master);
 }
+
+}  // namespace
 
 CAPSTAN_PLUGIN(Optimizer, Sgd, capstan::sgd::Config,
                "stochastic gradient descent with momentum");

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/precision/auto/auto.h"
-
 #include <gtest/gtest.h>
+
+#include "plugins/precision/auto/auto.pb.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/precision.h"
 
 namespace capstan {
 namespace auto_ {
@@ -11,7 +13,7 @@ PrecisionPolicy On(bool gpu, int compute_capability) {
   DeviceFacts device;
   device.gpu = gpu;
   device.compute_capability = compute_capability;
-  return (*Auto::Create(Config()))->PolicyOn(device);
+  return (*MakePlugin<Precision>(Config()))->PolicyOn(device);
 }
 
 TEST(AutoTest, TakesTheNarrowestThatTheDeviceIsFastIn) {
