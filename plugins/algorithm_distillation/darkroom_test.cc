@@ -9,8 +9,6 @@
 #include <numeric>
 #include <set>
 
-#include "plugins/algorithm_distillation/python_random.h"
-
 namespace capstan {
 namespace darkroom {
 namespace {
