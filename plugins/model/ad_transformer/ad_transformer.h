@@ -9,6 +9,7 @@
 #ifndef CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_
 #define CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,12 +18,42 @@
 #include "absl/status/statusor.h"
 #include "kernels/encoder/encoder_block.h"
 #include "plugins/algorithm_distillation/history_model.h"
-#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
+#include "plugins/model/ad_transformer/ad_transformer.pb.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {
 namespace ad_transformer {
+
+// The model's sizes, with all defaults filled in.
+struct Sizes {
+  int64_t embedding = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t feed_forward = 0;
+  int64_t n_transit = 0;
+  int64_t grid = 9;
+  int64_t actions = 5;
+  bool compressed = false;
+  double dropout = 0.1;
+
+  // Numbers per transition: state, one-hot action, reward, next state.
+  int64_t features() const { return actions + 5; }
+};
+
+constexpr int64_t kTokenTypes = 3;
+
+// Indices of the first unit's parameters; the last three exist only if
+// `compressed`.
+enum EmbeddingParameter {
+  kPositions,      // [1, n_transit, E]
+  kContextWeight,  // [E, features]
+  kContextBias,    // [E]
+  kQueryStates,    // [grid * grid, E]
+  kTokenTypeRows,  // [3, E]
+  kStartToken,     // [1, 1, E]
+  kEndToken,       // [1, 1, E]
+};
 
 class AdTransformer final : public Model, public HistoryModel {
  public:

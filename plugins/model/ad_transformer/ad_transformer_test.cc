@@ -15,7 +15,6 @@
 #include <fstream>
 
 #include "base/status.h"
-#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
 #include "plugins/model/ad_transformer/ad_transformer_testing.h"
 
 namespace capstan {

@@ -9,7 +9,7 @@
 #include "kernels/encoder/encoder_block.h"
 #include "kernels/memory.h"
 #include "plugins/algorithm_distillation/history_model.h"
-#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
+#include "plugins/model/ad_transformer/ad_transformer.h"
 
 namespace capstan {
 namespace ad_transformer {

@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/attention/attention.h"
-#include "plugins/model/llada_scratch/scratch_config.h"
+#include "plugins/model/llada_scratch/llada_scratch.pb.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 

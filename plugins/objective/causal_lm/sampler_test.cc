@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/objective/causal_lm/sampler.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "plugins/objective/causal_lm/causal_lm.h"
 
 namespace capstan {
 namespace causal_lm {
