@@ -20,10 +20,8 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "plugins/model/ad_transformer/history_layers.h"
-#include "plugins/model/common/config_check.h"
-#include "plugins/model/common/config_keys.h"
-#include "plugins/model/common/pretrained.h"
-#include "plugins/model/common/units.h"
+#include "plugins/model/common/config.h"
+#include "plugins/model/common/parameters.h"
 #include "plugins/sdk/plugin.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -40,7 +38,7 @@ constexpr char kModelType[] = "ad_transformer";
 // Coordinates and actions are bytes.
 constexpr int64_t kMostOfAByte = 255;
 
-ConfigCheck Check(const Sizes& s) {
+absl::Status Check(const Sizes& s) {
   ConfigCheck check;
   check.Size("embedding", s.embedding, 1 << 20);
   check.Size("layers", s.layers, 1 << 16);
@@ -54,7 +52,7 @@ ConfigCheck Check(const Sizes& s) {
                                      s.embedding, ", is ", s.heads));
   }
   check.Rate("dropout", s.dropout);
-  return check;
+  return check.status();
 }
 
 // The sizes in a config.json, by name.
@@ -82,7 +80,7 @@ absl::StatusOr<Sizes> SizesOf(const Config& config) {
   if (config.has_dropout()) s.dropout = config.dropout();
   // Before the product: embedding may be anything.
   s.feed_forward = OrDefault(config.feed_forward(), 1);
-  CAPSTAN_RETURN_IF_ERROR(Check(s).status());
+  CAPSTAN_RETURN_IF_ERROR(Check(s));
   if (config.feed_forward() == 0) s.feed_forward = 4 * s.embedding;
   return s;
 }
@@ -92,36 +90,30 @@ absl::StatusOr<Sizes> ReadSizes(const std::string& folder) {
   const std::string path = folder + "/config.json";
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
-  const auto fail = [&](absl::string_view key, absl::string_view problem) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", key, " ", problem));
-  };
+  ConfigKeys keys(path, json);
   if (json.value("model_type", Json()) != kModelType) {
-    return fail("model_type", absl::StrCat("must be \"", kModelType, "\""));
+    keys.Fail("model_type", absl::StrCat("must be \"", kModelType, "\""));
   }
   Sizes s;
-  absl::Status status;
   ForSizes(s, [&](const char* key, int64_t& value) {
     const Json found = json.value(key, Json());
     if (const absl::optional<int64_t> integer = JsonInteger(found)) {
       value = *integer;
-    } else if (status.ok()) {
-      status =
-          fail(key, absl::StrCat("must be an integer below 2^63, is ",
-                                 found.is_null() ? "missing" : found.dump()));
+    } else {
+      keys.Fail(key, absl::StrCat("must be an integer below 2^63, is ",
+                                  found.is_null() ? "missing" : found.dump()));
     }
   });
-  CAPSTAN_RETURN_IF_ERROR(status);
   const Json compressed = json.value("compressed", Json());
-  if (!compressed.is_boolean()) {
-    return fail("compressed", "must be true or false");
-  }
-  s.compressed = compressed.get<bool>();
   const Json dropout = json.value("dropout", Json(s.dropout));
-  if (!dropout.is_number()) return fail("dropout", "must be a number");
+  if (!compressed.is_boolean()) {
+    keys.Fail("compressed", "must be true or false");
+  }
+  if (!dropout.is_number()) keys.Fail("dropout", "must be a number");
+  CAPSTAN_RETURN_IF_ERROR(keys.status());
+  s.compressed = compressed.get<bool>();
   s.dropout = dropout.get<double>();
-  const absl::optional<ConfigProblem> problem = Check(s).problem();
-  if (problem.has_value()) return fail(problem->key, problem->text);
+  CAPSTAN_RETURN_IF_ERROR(keys.FailIf(Check(s)));
   return s;
 }
 

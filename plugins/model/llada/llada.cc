@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "plugins/model/common/config_check.h"
+#include "plugins/model/common/config.h"
 
 namespace capstan {
 namespace llada {
@@ -75,8 +75,7 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   if (config.has_eos_token_id()) c.eos_token_id = config.eos_token_id();
   c.pad_token_id = c.eos_token_id;
   if (config.has_pad_token_id()) c.pad_token_id = config.pad_token_id();
-  const absl::optional<ConfigProblem> problem = llama::FinishSizes(&c);
-  if (problem.has_value()) return FieldError(problem->key, problem->text);
+  CAPSTAN_RETURN_IF_ERROR(llama::FinishSizes(&c));
   return c;
 }
 

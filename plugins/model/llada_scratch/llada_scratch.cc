@@ -24,10 +24,8 @@
 #include "kernels/attention/attention.h"
 #include "kernels/layers/adapter.h"
 #include "kernels/loss/token_loss.h"
-#include "plugins/model/common/config_check.h"
-#include "plugins/model/common/config_keys.h"
-#include "plugins/model/common/pretrained.h"
-#include "plugins/model/common/units.h"
+#include "plugins/model/common/config.h"
+#include "plugins/model/common/parameters.h"
 #include "plugins/model/llada_scratch/llada_scratch.pb.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/plugin.h"
@@ -39,7 +37,7 @@ namespace llada_scratch {
 
 namespace {
 
-ConfigCheck CheckSizes(const Config& c) {
+absl::Status CheckSizes(const Config& c) {
   ConfigCheck check;
   check.Size("vocab_size", c.vocab_size());
   check.Size("hidden_size", c.hidden_size());
@@ -47,7 +45,7 @@ ConfigCheck CheckSizes(const Config& c) {
   check.Size("num_hidden_layers", c.num_hidden_layers());
   check.Size("num_attention_heads", c.num_attention_heads());
   check.Size("max_sequence_length", c.max_sequence_length());
-  if (!check.ok()) return check;
+  if (!check.ok()) return check.status();
   if (c.hidden_size() % c.num_attention_heads() != 0) {
     check.Fail(
         "hidden_size",
@@ -64,7 +62,7 @@ ConfigCheck CheckSizes(const Config& c) {
   token("bos_token_id", c.has_bos_token_id(), c.bos_token_id());
   token("eos_token_id", c.has_eos_token_id(), c.eos_token_id());
   token("pad_token_id", c.has_pad_token_id(), c.pad_token_id());
-  return check;
+  return check.status();
 }
 
 // The sizes in `config`, with defaults for every field but `pretrained`
@@ -81,7 +79,7 @@ absl::StatusOr<Config> Sizes(const Config& config) {
   if (c.layer_norm_eps() == 0.0) c.set_layer_norm_eps(1e-5);
   if (c.initializer_range() == 0.0) c.set_initializer_range(0.02);
   if (!c.has_mask_token_id()) c.set_mask_token_id(c.vocab_size() - 1);
-  CAPSTAN_RETURN_IF_ERROR(CheckSizes(c).status());
+  CAPSTAN_RETURN_IF_ERROR(CheckSizes(c));
   return c;
 }
 
@@ -108,10 +106,8 @@ absl::StatusOr<Config> SizesFromFolder(const std::string& folder) {
   if (const auto id = keys.Token("eos_token_id")) c.set_eos_token_id(*id);
   if (const auto id = keys.Token("pad_token_id")) c.set_pad_token_id(*id);
   CAPSTAN_RETURN_IF_ERROR(keys.status());
-  const absl::optional<ConfigProblem> problem = CheckSizes(c).problem();
-  if (!problem.has_value()) return c;
-  keys.Fail(problem->key, problem->text);
-  return keys.status();
+  CAPSTAN_RETURN_IF_ERROR(keys.FailIf(CheckSizes(c)));
+  return c;
 }
 
 // Writes config.json for weights of `dtype`.

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "plugins/model/common/config_check.h"
+#include "plugins/model/common/config.h"
 
 namespace capstan {
 namespace llama {
@@ -76,8 +76,7 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   c.initializer_range = OrDefault(config.initializer_range(), 0.02);
   if (config.has_bos_token_id()) c.bos_token_id = config.bos_token_id();
   if (config.has_eos_token_id()) c.eos_token_id = config.eos_token_id();
-  const absl::optional<ConfigProblem> problem = FinishSizes(&c);
-  if (problem.has_value()) return FieldError(problem->key, problem->text);
+  CAPSTAN_RETURN_IF_ERROR(FinishSizes(&c));
   return c;
 }
 

@@ -13,7 +13,7 @@
 #include "absl/strings/strip.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "plugins/model/common/pretrained.h"
+#include "plugins/model/common/parameters.h"
 #include "plugins/sdk/lib/lora.h"
 
 namespace capstan {

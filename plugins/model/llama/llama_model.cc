@@ -18,7 +18,7 @@
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/rope.h"
 #include "kernels/layers/transformer_block.h"
-#include "plugins/model/common/units.h"
+#include "plugins/model/common/parameters.h"
 #include "plugins/sdk/memory.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>

@@ -24,7 +24,7 @@
 #include "base/status.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/loss/token_loss.h"
-#include "plugins/model/common/pretrained.h"
+#include "plugins/model/common/parameters.h"
 #include "plugins/model/llama/llama_lora.h"
 #include "plugins/model/llama/llama_sizes.h"
 #include "plugins/sdk/lib/safetensors.h"

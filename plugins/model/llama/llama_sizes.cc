@@ -69,13 +69,13 @@ void CheckHeads(const LlamaConfig& c, ConfigCheck* check) {
 
 }  // namespace
 
-absl::optional<ConfigProblem> FinishSizes(LlamaConfig* config) {
+absl::Status FinishSizes(LlamaConfig* config) {
   ConfigCheck check;
   FillHeads(config, &check);
-  if (!check.ok()) return check.problem();
+  if (!check.ok()) return check.status();
   const LlamaConfig& c = *config;
   CheckSizes(c, &check);
-  if (!check.ok()) return check.problem();
+  if (!check.ok()) return check.status();
   CheckHeads(c, &check);
   check.Positive("rms_norm_eps", c.rms_norm_eps);
   check.Positive("rope_theta", c.rope_theta);
@@ -84,7 +84,7 @@ absl::optional<ConfigProblem> FinishSizes(LlamaConfig* config) {
   check.Token("eos_token_id", c.eos_token_id, c.vocab_size);
   check.Token("pad_token_id", c.pad_token_id, c.vocab_size);
   check.Token("mask_token_id", c.mask_token_id, c.vocab_size);
-  return check.problem();
+  return check.status();
 }
 
 std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& c) {
@@ -134,11 +134,7 @@ absl::StatusOr<LlamaConfig> ReadFolder(const std::string& folder,
   LlamaConfig config;
   read(keys, &config);
   CAPSTAN_RETURN_IF_ERROR(keys.status());
-  const absl::optional<ConfigProblem> problem = FinishSizes(&config);
-  if (problem.has_value()) {
-    keys.Fail(problem->key, problem->text);
-    return keys.status();
-  }
+  CAPSTAN_RETURN_IF_ERROR(keys.FailIf(FinishSizes(&config)));
   config.source_config = std::move(text);
   path = folder + "/generation_config.json";
   absl::StatusOr<std::string> generation = ReadWholeFile(path);

@@ -13,8 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "plugins/model/common/config_check.h"
-#include "plugins/model/common/config_keys.h"
+#include "plugins/model/common/config.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {
@@ -104,8 +103,9 @@ struct LlamaConfig {
   std::string source_generation_config;
 };
 
-// Sets num_key_value_heads and head_dim if 0, then validates the sizes.
-absl::optional<ConfigProblem> FinishSizes(LlamaConfig* config);
+// Sets num_key_value_heads and head_dim if 0, then validates the sizes. A
+// FieldError names the key.
+absl::Status FinishSizes(LlamaConfig* config);
 
 // Parameters in the order of first use: the embedding, kLayerParameters for
 // each layer, the last norm and, unless tied, the head.
