@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
 
@@ -14,12 +15,6 @@ namespace {
 
 constexpr double kDefaultCapMib = 25.0;
 constexpr double kDefaultFirstMib = 1.0;
-
-absl::Status CheckSize(const char* field, double mib) {
-  if (std::isfinite(mib) && mib >= 0.0) return absl::OkStatus();
-  return FieldError(
-      field, absl::StrCat("must be a size, or 0 for the default, is ", mib));
-}
 
 int64_t Bytes(double mib, double default_mib) {
   // An exabyte holds any model; larger values would overflow.
@@ -31,9 +26,12 @@ int64_t Bytes(double mib, double default_mib) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Ddp>> Ddp::Create(const Config& config) {
-  CAPSTAN_RETURN_IF_ERROR(CheckSize("bucket_cap_mib", config.bucket_cap_mib()));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckSize("first_bucket_mib", config.first_bucket_mib()));
+  for (const auto& [field, mib] :
+       {std::make_pair("bucket_cap_mib", config.bucket_cap_mib()),
+        std::make_pair("first_bucket_mib", config.first_bucket_mib())}) {
+    CAPSTAN_RETURN_IF_ERROR(CheckField(std::isfinite(mib) && mib >= 0.0, field,
+                                       "a size, or 0 for the default", mib));
+  }
   return std::unique_ptr<Ddp>(new Ddp(config));
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
@@ -89,16 +90,11 @@ void ParameterGroup::Free() {
 }
 
 absl::StatusOr<std::unique_ptr<Fsdp>> Fsdp::Create(const Config& config) {
-  if (config.prefetch() < 0) {
-    return FieldError("prefetch", absl::StrCat("must be 0 or more units, is ",
-                                               config.prefetch()));
-  }
-  if (config.shard_group_size() < 0) {
-    return FieldError(
-        "shard_group_size",
-        absl::StrCat("must be a number of ranks, or 0 for all, is ",
-                     config.shard_group_size()));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(config.prefetch() >= 0, "prefetch",
+                                     "0 or more units", config.prefetch()));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(config.shard_group_size() >= 0, "shard_group_size",
+                 "a number of ranks, or 0 for all", config.shard_group_size()));
   return std::unique_ptr<Fsdp>(new Fsdp(config));
 }
 

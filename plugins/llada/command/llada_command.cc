@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "datasets/llada_windows/window_data.h"
 #include "plugins/sdk/command.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/tokenizer.h"
 
 namespace capstan {
@@ -164,14 +165,10 @@ std::string LladaCommand::Precision() const {
 
 absl::StatusOr<std::string> LladaCommand::ConfigText(
     const CommandHost& host) const {
-  if (batch_size_ < 1) {
-    return FieldError("--batch_size",
-                      absl::StrCat("must be at least 1, is ", batch_size_));
-  }
-  if (epochs_ < 1) {
-    return FieldError("--epochs",
-                      absl::StrCat("must be at least 1, is ", epochs_));
-  }
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(batch_size_ >= 1, "--batch_size", "at least 1", batch_size_));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(epochs_ >= 1, "--epochs", "at least 1", epochs_));
   const std::string folder = host.Path(data_dir_);
   const std::string model = host.ModelFolder(host.Path(model_name_));
   absl::StatusOr<llada_windows::WindowData> data =

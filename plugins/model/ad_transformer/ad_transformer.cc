@@ -178,15 +178,6 @@ std::vector<int64_t> LayerShape(const Sizes& s, int weight) {
   }
 }
 
-void FillUniform(uint64_t key, double bound, int64_t begin, int64_t count,
-                 float* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<float>(
-        bound *
-        (2.0 * RandomUniform(key, static_cast<uint64_t>(begin + i)) - 1.0));
-  }
-}
-
 // The initial value of a parameter.
 struct Start {
   enum Kind { kConstant, kUniform, kNormal } kind;

@@ -37,6 +37,15 @@ void FillInitial(const ParameterSpec& spec, uint64_t seed, double deviation,
   }
 }
 
+void FillUniform(uint64_t key, double bound, int64_t begin, int64_t count,
+                 float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = static_cast<float>(
+        bound *
+        (2.0 * RandomUniform(key, static_cast<uint64_t>(begin + i)) - 1.0));
+  }
+}
+
 void CheckBound(const std::vector<at::Tensor>& tensors,
                 const std::vector<ParameterSpec>& specs) {
   CHECK_EQ(tensors.size(), specs.size());

@@ -38,6 +38,11 @@ std::vector<std::string> UnitNames(int64_t layers);
 void FillInitial(const ParameterSpec& spec, uint64_t seed, double deviation,
                  int64_t begin, int64_t count, float* out);
 
+// Elements [begin, begin + count) of a sequence that is uniform in
+// [-bound, bound), from RandomKey `key`.
+void FillUniform(uint64_t key, double bound, int64_t begin, int64_t count,
+                 float* out);
+
 // CHECKs that the bound tensors have the parameters' shapes.
 void CheckBound(const std::vector<at::Tensor>& tensors,
                 const std::vector<ParameterSpec>& specs);

@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "plugins/model/common/parameters.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/lora.h"
 
 namespace capstan {
@@ -42,20 +43,14 @@ bool Names(absl::string_view target, absl::string_view module) {
 }
 
 absl::Status CheckNumbers(const LoraSpec& spec) {
-  if (spec.rank < 1 || spec.rank > std::numeric_limits<int32_t>::max()) {
-    return FieldError("rank",
-                      absl::StrCat("must be greater than 0, is ", spec.rank));
-  }
-  if (!(spec.alpha > 0.0 && std::isfinite(spec.alpha))) {
-    return FieldError("alpha",
-                      absl::StrCat("must be greater than 0, is ", spec.alpha));
-  }
-  if (!(spec.dropout >= 0.0 && spec.dropout < 1.0)) {
-    return FieldError(
-        "dropout",
-        absl::StrCat("must be at least 0 and below 1, is ", spec.dropout));
-  }
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      spec.rank >= 1 && spec.rank <= std::numeric_limits<int32_t>::max(),
+      "rank", "greater than 0", spec.rank));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(spec.alpha > 0.0 && std::isfinite(spec.alpha), "alpha",
+                 "greater than 0", spec.alpha));
+  return CheckField(spec.dropout >= 0.0 && spec.dropout < 1.0, "dropout",
+                    "at least 0 and below 1", spec.dropout);
 }
 
 // Checks that each name in target_modules is a module of the model.
@@ -196,12 +191,9 @@ absl::Status LlamaLora::InitialValue(int index, uint64_t seed, int64_t begin,
     std::fill(out, out + count, 0.0f);
     return absl::OkStatus();
   }
-  const uint64_t key = RandomKey(seed, spec.name);
-  const double bound = 1.0 / std::sqrt(static_cast<double>(spec.shape[1]));
-  for (int64_t i = 0; i < count; ++i) {
-    const double uniform = RandomUniform(key, begin + i);
-    out[i] = static_cast<float>((2.0 * uniform - 1.0) * bound);
-  }
+  FillUniform(RandomKey(seed, spec.name),
+              1.0 / std::sqrt(static_cast<double>(spec.shape[1])), begin, count,
+              out);
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "plugins/algorithm_distillation/history_model.h"
 #include "plugins/objective/algorithm_distillation/in_context.h"
+#include "plugins/sdk/lib/field_check.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -96,24 +97,16 @@ double Deviation(absl::Span<const double> values) {
 
 absl::StatusOr<std::unique_ptr<AlgorithmDistillation>>
 AlgorithmDistillation::Create(const Config& config) {
-  if (!(config.label_smoothing() >= 0.0 && config.label_smoothing() < 1.0)) {
-    return FieldError(
-        "label_smoothing",
-        absl::StrCat("must be in [0, 1), is ", config.label_smoothing()));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      config.label_smoothing() >= 0.0 && config.label_smoothing() < 1.0,
+      "label_smoothing", "in [0, 1)", config.label_smoothing()));
   const Evaluation& evaluation = config.evaluation();
-  const auto negative = [](const char* field, int64_t value) {
-    return FieldError(absl::StrCat("evaluation.", field),
-                      absl::StrCat("must be 0 or greater, is ", value));
-  };
-  if (evaluation.episodes() < 0) {
-    return negative("episodes", evaluation.episodes());
-  }
-  if (evaluation.final_episodes() < 0) {
-    return negative("final_episodes", evaluation.final_episodes());
-  }
-  if (evaluation.streams() < 0) {
-    return negative("streams", evaluation.streams());
+  for (const auto& [field, value] :
+       {std::pair<const char*, int64_t>{"episodes", evaluation.episodes()},
+        {"final_episodes", evaluation.final_episodes()},
+        {"streams", evaluation.streams()}}) {
+    CAPSTAN_RETURN_IF_ERROR(CheckField(
+        value >= 0, absl::StrCat("evaluation.", field), "0 or greater", value));
   }
   return std::unique_ptr<AlgorithmDistillation>(
       new AlgorithmDistillation(config));

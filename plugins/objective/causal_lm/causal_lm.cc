@@ -16,27 +16,21 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/lib/field_check.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
 namespace capstan {
 namespace causal_lm {
 
-absl::Status CheckSamplerOptions(const SamplerOptions& options) {
-  if (!(options.temperature >= 0.0 && std::isfinite(options.temperature))) {
-    return FieldError("temperature", absl::StrCat("must be 0 or greater, is ",
-                                                  options.temperature));
-  }
-  if (options.top_k < 0) {
-    return FieldError("top_k",
-                      absl::StrCat("must be 0 or greater, is ", options.top_k));
-  }
-  if (!(options.top_p > 0.0 && options.top_p <= 1.0)) {
-    return FieldError("top_p",
-                      absl::StrCat("must be greater than 0 and at most 1, is ",
-                                   options.top_p));
-  }
-  return absl::OkStatus();
+absl::Status CheckSamplerOptions(const SamplerOptions& o) {
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.temperature >= 0.0 && std::isfinite(o.temperature),
+                 "temperature", "0 or greater", o.temperature));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.top_k >= 0, "top_k", "0 or greater", o.top_k));
+  return CheckField(o.top_p > 0.0 && o.top_p <= 1.0, "top_p",
+                    "greater than 0 and at most 1", o.top_p);
 }
 
 absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
@@ -171,11 +165,9 @@ absl::StatusOr<std::unique_ptr<CausalLm>> CausalLm::Create(
   if (config.has_top_p()) sampler.top_p = config.top_p();
   sampler.greedy = config.greedy();
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
-  if (config.max_new_tokens() < 0) {
-    return FieldError("max_new_tokens", absl::StrCat("must be greater than 0, "
-                                                     "is ",
-                                                     config.max_new_tokens()));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(config.max_new_tokens() >= 0,
+                                     "max_new_tokens", "greater than 0",
+                                     config.max_new_tokens()));
   const int64_t max_new_tokens = config.max_new_tokens() > 0
                                      ? config.max_new_tokens()
                                      : kDefaultMaxNewTokens;

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/lib/field_check.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -65,19 +66,15 @@ absl::StatusOr<std::unique_ptr<MaskedDiffusion>> MaskedDiffusion::Create(
                       absl::StrCat("is none of LOW_CONFIDENCE and RANDOM: ",
                                    config.remasking()));
   }
-  if (!(made->eps_ > 0.0 && made->eps_ < 1.0)) {
-    return FieldError("eps",
-                      absl::StrCat("must be between 0 and 1, is ", made->eps_));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(made->eps_ > 0.0 && made->eps_ < 1.0,
+                                     "eps", "between 0 and 1", made->eps_));
   const double ratio = made->random_length_ratio_;
-  if (!(ratio >= 0.0 && ratio <= 1.0)) {
-    return FieldError("random_length_ratio",
-                      absl::StrCat("must be from 0 to 1, is ", ratio));
-  }
-  if (config.has_mask_token_id() && config.mask_token_id() < 0) {
-    return FieldError("mask_token_id", absl::StrCat("must be 0 or greater, is ",
-                                                    config.mask_token_id()));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(ratio >= 0.0 && ratio <= 1.0,
+                                     "random_length_ratio", "from 0 to 1",
+                                     ratio));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(config.mask_token_id() >= 0,
+                                     "mask_token_id", "0 or greater",
+                                     config.mask_token_id()));
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(made->sampler_));
   return made;
 }

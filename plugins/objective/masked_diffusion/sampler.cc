@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/field_check.h"
 
 namespace capstan {
 namespace masked_diffusion {
@@ -38,35 +39,6 @@ struct Choice {
   int64_t token = 0;
   double confidence = 0.0;
 };
-
-}  // namespace
-
-absl::Status CheckSamplerOptions(const SamplerOptions& options) {
-  if (options.max_new_tokens <= 0) {
-    return FieldError(
-        "max_new_tokens",
-        absl::StrCat("must be greater than 0, is ", options.max_new_tokens));
-  }
-  if (options.block_length < 0) {
-    return FieldError("block_length", absl::StrCat("must be 0 or greater, is ",
-                                                   options.block_length));
-  }
-  if (options.steps < 0) {
-    return FieldError("steps",
-                      absl::StrCat("must be 0 or greater, is ", options.steps));
-  }
-  if (!(options.temperature >= 0.0 && std::isfinite(options.temperature))) {
-    return FieldError("temperature", absl::StrCat("must be 0 or greater, is ",
-                                                  options.temperature));
-  }
-  if (!(options.cfg_scale >= 0.0 && std::isfinite(options.cfg_scale))) {
-    return FieldError("cfg_scale", absl::StrCat("must be 0 or greater, is ",
-                                                options.cfg_scale));
-  }
-  return absl::OkStatus();
-}
-
-namespace {
 
 // One run of the sampler.
 class Unmasker {
@@ -190,6 +162,20 @@ class Unmasker {
 };
 
 }  // namespace
+
+absl::Status CheckSamplerOptions(const SamplerOptions& o) {
+  CAPSTAN_RETURN_IF_ERROR(CheckField(o.max_new_tokens > 0, "max_new_tokens",
+                                     "greater than 0", o.max_new_tokens));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(o.block_length >= 0, "block_length",
+                                     "0 or greater", o.block_length));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.steps >= 0, "steps", "0 or greater", o.steps));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.temperature >= 0.0 && std::isfinite(o.temperature),
+                 "temperature", "0 or greater", o.temperature));
+  return CheckField(o.cfg_scale >= 0.0 && std::isfinite(o.cfg_scale),
+                    "cfg_scale", "0 or greater", o.cfg_scale);
+}
 
 int64_t Schedule::TokensIn(int64_t step) const {
   return block_length / steps_per_block +

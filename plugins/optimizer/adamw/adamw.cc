@@ -5,30 +5,33 @@
 
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {
 namespace adamw {
 namespace {
 
-absl::Status Check(bool good, const char* field, const char* rule,
-                   double value) {
-  if (good && std::isfinite(value)) return absl::OkStatus();
-  return FieldError(field, absl::StrCat("must be ", rule, ", is ", value));
-}
-
 absl::Status CheckSettings(const kernels::AdamWOptions& s) {
-  CAPSTAN_RETURN_IF_ERROR(Check(s.learning_rate > 0.0, "learning_rate",
-                                "greater than 0", s.learning_rate));
-  CAPSTAN_RETURN_IF_ERROR(Check(s.beta1 >= 0.0 && s.beta1 < 1.0, "beta1",
-                                "at least 0 and less than 1", s.beta1));
-  CAPSTAN_RETURN_IF_ERROR(Check(s.beta2 >= 0.0 && s.beta2 < 1.0, "beta2",
-                                "at least 0 and less than 1", s.beta2));
-  CAPSTAN_RETURN_IF_ERROR(
-      Check(s.epsilon > 0.0, "epsilon", "greater than 0", s.epsilon));
-  return Check(s.weight_decay >= 0.0, "weight_decay", "at least 0",
-               s.weight_decay);
+  const struct {
+    const char* field;
+    double value;
+    bool good;
+    const char* rule;
+  } checks[] = {
+      {"learning_rate", s.learning_rate, s.learning_rate > 0.0,
+       "greater than 0"},
+      {"beta1", s.beta1, s.beta1 >= 0.0 && s.beta1 < 1.0,
+       "at least 0 and less than 1"},
+      {"beta2", s.beta2, s.beta2 >= 0.0 && s.beta2 < 1.0,
+       "at least 0 and less than 1"},
+      {"epsilon", s.epsilon, s.epsilon > 0.0, "greater than 0"},
+      {"weight_decay", s.weight_decay, s.weight_decay >= 0.0, "at least 0"}};
+  for (const auto& [field, value, good, rule] : checks) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckField(good && std::isfinite(value), field, rule, value));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
