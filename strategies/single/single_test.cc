@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // tests/parity compares its results with PyTorch.
-#include "strategies/single/single.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
+
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/single/single.pb.h"
 
 namespace capstan {
 namespace single {
 namespace {
 
 TEST(SingleTest, RunsOnOneRankOnly) {
-  const auto single = Single::Create(Config());
+  const auto single = MakePlugin<Strategy>(Config());
   ASSERT_TRUE(single.ok()) << single.status();
   StrategyRequest request;
   EXPECT_TRUE((*single)->Check(request).ok());

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/optimizer/adamw/adamw.h"
+#include "kernels/optimizer/adamw.h"
 
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
 
+#include "absl/status/statusor.h"
+#include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/lib/field_check.h"
+#include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {
@@ -34,7 +40,26 @@ absl::Status CheckSettings(const kernels::AdamWOptions& s) {
   return absl::OkStatus();
 }
 
-}  // namespace
+// Adam with decoupled weight decay (formula in kernels/optimizer/adamw.h), in
+// one pass over a shard's flat buffers. Masters and state are float32.
+class AdamW final : public Optimizer {
+ public:
+  static absl::StatusOr<std::unique_ptr<AdamW>> Create(const Config& config);
+
+  double learning_rate() const override { return settings_.learning_rate; }
+  std::vector<std::string> state_names() const override {
+    return {"exp_avg", "exp_avg_sq"};
+  }
+  // Overwrites the gradient on a GPU.
+  void Update(const OptimizerStep& step,
+              const std::vector<ParameterSpec>& specs, OptimizerShard& shard,
+              absl::Span<at::Tensor> state) override;
+
+ private:
+  explicit AdamW(const kernels::AdamWOptions& settings) : settings_(settings) {}
+
+  const kernels::AdamWOptions settings_;  // except what changes per step
+};
 
 absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(const Config& config) {
   kernels::AdamWOptions settings;
@@ -59,6 +84,8 @@ void AdamW::Update(const OptimizerStep& step,
   kernels::AdamWStep(options, {shard.gradient, shard.master, state[0], state[1],
                                shard.working, step.device_scale});
 }
+
+}  // namespace
 
 CAPSTAN_PLUGIN(Optimizer, AdamW, ::capstan::adamw::Config,
                "Adam with decoupled weight decay, fused over flat buffers");
