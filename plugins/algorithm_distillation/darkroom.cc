@@ -7,8 +7,7 @@
 #include <numeric>
 #include <utility>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 int Factorial(int n) { return n <= 1 ? 1 : n * Factorial(n - 1); }
@@ -158,5 +157,4 @@ Split SplitTasks(int tasks, double train_fraction, uint64_t seed) {
   return {{order.begin(), train}, {train, order.end()}};
 }
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

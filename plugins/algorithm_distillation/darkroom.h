@@ -15,8 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // Row + 1, row - 1, column + 1, column - 1, stay.
 constexpr int kActions = 5;
@@ -128,7 +127,6 @@ struct Split {
 // `test`, in that order. 81 tasks at 0.9 and seed 0 give 73 and 8.
 Split SplitTasks(int tasks, double train_fraction = 0.9, uint64_t seed = 0);
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_DARKROOM_H_

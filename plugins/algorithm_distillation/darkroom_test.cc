@@ -9,8 +9,7 @@
 #include <numeric>
 #include <set>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 using testing::ElementsAre;
@@ -153,5 +152,4 @@ TEST(DarkroomTest, IsDoneAfterTheHorizon) {
 }
 
 }  // namespace
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

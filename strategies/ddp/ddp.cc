@@ -12,8 +12,7 @@
 #include "strategies/common/replicated.h"
 #include "strategies/ddp/ddp.pb.h"
 
-namespace capstan {
-namespace ddp {
+namespace capstan::ddp {
 namespace {
 
 constexpr double kDefaultCapMib = 25.0;
@@ -74,5 +73,4 @@ CAPSTAN_PLUGIN(Strategy, Ddp, capstan::ddp::Config,
                "data parallel: the model on each rank, bucketed all-reduce "
                "overlapped with backward");
 
-}  // namespace ddp
-}  // namespace capstan
+}  // namespace capstan::ddp

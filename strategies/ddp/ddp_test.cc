@@ -13,8 +13,7 @@
 #include "plugins/sdk/strategy.h"
 #include "strategies/ddp/ddp.pb.h"
 
-namespace capstan {
-namespace ddp {
+namespace capstan::ddp {
 namespace {
 
 // A unit with two parameters of 32 elements.
@@ -117,5 +116,4 @@ TEST(DdpTest, AHugeSizeIsOneBucket) {
 }
 
 }  // namespace
-}  // namespace ddp
-}  // namespace capstan
+}  // namespace capstan::ddp

@@ -9,8 +9,7 @@
 #include "strategies/common/replicated.h"
 #include "strategies/single/single.pb.h"
 
-namespace capstan {
-namespace single {
+namespace capstan::single {
 namespace {
 
 // One rank, no communication: the reference for all other strategies.
@@ -43,5 +42,4 @@ class Single final : public ReplicatedStrategy {
 CAPSTAN_PLUGIN(Strategy, Single, capstan::single::Config,
                "one rank, no communication");
 
-}  // namespace single
-}  // namespace capstan
+}  // namespace capstan::single

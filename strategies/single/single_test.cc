@@ -10,8 +10,7 @@
 #include "plugins/sdk/strategy.h"
 #include "strategies/single/single.pb.h"
 
-namespace capstan {
-namespace single {
+namespace capstan::single {
 namespace {
 
 TEST(SingleTest, RunsOnOneRankOnly) {
@@ -25,5 +24,4 @@ TEST(SingleTest, RunsOnOneRankOnly) {
 }
 
 }  // namespace
-}  // namespace single
-}  // namespace capstan
+}  // namespace capstan::single

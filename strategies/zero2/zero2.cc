@@ -18,8 +18,7 @@
 #include "strategies/common/reduce_queue.h"
 #include "strategies/zero2/zero2.pb.h"
 
-namespace capstan {
-namespace zero2 {
+namespace capstan::zero2 {
 namespace {
 
 // 32 MB of float32: enough for a network's full speed, and small compared to
@@ -481,5 +480,4 @@ absl::Status Zero2::ForEachFullParameter(
 CAPSTAN_PLUGIN(Strategy, Zero2, ::capstan::zero2::Config,
                "ZeRO stage 2: gradients, masters and optimizer state sharded");
 
-}  // namespace zero2
-}  // namespace capstan
+}  // namespace capstan::zero2

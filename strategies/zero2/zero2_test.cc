@@ -12,8 +12,7 @@
 #include "plugins/sdk/strategy.h"
 #include "strategies/zero2/zero2.pb.h"
 
-namespace capstan {
-namespace zero2 {
+namespace capstan::zero2 {
 namespace {
 
 TEST(Zero2Test, NegativeSizesNameTheirField) {
@@ -70,5 +69,4 @@ TEST(Zero2Test, ThePlanCountsAllBucketsThatFill) {
 }
 
 }  // namespace
-}  // namespace zero2
-}  // namespace capstan
+}  // namespace capstan::zero2

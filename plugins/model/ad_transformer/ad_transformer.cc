@@ -26,8 +26,7 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
 
 namespace {
 
@@ -489,5 +488,4 @@ CAPSTAN_PLUGIN(Model, AdTransformer, capstan::ad_transformer::Config,
                "Algorithm Distillation's causal encoder over learning "
                "histories of a grid world; of given sizes or from a folder");
 
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer

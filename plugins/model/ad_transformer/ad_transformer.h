@@ -22,8 +22,7 @@
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
 
 // The model's sizes, with all defaults filled in.
 struct Sizes {
@@ -99,7 +98,6 @@ class AdTransformer final : public Model, public HistoryModel {
   bool plain_ = false;
 };
 
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer
 
 #endif  // CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_

@@ -22,11 +22,9 @@
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
-namespace google {
-namespace protobuf {
+namespace google::protobuf {
 class Message;
-}  // namespace protobuf
-}  // namespace google
+}  // namespace google::protobuf
 
 namespace capstan {
 

@@ -7,8 +7,7 @@
 #include "base/status.h"
 #include "plugins/model/common/config.h"
 
-namespace capstan {
-namespace llada {
+namespace capstan::llada {
 namespace {
 
 using llama::Json;
@@ -152,5 +151,4 @@ absl::Status Llada::SaveConfig(const std::string& folder,
   return WriteConfig(config(), folder, dtype);
 }
 
-}  // namespace llada
-}  // namespace capstan
+}  // namespace capstan::llada

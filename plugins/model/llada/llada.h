@@ -16,8 +16,7 @@
 #include "plugins/model/llada/llada.pb.h"
 #include "plugins/model/llama/llama_model.h"
 
-namespace capstan {
-namespace llada {
+namespace capstan::llada {
 
 // The names of LLaDAModelLM (GSAI-ML/LLaDA-8B-Base).
 inline constexpr llama::LlamaNames kLladaNames = {
@@ -65,7 +64,6 @@ class Llada final : public llama::LlamaModel {
       : LlamaModel(std::move(checkpoint)) {}
 };
 
-}  // namespace llada
-}  // namespace capstan
+}  // namespace capstan::llada
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLADA_LLADA_H_

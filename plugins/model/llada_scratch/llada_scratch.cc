@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/model/llada_scratch/llada_scratch.h"
-
+//
+// The transformer for trying LLaDA's recipe from scratch, on a text of a
+// megabyte:
+//   x = dropout(layer_norm(token[ids] + position[0, 1, ..]))
+//   x += attention(layer_norm(x)) Wo^T    every token sees the whole text
+//   x += gelu(layer_norm(x) Win^T + bin) Wout^T + bout
+// in each layer, then logits = layer_norm(x) Whead^T + bhead. Composed of
+// LibTorch's operators: speed doesn't matter here.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -12,8 +18,10 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,13 +35,14 @@
 #include "plugins/model/common/config.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/llada_scratch/llada_scratch.pb.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/memory.h"
+#include "plugins/sdk/model.h"
 #include "plugins/sdk/plugin.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace llada_scratch {
+namespace capstan::llada_scratch {
 
 namespace {
 
@@ -237,7 +246,61 @@ at::Tensor RunLayer(const Layer& layer, const at::Tensor& x) {
   return y + at::linear(inner, p[kOut], p[kOutBias]);
 }
 
-}  // namespace
+class LladaScratch final : public Model, public TokenModel {
+ public:
+  // Opens and validates the folder's files, if the config names one.
+  static absl::StatusOr<std::unique_ptr<LladaScratch>> Create(
+      const Config& config);
+
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+  absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
+                            int64_t count, float* out) const override;
+  void Bind(std::vector<at::Tensor> parameters) override;
+  absl::Status SaveConfig(const std::string& folder,
+                          c10::ScalarType dtype) const override;
+  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
+                                    c10::ScalarType compute) const override;
+  TokenModel* token_model() override { return this; }
+
+  int64_t vocab_size() const override { return sizes_.vocab_size(); }
+  int64_t max_positions() const override {
+    return sizes_.max_sequence_length();
+  }
+  at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override;
+  at::Tensor CrossEntropySum(const TokenInput& input,
+                             const TokenTargets& targets,
+                             UnitRunner& runner) override;
+  bool causal() const override { return false; }
+  absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
+      int64_t batch, int64_t max_length) const override;
+  int64_t eos_token() const override {
+    return sizes_.has_eos_token_id() ? sizes_.eos_token_id() : -1;
+  }
+  int64_t mask_token() const override { return sizes_.mask_token_id(); }
+  std::string sampling_objective() const override {
+    return "capstan.masked_diffusion";
+  }
+
+ private:
+  LladaScratch(Config sizes, std::unique_ptr<SafetensorsReader> weights);
+
+  // The last layer's output, [B * T, hidden_size].
+  at::Tensor Hidden(const TokenInput& input, UnitRunner& runner);
+  // The attention shape for `batch` rows.
+  kernels::AttentionShape Attention(int64_t batch) const;
+  // `count` parameters from `first` on.
+  std::vector<at::Tensor> Parameters(int first, int count) const;
+  int head_unit() const { return static_cast<int>(units_.size()) - 1; }
+
+  const Config sizes_;
+  const std::unique_ptr<SafetensorsReader> weights_;  // null: random
+  std::vector<ParameterSpec> specs_;
+  std::vector<std::string> units_;
+  std::vector<at::Tensor> parameters_;
+};
 
 absl::StatusOr<std::unique_ptr<LladaScratch>> LladaScratch::Create(
     const Config& config) {
@@ -380,7 +443,6 @@ absl::StatusOr<std::unique_ptr<KvCache>> LladaScratch::NewCache(
 
 // What LibTorch's operators and autograd hold in one forward and backward on
 // the CPU, with a target at each position.
-namespace {
 
 using kernels::kFloatBytes;
 
@@ -471,8 +533,6 @@ UnitMemory PlanHead(const Config& c, const Bytes& b) {
   return unit;
 }
 
-}  // namespace
-
 std::vector<UnitMemory> LladaScratch::PlanUnits(int64_t samples, int64_t length,
                                                 c10::ScalarType compute) const {
   const Bytes bytes(sizes_, samples, length, compute);
@@ -484,9 +544,10 @@ std::vector<UnitMemory> LladaScratch::PlanUnits(int64_t samples, int64_t length,
   return units;
 }
 
+}  // namespace
+
 CAPSTAN_PLUGIN(Model, LladaScratch, capstan::llada_scratch::Config,
                "LLaDA's small model from scratch: learned positions, "
                "LayerNorm, GELU, and sight of the whole text");
 
-}  // namespace llada_scratch
-}  // namespace capstan
+}  // namespace capstan::llada_scratch

@@ -7,8 +7,7 @@
 #include "base/status.h"
 #include "plugins/model/common/config.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 // The rotation's base, from either form; fails for scaled ones.
@@ -141,5 +140,4 @@ absl::Status Llama::SaveConfig(const std::string& folder,
   return WriteConfig(config(), folder, dtype);
 }
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

@@ -13,8 +13,7 @@
 #include "plugins/model/llama/llama.pb.h"
 #include "plugins/model/llama/llama_model.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 
 // From the sizes in `config`, with defaults filled in. FieldError otherwise.
 absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config);
@@ -41,7 +40,6 @@ class Llama final : public LlamaModel {
       : LlamaModel(std::move(checkpoint)) {}
 };
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_H_

@@ -17,8 +17,7 @@
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/lora.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 constexpr char kAllLinear[] = "all-linear";
@@ -209,5 +208,4 @@ kernels::Adapter LlamaLora::At(int index,
   return adapter;
 }
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

@@ -23,8 +23,7 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 
 absl::Status NewRows::Read(const std::string& name, int64_t begin,
                            int64_t count, float* out) {
@@ -448,5 +447,4 @@ std::vector<UnitMemory> LlamaModel::PlanUnits(int64_t samples, int64_t length,
   return units;
 }
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

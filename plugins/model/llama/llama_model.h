@@ -30,8 +30,7 @@
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 
 // The rows that a vocabulary has beyond its checkpoint's, for tokens added to
 // the tokenizer: each is the mean of the checkpoint's rows, around which
@@ -150,7 +149,6 @@ class LlamaModel : public Model, public TokenModel {
   at::Tensor rope_table_;  // grows with the longest sequence
 };
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_MODEL_H_

@@ -10,8 +10,7 @@
 #include "base/json.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 void FillHeads(LlamaConfig* c, ConfigCheck* check) {
@@ -178,5 +177,4 @@ absl::Status WriteConfigFiles(const LlamaConfig& c, Json json,
                         generation.dump(2) + "\n");
 }
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

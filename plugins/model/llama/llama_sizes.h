@@ -16,8 +16,7 @@
 #include "plugins/model/common/config.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 
 // A layer's parameters, in the order of first use.
 enum LayerParameter {
@@ -143,7 +142,6 @@ Json SourceKeys(const LlamaConfig& config);
 absl::Status WriteConfigFiles(const LlamaConfig& config, Json json,
                               const std::string& folder, c10::ScalarType dtype);
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_SIZES_H_

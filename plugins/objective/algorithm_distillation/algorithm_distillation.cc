@@ -19,8 +19,7 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 namespace {
 
 constexpr int64_t kDefaultEpisodes = 50;
@@ -298,5 +297,4 @@ absl::StatusOr<std::vector<int64_t>> AlgorithmDistillation::Sample(
       "episodes in context (docs/algorithm_distillation.md)");
 }
 
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation

@@ -15,8 +15,7 @@
 #include "plugins/objective/algorithm_distillation/algorithm_distillation.pb.h"
 #include "plugins/sdk/objective.h"
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 
 // Reads a batch's "transitions", "kinds", "lengths" and "action", and
 // "token_type" if present; see AdHistory.
@@ -63,7 +62,6 @@ class AlgorithmDistillation final : public Objective {
   const Config config_;
 };
 
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_ALGORITHM_DISTILLATION_ALGORITHM_DISTILLATION_H_

@@ -13,8 +13,7 @@
 
 #include "base/random.h"
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 namespace {
 
 constexpr int64_t kEndType = 2;
@@ -265,5 +264,4 @@ absl::StatusOr<std::vector<double>> PlayInContext(
   return returns;
 }
 
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation

@@ -14,8 +14,7 @@
 #include "plugins/algorithm_distillation/history_model.h"
 #include "plugins/algorithm_distillation/history_source.h"
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 
 using Transition = std::array<uint8_t, kHistoryColumns>;
 
@@ -82,7 +81,6 @@ absl::StatusOr<std::vector<double>> PlayInContext(
     HistoryModel& model, absl::Span<const Trial> trials,
     const TrialOptions& options, UnitRunner& runner);
 
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_ALGORITHM_DISTILLATION_IN_CONTEXT_H_

@@ -9,8 +9,7 @@
 
 #include "plugins/objective/algorithm_distillation/fake_history_model.h"
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 namespace {
 
 constexpr int64_t kEpisodes = 3;
@@ -240,5 +239,4 @@ TEST_F(InContextTest, NumberAndKeyDecideAlone) {
 }
 
 }  // namespace
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation

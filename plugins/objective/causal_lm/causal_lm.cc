@@ -20,8 +20,7 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace causal_lm {
+namespace capstan::causal_lm {
 
 absl::Status CheckSamplerOptions(const SamplerOptions& o) {
   CAPSTAN_RETURN_IF_ERROR(
@@ -282,5 +281,4 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
   return text;
 }
 
-}  // namespace causal_lm
-}  // namespace capstan
+}  // namespace capstan::causal_lm

@@ -15,8 +15,7 @@
 #include "plugins/objective/causal_lm/causal_lm.pb.h"
 #include "plugins/sdk/objective.h"
 
-namespace capstan {
-namespace causal_lm {
+namespace capstan::causal_lm {
 
 struct SamplerOptions {
   double temperature = 1.0;
@@ -66,7 +65,6 @@ class CausalLm final : public Objective {
   const int64_t max_new_tokens_;
 };
 
-}  // namespace causal_lm
-}  // namespace capstan
+}  // namespace capstan::causal_lm
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_

@@ -9,8 +9,7 @@
 #include "base/status.h"
 #include "plugins/objective/causal_lm/causal_lm.h"
 
-namespace capstan {
-namespace causal_lm {
+namespace capstan::causal_lm {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -110,5 +109,4 @@ TEST(SamplerTest, OptionsOutOfRangeNameTheirField) {
 }
 
 }  // namespace
-}  // namespace causal_lm
-}  // namespace capstan
+}  // namespace capstan::causal_lm

@@ -20,8 +20,7 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
 
 constexpr double kDefaultEps = 1e-3;
@@ -254,5 +253,4 @@ absl::StatusOr<std::vector<int64_t>> MaskedDiffusion::Sample(
   return Unmask(*tokens, prompt, mask, sampler, on_text, runner);
 }
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

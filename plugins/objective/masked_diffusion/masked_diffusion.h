@@ -15,8 +15,7 @@
 #include "plugins/objective/masked_diffusion/sampler.h"
 #include "plugins/sdk/objective.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 
 // Masks are drawn on the host, from HostTensor's copies; a GPU gets the result,
 // a few bytes per token.
@@ -65,7 +64,6 @@ class MaskedDiffusion final : public Objective {
   const SamplerOptions sampler_;
 };
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_MASKED_DIFFUSION_H_

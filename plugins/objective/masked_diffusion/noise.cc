@@ -15,8 +15,7 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
 
 // Uniform in [0, 1), 53 bits, keyed by the sample and a position in it.
@@ -222,5 +221,4 @@ HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
   return made;
 }
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

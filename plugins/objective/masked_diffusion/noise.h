@@ -13,8 +13,7 @@
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 
 // A text: a range of a row within which every token sees every other.
 struct Document {
@@ -77,7 +76,6 @@ struct HiddenBatch {
 HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
                  Config::Loss loss, int64_t mask_token);
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_NOISE_H_

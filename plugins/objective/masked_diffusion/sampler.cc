@@ -20,8 +20,7 @@
 #include "base/status.h"
 #include "plugins/sdk/lib/field_check.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
 
 constexpr int64_t kDefaultBlockLength = 128;
@@ -254,5 +253,4 @@ absl::StatusOr<std::vector<int64_t>> Unmask(
   return std::move(text);
 }
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

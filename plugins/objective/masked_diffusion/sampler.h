@@ -14,8 +14,7 @@
 #include "absl/types/span.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 
 struct SamplerOptions {
   int64_t max_new_tokens = 128;
@@ -59,7 +58,6 @@ absl::StatusOr<std::vector<int64_t>> Unmask(
     TokenModel& model, const std::vector<int64_t>& prompt, int64_t mask_token,
     const SamplerOptions& options, const OnText& on_text, UnitRunner& runner);
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_SAMPLER_H_

@@ -11,8 +11,7 @@
 #include "base/status.h"
 #include "plugins/objective/masked_diffusion/fake_model.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
 
 using ::testing::ElementsAre;
@@ -264,5 +263,4 @@ TEST_F(UnmaskTest, LogitsThatAreNotFiniteAreAnError) {
 }
 
 }  // namespace
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

@@ -14,8 +14,7 @@
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace adamw {
+namespace capstan::adamw {
 namespace {
 
 absl::Status CheckSettings(const kernels::AdamWOptions& s) {
@@ -90,5 +89,4 @@ void AdamW::Update(const OptimizerStep& step,
 CAPSTAN_PLUGIN(Optimizer, AdamW, ::capstan::adamw::Config,
                "Adam with decoupled weight decay, fused over flat buffers");
 
-}  // namespace adamw
-}  // namespace capstan
+}  // namespace capstan::adamw

@@ -14,8 +14,7 @@
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin_for_test.h"
 
-namespace capstan {
-namespace adamw {
+namespace capstan::adamw {
 namespace {
 
 at::Tensor Normal(uint64_t key, int64_t length, float stddev) {
@@ -177,5 +176,4 @@ TEST(AdamWPluginTest, PaddingStaysZero) {
 }
 
 }  // namespace
-}  // namespace adamw
-}  // namespace capstan
+}  // namespace capstan::adamw

@@ -16,8 +16,7 @@
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace sgd {
+namespace capstan::sgd {
 namespace {
 
 // g = gradient + weight_decay * p; b = momentum * b + g;
@@ -99,5 +98,4 @@ void Sgd::Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
 CAPSTAN_PLUGIN(Optimizer, Sgd, capstan::sgd::Config,
                "stochastic gradient descent with momentum");
 
-}  // namespace sgd
-}  // namespace capstan
+}  // namespace capstan::sgd

@@ -14,8 +14,7 @@
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin_for_test.h"
 
-namespace capstan {
-namespace sgd {
+namespace capstan::sgd {
 namespace {
 
 Config MakeConfig(double momentum, double decay, bool nesterov) {
@@ -122,5 +121,4 @@ TEST(SgdTest, BadSettingsNameTheirField) {
 }
 
 }  // namespace
-}  // namespace sgd
-}  // namespace capstan
+}  // namespace capstan::sgd

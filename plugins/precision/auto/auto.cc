@@ -6,8 +6,7 @@
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace auto_ {
+namespace capstan::auto_ {
 namespace {
 
 // Compute capabilities with tensor cores for the dtype (CUDA C++ Programming
@@ -44,5 +43,4 @@ CAPSTAN_PLUGIN_AS("capstan.auto.Config", Precision, Auto, Config,
                   "bfloat16 or float16 where the device is fast in it, else "
                   "float32");
 
-}  // namespace auto_
-}  // namespace capstan
+}  // namespace capstan::auto_

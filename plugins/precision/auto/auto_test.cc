@@ -5,8 +5,7 @@
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace auto_ {
+namespace capstan::auto_ {
 namespace {
 
 PrecisionPolicy On(bool gpu, int compute_capability) {
@@ -40,5 +39,4 @@ TEST(AutoTest, SumsAndMastersAreFloat32) {
 }
 
 }  // namespace
-}  // namespace auto_
-}  // namespace capstan
+}  // namespace capstan::auto_

@@ -8,8 +8,7 @@
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace bf16 {
+namespace capstan::bf16 {
 namespace {
 
 // bfloat16 compute, float32 masters.
@@ -46,5 +45,4 @@ class Bf16 final : public Precision {
 CAPSTAN_PLUGIN(Precision, Bf16, capstan::bf16::Config,
                "bfloat16 compute, float32 masters and optimizer state");
 
-}  // namespace bf16
-}  // namespace capstan
+}  // namespace capstan::bf16

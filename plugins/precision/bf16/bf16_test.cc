@@ -6,8 +6,7 @@
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace bf16 {
+namespace capstan::bf16 {
 namespace {
 
 TEST(Bf16Test, SumsGradientsInFloat32UnlessToldOtherwise) {
@@ -29,5 +28,4 @@ TEST(Bf16Test, UnknownReduceDtypeNamesItsField) {
 }
 
 }  // namespace
-}  // namespace bf16
-}  // namespace capstan
+}  // namespace capstan::bf16

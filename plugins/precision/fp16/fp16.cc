@@ -10,8 +10,7 @@
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace fp16 {
+namespace capstan::fp16 {
 namespace {
 
 bool IsPowerOfTwo(double scale) {
@@ -62,5 +61,4 @@ class Fp16 final : public Precision {
 CAPSTAN_PLUGIN(Precision, Fp16, capstan::fp16::Config,
                "float16 compute with a dynamic loss scale, float32 masters");
 
-}  // namespace fp16
-}  // namespace capstan
+}  // namespace capstan::fp16

@@ -6,8 +6,7 @@
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace fp16 {
+namespace capstan::fp16 {
 namespace {
 
 TEST(Fp16Test, DefaultsAreGradScalers) {
@@ -32,5 +31,4 @@ TEST(Fp16Test, BadSettingsNameTheirField) {
 }
 
 }  // namespace
-}  // namespace fp16
-}  // namespace capstan
+}  // namespace capstan::fp16

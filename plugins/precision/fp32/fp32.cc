@@ -6,8 +6,7 @@
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace fp32 {
+namespace capstan::fp32 {
 namespace {
 
 // Everything in float32.
@@ -24,5 +23,4 @@ class Fp32 final : public Precision {
 
 CAPSTAN_PLUGIN(Precision, Fp32, capstan::fp32::Config, "float32 throughout");
 
-}  // namespace fp32
-}  // namespace capstan
+}  // namespace capstan::fp32

@@ -5,8 +5,7 @@
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace fp32 {
+namespace capstan::fp32 {
 namespace {
 
 TEST(Fp32Test, OneCopyOfTheParametersInFloat32) {
@@ -18,5 +17,4 @@ TEST(Fp32Test, OneCopyOfTheParametersInFloat32) {
 }
 
 }  // namespace
-}  // namespace fp32
-}  // namespace capstan
+}  // namespace capstan::fp32
