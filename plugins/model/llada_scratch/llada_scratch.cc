@@ -246,201 +246,6 @@ at::Tensor RunLayer(const Layer& layer, const at::Tensor& x) {
   return y + at::linear(inner, p[kOut], p[kOutBias]);
 }
 
-class LladaScratch final : public Model, public TokenModel {
- public:
-  // Opens and validates the folder's files, if the config names one.
-  static absl::StatusOr<std::unique_ptr<LladaScratch>> Create(
-      const Config& config);
-
-  const std::vector<ParameterSpec>& parameters() const override {
-    return specs_;
-  }
-  const std::vector<std::string>& units() const override { return units_; }
-  absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
-                            int64_t count, float* out) const override;
-  void Bind(std::vector<at::Tensor> parameters) override;
-  absl::Status SaveConfig(const std::string& folder,
-                          c10::ScalarType dtype) const override;
-  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
-                                    c10::ScalarType compute) const override;
-  TokenModel* token_model() override { return this; }
-
-  int64_t vocab_size() const override { return sizes_.vocab_size(); }
-  int64_t max_positions() const override {
-    return sizes_.max_sequence_length();
-  }
-  at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override;
-  at::Tensor CrossEntropySum(const TokenInput& input,
-                             const TokenTargets& targets,
-                             UnitRunner& runner) override;
-  bool causal() const override { return false; }
-  absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
-      int64_t batch, int64_t max_length) const override;
-  int64_t eos_token() const override {
-    return sizes_.has_eos_token_id() ? sizes_.eos_token_id() : -1;
-  }
-  int64_t mask_token() const override { return sizes_.mask_token_id(); }
-  std::string sampling_objective() const override {
-    return "capstan.masked_diffusion";
-  }
-
- private:
-  LladaScratch(Config sizes, std::unique_ptr<SafetensorsReader> weights);
-
-  // The last layer's output, [B * T, hidden_size].
-  at::Tensor Hidden(const TokenInput& input, UnitRunner& runner);
-  // The attention shape for `batch` rows.
-  kernels::AttentionShape Attention(int64_t batch) const;
-  // `count` parameters from `first` on.
-  std::vector<at::Tensor> Parameters(int first, int count) const;
-  int head_unit() const { return static_cast<int>(units_.size()) - 1; }
-
-  const Config sizes_;
-  const std::unique_ptr<SafetensorsReader> weights_;  // null: random
-  std::vector<ParameterSpec> specs_;
-  std::vector<std::string> units_;
-  std::vector<at::Tensor> parameters_;
-};
-
-absl::StatusOr<std::unique_ptr<LladaScratch>> LladaScratch::Create(
-    const Config& config) {
-  const std::string& folder = config.pretrained();
-  if (folder.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(Config sizes, Sizes(config));
-    return std::unique_ptr<LladaScratch>(
-        new LladaScratch(std::move(sizes), nullptr));
-  }
-  CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained"}));
-  absl::StatusOr<Config> sizes = SizesFromFolder(folder);
-  if (!sizes.ok()) return FieldError("pretrained", sizes.status().message());
-  CAPSTAN_ASSIGN_OR_RETURN(auto weights,
-                           OpenPretrained(folder, ParameterSpecs(*sizes)));
-  return std::unique_ptr<LladaScratch>(
-      new LladaScratch(*std::move(sizes), std::move(weights)));
-}
-
-LladaScratch::LladaScratch(Config sizes,
-                           std::unique_ptr<SafetensorsReader> weights)
-    : sizes_(std::move(sizes)),
-      weights_(std::move(weights)),
-      specs_(ParameterSpecs(sizes_)),
-      units_(UnitNames(sizes_.num_hidden_layers())) {}
-
-absl::Status LladaScratch::InitialValue(int index, uint64_t seed, int64_t begin,
-                                        int64_t count, float* out) const {
-  const ParameterSpec& spec = specs_[index];
-  if (weights_ != nullptr) {
-    return weights_->ReadFloats(spec.name, begin, count, out);
-  }
-  FillInitial(spec, seed, sizes_.initializer_range(), begin, count, out);
-  return absl::OkStatus();
-}
-
-void LladaScratch::Bind(std::vector<at::Tensor> parameters) {
-  CheckBound(parameters, specs_);
-  parameters_ = std::move(parameters);
-}
-
-absl::Status LladaScratch::SaveConfig(const std::string& folder,
-                                      c10::ScalarType dtype) const {
-  return WriteConfig(sizes_, folder, dtype);
-}
-
-kernels::AttentionShape LladaScratch::Attention(int64_t batch) const {
-  const int64_t heads = sizes_.num_attention_heads();
-  return {batch, heads, heads, sizes_.hidden_size() / heads, /*causal=*/false};
-}
-
-std::vector<at::Tensor> LladaScratch::Parameters(int first, int count) const {
-  return {parameters_.begin() + first, parameters_.begin() + first + count};
-}
-
-at::Tensor LladaScratch::Hidden(const TokenInput& input, UnitRunner& runner) {
-  CHECK(input.cache == nullptr) << "this model has no cache";
-  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
-  TORCH_CHECK(length <= max_positions(), "a text of ", length,
-              " tokens is longer than max_sequence_length, which is ",
-              max_positions());
-  const at::Device device = parameters_[kToken].device();
-  Layer layer;
-  layer.eps = sizes_.layer_norm_eps();
-  layer.shape = Attention(batch);
-  at::Tensor positions;
-  if (input.positions.defined()) {
-    positions = input.positions.to(device).contiguous();
-    layer.packing = c10::make_intrusive<kernels::PackedRows>(positions);
-  } else {
-    positions = at::arange(length, at::TensorOptions(at::kLong).device(device))
-                    .expand({batch, length});
-  }
-  const kernels::AdapterDropout dropout = {
-      sizes_.dropout(), RandomKey(0, "llada_scratch.dropout"),
-      input.sample_positions};
-  const std::vector<at::Tensor> embed = Parameters(0, kEmbedParameters);
-  const double eps = layer.eps;
-  at::Tensor x = runner.Run(
-      0, input.tokens.to(device),
-      [embed, positions, dropout, eps](const at::Tensor& tokens) {
-        const at::Tensor sum =
-            kernels::Embedding(embed[kToken], tokens.reshape({-1}), nullptr) +
-            kernels::Embedding(embed[kPosition], positions.reshape({-1}),
-                               nullptr);
-        return Dropped(dropout, LayerNorm(sum, embed[kEmbedNorm],
-                                          embed[kEmbedNormBias], eps));
-      });
-  for (int i = 0; i < sizes_.num_hidden_layers(); ++i) {
-    layer.parameters =
-        Parameters(kEmbedParameters + i * kLayerParameters, kLayerParameters);
-    x = runner.Run(1 + i, x, [layer](const at::Tensor& input) {
-      return RunLayer(layer, input);
-    });
-  }
-  return x;
-}
-
-at::Tensor LladaScratch::Logits(const TokenInput& input, UnitRunner& runner) {
-  const at::Tensor hidden = Hidden(input, runner);
-  const int first = static_cast<int>(specs_.size()) - kHeadParameters;
-  const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
-  const double eps = sizes_.layer_norm_eps();
-  const at::Tensor logits =
-      runner.Run(head_unit(), hidden, [head, eps](const at::Tensor& x) {
-        return at::linear(LayerNorm(x, head[kNorm], head[kNormBias], eps),
-                          head[kHead], head[kHeadBias]);
-      });
-  return logits.view(
-      {input.tokens.size(0), input.tokens.size(1), sizes_.vocab_size()});
-}
-
-at::Tensor LladaScratch::CrossEntropySum(const TokenInput& input,
-                                         const TokenTargets& targets,
-                                         UnitRunner& runner) {
-  const at::Tensor hidden = Hidden(input, runner);
-  const int first = static_cast<int>(specs_.size()) - kHeadParameters;
-  const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
-  const double eps = sizes_.layer_norm_eps();
-  const at::Tensor flat = targets.tokens.reshape({-1});
-  const at::Tensor factors =
-      targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
-  return runner.Run(
-      head_unit(), hidden, [head, eps, flat, factors](const at::Tensor& x) {
-        const MemoryScope scope(MemoryCategory::kLogits);
-        const at::Tensor n = LayerNorm(x, head[kNorm], head[kNormBias], eps);
-        // The bias is an additional column of the weight, for a channel of
-        // ones.
-        const at::Tensor ones = at::ones({n.size(0), 1}, n.options());
-        return kernels::HeadCrossEntropySum(
-            at::cat({n, ones}, 1),
-            at::cat({head[kHead], head[kHeadBias].unsqueeze(1)}, 1), flat,
-            nullptr, kernels::kLogitsBytes, {}, factors);
-      });
-}
-
-absl::StatusOr<std::unique_ptr<KvCache>> LladaScratch::NewCache(
-    int64_t batch, int64_t max_length) const {
-  return NoCacheError();
-}
-
 // What LibTorch's operators and autograd hold in one forward and backward on
 // the CPU, with a target at each position.
 
@@ -533,16 +338,199 @@ UnitMemory PlanHead(const Config& c, const Bytes& b) {
   return unit;
 }
 
-std::vector<UnitMemory> LladaScratch::PlanUnits(int64_t samples, int64_t length,
-                                                c10::ScalarType compute) const {
-  const Bytes bytes(sizes_, samples, length, compute);
-  std::vector<UnitMemory> units = {PlanEmbedding(sizes_, bytes)};
-  for (int64_t i = 0; i < sizes_.num_hidden_layers(); ++i) {
-    units.push_back(PlanLayer(sizes_, bytes, Attention(samples)));
+class LladaScratch final : public Model, public TokenModel {
+ public:
+  // Opens and validates the folder's files, if the config names one.
+
+  static absl::StatusOr<std::unique_ptr<LladaScratch>> Create(
+      const Config& config) {
+    const std::string& folder = config.pretrained();
+    if (folder.empty()) {
+      CAPSTAN_ASSIGN_OR_RETURN(Config sizes, Sizes(config));
+      return std::unique_ptr<LladaScratch>(
+          new LladaScratch(std::move(sizes), nullptr));
+    }
+    CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained"}));
+    absl::StatusOr<Config> sizes = SizesFromFolder(folder);
+    if (!sizes.ok()) return FieldError("pretrained", sizes.status().message());
+    CAPSTAN_ASSIGN_OR_RETURN(auto weights,
+                             OpenPretrained(folder, ParameterSpecs(*sizes)));
+    return std::unique_ptr<LladaScratch>(
+        new LladaScratch(*std::move(sizes), std::move(weights)));
   }
-  units.push_back(PlanHead(sizes_, bytes));
-  return units;
-}
+
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+
+  absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
+                            int64_t count, float* out) const override {
+    const ParameterSpec& spec = specs_[index];
+    if (weights_ != nullptr) {
+      return weights_->ReadFloats(spec.name, begin, count, out);
+    }
+    FillInitial(spec, seed, sizes_.initializer_range(), begin, count, out);
+    return absl::OkStatus();
+  }
+
+  void Bind(std::vector<at::Tensor> parameters) override {
+    CheckBound(parameters, specs_);
+    parameters_ = std::move(parameters);
+  }
+
+  absl::Status SaveConfig(const std::string& folder,
+                          c10::ScalarType dtype) const override {
+    return WriteConfig(sizes_, folder, dtype);
+  }
+
+  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
+                                    c10::ScalarType compute) const override {
+    const Bytes bytes(sizes_, samples, length, compute);
+    std::vector<UnitMemory> units = {PlanEmbedding(sizes_, bytes)};
+    for (int64_t i = 0; i < sizes_.num_hidden_layers(); ++i) {
+      units.push_back(PlanLayer(sizes_, bytes, Attention(samples)));
+    }
+    units.push_back(PlanHead(sizes_, bytes));
+    return units;
+  }
+
+  TokenModel* token_model() override { return this; }
+
+  int64_t vocab_size() const override { return sizes_.vocab_size(); }
+  int64_t max_positions() const override {
+    return sizes_.max_sequence_length();
+  }
+
+  at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override {
+    const at::Tensor hidden = Hidden(input, runner);
+    const int first = static_cast<int>(specs_.size()) - kHeadParameters;
+    const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
+    const double eps = sizes_.layer_norm_eps();
+    const at::Tensor logits =
+        runner.Run(head_unit(), hidden, [head, eps](const at::Tensor& x) {
+          return at::linear(LayerNorm(x, head[kNorm], head[kNormBias], eps),
+                            head[kHead], head[kHeadBias]);
+        });
+    return logits.view(
+        {input.tokens.size(0), input.tokens.size(1), sizes_.vocab_size()});
+  }
+
+  at::Tensor CrossEntropySum(const TokenInput& input,
+                             const TokenTargets& targets,
+                             UnitRunner& runner) override {
+    const at::Tensor hidden = Hidden(input, runner);
+    const int first = static_cast<int>(specs_.size()) - kHeadParameters;
+    const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
+    const double eps = sizes_.layer_norm_eps();
+    const at::Tensor flat = targets.tokens.reshape({-1});
+    const at::Tensor factors = targets.weights.defined()
+                                   ? targets.weights.reshape({-1})
+                                   : at::Tensor();
+    return runner.Run(
+        head_unit(), hidden, [head, eps, flat, factors](const at::Tensor& x) {
+          const MemoryScope scope(MemoryCategory::kLogits);
+          const at::Tensor n = LayerNorm(x, head[kNorm], head[kNormBias], eps);
+          // The bias is an additional column of the weight, for a channel of
+          // ones.
+          const at::Tensor ones = at::ones({n.size(0), 1}, n.options());
+          return kernels::HeadCrossEntropySum(
+              at::cat({n, ones}, 1),
+              at::cat({head[kHead], head[kHeadBias].unsqueeze(1)}, 1), flat,
+              nullptr, kernels::kLogitsBytes, {}, factors);
+        });
+  }
+
+  bool causal() const override { return false; }
+
+  absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
+      int64_t batch, int64_t max_length) const override {
+    return NoCacheError();
+  }
+
+  int64_t eos_token() const override {
+    return sizes_.has_eos_token_id() ? sizes_.eos_token_id() : -1;
+  }
+  int64_t mask_token() const override { return sizes_.mask_token_id(); }
+  std::string sampling_objective() const override {
+    return "capstan.masked_diffusion";
+  }
+
+ private:
+  LladaScratch(Config sizes, std::unique_ptr<SafetensorsReader> weights)
+      : sizes_(std::move(sizes)),
+        weights_(std::move(weights)),
+        specs_(ParameterSpecs(sizes_)),
+        units_(UnitNames(sizes_.num_hidden_layers())) {}
+
+  // The last layer's output, [B * T, hidden_size].
+
+  at::Tensor Hidden(const TokenInput& input, UnitRunner& runner) {
+    CHECK(input.cache == nullptr) << "this model has no cache";
+    const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+    TORCH_CHECK(length <= max_positions(), "a text of ", length,
+                " tokens is longer than max_sequence_length, which is ",
+                max_positions());
+    const at::Device device = parameters_[kToken].device();
+    Layer layer;
+    layer.eps = sizes_.layer_norm_eps();
+    layer.shape = Attention(batch);
+    at::Tensor positions;
+    if (input.positions.defined()) {
+      positions = input.positions.to(device).contiguous();
+      layer.packing = c10::make_intrusive<kernels::PackedRows>(positions);
+    } else {
+      positions =
+          at::arange(length, at::TensorOptions(at::kLong).device(device))
+              .expand({batch, length});
+    }
+    const kernels::AdapterDropout dropout = {
+        sizes_.dropout(), RandomKey(0, "llada_scratch.dropout"),
+        input.sample_positions};
+    const std::vector<at::Tensor> embed = Parameters(0, kEmbedParameters);
+    const double eps = layer.eps;
+    at::Tensor x = runner.Run(
+        0, input.tokens.to(device),
+        [embed, positions, dropout, eps](const at::Tensor& tokens) {
+          const at::Tensor sum =
+              kernels::Embedding(embed[kToken], tokens.reshape({-1}), nullptr) +
+              kernels::Embedding(embed[kPosition], positions.reshape({-1}),
+                                 nullptr);
+          return Dropped(dropout, LayerNorm(sum, embed[kEmbedNorm],
+                                            embed[kEmbedNormBias], eps));
+        });
+    for (int i = 0; i < sizes_.num_hidden_layers(); ++i) {
+      layer.parameters =
+          Parameters(kEmbedParameters + i * kLayerParameters, kLayerParameters);
+      x = runner.Run(1 + i, x, [layer](const at::Tensor& input) {
+        return RunLayer(layer, input);
+      });
+    }
+    return x;
+  }
+
+  // The attention shape for `batch` rows.
+
+  kernels::AttentionShape Attention(int64_t batch) const {
+    const int64_t heads = sizes_.num_attention_heads();
+    return {batch, heads, heads, sizes_.hidden_size() / heads,
+            /*causal=*/false};
+  }
+
+  // `count` parameters from `first` on.
+
+  std::vector<at::Tensor> Parameters(int first, int count) const {
+    return {parameters_.begin() + first, parameters_.begin() + first + count};
+  }
+
+  int head_unit() const { return static_cast<int>(units_.size()) - 1; }
+
+  const Config sizes_;
+  const std::unique_ptr<SafetensorsReader> weights_;  // null: random
+  std::vector<ParameterSpec> specs_;
+  std::vector<std::string> units_;
+  std::vector<at::Tensor> parameters_;
+};
 
 }  // namespace
 

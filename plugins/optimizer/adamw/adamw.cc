@@ -43,46 +43,41 @@ absl::Status CheckSettings(const kernels::AdamWOptions& s) {
 // one pass over a shard's flat buffers. Masters and state are float32.
 class AdamW final : public Optimizer {
  public:
-  static absl::StatusOr<std::unique_ptr<AdamW>> Create(const Config& config);
+  static absl::StatusOr<std::unique_ptr<AdamW>> Create(const Config& config) {
+    kernels::AdamWOptions settings;
+    settings.learning_rate = config.learning_rate();
+    settings.beta1 = config.has_beta1() ? config.beta1() : 0.9;
+    settings.beta2 = config.has_beta2() ? config.beta2() : 0.999;
+    settings.epsilon = config.has_epsilon() ? config.epsilon() : 1e-8;
+    settings.weight_decay =
+        config.has_weight_decay() ? config.weight_decay() : 0.01;
+    CAPSTAN_RETURN_IF_ERROR(CheckSettings(settings));
+    return std::unique_ptr<AdamW>(new AdamW(settings));
+  }
 
   double learning_rate() const override { return settings_.learning_rate; }
   std::vector<std::string> state_names() const override {
     return {"exp_avg", "exp_avg_sq"};
   }
   // Overwrites the gradient on a GPU.
+
   void Update(const OptimizerStep& step,
-              const std::vector<ParameterSpec>& specs, OptimizerShard& shard,
-              absl::Span<at::Tensor> state) override;
+              const std::vector<ParameterSpec>& /*specs*/,
+              OptimizerShard& shard, absl::Span<at::Tensor> state) override {
+    at::NoGradGuard no_grad;
+    kernels::AdamWOptions options = settings_;
+    options.step = step.step;
+    options.learning_rate = step.learning_rate;
+    options.gradient_scale = step.gradient_scale;
+    kernels::AdamWStep(options, {shard.gradient, shard.master, state[0],
+                                 state[1], shard.working, step.device_scale});
+  }
 
  private:
   explicit AdamW(const kernels::AdamWOptions& settings) : settings_(settings) {}
 
   const kernels::AdamWOptions settings_;  // except what changes per step
 };
-
-absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(const Config& config) {
-  kernels::AdamWOptions settings;
-  settings.learning_rate = config.learning_rate();
-  settings.beta1 = config.has_beta1() ? config.beta1() : 0.9;
-  settings.beta2 = config.has_beta2() ? config.beta2() : 0.999;
-  settings.epsilon = config.has_epsilon() ? config.epsilon() : 1e-8;
-  settings.weight_decay =
-      config.has_weight_decay() ? config.weight_decay() : 0.01;
-  CAPSTAN_RETURN_IF_ERROR(CheckSettings(settings));
-  return std::unique_ptr<AdamW>(new AdamW(settings));
-}
-
-void AdamW::Update(const OptimizerStep& step,
-                   const std::vector<ParameterSpec>& /*specs*/,
-                   OptimizerShard& shard, absl::Span<at::Tensor> state) {
-  at::NoGradGuard no_grad;
-  kernels::AdamWOptions options = settings_;
-  options.step = step.step;
-  options.learning_rate = step.learning_rate;
-  options.gradient_scale = step.gradient_scale;
-  kernels::AdamWStep(options, {shard.gradient, shard.master, state[0], state[1],
-                               shard.working, step.device_scale});
-}
 
 }  // namespace
 
