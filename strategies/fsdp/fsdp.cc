@@ -228,9 +228,7 @@ class Fsdp final : public Strategy {
     const std::vector<ParameterSpec>& specs = context_.model->parameters();
     std::vector<ParameterPlace> places(specs.size());
     for (size_t g = 0; g < groups_.size(); ++g) {
-      for (const ParameterRange& range : layouts_[g].ranges) {
-        places[range.parameter] = {static_cast<int>(g), range.offset};
-      }
+      SetPlaces(layouts_[g], static_cast<int>(g), &places);
     }
     return ForEachPlacedParameter(
         specs, places, context_.group->rank(),
@@ -284,12 +282,12 @@ class Fsdp final : public Strategy {
   }
 
   absl::Status MakeShards() {
-    const PrecisionPolicy& precision = context_.precision;
     const bool on_gpu = context_.group->device().is_cuda();
     const auto home =
         config_.cpu_offload()
             ? at::TensorOptions().device(at::kCPU).pinned_memory(on_gpu)
             : at::TensorOptions().device(context_.group->device());
+    std::vector<ParameterRange> ranges;
     int64_t numel = 0;
     for (size_t g = 0; g < specs_.size(); ++g) {
       offsets_.push_back(specs_[g].trainable ? numel : -1);
@@ -297,24 +295,11 @@ class Fsdp final : public Strategy {
       const auto [begin, end] = MySlice(layouts_[g]);
       for (ParameterRange range : CutRanges(layouts_[g], begin, end)) {
         range.offset += numel;
-        shard_.ranges.push_back(range);
+        ranges.push_back(range);
       }
       numel += end - begin;
     }
-    const bool mixed = precision.compute != precision.master;
-    shard_.master =
-        Zeros(mixed ? MemoryCategory::kMasters : MemoryCategory::kParameters,
-              numel, home, precision.master);
-    shard_.gradient =
-        Zeros(MemoryCategory::kGradients, numel, home, precision.reduce);
-    CAPSTAN_RETURN_IF_ERROR(
-        FillInitialValues(context_, shard_.ranges, shard_.master));
-    if (mixed) {
-      shard_.working =
-          Zeros(MemoryCategory::kParameters, numel, home, precision.compute);
-      shard_.working.copy_(shard_.master);
-    }
-    return absl::OkStatus();
+    return MakeShard(context_, std::move(ranges), numel, home, &shard_);
   }
 
   absl::Status MakeFrozenShards() {

@@ -115,7 +115,7 @@ class Zero2 final : public Strategy {
                            context.group->size(), &layout_);
     parameters_.resize(specs.size());
     CAPSTAN_RETURN_IF_ERROR(MakeShards());
-    CAPSTAN_RETURN_IF_ERROR(MakeFrozen());
+    CAPSTAN_RETURN_IF_ERROR(frozen_.Make(context, &parameters_));
     MakeParameters(specs, layout_, working_, &parameters_);
     context.model->Bind(parameters_);
     MakeGradientBuckets();
@@ -198,9 +198,7 @@ class Zero2 final : public Strategy {
     const std::vector<ParameterSpec>& specs = context_.model->parameters();
     const int frozen = static_cast<int>(slices_.size());
     std::vector<ParameterPlace> places(specs.size());
-    for (const ParameterRange& range : frozen_layout_.ranges) {
-      places[range.parameter] = {frozen, range.offset};
-    }
+    SetPlaces(frozen_.layout, frozen, &places);
     for (const ParameterRange& range : layout_.ranges) {
       for (int i = 0; i < frozen; ++i) {
         const Bucket& bucket = buckets_[slices_[i].bucket];
@@ -212,7 +210,7 @@ class Zero2 final : public Strategy {
     return ForEachPlacedParameter(
         specs, places, group.rank(),
         [&](int buffer) {
-          if (buffer == frozen) return frozen_;
+          if (buffer == frozen) return frozen_.flat;
           const at::Tensor& whole = slices_[buffer].whole;
           if (whole.scalar_type() == context_.precision.master) return whole;
           const at::Tensor master =
@@ -370,17 +368,6 @@ class Zero2 final : public Strategy {
     return absl::OkStatus();
   }
 
-  absl::Status MakeFrozen() {
-    const std::vector<ParameterSpec>& specs = context_.model->parameters();
-    frozen_layout_ = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
-    frozen_ = Zeros(MemoryCategory::kParameters, frozen_layout_.numel,
-                    working_.options(), context_.precision.compute);
-    CAPSTAN_RETURN_IF_ERROR(
-        FillInitialValues(context_, frozen_layout_.ranges, frozen_));
-    MakeParameters(specs, frozen_layout_, frozen_, &parameters_);
-    return absl::OkStatus();
-  }
-
   void MakeGradientBuckets() {
     const std::vector<ParameterSpec>& specs = context_.model->parameters();
     slices_of_unit_.resize(context_.model->units().size());
@@ -435,8 +422,7 @@ class Zero2 final : public Strategy {
   std::vector<Bucket> buckets_;
   at::Tensor working_;    // [layout_.numel], compute dtype
   at::Tensor gradients_;  // [layout_.numel / ranks], reduce dtype
-  FlatLayout frozen_layout_;
-  at::Tensor frozen_;
+  FrozenParameters frozen_;
   std::vector<at::Tensor> parameters_;
 
   std::vector<OptimizerShard> shards_;  // shards_[i] is of slices_[i]

@@ -83,35 +83,33 @@ absl::Status NoCacheError() {
       "changes what the others' keys and values are");
 }
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
-
-namespace {
-
-absl::Status CheckWeights(
+absl::Status CheckTensors(
     const std::vector<ParameterSpec>& specs, const SafetensorsReader& weights,
-    const std::string& folder,
+    const std::string& folder, const TensorWords& words, bool any_float,
     const std::function<bool(absl::string_view name)>& unused) {
+  const auto shape_text = [](const std::vector<int64_t>& shape) {
+    return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+  };
   std::set<std::string> known;
   for (const ParameterSpec& spec : specs) {
     known.insert(spec.name);
     const auto it = weights.tensors().find(spec.name);
     if (it == weights.tensors().end()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(folder, ": the weights lack tensor '", spec.name,
-                       "', which config.json asks for"));
+          absl::StrCat(folder, ": ", words.what, " tensor '", spec.name, "', ",
+                       words.wanted, words.hint));
     }
     const TensorEntry& entry = it->second;
     if (entry.shape != spec.shape) {
       return absl::InvalidArgumentError(
           absl::StrCat(entry.file, ": tensor '", spec.name, "' has the shape ",
-                       ShapeText(entry.shape), ", but config.json makes it ",
-                       ShapeText(spec.shape)));
+                       shape_text(entry.shape), ", ", words.shape, " ",
+                       shape_text(spec.shape), words.hint));
     }
     if (entry.dtype != c10::ScalarType::Float &&
         entry.dtype != c10::ScalarType::Half &&
-        entry.dtype != c10::ScalarType::BFloat16) {
+        entry.dtype != c10::ScalarType::BFloat16 &&
+        !(any_float && c10::isFloatingType(entry.dtype))) {
       return absl::InvalidArgumentError(absl::StrCat(
           entry.file, ": tensor '", spec.name,
           "' must be F32, F16 or BF16, is ", c10::toString(entry.dtype)));
@@ -119,14 +117,11 @@ absl::Status CheckWeights(
   }
   for (const auto& [name, entry] : weights.tensors()) {
     if (known.count(name) > 0 || (unused && unused(name))) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(entry.file, ": tensor '", name,
-                     "' has no place in the model that config.json describes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        entry.file, ": tensor '", name, "' ", words.unknown, words.hint));
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::Status CheckAlone(const google::protobuf::Message& config,
                         std::initializer_list<const char*> fields) {
@@ -147,8 +142,14 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> OpenPretrained(
     const std::function<bool(absl::string_view name)>& unused) {
   auto weights = SafetensorsReader::Open(folder);
   const absl::Status status =
-      weights.ok() ? CheckWeights(specs, **weights, folder, unused)
-                   : weights.status();
+      weights.ok()
+          ? CheckTensors(
+                specs, **weights, folder,
+                {"the weights lack", "which config.json asks for",
+                 "but config.json makes it",
+                 "has no place in the model that config.json describes", ""},
+                /*any_float=*/false, unused)
+          : weights.status();
   if (!status.ok()) return FieldError("pretrained", status.message());
   return weights;
 }

@@ -57,13 +57,28 @@ UnitMemory PlanUnit(const kernels::OperatorMemory& memory, int64_t output,
 // NewCache's error for a model that isn't causal.
 absl::Status NoCacheError();
 
-// "[2, 3]", for errors.
-std::string ShapeText(const std::vector<int64_t>& shape);
-
 // FieldError if `config`, which names a folder as `pretrained`, sets other
 // fields than those.
 absl::Status CheckAlone(const google::protobuf::Message& config,
                         std::initializer_list<const char*> fields);
+
+// The words of an error about tensors that don't fit the parameters.
+struct TensorWords {
+  const char* what;     // "the weights lack"
+  const char* wanted;   // "which config.json asks for"
+  const char* shape;    // "but config.json makes it"
+  std::string unknown;  // "has no place in .."
+  const char* hint;     // at the end
+};
+
+// Checks that `weights`, of `folder`, are the parameters in `specs`, in their
+// shapes and a readable dtype (any float if `any_float`), apart from tensors
+// whose names `unused` accepts (null: none). INVALID_ARGUMENT names tensor and
+// file.
+absl::Status CheckTensors(
+    const std::vector<ParameterSpec>& specs, const SafetensorsReader& weights,
+    const std::string& folder, const TensorWords& words, bool any_float,
+    const std::function<bool(absl::string_view name)>& unused = nullptr);
 
 // Opens the weights of `folder`, which must contain exactly the parameters, in
 // their shapes and a readable dtype, apart from tensors whose names `unused`

@@ -148,36 +148,14 @@ absl::Status LlamaLora::OpenPretrained() {
   CAPSTAN_ASSIGN_OR_RETURN(
       pretrained_,
       SafetensorsReader::Open(folder + "/adapter_model.safetensors"));
-  std::set<std::string> known;
-  for (const ParameterSpec& spec : specs_) {
-    known.insert(spec.name);
-    const auto it = pretrained_->tensors().find(spec.name);
-    if (it == pretrained_->tensors().end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          folder, ": the adapter lacks tensor '", spec.name,
-          "', which target_modules asks for: is it another model's?"));
-    }
-    const TensorEntry& entry = it->second;
-    if (entry.shape != spec.shape) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(entry.file, ": tensor '", spec.name, "' has the shape ",
-                       ShapeText(entry.shape), ", for this model it must be ",
-                       ShapeText(spec.shape), ": is it another model's?"));
-    }
-    if (!c10::isFloatingType(entry.dtype)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          entry.file, ": tensor '", spec.name,
-          "' must be F32, F16 or BF16, is ", c10::toString(entry.dtype)));
-    }
-  }
-  for (const auto& [name, entry] : pretrained_->tensors()) {
-    if (known.count(name) > 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        entry.file, ": tensor '", name,
-        "' has no place in this model with target_modules ",
-        absl::StrJoin(spec_.target_modules, ", "), ": is it another model's?"));
-  }
-  return absl::OkStatus();
+  return CheckTensors(
+      specs_, *pretrained_, folder,
+      {"the adapter lacks", "which target_modules asks for",
+       "for this model it must be",
+       absl::StrCat("has no place in this model with target_modules ",
+                    absl::StrJoin(spec_.target_modules, ", ")),
+       ": is it another model's?"},
+      /*any_float=*/true);
 }
 
 absl::Status LlamaLora::InitialValue(int index, uint64_t seed, int64_t begin,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/objective/algorithm_distillation/in_context.h"
+#include "plugins/objective/algorithm_distillation/algorithm_distillation.h"
 
 #include <gtest/gtest.h>
 

@@ -18,14 +18,6 @@
 namespace capstan::masked_diffusion {
 namespace {
 
-// Uniform in [0, 1), 53 bits, keyed by the sample and a position in it.
-double Uniform(uint64_t key, int64_t place, int64_t sample) {
-  const std::array<uint32_t, 4> bits = RandomBits(
-      key, static_cast<uint64_t>(place), static_cast<uint64_t>(sample));
-  const uint64_t joined = uint64_t{bits[0]} << 32 | bits[1];
-  return static_cast<double>(joined >> 11) * 0x1p-53;
-}
-
 // A tensor of the batch on the host, contiguous, shaped like the batch's
 // tokens; undefined if there is none.
 at::Tensor TokensOnHost(const Batch& batch, const char* name,
@@ -90,6 +82,12 @@ at::Tensor PositionsOf(const Layout& layout) {
 }
 
 }  // namespace
+
+double Uniform(uint64_t key, uint64_t low, uint64_t high) {
+  const std::array<uint32_t, 4> bits = RandomBits(key, low, high);
+  return static_cast<double>((uint64_t{bits[0]} << 32 | bits[1]) >> 11) *
+         0x1p-53;
+}
 
 NoiseKey NoiseKey::ForTraining(uint64_t seed) {
   NoiseKey key;

@@ -34,6 +34,9 @@ struct Layout {
   bool whole_rows = true;
 };
 
+// Uniform in [0, 1), 53 bits; masks are keyed by position and sample.
+double Uniform(uint64_t key, uint64_t low, uint64_t high);
+
 // The key of a batch's random numbers.
 struct NoiseKey {
   // For training; depends on the run's seed.

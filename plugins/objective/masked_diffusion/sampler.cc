@@ -10,7 +10,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -18,19 +17,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "plugins/objective/masked_diffusion/noise.h"
 #include "plugins/sdk/lib/field_check.h"
 
 namespace capstan::masked_diffusion {
 namespace {
 
 constexpr int64_t kDefaultBlockLength = 128;
-
-// Uniform in [0, 1), 53 bits.
-double Uniform(uint64_t key, uint64_t low, uint64_t high) {
-  const std::array<uint32_t, 4> bits = RandomBits(key, low, high);
-  return static_cast<double>((uint64_t{bits[0]} << 32 | bits[1]) >> 11) *
-         0x1p-53;
-}
 
 // A token for a position, and the model's confidence in it.
 struct Choice {
