@@ -51,8 +51,25 @@ void RejectWhatIsMissingHere(ConfigKeys& keys) {
   keys.RejectQuantized();
 }
 
-}  // namespace
+// The names of LLaDAModelLM (GSAI-ML/LLaDA-8B-Base).
+constexpr llama::LlamaNames kLladaNames = {
+    "d_model",
+    "mlp_hidden_size",
+    "n_layers",
+    "n_heads",
+    "n_kv_heads",
+    nullptr,
+    "max_sequence_length",
+    "init_std",
+    "model.transformer.wte",
+    "model.transformer.blocks.",
+    {"attn_norm", "q_proj", "k_proj", "v_proj", "attn_out", "ff_norm",
+     "ff_proj", "up_proj", "ff_out"},
+    "model.transformer.ln_f",
+    "model.transformer.ff_out",
+};
 
+// From the sizes in `config`, with defaults filled in. FieldError otherwise.
 absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   LlamaConfig c;
   c.names = &kLladaNames;
@@ -78,6 +95,8 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   return c;
 }
 
+// From a folder. An error names the file and the key. vocab_size is the number
+// of rows of the embedding, which the folder calls embedding_size.
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   return llama::ReadFolder(folder, [](ConfigKeys& keys, LlamaConfig* config) {
     RejectWhatIsMissingHere(keys);
@@ -108,6 +127,8 @@ absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   });
 }
 
+// Writes config.json and generation_config.json for weights of `dtype`, with
+// every key whose default in LLaDA's own code differs.
 absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
                          c10::ScalarType dtype) {
   Json json = llama::SourceKeys(c);
@@ -138,6 +159,8 @@ absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
   json["use_cache"] = false;
   return llama::WriteConfigFiles(c, std::move(json), folder, dtype);
 }
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Llada>> Llada::Create(const Config& config) {
   CAPSTAN_ASSIGN_OR_RETURN(

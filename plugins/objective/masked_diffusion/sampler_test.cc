@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/objective/masked_diffusion/sampler.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 
 #include "base/status.h"
 #include "plugins/objective/masked_diffusion/fake_model.h"
+#include "plugins/objective/masked_diffusion/masked_diffusion.h"
 
 namespace capstan::masked_diffusion {
 namespace {
