@@ -127,10 +127,18 @@ absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   });
 }
 
-// Writes config.json and generation_config.json for weights of `dtype`, with
-// every key whose default in LLaDA's own code differs.
-absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
-                         c10::ScalarType dtype) {
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Llada>> Llada::Create(const Config& config) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      llama::LlamaCheckpoint checkpoint,
+      llama::MakeCheckpoint(config, &ConfigFromSizes, &ConfigFromFolder));
+  return std::unique_ptr<Llada>(new Llada(std::move(checkpoint)));
+}
+
+absl::Status Llada::SaveConfig(const std::string& folder,
+                               c10::ScalarType dtype) const {
+  const LlamaConfig& c = config();
   Json json = llama::SourceKeys(c);
   json["architectures"] = {"LLaDAModelLM"};
   for (const auto& [key, value] : kTexts) json[key] = value;
@@ -158,20 +166,6 @@ absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
   if (!c.pad_token_id.has_value()) json["pad_token_id"] = nullptr;
   json["use_cache"] = false;
   return llama::WriteConfigFiles(c, std::move(json), folder, dtype);
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Llada>> Llada::Create(const Config& config) {
-  CAPSTAN_ASSIGN_OR_RETURN(
-      llama::LlamaCheckpoint checkpoint,
-      llama::MakeCheckpoint(config, &ConfigFromSizes, &ConfigFromFolder));
-  return std::unique_ptr<Llada>(new Llada(std::move(checkpoint)));
-}
-
-absl::Status Llada::SaveConfig(const std::string& folder,
-                               c10::ScalarType dtype) const {
-  return WriteConfig(config(), folder, dtype);
 }
 
 }  // namespace capstan::llada

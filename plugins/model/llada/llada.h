@@ -23,6 +23,7 @@ class Llada final : public llama::LlamaModel {
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<Llada>> Create(const Config& config);
 
+  // With every key whose default in LLaDA's own code differs.
   absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override;
   std::string sampling_objective() const override {

@@ -56,8 +56,7 @@ void RejectWhatIsMissingHere(ConfigKeys& keys) {
   keys.RejectQuantized();
 }
 
-}  // namespace
-
+// From the sizes in `config`, with defaults filled in. FieldError otherwise.
 absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   LlamaConfig c;
   c.hidden_size = config.hidden_size();
@@ -78,6 +77,8 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   CAPSTAN_RETURN_IF_ERROR(FinishSizes(&c));
   return c;
 }
+
+}  // namespace
 
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   return ReadFolder(folder, [](ConfigKeys& keys, LlamaConfig* config) {
@@ -101,8 +102,9 @@ absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   });
 }
 
-absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
-                         c10::ScalarType dtype) {
+absl::Status Llama::SaveConfig(const std::string& folder,
+                               c10::ScalarType dtype) const {
+  const LlamaConfig& c = config();
   Json json = SourceKeys(c);
   json["architectures"] = {"LlamaForCausalLM"};
   json["model_type"] = "llama";
@@ -133,11 +135,6 @@ absl::StatusOr<std::unique_ptr<Llama>> Llama::Create(const Config& config) {
       LlamaCheckpoint checkpoint,
       MakeCheckpoint(config, &ConfigFromSizes, &ConfigFromFolder));
   return std::unique_ptr<Llama>(new Llama(std::move(checkpoint)));
-}
-
-absl::Status Llama::SaveConfig(const std::string& folder,
-                               c10::ScalarType dtype) const {
-  return WriteConfig(config(), folder, dtype);
 }
 
 }  // namespace capstan::llama

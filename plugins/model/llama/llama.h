@@ -15,16 +15,8 @@
 
 namespace capstan::llama {
 
-// From the sizes in `config`, with defaults filled in. FieldError otherwise.
-absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config);
-
 // From a Hugging Face folder. An error names the file and the key.
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder);
-
-// Writes config.json and generation_config.json for weights of `dtype`, with
-// the key names of older and newer transformers.
-absl::Status WriteConfig(const LlamaConfig& config, const std::string& folder,
-                         c10::ScalarType dtype);
 
 // LlamaForCausalLM.
 class Llama final : public LlamaModel {
@@ -32,6 +24,7 @@ class Llama final : public LlamaModel {
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<Llama>> Create(const Config& config);
 
+  // With the key names of older and newer transformers.
   absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override;
 
