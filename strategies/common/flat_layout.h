@@ -47,10 +47,8 @@ FlatLayout LayOutWhole(const std::vector<ParameterSpec>& specs,
 // Trainable (or frozen) parameters from the last used in forward to the first:
 // the order in which backward finishes their gradients, except that those of
 // one graph node finish together. Models list parameters in the order of first
-// use, so the order is known before the first step and equal on all ranks;
-// PyTorch's DDP only knows the order of registration and must rebuild its
-// buckets after a step. tests/conformance/bucket_order_test compares it with a
-// first step.
+// use, so it is known before the first step and equal on all ranks
+// (tests/conformance/bucket_order_test).
 std::vector<int> BackwardOrder(const std::vector<ParameterSpec>& specs,
                                bool trainable);
 
