@@ -142,132 +142,72 @@ int LayerIndex(const Sizes& sizes, int64_t layer) {
 // pred_token_type's.
 int HeadIndex(const Sizes& sizes) { return LayerIndex(sizes, sizes.layers); }
 
-constexpr const char* kLayerNames[kernels::kEncoderWeights] = {
-    "self_attn.in_proj_weight",
-    "self_attn.in_proj_bias",
-    "self_attn.out_proj.weight",
-    "self_attn.out_proj.bias",
-    "linear1.weight",
-    "linear1.bias",
-    "linear2.weight",
-    "linear2.bias",
-    "norm1.weight",
-    "norm1.bias",
-    "norm2.weight",
-    "norm2.bias",
+struct Parameter {
+  ParameterSpec spec;
+  InitialValues initial;
 };
-
-std::vector<int64_t> LayerShape(const Sizes& s, int weight) {
-  const int64_t e = s.embedding, f = s.feed_forward;
-  switch (weight) {
-    case kernels::kInWeight:
-      return {3 * e, e};
-    case kernels::kInBias:
-      return {3 * e};
-    case kernels::kOutWeight:
-      return {e, e};
-    case kernels::kUpWeight:
-      return {f, e};
-    case kernels::kUpBias:
-      return {f};
-    case kernels::kDownWeight:
-      return {e, f};
-    default:
-      return {e};
-  }
-}
-
-// The initial value of a parameter.
-struct Start {
-  enum Kind { kConstant, kUniform, kNormal } kind;
-  double size;  // the constant, the bound or the standard deviation
-};
-
-// torch.nn.Linear's weight and bias.
-Start OfLinear(int64_t inputs) {
-  return {Start::kUniform, 1.0 / std::sqrt(static_cast<double>(inputs))};
-}
-
-Start StartOf(const Sizes& s, int index) {
-  if (index >= HeadIndex(s)) return OfLinear(s.embedding);
-  if (index < EmbeddingParameters(s)) {
-    if (index == kPositions) return {Start::kNormal, 0.02};
-    if (index == kContextWeight || index == kContextBias) {
-      return OfLinear(s.features());
-    }
-    return {Start::kNormal, 1.0};
-  }
-  switch ((index - EmbeddingParameters(s)) % kernels::kEncoderWeights) {
-    case kernels::kInWeight:  // Xavier, of [3E, E]
-      return {Start::kUniform,
-              std::sqrt(6.0 / (4.0 * static_cast<double>(s.embedding)))};
-    case kernels::kOutWeight:
-    case kernels::kUpWeight:
-    case kernels::kUpBias:
-      return OfLinear(s.embedding);
-    case kernels::kDownWeight:
-    case kernels::kDownBias:
-      return OfLinear(s.feed_forward);
-    case kernels::kNorm1Weight:
-    case kernels::kNorm2Weight:
-      return {Start::kConstant, 1.0};
-    default:
-      return {Start::kConstant, 0.0};
-  }
-}
-
-std::vector<ParameterSpec> ParameterSpecs(const Sizes& s) {
-  const int64_t e = s.embedding;
-  std::vector<ParameterSpec> specs;
-  int unit = 0;
-  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
-    specs.push_back({name, std::move(shape), unit});
-    // Gradients of embeddings are scattered to the rows looked up.
-    specs.back().read_in_backward = unit > 0;
-  };
-  add("pos_embedding", {1, s.n_transit, e});
-  add("embed_context.weight", {e, s.features()});
-  add("embed_context.bias", {e});
-  add("embed_query_state.weight", {s.grid * s.grid, e});
-  if (s.compressed) {
-    add("token_type_embedding.weight", {kTokenTypes, e});
-    add("compress_start_token", {1, 1, e});
-    add("compress_end_token", {1, 1, e});
-  }
-  for (int64_t i = 0; i < s.layers; ++i) {
-    ++unit;
-    for (int w = 0; w < kernels::kEncoderWeights; ++w) {
-      add(absl::StrCat("transformer_encoder.layers.", i, ".", kLayerNames[w]),
-          LayerShape(s, w));
-    }
-  }
-  ++unit;
-  add("pred_action.weight", {s.actions, e});
-  add("pred_action.bias", {s.actions});
-  if (s.compressed) {
-    add("pred_token_type.weight", {kTokenTypes, e});
-    add("pred_token_type.bias", {kTokenTypes});
-  }
-  return specs;
-}
 
 // Random as in the PyTorch modules of the original, but independent per layer
 // (torch.nn.TransformerEncoder copies one layer).
-void RandomValue(const Sizes& sizes, int index, const ParameterSpec& spec,
-                 uint64_t seed, int64_t begin, int64_t count, float* out) {
-  const Start start = StartOf(sizes, index);
-  const uint64_t key = RandomKey(seed, spec.name);
-  switch (start.kind) {
-    case Start::kConstant:
-      std::fill(out, out + count, static_cast<float>(start.size));
-      break;
-    case Start::kUniform:
-      FillUniform(key, start.size, begin, count, out);
-      break;
-    case Start::kNormal:
-      FillNormal(key, begin, count, 0.0f, static_cast<float>(start.size), out);
-      break;
+std::vector<Parameter> ParametersOf(const Sizes& s) {
+  using Values = InitialValues;
+  // torch.nn.Linear's weight and bias.
+  const auto linear = [](int64_t inputs) {
+    return Values{Values::kUniform,
+                  1.0 / std::sqrt(static_cast<double>(inputs))};
+  };
+  const int64_t e = s.embedding, f = s.feed_forward;
+  const Values of_context = linear(s.features());
+  const Values of_e = linear(e), of_f = linear(f);
+  // Of [3E, E].
+  const Values xavier = {Values::kUniform,
+                         std::sqrt(6.0 / (4.0 * static_cast<double>(e)))};
+  const Values normal = {Values::kNormal, 1.0};
+  const Values zero = {Values::kConstant, 0.0}, one = {Values::kConstant, 1.0};
+  std::vector<Parameter> all;
+  int unit = 0;
+  std::string prefix;
+  const auto add = [&](const char* name, std::vector<int64_t> shape,
+                       const Values& initial) {
+    all.push_back({{prefix + name, std::move(shape), unit}, initial});
+    // Gradients of embeddings are scattered to the rows looked up.
+    all.back().spec.read_in_backward = unit > 0;
+  };
+  add("pos_embedding", {1, s.n_transit, e}, {Values::kNormal, 0.02});
+  add("embed_context.weight", {e, s.features()}, of_context);
+  add("embed_context.bias", {e}, of_context);
+  add("embed_query_state.weight", {s.grid * s.grid, e}, normal);
+  if (s.compressed) {
+    add("token_type_embedding.weight", {kTokenTypes, e}, normal);
+    add("compress_start_token", {1, 1, e}, normal);
+    add("compress_end_token", {1, 1, e}, normal);
   }
+  // In the order of kernels::EncoderWeight.
+  for (int64_t i = 0; i < s.layers; ++i) {
+    ++unit;
+    prefix = absl::StrCat("transformer_encoder.layers.", i, ".");
+    add("self_attn.in_proj_weight", {3 * e, e}, xavier);
+    add("self_attn.in_proj_bias", {3 * e}, zero);
+    add("self_attn.out_proj.weight", {e, e}, of_e);
+    add("self_attn.out_proj.bias", {e}, zero);
+    add("linear1.weight", {f, e}, of_e);
+    add("linear1.bias", {f}, of_e);
+    add("linear2.weight", {e, f}, of_f);
+    add("linear2.bias", {e}, of_f);
+    add("norm1.weight", {e}, one);
+    add("norm1.bias", {e}, zero);
+    add("norm2.weight", {e}, one);
+    add("norm2.bias", {e}, zero);
+  }
+  ++unit;
+  prefix.clear();
+  add("pred_action.weight", {s.actions, e}, of_e);
+  add("pred_action.bias", {s.actions}, of_e);
+  if (s.compressed) {
+    add("pred_token_type.weight", {kTokenTypes, e}, of_e);
+    add("pred_token_type.bias", {kTokenTypes}, of_e);
+  }
+  return all;
 }
 
 using kernels::EncoderRows;
@@ -302,7 +242,7 @@ absl::StatusOr<std::unique_ptr<AdTransformer>> AdTransformer::Create(
     const Config& config) {
   if (config.pretrained().empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(config));
-    return std::unique_ptr<AdTransformer>(new AdTransformer(sizes, nullptr));
+    return std::unique_ptr<AdTransformer>(new AdTransformer(sizes));
   }
   CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained", "dropout"}));
   const std::string& folder = config.pretrained();
@@ -312,26 +252,38 @@ absl::StatusOr<std::unique_ptr<AdTransformer>> AdTransformer::Create(
   ConfigCheck check;
   check.Rate("dropout", sizes->dropout);
   CAPSTAN_RETURN_IF_ERROR(check.status());
-  CAPSTAN_ASSIGN_OR_RETURN(auto weights,
-                           OpenPretrained(folder, ParameterSpecs(*sizes)));
-  return std::unique_ptr<AdTransformer>(
-      new AdTransformer(*sizes, std::move(weights)));
+  auto model = std::unique_ptr<AdTransformer>(new AdTransformer(*sizes));
+  CAPSTAN_ASSIGN_OR_RETURN(model->weights_,
+                           OpenPretrained(folder, model->specs_));
+  return model;
 }
 
-AdTransformer::AdTransformer(const Sizes& sizes,
-                             std::unique_ptr<SafetensorsReader> weights)
-    : sizes_(sizes),
-      weights_(std::move(weights)),
-      specs_(ParameterSpecs(sizes)),
-      units_(UnitNames(sizes.layers)) {}
+AdTransformer::AdTransformer(const Sizes& sizes)
+    : sizes_(sizes), units_(UnitNames(sizes.layers)) {
+  for (Parameter& parameter : ParametersOf(sizes)) {
+    specs_.push_back(std::move(parameter.spec));
+    initial_.push_back(parameter.initial);
+  }
+}
 
 absl::Status AdTransformer::InitialValue(int index, uint64_t seed,
                                          int64_t begin, int64_t count,
                                          float* out) const {
-  if (weights_ != nullptr) {
-    return weights_->ReadFloats(specs_[index].name, begin, count, out);
+  const std::string& name = specs_[index].name;
+  if (weights_ != nullptr) return weights_->ReadFloats(name, begin, count, out);
+  const auto& [kind, size] = initial_[index];
+  const uint64_t key = RandomKey(seed, name);
+  switch (kind) {
+    case InitialValues::kConstant:
+      std::fill(out, out + count, static_cast<float>(size));
+      break;
+    case InitialValues::kUniform:
+      FillUniform(key, size, begin, count, out);
+      break;
+    case InitialValues::kNormal:
+      FillNormal(key, begin, count, 0.0f, static_cast<float>(size), out);
+      break;
   }
-  RandomValue(sizes_, index, specs_[index], seed, begin, count, out);
   return absl::OkStatus();
 }
 

@@ -54,6 +54,12 @@ enum EmbeddingParameter {
   kEndToken,       // [1, 1, E]
 };
 
+// What a parameter is before training.
+struct InitialValues {
+  enum Kind { kConstant, kUniform, kNormal } kind;
+  double size;  // the constant, the bound or the standard deviation
+};
+
 class AdTransformer final : public Model, public HistoryModel {
  public:
   // Opens and validates the folder's files, if the config names one.
@@ -83,7 +89,7 @@ class AdTransformer final : public Model, public HistoryModel {
   void UsePlainOperators() { plain_ = true; }
 
  private:
-  AdTransformer(const Sizes& sizes, std::unique_ptr<SafetensorsReader> weights);
+  explicit AdTransformer(const Sizes& sizes);
 
   std::vector<at::Tensor> EmbeddingWeights() const;
   kernels::EncoderBlockWeights LayerWeights(int64_t layer) const;
@@ -91,8 +97,9 @@ class AdTransformer final : public Model, public HistoryModel {
   int head_unit() const { return static_cast<int>(units_.size()) - 1; }
 
   const Sizes sizes_;
-  const std::unique_ptr<SafetensorsReader> weights_;  // null: random
-  const std::vector<ParameterSpec> specs_;
+  std::unique_ptr<SafetensorsReader> weights_;  // null: random
+  std::vector<ParameterSpec> specs_;
+  std::vector<InitialValues> initial_;  // unless read from weights_
   const std::vector<std::string> units_;
   std::vector<at::Tensor> parameters_;
   bool plain_ = false;
