@@ -105,23 +105,13 @@ Task MakeTask(Variant variant, const Room& room, int index) {
 }
 
 Cell Move(const Room& room, const Task& task, Cell from, int action) {
-  switch (task.meaning[action]) {
-    case 0:
-      from.row += from.row + 1 < room.size;
-      break;
-    case 1:
-      from.row -= from.row > 0;
-      break;
-    case 2:
-      from.column += from.column + 1 < room.size;
-      break;
-    case 3:
-      from.column -= from.column > 0;
-      break;
-    default:
-      break;
-  }
-  return from;
+  // By meaning: rows and columns gone.
+  constexpr int kMoves[kActions][2] = {{1, 0}, {-1, 0}, {0, 1}, {0, -1}, {}};
+  const auto& [rows, columns] = kMoves[task.meaning[action]];
+  const auto within = [&](int place) {
+    return static_cast<uint8_t>(std::clamp(place, 0, room.size - 1));
+  };
+  return {within(from.row + rows), within(from.column + columns)};
 }
 
 int OptimalReturn(const Room& room, const Task& task) {

@@ -178,12 +178,6 @@ LlamaModel::LlamaModel(LlamaCheckpoint checkpoint)
       units_(UnitNames(config_.num_hidden_layers)),
       base_parameters_(specs_.size()) {}
 
-const std::vector<ParameterSpec>& LlamaModel::parameters() const {
-  return specs_;
-}
-
-const std::vector<std::string>& LlamaModel::units() const { return units_; }
-
 absl::Status LlamaModel::InitialValue(int index, uint64_t seed, int64_t begin,
                                       int64_t count, float* out) const {
   if (static_cast<size_t>(index) >= base_parameters_) {

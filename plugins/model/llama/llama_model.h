@@ -89,8 +89,10 @@ absl::StatusOr<LlamaCheckpoint> MakeCheckpoint(
 
 class LlamaModel : public Model, public TokenModel {
  public:
-  const std::vector<ParameterSpec>& parameters() const override;
-  const std::vector<std::string>& units() const override;
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
   absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
                             int64_t count, float* out) const override;
   void Bind(std::vector<at::Tensor> parameters) override;

@@ -52,14 +52,11 @@ int64_t EndOfRow(const Layout& layout, int64_t row, bool behind_labels,
 }
 
 void AddDocument(int64_t row, int64_t begin, int64_t end, Layout* layout) {
-  Document document;
-  document.row = row;
-  document.begin = row * layout->length + begin;
-  document.end = row * layout->length + end;
+  begin += row * layout->length;
+  end += row * layout->length;
   const auto first = layout->is_target.begin();
-  document.targets =
-      std::count(first + document.begin, first + document.end, 1);
-  layout->documents.push_back(document);
+  layout->documents.push_back(
+      {begin, end, row, std::count(first + begin, first + end, 1)});
 }
 
 // A tensor of B * T values of T on the host.
@@ -90,20 +87,15 @@ double Uniform(uint64_t key, uint64_t low, uint64_t high) {
 }
 
 NoiseKey NoiseKey::ForTraining(uint64_t seed) {
-  NoiseKey key;
-  key.t = RandomKey(seed, "masked_diffusion.t");
-  key.mask = RandomKey(seed, "masked_diffusion.mask");
-  key.length = RandomKey(seed, "masked_diffusion.length");
-  return key;
+  return {RandomKey(seed, "masked_diffusion.t"),
+          RandomKey(seed, "masked_diffusion.mask"),
+          RandomKey(seed, "masked_diffusion.length"), /*even_t=*/false};
 }
 
 NoiseKey NoiseKey::ForEvaluation() {
-  NoiseKey key;
-  key.t = RandomKey(0, "masked_diffusion.evaluation.t");
-  key.mask = RandomKey(0, "masked_diffusion.evaluation.mask");
-  key.length = RandomKey(0, "masked_diffusion.evaluation.length");
-  key.even_t = true;
-  return key;
+  return {RandomKey(0, "masked_diffusion.evaluation.t"),
+          RandomKey(0, "masked_diffusion.evaluation.mask"),
+          RandomKey(0, "masked_diffusion.evaluation.length"), /*even_t=*/true};
 }
 
 Layout LayoutOf(const Batch& batch, const NoiseKey& key,
@@ -183,11 +175,8 @@ int64_t CountOf(const Layout& layout, const Noise& noise, Config::Loss loss) {
   }
   int64_t count = 0;
   for (const Document& document : layout.documents) {
-    if (loss == Config::PRETRAIN) {
-      count += document.targets;
-    } else {
-      count += document.targets > 0 ? 1 : 0;
-    }
+    count += loss == Config::PRETRAIN ? document.targets
+                                      : std::min<int64_t>(document.targets, 1);
   }
   return count;
 }
