@@ -165,12 +165,10 @@ absl::Status CheckPrecision(const PrecisionPolicy& precision) {
   const auto is_sum = [](c10::ScalarType type) {
     return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
   };
-  if (!is_sum(precision.compute)) {
-    return refuse("computing", precision.compute, "Float, BFloat16 and Half");
-  }
-  if (!is_sum(precision.reduce)) {
-    return refuse("summing gradients", precision.reduce,
-                  "Float, BFloat16 and Half");
+  for (const auto& [what, type] :
+       {std::make_pair("computing", precision.compute),
+        std::make_pair("summing gradients", precision.reduce)}) {
+    if (!is_sum(type)) return refuse(what, type, "Float, BFloat16 and Half");
   }
   if (precision.master != at::kFloat) {
     return refuse("masters", precision.master, "Float");

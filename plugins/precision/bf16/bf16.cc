@@ -15,18 +15,14 @@ namespace {
 class Bf16 final : public Precision {
  public:
   static absl::StatusOr<std::unique_ptr<Bf16>> Create(const Config& config) {
+    if (!Config::ReduceDtype_IsValid(config.reduce_dtype())) {
+      return FieldError("reduce_dtype",
+                        absl::StrCat("no such value: ", config.reduce_dtype()));
+    }
     auto bf16 = std::make_unique<Bf16>();
     bf16->policy_.compute = c10::ScalarType::BFloat16;
-    switch (config.reduce_dtype()) {
-      case Config::FLOAT32:
-        bf16->policy_.reduce = c10::ScalarType::Float;
-        break;
-      case Config::BFLOAT16:
-        bf16->policy_.reduce = c10::ScalarType::BFloat16;
-        break;
-      default:
-        return FieldError("reduce_dtype", absl::StrCat("no such value: ",
-                                                       config.reduce_dtype()));
+    if (config.reduce_dtype() == Config::BFLOAT16) {
+      bf16->policy_.reduce = c10::ScalarType::BFloat16;
     }
     return bf16;
   }
