@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/strategy.h"
