@@ -7,10 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "plugins/algorithm_distillation/python_random.h"
-
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 int Factorial(int n) { return n <= 1 ? 1 : n * Factorial(n - 1); }
@@ -29,7 +26,63 @@ std::array<uint8_t, kActions> Permutation(int index) {
   return permutation;
 }
 
+// Seeds MT19937 like Python: "init_by_array" (Matsumoto and Nishimura,
+// mt19937ar.c) with the seed's 32-bit halves, low one first, without the high
+// one if it is 0.
+class PythonSeed {
+ public:
+  using result_type = uint32_t;
+
+  explicit PythonSeed(uint64_t seed)
+      : key_{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)} {}
+
+  // Called by std::mt19937 for its whole state.
+  void generate(uint32_t* const words, uint32_t* const end) const {
+    const auto count = static_cast<int>(end - words);
+    const int key_length = key_[1] != 0 ? 2 : 1;
+    const auto mixed = [words](int i, uint32_t factor) {
+      return (words[i - 1] ^ (words[i - 1] >> 30)) * factor;
+    };
+    words[0] = 19650218;
+    for (int i = 1; i < count; ++i) words[i] = mixed(i, 1812433253) + i;
+    int i = 1;
+    const auto advance = [&] {
+      if (++i < count) return;
+      words[0] = words[count - 1];
+      i = 1;
+    };
+    for (int k = 0, j = 0; k < count; ++k, j = (j + 1) % key_length) {
+      words[i] = (words[i] ^ mixed(i, 1664525)) + key_[j] + j;
+      advance();
+    }
+    for (int k = 1; k < count; ++k) {
+      words[i] = (words[i] ^ mixed(i, 1566083941)) - i;
+      advance();
+    }
+    words[0] = 0x80000000;
+  }
+
+ private:
+  const uint32_t key_[2];
+};
+
+std::mt19937 PythonEngine(uint64_t seed) {
+  PythonSeed sequence(seed);
+  return std::mt19937(sequence);
+}
+
 }  // namespace
+
+PythonRandom::PythonRandom(uint64_t seed) : bits_(PythonEngine(seed)) {}
+
+uint32_t PythonRandom::Below(uint32_t bound) {
+  const int spare_bits = __builtin_clz(bound);
+  uint32_t r;
+  do {
+    r = Bits() >> spare_bits;
+  } while (r >= bound);
+  return r;
+}
 
 int TaskCount(Variant variant, const Room& room) {
   return variant == Variant::kGoals ? room.size * room.size
@@ -52,23 +105,13 @@ Task MakeTask(Variant variant, const Room& room, int index) {
 }
 
 Cell Move(const Room& room, const Task& task, Cell from, int action) {
-  switch (task.meaning[action]) {
-    case 0:
-      from.row += from.row + 1 < room.size;
-      break;
-    case 1:
-      from.row -= from.row > 0;
-      break;
-    case 2:
-      from.column += from.column + 1 < room.size;
-      break;
-    case 3:
-      from.column -= from.column > 0;
-      break;
-    default:
-      break;
-  }
-  return from;
+  // By meaning: rows and columns gone.
+  constexpr int kMoves[kActions][2] = {{1, 0}, {-1, 0}, {0, 1}, {0, -1}, {}};
+  const auto& [rows, columns] = kMoves[task.meaning[action]];
+  const auto within = [&](int place) {
+    return static_cast<uint8_t>(std::clamp(place, 0, room.size - 1));
+  };
+  return {within(from.row + rows), within(from.column + columns)};
 }
 
 int OptimalReturn(const Room& room, const Task& task) {
@@ -104,5 +147,4 @@ Split SplitTasks(int tasks, double train_fraction, uint64_t seed) {
   return {{order.begin(), train}, {train, order.end()}};
 }
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -9,11 +9,13 @@
 #define CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_DARKROOM_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <random>
+#include <utility>
 #include <vector>
 
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 
 // Row + 1, row - 1, column + 1, column - 1, stay.
 constexpr int kActions = 5;
@@ -90,6 +92,30 @@ class Darkroom {
   int step_ = 0;
 };
 
+// Python's `random` module, to reproduce splits made with it. Use base/random.h
+// for anything else.
+class PythonRandom {
+ public:
+  // random.seed(seed).
+  explicit PythonRandom(uint64_t seed);
+
+  // random.getrandbits(32).
+  uint32_t Bits() { return static_cast<uint32_t>(bits_()); }
+  // random.randrange(bound), bound > 0.
+  uint32_t Below(uint32_t bound);
+
+  // random.shuffle(items).
+  template <typename T>
+  void Shuffle(std::vector<T>* items) {
+    for (std::size_t i = items->size(); i > 1; --i) {
+      std::swap((*items)[i - 1], (*items)[Below(static_cast<uint32_t>(i))]);
+    }
+  }
+
+ private:
+  std::mt19937 bits_;
+};
+
 // The tasks for training and those held out.
 struct Split {
   std::vector<int> train;
@@ -101,7 +127,6 @@ struct Split {
 // `test`, in that order. 81 tasks at 0.9 and seed 0 give 73 and 8.
 Split SplitTasks(int tasks, double train_fraction = 0.9, uint64_t seed = 0);
 
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom
 
 #endif  // CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_DARKROOM_H_

@@ -9,10 +9,7 @@
 #include <numeric>
 #include <set>
 
-#include "plugins/algorithm_distillation/python_random.h"
-
-namespace capstan {
-namespace darkroom {
+namespace capstan::darkroom {
 namespace {
 
 using testing::ElementsAre;
@@ -155,5 +152,4 @@ TEST(DarkroomTest, IsDoneAfterTheHorizon) {
 }
 
 }  // namespace
-}  // namespace darkroom
-}  // namespace capstan
+}  // namespace capstan::darkroom

@@ -67,15 +67,13 @@ class CommandHost {
   };
 
   virtual ~CommandHost();
-  // A path from the command line as an absolute path, relative to the caller's
-  // folder; follows runs/NAME/latest.
+  // A path from the command line, made absolute; follows runs/NAME/latest.
   virtual std::string Path(const std::string& path) const = 0;
   // The newest model of a run's folder (final/, else the newest checkpoint);
   // returns any other folder unchanged.
   virtual std::string ModelFolder(const std::string& path) const = 0;
-  // The end of an error about a model folder `name` that doesn't exist: how to
-  // download it if it may be a model of the Hugging Face Hub, and to set
-  // `setting` to it; "" if it can't be one.
+  // The end of an error about a missing model folder: how to download `name`, if
+  // the Hugging Face Hub may have it, and set `setting` to it; else "".
   virtual std::string HubDownloadHint(absl::string_view name,
                                       absl::string_view setting) const = 0;
   // For a run whose config leaves launch.processes to the trainer.

@@ -21,9 +21,9 @@ namespace capstan {
 // A target (a label, an action) that is not trained on.
 constexpr int64_t kIgnoredTarget = -100;
 
-// Tensors by name; dimension 0 of each is the batch. Each objective documents
-// what it reads; those for text read kInputIds and, if present, kLabels,
-// kPositions and kTokenCounts. A reader may add any other names.
+// Tensors by name; dimension 0 of each is the batch. Objectives of text read
+// kInputIds and, if present, kLabels, kPositions and kTokenCounts; others
+// document what they read.
 using Batch = std::map<std::string, at::Tensor>;
 
 // [B, T] int64.
@@ -37,17 +37,16 @@ inline constexpr char kPositions[] = "positions";
 // padding. Default: no padding.
 extern const char kTokenCounts[];
 // [B] int64, added by the core: the sample's offset in the run's sequence of
-// samples; in evaluation, its index in the dataset. A key for random numbers
-// that don't depend on the strategy or the number of ranks.
+// samples (in evaluation, its index in the dataset), as a key for random
+// numbers that don't depend on strategy or ranks.
 inline constexpr char kSamplePosition[] = "sample_position";
 
-// Returns the tensor of that name. Throws std::invalid_argument that lists the
-// existing names.
+// Throws std::invalid_argument with the existing names if there is none.
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
 
-// Returns the tensor of that name in CPU memory, undefined if there is none.
-// Never waits for the device: in training on a GPU the core keeps host copies
-// of kLabels, kPositions, kSamplePosition and kTokenCounts.
+// The tensor in CPU memory, undefined if there is none. In training on a GPU the
+// core keeps host copies of kLabels, kPositions, kSamplePosition and
+// kTokenCounts, so that this never waits for the device.
 at::Tensor HostTensor(const Batch& batch, const std::string& name);
 // The name of such a copy.
 std::string HostCopyName(const std::string& name);
@@ -61,8 +60,7 @@ TokenTotals CountTokens(const Batch& batch);
 
 // Random access to the samples of a dataset. The core handles order, epochs,
 // sharding over ranks, prefetching, resuming and copies to a GPU, so a reader
-// has no mutable state. Create opens the files and reports what is wrong with
-// them.
+// has no mutable state. Create opens and checks the files.
 class DatasetReader {
  public:
   virtual ~DatasetReader();
@@ -74,10 +72,9 @@ class DatasetReader {
   virtual bool shuffle() const = 0;
 
   // Makes the batch of the given samples, in that order, in CPU memory. *batch
-  // may hold the tensors of an earlier batch of this reader that nobody else
-  // uses: reuse their memory where shapes fit, and remove those that this batch
-  // doesn't have. Thread-safe. Errors, e.g. for an index out of range, name the
-  // file and the position in it.
+  // may hold tensors of an earlier batch that nobody else uses: reuse their
+  // memory where shapes fit, and remove what this batch doesn't have.
+  // Thread-safe. Errors name the file and the position in it.
   virtual absl::Status Read(absl::Span<const int64_t> indices,
                             Batch* batch) const = 0;
 

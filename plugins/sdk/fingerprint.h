@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a plugin or the core was built, as "name=value" lines in one string
-// constant. What must be equal for C++ objects to cross the edge between them
-// (trainer/plugin_host/plugin_host.h): libtorch, absl, protobuf, stdlib,
-// containers, sanitizer. `api` is compared as a version, `sdk` (a hash of the
-// interface headers without comments) only between equal versions. The others
-// are for people.
+// constant. libtorch, absl, protobuf, stdlib, containers and sanitizer must be
+// equal for C++ objects to cross between them; `api` is compared as a version,
+// `sdk` (a hash of the interface headers without comments) only between equal
+// versions; the others are for people.
 #ifndef CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_
 #define CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_
 

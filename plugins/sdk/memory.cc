@@ -18,27 +18,10 @@ thread_local MemoryCategory current_category = MemoryCategory::kOther;
 }  // namespace
 
 const char* MemoryCategoryName(MemoryCategory category) {
-  switch (category) {
-    case MemoryCategory::kOther:
-      return "other";
-    case MemoryCategory::kParameters:
-      return "parameters";
-    case MemoryCategory::kGradients:
-      return "gradients";
-    case MemoryCategory::kMasters:
-      return "masters";
-    case MemoryCategory::kOptimizerState:
-      return "optimizer_state";
-    case MemoryCategory::kBuckets:
-      return "buckets";
-    case MemoryCategory::kActivations:
-      return "activations";
-    case MemoryCategory::kLogits:
-      return "logits";
-    case MemoryCategory::kWorkspace:
-      return "workspace";
-  }
-  return "other";
+  static constexpr const char* kNames[kMemoryCategories] = {
+      "other",   "parameters",  "gradients", "masters",  "optimizer_state",
+      "buckets", "activations", "logits",    "workspace"};
+  return kNames[static_cast<int>(category)];
 }
 
 MemoryScope::MemoryScope(MemoryCategory category) : before_(current_category) {

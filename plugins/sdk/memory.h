@@ -41,13 +41,10 @@ class MemoryScope {
 // The calling thread's category.
 MemoryCategory CurrentMemoryCategory();
 
-// Zeroes `bytes` bytes at `data`, as memset would, but returns whole huge pages
-// to the kernel, which clears them when they are next touched. A newly
-// allocated buffer of the model's size then costs nothing here and is cleared
-// once, not twice.
-//
-// `data` is private memory of the process: heap, an anonymous private mapping,
-// or a CPU tensor that is neither pinned nor shared.
+// As memset to 0, but returns whole huge pages to the kernel, which clears them
+// when they are next touched: a new buffer of the model's size is cleared once,
+// not twice. `data` is private memory of the process: heap, an anonymous
+// private mapping, or a CPU tensor that is neither pinned nor shared.
 void ZeroFill(void* data, size_t bytes);
 
 }  // namespace capstan

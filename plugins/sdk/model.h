@@ -27,10 +27,9 @@ struct UnitMemory {
   int64_t output = 0;
   // Peak beyond `kept` during its forward.
   int64_t forward_workspace = 0;
-  // Peak beyond `kept` during its backward: gradients of activations,
-  // temporaries, and gradients of parameters that exist at the same time,
-  // except the largest, which strategies count. Negative if that one reuses
-  // memory kept by the head.
+  // Peak beyond `kept` during its backward, without the largest gradient of a
+  // parameter, which strategies count. Negative if that one reuses memory kept
+  // by the head.
   int64_t backward_workspace = 0;
   // Logits and their gradients, in addition to the above: kept from the unit's
   // forward to the end of backward, or only while it runs.
@@ -40,8 +39,8 @@ struct UnitMemory {
 
 // Low-rank adapters ("LoRA", Hu et al., 2021, section 4.1): a module with
 // weight W [out, in] computes W x + scale * B A dropout(x), with A [rank, in]
-// and B [out, rank], B initially 0. Parameters are float32 and have PEFT's
-// names: "base_model.model.MODULE.lora_A.weight" and "..lora_B.weight".
+// and B [out, rank]. Parameters have PEFT's names:
+// "base_model.model.MODULE.lora_A.weight" and "..lora_B.weight".
 struct LoraSpec {
   int64_t rank = 8;
   double alpha = 8.0;
@@ -82,9 +81,9 @@ class Model {
   // units.
   virtual void Bind(std::vector<at::Tensor> parameters) = 0;
 
-  // Lets backward write gradients directly into `sink` (base/gradient_sink.h),
-  // or nowhere if null. The strategy owns `sink`, which lives as long as the
-  // bound parameters. Only for models with a hand-written backward.
+  // For models with a hand-written backward: lets it write gradients to `sink`
+  // (base/gradient_sink.h; null: no longer). The strategy owns `sink`, which
+  // lives as long as the bound parameters.
   virtual void BindGradients(GradientSink* sink) {}
 
   // Writes config.json and the model format's other files, except the weights,

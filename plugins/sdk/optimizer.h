@@ -116,9 +116,8 @@ class Optimizer {
   }
 
   // Whether Update needs this trainable parameter whole, in one range on one
-  // rank, because the update is a function of the whole matrix. A sharding
-  // strategy then assigns whole parameters to ranks and pads, so ask for no
-  // more than is needed. Constant.
+  // rank. A sharding strategy then assigns whole parameters to ranks and pads,
+  // so ask for no more than is needed. Constant.
   virtual bool NeedsWhole(const Model& model, int parameter) const {
     return false;
   }

@@ -6,14 +6,8 @@
 // CAPSTAN_PLUGIN. The core reads the fingerprint before it runs any of the
 // plugin's code.
 //
-// Compatibility: a plugin works in every trainer of its own major version and
-// the same or a newer minor version. So within a major version
-// - an interface grows only at its end, by virtual functions with defaults;
-// - a struct that only the core creates, and passes by reference, grows only at
-//   its end; any other struct, or an element of a container, doesn't grow;
-// - the change that needs it adds what the core must do for older plugins
-//   (trainer/plugin_host/older_plugins.h).
-// A plugin of a newer minor version is refused: it may call what is missing.
+// A plugin works in every trainer of its own major version and the same or a
+// newer minor version; COMPATIBILITY.md says how interfaces may grow.
 #ifndef CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 #define CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 

@@ -62,9 +62,8 @@ class Strategy {
 
   // Allocates its buffers, fills this rank's masters with the model's initial
   // values and binds the working parameters to the model. Called once, first.
-  // Must not contain collectives in which a rank that fails here would leave
-  // the others waiting (Split is allowed: its failure is collective). The core
-  // then publishes the shards, as after an update.
+  // No collectives but Split, whose failure is collective: a rank that fails
+  // here would leave the others waiting. The core then publishes the shards.
   virtual absl::Status Setup(const StrategyContext& context) = 0;
 
   // The shards that this rank's optimizer updates. Valid after Setup; the
@@ -130,10 +129,9 @@ class Strategy {
   // synchronisation. Constant.
   virtual std::vector<std::string> state_names() const { return {}; }
   // The state of OptimizerShards()[shard]: one tensor per name, shaped like its
-  // master. Valid after Setup; the tensors stay the same. Checkpoints save the
-  // slices in OwnedSlices(), by parameter, and restore them before
-  // PublishShard, on any number of ranks; state missing from another strategy's
-  // checkpoint stays as Setup left it.
+  // master; the same from Setup on. Checkpoints save the slices in
+  // OwnedSlices(), by parameter, and restore them before PublishShard, on any
+  // number of ranks; what a checkpoint lacks stays as Setup left it.
   virtual std::vector<at::Tensor> ShardState(int shard) { return {}; }
 };
 

@@ -160,7 +160,7 @@ TEST(WholeLayoutTest, NoSliceCutsWhatMustStayWhole) {
 }
 
 // Contiguous in the buffer, each parameter in one bucket, in the order in which
-// backward reaches their first ones.
+// backward completes them.
 TEST(WholeLayoutTest, BucketsCoverTheLayout) {
   FlatLayout layout;
   std::vector<Bucket> buckets =
@@ -169,7 +169,7 @@ TEST(WholeLayoutTest, BucketsCoverTheLayout) {
   for (size_t b = 0; b < buckets.size(); ++b) {
     parameters += buckets[b].parameters.size();
     if (b == 0) continue;
-    EXPECT_LT(buckets[b].parameters[0], buckets[b - 1].parameters[0]);
+    EXPECT_LT(buckets[b].parameters.back(), buckets[b - 1].parameters.back());
   }
   EXPECT_EQ(parameters, WholeSpecs().size());
   std::sort(buckets.begin(), buckets.end(),
@@ -180,6 +180,20 @@ TEST(WholeLayoutTest, BucketsCoverTheLayout) {
     at = bucket.end;
   }
   EXPECT_EQ(at, layout.numel);
+}
+
+// A rest of the matrices doesn't get a bucket that is mostly padding.
+TEST(WholeLayoutTest, NoBucketHasFewerMatricesThanShards) {
+  const LayoutRules rules = WholeMatrices();
+  FlatLayout layout;
+  int buckets = 0;
+  for (const Bucket& bucket :
+       LayOutBuckets(WholeSpecs(), rules, 5, 100, 1000, &layout)) {
+    if (!rules.Whole(bucket.parameters[0])) continue;
+    ++buckets;
+    EXPECT_GE(bucket.parameters.size(), 5);
+  }
+  EXPECT_EQ(buckets, 2);
 }
 
 TEST(WholeLayoutTest, WithoutARuleItIsTheLayoutOfBuckets) {

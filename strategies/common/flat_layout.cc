@@ -2,6 +2,7 @@
 #include "strategies/common/flat_layout.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace capstan {
 namespace {
@@ -10,8 +11,8 @@ int64_t RoundUp(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Cuts `order` into groups of at least `shards` parameters and, if there are
-// enough, `cap` elements.
+// Cuts `order` into groups of at least `shards` parameters and `cap` elements,
+// if there are enough: a shorter rest joins the last group.
 std::vector<std::vector<int>> CutWhole(const std::vector<ParameterSpec>& specs,
                                        const std::vector<int>& order,
                                        int shards, int64_t cap) {
@@ -25,6 +26,11 @@ std::vector<std::vector<int>> CutWhole(const std::vector<ParameterSpec>& specs,
     }
     groups.back().push_back(index);
     elements += specs[index].numel();
+  }
+  if (groups.size() > 1 && static_cast<int>(groups.back().size()) < shards) {
+    const std::vector<int> rest = std::move(groups.back());
+    groups.pop_back();
+    groups.back().insert(groups.back().end(), rest.begin(), rest.end());
   }
   return groups;
 }
@@ -102,6 +108,17 @@ std::vector<int> BackwardOrder(const std::vector<ParameterSpec>& specs,
   return order;
 }
 
+std::vector<int> BucketOfEach(const std::vector<Bucket>& buckets,
+                              size_t count) {
+  std::vector<int> bucket_of(count, 0);
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    for (int index : buckets[b].parameters) {
+      bucket_of[index] = static_cast<int>(b);
+    }
+  }
+  return bucket_of;
+}
+
 std::vector<Bucket> CutBuckets(const FlatLayout& layout, int64_t first,
                                int64_t cap) {
   std::vector<Bucket> buckets;
@@ -162,10 +179,11 @@ std::vector<Bucket> LayOutBuckets(const std::vector<ParameterSpec>& specs,
         {layout->numel, layout->numel + part.numel, std::move(group)});
     layout->numel += part.numel;
   }
-  // A bucket's offset doesn't matter, but when it is reduced does.
+  // A bucket's offset doesn't matter, but when its last gradient comes does:
+  // buckets are reduced in order.
   std::sort(buckets.begin(), buckets.end(),
             [](const Bucket& a, const Bucket& b) {
-              return a.parameters[0] > b.parameters[0];
+              return a.parameters.back() > b.parameters.back();
             });
   return buckets;
 }

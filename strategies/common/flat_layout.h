@@ -47,10 +47,8 @@ FlatLayout LayOutWhole(const std::vector<ParameterSpec>& specs,
 // Trainable (or frozen) parameters from the last used in forward to the first:
 // the order in which backward finishes their gradients, except that those of
 // one graph node finish together. Models list parameters in the order of first
-// use, so the order is known before the first step and equal on all ranks;
-// PyTorch's DDP only knows the order of registration and must rebuild its
-// buckets after a step. tests/conformance/bucket_order_test compares it with a
-// first step.
+// use, so it is known before the first step and equal on all ranks
+// (tests/conformance/bucket_order_test).
 std::vector<int> BackwardOrder(const std::vector<ParameterSpec>& specs,
                                bool trainable);
 
@@ -62,6 +60,9 @@ struct Bucket {
   std::vector<int> parameters;
   int64_t numel() const { return end - begin; }
 };
+
+// The bucket of each of `count` parameters; 0 for those in none.
+std::vector<int> BucketOfEach(const std::vector<Bucket>& buckets, size_t count);
 
 // Cuts a layout into buckets of at most `cap` elements (a larger parameter gets
 // a bucket of its own). The first has at most `first` elements: it is ready
@@ -76,9 +77,9 @@ void PadBuckets(int shards, FlatLayout* layout, std::vector<Bucket>* buckets,
                 int64_t multiple = kFlatAlignment);
 
 // All of the above for the trainable parameters: buckets that `shards` ranks
-// can share, in the order in which backward starts to fill them. Parameters
-// that must stay whole get separate buckets, of at least `shards` parameters
-// each if there are enough: with fewer, the other shards would be padding.
+// can share, in the order in which backward completes them. Parameters that
+// must stay whole get separate buckets, of at least `shards` parameters each if
+// there are enough: with fewer, the other shards would be padding.
 std::vector<Bucket> LayOutBuckets(const std::vector<ParameterSpec>& specs,
                                   const LayoutRules& rules, int shards,
                                   int64_t first, int64_t cap,

@@ -91,6 +91,45 @@ void MakeParameters(const std::vector<ParameterSpec>& specs,
   }
 }
 
+absl::Status MakeShard(const StrategyContext& context,
+                       std::vector<ParameterRange> ranges, int64_t numel,
+                       const at::TensorOptions& options,
+                       OptimizerShard* shard) {
+  const PrecisionPolicy& precision = context.precision;
+  const bool mixed = precision.compute != precision.master;
+  shard->ranges = std::move(ranges);
+  shard->master =
+      Zeros(mixed ? MemoryCategory::kMasters : MemoryCategory::kParameters,
+            numel, options, precision.master);
+  shard->gradient =
+      Zeros(MemoryCategory::kGradients, numel, options, precision.reduce);
+  CAPSTAN_RETURN_IF_ERROR(
+      FillInitialValues(context, shard->ranges, shard->master));
+  if (!mixed) return absl::OkStatus();
+  shard->working =
+      Zeros(MemoryCategory::kParameters, numel, options, precision.compute);
+  shard->working.copy_(shard->master);
+  return absl::OkStatus();
+}
+
+absl::Status FrozenParameters::Make(const StrategyContext& context,
+                                    std::vector<at::Tensor>* parameters) {
+  const std::vector<ParameterSpec>& specs = context.model->parameters();
+  layout = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
+  flat = Zeros(MemoryCategory::kParameters, layout.numel,
+               context.group->device(), context.precision.compute);
+  CAPSTAN_RETURN_IF_ERROR(FillInitialValues(context, layout.ranges, flat));
+  MakeParameters(specs, layout, flat, parameters);
+  return absl::OkStatus();
+}
+
+void SetPlaces(const FlatLayout& layout, int buffer,
+               std::vector<ParameterPlace>* places) {
+  for (const ParameterRange& range : layout.ranges) {
+    (*places)[range.parameter] = {buffer, range.offset};
+  }
+}
+
 absl::Status ForEachPlacedParameter(
     const std::vector<ParameterSpec>& specs,
     const std::vector<ParameterPlace>& places, int rank,
@@ -126,12 +165,10 @@ absl::Status CheckPrecision(const PrecisionPolicy& precision) {
   const auto is_sum = [](c10::ScalarType type) {
     return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
   };
-  if (!is_sum(precision.compute)) {
-    return refuse("computing", precision.compute, "Float, BFloat16 and Half");
-  }
-  if (!is_sum(precision.reduce)) {
-    return refuse("summing gradients", precision.reduce,
-                  "Float, BFloat16 and Half");
+  for (const auto& [what, type] :
+       {std::make_pair("computing", precision.compute),
+        std::make_pair("summing gradients", precision.reduce)}) {
+    if (!is_sum(type)) return refuse(what, type, "Float, BFloat16 and Half");
   }
   if (precision.master != at::kFloat) {
     return refuse("masters", precision.master, "Float");

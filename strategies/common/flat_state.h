@@ -31,11 +31,32 @@ void MakeParameters(const std::vector<ParameterSpec>& specs,
                     const FlatLayout& layout, const at::Tensor& flat,
                     std::vector<at::Tensor>* parameters);
 
+// Allocates the masters, gradients and, if the compute dtype differs, working
+// copies of a shard of `numel` elements with `ranges`, on the device of
+// `options`, and fills them with the model's initial values.
+absl::Status MakeShard(const StrategyContext& context,
+                       std::vector<ParameterRange> ranges, int64_t numel,
+                       const at::TensorOptions& options, OptimizerShard* shard);
+
+// The frozen parameters, whole, in the compute dtype on the run's device.
+struct FrozenParameters {
+  // Also makes the model's working tensors.
+  absl::Status Make(const StrategyContext& context,
+                    std::vector<at::Tensor>* parameters);
+
+  FlatLayout layout;
+  at::Tensor flat;
+};
+
 // The location of a whole parameter: its flat buffer and the offset in it.
 struct ParameterPlace {
   int buffer = 0;
   int64_t offset = 0;
 };
+
+// Sets the places of the parameters that `layout` has in `buffer`.
+void SetPlaces(const FlatLayout& layout, int buffer,
+               std::vector<ParameterPlace>* places);
 
 // Implements Strategy::ForEachFullParameter for parameters at `places` (one per
 // spec). flat(i) returns buffer i's values in any dtype (fn gets float32, the

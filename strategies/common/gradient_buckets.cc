@@ -34,12 +34,7 @@ GradientBuckets::GradientBuckets(const std::vector<ParameterSpec>& specs,
       options_(std::move(options)),
       states_(buckets_.size()) {
   slot_of_parameter_.assign(parameters.size(), nullptr);
-  std::vector<int> bucket_of(parameters.size(), 0);
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for (int index : buckets_[b].parameters) {
-      bucket_of[index] = static_cast<int>(b);
-    }
-  }
+  const std::vector<int> bucket_of = BucketOfEach(buckets_, parameters.size());
   for (const ParameterRange& range : layout.ranges) {
     auto slot = std::make_unique<Slot>();
     slot->parameter = parameters[range.parameter];

@@ -28,13 +28,12 @@ namespace capstan {
 // alias of the slot, which autograd passes to .grad without a copy. This is not
 // possible if sums are wider than gradients (float32 sums of bfloat16).
 //
-// A parameter used several times gets its gradients one by one (each use has
-// its own backward: activation checkpointing) or summed by autograd (uses in
-// one graph). Two aliases of one slot must not be summed, so there is at most
-// one between Open and the gradient's arrival. If a gradient arrives elsewhere
-// in the meantime, the alias tells what it is: if autograd has released the
-// alias, the gradient is a sum that includes the slot's value, and replaces it;
-// otherwise it is a separate gradient, and is added.
+// A parameter used several times gets its gradients one by one (activation
+// checkpointing) or summed by autograd (uses in one graph). Two aliases of one
+// slot must not be summed, so there is at most one between Open and the
+// gradient's arrival. A gradient that arrives elsewhere in the meantime is a sum
+// that includes the slot's value, and replaces it, if autograd has released the
+// alias; otherwise it is a separate gradient, and is added.
 class GradientBuckets final : public GradientSink {
  public:
   // Called for buckets 0, 1, 2, .. in order on all ranks, on the autograd

@@ -14,10 +14,7 @@ void ReduceQueue::Start(const at::Tensor& sums, const at::Tensor& destination,
                         bool add) {
   at::NoGradGuard no_grad;
   while (static_cast<int>(entries_.size()) >= kReducesUnderWay) FinishOldest();
-  Entry entry;
-  entry.sums = sums;
-  entry.destination = destination;
-  entry.add = add;
+  Entry entry = {nullptr, sums, at::Tensor(), destination, add};
   if (shards_->size() == 1) {
     entry.slice = sums;
   } else if (!add && destination.device() == sums.device()) {

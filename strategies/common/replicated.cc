@@ -12,7 +12,18 @@ absl::Status ReplicatedStrategy::SetUp(const StrategyContext& context,
                                        int64_t first, int64_t cap,
                                        GradientBuckets::OnReady on_ready) {
   context_ = context;
-  CAPSTAN_RETURN_IF_ERROR(MakeBuffers());
+  const std::vector<ParameterSpec>& specs = context.model->parameters();
+  rules_ = RulesOf(*context.model, context.optimizer);
+  layout_ =
+      LayOut(specs, BackwardOrder(specs, /*trainable=*/true), rules_.multiple);
+  parameters_.resize(specs.size());
+  CAPSTAN_RETURN_IF_ERROR(MakeShard(context, layout_.ranges, layout_.numel,
+                                    context.group->device(), &shard_));
+  CAPSTAN_RETURN_IF_ERROR(frozen_.Make(context, &parameters_));
+  MakeParameters(specs, layout_,
+                 shard_.working.defined() ? shard_.working : shard_.master,
+                 &parameters_);
+  context.model->Bind(parameters_);
   GradientBuckets::Options options;
   options.dtype = context.precision.reduce;
   options.flat = shard_.gradient;
@@ -20,49 +31,8 @@ absl::Status ReplicatedStrategy::SetUp(const StrategyContext& context,
   options.model = context.model;
   const int64_t bytes = shard_.gradient.element_size();
   gradients_ = std::make_unique<GradientBuckets>(
-      context.model->parameters(), layout_,
-      CutBuckets(layout_, first / bytes, cap / bytes), parameters_,
-      std::move(options));
-  return absl::OkStatus();
-}
-
-absl::Status ReplicatedStrategy::MakeBuffers() {
-  const std::vector<ParameterSpec>& specs = context_.model->parameters();
-  const PrecisionPolicy& precision = context_.precision;
-  const bool mixed = precision.compute != precision.master;
-  const auto zeros = [&](MemoryCategory category, int64_t numel,
-                         at::ScalarType dtype) {
-    return Zeros(category, numel, context_.group->device(), dtype);
-  };
-  rules_ = RulesOf(*context_.model, context_.optimizer);
-  layout_ =
-      LayOut(specs, BackwardOrder(specs, /*trainable=*/true), rules_.multiple);
-  frozen_layout_ = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
-
-  shard_.ranges = layout_.ranges;
-  shard_.master =
-      zeros(mixed ? MemoryCategory::kMasters : MemoryCategory::kParameters,
-            layout_.numel, precision.master);
-  shard_.gradient =
-      zeros(MemoryCategory::kGradients, layout_.numel, precision.reduce);
-  CAPSTAN_RETURN_IF_ERROR(
-      FillInitialValues(context_, layout_.ranges, shard_.master));
-  at::Tensor working = shard_.master;
-  if (mixed) {
-    shard_.working =
-        zeros(MemoryCategory::kParameters, layout_.numel, precision.compute);
-    shard_.working.copy_(shard_.master);
-    working = shard_.working;
-  }
-  frozen_ = zeros(MemoryCategory::kParameters, frozen_layout_.numel,
-                  precision.compute);
-  CAPSTAN_RETURN_IF_ERROR(
-      FillInitialValues(context_, frozen_layout_.ranges, frozen_));
-
-  parameters_.resize(specs.size());
-  MakeParameters(specs, layout_, working, &parameters_);
-  MakeParameters(specs, frozen_layout_, frozen_, &parameters_);
-  context_.model->Bind(parameters_);
+      specs, layout_, CutBuckets(layout_, first / bytes, cap / bytes),
+      parameters_, std::move(options));
   return absl::OkStatus();
 }
 
@@ -93,15 +63,12 @@ absl::Status ReplicatedStrategy::ForEachFullParameter(
     const std::function<absl::Status(int, const at::Tensor&)>& fn) {
   const std::vector<ParameterSpec>& specs = context_.model->parameters();
   std::vector<ParameterPlace> places(specs.size());
-  for (const ParameterRange& range : layout_.ranges) {
-    places[range.parameter] = {0, range.offset};
-  }
-  for (const ParameterRange& range : frozen_layout_.ranges) {
-    places[range.parameter] = {1, range.offset};
-  }
+  SetPlaces(layout_, 0, &places);
+  SetPlaces(frozen_.layout, 1, &places);
   return ForEachPlacedParameter(
       specs, places, context_.group->rank(),
-      [&](int buffer) { return buffer == 0 ? shard_.master : frozen_; }, fn);
+      [&](int buffer) { return buffer == 0 ? shard_.master : frozen_.flat; },
+      fn);
 }
 
 StrategyPlan ReplicatedStrategy::Plan(const StrategyRequest& request) const {

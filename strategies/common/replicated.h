@@ -8,6 +8,7 @@
 
 #include "plugins/sdk/strategy.h"
 #include "strategies/common/flat_layout.h"
+#include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
 
 namespace capstan {
@@ -36,16 +37,14 @@ class ReplicatedStrategy : public Strategy {
   GradientBuckets& gradients() { return *gradients_; }
 
  private:
-  absl::Status MakeBuffers();
   // This rank's share of work on sums and masters that are equal on all ranks.
   std::pair<int64_t, int64_t> Share() const;
 
   StrategyContext context_;
   LayoutRules rules_;
-  FlatLayout layout_;         // trainable parameters
-  FlatLayout frozen_layout_;  // the others
+  FlatLayout layout_;  // trainable parameters
   OptimizerShard shard_;
-  at::Tensor frozen_;  // working copies only
+  FrozenParameters frozen_;
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<GradientBuckets> gradients_;
 };

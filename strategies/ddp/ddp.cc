@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "strategies/ddp/ddp.h"
-
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/statusor.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
+#include "strategies/common/replicated.h"
+#include "strategies/ddp/ddp.pb.h"
 
-namespace capstan {
-namespace ddp {
+namespace capstan::ddp {
 namespace {
 
 constexpr double kDefaultCapMib = 25.0;
 constexpr double kDefaultFirstMib = 1.0;
-
-absl::Status CheckSize(const char* field, double mib) {
-  if (std::isfinite(mib) && mib >= 0.0) return absl::OkStatus();
-  return FieldError(
-      field, absl::StrCat("must be a size, or 0 for the default, is ", mib));
-}
 
 int64_t Bytes(double mib, double default_mib) {
   // An exabyte holds any model; larger values would overflow.
@@ -28,36 +25,52 @@ int64_t Bytes(double mib, double default_mib) {
       (mib == 0.0 ? default_mib : std::min(mib, kMost)) * (1 << 20));
 }
 
+// Data parallelism (Li et al., "PyTorch Distributed: Experiences on
+// Accelerating Data Parallel Training", VLDB 2020, section 3): buckets in
+// reverse order of use, all-reduced as soon as they are complete, on the last
+// micro-step only.
+class Ddp final : public ReplicatedStrategy {
+ public:
+  static absl::StatusOr<std::unique_ptr<Ddp>> Create(const Config& config) {
+    for (const auto& [field, mib] :
+         {std::make_pair("bucket_cap_mib", config.bucket_cap_mib()),
+          std::make_pair("first_bucket_mib", config.first_bucket_mib())}) {
+      CAPSTAN_RETURN_IF_ERROR(CheckField(std::isfinite(mib) && mib >= 0.0,
+                                         field, "a size, or 0 for the default",
+                                         mib));
+    }
+    return std::unique_ptr<Ddp>(new Ddp(config));
+  }
+
+  absl::Status Check(const StrategyRequest& request) const override {
+    return CheckPrecision(request.precision);
+  }
+
+  absl::Status Setup(const StrategyContext& context) override {
+    return SetUp(
+        context, Bytes(config_.first_bucket_mib(), kDefaultFirstMib),
+        Bytes(config_.bucket_cap_mib(), kDefaultCapMib), [this](int bucket) {
+          works_.push_back(group().AllReduce(gradients().Take(bucket)));
+        });
+  }
+
+  void FinishBackward() override {
+    gradients().Finish();
+    for (const std::unique_ptr<Work>& work : works_) work->Wait();
+    works_.clear();
+  }
+
+ private:
+  explicit Ddp(const Config& config) : config_(config) {}
+
+  const Config config_;
+  std::vector<std::unique_ptr<Work>> works_;
+};
+
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<Ddp>> Ddp::Create(const Config& config) {
-  CAPSTAN_RETURN_IF_ERROR(CheckSize("bucket_cap_mib", config.bucket_cap_mib()));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckSize("first_bucket_mib", config.first_bucket_mib()));
-  return std::unique_ptr<Ddp>(new Ddp(config));
-}
-
-absl::Status Ddp::Check(const StrategyRequest& request) const {
-  return CheckPrecision(request.precision);
-}
-
-absl::Status Ddp::Setup(const StrategyContext& context) {
-  return SetUp(context, Bytes(config_.first_bucket_mib(), kDefaultFirstMib),
-               Bytes(config_.bucket_cap_mib(), kDefaultCapMib),
-               [this](int bucket) {
-                 works_.push_back(group().AllReduce(gradients().Take(bucket)));
-               });
-}
-
-void Ddp::FinishBackward() {
-  gradients().Finish();
-  for (const std::unique_ptr<Work>& work : works_) work->Wait();
-  works_.clear();
-}
 
 CAPSTAN_PLUGIN(Strategy, Ddp, capstan::ddp::Config,
                "data parallel: the model on each rank, bucketed all-reduce "
                "overlapped with backward");
 
-}  // namespace ddp
-}  // namespace capstan
+}  // namespace capstan::ddp

@@ -2,8 +2,6 @@
 //
 // Settings only: tests/parity compares ddp's results with `single` and with
 // PyTorch, on real processes.
-#include "strategies/ddp/ddp.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,9 +9,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/ddp/ddp.pb.h"
 
-namespace capstan {
-namespace ddp {
+namespace capstan::ddp {
 namespace {
 
 // A unit with two parameters of 32 elements.
@@ -78,7 +78,7 @@ class LoneGroup final : public ProcessGroup {
 };
 
 TEST(DdpTest, DefaultsAreValid) {
-  const auto ddp = Ddp::Create(Config());
+  const auto ddp = MakePlugin<Strategy>(Config());
   ASSERT_TRUE(ddp.ok()) << ddp.status();
   StrategyRequest request;
   EXPECT_TRUE((*ddp)->Check(request).ok());
@@ -89,11 +89,11 @@ TEST(DdpTest, DefaultsAreValid) {
 TEST(DdpTest, NegativeSizesNameTheirField) {
   Config config;
   config.set_bucket_cap_mib(-1);
-  EXPECT_EQ(FieldOf(Ddp::Create(config).status()), "bucket_cap_mib");
+  EXPECT_EQ(FieldOf(MakePlugin<Strategy>(config).status()), "bucket_cap_mib");
   config.set_bucket_cap_mib(1);
   config.set_first_bucket_mib(-1);
-  EXPECT_EQ(FieldOf(Ddp::Create(config).status()), "first_bucket_mib");
-  EXPECT_EQ(Ddp::Create(config).status().message(),
+  EXPECT_EQ(FieldOf(MakePlugin<Strategy>(config).status()), "first_bucket_mib");
+  EXPECT_EQ(MakePlugin<Strategy>(config).status().message(),
             "must be a size, or 0 for the default, is -1");
 }
 
@@ -102,7 +102,7 @@ TEST(DdpTest, AHugeSizeIsOneBucket) {
   Config config;
   config.set_bucket_cap_mib(1e300);
   config.set_first_bucket_mib(1e300);
-  const auto ddp = Ddp::Create(config);
+  const auto ddp = MakePlugin<Strategy>(config);
   ASSERT_TRUE(ddp.ok()) << ddp.status();
   TwoParameters model;
   LoneGroup group;
@@ -116,5 +116,4 @@ TEST(DdpTest, AHugeSizeIsOneBucket) {
 }
 
 }  // namespace
-}  // namespace ddp
-}  // namespace capstan
+}  // namespace capstan::ddp

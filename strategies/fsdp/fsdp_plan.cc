@@ -3,11 +3,15 @@
 // What a run will hold and send, by walking the schedule without a model.
 #include <algorithm>
 #include <deque>
+#include <utility>
+#include <vector>
 
-#include "strategies/fsdp/fsdp.h"
+#include "strategies/common/flat_layout.h"
+#include "strategies/common/gradient_buckets.h"
+#include "strategies/common/reduce_queue.h"
+#include "strategies/fsdp/schedule.h"
 
-namespace capstan {
-namespace fsdp {
+namespace capstan::fsdp {
 namespace {
 
 struct PlannedGroup {
@@ -88,18 +92,19 @@ class Walk {
 
 }  // namespace
 
-StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
+StrategyPlan PlanRun(const StrategyRequest& request, int shards,
+                     const ScheduleOptions& pass, const PlanOptions& options) {
   const Model& model = *request.model;
   const std::vector<ParameterSpec>& specs = model.parameters();
   const int64_t compute = c10::elementSize(request.precision.compute);
   const int64_t reduce = c10::elementSize(request.precision.reduce);
   const bool mixed = request.precision.compute != request.precision.master;
-  const int64_t shard_count = shards(request.world_size);
+  const int64_t shard_count = shards;
   const bool many = request.accumulation > 1;
   const LayoutRules rules = RulesOf(model, request.optimizer);
   const std::vector<GroupSpec> group_specs = MakeGroups(model, rules);
   const std::vector<FlatLayout> layouts =
-      LayOutGroups(specs, group_specs, rules, static_cast<int>(shard_count));
+      LayOutGroups(specs, group_specs, rules, shards);
 
   StrategyPlan plan;
   std::vector<PlannedGroup> groups;
@@ -112,7 +117,7 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
     if (group_specs[g].trainable) {
       plan.optimizer_elements += mine;
       planned.sums = layouts[g].numel * reduce;
-      const bool apart = (many && !reduce_once_) || config_.cpu_offload();
+      const bool apart = (many && !options.reduce_once) || options.offload;
       if (apart) planned.slice = mine * reduce;
       kept_sums += planned.sums;
     }
@@ -123,14 +128,14 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
     plan.masters =
         plan.optimizer_elements * c10::elementSize(request.precision.master);
   }
-  plan.optimizer_on_host = plan.parameters_on_host = config_.cpu_offload();
+  plan.optimizer_on_host = plan.parameters_on_host = options.offload;
 
   const int units = static_cast<int>(model.units().size());
-  const Schedule schedule = MakeSchedule(group_specs, units, TrainingPass());
+  const Schedule schedule = MakeSchedule(group_specs, units, pass);
   Walk walk(schedule, groups, shard_count, request.world_size / shard_count);
   walk.Run();
-  const int64_t kept = reduce_once_ && many ? kept_sums : 0;
-  const int64_t left = !reduce_once_ && many ? walk.left() : 0;
+  const int64_t kept = options.reduce_once && many ? kept_sums : 0;
+  const int64_t left = !options.reduce_once && many ? walk.left() : 0;
   for (int unit = 0; unit < units; ++unit) {
     plan.forward_buckets.push_back(walk.held(schedule.Forward(unit)) + kept +
                                    (unit + 1 < units ? left : 0));
@@ -143,12 +148,11 @@ StrategyPlan Fsdp::Plan(const StrategyRequest& request) const {
     plan.collect_buckets[group_specs[g].unit] += groups[g].sums;
   }
   plan.backward_workspace = LargestGradients(model, request.precision.compute);
-  const int64_t passes = reshard_ ? request.accumulation : 1;
+  const int64_t passes = pass.reshard_after_forward ? request.accumulation : 1;
   plan.sent_for_parameters = walk.sent_for_parameters() * passes;
-  plan.sent_for_gradients =
-      walk.sent_for_gradients() * (reduce_once_ ? 1 : request.accumulation);
+  plan.sent_for_gradients = walk.sent_for_gradients() *
+                            (options.reduce_once ? 1 : request.accumulation);
   return plan;
 }
 
-}  // namespace fsdp
-}  // namespace capstan
+}  // namespace capstan::fsdp

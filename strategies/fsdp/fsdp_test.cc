@@ -2,29 +2,29 @@
 //
 // Settings only: tests/parity and tests/conformance compare fsdp's results with
 // `single` and with PyTorch, on real processes.
-#include "strategies/fsdp/fsdp.h"
-
 #include <gtest/gtest.h>
 
 #include "base/status.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/fsdp/fsdp.pb.h"
 
-namespace capstan {
-namespace fsdp {
+namespace capstan::fsdp {
 namespace {
 
 TEST(FsdpTest, NegativeSettingsNameTheirField) {
   Config config;
   config.set_prefetch(-1);
-  EXPECT_EQ(FieldOf(Fsdp::Create(config).status()), "prefetch");
+  EXPECT_EQ(FieldOf(MakePlugin<Strategy>(config).status()), "prefetch");
   config.set_prefetch(0);
   config.set_shard_group_size(-2);
-  EXPECT_EQ(FieldOf(Fsdp::Create(config).status()), "shard_group_size");
+  EXPECT_EQ(FieldOf(MakePlugin<Strategy>(config).status()), "shard_group_size");
 }
 
 TEST(FsdpTest, HybridGroupsMustDivideTheRanks) {
   Config config;
   config.set_shard_group_size(2);
-  const auto fsdp = Fsdp::Create(config);
+  const auto fsdp = MakePlugin<Strategy>(config);
   ASSERT_TRUE(fsdp.ok());
   StrategyRequest request;
   request.world_size = 4;
@@ -37,5 +37,4 @@ TEST(FsdpTest, HybridGroupsMustDivideTheRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp
-}  // namespace capstan
+}  // namespace capstan::fsdp

@@ -6,8 +6,7 @@
 #include <tuple>
 #include <utility>
 
-namespace capstan {
-namespace fsdp {
+namespace capstan::fsdp {
 namespace {
 
 // From the first position that needs a group to the last before it is freed.
@@ -94,6 +93,24 @@ std::vector<GroupSpec> MakeGroups(const Model& model,
   return groups;
 }
 
+std::vector<FlatLayout> LayOutGroups(const std::vector<ParameterSpec>& specs,
+                                     const std::vector<GroupSpec>& groups,
+                                     const LayoutRules& rules, int shards) {
+  std::vector<FlatLayout> layouts;
+  std::vector<int64_t> loads(shards, 0);
+  for (const GroupSpec& group : groups) {
+    if (group.whole) {
+      layouts.push_back(
+          LayOutWhole(specs, group.parameters, rules.multiple, &loads));
+      continue;
+    }
+    layouts.push_back(LayOut(specs, group.parameters, rules.multiple));
+    std::vector<Bucket> all = {{0, layouts.back().numel, group.parameters}};
+    PadBuckets(shards, &layouts.back(), &all, rules.multiple);
+  }
+  return layouts;
+}
+
 Schedule MakeSchedule(const std::vector<GroupSpec>& groups, int units,
                       const ScheduleOptions& options) {
   Schedule schedule;
@@ -133,5 +150,4 @@ Schedule MakeSchedule(const std::vector<GroupSpec>& groups, int units,
   return schedule;
 }
 
-}  // namespace fsdp
-}  // namespace capstan
+}  // namespace capstan::fsdp

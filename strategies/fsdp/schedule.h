@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/plan.h"
 #include "strategies/common/flat_layout.h"
 
-namespace capstan {
-namespace fsdp {
+namespace capstan::fsdp {
 
 // Parameters that are sharded, gathered and freed together: of one unit, the
 // trainable ones that may be cut, those that may not, or the frozen ones.
@@ -30,6 +30,11 @@ struct GroupSpec {
 // In the order of units.
 std::vector<GroupSpec> MakeGroups(const Model& model,
                                   const LayoutRules& rules = LayoutRules());
+
+// Lays out each group's parameters so that `shards` ranks share them equally.
+std::vector<FlatLayout> LayOutGroups(const std::vector<ParameterSpec>& specs,
+                                     const std::vector<GroupSpec>& groups,
+                                     const LayoutRules& rules, int shards);
 
 // In a pass, unit u's forward is at position u, its backward at 2 * units - 1 -
 // u.
@@ -60,7 +65,15 @@ struct ScheduleOptions {
 Schedule MakeSchedule(const std::vector<GroupSpec>& groups, int units,
                       const ScheduleOptions& options);
 
-}  // namespace fsdp
-}  // namespace capstan
+struct PlanOptions {
+  bool reduce_once = false;  // gradients are reduced after the last micro-step
+  bool offload = false;      // shards are in host memory
+};
+
+// What a run of training passes `pass` over `shards` shards holds and sends.
+StrategyPlan PlanRun(const StrategyRequest& request, int shards,
+                     const ScheduleOptions& pass, const PlanOptions& options);
+
+}  // namespace capstan::fsdp
 
 #endif  // CAPSTAN_STRATEGIES_FSDP_SCHEDULE_H_

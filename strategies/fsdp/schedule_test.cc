@@ -8,8 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace capstan {
-namespace fsdp {
+namespace capstan::fsdp {
 namespace {
 
 // Four units with one parameter each; the last also uses the first one's.
@@ -131,5 +130,4 @@ TEST(ScheduleTest, DeepPrefetchMergesUses) {
 }
 
 }  // namespace
-}  // namespace fsdp
-}  // namespace capstan
+}  // namespace capstan::fsdp

@@ -1,38 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "strategies/single/single.h"
-
 #include <limits>
+#include <memory>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
+#include "strategies/common/replicated.h"
+#include "strategies/single/single.pb.h"
 
-namespace capstan {
-namespace single {
+namespace capstan::single {
+namespace {
 
-absl::StatusOr<std::unique_ptr<Single>> Single::Create(const Config&) {
-  return std::make_unique<Single>();
-}
+// One rank, no communication: the reference for all other strategies.
+class Single final : public ReplicatedStrategy {
+ public:
+  static absl::StatusOr<std::unique_ptr<Single>> Create(const Config&) {
+    return std::make_unique<Single>();
+  }
 
-absl::Status Single::Check(const StrategyRequest& request) const {
-  if (request.world_size == 1) return CheckPrecision(request.precision);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "capstan.single runs on one rank, this run has ", request.world_size,
-      ": set launch { processes: 1 } or another strategy, e.g. "
-      "capstan.ddp"));
-}
+  absl::Status Check(const StrategyRequest& request) const override {
+    if (request.world_size == 1) return CheckPrecision(request.precision);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "capstan.single runs on one rank, this run has ", request.world_size,
+        ": set launch { processes: 1 } or another strategy, e.g. "
+        "capstan.ddp"));
+  }
 
-absl::Status Single::Setup(const StrategyContext& context) {
-  constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
-  return SetUp(context, kOneBucket, kOneBucket, nullptr);
-}
+  absl::Status Setup(const StrategyContext& context) override {
+    constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
+    return SetUp(context, kOneBucket, kOneBucket, nullptr);
+  }
 
-void Single::FinishBackward() {
-  if (!gradients().buckets().empty()) gradients().Take(0);
-}
+  void FinishBackward() override {
+    if (!gradients().buckets().empty()) gradients().Take(0);
+  }
+};
+
+}  // namespace
 
 CAPSTAN_PLUGIN(Strategy, Single, capstan::single::Config,
                "one rank, no communication");
 
-}  // namespace single
-}  // namespace capstan
+}  // namespace capstan::single

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // tests/parity compares its results with PyTorch.
-#include "strategies/single/single.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-namespace capstan {
-namespace single {
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/single/single.pb.h"
+
+namespace capstan::single {
 namespace {
 
 TEST(SingleTest, RunsOnOneRankOnly) {
-  const auto single = Single::Create(Config());
+  const auto single = MakePlugin<Strategy>(Config());
   ASSERT_TRUE(single.ok()) << single.status();
   StrategyRequest request;
   EXPECT_TRUE((*single)->Check(request).ok());
@@ -23,5 +24,4 @@ TEST(SingleTest, RunsOnOneRankOnly) {
 }
 
 }  // namespace
-}  // namespace single
-}  // namespace capstan
+}  // namespace capstan::single

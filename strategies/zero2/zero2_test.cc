@@ -2,27 +2,32 @@
 //
 // Settings only: tests/parity and tests/conformance compare zero2's results
 // with `single` and with PyTorch, on real processes.
-#include "strategies/zero2/zero2.h"
-
 #include <gtest/gtest.h>
 
-#include "base/status.h"
+#include <vector>
 
-namespace capstan {
-namespace zero2 {
+#include "base/status.h"
+#include "plugins/sdk/idle_for_test.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/zero2/zero2.pb.h"
+
+namespace capstan::zero2 {
 namespace {
 
 TEST(Zero2Test, NegativeSizesNameTheirField) {
   Config config;
   config.set_reduce_bucket_size(-1);
-  EXPECT_EQ(FieldOf(Zero2::Create(config).status()), "reduce_bucket_size");
+  EXPECT_EQ(FieldOf(MakePlugin<Strategy>(config).status()),
+            "reduce_bucket_size");
   config.set_reduce_bucket_size(1);
   config.set_allgather_bucket_size(-1);
-  EXPECT_EQ(FieldOf(Zero2::Create(config).status()), "allgather_bucket_size");
+  EXPECT_EQ(FieldOf(MakePlugin<Strategy>(config).status()),
+            "allgather_bucket_size");
 }
 
 TEST(Zero2Test, RefusesDtypesThatItCannotSum) {
-  const auto zero2 = Zero2::Create(Config());
+  const auto zero2 = MakePlugin<Strategy>(Config());
   ASSERT_TRUE(zero2.ok());
   StrategyRequest request;
   request.world_size = 3;
@@ -33,6 +38,35 @@ TEST(Zero2Test, RefusesDtypesThatItCannotSum) {
             "works with Float, BFloat16 and Half: choose another precision");
 }
 
+// Six units, each of a vector and a matrix. One bucket has all vectors, three
+// have two matrices each. While the vectors' fills, two others are reduced and
+// the third fills.
+TEST(Zero2Test, ThePlanCountsAllBucketsThatFill) {
+  std::vector<ParameterSpec> specs;
+  for (int unit = 0; unit < 6; ++unit) {
+    specs.push_back({"vector", {32}, unit});
+    specs.push_back({"matrix", {32, 32}, unit});
+  }
+  const IdleModel model(specs, 6);
+  const IdleMatrixOptimizer optimizer;
+  StrategyRequest request;
+  request.model = &model;
+  request.optimizer = &optimizer;
+  request.world_size = 2;
+  Config config;
+  config.set_reduce_bucket_size(1000);
+  const auto zero2 = MakePlugin<Strategy>(config);
+  ASSERT_TRUE(zero2.ok());
+  const StrategyPlan plan = (*zero2)->Plan(request);
+  constexpr int64_t kMatrices = 2 * 32 * 32 * 4;
+  constexpr int64_t kVectors = 6 * 32 * 4;
+  EXPECT_EQ(plan.backward_buckets[5] + plan.collect_buckets[5],
+            kMatrices + kVectors);
+  EXPECT_EQ(plan.backward_buckets[1] + plan.collect_buckets[1],
+            3 * kMatrices + kVectors);
+  EXPECT_EQ(plan.backward_buckets[0], 3 * kMatrices + kVectors);
+  EXPECT_EQ(plan.publish_buckets, kMatrices + kVectors);
+}
+
 }  // namespace
-}  // namespace zero2
-}  // namespace capstan
+}  // namespace capstan::zero2

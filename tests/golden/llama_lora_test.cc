@@ -15,8 +15,10 @@
 
 #include "plugins/model/llama/llama.h"
 #include "plugins/objective/causal_lm/causal_lm.h"
-#include "plugins/optimizer/adamw/adamw.h"
+#include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/lib/lora.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/plugin_for_test.h"
 
 namespace capstan {
 namespace {
@@ -130,7 +132,7 @@ TEST_F(LlamaLoraGoldenTest, FiveAdamWStepsOfTheAdapterAlone) {
   config.set_beta1(0.9);
   config.set_beta2(0.999);
   config.set_weight_decay(wanted["weight_decay"]);
-  auto optimizer = adamw::AdamW::Create(config);
+  auto optimizer = MakePlugin<Optimizer>(config);
   ASSERT_TRUE(optimizer.ok()) << optimizer.status();
   auto objective = causal_lm::CausalLm::Create(causal_lm::Config());
   ASSERT_TRUE(objective.ok()) << objective.status();

@@ -17,7 +17,9 @@
 #include <nlohmann/json.hpp>
 
 #include "plugins/objective/causal_lm/causal_lm.h"
-#include "plugins/optimizer/adamw/adamw.h"
+#include "plugins/optimizer/adamw/adamw.pb.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/plugin_for_test.h"
 
 namespace capstan {
 namespace {
@@ -141,7 +143,7 @@ TEST_P(LlamaGoldenTest, FiveAdamWSteps) {
   config.set_beta1(wanted["betas"][0]);
   config.set_beta2(wanted["betas"][1]);
   config.set_weight_decay(wanted["weight_decay"]);
-  auto optimizer = adamw::AdamW::Create(config);
+  auto optimizer = MakePlugin<Optimizer>(config);
   ASSERT_TRUE(optimizer.ok()) << optimizer.status();
   std::vector<OptimizerShard> shards(parameters_.size());
   std::vector<std::vector<at::Tensor>> states(parameters_.size());

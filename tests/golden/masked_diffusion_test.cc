@@ -20,7 +20,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "plugins/model/llada/llada.h"
-#include "plugins/optimizer/adamw/adamw.h"
+#include "plugins/optimizer/adamw/adamw.pb.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/plugin_for_test.h"
 
 namespace capstan {
 namespace masked_diffusion {
@@ -140,7 +142,7 @@ TEST_F(MaskedDiffusionGoldenTest, FiveAdamWSteps) {
   adamw::Config config;
   config.set_learning_rate(wanted["lr"]);
   config.set_weight_decay(wanted["weight_decay"]);
-  auto optimizer = adamw::AdamW::Create(config);
+  auto optimizer = MakePlugin<Optimizer>(config);
   ASSERT_TRUE(optimizer.ok()) << optimizer.status();
   std::vector<OptimizerShard> shards(parameters_.size());
   std::vector<std::vector<at::Tensor>> states(parameters_.size());

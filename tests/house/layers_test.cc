@@ -49,11 +49,11 @@ const Rooms& TheRooms() {
       {"plugins/model", {"base", "kernels", kSdk, kLib, kAd}},
       {"plugins/objective", {"base", "kernels", kSdk, kLib, kAd}},
       {"plugins/optimizer", {"base", "kernels", kSdk, kLib}},
-      {"plugins/precision", {"base", kSdk}},
-      {"strategies", {"base", "kernels", kSdk}},
+      {"plugins/precision", {"base", kSdk, kLib}},
+      {"strategies", {"base", "kernels", kSdk, kLib}},
       {"datasets", {"base", "text", kSdk, kLib, kAd}},
       // `trainer llada` opens the data that it trains on.
-      {"plugins/llada", {"base", "datasets", kSdk}},
+      {"plugins/llada", {"base", "datasets", kSdk, kLib}},
       // The core.
       {"trainer", {}},  // main.cc, run_config.proto
       {"trainer/launcher", {"base", kSdk}},

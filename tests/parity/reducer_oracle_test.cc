@@ -14,7 +14,9 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "base/status.h"
-#include "strategies/ddp/ddp.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/ddp/ddp.pb.h"
 #include "tests/conformance/ranks.h"
 #include "tests/conformance/toy_model.h"
 #include "trainer/session/strategy_runner.h"
@@ -94,7 +96,7 @@ absl::Status Compare(const std::string& path, ProcessGroup* group,
   ddp::Config config;
   config.set_bucket_cap_mib(0.0005);
   config.set_first_bucket_mib(0.0005);
-  CAPSTAN_ASSIGN_OR_RETURN(const auto strategy, ddp::Ddp::Create(config));
+  CAPSTAN_ASSIGN_OR_RETURN(const auto strategy, MakePlugin<Strategy>(config));
   StrategyContext context;
   context.model = &model;
   context.group = group;

@@ -19,7 +19,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "strategies/single/single.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "strategies/single/single.pb.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
@@ -163,7 +164,7 @@ absl::Status Train(ReadSums read, Settings* settings) {
       std::make_unique<ToyObjective>(settings->bad_steps, settings->stop_step);
   job.parts.train_data = std::make_unique<ToyData>();
   job.parts.eval_data = std::make_unique<ToyData>();
-  job.parts.strategy = std::make_unique<single::Single>();
+  job.parts.strategy = *MakePlugin<Strategy>(single::Config());
   job.parts.precision = std::make_unique<Fp32>();
   job.parts.optimizer = std::move(optimizer);
   job.batch = {kBatch / 2, kBatch, 2};

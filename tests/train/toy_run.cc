@@ -19,7 +19,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
-#include "strategies/ddp/ddp.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/strategy.h"
+#include "strategies/ddp/ddp.pb.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
@@ -219,7 +221,7 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
     CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy, Fsdp());
   } else {
     CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy,
-                             ddp::Ddp::Create(ddp::Config()));
+                             MakePlugin<Strategy>(ddp::Config()));
   }
   const bool depends = run.compute_capability != nullptr;
   job.parts.precision = std::make_unique<ToyPrecision>(depends);

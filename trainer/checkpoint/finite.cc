@@ -63,12 +63,10 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
       }
     }
   };
-  const StateKind masters = MasterKind(parts);
-  const std::vector<StateKind> state = OptimizerKinds(parts);
+  const std::vector<StateKind> kinds = AllKinds(parts);
   for (const OwnedSlice& slice : parts.owned) {
-    look(slice, masters, 0);
-    for (size_t k = 0; k < state.size(); ++k) {
-      look(slice, state[k], static_cast<int>(k) + 1);
+    for (size_t k = 0; k < kinds.size(); ++k) {
+      look(slice, kinds[k], static_cast<int>(k));
     }
   }
   return first;

@@ -11,8 +11,7 @@ namespace capstan {
 // square overflows float32: no model computes with such weights.
 struct NonFiniteTensor {
   int parameter = 0;  // index into CheckpointParts::specs
-  // 0: the master; k + 1: the optimizer's state_names[k].
-  int kind = 0;
+  int kind = 0;       // index into AllKinds: 0 is the master
 };
 
 // The first, by parameter and kind, in what this rank saves. One pass over the

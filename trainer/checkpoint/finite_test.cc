@@ -4,8 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "plugins/sdk/idle_for_test.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
+#include "trainer/checkpoint/state_kinds.h"
 
 namespace capstan {
 namespace {
@@ -63,6 +68,33 @@ TEST(FiniteTest, TheFirstParameterAndItsMasterFirst) {
   EXPECT_EQ(FindNonFinite(run.Parts(group))->kind, 2);
   run.tensor(0).data_ptr<float>()[6] = kNan;
   EXPECT_EQ(FindNonFinite(run.Parts(group))->kind, 0);
+}
+
+class StrategyWithState final : public IdleStrategy {
+ public:
+  explicit StrategyWithState(at::Tensor anchor) : anchor_(std::move(anchor)) {}
+  std::vector<std::string> state_names() const override { return {"anchor"}; }
+  std::vector<at::Tensor> ShardState(int) override { return {anchor_}; }
+
+ private:
+  const at::Tensor anchor_;
+};
+
+TEST(FiniteTest, TheStrategysOwnState) {
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, kFlat});
+  run.SetValues();
+  const at::Tensor anchor = at::zeros({kFlat}, at::kFloat);
+  StrategyWithState strategy(anchor);
+  CheckpointParts parts = run.Parts(group);
+  parts.strategy = &strategy;
+  EXPECT_FALSE(FindNonFinite(parts).has_value());
+  anchor.data_ptr<float>()[22] = kNan;
+  const auto found = FindNonFinite(parts);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->parameter, 1);
+  EXPECT_EQ(AllKinds(parts)[found->kind].spec.name, "strategy.anchor");
 }
 
 TEST(FiniteTest, OnlyWhatTheRankSaves) {

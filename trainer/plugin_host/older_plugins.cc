@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/precision.h"
@@ -89,12 +91,41 @@ class Optimizer1 final : public Optimizer {
   const std::unique_ptr<Optimizer> plugin_;
 };
 
+// Refuses an optimizer that needs whole matrices where a strategy that can't
+// know of it shards: the ranks would only find the cut after allocating.
+absl::Status CheckCuts(const StrategyRequest& request,
+                       const Strategy& strategy) {
+  if (request.optimizer == nullptr || request.world_size == 1) {
+    return absl::OkStatus();
+  }
+  const std::vector<ParameterSpec>& specs = request.model->parameters();
+  int64_t trainable = 0;
+  const ParameterSpec* whole = nullptr;
+  for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
+    if (!specs[i].trainable) continue;
+    trainable += specs[i].numel();
+    if (whole == nullptr && request.optimizer->NeedsWhole(*request.model, i)) {
+      whole = &specs[i];
+    }
+  }
+  if (whole == nullptr ||
+      strategy.Plan(request).optimizer_elements >= trainable) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the optimizer needs '", whole->name,
+      "' whole, and the strategy, built for an older plugin API, may cut it: "
+      "choose another strategy, or an optimizer that doesn't need whole "
+      "matrices"));
+}
+
 // Minors 0 and 1.
 class Strategy1 final : public Strategy {
  public:
   explicit Strategy1(Strategy* plugin) : plugin_(plugin) {}
   absl::Status Check(const StrategyRequest& request) const override {
-    return plugin_->Check(request);
+    CAPSTAN_RETURN_IF_ERROR(plugin_->Check(request));
+    return CheckCuts(request, *plugin_);
   }
   StrategyPlan Plan(const StrategyRequest& request) const override {
     return plugin_->Plan(request);

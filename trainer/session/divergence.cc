@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/finite.h"
+#include "trainer/checkpoint/state_kinds.h"
 #include "trainer/process_group/agree.h"
 
 namespace capstan {
@@ -49,12 +50,13 @@ absl::StatusOr<double> FirstBadFrozen(const Model& model, uint64_t seed,
 // The name of the first non-finite tensor on any rank.
 absl::StatusOr<absl::optional<std::string>> Divergence::FirstNonFinite() {
   const CheckpointParts parts = session_.Checkpointed();
-  const int64_t kinds = 1 + static_cast<int64_t>(parts.state_names.size());
+  const std::vector<StateKind> kinds = AllKinds(parts);
+  const auto count = static_cast<int64_t>(kinds.size());
   double mine = kNone;
   const absl::Status status = CatchAll([&] {
     const absl::optional<NonFiniteTensor> found = FindNonFinite(parts);
     if (found.has_value()) {
-      mine = static_cast<double>(found->parameter * kinds + found->kind);
+      mine = static_cast<double>(found->parameter * count + found->kind);
     }
     return absl::OkStatus();
   });
@@ -64,10 +66,10 @@ absl::StatusOr<absl::optional<std::string>> Divergence::FirstNonFinite() {
   if (least == kNone) return absl::optional<std::string>();
   const auto first = static_cast<int64_t>(least);
   const std::string name =
-      absl::StrCat("'", (*parts.specs)[first / kinds].name, "'");
-  const int64_t kind = first % kinds;
+      absl::StrCat("'", (*parts.specs)[first / count].name, "'");
+  const int64_t kind = first % count;
   return kind == 0 ? absl::make_optional(name)
-                   : absl::StrCat(parts.state_names[kind - 1], " of ", name);
+                   : absl::StrCat(kinds[kind].spec.name, " of ", name);
 }
 
 absl::Status Divergence::CheckStart() {

@@ -200,8 +200,6 @@ absl::Status JoinRanks(Session* session) {
   return absl::OkStatus();
 }
 
-// Sets up the strategy and the optimizer's state, then runs `rest`, which loads
-// a resumed run's weights.
 // A strategy's own state must be what its names say, or checkpoints would read
 // beyond it.
 absl::Status CheckState(const std::string& name, Strategy& strategy) {
@@ -230,8 +228,10 @@ absl::Status CheckState(const std::string& name, Strategy& strategy) {
   return absl::OkStatus();
 }
 
-absl::Status SetUpStrategy(Session* session,
-                           const std::function<absl::Status()>& rest) {
+// Sets up the strategy and the optimizer's state. The ranks agree before
+// anything collective follows: a cut that the optimizer refuses may be on one
+// rank only.
+absl::Status SetUpStrategy(Session* session) {
   RunParts& parts = session->parts;
   const absl::Status status = CatchAll([&]() -> absl::Status {
     StrategyContext context;
@@ -242,10 +242,9 @@ absl::Status SetUpStrategy(Session* session,
     context.optimizer = parts.optimizer.get();
     CAPSTAN_RETURN_IF_ERROR(parts.strategy->Setup(context));
     CAPSTAN_RETURN_IF_ERROR(CheckState(parts.strategy_name, *parts.strategy));
-    CAPSTAN_RETURN_IF_ERROR(SetUpOptimizer(*parts.optimizer, *parts.model,
-                                           parts.strategy->OptimizerShards(),
-                                           &session->optimizer_state));
-    return rest();
+    return SetUpOptimizer(*parts.optimizer, *parts.model,
+                          parts.strategy->OptimizerShards(),
+                          &session->optimizer_state);
   });
   return Agree(*session->group, status, "set up");
 }
@@ -373,10 +372,12 @@ absl::Status Training::SetUp() {
   options.order =
       OrderOf(*session_.parts.train_data, config.train().seed(),
               config.batch().group_by_length(), batch.global_batch_size);
-  CAPSTAN_RETURN_IF_ERROR(SetUpStrategy(&session_, [&]() -> absl::Status {
+  CAPSTAN_RETURN_IF_ERROR(SetUpStrategy(&session_));
+  const absl::Status restored = CatchAll([&]() -> absl::Status {
     CAPSTAN_RETURN_IF_ERROR(step_.SetUp(read_, profiler_.get()));
     return checkpoints_.Restore(options.order);
-  }));
+  });
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, restored, "set up"));
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
   // Only now do all ranks have masters.
   CAPSTAN_RETURN_IF_ERROR(

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "datasets/llada_windows/window_data.h"
 #include "plugins/sdk/command.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/tokenizer.h"
 
 namespace capstan {
@@ -67,7 +68,36 @@ class LladaCommand : public Command {
     return std::make_unique<LladaCommand>();
   }
 
-  void AddFlags(Flags& flags) override;
+  void AddFlags(Flags& flags) override {
+    flags
+        .Add("--data_dir", &data_dir_,
+             "A folder with train_data.npy, val_data.npy, metadata.json and "
+             "vocab.json (`trainer llada-data` writes such)")
+        .Type("FOLDER")
+        .Required();
+    flags
+        .Add("--model_name", &model_name_,
+             "The folder of a LLaDA, downloaded or of a run")
+        .Type("FOLDER")
+        .ShowDefault();
+    flags.Add("--batch_size", &batch_size_, "Windows of each device")
+        .ShowDefault();
+    flags.Add("--epochs", &epochs_, "").ShowDefault();
+    flags.Add("--learning_rate", &learning_rate_, "").ShowDefault();
+    flags.Add("--save_dir", &save_dir_, "Where the run goes")
+        .Type("FOLDER")
+        .ShowDefault();
+    flags.Add(
+        "--fp16", [this] { fp16_ = true; },
+        "Compute in float16; default: bfloat16 or float16 where the device is "
+        "fast in it, else float32");
+    flags.Add(
+        "--no_fp16", [this] { fp16_ = false; }, "Compute in float32");
+    flags.Add(
+        "--resume", &resume_,
+        "Continue from the newest checkpoint in save_dir, if there is one");
+    flags.AddRunChanges();
+  }
 
   absl::StatusOr<int> Run(CommandHost& host) override {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string config, ConfigText(host));
@@ -75,12 +105,74 @@ class LladaCommand : public Command {
   }
 
  private:
-  absl::StatusOr<std::string> ConfigText(const CommandHost& host) const;
+  absl::StatusOr<std::string> ConfigText(const CommandHost& host) const {
+    CAPSTAN_RETURN_IF_ERROR(CheckField(batch_size_ >= 1, "--batch_size",
+                                       "at least 1", batch_size_));
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckField(epochs_ >= 1, "--epochs", "at least 1", epochs_));
+    const std::string folder = host.Path(data_dir_);
+    const std::string model = host.ModelFolder(host.Path(model_name_));
+    absl::StatusOr<llada_windows::WindowData> data =
+        llada_windows::OpenNpyFolder(folder);
+    if (!data.ok()) return FieldError("--data_dir", data.status().message());
+    if (data->validation == nullptr) {
+      return FieldError(
+          "--data_dir",
+          absl::StrCat(data_dir_, " has no windows for validation"));
+    }
+    CAPSTAN_RETURN_IF_ERROR(CheckModel(host, model));
+    CAPSTAN_RETURN_IF_ERROR(CheckTokens(model, folder, *data));
+    CAPSTAN_ASSIGN_OR_RETURN(const CommandHost::Ranks ranks, host.RanksOfRun());
+    const int64_t global = batch_size_ * ranks.count;
+    const int64_t epoch = (data->train->size() + global - 1) / global;
+    std::string config = absl::Substitute(
+        kRecipe, absl::CEscape(host.Path(save_dir_)), absl::CEscape(model),
+        absl::CEscape(folder), Precision(), learning_rate_, batch_size_,
+        epochs_, epoch, kSaveEveryEpochs * epoch, resume_ ? "AUTO" : "NEVER");
+    // Left out if the environment sets the number of ranks.
+    if (!ranks.from_environment) {
+      absl::StrAppend(&config, "launch { processes: ", ranks.count, " }\n");
+    }
+    return config;
+  }
+
   absl::Status CheckModel(const CommandHost& host,
-                          const std::string& folder) const;
+                          const std::string& folder) const {
+    if (fs::is_directory(folder)) return absl::OkStatus();
+    return FieldError(
+        "--model_name",
+        absl::StrCat(model_name_, " is not a folder",
+                     host.HubDownloadHint(model_name_, "--model_name")));
+  }
+
+  // Checks that ids mean the same in the data and to the model.
   absl::Status CheckTokens(const std::string& model, const std::string& folder,
-                           const llada_windows::WindowData& data) const;
-  std::string Precision() const;
+                           const llada_windows::WindowData& data) const {
+    const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+        LoadTokenizer(model);
+    // A model without a tokenizer: only the vocabulary's size can be checked.
+    if (absl::IsNotFound(tokenizer.status())) return absl::OkStatus();
+    CAPSTAN_RETURN_IF_ERROR(tokenizer.status());
+    if (SameTokens(**tokenizer, *data.tokenizer)) return absl::OkStatus();
+    return FieldError(
+        "--data_dir",
+        absl::StrCat(data_dir_, " holds ids of ",
+                     llada_windows::HasCharacters(folder) ? "characters"
+                                                          : "another tokenizer",
+                     ", which mean something else in ", model_name_,
+                     "'s own vocabulary: write the text in its tokens, trainer "
+                     "llada-data "
+                     "--text=",
+                     data_dir_,
+                     "/shakespeare_raw.txt --tokenizer=", model_name_,
+                     " --output=FOLDER, and say --data_dir=FOLDER"));
+  }
+
+  // The scripts default to --fp16. Ours default to 16 bits if they are faster.
+  std::string Precision() const {
+    if (!fp16_.has_value()) return "auto";
+    return *fp16_ ? "fp16" : "fp32";
+  }
 
   // The flags of the script, and its defaults.
   std::string data_dir_;
@@ -93,110 +185,6 @@ class LladaCommand : public Command {
   absl::optional<bool> fp16_;
   bool resume_ = false;
 };
-
-void LladaCommand::AddFlags(Flags& flags) {
-  flags
-      .Add("--data_dir", &data_dir_,
-           "A folder with train_data.npy, val_data.npy, metadata.json and "
-           "vocab.json (`trainer llada-data` writes such)")
-      .Type("FOLDER")
-      .Required();
-  flags
-      .Add("--model_name", &model_name_,
-           "The folder of a LLaDA, downloaded or of a run")
-      .Type("FOLDER")
-      .ShowDefault();
-  flags.Add("--batch_size", &batch_size_, "Windows of each device")
-      .ShowDefault();
-  flags.Add("--epochs", &epochs_, "").ShowDefault();
-  flags.Add("--learning_rate", &learning_rate_, "").ShowDefault();
-  flags.Add("--save_dir", &save_dir_, "Where the run goes")
-      .Type("FOLDER")
-      .ShowDefault();
-  flags.Add(
-      "--fp16", [this] { fp16_ = true; },
-      "Compute in float16; default: bfloat16 or float16 where the device is "
-      "fast in it, else float32");
-  flags.Add(
-      "--no_fp16", [this] { fp16_ = false; }, "Compute in float32");
-  flags.Add("--resume", &resume_,
-            "Continue from the newest checkpoint in save_dir, if there is one");
-  flags.AddRunChanges();
-}
-
-absl::Status LladaCommand::CheckModel(const CommandHost& host,
-                                      const std::string& folder) const {
-  if (fs::is_directory(folder)) return absl::OkStatus();
-  return FieldError(
-      "--model_name",
-      absl::StrCat(model_name_, " is not a folder",
-                   host.HubDownloadHint(model_name_, "--model_name")));
-}
-
-// Checks that ids mean the same in the data and to the model.
-absl::Status LladaCommand::CheckTokens(
-    const std::string& model, const std::string& folder,
-    const llada_windows::WindowData& data) const {
-  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      LoadTokenizer(model);
-  // A model without a tokenizer: only the vocabulary's size can be checked.
-  if (absl::IsNotFound(tokenizer.status())) return absl::OkStatus();
-  CAPSTAN_RETURN_IF_ERROR(tokenizer.status());
-  if (SameTokens(**tokenizer, *data.tokenizer)) return absl::OkStatus();
-  return FieldError(
-      "--data_dir",
-      absl::StrCat(
-          data_dir_, " holds ids of ",
-          llada_windows::HasCharacters(folder) ? "characters"
-                                               : "another tokenizer",
-          ", which mean something else in ", model_name_,
-          "'s own vocabulary: write the text in its tokens, trainer llada-data "
-          "--text=",
-          data_dir_, "/shakespeare_raw.txt --tokenizer=", model_name_,
-          " --output=FOLDER, and say --data_dir=FOLDER"));
-}
-
-// The scripts default to --fp16. Ours default to 16 bits if they are faster.
-std::string LladaCommand::Precision() const {
-  if (!fp16_.has_value()) return "auto";
-  return *fp16_ ? "fp16" : "fp32";
-}
-
-absl::StatusOr<std::string> LladaCommand::ConfigText(
-    const CommandHost& host) const {
-  if (batch_size_ < 1) {
-    return FieldError("--batch_size",
-                      absl::StrCat("must be at least 1, is ", batch_size_));
-  }
-  if (epochs_ < 1) {
-    return FieldError("--epochs",
-                      absl::StrCat("must be at least 1, is ", epochs_));
-  }
-  const std::string folder = host.Path(data_dir_);
-  const std::string model = host.ModelFolder(host.Path(model_name_));
-  absl::StatusOr<llada_windows::WindowData> data =
-      llada_windows::OpenNpyFolder(folder);
-  if (!data.ok()) return FieldError("--data_dir", data.status().message());
-  if (data->validation == nullptr) {
-    return FieldError(
-        "--data_dir",
-        absl::StrCat(data_dir_, " has no windows for validation"));
-  }
-  CAPSTAN_RETURN_IF_ERROR(CheckModel(host, model));
-  CAPSTAN_RETURN_IF_ERROR(CheckTokens(model, folder, *data));
-  CAPSTAN_ASSIGN_OR_RETURN(const CommandHost::Ranks ranks, host.RanksOfRun());
-  const int64_t global = batch_size_ * ranks.count;
-  const int64_t epoch = (data->train->size() + global - 1) / global;
-  std::string config = absl::Substitute(
-      kRecipe, absl::CEscape(host.Path(save_dir_)), absl::CEscape(model),
-      absl::CEscape(folder), Precision(), learning_rate_, batch_size_, epochs_,
-      epoch, kSaveEveryEpochs * epoch, resume_ ? "AUTO" : "NEVER");
-  // Left out if the environment sets the number of ranks.
-  if (!ranks.from_environment) {
-    absl::StrAppend(&config, "launch { processes: ", ranks.count, " }\n");
-  }
-  return config;
-}
 
 }  // namespace
 

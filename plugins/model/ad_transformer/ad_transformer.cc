@@ -10,21 +10,205 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "plugins/model/ad_transformer/history_layers.h"
-#include "plugins/model/common/config_check.h"
-#include "plugins/model/common/pretrained.h"
-#include "plugins/model/common/units.h"
+#include "plugins/model/common/config.h"
+#include "plugins/model/common/parameters.h"
 #include "plugins/sdk/plugin.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
+
 namespace {
+
+using Json = ConfigJson;
+
+constexpr char kModelType[] = "ad_transformer";
+
+// Coordinates and actions are bytes.
+constexpr int64_t kMostOfAByte = 255;
+
+absl::Status Check(const Sizes& s) {
+  ConfigCheck check;
+  check.Size("embedding", s.embedding, 1 << 20);
+  check.Size("layers", s.layers, 1 << 16);
+  check.Size("heads", s.heads, 1 << 16);
+  check.Size("feed_forward", s.feed_forward, 1 << 24);
+  check.Size("n_transit", s.n_transit, 1 << 20);
+  check.Size("grid", s.grid, kMostOfAByte);
+  check.Size("actions", s.actions, kMostOfAByte);
+  if (check.ok() && s.embedding % s.heads != 0) {
+    check.Fail("heads", absl::StrCat("must divide embedding, which is ",
+                                     s.embedding, ", is ", s.heads));
+  }
+  check.Rate("dropout", s.dropout);
+  return check.status();
+}
+
+// The sizes in a config.json, by name.
+template <typename Body>
+void ForSizes(Sizes& s, const Body& body) {
+  body("embedding", s.embedding);
+  body("layers", s.layers);
+  body("heads", s.heads);
+  body("feed_forward", s.feed_forward);
+  body("n_transit", s.n_transit);
+  body("grid", s.grid);
+  body("actions", s.actions);
+}
+
+// From the config's sizes; errors name the field.
+absl::StatusOr<Sizes> SizesOf(const Config& config) {
+  Sizes s;
+  s.embedding = config.embedding();
+  s.layers = config.layers();
+  s.heads = config.heads();
+  s.n_transit = config.n_transit();
+  s.grid = OrDefault(config.grid(), 9);
+  s.actions = OrDefault(config.actions(), 5);
+  s.compressed = config.compressed();
+  if (config.has_dropout()) s.dropout = config.dropout();
+  // Before the product: embedding may be anything.
+  s.feed_forward = OrDefault(config.feed_forward(), 1);
+  CAPSTAN_RETURN_IF_ERROR(Check(s));
+  if (config.feed_forward() == 0) s.feed_forward = 4 * s.embedding;
+  return s;
+}
+
+// Reads (writes) FOLDER/config.json.
+absl::StatusOr<Sizes> ReadSizes(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
+  ConfigKeys keys(path, json);
+  if (json.value("model_type", Json()) != kModelType) {
+    keys.Fail("model_type", absl::StrCat("must be \"", kModelType, "\""));
+  }
+  Sizes s;
+  ForSizes(s, [&](const char* key, int64_t& value) {
+    const Json found = json.value(key, Json());
+    if (const absl::optional<int64_t> integer = JsonInteger(found)) {
+      value = *integer;
+    } else {
+      keys.Fail(key, absl::StrCat("must be an integer below 2^63, is ",
+                                  found.is_null() ? "missing" : found.dump()));
+    }
+  });
+  const Json compressed = json.value("compressed", Json());
+  const Json dropout = json.value("dropout", Json(s.dropout));
+  if (!compressed.is_boolean()) {
+    keys.Fail("compressed", "must be true or false");
+  }
+  if (!dropout.is_number()) keys.Fail("dropout", "must be a number");
+  CAPSTAN_RETURN_IF_ERROR(keys.status());
+  s.compressed = compressed.get<bool>();
+  s.dropout = dropout.get<double>();
+  CAPSTAN_RETURN_IF_ERROR(keys.FailIf(Check(s)));
+  return s;
+}
+
+absl::Status WriteSizes(const Sizes& sizes, const std::string& folder,
+                        c10::ScalarType dtype) {
+  Json json;
+  json["model_type"] = kModelType;
+  json["architectures"] = {"AdTransformer"};
+  Sizes s = sizes;
+  ForSizes(s, [&](const char* key, int64_t& value) { json[key] = value; });
+  json["compressed"] = s.compressed;
+  json["dropout"] = s.dropout;
+  json["dtype"] = DtypeName(dtype);
+  return WriteWholeFile(folder + "/config.json", json.dump(2) + "\n");
+}
+
+// The number of the first unit's parameters, i.e. the index of layer 0's first.
+int EmbeddingParameters(const Sizes& sizes) {
+  return sizes.compressed ? kEndToken + 1 : kQueryStates + 1;
+}
+
+int LayerIndex(const Sizes& sizes, int64_t layer) {
+  return EmbeddingParameters(sizes) +
+         static_cast<int>(layer) * kernels::kEncoderWeights;
+}
+// The index of pred_action.weight and .bias, and (compressed)
+// pred_token_type's.
+int HeadIndex(const Sizes& sizes) { return LayerIndex(sizes, sizes.layers); }
+
+struct Parameter {
+  ParameterSpec spec;
+  InitialValues initial;
+};
+
+// Random as in the PyTorch modules of the original, but independent per layer
+// (torch.nn.TransformerEncoder copies one layer).
+std::vector<Parameter> ParametersOf(const Sizes& s) {
+  using Values = InitialValues;
+  // torch.nn.Linear's weight and bias.
+  const auto linear = [](int64_t inputs) {
+    return Values{Values::kUniform,
+                  1.0 / std::sqrt(static_cast<double>(inputs))};
+  };
+  const int64_t e = s.embedding, f = s.feed_forward;
+  const Values of_context = linear(s.features());
+  const Values of_e = linear(e), of_f = linear(f);
+  // Of [3E, E].
+  const Values xavier = {Values::kUniform,
+                         std::sqrt(6.0 / (4.0 * static_cast<double>(e)))};
+  const Values normal = {Values::kNormal, 1.0};
+  const Values zero = {Values::kConstant, 0.0}, one = {Values::kConstant, 1.0};
+  std::vector<Parameter> all;
+  int unit = 0;
+  std::string prefix;
+  const auto add = [&](const char* name, std::vector<int64_t> shape,
+                       const Values& initial) {
+    all.push_back({{prefix + name, std::move(shape), unit}, initial});
+    // Gradients of embeddings are scattered to the rows looked up.
+    all.back().spec.read_in_backward = unit > 0;
+  };
+  add("pos_embedding", {1, s.n_transit, e}, {Values::kNormal, 0.02});
+  add("embed_context.weight", {e, s.features()}, of_context);
+  add("embed_context.bias", {e}, of_context);
+  add("embed_query_state.weight", {s.grid * s.grid, e}, normal);
+  if (s.compressed) {
+    add("token_type_embedding.weight", {kTokenTypes, e}, normal);
+    add("compress_start_token", {1, 1, e}, normal);
+    add("compress_end_token", {1, 1, e}, normal);
+  }
+  // In the order of kernels::EncoderWeight.
+  for (int64_t i = 0; i < s.layers; ++i) {
+    ++unit;
+    prefix = absl::StrCat("transformer_encoder.layers.", i, ".");
+    add("self_attn.in_proj_weight", {3 * e, e}, xavier);
+    add("self_attn.in_proj_bias", {3 * e}, zero);
+    add("self_attn.out_proj.weight", {e, e}, of_e);
+    add("self_attn.out_proj.bias", {e}, zero);
+    add("linear1.weight", {f, e}, of_e);
+    add("linear1.bias", {f}, of_e);
+    add("linear2.weight", {e, f}, of_f);
+    add("linear2.bias", {e}, of_f);
+    add("norm1.weight", {e}, one);
+    add("norm1.bias", {e}, zero);
+    add("norm2.weight", {e}, one);
+    add("norm2.bias", {e}, zero);
+  }
+  ++unit;
+  prefix.clear();
+  add("pred_action.weight", {s.actions, e}, of_e);
+  add("pred_action.bias", {s.actions}, of_e);
+  if (s.compressed) {
+    add("pred_token_type.weight", {kTokenTypes, e}, of_e);
+    add("pred_token_type.bias", {kTokenTypes}, of_e);
+  }
+  return all;
+}
 
 using kernels::EncoderRows;
 
@@ -58,7 +242,7 @@ absl::StatusOr<std::unique_ptr<AdTransformer>> AdTransformer::Create(
     const Config& config) {
   if (config.pretrained().empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(config));
-    return std::unique_ptr<AdTransformer>(new AdTransformer(sizes, nullptr));
+    return std::unique_ptr<AdTransformer>(new AdTransformer(sizes));
   }
   CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained", "dropout"}));
   const std::string& folder = config.pretrained();
@@ -68,26 +252,38 @@ absl::StatusOr<std::unique_ptr<AdTransformer>> AdTransformer::Create(
   ConfigCheck check;
   check.Rate("dropout", sizes->dropout);
   CAPSTAN_RETURN_IF_ERROR(check.status());
-  CAPSTAN_ASSIGN_OR_RETURN(auto weights,
-                           OpenPretrained(folder, ParameterSpecs(*sizes)));
-  return std::unique_ptr<AdTransformer>(
-      new AdTransformer(*sizes, std::move(weights)));
+  auto model = std::unique_ptr<AdTransformer>(new AdTransformer(*sizes));
+  CAPSTAN_ASSIGN_OR_RETURN(model->weights_,
+                           OpenPretrained(folder, model->specs_));
+  return model;
 }
 
-AdTransformer::AdTransformer(const Sizes& sizes,
-                             std::unique_ptr<SafetensorsReader> weights)
-    : sizes_(sizes),
-      weights_(std::move(weights)),
-      specs_(ParameterSpecs(sizes)),
-      units_(UnitNames(sizes.layers)) {}
+AdTransformer::AdTransformer(const Sizes& sizes)
+    : sizes_(sizes), units_(UnitNames(sizes.layers)) {
+  for (Parameter& parameter : ParametersOf(sizes)) {
+    specs_.push_back(std::move(parameter.spec));
+    initial_.push_back(parameter.initial);
+  }
+}
 
 absl::Status AdTransformer::InitialValue(int index, uint64_t seed,
                                          int64_t begin, int64_t count,
                                          float* out) const {
-  if (weights_ != nullptr) {
-    return weights_->ReadFloats(specs_[index].name, begin, count, out);
+  const std::string& name = specs_[index].name;
+  if (weights_ != nullptr) return weights_->ReadFloats(name, begin, count, out);
+  const auto& [kind, size] = initial_[index];
+  const uint64_t key = RandomKey(seed, name);
+  switch (kind) {
+    case InitialValues::kConstant:
+      std::fill(out, out + count, static_cast<float>(size));
+      break;
+    case InitialValues::kUniform:
+      FillUniform(key, size, begin, count, out);
+      break;
+    case InitialValues::kNormal:
+      FillNormal(key, begin, count, 0.0f, static_cast<float>(size), out);
+      break;
   }
-  RandomValue(sizes_, index, specs_[index], seed, begin, count, out);
   return absl::OkStatus();
 }
 
@@ -244,5 +440,4 @@ CAPSTAN_PLUGIN(Model, AdTransformer, capstan::ad_transformer::Config,
                "Algorithm Distillation's causal encoder over learning "
                "histories of a grid world; of given sizes or from a folder");
 
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer

@@ -9,6 +9,7 @@
 #ifndef CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_
 #define CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,12 +18,47 @@
 #include "absl/status/statusor.h"
 #include "kernels/encoder/encoder_block.h"
 #include "plugins/algorithm_distillation/history_model.h"
-#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
+#include "plugins/model/ad_transformer/ad_transformer.pb.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
+
+// The model's sizes, with all defaults filled in.
+struct Sizes {
+  int64_t embedding = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t feed_forward = 0;
+  int64_t n_transit = 0;
+  int64_t grid = 9;
+  int64_t actions = 5;
+  bool compressed = false;
+  double dropout = 0.1;
+
+  // Numbers per transition: state, one-hot action, reward, next state.
+  int64_t features() const { return actions + 5; }
+};
+
+constexpr int64_t kTokenTypes = 3;
+
+// Indices of the first unit's parameters; the last three exist only if
+// `compressed`.
+enum EmbeddingParameter {
+  kPositions,      // [1, n_transit, E]
+  kContextWeight,  // [E, features]
+  kContextBias,    // [E]
+  kQueryStates,    // [grid * grid, E]
+  kTokenTypeRows,  // [3, E]
+  kStartToken,     // [1, 1, E]
+  kEndToken,       // [1, 1, E]
+};
+
+// What a parameter is before training.
+struct InitialValues {
+  enum Kind { kConstant, kUniform, kNormal } kind;
+  double size;  // the constant, the bound or the standard deviation
+};
 
 class AdTransformer final : public Model, public HistoryModel {
  public:
@@ -53,7 +89,7 @@ class AdTransformer final : public Model, public HistoryModel {
   void UsePlainOperators() { plain_ = true; }
 
  private:
-  AdTransformer(const Sizes& sizes, std::unique_ptr<SafetensorsReader> weights);
+  explicit AdTransformer(const Sizes& sizes);
 
   std::vector<at::Tensor> EmbeddingWeights() const;
   kernels::EncoderBlockWeights LayerWeights(int64_t layer) const;
@@ -61,14 +97,14 @@ class AdTransformer final : public Model, public HistoryModel {
   int head_unit() const { return static_cast<int>(units_.size()) - 1; }
 
   const Sizes sizes_;
-  const std::unique_ptr<SafetensorsReader> weights_;  // null: random
-  const std::vector<ParameterSpec> specs_;
+  std::unique_ptr<SafetensorsReader> weights_;  // null: random
+  std::vector<ParameterSpec> specs_;
+  std::vector<InitialValues> initial_;  // unless read from weights_
   const std::vector<std::string> units_;
   std::vector<at::Tensor> parameters_;
   bool plain_ = false;
 };
 
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer
 
 #endif  // CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_H_

@@ -11,8 +11,7 @@
 #include "plugins/model/ad_transformer/ad_transformer_testing.h"
 #include "plugins/model/common/plan_testing.h"
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
 namespace {
 
 constexpr int64_t kSamples = 64, kLength = 80;
@@ -63,5 +62,4 @@ TEST(AdTransformerPlanTest, Float32) { Compare(at::kFloat, 0.03); }
 TEST(AdTransformerPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.25); }
 
 }  // namespace
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer

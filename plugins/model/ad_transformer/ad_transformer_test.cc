@@ -15,11 +15,9 @@
 #include <fstream>
 
 #include "base/status.h"
-#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
 #include "plugins/model/ad_transformer/ad_transformer_testing.h"
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
 namespace {
 
 int64_t Count(const Config& config) {
@@ -300,5 +298,4 @@ INSTANTIATE_TEST_SUITE_P(Modes, AdTransformerModes, testing::Bool(),
                          });
 
 }  // namespace
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer

@@ -14,8 +14,7 @@
 
 #include "plugins/model/ad_transformer/ad_transformer.h"
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
 
 // Sizes of a small model.
 inline Config SmallSizes(bool compressed = true) {
@@ -84,7 +83,6 @@ inline HistoryInput Histories(const std::vector<int64_t>& lengths,
   return input;
 }
 
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer
 
 #endif  // CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_AD_TRANSFORMER_TESTING_H_

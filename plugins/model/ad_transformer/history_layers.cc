@@ -26,8 +26,7 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
 namespace {
 
 using kernels::EncoderRows;
@@ -347,5 +346,4 @@ void KeysAndValues::End(const at::Tensor& kinds, const at::Tensor& lengths) {
   }
 }
 
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer

@@ -9,10 +9,9 @@
 #include "kernels/encoder/encoder_block.h"
 #include "kernels/memory.h"
 #include "plugins/algorithm_distillation/history_model.h"
-#include "plugins/model/ad_transformer/ad_transformer_sizes.h"
+#include "plugins/model/ad_transformer/ad_transformer.h"
 
-namespace capstan {
-namespace ad_transformer {
+namespace capstan::ad_transformer {
 
 // Embeds the tokens of histories: a linear layer on a transition's numbers, a
 // learned vector for each queried state and marker, one for the token's type
@@ -74,7 +73,6 @@ class KeysAndValues final : public HistoryCache {
   std::vector<at::Tensor> keys_, values_;
 };
 
-}  // namespace ad_transformer
-}  // namespace capstan
+}  // namespace capstan::ad_transformer
 
 #endif  // CAPSTAN_PLUGINS_MODEL_AD_TRANSFORMER_HISTORY_LAYERS_H_

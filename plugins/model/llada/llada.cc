@@ -5,10 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "plugins/model/common/config_check.h"
+#include "plugins/model/common/config.h"
 
-namespace capstan {
-namespace llada {
+namespace capstan::llada {
 namespace {
 
 using llama::Json;
@@ -52,8 +51,25 @@ void RejectWhatIsMissingHere(ConfigKeys& keys) {
   keys.RejectQuantized();
 }
 
-}  // namespace
+// The names of LLaDAModelLM (GSAI-ML/LLaDA-8B-Base).
+constexpr llama::LlamaNames kLladaNames = {
+    "d_model",
+    "mlp_hidden_size",
+    "n_layers",
+    "n_heads",
+    "n_kv_heads",
+    nullptr,
+    "max_sequence_length",
+    "init_std",
+    "model.transformer.wte",
+    "model.transformer.blocks.",
+    {"attn_norm", "q_proj", "k_proj", "v_proj", "attn_out", "ff_norm",
+     "ff_proj", "up_proj", "ff_out"},
+    "model.transformer.ln_f",
+    "model.transformer.ff_out",
+};
 
+// From the sizes in `config`, with defaults filled in. FieldError otherwise.
 absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   LlamaConfig c;
   c.names = &kLladaNames;
@@ -75,11 +91,12 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   if (config.has_eos_token_id()) c.eos_token_id = config.eos_token_id();
   c.pad_token_id = c.eos_token_id;
   if (config.has_pad_token_id()) c.pad_token_id = config.pad_token_id();
-  const absl::optional<ConfigProblem> problem = llama::FinishSizes(&c);
-  if (problem.has_value()) return FieldError(problem->key, problem->text);
+  CAPSTAN_RETURN_IF_ERROR(llama::FinishSizes(&c));
   return c;
 }
 
+// From a folder. An error names the file and the key. vocab_size is the number
+// of rows of the embedding, which the folder calls embedding_size.
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   return llama::ReadFolder(folder, [](ConfigKeys& keys, LlamaConfig* config) {
     RejectWhatIsMissingHere(keys);
@@ -110,8 +127,18 @@ absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   });
 }
 
-absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
-                         c10::ScalarType dtype) {
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Llada>> Llada::Create(const Config& config) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      llama::LlamaCheckpoint checkpoint,
+      llama::MakeCheckpoint(config, &ConfigFromSizes, &ConfigFromFolder));
+  return std::unique_ptr<Llada>(new Llada(std::move(checkpoint)));
+}
+
+absl::Status Llada::SaveConfig(const std::string& folder,
+                               c10::ScalarType dtype) const {
+  const LlamaConfig& c = config();
   Json json = llama::SourceKeys(c);
   json["architectures"] = {"LLaDAModelLM"};
   for (const auto& [key, value] : kTexts) json[key] = value;
@@ -141,17 +168,4 @@ absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
   return llama::WriteConfigFiles(c, std::move(json), folder, dtype);
 }
 
-absl::StatusOr<std::unique_ptr<Llada>> Llada::Create(const Config& config) {
-  CAPSTAN_ASSIGN_OR_RETURN(
-      llama::LlamaCheckpoint checkpoint,
-      llama::MakeCheckpoint(config, &ConfigFromSizes, &ConfigFromFolder));
-  return std::unique_ptr<Llada>(new Llada(std::move(checkpoint)));
-}
-
-absl::Status Llada::SaveConfig(const std::string& folder,
-                               c10::ScalarType dtype) const {
-  return WriteConfig(config(), folder, dtype);
-}
-
-}  // namespace llada
-}  // namespace capstan
+}  // namespace capstan::llada

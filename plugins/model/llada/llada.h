@@ -16,44 +16,14 @@
 #include "plugins/model/llada/llada.pb.h"
 #include "plugins/model/llama/llama_model.h"
 
-namespace capstan {
-namespace llada {
-
-// The names of LLaDAModelLM (GSAI-ML/LLaDA-8B-Base).
-inline constexpr llama::LlamaNames kLladaNames = {
-    "d_model",
-    "mlp_hidden_size",
-    "n_layers",
-    "n_heads",
-    "n_kv_heads",
-    nullptr,
-    "max_sequence_length",
-    "init_std",
-    "model.transformer.wte",
-    "model.transformer.blocks.",
-    {"attn_norm", "q_proj", "k_proj", "v_proj", "attn_out", "ff_norm",
-     "ff_proj", "up_proj", "ff_out"},
-    "model.transformer.ln_f",
-    "model.transformer.ff_out",
-};
-
-// From the sizes in `config`, with defaults filled in. FieldError otherwise.
-absl::StatusOr<llama::LlamaConfig> ConfigFromSizes(const Config& config);
-
-// From a folder. An error names the file and the key. vocab_size is the number
-// of rows of the embedding, which the folder calls embedding_size.
-absl::StatusOr<llama::LlamaConfig> ConfigFromFolder(const std::string& folder);
-
-// Writes config.json and generation_config.json for weights of `dtype`, with
-// every key whose default in LLaDA's own code differs.
-absl::Status WriteConfig(const llama::LlamaConfig& config,
-                         const std::string& folder, c10::ScalarType dtype);
+namespace capstan::llada {
 
 class Llada final : public llama::LlamaModel {
  public:
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<Llada>> Create(const Config& config);
 
+  // With every key whose default in LLaDA's own code differs.
   absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override;
   std::string sampling_objective() const override {
@@ -65,7 +35,6 @@ class Llada final : public llama::LlamaModel {
       : LlamaModel(std::move(checkpoint)) {}
 };
 
-}  // namespace llada
-}  // namespace capstan
+}  // namespace capstan::llada
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLADA_LLADA_H_

@@ -13,8 +13,7 @@
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/llada/llada.h"
 
-namespace capstan {
-namespace llada {
+namespace capstan::llada {
 namespace {
 
 constexpr int64_t kSamples = 4, kLength = 128;
@@ -105,5 +104,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LladaPlanTest, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace llada
-}  // namespace capstan
+}  // namespace capstan::llada

@@ -24,8 +24,7 @@
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 
-namespace capstan {
-namespace llada {
+namespace capstan::llada {
 namespace {
 
 using Json = nlohmann::json;
@@ -408,5 +407,4 @@ TEST(LladaPackedTest, RowsAreTheSumOfTheirDocuments) {
 }
 
 }  // namespace
-}  // namespace llada
-}  // namespace capstan
+}  // namespace capstan::llada

@@ -5,12 +5,10 @@
 
 #include "plugins/model/llada/llada.h"
 
-namespace capstan {
-namespace llada {
+namespace capstan::llada {
 
 CAPSTAN_PLUGIN(Model, Llada, capstan::llada::Config,
                "LLaDA: a Llama that sees the whole text, for masked "
                "diffusion; of given sizes or from a folder");
 
-}  // namespace llada
-}  // namespace capstan
+}  // namespace capstan::llada

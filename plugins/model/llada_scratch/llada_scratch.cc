@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/model/llada_scratch/llada_scratch.h"
-
+//
+// The transformer for trying LLaDA's recipe from scratch, on a text of a
+// megabyte:
+//   x = dropout(layer_norm(token[ids] + position[0, 1, ..]))
+//   x += attention(layer_norm(x)) Wo^T    every token sees the whole text
+//   x += gelu(layer_norm(x) Win^T + bin) Wout^T + bout
+// in each layer, then logits = layer_norm(x) Whead^T + bhead. Composed of
+// LibTorch's operators: speed doesn't matter here.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -9,26 +15,138 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/linear.h"
 #include "kernels/loss/token_loss.h"
-#include "plugins/model/common/pretrained.h"
-#include "plugins/model/common/units.h"
+#include "plugins/model/common/config.h"
+#include "plugins/model/common/parameters.h"
+#include "plugins/model/llada_scratch/llada_scratch.pb.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/memory.h"
+#include "plugins/sdk/model.h"
 #include "plugins/sdk/plugin.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace llada_scratch {
+namespace capstan::llada_scratch {
+
 namespace {
+
+absl::Status CheckSizes(const Config& c) {
+  ConfigCheck check;
+  check.Size("vocab_size", c.vocab_size());
+  check.Size("hidden_size", c.hidden_size());
+  check.Size("intermediate_size", c.intermediate_size());
+  check.Size("num_hidden_layers", c.num_hidden_layers());
+  check.Size("num_attention_heads", c.num_attention_heads());
+  check.Size("max_sequence_length", c.max_sequence_length());
+  if (!check.ok()) return check.status();
+  if (c.hidden_size() % c.num_attention_heads() != 0) {
+    check.Fail(
+        "hidden_size",
+        absl::StrCat("must be divisible by num_attention_heads, which is ",
+                     c.num_attention_heads(), ", is ", c.hidden_size()));
+  }
+  check.Rate("dropout", c.dropout());
+  check.Positive("layer_norm_eps", c.layer_norm_eps());
+  check.Positive("initializer_range", c.initializer_range());
+  const auto token = [&](const char* key, bool is_set, int64_t id) {
+    if (is_set) check.Token(key, id, c.vocab_size());
+  };
+  token("mask_token_id", c.has_mask_token_id(), c.mask_token_id());
+  token("bos_token_id", c.has_bos_token_id(), c.bos_token_id());
+  token("eos_token_id", c.has_eos_token_id(), c.eos_token_id());
+  token("pad_token_id", c.has_pad_token_id(), c.pad_token_id());
+  return check.status();
+}
+
+// The sizes in `config`, with defaults for every field but `pretrained`
+// (special tokens other than the mask may stay unset). FieldError otherwise.
+absl::StatusOr<Config> Sizes(const Config& config) {
+  Config c = config;
+  c.clear_pretrained();
+  if (c.hidden_size() == 0) c.set_hidden_size(768);
+  if (c.intermediate_size() == 0) c.set_intermediate_size(4 * c.hidden_size());
+  if (c.num_hidden_layers() == 0) c.set_num_hidden_layers(24);
+  if (c.num_attention_heads() == 0) c.set_num_attention_heads(12);
+  if (c.max_sequence_length() == 0) c.set_max_sequence_length(4096);
+  if (!c.has_dropout()) c.set_dropout(0.1);
+  if (c.layer_norm_eps() == 0.0) c.set_layer_norm_eps(1e-5);
+  if (c.initializer_range() == 0.0) c.set_initializer_range(0.02);
+  if (!c.has_mask_token_id()) c.set_mask_token_id(c.vocab_size() - 1);
+  CAPSTAN_RETURN_IF_ERROR(CheckSizes(c));
+  return c;
+}
+
+// The same from a folder's config.json. An error names the file and the key.
+absl::StatusOr<Config> SizesFromFolder(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const ConfigJson json, ParseObject(path, text));
+  ConfigKeys keys(path, json);
+  keys.Must("model_type", "llada_scratch");
+  keys.Only("hidden_act", "gelu", "gelu");
+  Config c;
+  c.set_vocab_size(keys.Int("vocab_size", absl::nullopt));
+  c.set_hidden_size(keys.Int("hidden_size", absl::nullopt));
+  c.set_intermediate_size(keys.Int("intermediate_size", absl::nullopt));
+  c.set_num_hidden_layers(keys.Int("num_hidden_layers", absl::nullopt));
+  c.set_num_attention_heads(keys.Int("num_attention_heads", absl::nullopt));
+  c.set_max_sequence_length(keys.Int("max_sequence_length", absl::nullopt));
+  c.set_dropout(keys.Double("dropout", 0.1));
+  c.set_layer_norm_eps(keys.Double("layer_norm_eps", 1e-5));
+  c.set_initializer_range(keys.Double("initializer_range", 0.02));
+  c.set_mask_token_id(keys.Int("mask_token_id", absl::nullopt));
+  if (const auto id = keys.Token("bos_token_id")) c.set_bos_token_id(*id);
+  if (const auto id = keys.Token("eos_token_id")) c.set_eos_token_id(*id);
+  if (const auto id = keys.Token("pad_token_id")) c.set_pad_token_id(*id);
+  CAPSTAN_RETURN_IF_ERROR(keys.status());
+  CAPSTAN_RETURN_IF_ERROR(keys.FailIf(CheckSizes(c)));
+  return c;
+}
+
+// Writes config.json for weights of `dtype`.
+absl::Status WriteConfig(const Config& c, const std::string& folder,
+                         c10::ScalarType dtype) {
+  const auto token = [](bool is_set, int64_t id) {
+    return is_set ? ConfigJson(id) : ConfigJson(nullptr);
+  };
+  const ConfigJson json = {
+      {"architectures", ConfigJson::array({"LladaScratchModel"})},
+      {"model_type", "llada_scratch"},
+      {"vocab_size", c.vocab_size()},
+      {"hidden_size", c.hidden_size()},
+      {"intermediate_size", c.intermediate_size()},
+      {"num_hidden_layers", c.num_hidden_layers()},
+      {"num_attention_heads", c.num_attention_heads()},
+      {"max_sequence_length", c.max_sequence_length()},
+      {"hidden_act", "gelu"},
+      {"dropout", c.dropout()},
+      {"layer_norm_eps", c.layer_norm_eps()},
+      {"initializer_range", c.initializer_range()},
+      {"mask_token_id", c.mask_token_id()},
+      {"bos_token_id", token(c.has_bos_token_id(), c.bos_token_id())},
+      {"eos_token_id", token(c.has_eos_token_id(), c.eos_token_id())},
+      {"pad_token_id", token(c.has_pad_token_id(), c.pad_token_id())},
+      {"dtype", DtypeName(dtype)},
+      {"torch_dtype", DtypeName(dtype)},
+  };
+  return WriteWholeFile(folder + "/config.json", json.dump(2) + "\n");
+}
 
 // Parameters in the order of first use: those of the embedding, of each layer,
 // of the head.
@@ -128,150 +246,8 @@ at::Tensor RunLayer(const Layer& layer, const at::Tensor& x) {
   return y + at::linear(inner, p[kOut], p[kOutBias]);
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<LladaScratch>> LladaScratch::Create(
-    const Config& config) {
-  const std::string& folder = config.pretrained();
-  if (folder.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(Config sizes, Sizes(config));
-    return std::unique_ptr<LladaScratch>(
-        new LladaScratch(std::move(sizes), nullptr));
-  }
-  CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained"}));
-  absl::StatusOr<Config> sizes = SizesFromFolder(folder);
-  if (!sizes.ok()) return FieldError("pretrained", sizes.status().message());
-  CAPSTAN_ASSIGN_OR_RETURN(auto weights,
-                           OpenPretrained(folder, ParameterSpecs(*sizes)));
-  return std::unique_ptr<LladaScratch>(
-      new LladaScratch(*std::move(sizes), std::move(weights)));
-}
-
-LladaScratch::LladaScratch(Config sizes,
-                           std::unique_ptr<SafetensorsReader> weights)
-    : sizes_(std::move(sizes)),
-      weights_(std::move(weights)),
-      specs_(ParameterSpecs(sizes_)),
-      units_(UnitNames(sizes_.num_hidden_layers())) {}
-
-absl::Status LladaScratch::InitialValue(int index, uint64_t seed, int64_t begin,
-                                        int64_t count, float* out) const {
-  const ParameterSpec& spec = specs_[index];
-  if (weights_ != nullptr) {
-    return weights_->ReadFloats(spec.name, begin, count, out);
-  }
-  FillInitial(spec, seed, sizes_.initializer_range(), begin, count, out);
-  return absl::OkStatus();
-}
-
-void LladaScratch::Bind(std::vector<at::Tensor> parameters) {
-  CheckBound(parameters, specs_);
-  parameters_ = std::move(parameters);
-}
-
-absl::Status LladaScratch::SaveConfig(const std::string& folder,
-                                      c10::ScalarType dtype) const {
-  return WriteConfig(sizes_, folder, dtype);
-}
-
-kernels::AttentionShape LladaScratch::Attention(int64_t batch) const {
-  const int64_t heads = sizes_.num_attention_heads();
-  return {batch, heads, heads, sizes_.hidden_size() / heads, /*causal=*/false};
-}
-
-std::vector<at::Tensor> LladaScratch::Parameters(int first, int count) const {
-  return {parameters_.begin() + first, parameters_.begin() + first + count};
-}
-
-at::Tensor LladaScratch::Hidden(const TokenInput& input, UnitRunner& runner) {
-  CHECK(input.cache == nullptr) << "this model has no cache";
-  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
-  TORCH_CHECK(length <= max_positions(), "a text of ", length,
-              " tokens is longer than max_sequence_length, which is ",
-              max_positions());
-  const at::Device device = parameters_[kToken].device();
-  Layer layer;
-  layer.eps = sizes_.layer_norm_eps();
-  layer.shape = Attention(batch);
-  at::Tensor positions;
-  if (input.positions.defined()) {
-    positions = input.positions.to(device).contiguous();
-    layer.packing = c10::make_intrusive<kernels::PackedRows>(positions);
-  } else {
-    positions = at::arange(length, at::TensorOptions(at::kLong).device(device))
-                    .expand({batch, length});
-  }
-  const kernels::AdapterDropout dropout = {
-      sizes_.dropout(), RandomKey(0, "llada_scratch.dropout"),
-      input.sample_positions};
-  const std::vector<at::Tensor> embed = Parameters(0, kEmbedParameters);
-  const double eps = layer.eps;
-  at::Tensor x = runner.Run(
-      0, input.tokens.to(device),
-      [embed, positions, dropout, eps](const at::Tensor& tokens) {
-        const at::Tensor sum =
-            kernels::Embedding(embed[kToken], tokens.reshape({-1}), nullptr) +
-            kernels::Embedding(embed[kPosition], positions.reshape({-1}),
-                               nullptr);
-        return Dropped(dropout, LayerNorm(sum, embed[kEmbedNorm],
-                                          embed[kEmbedNormBias], eps));
-      });
-  for (int i = 0; i < sizes_.num_hidden_layers(); ++i) {
-    layer.parameters =
-        Parameters(kEmbedParameters + i * kLayerParameters, kLayerParameters);
-    x = runner.Run(1 + i, x, [layer](const at::Tensor& input) {
-      return RunLayer(layer, input);
-    });
-  }
-  return x;
-}
-
-at::Tensor LladaScratch::Logits(const TokenInput& input, UnitRunner& runner) {
-  const at::Tensor hidden = Hidden(input, runner);
-  const int first = static_cast<int>(specs_.size()) - kHeadParameters;
-  const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
-  const double eps = sizes_.layer_norm_eps();
-  const at::Tensor logits =
-      runner.Run(head_unit(), hidden, [head, eps](const at::Tensor& x) {
-        return at::linear(LayerNorm(x, head[kNorm], head[kNormBias], eps),
-                          head[kHead], head[kHeadBias]);
-      });
-  return logits.view(
-      {input.tokens.size(0), input.tokens.size(1), sizes_.vocab_size()});
-}
-
-at::Tensor LladaScratch::CrossEntropySum(const TokenInput& input,
-                                         const TokenTargets& targets,
-                                         UnitRunner& runner) {
-  const at::Tensor hidden = Hidden(input, runner);
-  const int first = static_cast<int>(specs_.size()) - kHeadParameters;
-  const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
-  const double eps = sizes_.layer_norm_eps();
-  const at::Tensor flat = targets.tokens.reshape({-1});
-  const at::Tensor factors =
-      targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
-  return runner.Run(
-      head_unit(), hidden, [head, eps, flat, factors](const at::Tensor& x) {
-        const MemoryScope scope(MemoryCategory::kLogits);
-        const at::Tensor n = LayerNorm(x, head[kNorm], head[kNormBias], eps);
-        // The bias is an additional column of the weight, for a channel of
-        // ones.
-        const at::Tensor ones = at::ones({n.size(0), 1}, n.options());
-        return kernels::HeadCrossEntropySum(
-            at::cat({n, ones}, 1),
-            at::cat({head[kHead], head[kHeadBias].unsqueeze(1)}, 1), flat,
-            nullptr, kernels::kLogitsBytes, {}, factors);
-      });
-}
-
-absl::StatusOr<std::unique_ptr<KvCache>> LladaScratch::NewCache(
-    int64_t batch, int64_t max_length) const {
-  return NoCacheError();
-}
-
 // What LibTorch's operators and autograd hold in one forward and backward on
 // the CPU, with a target at each position.
-namespace {
 
 using kernels::kFloatBytes;
 
@@ -362,22 +338,204 @@ UnitMemory PlanHead(const Config& c, const Bytes& b) {
   return unit;
 }
 
-}  // namespace
+class LladaScratch final : public Model, public TokenModel {
+ public:
+  // Opens and validates the folder's files, if the config names one.
 
-std::vector<UnitMemory> LladaScratch::PlanUnits(int64_t samples, int64_t length,
-                                                c10::ScalarType compute) const {
-  const Bytes bytes(sizes_, samples, length, compute);
-  std::vector<UnitMemory> units = {PlanEmbedding(sizes_, bytes)};
-  for (int64_t i = 0; i < sizes_.num_hidden_layers(); ++i) {
-    units.push_back(PlanLayer(sizes_, bytes, Attention(samples)));
+  static absl::StatusOr<std::unique_ptr<LladaScratch>> Create(
+      const Config& config) {
+    const std::string& folder = config.pretrained();
+    if (folder.empty()) {
+      CAPSTAN_ASSIGN_OR_RETURN(Config sizes, Sizes(config));
+      return std::unique_ptr<LladaScratch>(
+          new LladaScratch(std::move(sizes), nullptr));
+    }
+    CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained"}));
+    absl::StatusOr<Config> sizes = SizesFromFolder(folder);
+    if (!sizes.ok()) return FieldError("pretrained", sizes.status().message());
+    CAPSTAN_ASSIGN_OR_RETURN(auto weights,
+                             OpenPretrained(folder, ParameterSpecs(*sizes)));
+    return std::unique_ptr<LladaScratch>(
+        new LladaScratch(*std::move(sizes), std::move(weights)));
   }
-  units.push_back(PlanHead(sizes_, bytes));
-  return units;
-}
+
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+
+  absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
+                            int64_t count, float* out) const override {
+    const ParameterSpec& spec = specs_[index];
+    if (weights_ != nullptr) {
+      return weights_->ReadFloats(spec.name, begin, count, out);
+    }
+    FillInitial(spec, seed, sizes_.initializer_range(), begin, count, out);
+    return absl::OkStatus();
+  }
+
+  void Bind(std::vector<at::Tensor> parameters) override {
+    CheckBound(parameters, specs_);
+    parameters_ = std::move(parameters);
+  }
+
+  absl::Status SaveConfig(const std::string& folder,
+                          c10::ScalarType dtype) const override {
+    return WriteConfig(sizes_, folder, dtype);
+  }
+
+  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
+                                    c10::ScalarType compute) const override {
+    const Bytes bytes(sizes_, samples, length, compute);
+    std::vector<UnitMemory> units = {PlanEmbedding(sizes_, bytes)};
+    for (int64_t i = 0; i < sizes_.num_hidden_layers(); ++i) {
+      units.push_back(PlanLayer(sizes_, bytes, Attention(samples)));
+    }
+    units.push_back(PlanHead(sizes_, bytes));
+    return units;
+  }
+
+  TokenModel* token_model() override { return this; }
+
+  int64_t vocab_size() const override { return sizes_.vocab_size(); }
+  int64_t max_positions() const override {
+    return sizes_.max_sequence_length();
+  }
+
+  at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override {
+    const at::Tensor hidden = Hidden(input, runner);
+    const int first = static_cast<int>(specs_.size()) - kHeadParameters;
+    const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
+    const double eps = sizes_.layer_norm_eps();
+    const at::Tensor logits =
+        runner.Run(head_unit(), hidden, [head, eps](const at::Tensor& x) {
+          return at::linear(LayerNorm(x, head[kNorm], head[kNormBias], eps),
+                            head[kHead], head[kHeadBias]);
+        });
+    return logits.view(
+        {input.tokens.size(0), input.tokens.size(1), sizes_.vocab_size()});
+  }
+
+  at::Tensor CrossEntropySum(const TokenInput& input,
+                             const TokenTargets& targets,
+                             UnitRunner& runner) override {
+    const at::Tensor hidden = Hidden(input, runner);
+    const int first = static_cast<int>(specs_.size()) - kHeadParameters;
+    const std::vector<at::Tensor> head = Parameters(first, kHeadParameters);
+    const double eps = sizes_.layer_norm_eps();
+    const at::Tensor flat = targets.tokens.reshape({-1});
+    const at::Tensor factors = targets.weights.defined()
+                                   ? targets.weights.reshape({-1})
+                                   : at::Tensor();
+    return runner.Run(
+        head_unit(), hidden, [head, eps, flat, factors](const at::Tensor& x) {
+          const MemoryScope scope(MemoryCategory::kLogits);
+          const at::Tensor n = LayerNorm(x, head[kNorm], head[kNormBias], eps);
+          // The bias is an additional column of the weight, for a channel of
+          // ones.
+          const at::Tensor ones = at::ones({n.size(0), 1}, n.options());
+          return kernels::HeadCrossEntropySum(
+              at::cat({n, ones}, 1),
+              at::cat({head[kHead], head[kHeadBias].unsqueeze(1)}, 1), flat,
+              nullptr, kernels::kLogitsBytes, {}, factors);
+        });
+  }
+
+  bool causal() const override { return false; }
+
+  absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
+      int64_t batch, int64_t max_length) const override {
+    return NoCacheError();
+  }
+
+  int64_t eos_token() const override {
+    return sizes_.has_eos_token_id() ? sizes_.eos_token_id() : -1;
+  }
+  int64_t mask_token() const override { return sizes_.mask_token_id(); }
+  std::string sampling_objective() const override {
+    return "capstan.masked_diffusion";
+  }
+
+ private:
+  LladaScratch(Config sizes, std::unique_ptr<SafetensorsReader> weights)
+      : sizes_(std::move(sizes)),
+        weights_(std::move(weights)),
+        specs_(ParameterSpecs(sizes_)),
+        units_(UnitNames(sizes_.num_hidden_layers())) {}
+
+  // The last layer's output, [B * T, hidden_size].
+
+  at::Tensor Hidden(const TokenInput& input, UnitRunner& runner) {
+    CHECK(input.cache == nullptr) << "this model has no cache";
+    const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+    TORCH_CHECK(length <= max_positions(), "a text of ", length,
+                " tokens is longer than max_sequence_length, which is ",
+                max_positions());
+    const at::Device device = parameters_[kToken].device();
+    Layer layer;
+    layer.eps = sizes_.layer_norm_eps();
+    layer.shape = Attention(batch);
+    at::Tensor positions;
+    if (input.positions.defined()) {
+      positions = input.positions.to(device).contiguous();
+      layer.packing = c10::make_intrusive<kernels::PackedRows>(positions);
+    } else {
+      positions =
+          at::arange(length, at::TensorOptions(at::kLong).device(device))
+              .expand({batch, length});
+    }
+    const kernels::AdapterDropout dropout = {
+        sizes_.dropout(), RandomKey(0, "llada_scratch.dropout"),
+        input.sample_positions};
+    const std::vector<at::Tensor> embed = Parameters(0, kEmbedParameters);
+    const double eps = layer.eps;
+    at::Tensor x = runner.Run(
+        0, input.tokens.to(device),
+        [embed, positions, dropout, eps](const at::Tensor& tokens) {
+          const at::Tensor sum =
+              kernels::Embedding(embed[kToken], tokens.reshape({-1}), nullptr) +
+              kernels::Embedding(embed[kPosition], positions.reshape({-1}),
+                                 nullptr);
+          return Dropped(dropout, LayerNorm(sum, embed[kEmbedNorm],
+                                            embed[kEmbedNormBias], eps));
+        });
+    for (int i = 0; i < sizes_.num_hidden_layers(); ++i) {
+      layer.parameters =
+          Parameters(kEmbedParameters + i * kLayerParameters, kLayerParameters);
+      x = runner.Run(1 + i, x, [layer](const at::Tensor& input) {
+        return RunLayer(layer, input);
+      });
+    }
+    return x;
+  }
+
+  // The attention shape for `batch` rows.
+
+  kernels::AttentionShape Attention(int64_t batch) const {
+    const int64_t heads = sizes_.num_attention_heads();
+    return {batch, heads, heads, sizes_.hidden_size() / heads,
+            /*causal=*/false};
+  }
+
+  // `count` parameters from `first` on.
+
+  std::vector<at::Tensor> Parameters(int first, int count) const {
+    return {parameters_.begin() + first, parameters_.begin() + first + count};
+  }
+
+  int head_unit() const { return static_cast<int>(units_.size()) - 1; }
+
+  const Config sizes_;
+  const std::unique_ptr<SafetensorsReader> weights_;  // null: random
+  std::vector<ParameterSpec> specs_;
+  std::vector<std::string> units_;
+  std::vector<at::Tensor> parameters_;
+};
+
+}  // namespace
 
 CAPSTAN_PLUGIN(Model, LladaScratch, capstan::llada_scratch::Config,
                "LLaDA's small model from scratch: learned positions, "
                "LayerNorm, GELU, and sight of the whole text");
 
-}  // namespace llada_scratch
-}  // namespace capstan
+}  // namespace capstan::llada_scratch

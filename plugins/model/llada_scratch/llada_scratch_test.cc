@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/model/llada_scratch/llada_scratch.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -29,9 +27,12 @@
 #include <utility>
 
 #include "base/status.h"
+#include "plugins/model/llada_scratch/llada_scratch.pb.h"
+#include "plugins/sdk/lib/safetensors.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/plugin_for_test.h"
 
-namespace capstan {
-namespace llada_scratch {
+namespace capstan::llada_scratch {
 namespace {
 
 using Json = nlohmann::json;
@@ -50,8 +51,8 @@ Config SmallSizes() {
   return config;
 }
 
-std::unique_ptr<LladaScratch> Make(const Config& config) {
-  auto model = LladaScratch::Create(config);
+std::unique_ptr<Model> Make(const Config& config) {
+  auto model = MakePlugin<Model>(config);
   EXPECT_TRUE(model.ok()) << model.status();
   return model.ok() ? *std::move(model) : nullptr;
 }
@@ -137,9 +138,9 @@ TEST(LladaScratchTest, TheOriginalsSizesAreTheDefaults) {
   config.set_vocab_size(69);
   const auto model = Make(config);
   EXPECT_EQ(model->units().size(), 26);
-  EXPECT_EQ(model->max_positions(), 4096);
-  EXPECT_EQ(model->mask_token(), 68);
-  EXPECT_FALSE(model->causal());
+  EXPECT_EQ(model->token_model()->max_positions(), 4096);
+  EXPECT_EQ(model->token_model()->mask_token(), 68);
+  EXPECT_FALSE(model->token_model()->causal());
   int64_t total = 0;
   for (const ParameterSpec& spec : model->parameters()) total += spec.numel();
   const int64_t d = 768, norm = 2 * d;
@@ -156,7 +157,7 @@ TEST(LladaScratchTest, LogitsLossAndGradientsAreTheReferences) {
   const at::Tensor tokens = at::randint(kVocab, {2, 17}, at::kLong);
   const at::Tensor targets = at::randint(-9, kVocab, {2, 17}, at::kLong);
   const at::Tensor weights = at::rand({2, 17});
-  const at::Tensor logits = model->Logits({tokens}, runner);
+  const at::Tensor logits = model->token_model()->Logits({tokens}, runner);
   at::Tensor wanted = at::zeros({}, at::kFloat);
   for (int64_t row = 0; row < 2; ++row) {
     const at::Tensor alone = reference.Logits(tokens[row]);
@@ -167,8 +168,8 @@ TEST(LladaScratchTest, LogitsLossAndGradientsAreTheReferences) {
             .squeeze(1);
     wanted = wanted - (picked * weights[row] * (targets[row] >= 0)).sum();
   }
-  const at::Tensor loss =
-      model->CrossEntropySum({tokens}, {targets, weights}, runner);
+  const at::Tensor loss = model->token_model()->CrossEntropySum(
+      {tokens}, {targets, weights}, runner);
   EXPECT_NEAR(loss.item<double>() / wanted.item<double>(), 1.0, 1e-6);
   wanted.backward();
   const std::vector<at::Tensor> gradients = TakeGradients(parameters);
@@ -190,7 +191,7 @@ TEST(LladaScratchTest, RowsAreTheSumOfTheirDocuments) {
   for (const int64_t length : {1, 5, 67, 7, 3, 77}) {
     tokens.push_back(at::randint(kVocab, {1, length}, at::kLong));
     positions.push_back(at::arange(length).to(at::kLong));
-    const at::Tensor loss = model->CrossEntropySum(
+    const at::Tensor loss = model->token_model()->CrossEntropySum(
         {tokens.back()}, {tokens.back(), at::Tensor()}, runner);
     loss.backward();
     alone += loss.item<double>();
@@ -203,8 +204,8 @@ TEST(LladaScratchTest, RowsAreTheSumOfTheirDocuments) {
   TokenInput input;
   input.tokens = at::cat(tokens, 1).view({2, 80});
   input.positions = at::cat(positions).view({2, 80});
-  const at::Tensor loss =
-      model->CrossEntropySum(input, {input.tokens, at::Tensor()}, runner);
+  const at::Tensor loss = model->token_model()->CrossEntropySum(
+      input, {input.tokens, at::Tensor()}, runner);
   EXPECT_NEAR(loss.item<double>() / alone, 1.0, 1e-6);
   loss.backward();
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -232,7 +233,7 @@ TEST(LladaScratchTest, DropoutGoesByTheSample) {
     if (!samples.empty()) {
       input.sample_positions = at::tensor(samples, at::kLong);
     }
-    return model->Logits(input, runner);
+    return model->token_model()->Logits(input, runner);
   };
   const at::Tensor one = logits({1, 2, 3}, 1, {5});
   EXPECT_LT(Difference(logits({4, 5, 6, 1, 2, 3}, 2, {9, 5})[1], one[0]), 1e-5);
@@ -247,17 +248,18 @@ TEST(LladaScratchTest, DropoutGoesByTheSample) {
 TEST(LladaScratchTest, HasItsLimits) {
   const auto model = Make(SmallSizes());
   BindTo(*model);
-  EXPECT_TRUE(absl::IsUnimplemented(model->NewCache(1, 4).status()));
+  EXPECT_TRUE(
+      absl::IsUnimplemented(model->token_model()->NewCache(1, 4).status()));
   PlainRunner runner;
   const at::Tensor tokens = at::randint(kVocab, {1, 81}, at::kLong);
-  EXPECT_THROW(model->Logits({tokens}, runner), c10::Error);
+  EXPECT_THROW(model->token_model()->Logits({tokens}, runner), c10::Error);
 }
 
 TEST(LladaScratchTest, BadSizesNameTheirField) {
   const auto expect = [](const std::string& field, auto edit) {
     Config config = SmallSizes();
     edit(config);
-    const absl::Status status = LladaScratch::Create(config).status();
+    const absl::Status status = MakePlugin<Model>(config).status();
     EXPECT_EQ(FieldOf(status), field) << status;
   };
   expect("vocab_size", [](Config& c) { c.clear_vocab_size(); });
@@ -298,8 +300,8 @@ TEST(LladaScratchTest, FoldersGoBothWays) {
   from.set_pretrained(folder);
   const auto model = Make(from);
   ASSERT_NE(model, nullptr);
-  EXPECT_EQ(model->mask_token(), 4);
-  EXPECT_EQ(model->eos_token(), 2);
+  EXPECT_EQ(model->token_model()->mask_token(), 4);
+  EXPECT_EQ(model->token_model()->eos_token(), 2);
   for (size_t i = 0; i < values.size(); ++i) {
     EXPECT_EQ(model->parameters()[i].name, source->parameters()[i].name);
     std::vector<float> got(values[i].size());
@@ -311,7 +313,7 @@ TEST(LladaScratchTest, FoldersGoBothWays) {
   EXPECT_EQ(json["dropout"], 0.25);
   json["mask_token_id"] = 126336;
   std::ofstream(folder + "/config.json") << json;
-  const absl::Status status = LladaScratch::Create(from).status();
+  const absl::Status status = MakePlugin<Model>(from).status();
   EXPECT_EQ(FieldOf(status), "pretrained");
   EXPECT_THAT(
       std::string(status.message()),
@@ -319,5 +321,4 @@ TEST(LladaScratchTest, FoldersGoBothWays) {
 }
 
 }  // namespace
-}  // namespace llada_scratch
-}  // namespace capstan
+}  // namespace capstan::llada_scratch

@@ -6,10 +6,11 @@
 #include <gtest/gtest.h>
 
 #include "plugins/model/common/plan_testing.h"
-#include "plugins/model/llada_scratch/llada_scratch.h"
+#include "plugins/model/llada_scratch/llada_scratch.pb.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/plugin_for_test.h"
 
-namespace capstan {
-namespace llada_scratch {
+namespace capstan::llada_scratch {
 namespace {
 
 struct Shape {
@@ -44,14 +45,15 @@ class ScratchPlanTest : public ::testing::TestWithParam<Shape> {
     config.set_num_attention_heads(shape.heads);
     config.set_max_sequence_length(shape.length);
     config.set_dropout(shape.dropout);
-    auto model = LladaScratch::Create(config);
+    auto model = MakePlugin<Model>(config);
     ASSERT_TRUE(model.ok()) << model.status();
     BindRandom(**model, compute);
     const int64_t planned =
         Total(PlannedPeak(**model, shape.samples, shape.length, compute));
     const at::Tensor tokens =
         at::randint(shape.vocab, {shape.samples, shape.length}, at::kLong);
-    const int64_t measured = Total(MeasuredPeak(**model, tokens, {tokens}));
+    const int64_t measured =
+        Total(MeasuredPeak(*(*model)->token_model(), tokens, {tokens}));
     EXPECT_NEAR(planned, measured, bound * static_cast<double>(measured));
   }
 };
@@ -66,5 +68,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ScratchPlanTest, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace llada_scratch
-}  // namespace capstan
+}  // namespace capstan::llada_scratch

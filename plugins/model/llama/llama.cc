@@ -5,10 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "plugins/model/common/config_check.h"
+#include "plugins/model/common/config.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 // The rotation's base, from either form; fails for scaled ones.
@@ -57,8 +56,7 @@ void RejectWhatIsMissingHere(ConfigKeys& keys) {
   keys.RejectQuantized();
 }
 
-}  // namespace
-
+// From the sizes in `config`, with defaults filled in. FieldError otherwise.
 absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   LlamaConfig c;
   c.hidden_size = config.hidden_size();
@@ -76,10 +74,11 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   c.initializer_range = OrDefault(config.initializer_range(), 0.02);
   if (config.has_bos_token_id()) c.bos_token_id = config.bos_token_id();
   if (config.has_eos_token_id()) c.eos_token_id = config.eos_token_id();
-  const absl::optional<ConfigProblem> problem = FinishSizes(&c);
-  if (problem.has_value()) return FieldError(problem->key, problem->text);
+  CAPSTAN_RETURN_IF_ERROR(FinishSizes(&c));
   return c;
 }
+
+}  // namespace
 
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   return ReadFolder(folder, [](ConfigKeys& keys, LlamaConfig* config) {
@@ -103,8 +102,9 @@ absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
   });
 }
 
-absl::Status WriteConfig(const LlamaConfig& c, const std::string& folder,
-                         c10::ScalarType dtype) {
+absl::Status Llama::SaveConfig(const std::string& folder,
+                               c10::ScalarType dtype) const {
+  const LlamaConfig& c = config();
   Json json = SourceKeys(c);
   json["architectures"] = {"LlamaForCausalLM"};
   json["model_type"] = "llama";
@@ -137,10 +137,4 @@ absl::StatusOr<std::unique_ptr<Llama>> Llama::Create(const Config& config) {
   return std::unique_ptr<Llama>(new Llama(std::move(checkpoint)));
 }
 
-absl::Status Llama::SaveConfig(const std::string& folder,
-                               c10::ScalarType dtype) const {
-  return WriteConfig(config(), folder, dtype);
-}
-
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

@@ -13,19 +13,10 @@
 #include "plugins/model/llama/llama.pb.h"
 #include "plugins/model/llama/llama_model.h"
 
-namespace capstan {
-namespace llama {
-
-// From the sizes in `config`, with defaults filled in. FieldError otherwise.
-absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config);
+namespace capstan::llama {
 
 // From a Hugging Face folder. An error names the file and the key.
 absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder);
-
-// Writes config.json and generation_config.json for weights of `dtype`, with
-// the key names of older and newer transformers.
-absl::Status WriteConfig(const LlamaConfig& config, const std::string& folder,
-                         c10::ScalarType dtype);
 
 // LlamaForCausalLM.
 class Llama final : public LlamaModel {
@@ -33,6 +24,7 @@ class Llama final : public LlamaModel {
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<Llama>> Create(const Config& config);
 
+  // With the key names of older and newer transformers.
   absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override;
 
@@ -41,7 +33,6 @@ class Llama final : public LlamaModel {
       : LlamaModel(std::move(checkpoint)) {}
 };
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_H_

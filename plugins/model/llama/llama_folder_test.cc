@@ -13,8 +13,7 @@
 #include "plugins/model/llama/llama.h"
 #include "plugins/model/llama/llama_testing.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 using Json = nlohmann::json;
@@ -300,5 +299,4 @@ TEST_F(LlamaFolderTest, TiedCheckpointMayHoldTheHeadToo) {
 }
 
 }  // namespace
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

@@ -13,11 +13,11 @@
 #include "absl/strings/strip.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "plugins/model/common/pretrained.h"
+#include "plugins/model/common/parameters.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/lora.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 constexpr char kAllLinear[] = "all-linear";
@@ -42,20 +42,14 @@ bool Names(absl::string_view target, absl::string_view module) {
 }
 
 absl::Status CheckNumbers(const LoraSpec& spec) {
-  if (spec.rank < 1 || spec.rank > std::numeric_limits<int32_t>::max()) {
-    return FieldError("rank",
-                      absl::StrCat("must be greater than 0, is ", spec.rank));
-  }
-  if (!(spec.alpha > 0.0 && std::isfinite(spec.alpha))) {
-    return FieldError("alpha",
-                      absl::StrCat("must be greater than 0, is ", spec.alpha));
-  }
-  if (!(spec.dropout >= 0.0 && spec.dropout < 1.0)) {
-    return FieldError(
-        "dropout",
-        absl::StrCat("must be at least 0 and below 1, is ", spec.dropout));
-  }
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      spec.rank >= 1 && spec.rank <= std::numeric_limits<int32_t>::max(),
+      "rank", "greater than 0", spec.rank));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(spec.alpha > 0.0 && std::isfinite(spec.alpha), "alpha",
+                 "greater than 0", spec.alpha));
+  return CheckField(spec.dropout >= 0.0 && spec.dropout < 1.0, "dropout",
+                    "at least 0 and below 1", spec.dropout);
 }
 
 // Checks that each name in target_modules is a module of the model.
@@ -154,36 +148,14 @@ absl::Status LlamaLora::OpenPretrained() {
   CAPSTAN_ASSIGN_OR_RETURN(
       pretrained_,
       SafetensorsReader::Open(folder + "/adapter_model.safetensors"));
-  std::set<std::string> known;
-  for (const ParameterSpec& spec : specs_) {
-    known.insert(spec.name);
-    const auto it = pretrained_->tensors().find(spec.name);
-    if (it == pretrained_->tensors().end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          folder, ": the adapter lacks tensor '", spec.name,
-          "', which target_modules asks for: is it another model's?"));
-    }
-    const TensorEntry& entry = it->second;
-    if (entry.shape != spec.shape) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(entry.file, ": tensor '", spec.name, "' has the shape ",
-                       ShapeText(entry.shape), ", for this model it must be ",
-                       ShapeText(spec.shape), ": is it another model's?"));
-    }
-    if (!c10::isFloatingType(entry.dtype)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          entry.file, ": tensor '", spec.name,
-          "' must be F32, F16 or BF16, is ", c10::toString(entry.dtype)));
-    }
-  }
-  for (const auto& [name, entry] : pretrained_->tensors()) {
-    if (known.count(name) > 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        entry.file, ": tensor '", name,
-        "' has no place in this model with target_modules ",
-        absl::StrJoin(spec_.target_modules, ", "), ": is it another model's?"));
-  }
-  return absl::OkStatus();
+  return CheckTensors(
+      specs_, *pretrained_, folder,
+      {"the adapter lacks", "which target_modules asks for",
+       "for this model it must be",
+       absl::StrCat("has no place in this model with target_modules ",
+                    absl::StrJoin(spec_.target_modules, ", ")),
+       ": is it another model's?"},
+      /*any_float=*/true);
 }
 
 absl::Status LlamaLora::InitialValue(int index, uint64_t seed, int64_t begin,
@@ -196,12 +168,9 @@ absl::Status LlamaLora::InitialValue(int index, uint64_t seed, int64_t begin,
     std::fill(out, out + count, 0.0f);
     return absl::OkStatus();
   }
-  const uint64_t key = RandomKey(seed, spec.name);
-  const double bound = 1.0 / std::sqrt(static_cast<double>(spec.shape[1]));
-  for (int64_t i = 0; i < count; ++i) {
-    const double uniform = RandomUniform(key, begin + i);
-    out[i] = static_cast<float>((2.0 * uniform - 1.0) * bound);
-  }
+  FillUniform(RandomKey(seed, spec.name),
+              1.0 / std::sqrt(static_cast<double>(spec.shape[1])), begin, count,
+              out);
   return absl::OkStatus();
 }
 
@@ -217,5 +186,4 @@ kernels::Adapter LlamaLora::At(int index,
   return adapter;
 }
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

@@ -14,8 +14,7 @@
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 
 // The low-rank adapters of a model's layers: which matrices have one, their
 // parameters and initial values.
@@ -58,7 +57,6 @@ class LlamaLora {
   std::unique_ptr<SafetensorsReader> pretrained_;  // null: random
 };
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_LORA_H_

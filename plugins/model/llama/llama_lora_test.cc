@@ -23,8 +23,7 @@
 #include "plugins/model/llama/llama_testing.h"
 #include "plugins/sdk/lib/lora.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 using ::testing::HasSubstr;
@@ -280,5 +279,4 @@ TEST(LlamaLoraTest, DropoutGoesByTheSample) {
 }
 
 }  // namespace
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

@@ -16,13 +16,72 @@
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/transformer_block.h"
-#include "plugins/model/common/units.h"
+#include "plugins/model/common/parameters.h"
 #include "plugins/sdk/memory.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
+
+absl::Status NewRows::Read(const std::string& name, int64_t begin,
+                           int64_t count, float* out) {
+  const int64_t old = rows_ * width_;
+  const int64_t from_file = std::clamp<int64_t>(old - begin, 0, count);
+  if (from_file > 0) {
+    CAPSTAN_RETURN_IF_ERROR(weights_->ReadFloats(name, begin, from_file, out));
+  }
+  if (from_file == count) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<float>* const mean, Mean(name));
+  for (int64_t i = from_file; i < count; ++i) {
+    out[i] = (*mean)[(begin + i) % width_];
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const std::vector<float>*> NewRows::Mean(
+    const std::string& name) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = means_.find(name);
+  if (found != means_.end()) return &found->second;
+  std::vector<double> sums(width_, 0.0);
+  std::vector<float> row(width_);
+  for (int64_t r = 0; r < rows_; ++r) {
+    CAPSTAN_RETURN_IF_ERROR(
+        weights_->ReadFloats(name, r * width_, width_, row.data()));
+    for (int64_t i = 0; i < width_; ++i) sums[i] += row[i];
+  }
+  std::vector<float> mean(width_);
+  for (int64_t i = 0; i < width_; ++i) {
+    mean[i] = static_cast<float>(sums[i] / static_cast<double>(rows_));
+  }
+  return &means_.emplace(name, std::move(mean)).first->second;
+}
+
+absl::StatusOr<LlamaCheckpoint> OpenCheckpoint(
+    const std::string& folder, absl::StatusOr<LlamaConfig> config,
+    int64_t vocab_size) {
+  if (!config.ok()) return FieldError("pretrained", config.status().message());
+  LlamaCheckpoint checkpoint;
+  checkpoint.config = *std::move(config);
+  LlamaConfig& sizes = checkpoint.config;
+  CAPSTAN_ASSIGN_OR_RETURN(checkpoint.weights,
+                           OpenPretrained(folder, ParameterSpecs(sizes),
+                                          [&](absl::string_view name) {
+                                            return IsUnused(sizes, name);
+                                          }));
+  const int64_t rows = sizes.vocab_size;
+  if (vocab_size == 0 || vocab_size == rows) return checkpoint;
+  if (vocab_size < rows) {
+    return FieldError("vocab_size",
+                      absl::StrCat("is ", vocab_size, ", but ", folder, " has ",
+                                   rows, " tokens already: it can only grow"));
+  }
+  sizes.vocab_size = vocab_size;
+  checkpoint.new_rows = std::make_unique<NewRows>(checkpoint.weights.get(),
+                                                  rows, sizes.hidden_size);
+  return checkpoint;
+}
+
 namespace {
 
 // In the order of kernels::BlockMatrix.
@@ -116,12 +175,6 @@ LlamaModel::LlamaModel(LlamaCheckpoint checkpoint)
       specs_(ParameterSpecs(config_)),
       units_(UnitNames(config_.num_hidden_layers)),
       base_parameters_(specs_.size()) {}
-
-const std::vector<ParameterSpec>& LlamaModel::parameters() const {
-  return specs_;
-}
-
-const std::vector<std::string>& LlamaModel::units() const { return units_; }
 
 absl::Status LlamaModel::InitialValue(int index, uint64_t seed, int64_t begin,
                                       int64_t count, float* out) const {
@@ -386,5 +439,4 @@ std::vector<UnitMemory> LlamaModel::PlanUnits(int64_t samples, int64_t length,
   return units;
 }
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

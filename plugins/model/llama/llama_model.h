@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
+// The source of a Llama's sizes and initial values.
+//
 // The common part of Llama (Touvron et al., 2023, as in transformers'
 // LlamaForCausalLM) and LLaDA:
 //   x += attention(rms_norm(x)) Wo^T     rotary, grouped queries
@@ -9,25 +11,88 @@
 #ifndef CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_MODEL_H_
 #define CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_MODEL_H_
 
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/loss/token_loss.h"
-#include "plugins/model/llama/llama_checkpoint.h"
+#include "plugins/model/common/parameters.h"
 #include "plugins/model/llama/llama_lora.h"
+#include "plugins/model/llama/llama_sizes.h"
+#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
+
+// The rows that a vocabulary has beyond its checkpoint's, for tokens added to
+// the tokenizer: each is the mean of the checkpoint's rows, around which
+// transformers' resize_token_embeddings samples them with 1e-9 of the rows'
+// covariance (modeling_utils.py, mean_resizing). Thread-safe.
+class NewRows {
+ public:
+  // The checkpoint has `rows` rows of `width` numbers; `weights` outlives this.
+  NewRows(const SafetensorsReader* weights, int64_t rows, int64_t width)
+      : weights_(weights), rows_(rows), width_(width) {}
+
+  // Elements [begin, begin + count) of the grown tensor `name`.
+  absl::Status Read(const std::string& name, int64_t begin, int64_t count,
+                    float* out);
+
+ private:
+  // The mean of the rows of tensor `name`, [width]; cached.
+  absl::StatusOr<const std::vector<float>*> Mean(const std::string& name);
+
+  const SafetensorsReader* const weights_;
+  const int64_t rows_;
+  const int64_t width_;
+  std::mutex mutex_;
+  std::map<std::string, std::vector<float>> means_;
+};
+
+struct LlamaCheckpoint {
+  LlamaConfig config;
+  std::unique_ptr<SafetensorsReader> weights;  // null: random
+  // Null: the vocabulary is that of the weights.
+  std::unique_ptr<NewRows> new_rows;
+};
+
+// Opens and validates the weights of `folder`, whose config.json gave `config`,
+// for a vocabulary of `vocab_size` (0: the folder's own). FieldError for
+// "pretrained" or "vocab_size".
+absl::StatusOr<LlamaCheckpoint> OpenCheckpoint(
+    const std::string& folder, absl::StatusOr<LlamaConfig> config,
+    int64_t vocab_size);
+
+// From a plugin's config, which names a folder or has sizes.
+template <typename Config>
+absl::StatusOr<LlamaCheckpoint> MakeCheckpoint(
+    const Config& config,
+    absl::StatusOr<LlamaConfig> (*from_sizes)(const Config&),
+    absl::StatusOr<LlamaConfig> (*from_folder)(const std::string&)) {
+  if (!config.pretrained().empty()) {
+    CAPSTAN_RETURN_IF_ERROR(CheckAlone(config, {"pretrained", "vocab_size"}));
+    return OpenCheckpoint(config.pretrained(), from_folder(config.pretrained()),
+                          config.vocab_size());
+  }
+  LlamaCheckpoint checkpoint;
+  CAPSTAN_ASSIGN_OR_RETURN(checkpoint.config, from_sizes(config));
+  return checkpoint;
+}
 
 class LlamaModel : public Model, public TokenModel {
  public:
-  const std::vector<ParameterSpec>& parameters() const override;
-  const std::vector<std::string>& units() const override;
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
   absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
                             int64_t count, float* out) const override;
   void Bind(std::vector<at::Tensor> parameters) override;
@@ -86,7 +151,6 @@ class LlamaModel : public Model, public TokenModel {
   at::Tensor rope_table_;  // grows with the longest sequence
 };
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_MODEL_H_

@@ -15,8 +15,7 @@
 
 #include "plugins/model/llama/llama_testing.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 constexpr int64_t kVocab = 61;
@@ -159,5 +158,4 @@ INSTANTIATE_TEST_SUITE_P(Types, LlamaPackedTest,
                          });
 
 }  // namespace
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

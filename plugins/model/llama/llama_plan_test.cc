@@ -8,8 +8,7 @@
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/llama/llama_testing.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 struct Shape {
@@ -94,5 +93,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LlamaPlanTest, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

@@ -10,8 +10,7 @@
 #include "base/json.h"
 #include "base/status.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 void FillHeads(LlamaConfig* c, ConfigCheck* check) {
@@ -69,13 +68,13 @@ void CheckHeads(const LlamaConfig& c, ConfigCheck* check) {
 
 }  // namespace
 
-absl::optional<ConfigProblem> FinishSizes(LlamaConfig* config) {
+absl::Status FinishSizes(LlamaConfig* config) {
   ConfigCheck check;
   FillHeads(config, &check);
-  if (!check.ok()) return check.problem();
+  if (!check.ok()) return check.status();
   const LlamaConfig& c = *config;
   CheckSizes(c, &check);
-  if (!check.ok()) return check.problem();
+  if (!check.ok()) return check.status();
   CheckHeads(c, &check);
   check.Positive("rms_norm_eps", c.rms_norm_eps);
   check.Positive("rope_theta", c.rope_theta);
@@ -84,7 +83,7 @@ absl::optional<ConfigProblem> FinishSizes(LlamaConfig* config) {
   check.Token("eos_token_id", c.eos_token_id, c.vocab_size);
   check.Token("pad_token_id", c.pad_token_id, c.vocab_size);
   check.Token("mask_token_id", c.mask_token_id, c.vocab_size);
-  return check.problem();
+  return check.status();
 }
 
 std::vector<ParameterSpec> ParameterSpecs(const LlamaConfig& c) {
@@ -134,11 +133,7 @@ absl::StatusOr<LlamaConfig> ReadFolder(const std::string& folder,
   LlamaConfig config;
   read(keys, &config);
   CAPSTAN_RETURN_IF_ERROR(keys.status());
-  const absl::optional<ConfigProblem> problem = FinishSizes(&config);
-  if (problem.has_value()) {
-    keys.Fail(problem->key, problem->text);
-    return keys.status();
-  }
+  CAPSTAN_RETURN_IF_ERROR(keys.FailIf(FinishSizes(&config)));
   config.source_config = std::move(text);
   path = folder + "/generation_config.json";
   absl::StatusOr<std::string> generation = ReadWholeFile(path);
@@ -182,5 +177,4 @@ absl::Status WriteConfigFiles(const LlamaConfig& c, Json json,
                         generation.dump(2) + "\n");
 }
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

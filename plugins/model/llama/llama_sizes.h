@@ -13,12 +13,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "plugins/model/common/config_check.h"
-#include "plugins/model/common/config_keys.h"
+#include "plugins/model/common/config.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 
 // A layer's parameters, in the order of first use.
 enum LayerParameter {
@@ -104,8 +102,9 @@ struct LlamaConfig {
   std::string source_generation_config;
 };
 
-// Sets num_key_value_heads and head_dim if 0, then validates the sizes.
-absl::optional<ConfigProblem> FinishSizes(LlamaConfig* config);
+// Sets num_key_value_heads and head_dim if 0, then validates the sizes. A
+// FieldError names the key.
+absl::Status FinishSizes(LlamaConfig* config);
 
 // Parameters in the order of first use: the embedding, kLayerParameters for
 // each layer, the last norm and, unless tied, the head.
@@ -143,7 +142,6 @@ Json SourceKeys(const LlamaConfig& config);
 absl::Status WriteConfigFiles(const LlamaConfig& config, Json json,
                               const std::string& folder, c10::ScalarType dtype);
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_SIZES_H_

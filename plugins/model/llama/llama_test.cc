@@ -13,8 +13,7 @@
 #include "plugins/model/llama/llama_sizes.h"
 #include "plugins/model/llama/llama_testing.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 namespace {
 
 std::vector<at::Tensor> BindTo(Model& model) {
@@ -207,5 +206,4 @@ TEST(LlamaTest, AForeignCacheIsRefused) {
 }
 
 }  // namespace
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

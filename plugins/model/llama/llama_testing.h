@@ -9,8 +9,7 @@
 
 #include "plugins/model/llama/llama.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 
 // Sizes of a small Llama.
 inline Config SmallSizes() {
@@ -38,7 +37,6 @@ inline std::vector<float> Value(const Model& model, int index,
   return value;
 }
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama
 
 #endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_TESTING_H_

@@ -5,12 +5,10 @@
 
 #include "plugins/model/llama/llama.h"
 
-namespace capstan {
-namespace llama {
+namespace capstan::llama {
 
 CAPSTAN_PLUGIN(Model, Llama, capstan::llama::Config,
                "Llama: RMSNorm, rotary positions, grouped-query attention, "
                "SwiGLU; of given sizes or from a Hugging Face folder");
 
-}  // namespace llama
-}  // namespace capstan
+}  // namespace capstan::llama

@@ -17,8 +17,7 @@
 #include "base/status.h"
 #include "plugins/objective/algorithm_distillation/fake_history_model.h"
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 namespace {
 
 using ::testing::ElementsAre;
@@ -322,5 +321,4 @@ TEST(AlgorithmDistillationTest, BadConfigNamesItsField) {
 }
 
 }  // namespace
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation

@@ -14,8 +14,7 @@
 #include "plugins/algorithm_distillation/history_model.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 
 // A row of tokens as text: "S", "E", "Q44", "T443043.." with each token's
 // numbers.
@@ -127,7 +126,6 @@ class FakeHistoryModel final : public Model, public HistoryModel {
   const std::vector<std::string> units_;
 };
 
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_ALGORITHM_DISTILLATION_FAKE_HISTORY_MODEL_H_

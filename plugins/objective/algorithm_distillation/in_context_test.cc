@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/objective/algorithm_distillation/in_context.h"
+#include "plugins/objective/algorithm_distillation/algorithm_distillation.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,7 @@
 
 #include "plugins/objective/algorithm_distillation/fake_history_model.h"
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 namespace {
 
 constexpr int64_t kEpisodes = 3;
@@ -240,5 +239,4 @@ TEST_F(InContextTest, NumberAndKeyDecideAlone) {
 }
 
 }  // namespace
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation

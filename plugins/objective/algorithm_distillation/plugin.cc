@@ -5,12 +5,10 @@
 
 #include "plugins/objective/algorithm_distillation/algorithm_distillation.h"
 
-namespace capstan {
-namespace algorithm_distillation {
+namespace capstan::algorithm_distillation {
 
 CAPSTAN_PLUGIN(Objective, AlgorithmDistillation,
                capstan::algorithm_distillation::Config,
                "imitates learning histories; plays held-out tasks in context");
 
-}  // namespace algorithm_distillation
-}  // namespace capstan
+}  // namespace capstan::algorithm_distillation

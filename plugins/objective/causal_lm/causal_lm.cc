@@ -7,18 +7,83 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/lib/field_check.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace causal_lm {
+namespace capstan::causal_lm {
+
+absl::Status CheckSamplerOptions(const SamplerOptions& o) {
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.temperature >= 0.0 && std::isfinite(o.temperature),
+                 "temperature", "0 or greater", o.temperature));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.top_k >= 0, "top_k", "0 or greater", o.top_k));
+  return CheckField(o.top_p > 0.0 && o.top_p <= 1.0, "top_p",
+                    "greater than 0 and at most 1", o.top_p);
+}
+
+absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
+                                    const SamplerOptions& options,
+                                    double uniform) {
+  const auto best =
+      std::max_element(logits.begin(), logits.end(), [](float a, float b) {
+        return a < b || (std::isnan(a) && !std::isnan(b));
+      });
+  if (best == logits.end() || !std::isfinite(*best)) {
+    return absl::InvalidArgumentError(
+        "the model's logits are not finite: nothing can be sampled");
+  }
+  if (options.greedy || options.temperature == 0.0) {
+    return best - logits.begin();
+  }
+  // Candidate tokens by descending probability, ties by lower id.
+  std::vector<int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  order.erase(std::remove_if(order.begin(), order.end(),
+                             [&](int64_t i) { return std::isnan(logits[i]); }),
+              order.end());
+  size_t kept = order.size();
+  if (options.top_k > 0 && static_cast<size_t>(options.top_k) < kept) {
+    kept = options.top_k;
+  }
+  if (kept < order.size() || options.top_p < 1.0) {
+    std::partial_sort(order.begin(), order.begin() + kept, order.end(),
+                      [&](int64_t a, int64_t b) {
+                        return logits[a] > logits[b] ||
+                               (logits[a] == logits[b] && a < b);
+                      });
+    order.resize(kept);
+  }
+  const float temperature = static_cast<float>(options.temperature);
+  std::vector<float> weights(order.size());
+  double total = 0.0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    weights[i] = std::exp((logits[order[i]] - *best) / temperature);
+    total += weights[i];
+  }
+  if (options.top_p < 1.0) {
+    double sum = 0.0;
+    size_t i = 0;
+    while (i < order.size() && sum < options.top_p * total) sum += weights[i++];
+    order.resize(i);
+    total = sum;
+  }
+  double left = uniform * total;
+  size_t i = 0;
+  while (i + 1 < order.size() && left >= weights[i]) left -= weights[i++];
+  return order[i];
+}
+
 namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 200;
@@ -99,11 +164,9 @@ absl::StatusOr<std::unique_ptr<CausalLm>> CausalLm::Create(
   if (config.has_top_p()) sampler.top_p = config.top_p();
   sampler.greedy = config.greedy();
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
-  if (config.max_new_tokens() < 0) {
-    return FieldError("max_new_tokens", absl::StrCat("must be greater than 0, "
-                                                     "is ",
-                                                     config.max_new_tokens()));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(config.max_new_tokens() >= 0,
+                                     "max_new_tokens", "greater than 0",
+                                     config.max_new_tokens()));
   const int64_t max_new_tokens = config.max_new_tokens() > 0
                                      ? config.max_new_tokens()
                                      : kDefaultMaxNewTokens;
@@ -218,5 +281,4 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
   return text;
 }
 
-}  // namespace causal_lm
-}  // namespace capstan
+}  // namespace capstan::causal_lm

@@ -5,17 +5,36 @@
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "plugins/objective/causal_lm/causal_lm.pb.h"
-#include "plugins/objective/causal_lm/sampler.h"
 #include "plugins/sdk/objective.h"
 
-namespace capstan {
-namespace causal_lm {
+namespace capstan::causal_lm {
+
+struct SamplerOptions {
+  double temperature = 1.0;
+  int64_t top_k = 0;   // 0: all
+  double top_p = 1.0;  // 1: all
+  bool greedy = false;
+};
+
+// FieldError for invalid values.
+absl::Status CheckSamplerOptions(const SamplerOptions& options);
+
+// Samples a token from softmax(logits / temperature), restricted first to the
+// top_k likeliest tokens and then to the smallest set of the likeliest that
+// reaches top_p (Holtzman et al., "The Curious Case of Neural Text
+// Degeneration", 2020), by `uniform` in [0, 1). A temperature of 0 is greedy;
+// the first of equal tokens wins. INVALID_ARGUMENT if no logit is finite.
+absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
+                                    const SamplerOptions& options,
+                                    double uniform);
 
 class CausalLm final : public Objective {
  public:
@@ -46,7 +65,6 @@ class CausalLm final : public Objective {
   const int64_t max_new_tokens_;
 };
 
-}  // namespace causal_lm
-}  // namespace capstan
+}  // namespace capstan::causal_lm
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_

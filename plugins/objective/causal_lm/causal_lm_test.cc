@@ -14,8 +14,7 @@
 
 #include "base/status.h"
 
-namespace capstan {
-namespace causal_lm {
+namespace capstan::causal_lm {
 namespace {
 
 constexpr int64_t kVocab = 10;
@@ -355,5 +354,4 @@ TEST_F(CausalLmTest, BadConfigNamesItsField) {
 }
 
 }  // namespace
-}  // namespace causal_lm
-}  // namespace capstan
+}  // namespace capstan::causal_lm

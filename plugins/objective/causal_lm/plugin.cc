@@ -5,11 +5,9 @@
 
 #include "plugins/objective/causal_lm/causal_lm.h"
 
-namespace capstan {
-namespace causal_lm {
+namespace capstan::causal_lm {
 
 CAPSTAN_PLUGIN(Objective, CausalLm, capstan::causal_lm::Config,
                "next-token prediction; samples with temperature, top-k, top-p");
 
-}  // namespace causal_lm
-}  // namespace capstan
+}  // namespace capstan::causal_lm

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/objective/causal_lm/sampler.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,9 +7,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "plugins/objective/causal_lm/causal_lm.h"
 
-namespace capstan {
-namespace causal_lm {
+namespace capstan::causal_lm {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -111,5 +109,4 @@ TEST(SamplerTest, OptionsOutOfRangeNameTheirField) {
 }
 
 }  // namespace
-}  // namespace causal_lm
-}  // namespace capstan
+}  // namespace capstan::causal_lm

@@ -19,8 +19,7 @@
 
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 
 class FakeModel final : public Model, public TokenModel {
  public:
@@ -92,7 +91,6 @@ class FakeModel final : public Model, public TokenModel {
   const std::vector<std::string> units_;
 };
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_FAKE_MODEL_H_

@@ -3,7 +3,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -14,14 +19,146 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/objective/masked_diffusion/noise.h"
+#include "plugins/sdk/lib/field_check.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
+
+constexpr int64_t kDefaultBlockLength = 128;
+
+// A token for a position, and the model's confidence in it.
+struct Choice {
+  int64_t position = 0;
+  int64_t token = 0;
+  double confidence = 0.0;
+};
+
+// One run of the sampler.
+class Unmasker {
+ public:
+  Unmasker(TokenModel* model, int64_t mask_token, const SamplerOptions& options,
+           UnitRunner* runner, const std::vector<int64_t>& prompt,
+           int64_t new_tokens)
+      : model_(model),
+        mask_token_(mask_token),
+        options_(options),
+        runner_(runner),
+        gumbel_key_(RandomKey(options.seed, "masked_diffusion.gumbel")),
+        order_key_(RandomKey(options.seed, "masked_diffusion.remasking")),
+        given_(static_cast<int64_t>(prompt.size())),
+        text_(prompt) {
+    text_.resize(text_.size() + new_tokens, mask_token);
+  }
+
+  std::vector<int64_t>& text() { return text_; }
+
+  // Chooses `count` of the masked tokens of [begin, end).
+  absl::Status Step(int64_t begin, int64_t end, int64_t count) {
+    std::vector<int64_t> masked;
+    for (int64_t i = begin; i < end; ++i) {
+      if (text_[i] == mask_token_) masked.push_back(i);
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(std::vector<Choice> choices, Choose(masked));
+    // Among equals, the first in the text.
+    std::stable_sort(choices.begin(), choices.end(),
+                     [](const Choice& a, const Choice& b) {
+                       return a.confidence > b.confidence;
+                     });
+    choices.resize(std::min<size_t>(choices.size(), count));
+    for (const Choice& choice : choices) {
+      text_[choice.position] = choice.token;
+    }
+    ++step_;
+    return absl::OkStatus();
+  }
+
+ private:
+  // The logits [n, V] of some positions, float64, guided.
+  at::Tensor LogitsAt(const std::vector<int64_t>& positions) {
+    const bool guided = options_.cfg_scale > 0.0;
+    const auto length = static_cast<int64_t>(text_.size());
+    TokenInput input;
+    input.tokens = at::empty({guided ? 2 : 1, length}, at::kLong);
+    auto* const tokens = input.tokens.mutable_data_ptr<int64_t>();
+    std::copy(text_.begin(), text_.end(), tokens);
+    if (guided) {
+      std::copy(text_.begin(), text_.end(), tokens + length);
+      std::fill_n(tokens + length, given_, mask_token_);
+    }
+    const at::Tensor all = model_->Logits(input, *runner_);
+    const at::Tensor index = at::tensor(positions, at::kLong).to(all.device());
+    const auto of = [&](int64_t row) {
+      return all.select(0, row).index_select(0, index).to(at::kFloat);
+    };
+    if (!guided) return of(0).to(at::kDouble);
+    const at::Tensor free = of(1);
+    return (free + (options_.cfg_scale + 1.0) * (of(0) - free)).to(at::kDouble);
+  }
+
+  // -log(-log u) [n, V] for the Gumbel-max trick.
+  at::Tensor Gumbel(const std::vector<int64_t>& positions,
+                    int64_t vocabulary) const {
+    const at::Tensor noise = at::empty(
+        {static_cast<int64_t>(positions.size()), vocabulary}, at::kDouble);
+    double* out = noise.mutable_data_ptr<double>();
+    for (int64_t position : positions) {
+      for (int64_t v = 0; v < vocabulary; ++v) {
+        const double u = Uniform(gumbel_key_, position * vocabulary + v, step_);
+        *out++ = -std::log(-std::log(u));
+      }
+    }
+    return noise;
+  }
+
+  // Chooses a token for each of `positions`, in order.
+  absl::StatusOr<std::vector<Choice>> Choose(
+      const std::vector<int64_t>& positions) {
+    const at::Tensor logits = LogitsAt(positions);
+    // Over the whole vocabulary: confidences are the model's probabilities.
+    const at::Tensor norm = at::logsumexp(logits, /*dim=*/{1});
+    if (!at::isfinite(norm).all().item<bool>()) {
+      return absl::InvalidArgumentError(
+          "the model's logits are not finite: nothing can be sampled");
+    }
+    at::Tensor scores = logits.clone();
+    if (options_.temperature > 0.0) {
+      // The argmax of exp(logits) / (-log u)^temperature, without its overflow.
+      scores += options_.temperature *
+                Gumbel(positions, logits.size(1)).to(logits.device());
+    }
+    scores.select(1, mask_token_)
+        .fill_(-std::numeric_limits<double>::infinity());
+    const at::Tensor tokens = scores.argmax(/*dim=*/1);
+    const at::Tensor chosen = tokens.cpu();
+    const at::Tensor sure =
+        (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - norm).cpu();
+    std::vector<Choice> choices(positions.size());
+    for (size_t i = 0; i < positions.size(); ++i) {
+      choices[i].position = positions[i];
+      choices[i].token = chosen.const_data_ptr<int64_t>()[i];
+      choices[i].confidence = options_.random_remasking
+                                  ? Uniform(order_key_, positions[i], step_)
+                                  : sure.const_data_ptr<double>()[i];
+    }
+    return choices;
+  }
+
+  TokenModel* const model_;
+  const int64_t mask_token_;
+  const SamplerOptions& options_;
+  UnitRunner* const runner_;
+  const uint64_t gumbel_key_;
+  const uint64_t order_key_;
+  const int64_t given_;  // tokens of the prompt
+  std::vector<int64_t> text_;
+  int64_t step_ = 0;
+};
 
 constexpr double kDefaultEps = 1e-3;
 constexpr double kPretrainRandomLengths = 0.01;
@@ -46,6 +183,97 @@ double RandomLengthRatio(const Config& config) {
 
 }  // namespace
 
+absl::Status CheckSamplerOptions(const SamplerOptions& o) {
+  CAPSTAN_RETURN_IF_ERROR(CheckField(o.max_new_tokens > 0, "max_new_tokens",
+                                     "greater than 0", o.max_new_tokens));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(o.block_length >= 0, "block_length",
+                                     "0 or greater", o.block_length));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.steps >= 0, "steps", "0 or greater", o.steps));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.temperature >= 0.0 && std::isfinite(o.temperature),
+                 "temperature", "0 or greater", o.temperature));
+  return CheckField(o.cfg_scale >= 0.0 && std::isfinite(o.cfg_scale),
+                    "cfg_scale", "0 or greater", o.cfg_scale);
+}
+
+int64_t Schedule::TokensIn(int64_t step) const {
+  return block_length / steps_per_block +
+         (step < block_length % steps_per_block ? 1 : 0);
+}
+
+absl::StatusOr<Schedule> ScheduleOf(const SamplerOptions& options,
+                                    int64_t room) {
+  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(options));
+  const int64_t wanted = options.max_new_tokens;
+  Schedule schedule;
+  schedule.block_length = options.block_length;
+  if (schedule.block_length == 0) {
+    schedule.block_length =
+        wanted % kDefaultBlockLength == 0 ? kDefaultBlockLength : wanted;
+  }
+  if (wanted % schedule.block_length != 0) {
+    return FieldError("block_length",
+                      absl::StrCat("must divide max_new_tokens, which is ",
+                                   wanted, "; it is ", schedule.block_length));
+  }
+  schedule.blocks = wanted / schedule.block_length;
+  const int64_t steps = options.steps > 0 ? options.steps : wanted;
+  if (steps % schedule.blocks != 0) {
+    return FieldError(
+        "steps", absl::StrCat("must be a multiple of the ", schedule.blocks,
+                              " blocks of ", schedule.block_length,
+                              " tokens, is ", steps));
+  }
+  schedule.steps_per_block = steps / schedule.blocks;
+  schedule.blocks = std::min(schedule.blocks, room / schedule.block_length);
+  if (schedule.blocks == 0 && room > 0 && options.block_length == 0) {
+    schedule.blocks = 1;
+    schedule.block_length = room;
+  }
+  if (schedule.blocks == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the model has positions for ", std::max<int64_t>(room, 0),
+        " tokens behind this prompt, a block is ", schedule.block_length,
+        ": shorten the prompt, or block_length"));
+  }
+  return schedule;
+}
+
+absl::StatusOr<std::vector<int64_t>> Unmask(
+    TokenModel& model, const std::vector<int64_t>& prompt, int64_t mask_token,
+    const SamplerOptions& options, const OnText& on_text, UnitRunner& runner) {
+  const auto given = static_cast<int64_t>(prompt.size());
+  CAPSTAN_ASSIGN_OR_RETURN(const Schedule schedule,
+                           ScheduleOf(options, model.max_positions() - given));
+  at::AutoGradMode no_gradients(false);
+  Unmasker unmasker(&model, mask_token, options, &runner, prompt,
+                    schedule.blocks * schedule.block_length);
+  std::vector<int64_t>& text = unmasker.text();
+  for (int64_t block = 0; block < schedule.blocks; ++block) {
+    const int64_t begin = given + block * schedule.block_length;
+    const int64_t end = begin + schedule.block_length;
+    for (int64_t step = 0; step < schedule.steps_per_block; ++step) {
+      const int64_t count = schedule.TokensIn(step);
+      if (count == 0) break;  // later ones are 0, too
+      if (options.stop()) return absl::CancelledError("sampling was stopped");
+      CAPSTAN_RETURN_IF_ERROR(unmasker.Step(begin, end, count));
+      if (on_text) on_text(text);
+      // Tokens up to a stop token don't change once they are all chosen.
+      const auto first = text.begin() + begin;
+      const auto stop = std::find_first_of(first, text.begin() + end,
+                                           options.stop_tokens.begin(),
+                                           options.stop_tokens.end());
+      if (stop != text.begin() + end &&
+          std::find(first, stop, mask_token) == stop) {
+        text.erase(stop + 1, text.end());
+        return std::move(text);
+      }
+    }
+  }
+  return std::move(text);
+}
+
 MaskedDiffusion::MaskedDiffusion(const Config& config)
     : config_(config),
       eps_(config.has_eps() ? config.eps() : kDefaultEps),
@@ -65,19 +293,15 @@ absl::StatusOr<std::unique_ptr<MaskedDiffusion>> MaskedDiffusion::Create(
                       absl::StrCat("is none of LOW_CONFIDENCE and RANDOM: ",
                                    config.remasking()));
   }
-  if (!(made->eps_ > 0.0 && made->eps_ < 1.0)) {
-    return FieldError("eps",
-                      absl::StrCat("must be between 0 and 1, is ", made->eps_));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(made->eps_ > 0.0 && made->eps_ < 1.0,
+                                     "eps", "between 0 and 1", made->eps_));
   const double ratio = made->random_length_ratio_;
-  if (!(ratio >= 0.0 && ratio <= 1.0)) {
-    return FieldError("random_length_ratio",
-                      absl::StrCat("must be from 0 to 1, is ", ratio));
-  }
-  if (config.has_mask_token_id() && config.mask_token_id() < 0) {
-    return FieldError("mask_token_id", absl::StrCat("must be 0 or greater, is ",
-                                                    config.mask_token_id()));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(ratio >= 0.0 && ratio <= 1.0,
+                                     "random_length_ratio", "from 0 to 1",
+                                     ratio));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(config.mask_token_id() >= 0,
+                                     "mask_token_id", "0 or greater",
+                                     config.mask_token_id()));
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(made->sampler_));
   return made;
 }
@@ -257,5 +481,4 @@ absl::StatusOr<std::vector<int64_t>> MaskedDiffusion::Sample(
   return Unmask(*tokens, prompt, mask, sampler, on_text, runner);
 }
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

@@ -11,8 +11,7 @@
 #include "base/status.h"
 #include "plugins/objective/masked_diffusion/objective_fixture.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
 
 using ::testing::ElementsAre;
@@ -200,5 +199,4 @@ TEST_F(MaskedDiffusionTest, BadConfigNamesItsField) {
 }
 
 }  // namespace
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

@@ -15,17 +15,8 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
-
-// Uniform in [0, 1), 53 bits, keyed by the sample and a position in it.
-double Uniform(uint64_t key, int64_t place, int64_t sample) {
-  const std::array<uint32_t, 4> bits = RandomBits(
-      key, static_cast<uint64_t>(place), static_cast<uint64_t>(sample));
-  const uint64_t joined = uint64_t{bits[0]} << 32 | bits[1];
-  return static_cast<double>(joined >> 11) * 0x1p-53;
-}
 
 // A tensor of the batch on the host, contiguous, shaped like the batch's
 // tokens; undefined if there is none.
@@ -61,14 +52,11 @@ int64_t EndOfRow(const Layout& layout, int64_t row, bool behind_labels,
 }
 
 void AddDocument(int64_t row, int64_t begin, int64_t end, Layout* layout) {
-  Document document;
-  document.row = row;
-  document.begin = row * layout->length + begin;
-  document.end = row * layout->length + end;
+  begin += row * layout->length;
+  end += row * layout->length;
   const auto first = layout->is_target.begin();
-  document.targets =
-      std::count(first + document.begin, first + document.end, 1);
-  layout->documents.push_back(document);
+  layout->documents.push_back(
+      {begin, end, row, std::count(first + begin, first + end, 1)});
 }
 
 // A tensor of B * T values of T on the host.
@@ -92,21 +80,22 @@ at::Tensor PositionsOf(const Layout& layout) {
 
 }  // namespace
 
+double Uniform(uint64_t key, uint64_t low, uint64_t high) {
+  const std::array<uint32_t, 4> bits = RandomBits(key, low, high);
+  return static_cast<double>((uint64_t{bits[0]} << 32 | bits[1]) >> 11) *
+         0x1p-53;
+}
+
 NoiseKey NoiseKey::ForTraining(uint64_t seed) {
-  NoiseKey key;
-  key.t = RandomKey(seed, "masked_diffusion.t");
-  key.mask = RandomKey(seed, "masked_diffusion.mask");
-  key.length = RandomKey(seed, "masked_diffusion.length");
-  return key;
+  return {RandomKey(seed, "masked_diffusion.t"),
+          RandomKey(seed, "masked_diffusion.mask"),
+          RandomKey(seed, "masked_diffusion.length"), /*even_t=*/false};
 }
 
 NoiseKey NoiseKey::ForEvaluation() {
-  NoiseKey key;
-  key.t = RandomKey(0, "masked_diffusion.evaluation.t");
-  key.mask = RandomKey(0, "masked_diffusion.evaluation.mask");
-  key.length = RandomKey(0, "masked_diffusion.evaluation.length");
-  key.even_t = true;
-  return key;
+  return {RandomKey(0, "masked_diffusion.evaluation.t"),
+          RandomKey(0, "masked_diffusion.evaluation.mask"),
+          RandomKey(0, "masked_diffusion.evaluation.length"), /*even_t=*/true};
 }
 
 Layout LayoutOf(const Batch& batch, const NoiseKey& key,
@@ -186,11 +175,8 @@ int64_t CountOf(const Layout& layout, const Noise& noise, Config::Loss loss) {
   }
   int64_t count = 0;
   for (const Document& document : layout.documents) {
-    if (loss == Config::PRETRAIN) {
-      count += document.targets;
-    } else {
-      count += document.targets > 0 ? 1 : 0;
-    }
+    count += loss == Config::PRETRAIN ? document.targets
+                                      : std::min<int64_t>(document.targets, 1);
   }
   return count;
 }
@@ -222,5 +208,4 @@ HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
   return made;
 }
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

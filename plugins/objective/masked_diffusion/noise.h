@@ -13,8 +13,7 @@
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 
 // A text: a range of a row within which every token sees every other.
 struct Document {
@@ -34,6 +33,9 @@ struct Layout {
   // Whether each row is one document; if not, the model needs positions.
   bool whole_rows = true;
 };
+
+// Uniform in [0, 1), 53 bits; masks are keyed by position and sample.
+double Uniform(uint64_t key, uint64_t low, uint64_t high);
 
 // The key of a batch's random numbers.
 struct NoiseKey {
@@ -77,7 +79,6 @@ struct HiddenBatch {
 HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
                  Config::Loss loss, int64_t mask_token);
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_NOISE_H_

@@ -11,8 +11,7 @@
 
 #include "plugins/objective/masked_diffusion/objective_fixture.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
 
 using ::testing::ElementsAre;
@@ -307,5 +306,4 @@ TEST_F(NoiseTest, EachDocumentOfARowHasItsOwnRate) {
 }
 
 }  // namespace
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

@@ -16,8 +16,7 @@
 #include "plugins/objective/masked_diffusion/fake_model.h"
 #include "plugins/objective/masked_diffusion/masked_diffusion.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 
 inline std::vector<int64_t> Values(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.to(at::kLong).contiguous();
@@ -73,7 +72,6 @@ class MaskedDiffusionTest : public testing::Test {
   std::unique_ptr<MaskedDiffusion> objective_;
 };
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion
 
 #endif  // CAPSTAN_PLUGINS_OBJECTIVE_MASKED_DIFFUSION_OBJECTIVE_FIXTURE_H_

@@ -5,12 +5,10 @@
 
 #include "plugins/objective/masked_diffusion/masked_diffusion.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 
 CAPSTAN_PLUGIN(
     Objective, MaskedDiffusion, capstan::masked_diffusion::Config,
     "masked diffusion (LLaDA): hides tokens and finds them; samples by blocks");
 
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/objective/masked_diffusion/sampler.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,9 +8,9 @@
 
 #include "base/status.h"
 #include "plugins/objective/masked_diffusion/fake_model.h"
+#include "plugins/objective/masked_diffusion/masked_diffusion.h"
 
-namespace capstan {
-namespace masked_diffusion {
+namespace capstan::masked_diffusion {
 namespace {
 
 using ::testing::ElementsAre;
@@ -264,5 +262,4 @@ TEST_F(UnmaskTest, LogitsThatAreNotFiniteAreAnError) {
 }
 
 }  // namespace
-}  // namespace masked_diffusion
-}  // namespace capstan
+}  // namespace capstan::masked_diffusion

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/optimizer/adamw/adamw.h"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -12,9 +10,11 @@
 
 #include "base/random.h"
 #include "base/status.h"
+#include "plugins/optimizer/adamw/adamw.pb.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/plugin_for_test.h"
 
-namespace capstan {
-namespace adamw {
+namespace capstan::adamw {
 namespace {
 
 at::Tensor Normal(uint64_t key, int64_t length, float stddev) {
@@ -31,7 +31,7 @@ Config WithRate(double rate) {
 
 // The field that Create blames, "" if none.
 std::string Blamed(const Config& config) {
-  return FieldOf(AdamW::Create(config).status()).value_or("");
+  return FieldOf(MakePlugin<Optimizer>(config).status()).value_or("");
 }
 
 TEST(AdamWPluginTest, BadSettingsNameTheirField) {
@@ -59,7 +59,7 @@ TEST(AdamWPluginTest, BadSettingsNameTheirField) {
 
 TEST(AdamWPluginTest, SaysWhatIsWrong) {
   Config config = WithRate(-0.5);
-  EXPECT_NE(AdamW::Create(config).status().message().find(
+  EXPECT_NE(MakePlugin<Optimizer>(config).status().message().find(
                 "must be greater than 0, is -0.5"),
             absl::string_view::npos);
 }
@@ -69,7 +69,7 @@ TEST(AdamWPluginTest, SaysWhatIsWrong) {
 void CheckAgainstDouble(const Config& config, double beta1, double beta2,
                         double epsilon, double decay) {
   constexpr int64_t kLength = 333;
-  auto optimizer = AdamW::Create(config);
+  auto optimizer = MakePlugin<Optimizer>(config);
   ASSERT_TRUE(optimizer.ok());
   ASSERT_EQ((*optimizer)->state_names().size(), 2);
   OptimizerShard shard;
@@ -117,7 +117,7 @@ TEST(AdamWPluginTest, UsesItsSettings) {
 
 TEST(AdamWPluginTest, WritesTheWorkingCopy) {
   constexpr int64_t kLength = 97;
-  auto optimizer = AdamW::Create(WithRate(0.1));
+  auto optimizer = MakePlugin<Optimizer>(WithRate(0.1));
   ASSERT_TRUE(optimizer.ok());
   EXPECT_EQ((*optimizer)->learning_rate(), 0.1);
   for (const auto type : {at::kBFloat16, at::kHalf}) {
@@ -137,7 +137,7 @@ TEST(AdamWPluginTest, WritesTheWorkingCopy) {
 
 // A scale that the step gets as a tensor; one that isn't finite skips the step.
 TEST(AdamWPluginTest, HonoursTheDeviceScale) {
-  auto optimizer = AdamW::Create(WithRate(0.1));
+  auto optimizer = MakePlugin<Optimizer>(WithRate(0.1));
   ASSERT_TRUE(optimizer.ok());
   const auto run = [&](double scale, const at::Tensor& device_scale) {
     OptimizerShard shard;
@@ -163,7 +163,7 @@ TEST(AdamWPluginTest, HonoursTheDeviceScale) {
 
 // Padding between parameters holds zeros, and must keep doing so.
 TEST(AdamWPluginTest, PaddingStaysZero) {
-  auto optimizer = AdamW::Create(WithRate(0.1));
+  auto optimizer = MakePlugin<Optimizer>(WithRate(0.1));
   ASSERT_TRUE(optimizer.ok());
   OptimizerShard shard;
   shard.master = at::zeros({40});
@@ -176,5 +176,4 @@ TEST(AdamWPluginTest, PaddingStaysZero) {
 }
 
 }  // namespace
-}  // namespace adamw
-}  // namespace capstan
+}  // namespace capstan::adamw

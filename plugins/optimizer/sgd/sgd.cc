@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/optimizer/sgd/sgd.h"
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/isfinite.h>
@@ -8,75 +6,92 @@
 #include <ATen/ops/where.h>
 
 #include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/statusor.h"
+#include "plugins/optimizer/sgd/sgd.pb.h"
+#include "plugins/sdk/lib/field_check.h"
+#include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin.h"
 
-namespace capstan {
-namespace sgd {
+namespace capstan::sgd {
+namespace {
 
-absl::StatusOr<std::unique_ptr<Sgd>> Sgd::Create(const Config& config) {
-  if (!std::isfinite(config.learning_rate()) || config.learning_rate() <= 0) {
-    return FieldError(
-        "learning_rate",
-        absl::StrCat("must be greater than 0, is ", config.learning_rate()));
-  }
-  if (!(config.momentum() >= 0 && config.momentum() < 1)) {
-    return FieldError(
-        "momentum", absl::StrCat("must be in [0, 1), is ", config.momentum()));
-  }
-  if (!(config.weight_decay() >= 0)) {
-    return FieldError("weight_decay", absl::StrCat("must not be negative, is ",
-                                                   config.weight_decay()));
-  }
-  if (config.nesterov() && config.momentum() == 0) {
-    return FieldError("nesterov", "needs a momentum greater than 0");
-  }
-  return std::unique_ptr<Sgd>(new Sgd(config));
-}
-
-std::vector<std::string> Sgd::state_names() const {
-  if (config_.momentum() == 0) return {};
-  return {"momentum"};
-}
-
-void Sgd::Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
-                 OptimizerShard& shard, absl::Span<at::Tensor> state) {
-  at::NoGradGuard no_grad;
-  const at::Tensor& scale = step.device_scale;
-  at::Tensor good;  // whether to update at all; undefined: yes
-  if (scale.defined()) good = at::isfinite(scale);
-  // x, or 0 if nothing may change: the amount added to master and state.
-  const auto change = [&good](const at::Tensor& x) {
-    return good.defined() ? at::where(good, x, 0.0) : x;
-  };
-  at::Tensor gradient =
-      shard.gradient.to(shard.master.scalar_type()).mul(step.gradient_scale);
-  if (scale.defined()) gradient.mul_(scale);
-  if (config_.weight_decay() != 0) {
-    gradient.add_(shard.master, config_.weight_decay());
-  }
-  gradient = change(gradient);
-  if (config_.momentum() != 0) {
-    // With zero state the first b is g, as in torch.
-    if (good.defined()) {
-      state[0].mul_(at::where(good, config_.momentum(), 1.0));
-    } else {
-      state[0].mul_(config_.momentum());
+// g = gradient + weight_decay * p; b = momentum * b + g;
+// p -= lr * (nesterov ? g + momentum * b : b)
+// (torch.optim.SGD; Sutskever et al., "On the importance of initialization and
+// momentum in deep learning", 2013). Without momentum there is no state.
+class Sgd final : public Optimizer {
+ public:
+  static absl::StatusOr<std::unique_ptr<Sgd>> Create(const Config& c) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckField(std::isfinite(c.learning_rate()) && c.learning_rate() > 0,
+                   "learning_rate", "greater than 0", c.learning_rate()));
+    CAPSTAN_RETURN_IF_ERROR(CheckField(c.momentum() >= 0 && c.momentum() < 1,
+                                       "momentum", "in [0, 1)", c.momentum()));
+    if (!(c.weight_decay() >= 0)) {
+      return FieldError(
+          "weight_decay",
+          absl::StrCat("must not be negative, is ", c.weight_decay()));
     }
-    state[0].add_(gradient);
-    if (config_.nesterov()) {
-      gradient = change(gradient.add_(state[0], config_.momentum()));
-    } else {
-      gradient = change(state[0]);
+    if (c.nesterov() && c.momentum() == 0) {
+      return FieldError("nesterov", "needs a momentum greater than 0");
     }
+    return std::unique_ptr<Sgd>(new Sgd(c));
   }
-  shard.master.add_(gradient, -step.learning_rate);
-  if (shard.working.defined()) shard.working.copy_(shard.master);
-}
+
+  double learning_rate() const override { return config_.learning_rate(); }
+  std::vector<std::string> state_names() const override {
+    if (config_.momentum() == 0) return {};
+    return {"momentum"};
+  }
+
+  void Update(const OptimizerStep& step, const std::vector<ParameterSpec>&,
+              OptimizerShard& shard, absl::Span<at::Tensor> state) override {
+    at::NoGradGuard no_grad;
+    const at::Tensor& scale = step.device_scale;
+    at::Tensor good;  // whether to update at all; undefined: yes
+    if (scale.defined()) good = at::isfinite(scale);
+    // x, or 0 if nothing may change: the amount added to master and state.
+    const auto change = [&good](const at::Tensor& x) {
+      return good.defined() ? at::where(good, x, 0.0) : x;
+    };
+    at::Tensor gradient =
+        shard.gradient.to(shard.master.scalar_type()).mul(step.gradient_scale);
+    if (scale.defined()) gradient.mul_(scale);
+    if (config_.weight_decay() != 0) {
+      gradient.add_(shard.master, config_.weight_decay());
+    }
+    gradient = change(gradient);
+    if (config_.momentum() != 0) {
+      // With zero state the first b is g, as in torch.
+      if (good.defined()) {
+        state[0].mul_(at::where(good, config_.momentum(), 1.0));
+      } else {
+        state[0].mul_(config_.momentum());
+      }
+      state[0].add_(gradient);
+      if (config_.nesterov()) {
+        gradient = change(gradient.add_(state[0], config_.momentum()));
+      } else {
+        gradient = change(state[0]);
+      }
+    }
+    shard.master.add_(gradient, -step.learning_rate);
+    if (shard.working.defined()) shard.working.copy_(shard.master);
+  }
+
+ private:
+  explicit Sgd(const Config& config) : config_(config) {}
+
+  const Config config_;
+};
+
+}  // namespace
 
 CAPSTAN_PLUGIN(Optimizer, Sgd, capstan::sgd::Config,
                "stochastic gradient descent with momentum");
 
-}  // namespace sgd
-}  // namespace capstan
+}  // namespace capstan::sgd

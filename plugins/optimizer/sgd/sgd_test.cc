@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/optimizer/sgd/sgd.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -12,9 +10,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "plugins/optimizer/sgd/sgd.pb.h"
+#include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/plugin_for_test.h"
 
-namespace capstan {
-namespace sgd {
+namespace capstan::sgd {
 namespace {
 
 Config MakeConfig(double momentum, double decay, bool nesterov) {
@@ -29,7 +29,7 @@ Config MakeConfig(double momentum, double decay, bool nesterov) {
 // Three steps against the formula in double precision.
 void Check(double momentum, double decay, bool nesterov) {
   const Config config = MakeConfig(momentum, decay, nesterov);
-  auto sgd = std::move(*Sgd::Create(config));
+  auto sgd = std::move(*MakePlugin<Optimizer>(config));
   constexpr int kSize = 37;
   OptimizerShard shard;
   shard.master = at::arange(kSize, at::kFloat);
@@ -68,7 +68,8 @@ TEST(SgdTest, Nesterov) { Check(0.9, 0.01, true); }
 
 // Same bits as gradient_scale; if not finite, nothing changes.
 void CheckDeviceScale(double momentum, bool nesterov) {
-  auto sgd = std::move(*Sgd::Create(MakeConfig(momentum, 0.01, nesterov)));
+  auto sgd =
+      std::move(*MakePlugin<Optimizer>(MakeConfig(momentum, 0.01, nesterov)));
   const auto run = [&sgd](bool on_device, OptimizerShard* shard,
                           std::vector<at::Tensor>* state) {
     shard->master = at::arange(37, at::kFloat) + 0.3;
@@ -110,14 +111,14 @@ TEST(SgdTest, DeviceScale) {
 }
 
 TEST(SgdTest, BadSettingsNameTheirField) {
-  EXPECT_EQ(FieldOf(Sgd::Create(Config()).status()), "learning_rate");
-  EXPECT_EQ(FieldOf(Sgd::Create(MakeConfig(1.0, 0, false)).status()),
+  EXPECT_EQ(FieldOf(MakePlugin<Optimizer>(Config()).status()), "learning_rate");
+  EXPECT_EQ(FieldOf(MakePlugin<Optimizer>(MakeConfig(1.0, 0, false)).status()),
             "momentum");
-  EXPECT_EQ(FieldOf(Sgd::Create(MakeConfig(0.9, -1, false)).status()),
+  EXPECT_EQ(FieldOf(MakePlugin<Optimizer>(MakeConfig(0.9, -1, false)).status()),
             "weight_decay");
-  EXPECT_EQ(FieldOf(Sgd::Create(MakeConfig(0, 0, true)).status()), "nesterov");
+  EXPECT_EQ(FieldOf(MakePlugin<Optimizer>(MakeConfig(0, 0, true)).status()),
+            "nesterov");
 }
 
 }  // namespace
-}  // namespace sgd
-}  // namespace capstan
+}  // namespace capstan::sgd

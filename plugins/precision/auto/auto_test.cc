@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/precision/auto/auto.h"
-
 #include <gtest/gtest.h>
 
-namespace capstan {
-namespace auto_ {
+#include "plugins/precision/auto/auto.pb.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/precision.h"
+
+namespace capstan::auto_ {
 namespace {
 
 PrecisionPolicy On(bool gpu, int compute_capability) {
   DeviceFacts device;
   device.gpu = gpu;
   device.compute_capability = compute_capability;
-  return (*Auto::Create(Config()))->PolicyOn(device);
+  return (*MakePlugin<Precision>(Config()))->PolicyOn(device);
 }
 
 TEST(AutoTest, TakesTheNarrowestThatTheDeviceIsFastIn) {
@@ -38,5 +39,4 @@ TEST(AutoTest, SumsAndMastersAreFloat32) {
 }
 
 }  // namespace
-}  // namespace auto_
-}  // namespace capstan
+}  // namespace capstan::auto_

@@ -1,32 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/precision/bf16/bf16.h"
-
 #include <gtest/gtest.h>
 
 #include "base/status.h"
+#include "plugins/precision/bf16/bf16.pb.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace bf16 {
+namespace capstan::bf16 {
 namespace {
 
 TEST(Bf16Test, SumsGradientsInFloat32UnlessToldOtherwise) {
   Config config;
-  const PrecisionPolicy policy = (*Bf16::Create(config))->policy();
+  const PrecisionPolicy policy = (*MakePlugin<Precision>(config))->policy();
   EXPECT_EQ(policy.compute, c10::ScalarType::BFloat16);
   EXPECT_EQ(policy.reduce, c10::ScalarType::Float);
   EXPECT_EQ(policy.master, c10::ScalarType::Float);
   EXPECT_FALSE(policy.loss_scaling.has_value());
   config.set_reduce_dtype(Config::BFLOAT16);
-  EXPECT_EQ((*Bf16::Create(config))->policy().reduce,
+  EXPECT_EQ((*MakePlugin<Precision>(config))->policy().reduce,
             c10::ScalarType::BFloat16);
 }
 
 TEST(Bf16Test, UnknownReduceDtypeNamesItsField) {
   Config config;
   config.set_reduce_dtype(static_cast<Config::ReduceDtype>(7));
-  EXPECT_EQ(FieldOf(Bf16::Create(config).status()), "reduce_dtype");
+  EXPECT_EQ(FieldOf(MakePlugin<Precision>(config).status()), "reduce_dtype");
 }
 
 }  // namespace
-}  // namespace bf16
-}  // namespace capstan
+}  // namespace capstan::bf16

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/precision/fp16/fp16.h"
-
 #include <gtest/gtest.h>
 
 #include "base/status.h"
+#include "plugins/precision/fp16/fp16.pb.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace fp16 {
+namespace capstan::fp16 {
 namespace {
 
 TEST(Fp16Test, DefaultsAreGradScalers) {
-  const PrecisionPolicy policy = (*Fp16::Create(Config()))->policy();
+  const PrecisionPolicy policy = (*MakePlugin<Precision>(Config()))->policy();
   EXPECT_EQ(policy.compute, c10::ScalarType::Half);
   EXPECT_EQ(policy.master, c10::ScalarType::Float);
   ASSERT_TRUE(policy.loss_scaling.has_value());
@@ -21,15 +21,14 @@ TEST(Fp16Test, DefaultsAreGradScalers) {
 TEST(Fp16Test, BadSettingsNameTheirField) {
   Config config;
   config.set_initial_scale(1000);
-  EXPECT_EQ(FieldOf(Fp16::Create(config).status()), "initial_scale");
+  EXPECT_EQ(FieldOf(MakePlugin<Precision>(config).status()), "initial_scale");
   config.set_initial_scale(4);
   config.set_min_scale(8);
-  EXPECT_EQ(FieldOf(Fp16::Create(config).status()), "min_scale");
+  EXPECT_EQ(FieldOf(MakePlugin<Precision>(config).status()), "min_scale");
   config.set_min_scale(0);
   config.set_growth_interval(-1);
-  EXPECT_EQ(FieldOf(Fp16::Create(config).status()), "growth_interval");
+  EXPECT_EQ(FieldOf(MakePlugin<Precision>(config).status()), "growth_interval");
 }
 
 }  // namespace
-}  // namespace fp16
-}  // namespace capstan
+}  // namespace capstan::fp16

@@ -1,16 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/precision/fp32/fp32.h"
+#include <memory>
 
+#include "absl/status/statusor.h"
+#include "plugins/precision/fp32/fp32.pb.h"
 #include "plugins/sdk/plugin.h"
+#include "plugins/sdk/precision.h"
 
-namespace capstan {
-namespace fp32 {
+namespace capstan::fp32 {
+namespace {
 
-absl::StatusOr<std::unique_ptr<Fp32>> Fp32::Create(const Config&) {
-  return std::make_unique<Fp32>();
-}
+// Everything in float32.
+class Fp32 final : public Precision {
+ public:
+  static absl::StatusOr<std::unique_ptr<Fp32>> Create(const Config&) {
+    return std::make_unique<Fp32>();
+  }
+
+  PrecisionPolicy policy() const override { return {}; }
+};
+
+}  // namespace
 
 CAPSTAN_PLUGIN(Precision, Fp32, capstan::fp32::Config, "float32 throughout");
 
-}  // namespace fp32
-}  // namespace capstan
+}  // namespace capstan::fp32

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/precision/fp32/fp32.h"
-
 #include <gtest/gtest.h>
 
-namespace capstan {
-namespace fp32 {
+#include "plugins/precision/fp32/fp32.pb.h"
+#include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/precision.h"
+
+namespace capstan::fp32 {
 namespace {
 
 TEST(Fp32Test, OneCopyOfTheParametersInFloat32) {
-  const PrecisionPolicy policy = (*Fp32::Create(Config()))->policy();
+  const PrecisionPolicy policy = (*MakePlugin<Precision>(Config()))->policy();
   EXPECT_EQ(policy.compute, c10::ScalarType::Float);
   EXPECT_EQ(policy.reduce, c10::ScalarType::Float);
   EXPECT_EQ(policy.master, policy.compute);
@@ -16,5 +17,4 @@ TEST(Fp32Test, OneCopyOfTheParametersInFloat32) {
 }
 
 }  // namespace
-}  // namespace fp32
-}  // namespace capstan
+}  // namespace capstan::fp32

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A model's sizes and other settings, from config.json or a plugin's config.
+#ifndef CAPSTAN_PLUGINS_MODEL_COMMON_CONFIG_H_
+#define CAPSTAN_PLUGINS_MODEL_COMMON_CONFIG_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/optional.h"
+#include "base/json.h"
+
+namespace capstan {
+
+// A config's number, or the default that its 0 stands for.
+template <typename T, typename Default>
+T OrDefault(T value, Default otherwise) {
+  return value == 0 ? static_cast<T>(otherwise) : value;
+}
+
+// Validates the numbers of a model, from a folder or a config, and keeps the
+// first problem.
+class ConfigCheck {
+ public:
+  // So that the product of two sizes fits an int64.
+  static constexpr int64_t kMostOfASize = std::numeric_limits<int32_t>::max();
+
+  void Size(const char* key, int64_t value, int64_t most = kMostOfASize);
+  void Positive(const char* key, double value);
+  void Rate(const char* key, double value);  // in [0, 1)
+  // Checks the id if it is set.
+  void Token(const char* key, absl::optional<int64_t> id, int64_t vocab_size);
+  void Fail(const char* key, const std::string& problem);
+
+  bool ok() const { return status_.ok(); }
+  // A FieldError for the key.
+  const absl::Status& status() const { return status_; }
+
+ private:
+  absl::Status status_;
+};
+
+using ConfigJson = JsonKeys::Json;
+
+// The keys of a config.json.
+class ConfigKeys : public JsonKeys {
+ public:
+  using JsonKeys::JsonKeys;
+
+  // A token id; of a list, the first.
+  absl::optional<int64_t> Token(const char* key);
+  // Fails if the weights are quantized.
+  void RejectQuantized();
+  // Fails with the FieldError of a check of what was read; returns status().
+  absl::Status FailIf(const absl::Status& check);
+};
+
+// The weights' dtype as config.json calls it: "bfloat16", "float16", "float32".
+const char* DtypeName(c10::ScalarType dtype);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_MODEL_COMMON_CONFIG_H_
