@@ -79,29 +79,43 @@ const RegisterCommand<EnvCommand> env(
 
 absl::StatusOr<int> PluginsCommand::Run(CommandHost&) {
   PluginHost host(AllFromCaller(plugin_path_));
-  std::cout << absl::StrFormat("%-16s %-28s %s\n", "category", "config",
-                               "what it does");
-  int refused = 0;
+  const auto row = [](absl::string_view category, absl::string_view name,
+                      absl::string_view text) {
+    return absl::StrFormat("%-16s %-28s %s\n", category, name, text);
+  };
+  std::string commands;
+  std::cout << row("category", "config", "what it does");
+  bool refused = false;
   for (const std::string& package : host.Available()) {
     const absl::StatusOr<const LoadedPlugin*> plugin =
         host.Load(absl::StrCat(package, ".Config"));
     if (!plugin.ok()) {
-      std::cout << absl::StrFormat("%-16s %-28s %s\n", "refused", package,
-                                   plugin.status().message());
-      ++refused;
+      std::cout << row("refused", package, plugin.status().message());
+      refused = true;
       continue;
     }
     const PluginDescriptor& descriptor = *(*plugin)->descriptor;
-    std::cout << absl::StrFormat("%-16s %-28s %s\n",
-                                 CategoryName(descriptor.category),
-                                 (*plugin)->config_type, descriptor.doc);
+    if (descriptor.category == PluginCategory::kCommand) {
+      absl::StrAppend(
+          &commands, absl::StrFormat("  trainer %-20s %s\n", CommandOf(package),
+                                     descriptor.doc));
+      continue;
+    }
+    std::cout << row(CategoryName(descriptor.category), (*plugin)->config_type,
+                     descriptor.doc);
+  }
+  for (const auto& [path, why] : host.Unreadable()) {
+    std::cout << row("ignored", path, why.message());
+  }
+  if (!commands.empty()) {
+    std::cout << "\ncommands, which a config doesn't name:\n" << commands;
   }
   std::cout << "\nfingerprint of the trainer:\n";
   for (absl::string_view line :
        absl::StrSplit(CoreFingerprint(), '\n', absl::SkipEmpty())) {
     std::cout << "  " << line << "\n";
   }
-  return refused == 0 ? 0 : 1;
+  return refused ? 1 : 0;
 }
 
 absl::StatusOr<int> EnvCommand::Run(CommandHost&) {

@@ -4,7 +4,6 @@
 // of new_plugin/ with myvendor, myplugin and MyPlugin replaced.
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <string>
@@ -23,6 +22,7 @@
 #include "base/status.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/new_plugin_files.h"
+#include "trainer/config/load_config.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
@@ -51,7 +51,7 @@ struct NewPluginOptions {
   std::string category;  // "optimizer"
   std::string name;      // "acme.lion"
   std::string folder;
-  std::string capstan;  // its workspace; empty: as far as it is known
+  std::string capstan;  // its workspace; empty: to be found
 };
 
 // Names that are invalid for a namespace or would hide another.
@@ -172,11 +172,30 @@ absl::Status WriteNew(const fs::path &path, const std::string &text) {
   return WriteWholeFile(path.string(), text);
 }
 
-// Capstan's workspace, if known.
-std::string CapstanFolder(const NewPluginOptions &options) {
-  if (!options.capstan.empty()) return FromCaller(options.capstan);
-  const char *const workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
-  return workspace != nullptr ? workspace : "../capstan";
+constexpr char kBeside[] = "../capstan";
+
+// Capstan's workspace: the one named, the caller's, or one beside the plugins'
+// `folder`; "" if there is none.
+absl::StatusOr<std::string> CapstanFolder(const std::string &named,
+                                          const fs::path &folder) {
+  const auto is_capstan = [](const fs::path &path) {
+    std::error_code error;
+    return fs::exists(path / "plugins/sdk/plugin.h", error);
+  };
+  if (!named.empty()) {
+    const std::string path = FromCaller(named);
+    if (is_capstan(path)) return path;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--capstan=", named, ": ", path,
+                     " isn't Capstan's workspace (it has no plugins/sdk)"));
+  }
+  const std::string caller = DefaultConfigContext(nullptr).workspace_folder;
+  for (const fs::path &path : {fs::path(caller), folder / kBeside}) {
+    if (!path.empty() && is_capstan(path)) {
+      return path.lexically_normal().string();
+    }
+  }
+  return "";
 }
 
 // Returns the paths written, relative to the folder.
@@ -216,12 +235,17 @@ void PrintCommands(const Name &name, const fs::path &folder,
             << absl::StrJoin(written, "\n  ") << "\nIn that folder:\n"
             << "  bazel build //" << own << ":all\n"
             << "  bazel test //" << own << ":all\n  " << ExecutableFolder()
-            << "/trainer --config=" << capstan
+            << "/trainer --config=" << (capstan.empty() ? "CAPSTAN" : capstan)
             << "/configs/run_distributed.pbtxt --config=" << own << "/"
             << name.plugin << ".pbtxt --plugin_path=bazel-bin/" << own
             << "\nWithout Bazel, `make` and `make test` (or CMake), and "
                "--plugin_path=build/"
             << own << std::endl;
+  if (capstan.empty()) {
+    std::cout << "CAPSTAN is Capstan's workspace, which isn't found from here: "
+                 "put its path for "
+              << kBeside << " into WORKSPACE and Makefile" << std::endl;
+  }
 }
 
 absl::Status NewPlugin(const NewPluginOptions &options) {
@@ -237,9 +261,11 @@ absl::Status NewPlugin(const NewPluginOptions &options) {
     return absl::InvalidArgumentError(
         absl::StrCat(folder.string(), " is not a folder"));
   }
-  const std::string capstan = CapstanFolder(options);
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> written,
-                           WritePlugin(category, name, folder, capstan));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string capstan,
+                           CapstanFolder(options.capstan, folder));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::vector<std::string> written,
+      WritePlugin(category, name, folder, capstan.empty() ? kBeside : capstan));
   PrintCommands(name, folder, capstan, written);
   return absl::OkStatus();
 }

@@ -343,6 +343,9 @@ TEST_F(LoadConfigTest, SetErrorsNameTheFlag) {
               AllOf(HasSubstr("--set train.max_steps+=1: += adds to a list"),
                     HasSubstr("train.max_steps=1")));
   EXPECT_THAT(ErrorOf("", {"profile.steps+="}), HasSubstr("nothing to append"));
+  EXPECT_THAT(ErrorOf("", {"strategy=capstan.command_llada"}),
+              AllOf(HasSubstr("capstan.command_llada is a command, `trainer "
+                              "llada`, which a config can't name")));
   EXPECT_THAT(ErrorOf("", {"train.sample_prompts.prompt=x"}),
               AllOf(HasSubstr("\"sample_prompts\" is a list"),
                     HasSubstr("train.sample_prompts+=")));

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <iostream>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -85,7 +87,11 @@ absl::Status ProbeLibrary(const std::string& path) {
   std::string printed;
   const absl::Status status =
       Probe([&path] { dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); },
-            kMostLoadSeconds, &printed);
+            kMostLoadSeconds, &printed,
+            [&path] {
+              std::cerr << "waiting for " << path
+                        << ": its static initialisers take long" << std::endl;
+            });
   if (status.ok()) return status;
   constexpr absl::string_view kClash = "File already exists in database: ";
   const size_t clash = printed.find(std::string(kClash));
@@ -102,6 +108,23 @@ absl::Status ProbeLibrary(const std::string& path) {
       other.empty() ? "another library" : other,
       " holds, too: protobuf knows a file by the path that protoc is given, so "
       "move one of them to a folder of its own"));
+}
+
+// Calls `visit` for each lib*.so in `folders`, with ReadFingerprint's status.
+void ForEachLibrary(
+    const std::vector<std::string>& folders,
+    const std::function<void(const fs::path&, const absl::Status&)>& visit) {
+  for (const std::string& folder : folders) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      const fs::path& path = entry.path();
+      if (!absl::StartsWith(path.filename().string(), "lib") ||
+          path.extension() != ".so") {
+        continue;
+      }
+      visit(path, ReadFingerprint(path.string()).status());
+    }
+  }
 }
 
 }  // namespace
@@ -133,6 +156,13 @@ std::string PackageOf(absl::string_view config_type) {
   return std::string(dot == absl::string_view::npos
                          ? config_type
                          : config_type.substr(0, dot));
+}
+
+std::string CommandOf(absl::string_view package) {
+  package.remove_prefix(package.rfind('.') + 1);
+  return absl::ConsumePrefix(&package, "command_")
+             ? absl::StrReplaceAll(package, {{"_", "-"}})
+             : "";
 }
 
 std::string NearestName(absl::string_view name,
@@ -186,7 +216,8 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
   if (!nearest.empty()) {
     absl::StrAppend(&message, "; did you mean \"", nearest, "\"?");
   } else {
-    absl::StrAppend(&message, "; there are ", absl::StrJoin(Available(), ", "));
+    absl::StrAppend(&message, "; there are ",
+                    absl::StrJoin(ForConfigs(), ", "));
   }
   return absl::NotFoundError(message);
 }
@@ -245,28 +276,37 @@ absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
 
 std::vector<std::string> PluginHost::Available() const {
   std::set<std::string> packages;
-  for (const std::string& folder : folders_) {
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      const std::string file = entry.path().filename().string();
-      absl::string_view name = file;
-      if (!absl::ConsumePrefix(&name, "lib") ||
-          !absl::ConsumeSuffix(&name, ".so") ||
-          !ReadFingerprint(entry.path().string()).ok()) {
-        continue;
-      }
-      // Packages have two levels: the first '_' separates vendor and name.
-      std::string package(name);
-      const size_t separator = package.find('_');
-      if (separator != std::string::npos) package[separator] = '.';
-      packages.insert(package);
-    }
-  }
+  ForEachLibrary(folders_, [&](const fs::path& path, const absl::Status& read) {
+    if (!read.ok()) return;
+    std::string package = path.stem().string().substr(3);
+    // Packages have two levels: the first '_' separates vendor and name.
+    const size_t separator = package.find('_');
+    if (separator != std::string::npos) package[separator] = '.';
+    packages.insert(package);
+  });
   return std::vector<std::string>(packages.begin(), packages.end());
 }
 
+std::map<std::string, absl::Status> PluginHost::Unreadable() const {
+  std::map<std::string, absl::Status> unreadable;
+  ForEachLibrary(folders_, [&](const fs::path& path, const absl::Status& read) {
+    if (!read.ok()) unreadable.emplace(path.string(), read);
+  });
+  return unreadable;
+}
+
+std::vector<std::string> PluginHost::ForConfigs() const {
+  std::vector<std::string> packages = Available();
+  packages.erase(std::remove_if(packages.begin(), packages.end(),
+                                [](const std::string& package) {
+                                  return !CommandOf(package).empty();
+                                }),
+                 packages.end());
+  return packages;
+}
+
 std::string PluginHost::NearestPackage(absl::string_view name) const {
-  const std::vector<std::string> packages = Available();
+  const std::vector<std::string> packages = ForConfigs();
   const std::string nearest = NearestName(name, packages);
   if (!nearest.empty()) return nearest;
   // "ddp" for "capstan.ddp".

@@ -49,11 +49,14 @@ class PluginHost {
   // process, dlopen's own.
   absl::StatusOr<const LoadedPlugin*> Load(const std::string& config_type);
 
-  // Packages ("capstan.ddp") of all libraries in the search path, sorted.
+  // Packages ("capstan.ddp") of all plugins in the search path, sorted.
   std::vector<std::string> Available() const;
 
+  // Shared libraries in the search path that aren't plugins, by path, and why.
+  std::map<std::string, absl::Status> Unreadable() const;
+
   // The available package closest to `name`, a package or its last part
-  // ("ddp"); "" if none is close.
+  // ("ddp"), commands' aside; "" if none is close.
   std::string NearestPackage(absl::string_view name) const;
 
   // Makes a `Base` (Strategy, Model, ..) from serialized config bytes. Errors
@@ -76,6 +79,8 @@ class PluginHost {
                               void** instance);
   absl::StatusOr<LoadedPlugin> Open(const std::string& config_type,
                                     const std::string& path, bool probe);
+  // Available(), without commands.
+  std::vector<std::string> ForConfigs() const;
 
   std::vector<std::string> folders_;            // the trainer's own last
   std::map<std::string, LoadedPlugin> loaded_;  // by config type
@@ -87,6 +92,10 @@ const char* CategoryName(PluginCategory category);
 
 // "capstan.ddp.Config" -> "capstan.ddp"
 std::string PackageOf(absl::string_view config_type);
+
+// The command of a package: "capstan.command_llada_data" -> "llada-data". "" if
+// it has none, but is named by configs.
+std::string CommandOf(absl::string_view package);
 
 // Whether a plugin of API version `plugin` ("1.0") works in a trainer of
 // version `trainer`.

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstdio>
 #include <iostream>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,7 @@ namespace {
 
 constexpr size_t kMostOutput = 64 << 10;
 constexpr size_t kMostQuoted = 300;
+constexpr std::chrono::seconds kSlow{2};
 
 struct Pipe {
   Pipe() {
@@ -67,14 +69,23 @@ void LeaveAtOnce(int status, void*) {
 // file on `returned` means it exited, unless a child of its own holds the pipe
 // open.
 enum class End { kReturned, kGone, kLate };
-End Watch(Pipe& returned, Pipe& printed, double seconds, std::string* output) {
+End Watch(Pipe& returned, Pipe& printed, double seconds, std::string* output,
+          std::function<void()> slow) {
   using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  using std::chrono::milliseconds;
+  const Clock::time_point start = Clock::now();
+  const auto deadline = start + std::chrono::duration_cast<Clock::duration>(
+                                    std::chrono::duration<double>(seconds));
   pollfd fds[2] = {{returned.fds[0], POLLIN, 0}, {printed.fds[0], POLLIN, 0}};
   while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - Clock::now());
-    if (left.count() <= 0) return End::kLate;
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) return End::kLate;
+    if (slow != nullptr && now >= start + kSlow) {
+      std::exchange(slow, nullptr)();
+    }
+    const Clock::time_point next =
+        slow == nullptr ? deadline : std::min(deadline, start + kSlow);
+    const auto left = std::chrono::duration_cast<milliseconds>(next - now);
     const int ready = poll(fds, 2, static_cast<int>(left.count()) + 1);
     if (ready < 0 && errno != EINTR) return End::kLate;
     if (ready <= 0) continue;
@@ -110,7 +121,7 @@ std::string LastWords(absl::string_view output) {
 }  // namespace
 
 absl::Status Probe(const std::function<void()>& call, double limit_seconds,
-                   std::string* output) {
+                   std::string* output, const std::function<void()>& slow) {
   std::string text;
   if (output == nullptr) output = &text;
   Pipe returned, printed;
@@ -124,7 +135,7 @@ absl::Status Probe(const std::function<void()>& call, double limit_seconds,
   if (child == 0) RunChild(call, parent, returned, printed);
   returned.Close(1);
   printed.Close(1);
-  const End end = Watch(returned, printed, limit_seconds, output);
+  const End end = Watch(returned, printed, limit_seconds, output, slow);
   if (end == End::kLate) kill(child, SIGKILL);
   int status = 0;
   while (waitpid(child, &status, 0) < 0) {

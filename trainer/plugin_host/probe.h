@@ -14,9 +14,11 @@ namespace capstan {
 // it ("crashed: signal 11 (..)", "ended the process, with exit code 3") and
 // ends with the tail of the child's output; `output`, if not null, gets all of
 // that (up to 64 KiB). DEADLINE_EXCEEDED if it ran longer than `limit_seconds`
-// and was killed. OK if the fork fails, as nothing is known then.
+// and was killed. OK if the fork fails, as nothing is known then. `slow` is
+// called once if it runs longer than 2 s.
 absl::Status Probe(const std::function<void()>& call, double limit_seconds,
-                   std::string* output = nullptr);
+                   std::string* output = nullptr,
+                   const std::function<void()>& slow = nullptr);
 
 }  // namespace capstan
 

@@ -103,5 +103,14 @@ TEST(ProbeTest, WhatHangsIsEnded) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
+TEST(ProbeTest, WhatIsSlowIsSaidOnce) {
+  int said = 0;
+  const auto slow = [&said] { ++said; };
+  EXPECT_TRUE(Probe([] {}, kSeconds, nullptr, slow).ok());
+  EXPECT_EQ(said, 0);
+  EXPECT_TRUE(Probe([] { sleep(3); }, kSeconds, nullptr, slow).ok());
+  EXPECT_EQ(said, 1);
+}
+
 }  // namespace
 }  // namespace capstan
