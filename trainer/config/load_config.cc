@@ -39,7 +39,9 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
     tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
   }
   for (const fs::path& path : tried) {
-    if (fs::is_regular_file(path)) return path.lexically_normal().string();
+    std::error_code error;
+    if (fs::is_regular_file(path, error))
+      return path.lexically_normal().string();
   }
   return absl::NotFoundError(absl::StrCat(
       "--config=", name, ": no such file; looked for ",
@@ -57,14 +59,6 @@ absl::Status AddText(const std::string& text, const std::string& name,
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<TextSource> source,
                            ParseText(text, origin, *config, *context.host));
   return MergeSource(*source, origin, context, config, places);
-}
-
-absl::Status AddOverrides(const std::vector<std::string>& overrides,
-                          const ConfigContext& context, LoadedConfig* loaded) {
-  for (const std::string& text : overrides) {
-    CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
-  }
-  return absl::OkStatus();
 }
 
 // Scales schedule.warmup_steps with the length of the run that it was written
@@ -119,6 +113,33 @@ class WarmupFit {
   std::string place_;
   int64_t written_for_ = 0;
 };
+
+// Moves train.sample_prompt, which configs may still have, to the head of
+// train.sample_prompts.
+void MoveSamplePrompt(LoadedConfig* loaded) {
+  if (loaded->config.train().sample_prompt().empty()) return;
+  Train& train = *loaded->config.mutable_train();
+  google::protobuf::RepeatedPtrField<SamplePrompt> prompts;
+  prompts.Add()->set_prompt(train.sample_prompt());
+  prompts.MergeFrom(train.sample_prompts());
+  train.mutable_sample_prompts()->Swap(&prompts);
+  train.clear_sample_prompt();
+  loaded->locations.emplace("train.sample_prompts",
+                            loaded->locations["train.sample_prompt"]);
+}
+
+// What follows the files.
+absl::Status Finish(const std::vector<std::string>& overrides,
+                    const ConfigContext& context, WarmupFit* warmup,
+                    LoadedConfig* loaded) {
+  for (const std::string& text : overrides) {
+    CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
+  }
+  warmup->Update(*loaded);
+  warmup->Apply(loaded);
+  MoveSamplePrompt(loaded);
+  return absl::OkStatus();
+}
 
 // Null unless `field` has exactly one string.
 const FieldDescriptor* StringField(const FieldDescriptor* field) {
@@ -240,9 +261,7 @@ absl::StatusOr<LoadedConfig> LoadConfig(
     }
     warmup.Update(loaded);
   }
-  CAPSTAN_RETURN_IF_ERROR(AddOverrides(overrides, context, &loaded));
-  warmup.Update(loaded);
-  warmup.Apply(&loaded);
+  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &warmup, &loaded));
   return loaded;
 }
 
@@ -254,9 +273,7 @@ absl::StatusOr<LoadedConfig> ParseConfig(
   CAPSTAN_RETURN_IF_ERROR(AddText(text, name, context.caller_folder, context,
                                   &loaded.config, &loaded));
   warmup.Update(loaded);
-  CAPSTAN_RETURN_IF_ERROR(AddOverrides(overrides, context, &loaded));
-  warmup.Update(loaded);
-  warmup.Apply(&loaded);
+  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &warmup, &loaded));
   return loaded;
 }
 

@@ -43,10 +43,10 @@ class PluginFinder : public TextFormat::Finder {
     }
     if ((*plugin)->descriptor->category == PluginCategory::kCommand) {
       const std::string package = PackageOf(name);
-      error_ = absl::StrCat(package, " is a command, `trainer ",
-                            CommandOf(package),
-                            "`, which a config can't name: name a plugin that "
-                            "`trainer plugins` lists for configs");
+      error_ =
+          absl::StrCat(package, " is a command, `trainer ", CommandOf(package),
+                       "`, which a config can't name: name a plugin that "
+                       "`trainer plugins` lists for configs");
       return nullptr;
     }
     return DescriptorPool::generated_pool()->FindMessageTypeByName(name);

@@ -110,26 +110,21 @@ absl::Status CheckSamplePrompts(const LoadedConfig& loaded,
                                 const RunParts& parts) {
   const Train& train = loaded.config.train();
   const Tokenizer* tokenizer = parts.train_data->tokenizer();
-  const auto check = [&](const char* field, const SamplePrompt& prompt) {
+  const auto check = [&](const SamplePrompt& prompt) {
+    constexpr char kField[] = "sample_prompts";
     if (tokenizer == nullptr) {
-      return FieldError(field, "the training data has no tokenizer");
+      return FieldError(kField, "the training data has no tokenizer");
     }
-    return CheckPrompt(field,
+    return CheckPrompt(kField,
                        prompt.kind_case() == SamplePrompt::kUser
                            ? parts.train_data->PromptIds(prompt.user()).size()
                            : tokenizer->Encode(prompt.prompt()).size(),
                        parts);
   };
-  absl::Status status;
-  if (!train.sample_prompt().empty()) {
-    SamplePrompt prompt;
-    prompt.set_prompt(train.sample_prompt());
-    status = check("sample_prompt", prompt);
-  }
   for (const SamplePrompt& prompt : train.sample_prompts()) {
-    if (status.ok()) status = check("sample_prompts", prompt);
+    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(check(prompt), "train"));
   }
-  return loaded.Locate(status, "train");
+  return absl::OkStatus();
 }
 
 // Checks what depends on the number of steps.

@@ -14,16 +14,6 @@
 namespace capstan {
 namespace {
 
-std::vector<SamplePrompt> SamplePrompts(const Train& train) {
-  std::vector<SamplePrompt> prompts;
-  if (!train.sample_prompt().empty()) {
-    prompts.emplace_back().set_prompt(train.sample_prompt());
-  }
-  prompts.insert(prompts.end(), train.sample_prompts().begin(),
-                 train.sample_prompts().end());
-  return prompts;
-}
-
 std::string AfterStep(int64_t step) {
   return absl::StrCat("after step ", step);
 }
@@ -33,7 +23,7 @@ std::string AfterStep(int64_t step) {
 Evaluator::Evaluator(Session* session, RunCheckpoints* checkpoints)
     : session_(*session),
       checkpoints_(*checkpoints),
-      prompts_(SamplePrompts(session->config.train())) {}
+      prompts_(session->config.train().sample_prompts()) {}
 
 absl::Status Evaluator::CatchUp() {
   const int64_t step = session_.first_step;
@@ -179,8 +169,9 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
   options.seed = session_.config.train().seed();
   options.max_new_tokens = session_.config.train().sample_max_new_tokens();
   options.stop = [&] {
-    if (forward == kUnderWay) parts.strategy->FinishForward();
-    forward = kFinished;
+    if (std::exchange(forward, kFinished) == kUnderWay) {
+      parts.strategy->FinishForward();
+    }
     if (poll.Ask()) return true;
     forward = kUnderWay;
     return false;
@@ -201,7 +192,12 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
   // An objective need not ask: then a rank that fails owes what it has begun.
   if (forward == kUnderWay ||
       (forward == kNotAsked && (status.ok() || session_.runner.TakeRan()))) {
-    parts.strategy->FinishForward();
+    const absl::Status finished = CatchAll([&] {
+      parts.strategy->FinishForward();
+      return absl::OkStatus();
+    });
+    if (absl::IsUnavailable(finished)) return finished;
+    if (status.ok() || absl::IsCancelled(status)) status.Update(finished);
   }
   const bool cancelled = absl::IsCancelled(status);
   if (poll.Leave(!status.ok() && !cancelled) && (status.ok() || cancelled)) {

@@ -36,7 +36,7 @@ class Evaluator {
 
   Session& session_;
   RunCheckpoints& checkpoints_;
-  const std::vector<SamplePrompt> prompts_;
+  const google::protobuf::RepeatedPtrField<SamplePrompt>& prompts_;
   int64_t evaluated_step_ = -1;
   bool told_empty_ = false;
 };

@@ -255,15 +255,19 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
   return files;
 }
 
-BaseModel BaseModelOf(const RunConfig& config) {
+BaseModel BaseModelOf(const RunConfig& config, int api_minor) {
+  constexpr int kSince = 2;
   BaseModel base;
   const auto message = Unpack(config.model());
   if (!message.ok()) return base;
   const google::protobuf::Descriptor& type = *(*message)->GetDescriptor();
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor* const field = type.field(i);
-    if (!field->options().GetExtension(capstan::base_model) ||
-        field->is_repeated() || field->type() != FieldDescriptor::TYPE_STRING) {
+    const bool is_base = api_minor < kSince
+                             ? field->name() == "pretrained"
+                             : field->options().GetExtension(base_model);
+    if (!is_base || field->is_repeated() ||
+        field->type() != FieldDescriptor::TYPE_STRING) {
       continue;
     }
     base.field = field->name();

@@ -49,12 +49,13 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     const ModelCardFacts& facts);
 
 // What the model starts from, given by the field of its config with the option
-// `base_model` (plugins/sdk/options.proto).
+// `base_model` (plugins/sdk/options.proto) or, for plugins of minor versions
+// that lack it, by the field `pretrained`.
 struct BaseModel {
   std::string field;   // "": no such field
   std::string folder;  // "": from scratch
 };
-BaseModel BaseModelOf(const RunConfig& config);
+BaseModel BaseModelOf(const RunConfig& config, int api_minor);
 
 // `config` without what is specific to this machine, for publication: files and
 // folders (fields with the option `path`) are reduced to their last component,

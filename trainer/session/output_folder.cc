@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/config/latest_run.h"
@@ -36,7 +37,8 @@ absl::Status MakeFolder(const fs::path& folder) {
 bool HoldsRun(const fs::path& folder) {
   for (const char* name :
        {"metrics.jsonl", "checkpoints", "final", "summary.json"}) {
-    if (fs::exists(folder / name)) return true;
+    std::error_code error;
+    if (fs::exists(folder / name, error)) return true;
   }
   return false;
 }
@@ -106,7 +108,9 @@ std::string CheckpointToResume(const RunConfig& config,
   const fs::path latest = FollowLatestRun(
       (RunsFolder(config, workspace_folder) / "latest").string());
   // Completed runs aren't resumed.
-  return fs::exists(latest / "final") ? "" : NewestCheckpoint(latest.string());
+  return PathExists((latest / "final").string())
+             ? ""
+             : NewestCheckpoint(latest.string());
 }
 
 absl::StatusOr<std::string> PrepareOutputFolder(
@@ -125,7 +129,14 @@ absl::StatusOr<std::string> PrepareOutputFolder(
     return folder;
   }
   const fs::path folder = config.output_dir();
-  if (fs::exists(folder) && !fs::is_directory(folder)) {
+  std::error_code error;
+  const fs::file_type type = fs::status(folder, error).type();
+  if (type == fs::file_type::none) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("output_dir: ", folder.string(), " can't be a folder (",
+                     error.message(), "): name another"));
+  }
+  if (type != fs::file_type::not_found && type != fs::file_type::directory) {
     return absl::AlreadyExistsError(
         absl::StrCat("output_dir: ", folder.string(), " is not a folder"));
   }

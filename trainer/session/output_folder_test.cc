@@ -109,5 +109,18 @@ TEST(OutputFolderTest, AFileInTheWayIsAnError) {
   EXPECT_FALSE(PrepareOutputFolder(config, "").ok());
 }
 
+TEST(OutputFolderTest, ANameThatIsTooLongIsAnError) {
+  RunConfig config;
+  config.set_output_dir(Folder() + "/" + std::string(300, 'x'));
+  for (const Train::Resume resume : {Train::NEVER, Train::AUTO}) {
+    config.mutable_train()->set_resume(resume);
+    EXPECT_EQ(CheckpointToResume(config, ""), "");
+    const absl::Status status = PrepareOutputFolder(config, "").status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("File name too long): name another"));
+  }
+}
+
 }  // namespace
 }  // namespace capstan

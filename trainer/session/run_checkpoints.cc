@@ -167,7 +167,7 @@ absl::Status RunCheckpoints::RestoreBest() {
 
 absl::Status RunCheckpoints::SaveFinal() {
   const RunParts& parts = session_.parts;
-  const BaseModel base = BaseModelOf(session_.config);
+  const BaseModel base = BaseModelOf(session_.config, parts.model_minor);
   FinalFolder final;
   final.path = session_.output_dir + "/final";
   final.dtype = parts.policy().compute;

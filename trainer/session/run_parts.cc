@@ -78,8 +78,9 @@ absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
     spec = *std::move(read);
   }
   if (lora.rank() < 0) {
-    return FieldError("rank",
-                      absl::StrCat("must be greater than 0, is ", lora.rank()));
+    return FieldError(
+        "rank", absl::StrCat("must be greater than 0, or 0 for the default (",
+                             spec.rank, "), is ", lora.rank()));
   }
   if (lora.rank() > 0) spec.rank = lora.rank();
   if (lora.has_alpha()) spec.alpha = lora.alpha();
@@ -267,6 +268,9 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
   parts.device = DeviceOf(*parts.precision, gpus);
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
+  CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* const model,
+                           host.Load(TypeOf(config.model())));
+  parts.model_minor = model->descriptor->api_minor;
   return parts;
 }
 

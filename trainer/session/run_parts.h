@@ -46,6 +46,8 @@ struct RunParts {
   std::string strategy_name;
   std::string precision_name;  // with dtype, if the device decides it
   std::string optimizer_name;
+  // The minor version of the plugin API that the model was built for.
+  int model_minor = kPluginApiMinor;
 };
 
 // RunParts::precision_name.

@@ -69,6 +69,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   }
 
   // Count and record it.
+  session.phase = "";
   const CommunicationStats after = session.group->stats();
   if (profiler_ != nullptr) profiler_->EndStep(after);
   ++state.step;
@@ -102,11 +103,11 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
   completed_ = false;
   try {
     {
-      const ProfileScope profile(kBackwardPhase);
+      const ProfileScope profile(session_.phase = kBackwardPhase);
       strategy.FinishBackward();
     }
     completed_ = true;
-    const ProfileScope profile(kOptimizerPhase);
+    const ProfileScope profile(session_.phase = kOptimizerPhase);
     squared_sum_ = strategy.GradientSquaredSum();
     if (deferred_ == nullptr) {
       mine->gradient_squared_sum = squared_sum_.item<double>();
@@ -144,14 +145,14 @@ absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
 }
 
 LossSum TrainStep::Forward(const Batch& batch) {
-  const ProfileScope profile(kForwardPhase);
+  const ProfileScope profile(session_.phase = kForwardPhase);
   const MemoryScope scope(MemoryCategory::kActivations);
   return session_.parts.objective->Compute(*session_.parts.model, batch, info_,
                                            session_.runner);
 }
 
 void TrainStep::Backward(const at::Tensor& loss_sum) {
-  const ProfileScope profile(kBackwardPhase);
+  const ProfileScope profile(session_.phase = kBackwardPhase);
   const MemoryScope scope(MemoryCategory::kWorkspace);
   const at::Tensor scale = at::full(
       {}, session_.scaler.scale() / nominal_targets_, loss_sum.options());
@@ -204,7 +205,7 @@ GradientRule TrainStep::Rule() const {
 }
 
 absl::Status TrainStep::Update(double lr, double gradient_scale) {
-  const ProfileScope profile(kOptimizerPhase);
+  const ProfileScope profile(session_.phase = kOptimizerPhase);
   RunParts& parts = session_.parts;
   OptimizerStep step;
   step.step = session_.state.optimizer_steps + 1;
@@ -276,7 +277,7 @@ absl::Status TrainStep::SumTotals(DataLoader& loader) {
 }
 
 absl::StatusOr<Batch> TrainStep::NextBatch(DataLoader& loader) {
-  const ProfileScope profile(kDataPhase);
+  const ProfileScope profile(session_.phase = kDataPhase);
   if (batches_.empty()) return loader.Next();
   Batch next = std::move(batches_.front());
   batches_.pop_front();
