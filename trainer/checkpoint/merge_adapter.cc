@@ -21,7 +21,6 @@
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/lib/safetensors.h"
-#include "trainer/checkpoint/base_checksum.h"
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/process_group/agree.h"

@@ -8,6 +8,7 @@
 
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/manifest.h"
+#include "absl/types/optional.h"
 
 namespace capstan {
 
@@ -80,6 +81,18 @@ inline std::vector<StateKind> AllKinds(const CheckpointParts& parts) {
   }
   return kinds;
 }
+
+// A checkpoint tensor with a NaN or an infinity or, in a master, a number whose
+// square overflows float32: no model computes with such weights.
+struct NonFiniteTensor {
+  int parameter = 0;  // index into CheckpointParts::specs
+  // 0: the master; k + 1: the optimizer's state_names[k].
+  int kind = 0;
+};
+
+// The first, by parameter and kind, in what this rank saves. One pass over the
+// data; on a GPU it waits for the device.
+absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts);
 
 }  // namespace capstan
 

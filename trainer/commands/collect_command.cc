@@ -16,7 +16,7 @@
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
-#include "trainer/metrics/work_bar.h"
+#include "trainer/metrics/progress_bar.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {

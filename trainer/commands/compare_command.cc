@@ -30,7 +30,7 @@
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
-#include "trainer/metrics/summary.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/resume.h"

@@ -30,7 +30,7 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/number_text.h"
-#include "trainer/metrics/work_bar.h"
+#include "trainer/metrics/progress_bar.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/evaluation.h"
 

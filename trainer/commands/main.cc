@@ -18,7 +18,7 @@
 #include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/prepare.h"
-#include "trainer/config/hub_name.h"
+#include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/session/resume.h"

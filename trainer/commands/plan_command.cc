@@ -13,7 +13,6 @@
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/memory/memory_plan.h"
-#include "trainer/memory/plan_table.h"
 #include "trainer/metrics/number_text.h"
 #include "trainer/session/micro_batch.h"
 

@@ -24,7 +24,7 @@
 #include "trainer/commands/command.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"
-#include "trainer/metrics/work_bar.h"
+#include "trainer/metrics/progress_bar.h"
 
 namespace capstan {
 namespace {

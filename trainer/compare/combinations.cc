@@ -14,7 +14,6 @@
 #include "base/status.h"
 #include "plugins/sdk/plan.h"
 #include "trainer/plugin_host/plugin_host.h"
-#include "trainer/session/check_run.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {

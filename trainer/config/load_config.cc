@@ -5,11 +5,14 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/text_format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -318,6 +321,24 @@ absl::StatusOr<Any> WithDefaults(const Any& slot, const RunConfig& config) {
 bool HasSlot(const RunConfig& config, const std::string& slot) {
   const FieldDescriptor* field = config.GetDescriptor()->FindFieldByName(slot);
   return field != nullptr && config.GetReflection()->HasField(config, field);
+}
+
+std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {
+  const size_t slash = name.find('/');
+  if (slash == absl::string_view::npos || slash == 0 ||
+      slash + 1 == name.size() || name[0] == '.' || name[0] == '~' ||
+      std::count(name.begin(), name.end(), '/') != 1) {
+    return "";
+  }
+  // A local folder with a typo in its last component.
+  std::error_code error;
+  if (std::filesystem::exists(std::string(name.substr(0, slash)), error)) {
+    return "";
+  }
+  const absl::string_view local = name.substr(slash + 1);
+  return absl::StrCat(
+      "; if it is a model on the Hub, download it first: hf download ", name,
+      " --local-dir ", local, ", and say ", setting, "=", local);
 }
 
 }  // namespace capstan

@@ -99,6 +99,12 @@ absl::StatusOr<google::protobuf::Any> WithDefaults(
 // Whether `slot` names a plugin slot of RunConfig that is set.
 bool HasSlot(const RunConfig& config, const std::string& slot);
 
+// A hint for the error about a missing model folder. If `name`, as written,
+// could be a Hugging Face Hub model (OWNER/NAME): "; if it is a model on the
+// Hub, download it first: hf download ..", with the `setting` ("--model_name")
+// to use afterwards. Else "".
+std::string HubDownloadHint(absl::string_view name, absl::string_view setting);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_CONFIG_LOAD_CONFIG_H_

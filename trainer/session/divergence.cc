@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "trainer/checkpoint/finite.h"
+#include "trainer/checkpoint/state_kinds.h"
 #include "trainer/process_group/agree.h"
 
 namespace capstan {

@@ -22,7 +22,6 @@
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/config/load_config.h"
-#include "trainer/memory/activation_checkpointing.h"
 #include "trainer/memory/memory_plan.h"
 
 namespace capstan {
@@ -93,7 +92,7 @@ absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
     const LoadedConfig& loaded, PluginHost& host);
 
 // Creates all plugins for a machine with `gpus` GPUs (0: CPU). Errors name the
-// config location. CheckRun (check_run.h) checks that they fit each other.
+// config location. CheckRun checks that they fit each other.
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                         PluginHost& host);
 
@@ -125,6 +124,12 @@ bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device);
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device);
+
+// Checks the config's numbers, and that its plugins fit each other and
+// `world_size` ranks; returns how samples are distributed over them. Errors
+// name the config location.
+absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
+                                   const RunParts& parts);
 
 }  // namespace capstan
 

@@ -5,7 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
-#include "trainer/profile/step_profile.h"
+#include "trainer/profile/profiler.h"
 
 namespace capstan {
 

@@ -53,7 +53,7 @@ struct Session {
   TrainState state;
   absl::optional<double> eval_loss;  // the latest
   bool stopping = false;             // a rank received a signal; agreed by all
-  // A phase of the step (step_profile.h), "": none. For ExitText.
+  // A phase of the step (profiler.h); "": none. For ExitText.
   const char* phase = "";
 
   // This rank's state to save or restore.

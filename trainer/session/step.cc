@@ -25,7 +25,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
-#include "trainer/profile/step_profile.h"
+#include "trainer/profile/profiler.h"
 #include "trainer/session/evaluation.h"
 #include "trainer/session/schedule.h"
 
