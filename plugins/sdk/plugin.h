@@ -12,7 +12,7 @@
 // - a struct that only the core creates, and passes by reference, grows only at
 //   its end; any other struct, or an element of a container, doesn't grow;
 // - the change that needs it adds what the core must do for older plugins
-//   (trainer/plugin_host/older_plugins.h).
+//   (trainer/plugin_host/older_plugins.cc).
 // A plugin of a newer minor version is refused: it may call what is missing.
 #ifndef CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 #define CAPSTAN_PLUGINS_SDK_PLUGIN_H_

@@ -351,8 +351,7 @@ absl::optional<uint32_t> ReadBaseChecksum(const std::string& adapter) {
   const absl::StatusOr<std::string> text =
       ReadWholeFile(adapter + "/capstan.json");
   if (!text.ok()) return absl::nullopt;
-  const nlohmann::json json =
-      nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const Json json = ParseJson<Json>(*text);
   if (!json.is_object() || !json.contains(kKey) || !json[kKey].is_string()) {
     return absl::nullopt;
   }

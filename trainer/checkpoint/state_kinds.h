@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/optional.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/manifest.h"
-#include "absl/types/optional.h"
 
 namespace capstan {
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,11 +22,14 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/new_plugin_files.h"
 #include "trainer/config/load_config.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
+
+// The files in new_plugin/, by path, up to a null path. Generated (BUILD).
+extern const std::pair<const char *, const char *> kNewPluginFiles[];
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -152,9 +156,8 @@ std::string TargetOf(const std::string &path, const Category &category,
   return own + (absl::EndsWith(file, ".txt") ? "testdata/" : "") + file;
 }
 
-std::string TextOf(const NewPluginFile &file, const Category &category,
+std::string TextOf(absl::string_view text, const Category &category,
                    const Name &name, const std::string &capstan) {
-  absl::string_view text = file.text;
   // Dropped: the author chooses a licence.
   constexpr absl::string_view kLicense =
       "// SPDX-License-Identifier: Apache-2.0\n";
@@ -208,14 +211,13 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
         own.string(), " is there already: choose another name or folder"));
   }
   std::vector<std::string> written;
-  for (const NewPluginFile *file = kNewPluginFiles; file->path != nullptr;
-       ++file) {
-    const std::string target = TargetOf(file->path, category, name);
+  for (const auto *file = kNewPluginFiles; file->first != nullptr; ++file) {
+    const std::string target = TargetOf(file->first, category, name);
     // Files shared by the folder's plugins may already exist.
     if (target.empty() || fs::exists(folder / target)) continue;
     written.push_back(target);
-    const absl::Status status =
-        WriteNew(folder / target, TextOf(*file, category, name, capstan));
+    const absl::Status status = WriteNew(
+        folder / target, TextOf(file->second, category, name, capstan));
     if (status.ok()) continue;
     // Nothing half-done, or the next try would find it there already.
     std::error_code error;

@@ -9,10 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "trainer/compare/compare_config.h"
 
 namespace capstan {
+
+// Maximum allowed relative distances.
+struct CompareBounds {
+  double loss = 0.0;
+  double grad_norm = 0.0;
+};
 
 // Bytes of a memory category on the rank that uses most.
 struct MemoryUse {
@@ -119,6 +125,34 @@ struct Comparison {
 // distances between precisions, problems. A precision's reference is its first
 // listed strategy that accepts any number of ranks, on the fewest ranks.
 void Compare(Comparison* comparison);
+
+// Reads the measurements of a finished run of `steps` steps from its folder.
+// Errors name the file and what is missing or unexpected.
+absl::StatusOr<RunMeasurements> ReadMeasurements(const std::string& folder,
+                                                 int64_t steps);
+
+// The newest step of an ongoing run, from its metrics.jsonl.
+struct NewestStep {
+  int64_t step = 0;
+  double loss = 0.0;
+  double lr = 0.0;
+  double tokens_per_second = 0.0;  // of `unit`
+  std::string unit = "tokens";     // as RunFacts has it
+};
+
+// Tails a growing metrics.jsonl. One thread.
+class MetricsFollower {
+ public:
+  explicit MetricsFollower(std::string path) : path_(std::move(path)) {}
+
+  // Reads new lines and returns the newest step (0: none yet).
+  const NewestStep& Poll();
+
+ private:
+  const std::string path_;
+  int64_t offset_ = 0;
+  NewestStep newest_;
+};
 
 }  // namespace capstan
 

@@ -14,10 +14,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 
 namespace capstan {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // The shortest text that round-trips.
 void AppendNumber(absl::string_view key, double value, std::string* line) {
@@ -43,16 +46,32 @@ void AppendTagged(const TaggedNumbers& tagged, std::string* line) {
 }
 
 bool IsUpTo(absl::string_view line, int64_t last) {
-  const nlohmann::json object =
-      nlohmann::json::parse(line.begin(), line.end(), /*cb=*/nullptr,
-                            /*allow_exceptions=*/false);
+  const Json object = ParseJson<Json>(line);
   if (!object.is_object()) return false;
   const auto step = object.find("step");
   return step != object.end() && step->is_number_integer() &&
          step->get<int64_t>() <= last;
 }
 
-using Json = nlohmann::ordered_json;
+// For a file with one JSON object per line, each with a "step": drops lines of
+// steps after `step`, and a last line truncated by a crash. OK without the
+// file.
+absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
+  if (!PathExists(path)) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  std::string kept;
+  absl::string_view rest = text;
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    if (end == absl::string_view::npos) break;  // truncated
+    if (IsUpTo(rest.substr(0, end), step)) {
+      kept.append(rest.data(), end + 1);
+    }
+    rest.remove_prefix(end + 1);
+  }
+  if (kept.size() == text.size()) return absl::OkStatus();
+  return ReplaceFile(path, kept);
+}
 
 // Length of the first character of `text`, which isn't empty.
 size_t CharacterBytes(absl::string_view text) {
@@ -97,23 +116,6 @@ std::vector<std::string> Wrapped(const std::string& heading,
 }
 
 }  // namespace
-
-absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
-  if (!PathExists(path)) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-  std::string kept;
-  absl::string_view rest = text;
-  while (!rest.empty()) {
-    const size_t end = rest.find('\n');
-    if (end == absl::string_view::npos) break;  // truncated
-    if (IsUpTo(rest.substr(0, end), step)) {
-      kept.append(rest.data(), end + 1);
-    }
-    rest.remove_prefix(end + 1);
-  }
-  if (kept.size() == text.size()) return absl::OkStatus();
-  return ReplaceFile(path, kept);
-}
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
                                             int64_t first_step,
@@ -190,8 +192,7 @@ absl::StatusOr<GenerationsLog> GenerationsLog::Open(const std::string& path,
   CAPSTAN_RETURN_IF_ERROR(KeepLinesUpTo(first_step, path));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    const Json json = Json::parse(line.begin(), line.end(), nullptr,
-                                  /*allow_exceptions=*/false);
+    const Json json = ParseJson<Json>(line);
     if (!json.is_object()) continue;  // truncated line
     log.steps_.insert(json.value("step", int64_t{-1}));
     if (json.value("step", int64_t{-1}) != 0) continue;

@@ -23,11 +23,6 @@
 
 namespace capstan {
 
-// For a file with one JSON object per line, each with a "step": drops lines of
-// steps after `step`, and a last line truncated by a crash. OK if there is no
-// such file.
-absl::Status KeepLinesUpTo(int64_t step, const std::string& path);
-
 // One thread.
 class MetricsLog {
  public:
@@ -51,8 +46,9 @@ class MetricsLog {
   std::string line_;  // reused buffer
 };
 
-// OUTPUT/generations.jsonl: what the model wrote to fixed prompts before, during
-// and after training, one JSON object per line: step, prompt, text. One thread.
+// OUTPUT/generations.jsonl: what the model wrote to fixed prompts before,
+// during and after training, one JSON object per line: step, prompt, text. One
+// thread.
 class GenerationsLog {
  public:
   // Continues after step `first_step` as MetricsLog does. The file is created

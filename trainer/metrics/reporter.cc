@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <utility>
 #include <vector>
@@ -15,6 +14,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "base/npy.h"
 #include "base/output_file.h"
 #include "base/status.h"
@@ -285,6 +286,14 @@ std::string Communication(const RunSummary& summary) {
 
 }  // namespace
 
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle]
+                                : 0.5 * (values[middle - 1] + values[middle]);
+}
+
 double PaddingShare(double tokens, double padding) {
   return padding > 0.0 ? padding / (tokens + padding) : 0.0;
 }
@@ -407,9 +416,10 @@ std::string SummaryTable(const RunSummary& summary,
 }
 
 absl::optional<int64_t> CompletedSteps(const std::string& output_dir) {
-  std::ifstream file(output_dir + "/summary.json");
-  const Json json =
-      Json::parse(file, /*callback=*/nullptr, /*allow_exceptions=*/false);
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(output_dir + "/summary.json");
+  if (!text.ok()) return absl::nullopt;
+  const Json json = ParseJson<Json>(*text);
   if (!json.is_object()) return absl::nullopt;
   const auto status = json.find("status");
   const auto steps = json.find("steps");

@@ -27,6 +27,9 @@ constexpr char kTokenUnit[] = "tokens";
 // The fraction of positions without a token, in [0, 1].
 double PaddingShare(double tokens, double padding);
 
+// 0 without values.
+double Median(std::vector<double> values);
+
 // A line of metrics.jsonl.
 struct StepMetrics {
   int64_t step = 0;  // 1-based

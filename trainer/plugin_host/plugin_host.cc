@@ -22,7 +22,6 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/machine.h"
-#include "trainer/plugin_host/older_plugins.h"
 #include "trainer/plugin_host/probe.h"
 
 namespace capstan {

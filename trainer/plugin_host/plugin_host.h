@@ -30,7 +30,7 @@ struct LoadedPlugin {
 // library layout or sanitizer, or for another major or a newer minor version of
 // the plugin API. Compiler, C++ standard, optimisation and comments in the
 // SDK's headers may differ. Plugins of older minor versions work
-// (older_plugins.h).
+// (older_plugins.cc).
 //
 // Foreign plugins are first loaded and instantiated in a forked child (4 ms of
 // CPU time each), so that one that crashes or exits becomes an error with its
@@ -86,6 +86,13 @@ class PluginHost {
   std::map<std::string, LoadedPlugin> loaded_;  // by config type
   bool foreign_ = false;                        // one is loaded
 };
+
+// Adapts `instance`, a `Base*` of `category` made by a plugin of the older
+// minor version `minor`, to the current interface: missing virtual functions
+// get the interface's defaults, missing struct fields are set. Takes and
+// returns ownership; returns `instance` itself if the interface hasn't changed
+// since.
+void* AdaptOlderPlugin(PluginCategory category, uint16_t minor, void* instance);
 
 // "strategy", "precision", "dataset reader", ..
 const char* CategoryName(PluginCategory category);

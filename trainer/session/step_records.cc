@@ -17,14 +17,6 @@ namespace {
 constexpr int64_t kWarmUpSteps = 2;
 constexpr size_t kMostKept = 8192;
 
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle]
-                                : 0.5 * (values[middle - 1] + values[middle]);
-}
-
 }  // namespace
 
 void StepMedians::Add(const Step& step) {
