@@ -2,7 +2,6 @@
 #include "trainer/checkpoint/hf_folder.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 #include <map>
 #include <memory>

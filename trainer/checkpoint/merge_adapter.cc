@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

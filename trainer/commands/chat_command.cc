@@ -19,7 +19,6 @@
 #include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/text_view.h"
-#include "trainer/launcher/launcher.h"
 
 namespace capstan {
 namespace {

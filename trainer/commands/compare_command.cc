@@ -24,7 +24,7 @@
 #include "trainer/compare/report.h"
 #include "trainer/compare/trainer_child.h"
 #include "trainer/config/load_config.h"
-#include "trainer/launcher/launcher.h"
+#include "trainer/launcher/rank_info.h"
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/number_text.h"

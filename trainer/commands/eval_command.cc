@@ -32,7 +32,7 @@
 #include "trainer/metrics/number_text.h"
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/process_group/create.h"
-#include "trainer/session/evaluation.h"
+#include "trainer/session/evaluator.h"
 
 namespace capstan {
 namespace {

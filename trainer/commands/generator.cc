@@ -17,7 +17,6 @@
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/command.h"
-#include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
 #include "trainer/session/run_parts.h"
 

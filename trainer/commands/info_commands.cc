@@ -12,11 +12,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/machine.h"
 #include "trainer/commands/command.h"
-#include "trainer/launcher/launcher.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {

@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <filesystem>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +14,6 @@
 #include "trainer/checkpoint/merge_adapter.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
-#include "trainer/launcher/launcher.h"
 
 namespace capstan {
 namespace {

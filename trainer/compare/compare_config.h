@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "plugins/sdk/precision.h"
 #include "trainer/compare/compare_config.pb.h"

@@ -2,16 +2,13 @@
 #include "trainer/compare/report.h"
 
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/string_view.h"
 #include "base/output_file.h"
 #include "base/status.h"
 #include "trainer/metrics/number_text.h"

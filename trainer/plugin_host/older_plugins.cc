@@ -4,7 +4,6 @@
 // sure that it has a class here that forwards what the older version had.
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "plugins/sdk/objective.h"

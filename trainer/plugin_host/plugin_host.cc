@@ -4,8 +4,6 @@
 #include <dlfcn.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
-#include <limits.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>

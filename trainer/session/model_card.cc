@@ -14,7 +14,6 @@
 #include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/config/load_config.h"
-#include "trainer/config/text_source.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/number_text.h"
 

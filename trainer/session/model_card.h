@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/run_config.pb.h"
 

@@ -18,7 +18,7 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/config/latest_run.h"
+#include "trainer/config/load_config.h"
 
 namespace capstan {
 namespace {

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "trainer/config/latest_run.h"
+#include "trainer/config/load_config.h"
 
 namespace capstan {
 namespace {

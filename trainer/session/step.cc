@@ -26,7 +26,7 @@
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/profile/profiler.h"
-#include "trainer/session/evaluation.h"
+#include "trainer/session/evaluator.h"
 #include "trainer/session/schedule.h"
 
 namespace capstan {

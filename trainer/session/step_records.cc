@@ -2,7 +2,6 @@
 #include "trainer/session/step_records.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/types/span.h"
