@@ -39,11 +39,9 @@ absl::Status ReadShared(const std::string& compare_path,
                         const std::vector<std::string>& overrides,
                         const ConfigContext& context, LoadedCompare* loaded) {
   if (loaded->config.config().empty()) {
-    return loaded->Locate(
-        FieldError("config",
-                   "is not set: name the run that all share, config: "
-                   "\"run_distributed.pbtxt\""),
-        "");
+    return FieldError("config",
+                      "is not set: name the run that all share, config: "
+                      "\"run_distributed.pbtxt\"");
   }
   std::vector<std::string> files;
   for (const std::string& name : loaded->config.config()) {
@@ -63,91 +61,79 @@ absl::Status FillAxes(LoadedCompare* loaded) {
   const RunConfig& run = loaded->shared.config;
   if (config.strategy().empty()) {
     if (!run.has_strategy()) {
-      return loaded->Locate(FieldError("strategy", "none is listed"), "");
+      return FieldError("strategy", "none is listed");
     }
     *config.add_strategy() = run.strategy();
   }
   if (config.precision().empty()) {
     if (!run.has_precision()) {
-      return loaded->Locate(FieldError("precision", "none is listed"), "");
+      return FieldError("precision", "none is listed");
     }
     *config.add_precision() = run.precision();
   }
   if (config.processes().empty()) {
     if (run.launch().processes() == Launch::AUTO) {
-      return loaded->Locate(
-          FieldError("processes",
-                     "list the numbers of ranks to compare, processes: [1, 2]"),
-          "");
+      return FieldError(
+          "processes",
+          "list the numbers of ranks to compare, processes: [1, 2]");
     }
     config.add_processes(run.launch().processes());
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckProcesses(const LoadedCompare& loaded) {
-  const auto& processes = loaded.config.processes();
+absl::Status CheckProcesses(const CompareConfig& config) {
+  const auto& processes = config.processes();
   for (int i = 0; i < processes.size(); ++i) {
     if (processes[i] < 1 || processes[i] > kMaxProcesses) {
-      return loaded.Locate(
-          FieldError("processes",
-                     absl::StrCat("must be between 1 and ", kMaxProcesses,
-                                  ", is ", processes[i])),
-          "");
+      return FieldError("processes",
+                        absl::StrCat("must be between 1 and ", kMaxProcesses,
+                                     ", is ", processes[i]));
     }
     if (std::find(processes.begin(), processes.begin() + i, processes[i]) !=
         processes.begin() + i) {
-      return loaded.Locate(
-          FieldError("processes",
-                     absl::StrCat(processes[i], " is listed twice")),
-          "");
+      return FieldError("processes",
+                        absl::StrCat(processes[i], " is listed twice"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckBounds(const LoadedCompare& loaded) {
+absl::Status CheckBounds(const CompareConfig& config) {
   std::vector<std::string> listed;
-  for (const google::protobuf::Any& any : loaded.config.precision()) {
+  for (const google::protobuf::Any& any : config.precision()) {
     listed.push_back(PackageOf(TypeOf(any)));
   }
-  for (const CompareConfig::Bound& bound : loaded.config.bound()) {
+  for (const CompareConfig::Bound& bound : config.bound()) {
     if (std::find(listed.begin(), listed.end(), bound.precision()) ==
         listed.end()) {
-      return loaded.Locate(
-          FieldError("bound.precision",
-                     absl::StrCat("\"", bound.precision(),
-                                  "\" is not among the precisions that are "
-                                  "compared: ",
-                                  absl::StrJoin(listed, ", "))),
-          "");
+      return FieldError("bound.precision",
+                        absl::StrCat("\"", bound.precision(),
+                                     "\" is not among the precisions that are "
+                                     "compared: ",
+                                     absl::StrJoin(listed, ", ")));
     }
     for (const auto& [field, value] :
          {std::pair<const char*, double>{"bound.loss", bound.loss()},
           {"bound.grad_norm", bound.grad_norm()}}) {
       if (value >= 0.0) continue;
-      return loaded.Locate(
-          FieldError(field, absl::StrCat("must not be negative, is ", value)),
-          "");
+      return FieldError(field,
+                        absl::StrCat("must not be negative, is ", value));
     }
   }
   return absl::OkStatus();
 }
 
 // What concurrent runs can't each determine for themselves must be fixed.
-absl::Status CheckFixed(const LoadedConfig& shared) {
-  const RunConfig& run = shared.config;
+absl::Status CheckFixed(const RunConfig& run) {
   if (run.train().max_epochs() > 0 && run.train().max_steps() == 0) {
-    return shared.Locate(
-        FieldError("max_epochs",
-                   "compare counts steps: set max_steps in its place"),
-        "train");
+    return FieldError("train.max_epochs",
+                      "compare counts steps: set max_steps in its place");
   }
   if (run.batch().micro_batch_size() == Batching::AUTO) {
-    return shared.Locate(
-        FieldError("micro_batch_size",
-                   "runs that are compared must have the same: set a number"),
-        "batch");
+    return FieldError(
+        "batch.micro_batch_size",
+        "runs that are compared must have the same: set a number");
   }
   return absl::OkStatus();
 }
@@ -163,11 +149,9 @@ absl::Status SettleGlobalBatch(LoadedCompare* loaded) {
   for (const int64_t processes : loaded->config.processes()) {
     size = std::lcm(size, micro * processes);
     if (size > kMaxGlobalBatch) {
-      return loaded->shared.Locate(
-          FieldError("global_batch_size",
-                     "is not set, and the least that every number of ranks "
-                     "divides is too great: set it"),
-          "batch");
+      return FieldError("batch.global_batch_size",
+                        "is not set, and the least that every number of ranks "
+                        "divides is too great: set it");
     }
   }
   batch->set_global_batch_size(size);
@@ -274,13 +258,11 @@ absl::Status CheckOne(const LoadedCompare& loaded,
                              CreateRunParts(whole, gpus, host));
     return CheckRun(whole, combination.run.processes, parts).status();
   }
-  return loaded.Locate(
-      FieldError("strategy",
-                 absl::StrCat("there is nothing to compare: every combination "
-                              "is refused; ",
-                              first_skipped->run.Label(), ": ",
-                              first_skipped->run.reason)),
-      "");
+  return FieldError(
+      "strategy", absl::StrCat("there is nothing to compare: every combination "
+                               "is refused; ",
+                               first_skipped->run.Label(), ": ",
+                               first_skipped->run.reason));
 }
 
 }  // namespace
@@ -294,12 +276,14 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
   if (loaded.config.name().empty()) {
     loaded.config.set_name(fs::path(path).stem().string());
   }
-  CAPSTAN_RETURN_IF_ERROR(ReadShared(path, overrides, context, &loaded));
-  CAPSTAN_RETURN_IF_ERROR(FillAxes(&loaded));
-  CAPSTAN_RETURN_IF_ERROR(CheckProcesses(loaded));
-  CAPSTAN_RETURN_IF_ERROR(CheckBounds(loaded));
-  CAPSTAN_RETURN_IF_ERROR(CheckFixed(loaded.shared));
-  CAPSTAN_RETURN_IF_ERROR(SettleGlobalBatch(&loaded));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(ReadShared(path, overrides, context, &loaded), ""));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(FillAxes(&loaded), ""));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckProcesses(loaded.config), ""));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckBounds(loaded.config), ""));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.shared.Locate(CheckFixed(loaded.shared.config), ""));
+  CAPSTAN_RETURN_IF_ERROR(loaded.shared.Locate(SettleGlobalBatch(&loaded), ""));
   return loaded;
 }
 
@@ -407,7 +391,8 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
       }
     }
   }
-  CAPSTAN_RETURN_IF_ERROR(CheckOne(loaded, combinations, gpus, host));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckOne(loaded, combinations, gpus, host), ""));
   return combinations;
 }
 
