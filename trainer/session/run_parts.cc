@@ -143,25 +143,14 @@ int LeastComputeCapability() {
   return least;
 }
 
-absl::Status NonNegative(const LoadedConfig& loaded, const std::string& slot,
-                         const char* field, double value) {
-  if (value >= 0) return absl::OkStatus();
-  return loaded.Locate(
-      FieldError(field, absl::StrCat("must not be negative, is ", value)),
-      slot);
-}
-
 // Checks what doesn't depend on the data.
-absl::Status CheckTrain(const LoadedConfig& loaded) {
-  const Train& train = loaded.config.train();
+absl::Status CheckTrain(const Train& train) {
   if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
-    return loaded.Locate(
-        train.has_max_epochs()
-            ? FieldError("max_epochs",
-                         "must be greater than 0 (or set max_steps)")
-            : FieldError("max_steps",
-                         "must be greater than 0 (or set max_epochs)"),
-        "train");
+    return train.has_max_epochs()
+               ? FieldError("max_epochs",
+                            "must be greater than 0 (or set max_steps)")
+               : FieldError("max_steps",
+                            "must be greater than 0 (or set max_epochs)");
   }
   for (const auto& [field, value] :
        {std::pair<const char*, double>{"log_every", train.log_every()},
@@ -172,22 +161,20 @@ absl::Status CheckTrain(const LoadedConfig& loaded) {
         {"early_stopping_patience", train.early_stopping_patience()},
         {"sample_max_new_tokens", train.sample_max_new_tokens()},
         {"max_grad_norm", train.max_grad_norm()}}) {
-    CAPSTAN_RETURN_IF_ERROR(NonNegative(loaded, "train", field, value));
+    if (value >= 0) continue;
+    return FieldError(field, absl::StrCat("must not be negative, is ", value));
   }
   const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
   if (every_n != (train.activation_checkpointing_n() > 0)) {
-    return loaded.Locate(
-        FieldError("activation_checkpointing_n",
-                   every_n ? "must be greater than 0 with EVERY_N"
-                           : "is for activation_checkpointing: EVERY_N only"),
-        "train");
+    return FieldError("activation_checkpointing_n",
+                      every_n
+                          ? "must be greater than 0 with EVERY_N"
+                          : "is for activation_checkpointing: EVERY_N only");
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckEvaluation(const LoadedConfig& loaded,
-                             const RunParts& parts) {
-  const Train& train = loaded.config.train();
+absl::Status CheckEvaluation(const Train& train, const RunParts& parts) {
   for (const auto& [field, asked] :
        {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
         {"keep_best", train.keep_best()},
@@ -195,75 +182,48 @@ absl::Status CheckEvaluation(const LoadedConfig& loaded,
     if (!asked || parts.eval_data != nullptr) continue;
     // The notes may explain why train_data holds nothing out.
     const std::vector<std::string> notes = parts.train_data->notes();
-    return loaded.Locate(
-        FieldError(
-            field,
-            absl::StrCat("there is nothing to evaluate on: set "
-                         "eval_data, or have train_data hold something "
-                         "back",
-                         notes.empty() ? "" : "; ", absl::StrJoin(notes, " "))),
-        "train");
+    return FieldError(
+        field,
+        absl::StrCat("there is nothing to evaluate on: set eval_data, or have "
+                     "train_data hold something back",
+                     notes.empty() ? "" : "; ", absl::StrJoin(notes, " ")));
   }
   if (train.early_stopping_patience() > 0 && train.eval_every() == 0) {
-    return loaded.Locate(
-        FieldError("early_stopping_patience", "set eval_every, too"), "train");
+    return FieldError("early_stopping_patience", "set eval_every, too");
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckProfile(const LoadedConfig& loaded, int64_t last) {
-  for (const int64_t step : loaded.config.profile().steps()) {
+absl::Status CheckProfile(const Profile& profile, int64_t last) {
+  for (const int64_t step : profile.steps()) {
     if (step >= 1 && step <= last) continue;
-    return loaded.Locate(
-        FieldError("steps", absl::StrCat("must be between 1 and the run's last "
-                                         "step ",
-                                         last, ", is ", step)),
-        "profile");
+    return FieldError("steps",
+                      absl::StrCat("must be between 1 and the run's last step ",
+                                   last, ", is ", step));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckPrompt(const char* field, int64_t length,
-                         const RunParts& parts) {
-  const TokenModel* model = parts.model->token_model();
-  if (length == 0) return FieldError(field, "has a prompt without a token");
-  if (model == nullptr || length < model->max_positions()) {
-    return absl::OkStatus();
-  }
-  return FieldError(field,
-                    absl::StrCat("has ", length, " tokens, the model only ",
-                                 model->max_positions(), " positions"));
-}
-
-absl::Status CheckSamplePrompts(const LoadedConfig& loaded,
-                                const RunParts& parts) {
-  const Train& train = loaded.config.train();
-  const Tokenizer* tokenizer = parts.train_data->tokenizer();
-  const auto check = [&](const SamplePrompt& prompt) {
-    constexpr char kField[] = "sample_prompts";
+absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
+  constexpr char kField[] = "sample_prompts";
+  const TokenModel* const model = parts.model->token_model();
+  const Tokenizer* const tokenizer = parts.train_data->tokenizer();
+  for (const SamplePrompt& prompt : train.sample_prompts()) {
     if (tokenizer == nullptr) {
       return FieldError(kField, "the training data has no tokenizer");
     }
-    return CheckPrompt(kField,
-                       prompt.kind_case() == SamplePrompt::kUser
-                           ? parts.train_data->PromptIds(prompt.user()).size()
-                           : tokenizer->Encode(prompt.prompt()).size(),
-                       parts);
-  };
-  for (const SamplePrompt& prompt : train.sample_prompts()) {
-    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(check(prompt), "train"));
+    const auto length = static_cast<int64_t>(
+        prompt.kind_case() == SamplePrompt::kUser
+            ? parts.train_data->PromptIds(prompt.user()).size()
+            : tokenizer->Encode(prompt.prompt()).size());
+    if (length == 0) return FieldError(kField, "has a prompt without a token");
+    if (model != nullptr && length >= model->max_positions()) {
+      return FieldError(kField,
+                        absl::StrCat("has ", length, " tokens, the model only ",
+                                     model->max_positions(), " positions"));
+    }
   }
   return absl::OkStatus();
-}
-
-// Checks what depends on the number of steps.
-absl::Status CheckSteps(const LoadedConfig& loaded, const RunParts& parts,
-                        const BatchPlan& plan) {
-  const int64_t steps = StepsOfRun(
-      loaded.config.train(), parts.train_data->size(), plan.global_batch_size);
-  CAPSTAN_RETURN_IF_ERROR(CheckProfile(loaded, steps));
-  return loaded.Locate(CheckSchedule(loaded.config.schedule(), steps),
-                       "schedule");
 }
 
 }  // namespace
@@ -443,10 +403,17 @@ std::string SlowPrecisionNote(const Precision& precision,
 
 absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                                    const RunParts& parts) {
-  CAPSTAN_RETURN_IF_ERROR(CheckTrain(loaded));
-  absl::StatusOr<BatchPlan> plan = PlanBatch(loaded.config.batch(), world_size);
+  const RunConfig& config = loaded.config;
+  const Train& train = config.train();
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckTrain(train), "train"));
+  absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), world_size);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
-  CAPSTAN_RETURN_IF_ERROR(CheckSteps(loaded, parts, *plan));
+  const int64_t steps =
+      StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckProfile(config.profile(), steps), "profile"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckSchedule(config.schedule(), steps), "schedule"));
   StrategyRequest request;
   request.model = parts.model.get();
   request.precision = parts.policy();
@@ -465,13 +432,14 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
         parts.objective->Check(*parts.model, *parts.eval_data), "eval_data"));
   }
-  CAPSTAN_RETURN_IF_ERROR(CheckEvaluation(loaded, parts));
-  if (loaded.config.has_hub_upload() &&
-      loaded.config.hub_upload().repo().empty()) {
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckEvaluation(train, parts), "train"));
+  if (config.has_hub_upload() && config.hub_upload().repo().empty()) {
     return loaded.Locate(FieldError("repo", "name it: NAME/REPOSITORY"),
                          "hub_upload");
   }
-  CAPSTAN_RETURN_IF_ERROR(CheckSamplePrompts(loaded, parts));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckSamplePrompts(train, parts), "train"));
   return plan;
 }
 
