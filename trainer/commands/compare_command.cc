@@ -58,7 +58,7 @@ class CompareProgress {
   ~CompareProgress() { End(); }
 
   void BeginRun(const ComparedRun& run);
-  void Step(const NewestStep& newest);
+  void Step(const Progress& newest);
   // Call once `run` has its status and measurements.
   void EndRun(const ComparedRun& run);
   // Leaves the bar on the screen, with the cursor below it.
@@ -80,18 +80,14 @@ class CompareProgress {
 void CompareProgress::BeginRun(const ComparedRun& run) {
   label_ = run.Label();
   run_start_ = Clock::now();
-  Step(NewestStep());
+  Step(Progress());
 }
 
-void CompareProgress::Step(const NewestStep& newest) {
+void CompareProgress::Step(const Progress& newest) {
   if (!console_->terminal()) return;
-  Progress progress;
-  progress.step = ended_ * steps_a_run_ + newest.step;
+  Progress progress = newest;
+  progress.step += ended_ * steps_a_run_;
   progress.max_steps = runs_ * steps_a_run_;
-  progress.loss = newest.loss;
-  progress.lr = newest.lr;
-  progress.tokens_per_second = newest.tokens_per_second;
-  progress.unit = newest.unit;
   if (progress.step > 0) {
     progress.seconds_left = SecondsSince(start_) / progress.step *
                             (progress.max_steps - progress.step);

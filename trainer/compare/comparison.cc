@@ -292,7 +292,7 @@ absl::StatusOr<RunMeasurements> ReadMeasurements(const std::string& folder,
   return measured;
 }
 
-const NewestStep& MetricsFollower::Poll() {
+const Progress& MetricsFollower::Poll() {
   std::ifstream file(path_, std::ios::binary);
   file.seekg(offset_);
   std::string line;

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "trainer/metrics/progress_bar.h"
 
 namespace capstan {
 
@@ -131,27 +132,18 @@ void Compare(Comparison* comparison);
 absl::StatusOr<RunMeasurements> ReadMeasurements(const std::string& folder,
                                                  int64_t steps);
 
-// The newest step of an ongoing run, from its metrics.jsonl.
-struct NewestStep {
-  int64_t step = 0;
-  double loss = 0.0;
-  double lr = 0.0;
-  double tokens_per_second = 0.0;  // of `unit`
-  std::string unit = "tokens";     // as RunFacts has it
-};
-
 // Tails a growing metrics.jsonl. One thread.
 class MetricsFollower {
  public:
   explicit MetricsFollower(std::string path) : path_(std::move(path)) {}
 
   // Reads new lines and returns the newest step (0: none yet).
-  const NewestStep& Poll();
+  const Progress& Poll();
 
  private:
   const std::string path_;
   int64_t offset_ = 0;
-  NewestStep newest_;
+  Progress newest_;
 };
 
 }  // namespace capstan

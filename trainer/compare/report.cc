@@ -53,17 +53,9 @@ Json DeltaJson(const CurveDelta& delta) {
 }
 
 const char* StatusText(ComparedRun::Status status) {
-  switch (status) {
-    case ComparedRun::Status::kPending:
-      return "pending";
-    case ComparedRun::Status::kSkipped:
-      return "skipped";
-    case ComparedRun::Status::kFailed:
-      return "failed";
-    case ComparedRun::Status::kCompleted:
-      return "completed";
-  }
-  return "unknown";
+  constexpr const char* kTexts[] = {"pending", "skipped", "failed",
+                                    "completed"};
+  return kTexts[static_cast<int>(status)];
 }
 
 Json PrecisionJson(const ComparedPrecision& precision) {

@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <system_error>
 
@@ -19,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/machine.h"
 #include "base/output_file.h"
 #include "base/status.h"
@@ -260,14 +260,12 @@ absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         const ConfigContext& context,
                                         Message* config, FieldPlaces* places) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string path, FindConfig(file, context));
-  std::ifstream stream(path, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  if (!stream) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(path);
+  if (!text.ok()) {
     return absl::PermissionDeniedError(
         absl::StrCat("--config=", file, ": ", path, " can't be read"));
   }
-  CAPSTAN_RETURN_IF_ERROR(AddText(text.str(), file,
+  CAPSTAN_RETURN_IF_ERROR(AddText(*text, file,
                                   fs::path(path).parent_path().string(),
                                   context, config, places));
   return path;

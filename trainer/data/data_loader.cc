@@ -193,6 +193,16 @@ bool Unshared(const Batch& batch) {
   return true;
 }
 
+absl::StatusOr<Batch> ReadBatch(const DatasetReader& reader,
+                                absl::Span<const int64_t> samples,
+                                c10::Device device) {
+  Batch batch;
+  CAPSTAN_RETURN_IF_ERROR(reader.Read(samples, &batch));
+  SetSamplePositions(samples, &batch);
+  for (auto& [name, tensor] : batch) tensor = tensor.to(device);
+  return batch;
+}
+
 void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch) {
   at::Tensor& tensor = (*batch)[kSamplePosition];
   const auto count = static_cast<int64_t>(positions.size());

@@ -51,6 +51,11 @@ class DataLoader {
   virtual absl::StatusOr<Batch> Next() = 0;
 };
 
+// The batch of `samples`, with them as its kSamplePosition, on `device`.
+absl::StatusOr<Batch> ReadBatch(const DatasetReader& reader,
+                                absl::Span<const int64_t> samples,
+                                c10::Device device);
+
 // Sets *batch's kSamplePosition to `positions`, reusing a tensor of that
 // length.
 void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch);

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -127,25 +128,11 @@ void ForEachLibrary(
 }  // namespace
 
 const char* CategoryName(PluginCategory category) {
-  switch (category) {
-    case PluginCategory::kStrategy:
-      return "strategy";
-    case PluginCategory::kPrecision:
-      return "precision";
-    case PluginCategory::kDatasetReader:
-      return "dataset reader";
-    case PluginCategory::kModel:
-      return "model";
-    case PluginCategory::kObjective:
-      return "objective";
-    case PluginCategory::kOptimizer:
-      return "optimizer";
-    case PluginCategory::kCollector:
-      return "collector";
-    case PluginCategory::kCommand:
-      return "command";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"unknown",        "strategy",  "precision",
+                                    "dataset reader", "model",     "objective",
+                                    "optimizer",      "collector", "command"};
+  const auto index = static_cast<size_t>(category);
+  return kNames[index < std::size(kNames) ? index : 0];
 }
 
 std::string PackageOf(absl::string_view config_type) {

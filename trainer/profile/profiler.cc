@@ -145,15 +145,8 @@ class Table {
 };
 
 const char* RoleName(ThreadRole role) {
-  switch (role) {
-    case ThreadRole::kTraining:
-      return "training";
-    case ThreadRole::kAutograd:
-      return "autograd";
-    case ThreadRole::kOther:
-      return "other";
-  }
-  return "other";
+  if (role == ThreadRole::kTraining) return "training";
+  return role == ThreadRole::kAutograd ? "autograd" : "other";
 }
 
 Json Event(absl::string_view name, absl::string_view category, int64_t begin_ns,

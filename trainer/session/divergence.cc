@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -44,23 +45,33 @@ absl::StatusOr<double> FirstBadFrozen(const Model& model, uint64_t seed,
   return kNone;
 }
 
+// The least of all ranks' values. Collective, so that `mine` may fail on one.
+absl::StatusOr<double> LeastOf(
+    ProcessGroup& group, const char* what,
+    const std::function<absl::StatusOr<double>()>& mine) {
+  double value = kNone;
+  const absl::Status status = CatchAll([&]() -> absl::Status {
+    CAPSTAN_ASSIGN_OR_RETURN(value, mine());
+    return absl::OkStatus();
+  });
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, status, what));
+  const std::vector<double> all = FromAllRanks(group, value);
+  return *std::min_element(all.begin(), all.end());
+}
+
 }  // namespace
 
 // The name of the first non-finite tensor on any rank.
 absl::StatusOr<absl::optional<std::string>> Divergence::FirstNonFinite() {
   const CheckpointParts parts = session_.Checkpointed();
   const int64_t kinds = 1 + static_cast<int64_t>(parts.state_names.size());
-  double mine = kNone;
-  const absl::Status status = CatchAll([&] {
-    const absl::optional<NonFiniteTensor> found = FindNonFinite(parts);
-    if (found.has_value()) {
-      mine = static_cast<double>(found->parameter * kinds + found->kind);
-    }
-    return absl::OkStatus();
-  });
-  CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "check its weights"));
-  const std::vector<double> all = FromAllRanks(*session_.group, mine);
-  const double least = *std::min_element(all.begin(), all.end());
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const double least, LeastOf(*session_.group, "check its weights", [&] {
+        const absl::optional<NonFiniteTensor> found = FindNonFinite(parts);
+        return found.has_value()
+                   ? static_cast<double>(found->parameter * kinds + found->kind)
+                   : kNone;
+      }));
   if (least == kNone) return absl::optional<std::string>();
   const auto first = static_cast<int64_t>(least);
   const std::string name =
@@ -113,18 +124,13 @@ absl::Status Divergence::CheckFinite() {
 
 // Checks frozen parameters, which no checkpoint contains.
 absl::Status Divergence::CheckFrozen() {
-  double mine = kNone;
-  const absl::Status status = CatchAll([&]() -> absl::Status {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        mine,
-        FirstBadFrozen(*session_.parts.model, session_.config.train().seed(),
-                       session_.group->rank(), session_.group->size()));
-    return absl::OkStatus();
-  });
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(*session_.group, status, "check its frozen weights"));
-  const std::vector<double> all = FromAllRanks(*session_.group, mine);
-  const double least = *std::min_element(all.begin(), all.end());
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const double least,
+      LeastOf(*session_.group, "check its frozen weights", [this] {
+        return FirstBadFrozen(*session_.parts.model,
+                              session_.config.train().seed(),
+                              session_.group->rank(), session_.group->size());
+      }));
   if (least == kNone) return absl::OkStatus();
   return Fail(session_.job.loaded.Locate(
       absl::FailedPreconditionError(absl::StrCat(

@@ -83,16 +83,12 @@ class Evaluation {
                                     : batches;
   }
 
-  absl::StatusOr<Batch> ReadBatch(int64_t index) const {
+  absl::StatusOr<Batch> BatchAt(int64_t index) const {
     const int64_t begin = index * request_.micro_batch_size;
     std::vector<int64_t> samples(
         std::min(request_.micro_batch_size, request_.data->size() - begin));
     std::iota(samples.begin(), samples.end(), begin);
-    Batch batch;
-    CAPSTAN_RETURN_IF_ERROR(request_.data->Read(samples, &batch));
-    SetSamplePositions(samples, &batch);
-    for (auto& [name, tensor] : batch) tensor = tensor.to(group_.device());
-    return batch;
+    return ReadBatch(*request_.data, samples, group_.device());
   }
 
   // Sums StepInfo::totals over all batches.
@@ -105,7 +101,7 @@ class Evaluation {
       const int64_t batches = Batches();
       for (int64_t i = group_.rank(); i < batches; i += group_.size()) {
         if (poll.Ask()) return absl::CancelledError("stopped");
-        CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, ReadBatch(i));
+        CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, BatchAt(i));
         AddStepTotals(objective_, batch, info_, &sums);
       }
       return absl::OkStatus();
@@ -150,8 +146,7 @@ class Evaluation {
 
   absl::Status AddBatch(int64_t index, absl::Span<double> sums) {
     const int64_t last = Batches() - 1;
-    CAPSTAN_ASSIGN_OR_RETURN(const Batch batch,
-                             ReadBatch(std::min(index, last)));
+    CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, BatchAt(std::min(index, last)));
     const LossSum loss =
         objective_.Compute(*request_.model, batch, info_, *request_.runner);
     if (index <= last) AddLoss(loss, sums);

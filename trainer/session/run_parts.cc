@@ -143,6 +143,20 @@ int LeastComputeCapability() {
   return least;
 }
 
+// PyTorch's name: "float32".
+std::string DtypeName(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    case c10::ScalarType::Half:
+      return "float16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
 // Checks what doesn't depend on the data.
 absl::Status CheckTrain(const Train& train) {
   if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
@@ -372,28 +386,13 @@ DeviceFacts DeviceOf(const Precision& precision, int gpus) {
   return device;
 }
 
-std::string DtypeName(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return "float32";
-    case c10::ScalarType::BFloat16:
-      return "bfloat16";
-    case c10::ScalarType::Half:
-      return "float16";
-    default:
-      return c10::toString(dtype);
-  }
-}
-
-bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device) {
-  return !device.gpu && c10::isReducedFloatingType(dtype);
-}
-
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device) {
   const c10::ScalarType dtype = precision.PolicyOn(device).compute;
-  if (!IsSlow(dtype, device)) return "";
+  // CPUs are slow in 16-bit types: our kernels are float32 (kernels/), and
+  // LibTorch's convert each operand.
+  if (device.gpu || !c10::isReducedFloatingType(dtype)) return "";
   const std::string instead = precision.instead();
   return absl::StrCat(
       package, " computes in ", DtypeName(dtype),

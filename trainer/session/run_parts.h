@@ -110,14 +110,6 @@ BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
 // `precision` needs to know.
 DeviceFacts DeviceOf(const Precision& precision, int gpus);
 
-// PyTorch's name: "float32".
-std::string DtypeName(c10::ScalarType dtype);
-
-// Whether the device computes in `dtype` more slowly than in float32. CPUs do
-// in 16-bit types: our kernels are float32 (kernels/), and LibTorch's convert
-// each operand.
-bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device);
-
 // A warning that the run computes in a dtype its device is slow in, with what
 // to set instead; else "".
 std::string SlowPrecisionNote(const Precision& precision,

@@ -306,9 +306,7 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler) {
   const int64_t samples = std::min<int64_t>(8, data.size());
   int64_t targets = 0;
   for (int64_t i = 0; i < samples; ++i) {
-    Batch batch;
-    CAPSTAN_RETURN_IF_ERROR(data.Read(absl::MakeConstSpan(&i, 1), &batch));
-    SetSamplePositions({i}, &batch);
+    CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, ReadBatch(data, {i}, at::kCPU));
     try {
       targets += session_.parts.objective->CountTargets(batch, info_);
     } catch (const std::invalid_argument& error) {
@@ -335,12 +333,9 @@ absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
   absl::Status status = CatchAll([&]() -> absl::Status {
     parts.strategy->BeginStep(session_.state.step + 1);
     parts.strategy->BeginMicroStep(0, 1);
-    Batch batch;
-    CAPSTAN_RETURN_IF_ERROR(parts.train_data->Read(samples, &batch));
-    SetSamplePositions(samples, &batch);
-    for (auto& [name, tensor] : batch) {
-      tensor = tensor.to(session_.group->device());
-    }
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const Batch batch,
+        ReadBatch(*parts.train_data, samples, session_.group->device()));
     info_.totals = parts.objective->StepTotals(batch, info_);
     Backward(Forward(batch).sum);
     return absl::OkStatus();
