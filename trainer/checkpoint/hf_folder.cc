@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

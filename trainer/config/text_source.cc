@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,7 +18,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "plugins/sdk/options.pb.h"
-#include "trainer/config/load_config.h"
 
 namespace capstan {
 namespace {

@@ -16,7 +16,6 @@
 #include <numeric>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/status.h"
 

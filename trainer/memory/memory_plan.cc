@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <functional>
-#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/number_text.h"
 #include "trainer/optimizer/optimizer_state.h"
 

@@ -12,7 +12,6 @@
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "base/profile.h"
-#include "base/profile_records.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/number_text.h"

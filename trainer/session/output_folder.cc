@@ -9,7 +9,6 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
-#include <string>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -14,7 +12,6 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
-#include "trainer/config/load_config.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/session/schedule.h"
 

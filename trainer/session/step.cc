@@ -20,12 +20,10 @@
 #include "base/clock.h"
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
-#include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
-#include "trainer/profile/profiler.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/schedule.h"
 
