@@ -15,7 +15,6 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/number_text.h"
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/session/run_parts.h"
 

@@ -27,12 +27,10 @@
 #include "trainer/launcher/rank_info.h"
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/number_text.h"
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/resume.h"
 
 namespace capstan {
 namespace {

@@ -21,7 +21,7 @@
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/plugin_host/plugin_host.h"
-#include "trainer/session/resume.h"
+#include "trainer/session/output_folder.h"
 
 // Last: LibTorch defines logging macros of its own.
 #include <glog/logging.h>

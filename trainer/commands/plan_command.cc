@@ -12,7 +12,7 @@
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/memory/memory_plan.h"
-#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/console.h"
 #include "trainer/session/micro_batch.h"
 
 namespace capstan {

@@ -11,7 +11,6 @@
 #include "trainer/process_group/create.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/resume.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {

@@ -18,7 +18,6 @@
 #include "trainer/commands/command.h"
 #include "trainer/config/load_config.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/number_text.h"
 
 namespace capstan {
 namespace {

@@ -23,7 +23,6 @@
 #include "text/tokens/token_file.h"
 #include "trainer/commands/command.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/number_text.h"
 #include "trainer/metrics/progress_bar.h"
 
 namespace capstan {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/output_file.h"
 #include "base/status.h"
-#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 

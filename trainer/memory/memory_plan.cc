@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/console.h"
 #include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {

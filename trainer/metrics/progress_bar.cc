@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {

@@ -20,7 +20,6 @@
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/metrics_log.h"
-#include "trainer/metrics/number_text.h"
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/metrics/tensorboard_writer.h"
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/plugin_host/probe.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -10,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+
+#include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 namespace {

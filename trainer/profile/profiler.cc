@@ -14,7 +14,7 @@
 #include "base/profile.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
-#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {

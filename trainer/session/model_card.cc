@@ -14,8 +14,8 @@
 #include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/config/load_config.h"
+#include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
-#include "trainer/metrics/number_text.h"
 
 namespace capstan {
 namespace {

@@ -18,7 +18,7 @@
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/session/model_card.h"
-#include "trainer/session/resume.h"
+#include "trainer/session/output_folder.h"
 
 namespace capstan {
 namespace {

@@ -41,7 +41,6 @@
 #include "trainer/session/evaluator.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/resume.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/step.h"
 
