@@ -123,12 +123,6 @@ absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
 // OUTPUT_DIR/checkpoints/step-NNNNNNNN.
 std::string CheckpointFolder(const std::string& output_dir, int64_t step);
 
-// Removes all but the newest `keep` checkpoints (none if `keep` <= 0) except
-// those of `saved_step` and `best_step`, and leftovers of killed runs. Failures
-// are logged and ignored.
-void RemoveOldCheckpoints(const std::string& output_dir, int keep,
-                          int64_t saved_step, int64_t best_step);
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_

@@ -37,8 +37,8 @@ class CollectCommand : public Command {
 const RegisterCommand<CollectCommand> collect(
     40, "collect", "Make the data that a config's `collect` describes");
 
-}  // namespace
-
+// With a progress bar on a terminal, or an occasional line elsewhere. CANCELLED
+// after Ctrl-C or SIGTERM; existing data is then kept.
 absl::Status CollectWithProgress(Collector& collector) {
   const Console console(STDOUT_FILENO);
   console.Write(absl::StrCat("collecting ", collector.output(), "\n"));
@@ -67,6 +67,8 @@ absl::Status CollectWithProgress(Collector& collector) {
   console.Write(absl::StrFormat("collected in %s\n", ClockTime(seconds)));
   return absl::OkStatus();
 }
+
+}  // namespace
 
 absl::Status AskToReplace(const std::string& path) {
   if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) {

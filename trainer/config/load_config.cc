@@ -160,9 +160,11 @@ absl::StatusOr<std::string> StringAt(const RunConfig& config,
                                      const std::string& path) {
   const std::pair<std::string, std::string> names =
       absl::StrSplit(path, absl::MaxSplits('.', 1));
-  if (!HasSlot(config, names.first)) return "";
   const FieldDescriptor* slot =
       config.GetDescriptor()->FindFieldByName(names.first);
+  if (slot == nullptr || !config.GetReflection()->HasField(config, slot)) {
+    return "";
+  }
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::unique_ptr<Message> other,
       Unpack(static_cast<const Any&>(
@@ -335,11 +337,6 @@ absl::StatusOr<Any> WithDefaults(const Any& slot, const RunConfig& config) {
   Any filled = slot;
   filled.set_value(message->SerializeAsString());
   return filled;
-}
-
-bool HasSlot(const RunConfig& config, const std::string& slot) {
-  const FieldDescriptor* field = config.GetDescriptor()->FindFieldByName(slot);
-  return field != nullptr && config.GetReflection()->HasField(config, field);
 }
 
 std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {

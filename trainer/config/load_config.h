@@ -96,9 +96,6 @@ absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
 absl::StatusOr<google::protobuf::Any> WithDefaults(
     const google::protobuf::Any& slot, const RunConfig& config);
 
-// Whether `slot` names a plugin slot of RunConfig that is set.
-bool HasSlot(const RunConfig& config, const std::string& slot);
-
 // A hint for the error about a missing model folder. If `name`, as written,
 // could be a Hugging Face Hub model (OWNER/NAME): "; if it is a model on the
 // Hub, download it first: hf download ..", with the `setting` ("--model_name")

@@ -59,6 +59,17 @@ c10::Stream StreamForCopies(c10::Device device) {
       .getStreamFromGlobalPool(device);
 }
 
+// Sets *batch's kSamplePosition, reusing a tensor of that length.
+void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch) {
+  at::Tensor& tensor = (*batch)[kSamplePosition];
+  const auto count = static_cast<int64_t>(positions.size());
+  if (!tensor.defined() || tensor.numel() != count) {
+    tensor = at::empty({count}, at::kLong);
+  }
+  std::copy(positions.begin(), positions.end(),
+            tensor.mutable_data_ptr<int64_t>());
+}
+
 class PrefetchingLoader final : public DataLoader {
  public:
   PrefetchingLoader(const DataLoaderOptions& options,
@@ -291,16 +302,6 @@ absl::StatusOr<Batch> ReadBatch(const DatasetReader& reader,
   SetSamplePositions(samples, &batch);
   for (auto& [name, tensor] : batch) tensor = tensor.to(device);
   return batch;
-}
-
-void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch) {
-  at::Tensor& tensor = (*batch)[kSamplePosition];
-  const auto count = static_cast<int64_t>(positions.size());
-  if (!tensor.defined() || tensor.numel() != count) {
-    tensor = at::empty({count}, at::kLong);
-  }
-  std::copy(positions.begin(), positions.end(),
-            tensor.mutable_data_ptr<int64_t>());
 }
 
 absl::Status BatchSlot::Read(const DatasetReader& reader,

@@ -105,10 +105,6 @@ absl::StatusOr<Batch> ReadBatch(const DatasetReader& reader,
                                 absl::Span<const int64_t> samples,
                                 c10::Device device);
 
-// Sets *batch's kSamplePosition to `positions`, reusing a tensor of that
-// length.
-void SetSamplePositions(absl::Span<const int64_t> positions, Batch* batch);
-
 // Whether only *batch holds its tensors and their memory, so that they may be
 // overwritten. If true, everything former holders did happened before.
 bool Unshared(const Batch& batch);

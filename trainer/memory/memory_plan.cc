@@ -245,10 +245,6 @@ absl::Status CheckHostMemory(const StrategyPlan& strategy,
       "offload off"));
 }
 
-std::string CategoryText(MemoryCategory category) {
-  return absl::StrReplaceAll(MemoryCategoryName(category), {{"_", " "}});
-}
-
 std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
                       const std::vector<RefusedStrategy>& refused) {
   Grid grid(strategies);
@@ -263,13 +259,15 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
   }
   for (int i = 1; i < kMemoryCategories; ++i) {  // kOther isn't planned
     const auto category = static_cast<MemoryCategory>(i);
-    grid.Row(absl::StrCat("  ", CategoryText(category)),
-             [category](const PlannedStrategy& s) {
-               if (!s.plan.Knows(category)) {
-                 return std::string("?");
-               }
-               return ShortBytes(s.plan.at_peak[static_cast<int>(category)]);
-             });
+    grid.Row(
+        absl::StrCat("  ", absl::StrReplaceAll(MemoryCategoryName(category),
+                                               {{"_", " "}})),
+        [category](const PlannedStrategy& s) {
+          if (!s.plan.Knows(category)) {
+            return std::string("?");
+          }
+          return ShortBytes(s.plan.at_peak[static_cast<int>(category)]);
+        });
   }
   grid.Row("  all tensors", [](const PlannedStrategy& s) {
     return ShortBytes(Total(s.plan.at_peak));

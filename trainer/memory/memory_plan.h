@@ -113,9 +113,6 @@ struct RefusedStrategy {
 std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
                       const std::vector<RefusedStrategy>& refused);
 
-// "optimizer state".
-std::string CategoryText(MemoryCategory category);
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_MEMORY_MEMORY_PLAN_H_

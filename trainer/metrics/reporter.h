@@ -167,17 +167,6 @@ class Reporter {
   virtual absl::Status status() const = 0;
 };
 
-// Describes a run before it starts, in several lines; with `bold` the first is
-// bold on a terminal.
-std::string BannerText(const RunFacts& facts, bool bold);
-
-// Keys are RunSummary's fields, in order; unset losses and non-finite numbers
-// are null.
-std::string SummaryJson(const RunSummary& summary);
-
-std::string SummaryTable(const RunSummary& summary,
-                         const std::string& output_dir);
-
 // Steps of the run in `output_dir` if its summary.json says completed; else
 // unset.
 absl::optional<int64_t> CompletedSteps(const std::string& output_dir);

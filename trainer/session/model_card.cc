@@ -214,6 +214,16 @@ void Shorten(Message* message) {
   }
 }
 
+// `config` without what is specific to this machine, for publication: files and
+// folders (fields with the option `path`) are reduced to their last component,
+// a model in Hugging Face's cache to its hub name; output_dir is removed.
+RunConfig PortableConfig(const RunConfig& config) {
+  RunConfig portable = config;
+  portable.clear_output_dir();
+  Shorten(&portable);
+  return portable;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
@@ -273,13 +283,6 @@ BaseModel BaseModelOf(const RunConfig& config, int api_minor) {
     base.folder = (*message)->GetReflection()->GetString(**message, field);
   }
   return base;
-}
-
-RunConfig PortableConfig(const RunConfig& config) {
-  RunConfig portable = config;
-  portable.clear_output_dir();
-  Shorten(&portable);
-  return portable;
 }
 
 }  // namespace capstan

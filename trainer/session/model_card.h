@@ -56,11 +56,6 @@ struct BaseModel {
 };
 BaseModel BaseModelOf(const RunConfig& config, int api_minor);
 
-// `config` without what is specific to this machine, for publication: files and
-// folders (fields with the option `path`) are reduced to their last component,
-// a model in Hugging Face's cache to its hub name; output_dir is removed.
-RunConfig PortableConfig(const RunConfig& config);
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
