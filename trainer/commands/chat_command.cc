@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/text_view.h"
 
@@ -219,32 +220,21 @@ class Chat {
   uint64_t answers_ = 0;
 };
 
-class ChatCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    AddModelFlag(flags, &options_.model);
-    flags.Add("--system", &options_.system,
-              "What the conversation begins with");
-    flags.Add("--template", &options_.chat_template,
-              "How conversations are written: chatml, smollm2, llama3, gemma, "
-              "llada; default: as the tokenizer says");
-    AddSamplingFlags(flags, &options_);
-  }
-  absl::StatusOr<int> Run(CommandHost&) override;
+void AddFlags(Flags& flags, ChatOptions* options) {
+  AddModelFlag(flags, &options->model);
+  flags.Add("--system", &options->system, "What the conversation begins with");
+  flags.Add("--template", &options->chat_template,
+            "How conversations are written: chatml, smollm2, llama3, gemma, "
+            "llada; default: as the tokenizer says");
+  AddSamplingFlags(flags, options);
+}
 
- private:
-  ChatOptions options_;
-};
-
-const RegisterCommand<ChatCommand> chat_command(
-    80, "chat", "Talk with a model in the terminal");
-
-absl::StatusOr<int> ChatCommand::Run(CommandHost&) {
-  CAPSTAN_RETURN_IF_ERROR(options_.Check());
+absl::StatusOr<int> RunChat(const ChatOptions& options) {
+  CAPSTAN_RETURN_IF_ERROR(options.Check());
   at::set_num_threads(AvailableCores());
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Chat> chat,
-                           Chat::Start(options_));
+                           Chat::Start(options));
   struct sigaction action = {};
   action.sa_handler = NoteInterrupt;
   action.sa_flags = SA_RESTART;  // the terminal discarded the line
@@ -252,6 +242,9 @@ absl::StatusOr<int> ChatCommand::Run(CommandHost&) {
   CAPSTAN_RETURN_IF_ERROR(chat->Talk());
   return 0;
 }
+
+const RegisterFunction<ChatOptions> chat_command(
+    80, "chat", "Talk with a model in the terminal", AddFlags, RunChat);
 
 }  // namespace
 }  // namespace capstan

@@ -19,6 +19,7 @@
 #include "base/files.h"
 #include "base/machine.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/compare/compare_config.h"
 #include "trainer/compare/comparison.h"
 #include "trainer/compare/report.h"
@@ -353,43 +354,30 @@ int Interrupted(const CompareOptions& options, const PreparedCompare& prepared,
   return 128 + signal;
 }
 
-class CompareCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override;
-  absl::StatusOr<int> Run(CommandHost&) override;
-
- private:
-  CompareOptions options_;
-};
-
-const RegisterCommand<CompareCommand> compare(
-    60, "compare",
-    "Run strategies from one seed on the same data; report what differs");
-
-void CompareCommand::AddFlags(Flags& flags) {
+void AddFlags(Flags& flags, CompareOptions* options) {
   flags
-      .Add("--config", &options_.config,
+      .Add("--config", &options->config,
            "What to compare (protobuf text, "
            "trainer/compare/compare_config.proto)")
       .Type("FILE")
       .Required();
   flags
-      .Add("--set", &options_.overrides,
+      .Add("--set", &options->overrides,
            "Overrides one field of every run: train.max_steps=10")
       .Type("PATH=VALUE")
       .OneEach();
   flags
-      .Add("--output_dir", &options_.output_dir,
+      .Add("--output_dir", &options->output_dir,
            "Where the report and the runs go")
       .Type("FOLDER");
-  flags.Add("--resume", &options_.resume,
+  flags.Add("--resume", &options->resume,
             "Go on with a comparison that was stopped, in --output_dir: runs "
             "that are done stay");
-  AddPluginPath(flags, &options_.plugin_path);
+  AddPluginPath(flags, &options->plugin_path);
 }
 
-absl::StatusOr<int> CompareCommand::Run(CommandHost&) {
-  CAPSTAN_ASSIGN_OR_RETURN(PreparedCompare prepared, Prepare(options_));
+absl::StatusOr<int> RunCompare(const CompareOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(PreparedCompare prepared, Prepare(options));
   int runs = 0;
   for (const Combination& combination : prepared.combinations) {
     if (combination.run.status == ComparedRun::Status::kPending) ++runs;
@@ -405,7 +393,7 @@ absl::StatusOr<int> CompareCommand::Run(CommandHost&) {
                                  RunOne(prepared, &combination, &progress));
         if (stopped != 0) {
           progress.End();
-          return Interrupted(options_, prepared, combination.run.Label(),
+          return Interrupted(options, prepared, combination.run.Label(),
                              stopped);
         }
       }
@@ -417,6 +405,11 @@ absl::StatusOr<int> CompareCommand::Run(CommandHost&) {
   PrintResult(comparison, prepared.folder);
   return comparison.passed() ? 0 : 1;
 }
+
+const RegisterFunction<CompareOptions> compare(
+    60, "compare",
+    "Run strategies from one seed on the same data; report what differs",
+    AddFlags, RunCompare);
 
 }  // namespace
 }  // namespace capstan

@@ -25,6 +25,7 @@
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/text_view.h"
 #include "trainer/launcher/launcher.h"
@@ -393,7 +394,7 @@ absl::Status Show(const std::vector<Task>& tasks,
   return absl::OkStatus();
 }
 
-absl::Status Generate(const GenerateOptions& options) {
+absl::StatusOr<int> Generate(const GenerateOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(options));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
                            PromptsOf(options));
@@ -411,51 +412,41 @@ absl::Status Generate(const GenerateOptions& options) {
         generator.objective->Sample(*generator.model, options.prompt_ids,
                                     sample, runner));
     std::cout << absl::StrJoin(ids, ",") << std::endl;
-    return absl::OkStatus();
+    return 0;
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Task> tasks,
                            Tasks(prompts, options, generator));
-  return options.output.empty() ? Show(tasks, options, generator, sample)
-                                : WriteFile(tasks, options, generator, sample);
+  CAPSTAN_RETURN_IF_ERROR(options.output.empty()
+                              ? Show(tasks, options, generator, sample)
+                              : WriteFile(tasks, options, generator, sample));
+  return 0;
 }
 
-class GenerateCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override;
-
-  absl::StatusOr<int> Run(CommandHost&) override {
-    CAPSTAN_RETURN_IF_ERROR(Generate(options_));
-    return 0;
-  }
-
- private:
-  GenerateOptions options_;
-};
-
-const RegisterCommand<GenerateCommand> generate(70, "generate",
-                                                "Let a model continue a text");
-
-void GenerateCommand::AddFlags(Flags& flags) {
-  AddModelFlag(flags, &options_.model);
-  flags.Add("--prompt", &options_.prompt,
+void AddFlags(Flags& flags, GenerateOptions* options) {
+  AddModelFlag(flags, &options->model);
+  flags.Add("--prompt", &options->prompt,
             "The text to continue; default: what standard input says");
   flags
-      .Add("--input", &options_.input,
+      .Add("--input", &options->input,
            "Prompts, one a line; rows {\"prompt\": ..}, {\"messages\": [..]} "
            "or \"text\" in a .jsonl; - is standard input")
       .Type("FILE");
   flags
-      .Add("--output", &options_.output,
+      .Add("--output", &options->output,
            "Write the texts into a new file, rows {\"prompt\": .., \"text\": "
            "..}, instead of showing them")
       .Type("FILE");
   flags
-      .Add("--prompt_ids", &options_.prompt_ids,
+      .Add("--prompt_ids", &options->prompt_ids,
            "Token ids to continue, 1,2,3; prints ids: for folders without a "
            "tokenizer")
       .Delimiter(',');
-  AddSamplingFlags(flags, &options_);
+  AddSamplingFlags(flags, options);
 }
+
+const RegisterFunction<GenerateOptions> generate(70, "generate",
+                                                 "Let a model continue a text",
+                                                 AddFlags, Generate);
 
 }  // namespace
 }  // namespace capstan

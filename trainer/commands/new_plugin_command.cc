@@ -22,6 +22,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/config/load_config.h"
 #include "trainer/plugin_host/plugin_host.h"
 
@@ -250,7 +251,7 @@ void PrintCommands(const Name &name, const fs::path &folder,
   }
 }
 
-absl::Status NewPlugin(const NewPluginOptions &options) {
+absl::StatusOr<int> NewPlugin(const NewPluginOptions &options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Category category,
                            FindCategory(options.category));
   CAPSTAN_ASSIGN_OR_RETURN(const Name name, ParseName(options.name));
@@ -269,43 +270,32 @@ absl::Status NewPlugin(const NewPluginOptions &options) {
       const std::vector<std::string> written,
       WritePlugin(category, name, folder, capstan.empty() ? kBeside : capstan));
   PrintCommands(name, folder, capstan, written);
-  return absl::OkStatus();
+  return 0;
 }
 
-class NewPluginCommand : public Command {
- public:
-  void AddFlags(Flags &flags) override {
-    flags
-        .Add("--category", &options_.category,
-             "strategy, precision, dataset_reader, collector, model, objective "
-             "or optimizer")
-        .Required();
-    flags
-        .Add("--name", &options_.name,
-             "VENDOR.NAME, the package of its config: acme.lion")
-        .Required();
-    flags
-        .Add("FOLDER", &options_.folder,
-             "Where VENDOR/NAME is made; may hold other plugins")
-        .Required();
-    flags
-        .Add("--capstan", &options_.capstan,
-             "Capstan's workspace, which the plugin's builds refer to")
-        .Type("FOLDER");
-  }
+void AddFlags(Flags &flags, NewPluginOptions *options) {
+  flags
+      .Add("--category", &options->category,
+           "strategy, precision, dataset_reader, collector, model, objective "
+           "or optimizer")
+      .Required();
+  flags
+      .Add("--name", &options->name,
+           "VENDOR.NAME, the package of its config: acme.lion")
+      .Required();
+  flags
+      .Add("FOLDER", &options->folder,
+           "Where VENDOR/NAME is made; may hold other plugins")
+      .Required();
+  flags
+      .Add("--capstan", &options->capstan,
+           "Capstan's workspace, which the plugin's builds refer to")
+      .Type("FOLDER");
+}
 
-  absl::StatusOr<int> Run(CommandHost &) override {
-    CAPSTAN_RETURN_IF_ERROR(NewPlugin(options_));
-    return 0;
-  }
-
- private:
-  NewPluginOptions options_;
-};
-
-const RegisterCommand<NewPluginCommand> new_plugin(
-    150, "new-plugin",
-    "Write a plugin to start from, with its test and config");
+const RegisterFunction<NewPluginOptions> new_plugin(
+    150, "new-plugin", "Write a plugin to start from, with its test and config",
+    AddFlags, NewPlugin);
 
 }  // namespace
 }  // namespace capstan

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "plugins/sdk/dataset.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/config/load_config.h"
 #include "trainer/metrics/console.h"
 
@@ -193,7 +194,7 @@ absl::Status Show(const DatasetReader& reader, const std::string& name,
   return absl::OkStatus();
 }
 
-absl::Status Preview(const PreviewOptions& options) {
+absl::StatusOr<int> Preview(const PreviewOptions& options) {
   PluginHost host(AllFromCaller(options.run.plugin_path));
   const ConfigContext context = DefaultConfigContext(&host);
   if (options.run.configs.empty()) {
@@ -205,7 +206,7 @@ absl::Status Preview(const PreviewOptions& options) {
       LoadConfig(options.run.configs, options.run.overrides, context));
   if (options.run.print_config) {
     std::cout << PrintConfig(loaded.config);
-    return absl::OkStatus();
+    return 0;
   }
   if (!loaded.config.has_train_data()) {
     return absl::InvalidArgumentError(
@@ -217,8 +218,9 @@ absl::Status Preview(const PreviewOptions& options) {
       host.Create<DatasetReader>(type, PluginCategory::kDatasetReader,
                                  loaded.config.train_data().value());
   if (!reader.ok()) return loaded.Locate(reader.status(), "train_data");
-  return loaded.Locate(Show(**reader, type.substr(0, type.rfind('.')), options),
-                       "train_data");
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+      Show(**reader, type.substr(0, type.rfind('.')), options), "train_data"));
+  return 0;
 }
 
 // (CLI11's own check prints the range of doubles.)
@@ -226,32 +228,21 @@ std::string NegativeProblem(const std::string& number) {
   return number[0] == '-' ? "must not be negative, is " + number : "";
 }
 
-class PreviewCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    AddRunOptions(flags, &options_.run);
-    flags
-        .Add("--samples", &options_.samples,
-             "How many, from the first on; 0: what there is to know of all")
-        .Check(NegativeProblem);
-    flags
-        .Add("--tokens", &options_.tokens,
-             "How many of each sample's tokens are listed")
-        .Check(NegativeProblem);
-  }
+void AddFlags(Flags& flags, PreviewOptions* options) {
+  AddRunOptions(flags, &options->run);
+  flags
+      .Add("--samples", &options->samples,
+           "How many, from the first on; 0: what there is to know of all")
+      .Check(NegativeProblem);
+  flags
+      .Add("--tokens", &options->tokens,
+           "How many of each sample's tokens are listed")
+      .Check(NegativeProblem);
+}
 
-  absl::StatusOr<int> Run(CommandHost&) override {
-    CAPSTAN_RETURN_IF_ERROR(Preview(options_));
-    return 0;
-  }
-
- private:
-  PreviewOptions options_;
-};
-
-const RegisterCommand<PreviewCommand> preview(
-    50, "preview",
-    "Show a run's first samples, and what of them is trained on");
+const RegisterFunction<PreviewOptions> preview(
+    50, "preview", "Show a run's first samples, and what of them is trained on",
+    AddFlags, Preview);
 
 }  // namespace
 }  // namespace capstan
