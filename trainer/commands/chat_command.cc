@@ -158,14 +158,7 @@ class Chat {
       }
       if (std::exchange(interrupted, 0) != 0) throw AnswerStopped();
     };
-    PlainRunner runner;
-    absl::Status status;
-    try {
-      status =
-          generator_.objective->Sample(*generator_.model, ids, sample, runner)
-              .status();
-    } catch (const AnswerStopped&) {
-    }
+    const absl::Status status = Sample(ids, sample).status();
     std::cout << stream.Finish() << std::endl;
     return status;
   }
@@ -188,18 +181,23 @@ class Chat {
       chosen.assign(text.begin(), std::find(text.begin(), text.end(), mask));
       throw AnswerStopped();
     };
-    PlainRunner runner;
-    absl::Status status;
-    try {
-      const absl::StatusOr<std::vector<int64_t>> text =
-          generator_.objective->Sample(*generator_.model, ids, sample, runner);
-      status = text.status();
-      if (text.ok()) chosen.assign(text->begin() + ids.size(), text->end());
-    } catch (const AnswerStopped&) {
+    const absl::StatusOr<std::vector<int64_t>> text = Sample(ids, sample);
+    if (text.ok() && !text->empty()) {
+      chosen.assign(text->begin() + ids.size(), text->end());
     }
     view.Finish(chosen);
     *answer = view.Decode(chosen);
-    return status;
+    return text.status();
+  }
+
+  // Prompt and answer; empty if stopped.
+  absl::StatusOr<std::vector<int64_t>> Sample(
+      const std::vector<int64_t>& ids, const SampleOptions& sample) const {
+    try {
+      return generator_.Sample(ids, sample);
+    } catch (const AnswerStopped&) {
+      return std::vector<int64_t>();
+    }
   }
 
   SampleOptions Sampling() const {

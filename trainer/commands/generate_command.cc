@@ -292,10 +292,7 @@ absl::Status WriteInOrder(const Task& task, const Generator& generator,
                      generator.tokenizer->Decode(absl::MakeSpan(&token, 1)))
               << std::flush;
   };
-  PlainRunner runner;
-  CAPSTAN_RETURN_IF_ERROR(
-      generator.objective->Sample(*generator.model, task.ids, sample, runner)
-          .status());
+  CAPSTAN_RETURN_IF_ERROR(generator.Sample(task.ids, sample).status());
   std::cout << stream.Finish() << std::endl;
   return absl::OkStatus();
 }
@@ -312,9 +309,8 @@ absl::Status WriteInAnyOrder(const Task& task, const Generator& generator,
   sample.on_text = [&](absl::Span<const int64_t> text) {
     view.Show(text.subspan(task.ids.size()));
   };
-  PlainRunner runner;
   const absl::StatusOr<std::vector<int64_t>> text =
-      generator.objective->Sample(*generator.model, task.ids, sample, runner);
+      generator.Sample(task.ids, sample);
   view.Finish(text.ok() ? absl::MakeConstSpan(*text).subspan(task.ids.size())
                         : absl::Span<const int64_t>());
   return text.status();
@@ -323,10 +319,8 @@ absl::Status WriteInAnyOrder(const Task& task, const Generator& generator,
 // The text after the prompt, up to the first end of text.
 absl::StatusOr<std::string> TextOf(const Task& task, const Generator& generator,
                                    const SampleOptions& sample) {
-  PlainRunner runner;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> all,
-      generator.objective->Sample(*generator.model, task.ids, sample, runner));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
+                           generator.Sample(task.ids, sample));
   const absl::Span<const int64_t> text =
       absl::MakeConstSpan(all).subspan(task.ids.size());
   std::vector<int64_t> stops = task.stops;
@@ -406,11 +400,8 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
                     options.overrides));
   const SampleOptions sample = options.Sampling(/*default_tokens=*/0);
   if (!options.prompt_ids.empty()) {
-    PlainRunner runner;
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const std::vector<int64_t> ids,
-        generator.objective->Sample(*generator.model, options.prompt_ids,
-                                    sample, runner));
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
+                             generator.Sample(options.prompt_ids, sample));
     std::cout << absl::StrJoin(ids, ",") << std::endl;
     return 0;
   }

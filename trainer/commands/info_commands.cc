@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "base/machine.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
@@ -55,28 +56,10 @@ void Row(const std::string& name, const std::string& value) {
   std::cout << absl::StrFormat("%-14s %s\n", name, value);
 }
 
-class PluginsCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override { AddPluginPath(flags, &plugin_path_); }
-  absl::StatusOr<int> Run(CommandHost&) override;
+using PluginPath = std::vector<std::string>;
 
- private:
-  std::vector<std::string> plugin_path_;
-};
-
-class EnvCommand : public Command {
- public:
-  void AddFlags(Flags&) override {}
-  absl::StatusOr<int> Run(CommandHost&) override;
-};
-
-const RegisterCommand<PluginsCommand> plugins(
-    1010, "plugins", "List the plugins that a config can name");
-const RegisterCommand<EnvCommand> env(
-    1020, "env", "Versions and hardware, for a bug report");
-
-absl::StatusOr<int> PluginsCommand::Run(CommandHost&) {
-  PluginHost host(AllFromCaller(plugin_path_));
+absl::StatusOr<int> ListPlugins(const PluginPath& plugin_path) {
+  PluginHost host(AllFromCaller(plugin_path));
   const auto row = [](absl::string_view category, absl::string_view name,
                       absl::string_view text) {
     return absl::StrFormat("%-16s %-28s %s\n", category, name, text);
@@ -116,7 +99,13 @@ absl::StatusOr<int> PluginsCommand::Run(CommandHost&) {
   return refused ? 1 : 0;
 }
 
-absl::StatusOr<int> EnvCommand::Run(CommandHost&) {
+const RegisterFunction<PluginPath> plugins(
+    1010, "plugins", "List the plugins that a config can name", AddPluginPath,
+    ListPlugins);
+
+struct NoOptions {};
+
+absl::StatusOr<int> ShowEnvironment(const NoOptions&) {
   Row("system", FileField("/etc/os-release", "PRETTY_NAME"));
   Row("kernel", FirstLine("/proc/sys/kernel/osrelease"));
   Row("cpu", FileField("/proc/cpuinfo", "model name"));
@@ -141,6 +130,10 @@ absl::StatusOr<int> EnvCommand::Run(CommandHost&) {
   }
   return 0;
 }
+
+const RegisterFunction<NoOptions> env(
+    1020, "env", "Versions and hardware, for a bug report",
+    [](Flags&, NoOptions*) {}, ShowEnvironment);
 
 }  // namespace
 }  // namespace capstan
