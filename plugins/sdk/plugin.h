@@ -59,7 +59,11 @@ struct PluginDescriptor {
   const char* fingerprint;
   // Creates a plugin from its serialized config. On success *instance is a
   // `Base*` of the category (Strategy*, Precision*, ..), owned by the caller.
-  // Never throws.
+  // Never throws. For plugins outside the trainer's own folder the library is
+  // first loaded, and `create` called, in a forked child whose output is
+  // dropped; the child is killed after 2 s of `create` (30 s of loading), or
+  // when it returns. So both run twice, and a side effect that outlives a
+  // process (a file, a licence) must bear that.
   absl::Status (*create)(absl::string_view config, void** instance);
 };
 

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
@@ -25,10 +26,21 @@ std::string Text(const std::string& path) {
   return fs::exists(path) ? ReadText(path) : "";
 }
 
+// What tells Capstan's workspace from another folder.
+std::string Capstan() {
+  static const std::string* const folder = [] {
+    auto* const made = new std::string(NewTestFolder("capstan"));
+    fs::create_directories(*made + "/plugins/sdk");
+    WriteText(*made + "/plugins/sdk/plugin.h", "");
+    return made;
+  }();
+  return *folder;
+}
+
 TrainerResult Write(const std::string& category, const std::string& name,
                     const std::string& folder) {
   return RunTrainer({"new-plugin", "--category=" + category, "--name=" + name,
-                     "--capstan=/the/workspace", folder});
+                     "--capstan=" + Capstan(), folder});
 }
 
 TEST(NewPluginCommandTest, NamesEverythingAfterThePlugin) {
@@ -49,7 +61,7 @@ TEST(NewPluginCommandTest, NamesEverythingAfterThePlugin) {
   EXPECT_THAT(Text(own + "conformance_test.cc"),
               HasSubstr("acme/big_cat/libacme_big_cat.so"));
   EXPECT_THAT(Text(folder + "/WORKSPACE"),
-              HasSubstr("path = \"/the/workspace\""));
+              HasSubstr("path = \"" + Capstan() + "\""));
   // Nothing of the templates' own names is left, in text or path.
   int files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -91,6 +103,30 @@ TEST(NewPluginCommandTest, OverwritesNothing) {
   // Another one beside it keeps what they share.
   EXPECT_EQ(Write("precision", "acme.tiger", folder).exit_code, 0);
   EXPECT_EQ(Text(folder + "/Makefile"), "mine");
+}
+
+TEST(NewPluginCommandTest, FindsCapstanOrSaysThatItIsNotThere) {
+  const std::string root = NewTestFolder("roots");
+  WriteText(root + "/WORKSPACE", "");  // another's
+  const std::vector<std::string> words = {"new-plugin", "--category=optimizer",
+                                          "--name=acme.lion"};
+  const auto write = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    TrainerOptions options;
+    options.folder = root;
+    return RunTrainer(more, options);
+  };
+  ExpectOneError(write({"--capstan=/proc", "plugins"}),
+                 {"--capstan=/proc", "isn't Capstan's workspace"});
+  EXPECT_FALSE(fs::exists(root + "/plugins"));
+  EXPECT_THAT(write({"elsewhere/plugins"}).out,
+              AllOf(HasSubstr("=CAPSTAN/configs/"),
+                    HasSubstr("Capstan's workspace, which isn't found")));
+  fs::create_directories(root + "/capstan/plugins/sdk");
+  WriteText(root + "/capstan/plugins/sdk/plugin.h", "");
+  const TrainerResult found = write({"plugins"});
+  EXPECT_EQ(found.exit_code, 0) << found.err;
+  EXPECT_THAT(found.out, HasSubstr("=" + root + "/capstan/configs/"));
 }
 
 TEST(NewPluginCommandTest, RefusesWhatItCannotName) {

@@ -59,6 +59,14 @@ TEST(BrokenPluginTest, OneThatCrashesWhenLoadedIsRefused) {
                   "exit code 3"});
 }
 
+TEST(BrokenPluginTest, OneThatLoadsSlowlyIsWaitedForByName) {
+  const std::string folder = PluginFolder();
+  const TrainerResult result = Check(BrokenRun(), folder, "slow");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("waiting for " + folder + "/libacme_broken.so"));
+}
+
 // A process can hold each proto file once; protobuf aborts.
 TEST(BrokenPluginTest, TwoLibrariesWithOneProtoFileAreBothNamed) {
   const std::string folder = PluginFolder();
@@ -73,12 +81,15 @@ TEST(BrokenPluginTest, TwoLibrariesWithOneProtoFileAreBothNamed) {
 TEST(BrokenPluginTest, TheListGoesOn) {
   TrainerOptions options;
   options.environment["ACME_BROKEN"] = "crash";
+  const std::string folder = PluginFolder();
+  WriteText(folder + "/libacme_cut.so", "not a library");
   const TrainerResult list =
-      RunTrainer({"plugins", "--plugin_path=" + PluginFolder()}, options);
+      RunTrainer({"plugins", "--plugin_path=" + folder}, options);
   EXPECT_EQ(list.exit_code, 1);
   EXPECT_THAT(list.out,
               AllOf(HasSubstr("acme.signsgd.Config"), HasSubstr("signal 11"),
-                    HasSubstr("capstan.zero2.Config")));
+                    HasSubstr("capstan.zero2.Config"),
+                    HasSubstr(folder + "/libacme_cut.so it is not a 64-bit")));
 }
 
 TEST(BrokenPluginTest, WhatItsCreateDoesIsNamed) {

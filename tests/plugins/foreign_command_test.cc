@@ -53,7 +53,8 @@ TEST(ForeignCommandTest, IsListed) {
                     HasSubstr("--name TEXT REQUIRED"),
                     HasSubstr("--times INT:POSITIVE=1")));
   EXPECT_THAT(RunTrainer({"plugins", path}).out,
-              AllOf(HasSubstr("command          acme.command_greet.Config")));
+              AllOf(HasSubstr("\n  trainer greet "),
+                    Not(HasSubstr("acme.command_greet.Config"))));
   EXPECT_THAT(RunTrainer({"--help"}).out, Not(HasSubstr("greet")));
   EXPECT_EQ(RunTrainer({"greet", "--name=A"}).exit_code, 2);
 }

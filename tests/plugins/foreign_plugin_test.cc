@@ -103,6 +103,26 @@ TEST_P(FaultyReaderTest, AFailureOnOneRankEndsAllWithItsOwnError) {
   }
 }
 
+// A plugin's exit() would look like a run that ended well.
+TEST(ForeignPluginTest, AnExitInAStepNamesThePlugin) {
+  const RunText run =
+      RunText()
+          .Set("train_data",
+               "[plugin/acme.faulty.Config] { broken_sample: 19 exit: true }")
+          .Ddp(1)
+          .Batch(2, 4)
+          .Train("max_steps: 12")
+          .Output(NewTestFolder("run") + "/out");
+  const std::vector<std::string> words = {
+      "--config=" + run.File(),
+      "--plugin_path=" + PluginFolder("libacme_faulty.so")};
+  const auto said = AllOf(HasSubstr("step "), HasSubstr("exit(0) was called"),
+                          HasSubstr("train_data acme.faulty"));
+  const TrainerResult launched = RunTrainer(words);
+  EXPECT_EQ(launched.exit_code, 1);
+  EXPECT_THAT(launched.err, AllOf(HasSubstr("ERROR: [rank 0]"), said));
+}
+
 // Rank 1's second forward of an evaluation fails; the other rank is in it.
 TEST_P(FaultyReaderTest, AFailureInAnEvaluationEndsAllToo) {
   const RunText run =

@@ -58,6 +58,16 @@ TEST(SampleTest, AThrowIsNotedAndTheRunGoesOn) {
             ReadMetrics(MustTrain(Sampled(false))).losses());
 }
 
+TEST(SampleTest, AnEndThatFailsTooIsNotedAsWell) {
+  ToyRun run = Failing(/*sharded=*/false, 0, 2);
+  run.ranks = 1;
+  run.end_fails = true;
+  const std::string folder = MustTrain(run);
+  EXPECT_THAT(Printed(folder), AllOf(HasSubstr("no sample before training: "),
+                                     HasSubstr("no sample after step 4: ")));
+  EXPECT_EQ(Generations(folder), 1);
+}
+
 // Forward has collectives, and only one rank fails: the others leave their
 // samples, too, and are in step with it afterwards.
 TEST(SampleTest, ARankThatFailsTakesTheOthersAlong) {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/strategy.h"
+#include "strategies/common/replicated.h"
 #include "strategies/ddp/ddp.pb.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
@@ -38,6 +40,24 @@ using conformance::ToyModel;
 constexpr int64_t kSamples = 40;
 // Of the rich objective's loss.
 constexpr double kScale = 100.0;
+
+// Set by a failed sample of a run with ToyRun::end_fails.
+bool end_fails_next = false;
+
+class FailingEnd final : public ReplicatedStrategy {
+ public:
+  absl::Status Check(const StrategyRequest&) const override {
+    return absl::OkStatus();
+  }
+  absl::Status Setup(const StrategyContext& context) override {
+    constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
+    return SetUp(context, kOneBucket, kOneBucket, nullptr);
+  }
+  void FinishForward() override {
+    if (std::exchange(end_fails_next, false)) throw std::bad_alloc();
+  }
+  void FinishBackward() override { gradients().Take(0); }
+};
 
 class ToyData final : public DatasetReader {
  public:
@@ -155,6 +175,7 @@ class ToyObjective final : public Objective {
     for (int i = 0; i < 4; ++i) {
       if (options.stop()) return absl::CancelledError("stopped");
       const SampleFault fault = run_->sample_fault(rank_, sample, i);
+      end_fails_next = run_->end_fails && fault != SampleFault::kNone;
       if (fault == SampleFault::kBefore) throw std::bad_alloc();
       ToyBatch toy = conformance::ToySamples(sample, 1);
       toy.any_rare = true;
@@ -216,8 +237,12 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   if (config.train().eval_every() > 0) {
     job.parts.eval_data = std::make_unique<ToyData>(&run);
   }
-  if (run.sample_fault) config.mutable_train()->set_sample_prompt("ab");
-  if (run.sharded) {
+  if (run.sample_fault) {
+    config.mutable_train()->add_sample_prompts()->set_prompt("ab");
+  }
+  if (run.end_fails) {
+    job.parts.strategy = std::make_unique<FailingEnd>();
+  } else if (run.sharded) {
     CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy, Fsdp());
   } else {
     CAPSTAN_ASSIGN_OR_RETURN(job.parts.strategy,

@@ -40,6 +40,8 @@ struct ToyRun {
   // Of rank r's forward number f (of 4) in sample number s. Default: there are
   // no samples.
   std::function<SampleFault(int rank, int sample, int forward)> sample_fault;
+  // On one rank: FinishForward throws after a failed sample.
+  bool end_fails = false;
   std::string output_dir;  // default: a new one
 };
 

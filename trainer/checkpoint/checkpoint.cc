@@ -12,7 +12,6 @@
 #include <set>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -191,6 +190,40 @@ absl::Status Commit(const std::string& temporary, const std::string& folder,
       absl::StrCat(temporary, "/", kManifestFile), ManifestToJson(manifest)));
   CAPSTAN_RETURN_IF_ERROR(SyncPath(temporary));
   return ReplaceFolder(temporary, folder);
+}
+
+// Removes all but the newest `keep` checkpoints (none if `keep` <= 0) except
+// those of `saved_step` and `best_step`, and leftovers of killed runs. Failures
+// are logged and ignored.
+void RemoveOldCheckpoints(const std::string& output_dir, int keep,
+                          int64_t saved_step, int64_t best_step) {
+  const std::string root = Root(output_dir);
+  if (keep > 0) {
+    std::map<int64_t, std::string> others = WholeCheckpoints(output_dir);
+    others.erase(saved_step);
+    others.erase(best_step);
+    for (; others.size() >= static_cast<size_t>(keep);
+         others.erase(others.begin())) {
+      // Rename first: a half-removed checkpoint must not look complete.
+      const auto& [step, path] = *others.begin();
+      const std::string trash =
+          HiddenSibling(CheckpointFolder(output_dir, step), "trash");
+      RemoveQuietly(trash);
+      if (rename(path.c_str(), trash.c_str()) != 0) {
+        PLOG(WARNING) << "cannot remove the old checkpoint " << path;
+      }
+    }
+  }
+  std::set<std::string> whole;
+  for (const auto& [step, path] : WholeCheckpoints(output_dir)) {
+    whole.insert(path);
+  }
+  for (const std::string& name : ListNames(root)) {
+    const std::string path = root + "/" + name;
+    if (absl::StartsWith(name, ".step-") && whole.count(path) == 0) {
+      RemoveQuietly(path);
+    }
+  }
 }
 
 absl::Status Save(const std::string& output_dir, int keep,
@@ -448,37 +481,6 @@ absl::Status LoadTogether(const std::string& folder,
 
 std::string CheckpointFolder(const std::string& output_dir, int64_t step) {
   return absl::StrFormat("%s/step-%08d", Root(output_dir), step);
-}
-
-void RemoveOldCheckpoints(const std::string& output_dir, int keep,
-                          int64_t saved_step, int64_t best_step) {
-  const std::string root = Root(output_dir);
-  if (keep > 0) {
-    std::map<int64_t, std::string> others = WholeCheckpoints(output_dir);
-    others.erase(saved_step);
-    others.erase(best_step);
-    for (; others.size() >= static_cast<size_t>(keep);
-         others.erase(others.begin())) {
-      // Rename first: a half-removed checkpoint must not look complete.
-      const auto& [step, path] = *others.begin();
-      const std::string trash =
-          HiddenSibling(CheckpointFolder(output_dir, step), "trash");
-      RemoveQuietly(trash);
-      if (rename(path.c_str(), trash.c_str()) != 0) {
-        PLOG(WARNING) << "cannot remove the old checkpoint " << path;
-      }
-    }
-  }
-  std::set<std::string> whole;
-  for (const auto& [step, path] : WholeCheckpoints(output_dir)) {
-    whole.insert(path);
-  }
-  for (const std::string& name : ListNames(root)) {
-    const std::string path = root + "/" + name;
-    if (absl::StartsWith(name, ".step-") && whole.count(path) == 0) {
-      RemoveQuietly(path);
-    }
-  }
 }
 
 std::string NewestCheckpoint(const std::string& output_dir) {

@@ -14,6 +14,7 @@
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_CHECKPOINT_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -24,9 +25,37 @@
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
-#include "trainer/checkpoint/train_state.h"
 
 namespace capstan {
+
+// Progress of a run, identical on all ranks.
+struct TrainState {
+  int64_t step = 0;             // including skipped ones
+  int64_t optimizer_steps = 0;  // updates
+  int64_t samples = 0;          // consumed: the data position
+  // As in LossSum. In checkpoints of older versions, tokens may include
+  // padding, and the other two count only from the upgrade on.
+  int64_t tokens = 0;
+  int64_t trained_tokens = 0;  // -1: begun by an older version
+  int64_t padding = 0;
+  // Determines which samples the data position refers to.
+  uint64_t seed = 0;
+  int64_t data_size = 0;  // samples in the training data
+  bool data_shuffle = false;
+  int64_t data_group = 0;  // group size for sorting by length; 0: unsorted
+  int64_t global_batch_size = 0;  // 0: unknown
+  // FrozenChecksum of the frozen parameters; 0: there are none.
+  uint32_t frozen_crc32c = 0;
+  // Evaluations so far: the last one's step, the lowest loss and its step (-1:
+  // none), and the number since.
+  int64_t eval_step = -1;
+  double best_eval_loss = 0.0;
+  int64_t best_step = -1;
+  int64_t evals_without_better = 0;
+  double loss_scale = 1.0;
+  int64_t loss_scale_good_steps = 0;
+  double last_loss = 0.0;
+};
 
 // The state saved in and restored from a checkpoint.
 struct CheckpointParts {
@@ -93,12 +122,6 @@ absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
 
 // OUTPUT_DIR/checkpoints/step-NNNNNNNN.
 std::string CheckpointFolder(const std::string& output_dir, int64_t step);
-
-// Removes all but the newest `keep` checkpoints (none if `keep` <= 0) except
-// those of `saved_step` and `best_step`, and leftovers of killed runs. Failures
-// are logged and ignored.
-void RemoveOldCheckpoints(const std::string& output_dir, int keep,
-                          int64_t saved_step, int64_t best_step);
 
 }  // namespace capstan
 

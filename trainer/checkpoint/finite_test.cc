@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/checkpoint/finite.h"
+#include "trainer/checkpoint/state_kinds.h"
 
 #include <gtest/gtest.h>
 

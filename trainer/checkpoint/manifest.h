@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "trainer/checkpoint/train_state.h"
+#include "trainer/checkpoint/checkpoint.h"
 
 namespace capstan {
 

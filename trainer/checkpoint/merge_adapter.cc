@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +20,6 @@
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/lib/safetensors.h"
-#include "trainer/checkpoint/base_checksum.h"
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/process_group/agree.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "base/files.h"
 #include "plugins/sdk/lib/safetensors.h"
-#include "trainer/checkpoint/base_checksum.h"
+#include "trainer/checkpoint/hf_folder.h"
 
 namespace capstan {
 namespace {

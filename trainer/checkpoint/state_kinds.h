@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/optional.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/manifest.h"
 
@@ -80,6 +81,17 @@ inline std::vector<StateKind> AllKinds(const CheckpointParts& parts) {
   }
   return kinds;
 }
+
+// A checkpoint tensor with a NaN or an infinity or, in a master, a number whose
+// square overflows float32: no model computes with such weights.
+struct NonFiniteTensor {
+  int parameter = 0;  // index into CheckpointParts::specs
+  int kind = 0;       // index into AllKinds: 0 is the master
+};
+
+// The first, by parameter and kind, in what this rank saves. One pass over the
+// data; on a GPU it waits for the device.
+absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts);
 
 }  // namespace capstan
 

@@ -17,9 +17,9 @@
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/text_view.h"
-#include "trainer/launcher/launcher.h"
 
 namespace capstan {
 namespace {
@@ -158,14 +158,7 @@ class Chat {
       }
       if (std::exchange(interrupted, 0) != 0) throw AnswerStopped();
     };
-    PlainRunner runner;
-    absl::Status status;
-    try {
-      status =
-          generator_.objective->Sample(*generator_.model, ids, sample, runner)
-              .status();
-    } catch (const AnswerStopped&) {
-    }
+    const absl::Status status = Sample(ids, sample).status();
     std::cout << stream.Finish() << std::endl;
     return status;
   }
@@ -188,18 +181,23 @@ class Chat {
       chosen.assign(text.begin(), std::find(text.begin(), text.end(), mask));
       throw AnswerStopped();
     };
-    PlainRunner runner;
-    absl::Status status;
-    try {
-      const absl::StatusOr<std::vector<int64_t>> text =
-          generator_.objective->Sample(*generator_.model, ids, sample, runner);
-      status = text.status();
-      if (text.ok()) chosen.assign(text->begin() + ids.size(), text->end());
-    } catch (const AnswerStopped&) {
+    const absl::StatusOr<std::vector<int64_t>> text = Sample(ids, sample);
+    if (text.ok() && !text->empty()) {
+      chosen.assign(text->begin() + ids.size(), text->end());
     }
     view.Finish(chosen);
     *answer = view.Decode(chosen);
-    return status;
+    return text.status();
+  }
+
+  // Prompt and answer; empty if stopped.
+  absl::StatusOr<std::vector<int64_t>> Sample(
+      const std::vector<int64_t>& ids, const SampleOptions& sample) const {
+    try {
+      return generator_.Sample(ids, sample);
+    } catch (const AnswerStopped&) {
+      return std::vector<int64_t>();
+    }
   }
 
   SampleOptions Sampling() const {
@@ -220,32 +218,21 @@ class Chat {
   uint64_t answers_ = 0;
 };
 
-class ChatCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    AddModelFlag(flags, &options_.model);
-    flags.Add("--system", &options_.system,
-              "What the conversation begins with");
-    flags.Add("--template", &options_.chat_template,
-              "How conversations are written: chatml, smollm2, llama3, gemma, "
-              "llada; default: as the tokenizer says");
-    AddSamplingFlags(flags, &options_);
-  }
-  absl::StatusOr<int> Run(CommandHost&) override;
+void AddFlags(Flags& flags, ChatOptions* options) {
+  AddModelFlag(flags, &options->model);
+  flags.Add("--system", &options->system, "What the conversation begins with");
+  flags.Add("--template", &options->chat_template,
+            "How conversations are written: chatml, smollm2, llama3, gemma, "
+            "llada; default: as the tokenizer says");
+  AddSamplingFlags(flags, options);
+}
 
- private:
-  ChatOptions options_;
-};
-
-const RegisterCommand<ChatCommand> chat_command(
-    80, "chat", "Talk with a model in the terminal");
-
-absl::StatusOr<int> ChatCommand::Run(CommandHost&) {
-  CAPSTAN_RETURN_IF_ERROR(options_.Check());
+absl::StatusOr<int> RunChat(const ChatOptions& options) {
+  CAPSTAN_RETURN_IF_ERROR(options.Check());
   at::set_num_threads(AvailableCores());
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Chat> chat,
-                           Chat::Start(options_));
+                           Chat::Start(options));
   struct sigaction action = {};
   action.sa_handler = NoteInterrupt;
   action.sa_flags = SA_RESTART;  // the terminal discarded the line
@@ -253,6 +240,9 @@ absl::StatusOr<int> ChatCommand::Run(CommandHost&) {
   CAPSTAN_RETURN_IF_ERROR(chat->Talk());
   return 0;
 }
+
+const RegisterFunction<ChatOptions> chat_command(
+    80, "chat", "Talk with a model in the terminal", AddFlags, RunChat);
 
 }  // namespace
 }  // namespace capstan

@@ -12,34 +12,18 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/number_text.h"
-#include "trainer/metrics/work_bar.h"
+#include "trainer/metrics/progress_bar.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {
 
-class CollectCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    AddRunOptions(flags, &options_);
-    flags.Add("--force", &options_.force,
-              "Replace the data that is there already");
-  }
-  absl::StatusOr<int> Run(CommandHost&) override;
-
- private:
-  RunOptions options_;
-};
-
-const RegisterCommand<CollectCommand> collect(
-    40, "collect", "Make the data that a config's `collect` describes");
-
-}  // namespace
-
+// With a progress bar on a terminal, or an occasional line elsewhere. CANCELLED
+// after Ctrl-C or SIGTERM; existing data is then kept.
 absl::Status CollectWithProgress(Collector& collector) {
   const Console console(STDOUT_FILENO);
   console.Write(absl::StrCat("collecting ", collector.output(), "\n"));
@@ -68,6 +52,8 @@ absl::Status CollectWithProgress(Collector& collector) {
   console.Write(absl::StrFormat("collected in %s\n", ClockTime(seconds)));
   return absl::OkStatus();
 }
+
+}  // namespace
 
 absl::Status AskToReplace(const std::string& path) {
   if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) {
@@ -104,16 +90,22 @@ absl::Status CollectMissing(const LoadedConfig& loaded, PluginHost& host,
 
 namespace {
 
-absl::StatusOr<int> CollectCommand::Run(CommandHost&) {
-  if (options_.configs.empty()) {
+void AddFlags(Flags& flags, RunOptions* options) {
+  AddRunOptions(flags, options);
+  flags.Add("--force", &options->force,
+            "Replace the data that is there already");
+}
+
+absl::StatusOr<int> Collect(const RunOptions& options) {
+  if (options.configs.empty()) {
     return absl::InvalidArgumentError(
         "no --config is given; try --config=collect_darkroom.pbtxt");
   }
-  PluginHost host(AllFromCaller(options_.plugin_path));
+  PluginHost host(AllFromCaller(options.plugin_path));
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                           LoadConfig(options_.configs, options_.overrides,
+                           LoadConfig(options.configs, options.overrides,
                                       DefaultConfigContext(&host)));
-  if (options_.print_config) {
+  if (options.print_config) {
     std::cout << PrintConfig(loaded.config);
     return 0;
   }
@@ -127,12 +119,16 @@ absl::StatusOr<int> CollectCommand::Run(CommandHost&) {
         "");
   }
   std::error_code error;
-  if (!options_.force && std::filesystem::exists(collector->output(), error)) {
+  if (!options.force && std::filesystem::exists(collector->output(), error)) {
     CAPSTAN_RETURN_IF_ERROR(AskToReplace(collector->output()));
   }
   CAPSTAN_RETURN_IF_ERROR(CollectWithProgress(*collector));
   return 0;
 }
+
+const RegisterFunction<RunOptions> collect(
+    40, "collect", "Make the data that a config's `collect` describes",
+    AddFlags, Collect);
 
 }  // namespace
 }  // namespace capstan

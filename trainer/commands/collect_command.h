@@ -13,10 +13,6 @@
 
 namespace capstan {
 
-// Runs `collector` with a progress bar on a terminal, or an occasional line
-// elsewhere. CANCELLED after Ctrl-C or SIGTERM; existing data is then kept.
-absl::Status CollectWithProgress(Collector& collector);
-
 // Whether data at `path` may be replaced. Asks the user on a terminal,
 // CANCELLED unless the answer is yes; ALREADY_EXISTS elsewhere.
 absl::Status AskToReplace(const std::string& path);

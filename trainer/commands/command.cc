@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <system_error>
 
-#include "trainer/config/latest_run.h"
 #include "trainer/config/load_config.h"
 
 namespace capstan {

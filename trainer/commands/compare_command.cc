@@ -4,6 +4,7 @@
 // reports the differences.
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -18,27 +19,117 @@
 #include "base/files.h"
 #include "base/machine.h"
 #include "trainer/commands/command.h"
-#include "trainer/compare/combinations.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/compare/compare_config.h"
-#include "trainer/compare/compare_progress.h"
 #include "trainer/compare/comparison.h"
 #include "trainer/compare/report.h"
-#include "trainer/compare/run_files.h"
 #include "trainer/compare/trainer_child.h"
 #include "trainer/config/load_config.h"
-#include "trainer/launcher/launcher.h"
+#include "trainer/launcher/rank_info.h"
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/number_text.h"
-#include "trainer/metrics/summary.h"
+#include "trainer/metrics/progress_bar.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/resume.h"
 
 namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr char kClearLine[] = "\r\x1b[K";
+// Fits "bf16 on 2 ranks" and a strategy's name.
+constexpr int kLabelWidth = 28;
+
+double SecondsSince(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - time)
+      .count();
+}
+
+// Progress on standard output: a line per completed run and, on a terminal, a
+// bar over the steps of all runs below them. One thread.
+class CompareProgress {
+ public:
+  // `console` must outlive it.
+  CompareProgress(const Console* console, int runs, int64_t steps_a_run)
+      : console_(console), runs_(runs), steps_a_run_(steps_a_run) {}
+  ~CompareProgress() { End(); }
+
+  void BeginRun(const ComparedRun& run);
+  void Step(const Progress& newest);
+  // Call once `run` has its status and measurements.
+  void EndRun(const ComparedRun& run);
+  // Leaves the bar on the screen, with the cursor below it.
+  void End();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const Console* const console_;
+  const int runs_;
+  const int64_t steps_a_run_;
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point run_start_;
+  std::string label_;
+  int ended_ = 0;
+  bool drawn_ = false;  // the cursor is after the bar
+};
+
+void CompareProgress::BeginRun(const ComparedRun& run) {
+  label_ = run.Label();
+  run_start_ = Clock::now();
+  Step(Progress());
+}
+
+void CompareProgress::Step(const Progress& newest) {
+  if (!console_->terminal()) return;
+  Progress progress = newest;
+  progress.step += ended_ * steps_a_run_;
+  progress.max_steps = runs_ * steps_a_run_;
+  if (progress.step > 0) {
+    progress.seconds_left = SecondsSince(start_) / progress.step *
+                            (progress.max_steps - progress.step);
+  }
+  const std::string label =
+      absl::StrCat("run ", ended_ + 1, "/", runs_, " ", label_, "  ");
+  if (newest.step == 0) {  // no loss to show yet
+    console_->Write(absl::StrCat(
+        kClearLine,
+        absl::StrCat(label, "starting").substr(0, console_->Columns() - 1)));
+    drawn_ = true;
+    return;
+  }
+  // Leaves one column free: a cursor past the last one may wrap.
+  const int room = console_->Columns() - 1 - static_cast<int>(label.size());
+  console_->Write(absl::StrCat(
+      kClearLine, room >= 20 ? label : "",
+      ProgressLine(progress, room >= 20 ? room : console_->Columns() - 1)));
+  drawn_ = true;
+}
+
+void CompareProgress::EndRun(const ComparedRun& run) {
+  ++ended_;
+  std::string line =
+      absl::StrFormat("%*d/%d  %-*s  ", absl::StrCat(runs_).size(), ended_,
+                      runs_, kLabelWidth, run.Label());
+  if (run.status == ComparedRun::Status::kCompleted) {
+    absl::StrAppendFormat(
+        &line, "final loss %.4f  %s %s/s  %s", run.measured.loss.back(),
+        WithCommas(std::llround(run.measured.tokens_per_second)),
+        run.measured.unit, ShortDuration(SecondsSince(run_start_)));
+  } else {
+    absl::StrAppend(&line, "failed: ", run.reason);
+  }
+  if (drawn_) console_->Write(kClearLine);
+  drawn_ = false;
+  console_->Write(absl::StrCat(line, "\n"));
+}
+
+void CompareProgress::End() {
+  if (drawn_) console_->Write("\n");
+  drawn_ = false;
+}
 
 struct CompareOptions {
   std::string config;
@@ -263,43 +354,30 @@ int Interrupted(const CompareOptions& options, const PreparedCompare& prepared,
   return 128 + signal;
 }
 
-class CompareCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override;
-  absl::StatusOr<int> Run(CommandHost&) override;
-
- private:
-  CompareOptions options_;
-};
-
-const RegisterCommand<CompareCommand> compare(
-    60, "compare",
-    "Run strategies from one seed on the same data; report what differs");
-
-void CompareCommand::AddFlags(Flags& flags) {
+void AddFlags(Flags& flags, CompareOptions* options) {
   flags
-      .Add("--config", &options_.config,
+      .Add("--config", &options->config,
            "What to compare (protobuf text, "
            "trainer/compare/compare_config.proto)")
       .Type("FILE")
       .Required();
   flags
-      .Add("--set", &options_.overrides,
+      .Add("--set", &options->overrides,
            "Overrides one field of every run: train.max_steps=10")
       .Type("PATH=VALUE")
       .OneEach();
   flags
-      .Add("--output_dir", &options_.output_dir,
+      .Add("--output_dir", &options->output_dir,
            "Where the report and the runs go")
       .Type("FOLDER");
-  flags.Add("--resume", &options_.resume,
+  flags.Add("--resume", &options->resume,
             "Go on with a comparison that was stopped, in --output_dir: runs "
             "that are done stay");
-  AddPluginPath(flags, &options_.plugin_path);
+  AddPluginPath(flags, &options->plugin_path);
 }
 
-absl::StatusOr<int> CompareCommand::Run(CommandHost&) {
-  CAPSTAN_ASSIGN_OR_RETURN(PreparedCompare prepared, Prepare(options_));
+absl::StatusOr<int> RunCompare(const CompareOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(PreparedCompare prepared, Prepare(options));
   int runs = 0;
   for (const Combination& combination : prepared.combinations) {
     if (combination.run.status == ComparedRun::Status::kPending) ++runs;
@@ -315,7 +393,7 @@ absl::StatusOr<int> CompareCommand::Run(CommandHost&) {
                                  RunOne(prepared, &combination, &progress));
         if (stopped != 0) {
           progress.End();
-          return Interrupted(options_, prepared, combination.run.Label(),
+          return Interrupted(options, prepared, combination.run.Label(),
                              stopped);
         }
       }
@@ -327,6 +405,11 @@ absl::StatusOr<int> CompareCommand::Run(CommandHost&) {
   PrintResult(comparison, prepared.folder);
   return comparison.passed() ? 0 : 1;
 }
+
+const RegisterFunction<CompareOptions> compare(
+    60, "compare",
+    "Run strategies from one seed on the same data; report what differs",
+    AddFlags, RunCompare);
 
 }  // namespace
 }  // namespace capstan

@@ -24,14 +24,15 @@
 #include "base/status.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
-#include "trainer/metrics/number_text.h"
-#include "trainer/metrics/work_bar.h"
+#include "trainer/metrics/progress_bar.h"
 #include "trainer/process_group/create.h"
-#include "trainer/session/evaluation.h"
+#include "trainer/session/evaluator.h"
 
 namespace capstan {
 namespace {
@@ -305,59 +306,45 @@ int Ranks(const EvalOptions& options, const Generator& generator,
   return static_cast<int>(std::clamp<int64_t>(batches, 1, most));
 }
 
-class EvalCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override;
-  absl::StatusOr<int> Run(CommandHost&) override;
-
- private:
-  EvalOptions options_;
-};
-
-const RegisterCommand<EvalCommand> eval(
-    90, "eval",
-    "Evaluate a model: loss, accuracy, what its objective measures");
-
-void EvalCommand::AddFlags(Flags& flags) {
-  AddModelFlag(flags, &options_.model);
-  AddAdapterFlag(flags, &options_.adapter);
+void AddFlags(Flags& flags, EvalOptions* options) {
+  AddModelFlag(flags, &options->model);
+  AddAdapterFlag(flags, &options->adapter);
   flags
-      .Add("--data", &options_.data,
+      .Add("--data", &options->data,
            "What to evaluate on, all of it, as the run reads its data; "
            "default: what the run that made the model evaluates on")
       .Type("FILE");
   flags
-      .Add("--config", &options_.configs,
+      .Add("--config", &options->configs,
            "Take data and objective from this run's config; for models that no "
            "run of the trainer has made")
       .Type("FILE");
   flags
-      .Add("--set", &options_.overrides,
+      .Add("--set", &options->overrides,
            "Sets a field: eval_data.max_length=512, eval_data=capstan.chat, "
            "objective.evaluation.tasks=[3,14], train.seed=7; may be given "
            "several times")
       .Type("PATH=VALUE")
       .OneEach();
   flags
-      .Add("--batch_size", &options_.batch_size,
+      .Add("--batch_size", &options->batch_size,
            "Samples of one forward; default: the run's")
       .Positive();
   flags
-      .Add("--max_batches", &options_.max_batches,
+      .Add("--max_batches", &options->max_batches,
            "Only so many; default: the whole data")
       .Positive();
-  flags.Add("--loss_only", &options_.loss_only,
+  flags.Add("--loss_only", &options->loss_only,
             "Leave out accuracy, which doubles the time");
-  flags.Add("--json", &options_.json, "Print JSON");
+  flags.Add("--json", &options->json, "Print JSON");
   flags
-      .Add("--output", &options_.output,
+      .Add("--output", &options->output,
            "Also write eval.json, and what the objective draws, there")
       .Type("FOLDER");
-  AddPluginPath(flags, &options_.plugin_path);
+  AddPluginPath(flags, &options->plugin_path);
 }
 
-absl::StatusOr<int> EvalCommand::Run(CommandHost&) {
-  const EvalOptions& options = options_;
+absl::StatusOr<int> Eval(const EvalOptions& options) {
   // Must start no threads before forking ranks.
   at::set_num_threads(1);
   const std::string output =
@@ -378,6 +365,10 @@ absl::StatusOr<int> EvalCommand::Run(CommandHost&) {
                                              : absl::OkStatus();
                      });
 }
+
+const RegisterFunction<EvalOptions> eval(
+    90, "eval", "Evaluate a model: loss, accuracy, what its objective measures",
+    AddFlags, Eval);
 
 }  // namespace
 }  // namespace capstan

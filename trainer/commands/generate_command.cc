@@ -24,6 +24,7 @@
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/text_view.h"
 #include "trainer/launcher/launcher.h"
@@ -290,10 +291,7 @@ absl::Status WriteInOrder(const Task& task, const Generator& generator,
                      generator.tokenizer->Decode(absl::MakeSpan(&token, 1)))
               << std::flush;
   };
-  PlainRunner runner;
-  CAPSTAN_RETURN_IF_ERROR(
-      generator.objective->Sample(*generator.model, task.ids, sample, runner)
-          .status());
+  CAPSTAN_RETURN_IF_ERROR(generator.Sample(task.ids, sample).status());
   std::cout << stream.Finish() << std::endl;
   return absl::OkStatus();
 }
@@ -310,9 +308,8 @@ absl::Status WriteInAnyOrder(const Task& task, const Generator& generator,
   sample.on_text = [&](absl::Span<const int64_t> text) {
     view.Show(text.subspan(task.ids.size()));
   };
-  PlainRunner runner;
   const absl::StatusOr<std::vector<int64_t>> text =
-      generator.objective->Sample(*generator.model, task.ids, sample, runner);
+      generator.Sample(task.ids, sample);
   view.Finish(text.ok() ? absl::MakeConstSpan(*text).subspan(task.ids.size())
                         : absl::Span<const int64_t>());
   return text.status();
@@ -321,10 +318,8 @@ absl::Status WriteInAnyOrder(const Task& task, const Generator& generator,
 // The text after the prompt, up to the first end of text.
 absl::StatusOr<std::string> TextOf(const Task& task, const Generator& generator,
                                    const SampleOptions& sample) {
-  PlainRunner runner;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> all,
-      generator.objective->Sample(*generator.model, task.ids, sample, runner));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
+                           generator.Sample(task.ids, sample));
   const absl::Span<const int64_t> text =
       absl::MakeConstSpan(all).subspan(task.ids.size());
   std::vector<int64_t> stops = task.stops;
@@ -392,7 +387,7 @@ absl::Status Show(const std::vector<Task>& tasks,
   return absl::OkStatus();
 }
 
-absl::Status Generate(const GenerateOptions& options) {
+absl::StatusOr<int> Generate(const GenerateOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(options));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
                            PromptsOf(options));
@@ -404,57 +399,44 @@ absl::Status Generate(const GenerateOptions& options) {
                     options.overrides));
   const SampleOptions sample = options.Sampling(/*default_tokens=*/0);
   if (!options.prompt_ids.empty()) {
-    PlainRunner runner;
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const std::vector<int64_t> ids,
-        generator.objective->Sample(*generator.model, options.prompt_ids,
-                                    sample, runner));
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
+                             generator.Sample(options.prompt_ids, sample));
     std::cout << absl::StrJoin(ids, ",") << std::endl;
-    return absl::OkStatus();
+    return 0;
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Task> tasks,
                            Tasks(prompts, options, generator));
-  return options.output.empty() ? Show(tasks, options, generator, sample)
-                                : WriteFile(tasks, options, generator, sample);
+  CAPSTAN_RETURN_IF_ERROR(options.output.empty()
+                              ? Show(tasks, options, generator, sample)
+                              : WriteFile(tasks, options, generator, sample));
+  return 0;
 }
 
-class GenerateCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override;
-
-  absl::StatusOr<int> Run(CommandHost&) override {
-    CAPSTAN_RETURN_IF_ERROR(Generate(options_));
-    return 0;
-  }
-
- private:
-  GenerateOptions options_;
-};
-
-const RegisterCommand<GenerateCommand> generate(70, "generate",
-                                                "Let a model continue a text");
-
-void GenerateCommand::AddFlags(Flags& flags) {
-  AddModelFlag(flags, &options_.model);
-  flags.Add("--prompt", &options_.prompt,
+void AddFlags(Flags& flags, GenerateOptions* options) {
+  AddModelFlag(flags, &options->model);
+  flags.Add("--prompt", &options->prompt,
             "The text to continue; default: what standard input says");
   flags
-      .Add("--input", &options_.input,
+      .Add("--input", &options->input,
            "Prompts, one a line; rows {\"prompt\": ..}, {\"messages\": [..]} "
            "or \"text\" in a .jsonl; - is standard input")
       .Type("FILE");
   flags
-      .Add("--output", &options_.output,
+      .Add("--output", &options->output,
            "Write the texts into a new file, rows {\"prompt\": .., \"text\": "
            "..}, instead of showing them")
       .Type("FILE");
   flags
-      .Add("--prompt_ids", &options_.prompt_ids,
+      .Add("--prompt_ids", &options->prompt_ids,
            "Token ids to continue, 1,2,3; prints ids: for folders without a "
            "tokenizer")
       .Delimiter(',');
-  AddSamplingFlags(flags, &options_);
+  AddSamplingFlags(flags, options);
 }
+
+const RegisterFunction<GenerateOptions> generate(70, "generate",
+                                                 "Let a model continue a text",
+                                                 AddFlags, Generate);
 
 }  // namespace
 }  // namespace capstan

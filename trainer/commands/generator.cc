@@ -10,16 +10,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/types/optional.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/command.h"
-#include "trainer/config/hub_name.h"
-#include "trainer/config/latest_run.h"
-#include "trainer/config/load_config.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {

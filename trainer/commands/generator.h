@@ -55,6 +55,13 @@ struct Generator {
   std::unique_ptr<Tokenizer> folder_tokenizer;
   absl::Status tokenizer_error;
   const Tokenizer* tokenizer = nullptr;
+
+  // Objective::Sample.
+  absl::StatusOr<std::vector<int64_t>> Sample(
+      const std::vector<int64_t>& prompt, const SampleOptions& options) const {
+    PlainRunner runner;
+    return objective->Sample(*model, prompt, options, runner);
+  }
 };
 
 // A run's folder (runs/NAME or runs/NAME/TIME) maps to its final folder, else

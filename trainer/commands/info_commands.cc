@@ -12,11 +12,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/machine.h"
 #include "trainer/commands/command.h"
-#include "trainer/launcher/launcher.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
@@ -57,54 +56,56 @@ void Row(const std::string& name, const std::string& value) {
   std::cout << absl::StrFormat("%-14s %s\n", name, value);
 }
 
-class PluginsCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override { AddPluginPath(flags, &plugin_path_); }
-  absl::StatusOr<int> Run(CommandHost&) override;
+using PluginPath = std::vector<std::string>;
 
- private:
-  std::vector<std::string> plugin_path_;
-};
-
-class EnvCommand : public Command {
- public:
-  void AddFlags(Flags&) override {}
-  absl::StatusOr<int> Run(CommandHost&) override;
-};
-
-const RegisterCommand<PluginsCommand> plugins(
-    1010, "plugins", "List the plugins that a config can name");
-const RegisterCommand<EnvCommand> env(
-    1020, "env", "Versions and hardware, for a bug report");
-
-absl::StatusOr<int> PluginsCommand::Run(CommandHost&) {
-  PluginHost host(AllFromCaller(plugin_path_));
-  std::cout << absl::StrFormat("%-16s %-28s %s\n", "category", "config",
-                               "what it does");
-  int refused = 0;
+absl::StatusOr<int> ListPlugins(const PluginPath& plugin_path) {
+  PluginHost host(AllFromCaller(plugin_path));
+  const auto row = [](absl::string_view category, absl::string_view name,
+                      absl::string_view text) {
+    return absl::StrFormat("%-16s %-28s %s\n", category, name, text);
+  };
+  std::string commands;
+  std::cout << row("category", "config", "what it does");
+  bool refused = false;
   for (const std::string& package : host.Available()) {
     const absl::StatusOr<const LoadedPlugin*> plugin =
         host.Load(absl::StrCat(package, ".Config"));
     if (!plugin.ok()) {
-      std::cout << absl::StrFormat("%-16s %-28s %s\n", "refused", package,
-                                   plugin.status().message());
-      ++refused;
+      std::cout << row("refused", package, plugin.status().message());
+      refused = true;
       continue;
     }
     const PluginDescriptor& descriptor = *(*plugin)->descriptor;
-    std::cout << absl::StrFormat("%-16s %-28s %s\n",
-                                 CategoryName(descriptor.category),
-                                 (*plugin)->config_type, descriptor.doc);
+    if (descriptor.category == PluginCategory::kCommand) {
+      absl::StrAppend(
+          &commands, absl::StrFormat("  trainer %-20s %s\n", CommandOf(package),
+                                     descriptor.doc));
+      continue;
+    }
+    std::cout << row(CategoryName(descriptor.category), (*plugin)->config_type,
+                     descriptor.doc);
+  }
+  for (const auto& [path, why] : host.Unreadable()) {
+    std::cout << row("ignored", path, why.message());
+  }
+  if (!commands.empty()) {
+    std::cout << "\ncommands, which a config doesn't name:\n" << commands;
   }
   std::cout << "\nfingerprint of the trainer:\n";
   for (absl::string_view line :
        absl::StrSplit(CoreFingerprint(), '\n', absl::SkipEmpty())) {
     std::cout << "  " << line << "\n";
   }
-  return refused == 0 ? 0 : 1;
+  return refused ? 1 : 0;
 }
 
-absl::StatusOr<int> EnvCommand::Run(CommandHost&) {
+const RegisterFunction<PluginPath> plugins(
+    1010, "plugins", "List the plugins that a config can name", AddPluginPath,
+    ListPlugins);
+
+struct NoOptions {};
+
+absl::StatusOr<int> ShowEnvironment(const NoOptions&) {
   Row("system", FileField("/etc/os-release", "PRETTY_NAME"));
   Row("kernel", FirstLine("/proc/sys/kernel/osrelease"));
   Row("cpu", FileField("/proc/cpuinfo", "model name"));
@@ -129,6 +130,10 @@ absl::StatusOr<int> EnvCommand::Run(CommandHost&) {
   }
   return 0;
 }
+
+const RegisterFunction<NoOptions> env(
+    1020, "env", "Versions and hardware, for a bug report",
+    [](Flags&, NoOptions*) {}, ShowEnvironment);
 
 }  // namespace
 }  // namespace capstan

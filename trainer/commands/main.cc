@@ -13,16 +13,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/commands/prepare.h"
-#include "trainer/config/hub_name.h"
+#include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/plugin_host/plugin_host.h"
-#include "trainer/session/resume.h"
+#include "trainer/session/output_folder.h"
 
 // Last: LibTorch defines logging macros of its own.
 #include <glog/logging.h>
@@ -149,11 +148,8 @@ class PluginCommands {
         [](const std::string& word) { return !absl::StartsWith(word, "-"); });
     if (!help_ && !any) return absl::OkStatus();
     for (const std::string& package : host_.Available()) {
-      absl::string_view last = package;
-      last.remove_prefix(package.rfind('.') + 1);
-      if (!absl::ConsumePrefix(&last, "command_")) continue;
-      const std::string name = absl::StrReplaceAll(last, {{"_", "-"}});
-      if (IsIn(*commands, name)) continue;
+      const std::string name = CommandOf(package);
+      if (name.empty() || IsIn(*commands, name)) continue;
       if (Has(name)) {
         CAPSTAN_RETURN_IF_ERROR(Add(package, name, commands));
       } else if (help_ && !Add(package, name, commands).ok()) {

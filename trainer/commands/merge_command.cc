@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <filesystem>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -14,8 +13,8 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/merge_adapter.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
-#include "trainer/launcher/launcher.h"
 
 namespace capstan {
 namespace {
@@ -53,7 +52,7 @@ absl::StatusOr<at::Tensor> LogitsOf(const std::string& model,
   return tokens->Logits(what, runner).to(at::kFloat).clone();
 }
 
-absl::Status Merge(const MergeOptions& options) {
+absl::StatusOr<int> Merge(const MergeOptions& options) {
   at::set_num_threads(AvailableCores());
   const at::NoGradGuard no_grad;
   const std::vector<std::string> folders =
@@ -82,41 +81,31 @@ absl::Status Merge(const MergeOptions& options) {
       "%.2e (theirs reach %.1f)\n",
       apart.size(1), (apart - merged).abs().max().item<double>(),
       apart.abs().max().item<double>());
-  return absl::OkStatus();
+  return 0;
 }
 
-class MergeCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    flags.Add("--model", &options_.model, "The base, a Hugging Face folder")
-        .Type("FOLDER")
-        .Required();
-    flags
-        .Add("--adapter", &options_.adapter,
-             "The adapter, a folder with PEFT's files, or a run that trained "
-             "one (runs/NAME)")
-        .Type("FOLDER")
-        .Required();
-    flags.Add("--output", &options_.output, "The folder to write")
-        .Type("FOLDER")
-        .Required();
-    flags.Add("--other_base", &options_.other_base,
-              "Merge although the adapter was trained on a base with other "
-              "weights");
-    AddPluginPath(flags, &options_.plugin_path);
-  }
+void AddFlags(Flags& flags, MergeOptions* options) {
+  flags.Add("--model", &options->model, "The base, a Hugging Face folder")
+      .Type("FOLDER")
+      .Required();
+  flags
+      .Add("--adapter", &options->adapter,
+           "The adapter, a folder with PEFT's files, or a run that trained "
+           "one (runs/NAME)")
+      .Type("FOLDER")
+      .Required();
+  flags.Add("--output", &options->output, "The folder to write")
+      .Type("FOLDER")
+      .Required();
+  flags.Add("--other_base", &options->other_base,
+            "Merge although the adapter was trained on a base with other "
+            "weights");
+  AddPluginPath(flags, &options->plugin_path);
+}
 
-  absl::StatusOr<int> Run(CommandHost&) override {
-    CAPSTAN_RETURN_IF_ERROR(Merge(options_));
-    return 0;
-  }
-
- private:
-  MergeOptions options_;
-};
-
-const RegisterCommand<MergeCommand> merge(
-    100, "merge", "Make a whole model of a base and a LoRA adapter");
+const RegisterFunction<MergeOptions> merge(
+    100, "merge", "Make a whole model of a base and a LoRA adapter", AddFlags,
+    Merge);
 
 }  // namespace
 }  // namespace capstan

@@ -4,10 +4,10 @@
 // of new_plugin/ with myvendor, myplugin and MyPlugin replaced.
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,9 +23,14 @@
 #include "base/status.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/embedded_files.h"
+#include "trainer/commands/function_command.h"
+#include "trainer/config/load_config.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
+
+// The files in new_plugin/, by path, up to a null path. Generated (BUILD).
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -51,7 +56,7 @@ struct NewPluginOptions {
   std::string category;  // "optimizer"
   std::string name;      // "acme.lion"
   std::string folder;
-  std::string capstan;  // its workspace; empty: as far as it is known
+  std::string capstan;  // its workspace; empty: to be found
 };
 
 // Names that are invalid for a namespace or would hide another.
@@ -152,9 +157,8 @@ std::string TargetOf(const std::string &path, const Category &category,
   return own + (absl::EndsWith(file, ".txt") ? "testdata/" : "") + file;
 }
 
-std::string TextOf(const EmbeddedFile &file, const Category &category,
+std::string TextOf(absl::string_view text, const Category &category,
                    const Name &name, const std::string &capstan) {
-  absl::string_view text = file.text;
   // Dropped: the author chooses a licence.
   constexpr absl::string_view kLicense =
       "// SPDX-License-Identifier: Apache-2.0\n";
@@ -172,11 +176,30 @@ absl::Status WriteNew(const fs::path &path, const std::string &text) {
   return WriteWholeFile(path.string(), text);
 }
 
-// Capstan's workspace, if known.
-std::string CapstanFolder(const NewPluginOptions &options) {
-  if (!options.capstan.empty()) return FromCaller(options.capstan);
-  const char *const workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
-  return workspace != nullptr ? workspace : "../capstan";
+constexpr char kBeside[] = "../capstan";
+
+// Capstan's workspace: the one named, the caller's, or one beside the plugins'
+// `folder`; "" if there is none.
+absl::StatusOr<std::string> CapstanFolder(const std::string &named,
+                                          const fs::path &folder) {
+  const auto is_capstan = [](const fs::path &path) {
+    std::error_code error;
+    return fs::exists(path / "plugins/sdk/plugin.h", error);
+  };
+  if (!named.empty()) {
+    const std::string path = FromCaller(named);
+    if (is_capstan(path)) return path;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--capstan=", named, ": ", path,
+                     " isn't Capstan's workspace (it has no plugins/sdk)"));
+  }
+  const std::string caller = DefaultConfigContext(nullptr).workspace_folder;
+  for (const fs::path &path : {fs::path(caller), folder / kBeside}) {
+    if (!path.empty() && is_capstan(path)) {
+      return path.lexically_normal().string();
+    }
+  }
+  return "";
 }
 
 // Returns the paths written, relative to the folder.
@@ -195,8 +218,8 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
     // Files shared by the folder's plugins may already exist.
     if (target.empty() || fs::exists(folder / target)) continue;
     written.push_back(target);
-    const absl::Status status =
-        WriteNew(folder / target, TextOf(*file, category, name, capstan));
+    const absl::Status status = WriteNew(
+        folder / target, TextOf(file->text, category, name, capstan));
     if (status.ok()) continue;
     // Nothing half-done, or the next try would find it there already.
     std::error_code error;
@@ -216,15 +239,20 @@ void PrintCommands(const Name &name, const fs::path &folder,
             << absl::StrJoin(written, "\n  ") << "\nIn that folder:\n"
             << "  bazel build //" << own << ":all\n"
             << "  bazel test //" << own << ":all\n  " << ExecutableFolder()
-            << "/trainer --config=" << capstan
+            << "/trainer --config=" << (capstan.empty() ? "CAPSTAN" : capstan)
             << "/configs/run_distributed.pbtxt --config=" << own << "/"
             << name.plugin << ".pbtxt --plugin_path=bazel-bin/" << own
             << "\nWithout Bazel, `make` and `make test` (or CMake), and "
                "--plugin_path=build/"
             << own << std::endl;
+  if (capstan.empty()) {
+    std::cout << "CAPSTAN is Capstan's workspace, which isn't found from here: "
+                 "put its path for "
+              << kBeside << " into WORKSPACE and Makefile" << std::endl;
+  }
 }
 
-absl::Status NewPlugin(const NewPluginOptions &options) {
+absl::StatusOr<int> NewPlugin(const NewPluginOptions &options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Category category,
                            FindCategory(options.category));
   CAPSTAN_ASSIGN_OR_RETURN(const Name name, ParseName(options.name));
@@ -237,47 +265,38 @@ absl::Status NewPlugin(const NewPluginOptions &options) {
     return absl::InvalidArgumentError(
         absl::StrCat(folder.string(), " is not a folder"));
   }
-  const std::string capstan = CapstanFolder(options);
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> written,
-                           WritePlugin(category, name, folder, capstan));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string capstan,
+                           CapstanFolder(options.capstan, folder));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::vector<std::string> written,
+      WritePlugin(category, name, folder, capstan.empty() ? kBeside : capstan));
   PrintCommands(name, folder, capstan, written);
-  return absl::OkStatus();
+  return 0;
 }
 
-class NewPluginCommand : public Command {
- public:
-  void AddFlags(Flags &flags) override {
-    flags
-        .Add("--category", &options_.category,
-             "strategy, precision, dataset_reader, collector, model, objective "
-             "or optimizer")
-        .Required();
-    flags
-        .Add("--name", &options_.name,
-             "VENDOR.NAME, the package of its config: acme.lion")
-        .Required();
-    flags
-        .Add("FOLDER", &options_.folder,
-             "Where VENDOR/NAME is made; may hold other plugins")
-        .Required();
-    flags
-        .Add("--capstan", &options_.capstan,
-             "Capstan's workspace, which the plugin's builds refer to")
-        .Type("FOLDER");
-  }
+void AddFlags(Flags &flags, NewPluginOptions *options) {
+  flags
+      .Add("--category", &options->category,
+           "strategy, precision, dataset_reader, collector, model, objective "
+           "or optimizer")
+      .Required();
+  flags
+      .Add("--name", &options->name,
+           "VENDOR.NAME, the package of its config: acme.lion")
+      .Required();
+  flags
+      .Add("FOLDER", &options->folder,
+           "Where VENDOR/NAME is made; may hold other plugins")
+      .Required();
+  flags
+      .Add("--capstan", &options->capstan,
+           "Capstan's workspace, which the plugin's builds refer to")
+      .Type("FOLDER");
+}
 
-  absl::StatusOr<int> Run(CommandHost &) override {
-    CAPSTAN_RETURN_IF_ERROR(NewPlugin(options_));
-    return 0;
-  }
-
- private:
-  NewPluginOptions options_;
-};
-
-const RegisterCommand<NewPluginCommand> new_plugin(
-    150, "new-plugin",
-    "Write a plugin to start from, with its test and config");
+const RegisterFunction<NewPluginOptions> new_plugin(
+    150, "new-plugin", "Write a plugin to start from, with its test and config",
+    AddFlags, NewPlugin);
 
 }  // namespace
 }  // namespace capstan

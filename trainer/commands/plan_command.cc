@@ -5,16 +5,15 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/memory/memory_plan.h"
-#include "trainer/memory/plan_table.h"
-#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/console.h"
 #include "trainer/session/micro_batch.h"
 
 namespace capstan {
@@ -87,28 +86,21 @@ std::string Heading(const Prepared& prepared) {
       "\n");
 }
 
-class PlanCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override { AddRunOptions(flags, &options_); }
-
-  absl::StatusOr<int> Run(CommandHost&) override {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
-                             Prepare(options_));
-    if (prepared == nullptr) return 0;
-    const Plans plans = PlanAll(*prepared);
-    std::cout << Heading(*prepared) << PlanTable(plans.planned, plans.refused);
-    for (const std::string& note : prepared->job.notes) {
-      std::cout << note << "\n";
-    }
-    return 0;
+absl::StatusOr<int> Plan(const RunOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
+                           Prepare(options));
+  if (prepared == nullptr) return 0;
+  const Plans plans = PlanAll(*prepared);
+  std::cout << Heading(*prepared) << PlanTable(plans.planned, plans.refused);
+  for (const std::string& note : prepared->job.notes) {
+    std::cout << note << "\n";
   }
+  return 0;
+}
 
- private:
-  RunOptions options_;
-};
-
-const RegisterCommand<PlanCommand> plan(
-    30, "plan", "The memory and traffic that a run will need, by strategy");
+const RegisterFunction<RunOptions> plan(
+    30, "plan", "The memory and traffic that a run will need, by strategy",
+    AddRunOptions, Plan);
 
 }  // namespace
 }  // namespace capstan

@@ -9,10 +9,9 @@
 #include "trainer/commands/collect_command.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/create.h"
-#include "trainer/session/check_run.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/resume.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {

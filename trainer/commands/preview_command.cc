@@ -16,36 +16,26 @@
 #include "base/status.h"
 #include "plugins/sdk/dataset.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/config/load_config.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/number_text.h"
 
 namespace capstan {
 namespace {
 
 // Highlights what is trained on: colour on a terminal, brackets elsewhere.
 struct Marks {
-  explicit Marks(bool on_terminal)
-      : terminal(on_terminal),
-        begin(terminal ? "\x1b[1;32m" : "\u27e6"),
-        end(terminal ? "\x1b[0m" : "\u27e7"),
-        rest_begin(terminal ? "\x1b[2m" : ""),
-        rest_end(terminal ? "\x1b[0m" : ""),
-        title_begin(terminal ? "\x1b[1m" : ""),
-        title_end(terminal ? "\x1b[0m" : "") {}
+  const bool terminal;
 
   std::string Of(bool trained, const std::string& text) const {
-    return trained ? absl::StrCat(begin, text, end)
-                   : absl::StrCat(rest_begin, text, rest_end);
+    if (terminal) {
+      return absl::StrCat(trained ? "\x1b[1;32m" : "\x1b[2m", text, "\x1b[0m");
+    }
+    return trained ? absl::StrCat("\u27e6", text, "\u27e7") : text;
   }
-
-  const bool terminal;
-  const char* begin;
-  const char* end;
-  const char* rest_begin;
-  const char* rest_end;
-  const char* title_begin;
-  const char* title_end;
+  std::string Title(const std::string& text) const {
+    return terminal ? absl::StrCat("\x1b[1m", text, "\x1b[0m") : text;
+  }
 };
 
 // One document of a sample.
@@ -139,9 +129,9 @@ void ShowSample(int64_t sample, const std::vector<Document>& documents,
     trained += document.trained_count();
   }
   std::cout << "\n"
-            << marks.title_begin << "sample " << WithCommas(sample)
-            << marks.title_end << ": " << WithCommas(tokens) << " tokens, "
-            << WithCommas(trained) << " trained on";
+            << marks.Title("sample " + WithCommas(sample)) << ": "
+            << WithCommas(tokens) << " tokens, " << WithCommas(trained)
+            << " trained on";
   if (documents.size() > 1) {
     std::cout << ", " << documents.size() << " documents";
   }
@@ -149,8 +139,8 @@ void ShowSample(int64_t sample, const std::vector<Document>& documents,
   for (size_t d = 0; d < documents.size(); ++d) {
     const Document& document = documents[d];
     if (documents.size() > 1) {
-      std::cout << marks.title_begin << "document " << d + 1 << marks.title_end
-                << ": " << WithCommas(document.ids.size()) << " tokens, "
+      std::cout << marks.Title(absl::StrCat("document ", d + 1)) << ": "
+                << WithCommas(document.ids.size()) << " tokens, "
                 << WithCommas(document.trained_count()) << " trained on\n";
     }
     // Skips what merely fills up a pack.
@@ -179,7 +169,7 @@ absl::Status Show(const DatasetReader& reader, const std::string& name,
     return absl::UnimplementedError(
         absl::StrCat(name, " is no text: there is nothing to show"));
   }
-  const Marks marks(Console(STDOUT_FILENO).terminal());
+  const Marks marks{Console(STDOUT_FILENO).terminal()};
   std::vector<std::pair<std::string, std::string>> rows = {
       {"train_data", name},
       {"samples", WithCommas(reader.size())},
@@ -204,7 +194,7 @@ absl::Status Show(const DatasetReader& reader, const std::string& name,
   return absl::OkStatus();
 }
 
-absl::Status Preview(const PreviewOptions& options) {
+absl::StatusOr<int> Preview(const PreviewOptions& options) {
   PluginHost host(AllFromCaller(options.run.plugin_path));
   const ConfigContext context = DefaultConfigContext(&host);
   if (options.run.configs.empty()) {
@@ -216,7 +206,7 @@ absl::Status Preview(const PreviewOptions& options) {
       LoadConfig(options.run.configs, options.run.overrides, context));
   if (options.run.print_config) {
     std::cout << PrintConfig(loaded.config);
-    return absl::OkStatus();
+    return 0;
   }
   if (!loaded.config.has_train_data()) {
     return absl::InvalidArgumentError(
@@ -228,8 +218,9 @@ absl::Status Preview(const PreviewOptions& options) {
       host.Create<DatasetReader>(type, PluginCategory::kDatasetReader,
                                  loaded.config.train_data().value());
   if (!reader.ok()) return loaded.Locate(reader.status(), "train_data");
-  return loaded.Locate(Show(**reader, type.substr(0, type.rfind('.')), options),
-                       "train_data");
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+      Show(**reader, type.substr(0, type.rfind('.')), options), "train_data"));
+  return 0;
 }
 
 // (CLI11's own check prints the range of doubles.)
@@ -237,32 +228,21 @@ std::string NegativeProblem(const std::string& number) {
   return number[0] == '-' ? "must not be negative, is " + number : "";
 }
 
-class PreviewCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    AddRunOptions(flags, &options_.run);
-    flags
-        .Add("--samples", &options_.samples,
-             "How many, from the first on; 0: what there is to know of all")
-        .Check(NegativeProblem);
-    flags
-        .Add("--tokens", &options_.tokens,
-             "How many of each sample's tokens are listed")
-        .Check(NegativeProblem);
-  }
+void AddFlags(Flags& flags, PreviewOptions* options) {
+  AddRunOptions(flags, &options->run);
+  flags
+      .Add("--samples", &options->samples,
+           "How many, from the first on; 0: what there is to know of all")
+      .Check(NegativeProblem);
+  flags
+      .Add("--tokens", &options->tokens,
+           "How many of each sample's tokens are listed")
+      .Check(NegativeProblem);
+}
 
-  absl::StatusOr<int> Run(CommandHost&) override {
-    CAPSTAN_RETURN_IF_ERROR(Preview(options_));
-    return 0;
-  }
-
- private:
-  PreviewOptions options_;
-};
-
-const RegisterCommand<PreviewCommand> preview(
-    50, "preview",
-    "Show a run's first samples, and what of them is trained on");
+const RegisterFunction<PreviewOptions> preview(
+    50, "preview", "Show a run's first samples, and what of them is trained on",
+    AddFlags, Preview);
 
 }  // namespace
 }  // namespace capstan

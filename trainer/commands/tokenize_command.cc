@@ -22,9 +22,9 @@
 #include "text/tokens/text_pieces.h"
 #include "text/tokens/token_file.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/number_text.h"
-#include "trainer/metrics/work_bar.h"
+#include "trainer/metrics/progress_bar.h"
 
 namespace capstan {
 namespace {
@@ -183,7 +183,7 @@ std::string Summary(const std::string& path, int64_t bytes, double seconds,
       static_cast<double>(bytes) / seconds / 1e6);
 }
 
-absl::Status Tokenize(const TokenizeOptions& options) {
+absl::StatusOr<int> Tokenize(const TokenizeOptions& options) {
   if (options.threads < 0) {
     return FieldError("--threads", "must be at least 1");
   }
@@ -243,43 +243,33 @@ absl::Status Tokenize(const TokenizeOptions& options) {
     summary = Summary(path, bytes, bar.Seconds(), *writer);
   }
   std::cout << summary << std::flush;
-  return absl::OkStatus();
+  return 0;
 }
 
-class TokenizeCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    flags
-        .Add("--tokenizer", &options_.tokenizer,
-             "A Hugging Face folder with a tokenizer.json")
-        .Type("FOLDER")
-        .Required();
-    flags
-        .Add("--input", &options_.inputs,
-             "A text (a document), or, named .jsonl, rows {\"text\": ..} (a "
-             "document each); may be given several times")
-        .Type("FILE")
-        .Required();
-    flags.Add("--output", &options_.output, "Writes PREFIX.tokens")
-        .Type("PREFIX")
-        .Required();
-    flags.Add("--threads", &options_.threads, "Default: one a core");
-    flags.Add("--add_ends", &options_.add_ends,
-              "Put around each document what the tokenizer puts around a text "
-              "(a token of beginning, mostly)");
-  }
+void AddFlags(Flags& flags, TokenizeOptions* options) {
+  flags
+      .Add("--tokenizer", &options->tokenizer,
+           "A Hugging Face folder with a tokenizer.json")
+      .Type("FOLDER")
+      .Required();
+  flags
+      .Add("--input", &options->inputs,
+           "A text (a document), or, named .jsonl, rows {\"text\": ..} (a "
+           "document each); may be given several times")
+      .Type("FILE")
+      .Required();
+  flags.Add("--output", &options->output, "Writes PREFIX.tokens")
+      .Type("PREFIX")
+      .Required();
+  flags.Add("--threads", &options->threads, "Default: one a core");
+  flags.Add("--add_ends", &options->add_ends,
+            "Put around each document what the tokenizer puts around a text "
+            "(a token of beginning, mostly)");
+}
 
-  absl::StatusOr<int> Run(CommandHost&) override {
-    CAPSTAN_RETURN_IF_ERROR(Tokenize(options_));
-    return 0;
-  }
-
- private:
-  TokenizeOptions options_;
-};
-
-const RegisterCommand<TokenizeCommand> tokenize(
-    110, "tokenize", "Write the tokens of texts into a file to train on");
+const RegisterFunction<TokenizeOptions> tokenize(
+    110, "tokenize", "Write the tokens of texts into a file to train on",
+    AddFlags, Tokenize);
 
 }  // namespace
 }  // namespace capstan

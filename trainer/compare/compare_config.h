@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "plugins/sdk/precision.h"
 #include "trainer/compare/compare_config.pb.h"
+#include "trainer/compare/comparison.h"
 #include "trainer/config/load_config.h"
 
 namespace capstan {
@@ -26,15 +26,31 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
     const std::string& file, const std::vector<std::string>& overrides,
     const ConfigContext& context);
 
-// Maximum allowed relative distances.
-struct CompareBounds {
-  double loss = 0.0;
-  double grad_norm = 0.0;
-};
-
 // The bounds of precision `package` with policy `policy`.
 CompareBounds BoundsOf(const CompareConfig& config, const std::string& package,
                        const PrecisionPolicy& policy);
+
+// A point of the axes: its run, or why it is skipped.
+struct Combination {
+  ComparedRun run;   // kSkipped with a reason, or kPending
+  RunConfig config;  // all but output_dir; unset if skipped
+};
+
+// Crosses the axes, precision by precision, in listed order. Combinations
+// refused by the strategy, the batch or the machine (`gpus` GPUs; 0: CPU
+// training) are skipped; any other problem is an error, as is an empty result.
+absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
+                                                   int gpus, PluginHost& host);
+
+// The listed precisions with their bounds, as Compare takes them.
+absl::StatusOr<std::vector<ComparedPrecision>> ListPrecisions(
+    const LoadedCompare& loaded, int gpus, PluginHost& host);
+
+// Display names of an axis's slots: the package's last part ("ddp"), the whole
+// package where that is ambiguous, with fields ("ddp { bucket_cap_mib: 5 }")
+// where a package is listed more than once.
+std::vector<std::string> SlotLabels(
+    const google::protobuf::RepeatedPtrField<google::protobuf::Any>& slots);
 
 }  // namespace capstan
 

@@ -12,7 +12,6 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "trainer/compare/combinations.h"
 
 namespace capstan {
 namespace {

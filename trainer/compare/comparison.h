@@ -9,10 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "trainer/compare/compare_config.h"
+#include "trainer/metrics/progress_bar.h"
 
 namespace capstan {
+
+// Maximum allowed relative distances.
+struct CompareBounds {
+  double loss = 0.0;
+  double grad_norm = 0.0;
+};
 
 // Bytes of a memory category on the rank that uses most.
 struct MemoryUse {
@@ -119,6 +126,25 @@ struct Comparison {
 // distances between precisions, problems. A precision's reference is its first
 // listed strategy that accepts any number of ranks, on the fewest ranks.
 void Compare(Comparison* comparison);
+
+// Reads the measurements of a finished run of `steps` steps from its folder.
+// Errors name the file and what is missing or unexpected.
+absl::StatusOr<RunMeasurements> ReadMeasurements(const std::string& folder,
+                                                 int64_t steps);
+
+// Tails a growing metrics.jsonl. One thread.
+class MetricsFollower {
+ public:
+  explicit MetricsFollower(std::string path) : path_(std::move(path)) {}
+
+  // Reads new lines and returns the newest step (0: none yet).
+  const Progress& Poll();
+
+ private:
+  const std::string path_;
+  int64_t offset_ = 0;
+  Progress newest_;
+};
 
 }  // namespace capstan
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/compare/run_files.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -9,6 +7,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/compare/comparison.h"
 
 namespace capstan {
 namespace {

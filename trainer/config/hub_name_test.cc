@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/config/hub_name.h"
-
 #include <gtest/gtest.h>
+
+#include "trainer/config/load_config.h"
 
 namespace capstan {
 namespace {

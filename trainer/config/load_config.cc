@@ -5,20 +5,22 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/text_format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/machine.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "plugins/sdk/options.pb.h"
-#include "trainer/config/latest_run.h"
 #include "trainer/config/text_source.h"
 
 namespace capstan {
@@ -39,7 +41,9 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
     tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
   }
   for (const fs::path& path : tried) {
-    if (fs::is_regular_file(path)) return path.lexically_normal().string();
+    std::error_code error;
+    if (fs::is_regular_file(path, error))
+      return path.lexically_normal().string();
   }
   return absl::NotFoundError(absl::StrCat(
       "--config=", name, ": no such file; looked for ",
@@ -57,14 +61,6 @@ absl::Status AddText(const std::string& text, const std::string& name,
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<TextSource> source,
                            ParseText(text, origin, *config, *context.host));
   return MergeSource(*source, origin, context, config, places);
-}
-
-absl::Status AddOverrides(const std::vector<std::string>& overrides,
-                          const ConfigContext& context, LoadedConfig* loaded) {
-  for (const std::string& text : overrides) {
-    CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
-  }
-  return absl::OkStatus();
 }
 
 // Scales schedule.warmup_steps with the length of the run that it was written
@@ -120,6 +116,33 @@ class WarmupFit {
   int64_t written_for_ = 0;
 };
 
+// Moves train.sample_prompt, which configs may still have, to the head of
+// train.sample_prompts.
+void MoveSamplePrompt(LoadedConfig* loaded) {
+  if (loaded->config.train().sample_prompt().empty()) return;
+  Train& train = *loaded->config.mutable_train();
+  google::protobuf::RepeatedPtrField<SamplePrompt> prompts;
+  prompts.Add()->set_prompt(train.sample_prompt());
+  prompts.MergeFrom(train.sample_prompts());
+  train.mutable_sample_prompts()->Swap(&prompts);
+  train.clear_sample_prompt();
+  loaded->locations.emplace("train.sample_prompts",
+                            loaded->locations["train.sample_prompt"]);
+}
+
+// What follows the files.
+absl::Status Finish(const std::vector<std::string>& overrides,
+                    const ConfigContext& context, WarmupFit* warmup,
+                    LoadedConfig* loaded) {
+  for (const std::string& text : overrides) {
+    CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
+  }
+  warmup->Update(*loaded);
+  warmup->Apply(loaded);
+  MoveSamplePrompt(loaded);
+  return absl::OkStatus();
+}
+
 // Null unless `field` has exactly one string.
 const FieldDescriptor* StringField(const FieldDescriptor* field) {
   return field != nullptr && !field->is_repeated() &&
@@ -137,9 +160,11 @@ absl::StatusOr<std::string> StringAt(const RunConfig& config,
                                      const std::string& path) {
   const std::pair<std::string, std::string> names =
       absl::StrSplit(path, absl::MaxSplits('.', 1));
-  if (!HasSlot(config, names.first)) return "";
   const FieldDescriptor* slot =
       config.GetDescriptor()->FindFieldByName(names.first);
+  if (slot == nullptr || !config.GetReflection()->HasField(config, slot)) {
+    return "";
+  }
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::unique_ptr<Message> other,
       Unpack(static_cast<const Any&>(
@@ -147,6 +172,28 @@ absl::StatusOr<std::string> StringAt(const RunConfig& config,
   const FieldDescriptor* field =
       StringField(other->GetDescriptor()->FindFieldByName(names.second));
   return field == nullptr ? "" : StringOf(*other, field);
+}
+
+namespace fs = std::filesystem;
+
+constexpr char kLatest[] = "latest";
+
+// The folder that `file` refers to; "" if it isn't such a file.
+fs::path RunOf(const fs::path& file) {
+  std::error_code error;
+  if (file.filename() != kLatest || !fs::is_regular_file(file, error)) {
+    return "";
+  }
+  std::ifstream text(file);
+  std::string name;
+  std::getline(text, name);
+  // Only a plain name, next to the file.
+  if (name.empty() || name == "." || name == ".." ||
+      fs::path(name).filename() != name) {
+    return "";
+  }
+  const fs::path run = file.parent_path() / name;
+  return fs::is_directory(run, error) ? run : "";
 }
 
 }  // namespace
@@ -213,14 +260,12 @@ absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         const ConfigContext& context,
                                         Message* config, FieldPlaces* places) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string path, FindConfig(file, context));
-  std::ifstream stream(path, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  if (!stream) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(path);
+  if (!text.ok()) {
     return absl::PermissionDeniedError(
         absl::StrCat("--config=", file, ": ", path, " can't be read"));
   }
-  CAPSTAN_RETURN_IF_ERROR(AddText(text.str(), file,
+  CAPSTAN_RETURN_IF_ERROR(AddText(*text, file,
                                   fs::path(path).parent_path().string(),
                                   context, config, places));
   return path;
@@ -240,9 +285,7 @@ absl::StatusOr<LoadedConfig> LoadConfig(
     }
     warmup.Update(loaded);
   }
-  CAPSTAN_RETURN_IF_ERROR(AddOverrides(overrides, context, &loaded));
-  warmup.Update(loaded);
-  warmup.Apply(&loaded);
+  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &warmup, &loaded));
   return loaded;
 }
 
@@ -254,9 +297,7 @@ absl::StatusOr<LoadedConfig> ParseConfig(
   CAPSTAN_RETURN_IF_ERROR(AddText(text, name, context.caller_folder, context,
                                   &loaded.config, &loaded));
   warmup.Update(loaded);
-  CAPSTAN_RETURN_IF_ERROR(AddOverrides(overrides, context, &loaded));
-  warmup.Update(loaded);
-  warmup.Apply(&loaded);
+  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &warmup, &loaded));
   return loaded;
 }
 
@@ -298,9 +339,44 @@ absl::StatusOr<Any> WithDefaults(const Any& slot, const RunConfig& config) {
   return filled;
 }
 
-bool HasSlot(const RunConfig& config, const std::string& slot) {
-  const FieldDescriptor* field = config.GetDescriptor()->FindFieldByName(slot);
-  return field != nullptr && config.GetReflection()->HasField(config, field);
+std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {
+  const size_t slash = name.find('/');
+  if (slash == absl::string_view::npos || slash == 0 ||
+      slash + 1 == name.size() || name[0] == '.' || name[0] == '~' ||
+      std::count(name.begin(), name.end(), '/') != 1) {
+    return "";
+  }
+  // A local folder with a typo in its last component.
+  std::error_code error;
+  if (std::filesystem::exists(std::string(name.substr(0, slash)), error)) {
+    return "";
+  }
+  const absl::string_view local = name.substr(slash + 1);
+  return absl::StrCat(
+      "; if it is a model on the Hub, download it first: hf download ", name,
+      " --local-dir ", local, ", and say ", setting, "=", local);
+}
+
+absl::Status SetLatestRun(const std::string& runs, const std::string& name) {
+  // A hidden name per run: others may start in the same second.
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<HiddenFile> file,
+      HiddenFile::Create((fs::path(runs) / kLatest).string(), name));
+  CAPSTAN_RETURN_IF_ERROR(file->Write(name + "\n"));
+  return file->Close();
+}
+
+std::string FollowLatestRun(const std::string& path) {
+  fs::path followed;
+  bool any = false;
+  for (const fs::path& part : fs::path(path)) {
+    followed /= part;
+    const fs::path run = RunOf(followed);
+    if (run.empty()) continue;
+    followed = run;
+    any = true;
+  }
+  return any ? followed.string() : path;
 }
 
 }  // namespace capstan

@@ -96,8 +96,24 @@ absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
 absl::StatusOr<google::protobuf::Any> WithDefaults(
     const google::protobuf::Any& slot, const RunConfig& config);
 
-// Whether `slot` names a plugin slot of RunConfig that is set.
-bool HasSlot(const RunConfig& config, const std::string& slot);
+// A hint for the error about a missing model folder. If `name`, as written,
+// could be a Hugging Face Hub model (OWNER/NAME): "; if it is a model on the
+// Hub, download it first: hf download ..", with the `setting` ("--model_name")
+// to use afterwards. Else "".
+std::string HubDownloadHint(absl::string_view name, absl::string_view setting);
+
+// runs/NAME/latest refers to a name's newest run: a text file that holds the
+// run folder's name, not a symlink, since TensorBoard follows symlinks and
+// would show the run twice.
+
+// Makes RUNS/latest refer to RUNS/name, atomically replacing an older one, a
+// symlink of earlier versions included.
+absl::Status SetLatestRun(const std::string& runs, const std::string& name);
+
+// Resolves such a file within `path`: "runs/a/latest/final" becomes
+// "runs/a/2026-01-31_12-00-00/final". Other paths, and other files of that
+// name, are unchanged. Apply to every path that a user gives.
+std::string FollowLatestRun(const std::string& path);
 
 }  // namespace capstan
 

@@ -164,6 +164,24 @@ TEST_F(LoadConfigTest, SetReachesIntoPlugins) {
   EXPECT_EQ(loaded->config.schedule().kind(), Schedule::COSINE);
 }
 
+TEST_F(LoadConfigTest, TheDeprecatedSamplePromptIsTheFirstOfTheList) {
+  const std::string text =
+      "train {\n  sample_prompt: \"a\"\n  sample_prompts { prompt: \"b\" } }";
+  const auto loaded = Load(text);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.train().sample_prompts(0).prompt(), "a");
+  EXPECT_EQ(loaded->config.train().sample_prompts(1).prompt(), "b");
+  EXPECT_THAT(PrintConfig(loaded->config), Not(HasSubstr("sample_prompt:")));
+  const auto alone = Load("train { sample_prompt: \"a\" }");
+  EXPECT_THAT(
+      std::string(alone->Locate(FieldError("sample_prompts", "is bad"), "train")
+                      .message()),
+      HasSubstr("run.pbtxt:1:9: train.sample_prompts: is bad"));
+  const auto cleared = Load(text, {"train.sample_prompt="});
+  EXPECT_EQ(cleared->config.train().sample_prompts_size(), 1);
+  EXPECT_EQ(PrintConfig(Load("name: \"x\"")->config), "name: \"x\"\n");
+}
+
 TEST_F(LoadConfigTest, SetOfAListReplacesIt) {
   const std::string text =
       "train { sample_prompts { prompt: \"old\" } }\n"
@@ -343,6 +361,9 @@ TEST_F(LoadConfigTest, SetErrorsNameTheFlag) {
               AllOf(HasSubstr("--set train.max_steps+=1: += adds to a list"),
                     HasSubstr("train.max_steps=1")));
   EXPECT_THAT(ErrorOf("", {"profile.steps+="}), HasSubstr("nothing to append"));
+  EXPECT_THAT(ErrorOf("", {"strategy=capstan.command_llada"}),
+              AllOf(HasSubstr("capstan.command_llada is a command, `trainer "
+                              "llada`, which a config can't name")));
   EXPECT_THAT(ErrorOf("", {"train.sample_prompts.prompt=x"}),
               AllOf(HasSubstr("\"sample_prompts\" is a list"),
                     HasSubstr("train.sample_prompts+=")));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/memory/block_cache.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
+
+#include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {
 namespace {

@@ -6,16 +6,36 @@
 #define CAPSTAN_TRAINER_MEMORY_MEMORY_PLAN_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/optional.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/strategy.h"
-#include "trainer/memory/activation_checkpointing.h"
 #include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {
+
+// Which units recompute their activations in backward (Chen et al., "Training
+// Deep Nets with Sublinear Memory Cost", 2016).
+struct ActivationCheckpointing {
+  // Every n-th unit (number divisible by n); 0: none.
+  int64_t every = 0;
+  // Units of the model; the last is never recomputed, as its backward starts at
+  // once.
+  int units = 0;
+  // The first unit with a trainable parameter; those before it have no
+  // backward.
+  int first_trainable = 0;
+
+  // Whether `unit` is recomputed, provided its input is floating-point (token
+  // ids are an embedding's input, which keeps nothing).
+  bool Covers(int unit) const {
+    return every > 0 && unit % every == 0 && unit >= first_trainable &&
+           unit + 1 < units;
+  }
+};
 
 // What a run's memory depends on.
 struct MemoryRequest {
@@ -74,6 +94,24 @@ absl::Status CheckHostMemory(const Strategy& strategy,
 absl::Status CheckHostMemory(const StrategyPlan& strategy,
                              int64_t optimizer_state, int ranks,
                              int64_t available);
+
+// A column of the table.
+struct PlannedStrategy {
+  std::string name;      // "capstan.ddp"
+  std::string settings;  // where they come from: "this run"
+  MemoryPlan plan;
+};
+
+// A strategy that can't run this, and why.
+struct RefusedStrategy {
+  std::string name;
+  std::string reason;
+};
+
+// Memory by category and bytes sent, one column per strategy, followed by the
+// refused ones. Plain text.
+std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
+                      const std::vector<RefusedStrategy>& refused);
 
 }  // namespace capstan
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/memory/plan_table.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_split.h"
+#include "trainer/memory/memory_plan.h"
 
 namespace capstan {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "plugins/sdk/memory.h"
-#include "trainer/memory/block_cache.h"
+#include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {
 namespace {

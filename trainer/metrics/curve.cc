@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/json.h"
 
 namespace capstan {
 namespace {
@@ -171,8 +172,7 @@ absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path) {
   LossCurves curves;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    const nlohmann::json json =
-        nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto json = ParseJson<nlohmann::json>(line);
     if (!json.is_object() || !json.contains("step")) continue;
     for (const auto& [key, points] :
          {std::pair<const char*, std::vector<CurvePoint>*>{"loss",

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/metrics/generations_log.h"
-
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "trainer/metrics/metrics_log.h"
 
 namespace capstan {
 namespace {

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/metrics/metrics_log.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 
 namespace capstan {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // The shortest text that round-trips.
 void AppendNumber(absl::string_view key, double value, std::string* line) {
@@ -40,17 +46,16 @@ void AppendTagged(const TaggedNumbers& tagged, std::string* line) {
 }
 
 bool IsUpTo(absl::string_view line, int64_t last) {
-  const nlohmann::json object =
-      nlohmann::json::parse(line.begin(), line.end(), /*cb=*/nullptr,
-                            /*allow_exceptions=*/false);
+  const Json object = ParseJson<Json>(line);
   if (!object.is_object()) return false;
   const auto step = object.find("step");
   return step != object.end() && step->is_number_integer() &&
          step->get<int64_t>() <= last;
 }
 
-}  // namespace
-
+// For a file with one JSON object per line, each with a "step": drops lines of
+// steps after `step`, and a last line truncated by a crash. OK without the
+// file.
 absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
   if (!PathExists(path)) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
@@ -67,6 +72,50 @@ absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
   if (kept.size() == text.size()) return absl::OkStatus();
   return ReplaceFile(path, kept);
 }
+
+// Length of the first character of `text`, which isn't empty.
+size_t CharacterBytes(absl::string_view text) {
+  size_t bytes = 1;
+  while (bytes < text.size() && (text[bytes] & 0xc0) == 0x80) ++bytes;
+  return bytes;
+}
+
+int Characters(absl::string_view text) {
+  return static_cast<int>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+// Wraps one line of `text` at `width` characters, at spaces if possible.
+void Wrap(absl::string_view text, int width, std::vector<std::string>* lines) {
+  do {
+    size_t end = 0;
+    size_t space = 0;  // the last one seen
+    int count = 0;
+    while (end < text.size() && count < width) {
+      if (text[end] == ' ') space = end;
+      end += CharacterBytes(text.substr(end));
+      ++count;
+    }
+    const bool whole = end == text.size() || text[end] == ' ';
+    const size_t cut = whole || space == 0 ? end : space;
+    lines->emplace_back(text.substr(0, cut));
+    text.remove_prefix(cut);
+    if (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  } while (!text.empty());
+}
+
+std::vector<std::string> Wrapped(const std::string& heading,
+                                 const std::string& text, int width) {
+  std::vector<std::string> lines;
+  Wrap(heading, width, &lines);
+  lines.push_back(std::string(width, '-'));
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    Wrap(line, width, &lines);
+  }
+  return lines;
+}
+
+}  // namespace
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
                                             int64_t first_step,
@@ -130,6 +179,64 @@ absl::Status MetricsLog::Numbers(int64_t step, const TaggedNumbers& tagged) {
   AppendTagged(tagged, &line_);
   absl::StrAppend(&line_, "}\n");
   return file_.Append(line_);
+}
+
+absl::StatusOr<GenerationsLog> GenerationsLog::Open(const std::string& path,
+                                                    int64_t first_step) {
+  GenerationsLog log(path);
+  if (!PathExists(path)) return log;
+  if (first_step == 0) {
+    CAPSTAN_RETURN_IF_ERROR(RemoveTree(path));
+    return log;
+  }
+  CAPSTAN_RETURN_IF_ERROR(KeepLinesUpTo(first_step, path));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const Json json = ParseJson<Json>(line);
+    if (!json.is_object()) continue;  // truncated line
+    log.steps_.insert(json.value("step", int64_t{-1}));
+    if (json.value("step", int64_t{-1}) != 0) continue;
+    log.before_[json.value("prompt", "")] = json.value("text", "");
+  }
+  return log;
+}
+
+absl::Status GenerationsLog::Add(int64_t step, const Generation& generation) {
+  if (step == 0) before_[generation.prompt] = generation.text;
+  CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
+                           OutputFile::Open(path_, OutputFile::Start::kAtEnd));
+  const Json json = {
+      {"step", step}, {"prompt", generation.prompt}, {"text", generation.text}};
+  return file.Append(absl::StrCat(json.dump(-1, ' ', /*ensure_ascii=*/false,
+                                            Json::error_handler_t::replace),
+                                  "\n"));
+}
+
+absl::optional<std::string> GenerationsLog::Before(
+    const std::string& prompt) const {
+  const auto found = before_.find(prompt);
+  if (found == before_.end()) return absl::nullopt;
+  return found->second;
+}
+
+std::string SideBySide(const std::string& left_heading, const std::string& left,
+                       const std::string& right_heading,
+                       const std::string& right, int columns) {
+  constexpr int kLeastWidth = 16;
+  const int width = std::max(kLeastWidth, (columns - 3) / 2);
+  const std::vector<std::string> lefts = Wrapped(left_heading, left, width);
+  const std::vector<std::string> rights = Wrapped(right_heading, right, width);
+  std::string text;
+  for (size_t i = 0; i < std::max(lefts.size(), rights.size()); ++i) {
+    const std::string line = i < lefts.size() ? lefts[i] : "";
+    absl::StrAppend(&text, line, std::string(width - Characters(line), ' '),
+                    " |");
+    if (i < rights.size() && !rights[i].empty()) {
+      absl::StrAppend(&text, " ", rights[i]);
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
 }
 
 }  // namespace capstan

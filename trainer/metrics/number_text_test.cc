@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/metrics/number_text.h"
-
 #include <cmath>
 
 #include "gtest/gtest.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {

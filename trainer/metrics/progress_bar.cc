@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "trainer/metrics/number_text.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {
@@ -53,6 +53,10 @@ std::string Fraction(const Progress& progress) {
   return absl::StrFormat("step %*d/%s", static_cast<int>(total.size()),
                          progress.step, total);
 }
+
+// Of a WorkBar: between lines elsewhere than on a terminal; width.
+constexpr std::chrono::seconds kLineEvery(10);
+constexpr int kBar = 30;
 
 }  // namespace
 
@@ -267,6 +271,41 @@ void ProgressBar::End() {
   }
   if (drawn_) console_->Write("\n");
   drawn_ = false;
+}
+
+WorkBar::WorkBar(std::string what, int fd)
+    : what_(std::move(what)), console_(fd) {}
+
+WorkBar::~WorkBar() {
+  if (drawn_) console_.Write(kClearLine);
+}
+
+void WorkBar::Show(double done, absl::string_view words) {
+  const Clock::time_point now = Clock::now();
+  const bool terminal = console_.terminal();
+  if (now - last_ < (terminal ? Clock::duration(kRedrawEvery)
+                              : Clock::duration(kLineEvery))) {
+    return;
+  }
+  last_ = now;
+  const std::string left =
+      done > 0.0 ? ClockTime(Seconds() * (1.0 - done) / done) : "-:--";
+  if (!terminal) {
+    console_.Write(absl::StrFormat("%s %3.0f %%  %s  ETA %s\n", what_,
+                                   100.0 * done, words, left));
+    return;
+  }
+  const int filled = static_cast<int>(std::clamp(done, 0.0, 1.0) * kBar);
+  std::string line = absl::StrFormat(
+      "[%s%s] %3.0f %%  %s  ETA %s", std::string(filled, '='),
+      std::string(kBar - filled, ' '), 100.0 * done, words, left);
+  line.resize(std::min<size_t>(line.size(), console_.Columns() - 1));
+  console_.Write(absl::StrCat(kClearLine, line));
+  drawn_ = true;
+}
+
+double WorkBar::Seconds() const {
+  return std::chrono::duration<double>(Clock::now() - begin_).count();
 }
 
 }  // namespace capstan

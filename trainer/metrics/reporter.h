@@ -4,6 +4,7 @@
 #ifndef CAPSTAN_TRAINER_METRICS_REPORTER_H_
 #define CAPSTAN_TRAINER_METRICS_REPORTER_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +26,9 @@ constexpr char kTokenUnit[] = "tokens";
 
 // The fraction of positions without a token, in [0, 1].
 double PaddingShare(double tokens, double padding);
+
+// 0 without values.
+double Median(std::vector<double> values);
 
 // A line of metrics.jsonl.
 struct StepMetrics {
@@ -162,6 +166,10 @@ class Reporter {
   // The first write error, or OK.
   virtual absl::Status status() const = 0;
 };
+
+// Steps of the run in `output_dir` if its summary.json says completed; else
+// unset.
+absl::optional<int64_t> CompletedSteps(const std::string& output_dir);
 
 }  // namespace capstan
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/plugin_host/older_plugins.h"
-
+//
+// Whoever adds a virtual function to an interface that plugins implement makes
+// sure that it has a class here that forwards what the older version had.
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +12,7 @@
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/strategy.h"
+#include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 namespace {

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_TRAINER_PLUGIN_HOST_PLUGIN_HOST_H_
 #define CAPSTAN_TRAINER_PLUGIN_HOST_PLUGIN_HOST_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,7 +31,7 @@ struct LoadedPlugin {
 // library layout or sanitizer, or for another major or a newer minor version of
 // the plugin API. Compiler, C++ standard, optimisation and comments in the
 // SDK's headers may differ. Plugins of older minor versions work
-// (older_plugins.h).
+// (older_plugins.cc).
 //
 // Foreign plugins are first loaded and instantiated in a forked child (4 ms of
 // CPU time each), so that one that crashes or exits becomes an error with its
@@ -49,11 +50,14 @@ class PluginHost {
   // process, dlopen's own.
   absl::StatusOr<const LoadedPlugin*> Load(const std::string& config_type);
 
-  // Packages ("capstan.ddp") of all libraries in the search path, sorted.
+  // Packages ("capstan.ddp") of all plugins in the search path, sorted.
   std::vector<std::string> Available() const;
 
+  // Shared libraries in the search path that aren't plugins, by path, and why.
+  std::map<std::string, absl::Status> Unreadable() const;
+
   // The available package closest to `name`, a package or its last part
-  // ("ddp"); "" if none is close.
+  // ("ddp"), commands' aside; "" if none is close.
   std::string NearestPackage(absl::string_view name) const;
 
   // Makes a `Base` (Strategy, Model, ..) from serialized config bytes. Errors
@@ -76,17 +80,30 @@ class PluginHost {
                               void** instance);
   absl::StatusOr<LoadedPlugin> Open(const std::string& config_type,
                                     const std::string& path, bool probe);
+  // Available(), without commands.
+  std::vector<std::string> ForConfigs() const;
 
   std::vector<std::string> folders_;            // the trainer's own last
   std::map<std::string, LoadedPlugin> loaded_;  // by config type
   bool foreign_ = false;                        // one is loaded
 };
 
+// Adapts `instance`, a `Base*` of `category` made by a plugin of the older
+// minor version `minor`, to the current interface: missing virtual functions
+// get the interface's defaults, missing struct fields are set, and a strategy
+// that shards refuses an optimizer that needs whole matrices. Takes and returns
+// ownership; returns `instance` itself if the interface hasn't changed since.
+void* AdaptOlderPlugin(PluginCategory category, uint16_t minor, void* instance);
+
 // "strategy", "precision", "dataset reader", ..
 const char* CategoryName(PluginCategory category);
 
 // "capstan.ddp.Config" -> "capstan.ddp"
 std::string PackageOf(absl::string_view config_type);
+
+// The command of a package: "capstan.command_llada_data" -> "llada-data". "" if
+// it has none, but is named by configs.
+std::string CommandOf(absl::string_view package);
 
 // Whether a plugin of API version `plugin` ("1.0") works in a trainer of
 // version `trainer`.
@@ -109,6 +126,17 @@ std::string NearestName(absl::string_view name,
 
 // The core's own fingerprint.
 const char* CoreFingerprint();
+
+// Runs a foreign call in a forked child with its standard output and error
+// captured. OK if it returned. Otherwise the message completes a sentence about
+// it ("crashed: signal 11 (..)", "ended the process, with exit code 3") and
+// ends with the tail of the child's output; `output`, if not null, gets all of
+// that (up to 64 KiB). DEADLINE_EXCEEDED if it ran longer than `limit_seconds`
+// and was killed. OK if the fork fails, as nothing is known then. `slow` is
+// called once if it runs longer than 2 s.
+absl::Status Probe(const std::function<void()>& call, double limit_seconds,
+                   std::string* output = nullptr,
+                   const std::function<void()>& slow = nullptr);
 
 }  // namespace capstan
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/plugin_host/probe.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -10,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+
+#include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 namespace {
@@ -101,6 +101,15 @@ TEST(ProbeTest, WhatHangsIsEnded) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_THAT(Words(status), HasSubstr("did not end within 0.2 s"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(ProbeTest, WhatIsSlowIsSaidOnce) {
+  int said = 0;
+  const auto slow = [&said] { ++said; };
+  EXPECT_TRUE(Probe([] {}, kSeconds, nullptr, slow).ok());
+  EXPECT_EQ(said, 0);
+  EXPECT_TRUE(Probe([] { sleep(3); }, kSeconds, nullptr, slow).ok());
+  EXPECT_EQ(said, 1);
 }
 
 }  // namespace

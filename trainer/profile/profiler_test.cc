@@ -14,7 +14,6 @@
 
 #include "base/clock.h"
 #include "trainer/process_group/single_group.h"
-#include "trainer/profile/profiled_group.h"
 
 namespace capstan {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/profile/step_profile.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "trainer/profile/profiler.h"
 
 namespace capstan {
 namespace {

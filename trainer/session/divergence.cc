@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "trainer/checkpoint/finite.h"
 #include "trainer/checkpoint/state_kinds.h"
 #include "trainer/process_group/agree.h"
 
@@ -45,6 +44,20 @@ absl::StatusOr<double> FirstBadFrozen(const Model& model, uint64_t seed,
   return kNone;
 }
 
+// The least of all ranks' values. Collective, so that `mine` may fail on one.
+absl::StatusOr<double> LeastOf(
+    ProcessGroup& group, const char* what,
+    const std::function<absl::StatusOr<double>()>& mine) {
+  double value = kNone;
+  const absl::Status status = CatchAll([&]() -> absl::Status {
+    CAPSTAN_ASSIGN_OR_RETURN(value, mine());
+    return absl::OkStatus();
+  });
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, status, what));
+  const std::vector<double> all = FromAllRanks(group, value);
+  return *std::min_element(all.begin(), all.end());
+}
+
 }  // namespace
 
 // The name of the first non-finite tensor on any rank.
@@ -52,17 +65,13 @@ absl::StatusOr<absl::optional<std::string>> Divergence::FirstNonFinite() {
   const CheckpointParts parts = session_.Checkpointed();
   const std::vector<StateKind> kinds = AllKinds(parts);
   const auto count = static_cast<int64_t>(kinds.size());
-  double mine = kNone;
-  const absl::Status status = CatchAll([&] {
-    const absl::optional<NonFiniteTensor> found = FindNonFinite(parts);
-    if (found.has_value()) {
-      mine = static_cast<double>(found->parameter * count + found->kind);
-    }
-    return absl::OkStatus();
-  });
-  CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "check its weights"));
-  const std::vector<double> all = FromAllRanks(*session_.group, mine);
-  const double least = *std::min_element(all.begin(), all.end());
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const double least, LeastOf(*session_.group, "check its weights", [&] {
+        const absl::optional<NonFiniteTensor> found = FindNonFinite(parts);
+        return found.has_value()
+                   ? static_cast<double>(found->parameter * count + found->kind)
+                   : kNone;
+      }));
   if (least == kNone) return absl::optional<std::string>();
   const auto first = static_cast<int64_t>(least);
   const std::string name =
@@ -115,18 +124,13 @@ absl::Status Divergence::CheckFinite() {
 
 // Checks frozen parameters, which no checkpoint contains.
 absl::Status Divergence::CheckFrozen() {
-  double mine = kNone;
-  const absl::Status status = CatchAll([&]() -> absl::Status {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        mine,
-        FirstBadFrozen(*session_.parts.model, session_.config.train().seed(),
-                       session_.group->rank(), session_.group->size()));
-    return absl::OkStatus();
-  });
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(*session_.group, status, "check its frozen weights"));
-  const std::vector<double> all = FromAllRanks(*session_.group, mine);
-  const double least = *std::min_element(all.begin(), all.end());
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const double least,
+      LeastOf(*session_.group, "check its frozen weights", [this] {
+        return FirstBadFrozen(*session_.parts.model,
+                              session_.config.train().seed(),
+                              session_.group->rank(), session_.group->size());
+      }));
   if (least == kNone) return absl::OkStatus();
   return Fail(session_.job.loaded.Locate(
       absl::FailedPreconditionError(absl::StrCat(

@@ -7,7 +7,7 @@
 #include "absl/types/span.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "trainer/data/data_order.h"
+#include "trainer/data/data_loader.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step.h"

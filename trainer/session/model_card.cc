@@ -14,9 +14,8 @@
 #include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/config/load_config.h"
-#include "trainer/config/text_source.h"
+#include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
-#include "trainer/metrics/number_text.h"
 
 namespace capstan {
 namespace {
@@ -215,6 +214,16 @@ void Shorten(Message* message) {
   }
 }
 
+// `config` without what is specific to this machine, for publication: files and
+// folders (fields with the option `path`) are reduced to their last component,
+// a model in Hugging Face's cache to its hub name; output_dir is removed.
+RunConfig PortableConfig(const RunConfig& config) {
+  RunConfig portable = config;
+  portable.clear_output_dir();
+  Shorten(&portable);
+  return portable;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
@@ -255,28 +264,25 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
   return files;
 }
 
-BaseModel BaseModelOf(const RunConfig& config) {
+BaseModel BaseModelOf(const RunConfig& config, int api_minor) {
+  constexpr int kSince = 2;
   BaseModel base;
   const auto message = Unpack(config.model());
   if (!message.ok()) return base;
   const google::protobuf::Descriptor& type = *(*message)->GetDescriptor();
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor* const field = type.field(i);
-    if (!field->options().GetExtension(capstan::base_model) ||
-        field->is_repeated() || field->type() != FieldDescriptor::TYPE_STRING) {
+    const bool is_base = api_minor < kSince
+                             ? field->name() == "pretrained"
+                             : field->options().GetExtension(base_model);
+    if (!is_base || field->is_repeated() ||
+        field->type() != FieldDescriptor::TYPE_STRING) {
       continue;
     }
     base.field = field->name();
     base.folder = (*message)->GetReflection()->GetString(**message, field);
   }
   return base;
-}
-
-RunConfig PortableConfig(const RunConfig& config) {
-  RunConfig portable = config;
-  portable.clear_output_dir();
-  Shorten(&portable);
-  return portable;
 }
 
 }  // namespace capstan

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/run_config.pb.h"
 
@@ -49,17 +48,13 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     const ModelCardFacts& facts);
 
 // What the model starts from, given by the field of its config with the option
-// `base_model` (plugins/sdk/options.proto).
+// `base_model` (plugins/sdk/options.proto) or, for plugins of minor versions
+// that lack it, by the field `pretrained`.
 struct BaseModel {
   std::string field;   // "": no such field
   std::string folder;  // "": from scratch
 };
-BaseModel BaseModelOf(const RunConfig& config);
-
-// `config` without what is specific to this machine, for publication: files and
-// folders (fields with the option `path`) are reduced to their last component,
-// a model in Hugging Face's cache to its hub name; output_dir is removed.
-RunConfig PortableConfig(const RunConfig& config);
+BaseModel BaseModelOf(const RunConfig& config, int api_minor);
 
 }  // namespace capstan
 

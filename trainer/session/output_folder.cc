@@ -2,22 +2,28 @@
 #include "trainer/session/output_folder.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
-#include <string>
 #include <system_error>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/config/latest_run.h"
+#include "trainer/config/load_config.h"
 
 namespace capstan {
 namespace {
@@ -36,7 +42,8 @@ absl::Status MakeFolder(const fs::path& folder) {
 bool HoldsRun(const fs::path& folder) {
   for (const char* name :
        {"metrics.jsonl", "checkpoints", "final", "summary.json"}) {
-    if (fs::exists(folder / name)) return true;
+    std::error_code error;
+    if (fs::exists(folder / name, error)) return true;
   }
   return false;
 }
@@ -95,6 +102,33 @@ fs::path RunsFolder(const RunConfig& config,
   return base / "runs" / config.name();
 }
 
+// The largest divisor of `whole` not above `most`.
+int64_t DivisorUpTo(int64_t most, int64_t whole) {
+  int64_t divisor = std::clamp<int64_t>(most, 1, whole);
+  while (whole % divisor != 0) --divisor;
+  return divisor;
+}
+
+// The numbers of ranks closest to `world_size` that divide `global`: "2 or 4".
+std::string RanksFor(int64_t global, int world_size) {
+  const int64_t fewer = DivisorUpTo(world_size, global);
+  int64_t more = world_size + 1;
+  while (more < global && global % more != 0) ++more;
+  return more > global ? absl::StrCat(fewer)
+                       : absl::StrCat(fewer, " or ", more);
+}
+
+std::string Quoted(const std::string& word) {
+  const auto plain = [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+           absl::string_view("-_=./:,@%+").find(c) != absl::string_view::npos;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) {
+    return word;
+  }
+  return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
+}
+
 }  // namespace
 
 std::string CheckpointToResume(const RunConfig& config,
@@ -106,7 +140,9 @@ std::string CheckpointToResume(const RunConfig& config,
   const fs::path latest = FollowLatestRun(
       (RunsFolder(config, workspace_folder) / "latest").string());
   // Completed runs aren't resumed.
-  return fs::exists(latest / "final") ? "" : NewestCheckpoint(latest.string());
+  return PathExists((latest / "final").string())
+             ? ""
+             : NewestCheckpoint(latest.string());
 }
 
 absl::StatusOr<std::string> PrepareOutputFolder(
@@ -125,7 +161,14 @@ absl::StatusOr<std::string> PrepareOutputFolder(
     return folder;
   }
   const fs::path folder = config.output_dir();
-  if (fs::exists(folder) && !fs::is_directory(folder)) {
+  std::error_code error;
+  const fs::file_type type = fs::status(folder, error).type();
+  if (type == fs::file_type::none) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("output_dir: ", folder.string(), " can't be a folder (",
+                     error.message(), "): name another"));
+  }
+  if (type != fs::file_type::not_found && type != fs::file_type::directory) {
     return absl::AlreadyExistsError(
         absl::StrCat("output_dir: ", folder.string(), " is not a folder"));
   }
@@ -138,6 +181,145 @@ absl::StatusOr<std::string> PrepareOutputFolder(
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
   CAPSTAN_RETURN_IF_ERROR(Lock(folder));
   return folder.string();
+}
+
+absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
+                                            const TrainState& earlier,
+                                            int world_size, Batching* batch) {
+  const int64_t global = earlier.global_batch_size;
+  const int64_t asked = batch->global_batch_size();
+  // Invalid values are rejected later.
+  if (global <= 0 || batch->micro_batch_size() < 0) return "";
+  if (asked != 0 && asked != global) {
+    return absl::StrCat("goes on with batch.global_batch_size ", asked,
+                        "; the run in ", checkpoint, " had ", global);
+  }
+  const bool automatic = batch->micro_batch_size() == Batching::AUTO;
+  const int64_t micro =
+      automatic ? 1 : std::max<int64_t>(1, batch->micro_batch_size());
+  if (asked == 0 && !automatic && micro * world_size == global) return "";
+  if (global % world_size != 0) {
+    return FieldError(
+        "global_batch_size",
+        absl::StrCat(world_size, " ranks can't share the global batch of ",
+                     global, " that the run in ", checkpoint,
+                     " has: go on with ", RanksFor(global, world_size),
+                     " ranks (launch.processes)",
+                     batch->group_by_length()
+                         ? ""
+                         : absl::StrCat(", or set it to a multiple of ",
+                                        world_size, " to go on with another")));
+  }
+  const int64_t fitting = DivisorUpTo(micro, global / world_size);
+  if (asked == global && fitting == micro) return "";
+  batch->set_global_batch_size(global);
+  std::string note =
+      absl::StrCat("goes on with the run's global batch of ", global);
+  if (automatic) return note;
+  batch->set_micro_batch_size(static_cast<Batching::MicroBatchSize>(fitting));
+  absl::StrAppend(&note, " = micro ", fitting, " x ", world_size,
+                  world_size == 1 ? " rank" : " ranks", " x accumulation ",
+                  global / world_size / fitting);
+  if (fitting != micro) {
+    absl::StrAppend(&note, " (micro_batch_size ", micro,
+                    " doesn't cut it evenly)");
+  }
+  return note;
+}
+
+absl::Status CheckGroups(const std::string& checkpoint,
+                         const TrainState& earlier, const TrainState& mine) {
+  if (earlier.data_group == mine.data_group ||
+      earlier.data_size != mine.data_size) {
+    return absl::OkStatus();
+  }
+  if ((earlier.data_group > 0) != (mine.data_group > 0)) {
+    const char* const theirs = earlier.data_group > 0 ? "true" : "false";
+    return FieldError("group_by_length",
+                      absl::StrCat("the run in ", checkpoint, " has ", theirs,
+                                   ", and its data position would mean other "
+                                   "samples: set it to ",
+                                   theirs));
+  }
+  const std::string global = absl::StrCat(earlier.global_batch_size);
+  return FieldError(
+      "global_batch_size",
+      absl::StrCat("is ", mine.global_batch_size, ", but the run in ",
+                   checkpoint, " has ", global,
+                   ", by which group_by_length sorts its samples: set it to ",
+                   global, ", or leave it out"));
+}
+
+absl::Status CheckResumed(const LoadedConfig& loaded,
+                          const std::string& checkpoint,
+                          const TrainState& earlier, const TrainState& mine) {
+  if (earlier.seed != mine.seed) {
+    return loaded.Locate(
+        FieldError("seed", absl::StrCat("is ", mine.seed, ", but the run in ",
+                                        checkpoint, " was started with ",
+                                        earlier.seed)),
+        "train");
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckGroups(checkpoint, earlier, mine), "batch"));
+  if (earlier.data_size != mine.data_size ||
+      earlier.data_shuffle != mine.data_shuffle ||
+      earlier.data_group != mine.data_group) {
+    const auto text = [](const TrainState& state) {
+      return absl::StrCat(
+          state.data_size, " samples",
+          state.data_shuffle ? ", shuffled" : ", in order",
+          state.data_group > 0
+              ? absl::StrCat(", by length in groups of ", state.data_group)
+              : "");
+    };
+    return loaded.Locate(
+        absl::FailedPreconditionError(absl::StrCat(
+            "has ", text(mine), ", but the run in ", checkpoint, " was on ",
+            text(earlier), ": its data position would mean other samples")),
+        "train_data");
+  }
+  if (earlier.frozen_crc32c != 0 &&
+      earlier.frozen_crc32c != mine.frozen_crc32c) {
+    return loaded.Locate(
+        absl::FailedPreconditionError(absl::StrCat(
+            "its frozen weights aren't those that the run in ", checkpoint,
+            " was started with, and a checkpoint has only what is trained: "
+            "name the same pretrained model as then")),
+        "model");
+  }
+  return absl::OkStatus();
+}
+
+std::string ResumeCommand(const std::vector<std::string>& words,
+                          const RunConfig& config,
+                          const std::string& output_dir) {
+  if (words.empty()) return "";
+  std::vector<std::string> all = words;
+  if (config.train().resume() != Train::AUTO) {
+    all.insert(all.end(), {"--set", "train.resume=AUTO"});
+  }
+  if (config.output_dir().empty()) {
+    all.insert(all.end(), {"--set", absl::StrCat("output_dir=", output_dir)});
+  }
+  return ShellText(all);
+}
+
+std::string ShellText(const std::vector<std::string>& words) {
+  return absl::StrJoin(words, " ",
+                       [](std::string* out, const std::string& word) {
+                         absl::StrAppend(out, Quoted(word));
+                       });
+}
+
+std::vector<std::string> CommandWords(int argc, const char* const* argv) {
+  std::vector<std::string> words(argv, argv + argc);
+  if (words.empty() || getenv("BUILD_WORKSPACE_DIRECTORY") == nullptr) {
+    return words;
+  }
+  words.erase(words.begin());
+  words.insert(words.begin(), {"bazel", "run", "//trainer", "--"});
+  return words;
 }
 
 }  // namespace capstan

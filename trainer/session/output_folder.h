@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A run's folder, and resuming the run in it: what must not have changed, and
+// the command to type.
 #ifndef CAPSTAN_TRAINER_SESSION_OUTPUT_FOLDER_H_
 #define CAPSTAN_TRAINER_SESSION_OUTPUT_FOLDER_H_
 
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/config/load_config.h"
 #include "trainer/run_config.pb.h"
 
 namespace capstan {
@@ -22,6 +29,42 @@ absl::StatusOr<std::string> PrepareOutputFolder(
 // a run, or "". Has no side effects.
 std::string CheckpointToResume(const RunConfig& config,
                                const std::string& workspace_folder);
+
+// A run resumed from `checkpoint`, with numbers `earlier`, keeps its global
+// batch on any number of ranks: fills it into `batch` if unset, and lowers the
+// micro-batch if that doesn't divide it evenly. An explicit global batch wins.
+// Returns a line for the user if anything differs from what `batch` alone
+// implies, else "". FieldError if the ranks can't share the global batch.
+absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
+                                            const TrainState& earlier,
+                                            int world_size, Batching* batch);
+
+// Checks that samples are grouped by length as in `checkpoint`'s run on the
+// same data; otherwise its data position would refer to other samples.
+// FieldError of Batching.
+absl::Status CheckGroups(const std::string& checkpoint,
+                         const TrainState& earlier, const TrainState& mine);
+
+// Whether `checkpoint`'s run, with numbers `earlier`, can continue with `mine`:
+// compares seed, data and its order, and frozen weights. Errors name the config
+// location.
+absl::Status CheckResumed(const LoadedConfig& loaded,
+                          const std::string& checkpoint,
+                          const TrainState& earlier, const TrainState& mine);
+
+// The command that resumes a stopped run: its original words, quoted for a
+// shell, plus train.resume and the run's folder if missing. "" if the words are
+// unknown.
+std::string ResumeCommand(const std::vector<std::string>& words,
+                          const RunConfig& config,
+                          const std::string& output_dir);
+
+// Quotes words for a shell.
+std::string ShellText(const std::vector<std::string>& words);
+
+// A process's command line as users type it: under `bazel run` the program is
+// "bazel run //trainer --".
+std::vector<std::string> CommandWords(int argc, const char* const* argv);
 
 }  // namespace capstan
 

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "trainer/config/latest_run.h"
+#include "trainer/config/load_config.h"
 
 namespace capstan {
 namespace {
@@ -107,6 +107,19 @@ TEST(OutputFolderTest, AFileInTheWayIsAnError) {
               HasSubstr("is not a folder"));
   config.set_output_dir(folder + "/file/below");
   EXPECT_FALSE(PrepareOutputFolder(config, "").ok());
+}
+
+TEST(OutputFolderTest, ANameThatIsTooLongIsAnError) {
+  RunConfig config;
+  config.set_output_dir(Folder() + "/" + std::string(300, 'x'));
+  for (const Train::Resume resume : {Train::NEVER, Train::AUTO}) {
+    config.mutable_train()->set_resume(resume);
+    EXPECT_EQ(CheckpointToResume(config, ""), "");
+    const absl::Status status = PrepareOutputFolder(config, "").status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("File name too long): name another"));
+  }
 }
 
 }  // namespace

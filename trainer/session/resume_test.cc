@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/session/resume.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include "base/status.h"
+#include "trainer/session/output_folder.h"
 
 namespace capstan {
 namespace {

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +18,7 @@
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/session/model_card.h"
-#include "trainer/session/resume.h"
+#include "trainer/session/output_folder.h"
 
 namespace capstan {
 namespace {
@@ -167,7 +166,7 @@ absl::Status RunCheckpoints::RestoreBest() {
 
 absl::Status RunCheckpoints::SaveFinal() {
   const RunParts& parts = session_.parts;
-  const BaseModel base = BaseModelOf(session_.config);
+  const BaseModel base = BaseModelOf(session_.config, parts.model_minor);
   FinalFolder final;
   final.path = session_.output_dir + "/final";
   final.dtype = parts.policy().compute;

@@ -3,7 +3,7 @@
 #define CAPSTAN_TRAINER_SESSION_RUN_CHECKPOINTS_H_
 
 #include "absl/status/status.h"
-#include "trainer/data/data_order.h"
+#include "trainer/data/data_loader.h"
 #include "trainer/session/divergence.h"
 #include "trainer/session/session.h"
 

@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
-#include "trainer/config/hub_name.h"
+#include "trainer/optimizer/optimizer_state.h"
+#include "trainer/session/schedule.h"
 
 namespace capstan {
 namespace {
@@ -78,8 +81,9 @@ absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
     spec = *std::move(read);
   }
   if (lora.rank() < 0) {
-    return FieldError("rank",
-                      absl::StrCat("must be greater than 0, is ", lora.rank()));
+    return FieldError(
+        "rank", absl::StrCat("must be greater than 0, or 0 for the default (",
+                             spec.rank, "), is ", lora.rank()));
   }
   if (lora.rank() > 0) spec.rank = lora.rank();
   if (lora.has_alpha()) spec.alpha = lora.alpha();
@@ -134,6 +138,103 @@ int LeastComputeCapability() {
     least = least == 0 ? capability : std::min(least, capability);
   }
   return least;
+}
+
+// PyTorch's name: "float32".
+std::string DtypeName(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    case c10::ScalarType::Half:
+      return "float16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+// Checks what doesn't depend on the data.
+absl::Status CheckTrain(const Train& train) {
+  if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
+    return train.has_max_epochs()
+               ? FieldError("max_epochs",
+                            "must be greater than 0 (or set max_steps)")
+               : FieldError("max_steps",
+                            "must be greater than 0 (or set max_epochs)");
+  }
+  for (const auto& [field, value] :
+       {std::pair<const char*, double>{"log_every", train.log_every()},
+        {"eval_every", train.eval_every()},
+        {"eval_batches", train.eval_batches()},
+        {"save_every", train.save_every()},
+        {"keep_checkpoints", train.keep_checkpoints()},
+        {"early_stopping_patience", train.early_stopping_patience()},
+        {"sample_max_new_tokens", train.sample_max_new_tokens()},
+        {"max_grad_norm", train.max_grad_norm()}}) {
+    if (value >= 0) continue;
+    return FieldError(field, absl::StrCat("must not be negative, is ", value));
+  }
+  const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
+  if (every_n != (train.activation_checkpointing_n() > 0)) {
+    return FieldError("activation_checkpointing_n",
+                      every_n
+                          ? "must be greater than 0 with EVERY_N"
+                          : "is for activation_checkpointing: EVERY_N only");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEvaluation(const Train& train, const RunParts& parts) {
+  for (const auto& [field, asked] :
+       {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
+        {"keep_best", train.keep_best()},
+        {"early_stopping_patience", train.early_stopping_patience() > 0}}) {
+    if (!asked || parts.eval_data != nullptr) continue;
+    // The notes may explain why train_data holds nothing out.
+    const std::vector<std::string> notes = parts.train_data->notes();
+    return FieldError(
+        field,
+        absl::StrCat("there is nothing to evaluate on: set eval_data, or have "
+                     "train_data hold something back",
+                     notes.empty() ? "" : "; ", absl::StrJoin(notes, " ")));
+  }
+  if (train.early_stopping_patience() > 0 && train.eval_every() == 0) {
+    return FieldError("early_stopping_patience", "set eval_every, too");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProfile(const Profile& profile, int64_t last) {
+  for (const int64_t step : profile.steps()) {
+    if (step >= 1 && step <= last) continue;
+    return FieldError("steps",
+                      absl::StrCat("must be between 1 and the run's last step ",
+                                   last, ", is ", step));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
+  constexpr char kField[] = "sample_prompts";
+  const TokenModel* const model = parts.model->token_model();
+  const Tokenizer* const tokenizer = parts.train_data->tokenizer();
+  for (const SamplePrompt& prompt : train.sample_prompts()) {
+    if (tokenizer == nullptr) {
+      return FieldError(kField, "the training data has no tokenizer");
+    }
+    const auto length = static_cast<int64_t>(
+        prompt.kind_case() == SamplePrompt::kUser
+            ? parts.train_data->PromptIds(prompt.user()).size()
+            : tokenizer->Encode(prompt.prompt()).size());
+    if (length == 0) return FieldError(kField, "has a prompt without a token");
+    if (model != nullptr && length >= model->max_positions()) {
+      return FieldError(kField,
+                        absl::StrCat("has ", length, " tokens, the model only ",
+                                     model->max_positions(), " positions"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -267,6 +368,9 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
   parts.device = DeviceOf(*parts.precision, gpus);
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
+  CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* const model,
+                           host.Load(TypeOf(config.model())));
+  parts.model_minor = model->descriptor->api_minor;
   return parts;
 }
 
@@ -279,33 +383,60 @@ DeviceFacts DeviceOf(const Precision& precision, int gpus) {
   return device;
 }
 
-std::string DtypeName(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return "float32";
-    case c10::ScalarType::BFloat16:
-      return "bfloat16";
-    case c10::ScalarType::Half:
-      return "float16";
-    default:
-      return c10::toString(dtype);
-  }
-}
-
-bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device) {
-  return !device.gpu && c10::isReducedFloatingType(dtype);
-}
-
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device) {
   const c10::ScalarType dtype = precision.PolicyOn(device).compute;
-  if (!IsSlow(dtype, device)) return "";
+  // CPUs are slow in 16-bit types: our kernels are float32 (kernels/), and
+  // LibTorch's convert each operand.
+  if (device.gpu || !c10::isReducedFloatingType(dtype)) return "";
   const std::string instead = precision.instead();
   return absl::StrCat(
       package, " computes in ", DtypeName(dtype),
       ", in which CPUs are often several times slower than in float32",
       instead.empty() ? "" : absl::StrCat("; set ", instead));
+}
+
+absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
+                                   const RunParts& parts) {
+  const RunConfig& config = loaded.config;
+  const Train& train = config.train();
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckTrain(train), "train"));
+  absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), world_size);
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
+  const int64_t steps =
+      StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckProfile(config.profile(), steps), "profile"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckSchedule(config.schedule(), steps), "schedule"));
+  StrategyRequest request;
+  request.model = parts.model.get();
+  request.precision = parts.policy();
+  request.world_size = world_size;
+  request.accumulation = plan->accumulation;
+  request.optimizer = parts.optimizer.get();
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+      CheckOptimizer(*parts.optimizer,
+                     {request.model, request.precision, world_size}),
+      "optimizer"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(parts.strategy->Check(request), "strategy"));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+      parts.objective->Check(*parts.model, *parts.train_data), "objective"));
+  if (parts.eval_data != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+        parts.objective->Check(*parts.model, *parts.eval_data), "eval_data"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckEvaluation(train, parts), "train"));
+  if (config.has_hub_upload() && config.hub_upload().repo().empty()) {
+    return loaded.Locate(FieldError("repo", "name it: NAME/REPOSITORY"),
+                         "hub_upload");
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckSamplePrompts(train, parts), "train"));
+  return plan;
 }
 
 }  // namespace capstan

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "plugins/sdk/collector.h"
@@ -22,7 +21,6 @@
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/config/load_config.h"
-#include "trainer/memory/activation_checkpointing.h"
 #include "trainer/memory/memory_plan.h"
 
 namespace capstan {
@@ -46,6 +44,8 @@ struct RunParts {
   std::string strategy_name;
   std::string precision_name;  // with dtype, if the device decides it
   std::string optimizer_name;
+  // The minor version of the plugin API that the model was built for.
+  int model_minor = kPluginApiMinor;
 };
 
 // RunParts::precision_name.
@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
     const LoadedConfig& loaded, PluginHost& host);
 
 // Creates all plugins for a machine with `gpus` GPUs (0: CPU). Errors name the
-// config location. CheckRun (check_run.h) checks that they fit each other.
+// config location. CheckRun checks that they fit each other.
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                         PluginHost& host);
 
@@ -110,19 +110,17 @@ BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
 // `precision` needs to know.
 DeviceFacts DeviceOf(const Precision& precision, int gpus);
 
-// PyTorch's name: "float32".
-std::string DtypeName(c10::ScalarType dtype);
-
-// Whether the device computes in `dtype` more slowly than in float32. CPUs do
-// in 16-bit types: our kernels are float32 (kernels/), and LibTorch's convert
-// each operand.
-bool IsSlow(c10::ScalarType dtype, const DeviceFacts& device);
-
 // A warning that the run computes in a dtype its device is slow in, with what
 // to set instead; else "".
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device);
+
+// Checks the config's numbers, and that its plugins fit each other and
+// `world_size` ranks; returns how samples are distributed over them. Errors
+// name the config location.
+absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
+                                   const RunParts& parts);
 
 }  // namespace capstan
 

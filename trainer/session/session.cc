@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/session.h"
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/profile/profiler.h"
 
 namespace capstan {
 
@@ -49,6 +53,36 @@ RunSummary Session::Progress() const {
     summary.best_step = state.best_step;
   }
   return summary;
+}
+
+std::string ExitText(const Session& session, int code, bool on_main) {
+  const RunConfig& config = session.config;
+  const auto named = [](const char* slot, const google::protobuf::Any& any) {
+    return absl::StrCat(slot, " ", PackageOf(TypeOf(any)));
+  };
+  const absl::string_view phase = session.phase;
+  std::vector<std::string> whose;
+  if (phase == kForwardPhase) {
+    whose.push_back(named("objective", config.objective()));
+  }
+  if (phase == kForwardPhase || phase == kBackwardPhase) {
+    whose.push_back(named("model", config.model()));
+  }
+  if (phase == kOptimizerPhase) {
+    whose.push_back(named("optimizer", config.optimizer()));
+  }
+  if (phase == kBackwardPhase || phase == kOptimizerPhase) {
+    whose.push_back(named("strategy", config.strategy()));
+  }
+  // Batches are also read on another thread.
+  if (phase == kDataPhase || !on_main) {
+    whose.push_back(named("train_data", config.train_data()));
+  }
+  return absl::StrCat("step ", session.state.step + 1,
+                      phase.empty() ? "" : absl::StrCat(" (", phase, ")"),
+                      ": exit(", code, ") was called, which no plugin may do",
+                      whose.empty() ? "" : "; at that time ran ",
+                      absl::StrJoin(whose, ", "));
 }
 
 }  // namespace capstan

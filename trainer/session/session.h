@@ -53,6 +53,8 @@ struct Session {
   TrainState state;
   absl::optional<double> eval_loss;  // the latest
   bool stopping = false;             // a rank received a signal; agreed by all
+  // A phase of the step (profiler.h); "": none. For ExitText.
+  const char* phase = "";
 
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
@@ -81,6 +83,11 @@ struct Session {
     if (reporter != nullptr) reporter->Note(line);
   }
 };
+
+// The error of a process that a plugin ended by exit(code) in the midst of
+// training: the step, the phase, and whose code runs in it. `on_main`: on the
+// thread that trains.
+std::string ExitText(const Session& session, int code, bool on_main);
 
 // Whether something is due at `step`, every `every` steps; 0: never.
 inline bool Due(int64_t every, int64_t step) {

@@ -20,13 +20,11 @@
 #include "base/clock.h"
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
-#include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
-#include "trainer/profile/step_profile.h"
-#include "trainer/session/evaluation.h"
+#include "trainer/session/evaluator.h"
 #include "trainer/session/schedule.h"
 
 namespace capstan {
@@ -69,6 +67,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   }
 
   // Count and record it.
+  session.phase = "";
   const CommunicationStats after = session.group->stats();
   if (profiler_ != nullptr) profiler_->EndStep(after);
   ++state.step;
@@ -102,11 +101,11 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
   completed_ = false;
   try {
     {
-      const ProfileScope profile(kBackwardPhase);
+      const ProfileScope profile(session_.phase = kBackwardPhase);
       strategy.FinishBackward();
     }
     completed_ = true;
-    const ProfileScope profile(kOptimizerPhase);
+    const ProfileScope profile(session_.phase = kOptimizerPhase);
     squared_sum_ = strategy.GradientSquaredSum();
     if (deferred_ == nullptr) {
       mine->gradient_squared_sum = squared_sum_.item<double>();
@@ -144,14 +143,14 @@ absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
 }
 
 LossSum TrainStep::Forward(const Batch& batch) {
-  const ProfileScope profile(kForwardPhase);
+  const ProfileScope profile(session_.phase = kForwardPhase);
   const MemoryScope scope(MemoryCategory::kActivations);
   return session_.parts.objective->Compute(*session_.parts.model, batch, info_,
                                            session_.runner);
 }
 
 void TrainStep::Backward(const at::Tensor& loss_sum) {
-  const ProfileScope profile(kBackwardPhase);
+  const ProfileScope profile(session_.phase = kBackwardPhase);
   const MemoryScope scope(MemoryCategory::kWorkspace);
   const at::Tensor scale = at::full(
       {}, session_.scaler.scale() / nominal_targets_, loss_sum.options());
@@ -204,7 +203,7 @@ GradientRule TrainStep::Rule() const {
 }
 
 absl::Status TrainStep::Update(double lr, double gradient_scale) {
-  const ProfileScope profile(kOptimizerPhase);
+  const ProfileScope profile(session_.phase = kOptimizerPhase);
   RunParts& parts = session_.parts;
   OptimizerStep step;
   step.step = session_.state.optimizer_steps + 1;
@@ -276,7 +275,7 @@ absl::Status TrainStep::SumTotals(DataLoader& loader) {
 }
 
 absl::StatusOr<Batch> TrainStep::NextBatch(DataLoader& loader) {
-  const ProfileScope profile(kDataPhase);
+  const ProfileScope profile(session_.phase = kDataPhase);
   if (batches_.empty()) return loader.Next();
   Batch next = std::move(batches_.front());
   batches_.pop_front();
@@ -305,9 +304,7 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler) {
   const int64_t samples = std::min<int64_t>(8, data.size());
   int64_t targets = 0;
   for (int64_t i = 0; i < samples; ++i) {
-    Batch batch;
-    CAPSTAN_RETURN_IF_ERROR(data.Read(absl::MakeConstSpan(&i, 1), &batch));
-    SetSamplePositions({i}, &batch);
+    CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, ReadBatch(data, {i}, at::kCPU));
     try {
       targets += session_.parts.objective->CountTargets(batch, info_);
     } catch (const std::invalid_argument& error) {
@@ -334,12 +331,9 @@ absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
   absl::Status status = CatchAll([&]() -> absl::Status {
     parts.strategy->BeginStep(session_.state.step + 1);
     parts.strategy->BeginMicroStep(0, 1);
-    Batch batch;
-    CAPSTAN_RETURN_IF_ERROR(parts.train_data->Read(samples, &batch));
-    SetSamplePositions(samples, &batch);
-    for (auto& [name, tensor] : batch) {
-      tensor = tensor.to(session_.group->device());
-    }
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const Batch batch,
+        ReadBatch(*parts.train_data, samples, session_.group->device()));
     info_.totals = parts.objective->StepTotals(batch, info_);
     Backward(Forward(batch).sum);
     return absl::OkStatus();

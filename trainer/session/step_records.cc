@@ -2,7 +2,6 @@
 #include "trainer/session/step_records.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/types/span.h"
@@ -16,14 +15,6 @@ namespace {
 
 constexpr int64_t kWarmUpSteps = 2;
 constexpr size_t kMostKept = 8192;
-
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle]
-                                : 0.5 * (values[middle - 1] + values[middle]);
-}
 
 }  // namespace
 

@@ -9,8 +9,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <utility>
-
 #include "plugins/sdk/memory.h"
 
 namespace capstan {

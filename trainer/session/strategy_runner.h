@@ -6,7 +6,7 @@
 
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/strategy.h"
-#include "trainer/memory/activation_checkpointing.h"
+#include "trainer/memory/memory_plan.h"
 
 namespace capstan {
 

@@ -6,14 +6,19 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <set>
 #include <string>
@@ -27,16 +32,14 @@
 #include "trainer/launcher/launcher.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/summary.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/create.h"
-#include "trainer/profile/profiled_group.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/resume.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/step.h"
 
@@ -288,6 +291,45 @@ double SecondsSinceStart(const Session& session) {
   return *std::max_element(all.begin(), all.end());
 }
 
+// ---- An end from outside.
+
+// Names the plugin whose code calls exit(), which would otherwise end the
+// process without a word, perhaps as if all had gone well.
+class ExitGuard {
+ public:
+  explicit ExitGuard(const Session* session)
+      : session_(*session), pid_(getpid()), thread_(pthread_self()) {
+    static const int installed = on_exit(&OnExit, nullptr);
+    (void)installed;
+    current_ = this;
+  }
+  ~ExitGuard() { current_ = nullptr; }
+  ExitGuard(const ExitGuard&) = delete;
+  ExitGuard& operator=(const ExitGuard&) = delete;
+
+ private:
+  static void OnExit(int code, void*) {
+    const ExitGuard* const guard = current_;
+    if (guard == nullptr || guard->pid_ != getpid()) return;
+    const bool on_main = pthread_equal(guard->thread_, pthread_self()) != 0;
+    // Our launcher prints an error of its own.
+    const bool alone = guard->session_.job.output_dir.empty();
+    std::cerr << (alone ? "ERROR: " : "")
+              << ExitText(guard->session_, code, on_main) << std::endl;
+    fflush(nullptr);
+    // Static destructors would run beside threads that are still at work.
+    _exit(code == 0 ? 1 : code);
+  }
+
+  static std::atomic<const ExitGuard*> current_;
+
+  const Session& session_;
+  const pid_t pid_;
+  const pthread_t thread_;
+};
+
+std::atomic<const ExitGuard*> ExitGuard::current_{nullptr};
+
 // ---- The run.
 
 class Training {
@@ -324,6 +366,7 @@ class Training {
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<Profiler> profiler_;  // null: profiling is off
   bool finished_before_ = false;
+  const ExitGuard exit_guard_{&session_};
 };
 
 absl::Status Training::Run() {

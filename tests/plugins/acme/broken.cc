@@ -37,6 +37,7 @@ const bool initialised = [] {
     std::abort();
   }
   if (what == "exit") std::exit(3);
+  if (what == "slow") sleep(3);
   if (what == "clash") RegisterSignSgdProto();
   return true;
 }();

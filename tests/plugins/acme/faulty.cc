@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 
+#include <cstdlib>
 #include <memory>
 #include <new>
 
@@ -27,6 +28,7 @@ class Faulty final : public capstan::DatasetReader {
     for (int64_t index : indices) {
       if (index != config_.broken_sample()) continue;
       if (config_.out_of_memory()) throw std::bad_alloc();
+      if (config_.exit()) std::exit(0);
       return absl::DataLossError(
           absl::StrCat("faulty.bin: sample ", index, " is damaged"));
     }

@@ -11,8 +11,7 @@
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/plugin.h"
 
-namespace myvendor {
-namespace myplugin {
+namespace myvendor::myplugin {
 
 // Writes a text of sums, "27 + 15 = 42" a line, to learn from.
 class MyPlugin final : public capstan::Collector {
@@ -72,5 +71,4 @@ class MyPlugin final : public capstan::Collector {
 CAPSTAN_PLUGIN(Collector, MyPlugin, myvendor::myplugin::Config,
                "a text of sums to learn from");
 
-}  // namespace myplugin
-}  // namespace myvendor
+}  // namespace myvendor::myplugin

@@ -16,8 +16,7 @@
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "plugins/sdk/plugin.h"
 
-namespace myvendor {
-namespace myplugin {
+namespace myvendor::myplugin {
 
 // Each line of a text file is a sample; its bytes are the tokens.
 class MyPlugin final : public capstan::DatasetReader {
@@ -105,5 +104,4 @@ class MyPlugin final : public capstan::DatasetReader {
 CAPSTAN_PLUGIN(DatasetReader, MyPlugin, myvendor::myplugin::Config,
                "the lines of a text, a sample each");
 
-}  // namespace myplugin
-}  // namespace myvendor
+}  // namespace myvendor::myplugin

@@ -17,8 +17,7 @@
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/plugin.h"
 
-namespace myvendor {
-namespace myplugin {
+namespace myvendor::myplugin {
 
 enum Unit { kEmbedUnit, kHeadUnit };
 enum Parameter { kEmbed, kHead };
@@ -157,5 +156,4 @@ class MyPlugin final : public capstan::Model, public capstan::TokenModel {
 CAPSTAN_PLUGIN(Model, MyPlugin, myvendor::myplugin::Config,
                "a bigram language model");
 
-}  // namespace myplugin
-}  // namespace myvendor
+}  // namespace myvendor::myplugin

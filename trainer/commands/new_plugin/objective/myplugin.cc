@@ -14,8 +14,7 @@
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/plugin.h"
 
-namespace myvendor {
-namespace myplugin {
+namespace myvendor::myplugin {
 
 constexpr int64_t kNoTarget = -100;
 
@@ -128,5 +127,4 @@ class MyPlugin final : public capstan::Objective {
 CAPSTAN_PLUGIN(Objective, MyPlugin, myvendor::myplugin::Config,
                "next-token prediction behind a context");
 
-}  // namespace myplugin
-}  // namespace myvendor
+}  // namespace myvendor::myplugin

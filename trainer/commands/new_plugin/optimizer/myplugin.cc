@@ -12,8 +12,7 @@
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin.h"
 
-namespace myvendor {
-namespace myplugin {
+namespace myvendor::myplugin {
 
 // Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023,
 // algorithm 2), for a gradient g, parameters p and their momentum m:
@@ -93,5 +92,4 @@ class MyPlugin final : public capstan::Optimizer {
 CAPSTAN_PLUGIN(Optimizer, MyPlugin, myvendor::myplugin::Config,
                "Lion: the sign of a momentum");
 
-}  // namespace myplugin
-}  // namespace myvendor
+}  // namespace myvendor::myplugin

@@ -6,8 +6,7 @@
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/precision.h"
 
-namespace myvendor {
-namespace myplugin {
+namespace myvendor::myplugin {
 
 // Forward and backward in bfloat16, masters and optimizer state in float32.
 // bfloat16 has float32's exponents, so the loss needs no scaling.
@@ -32,5 +31,4 @@ class MyPlugin final : public capstan::Precision {
 CAPSTAN_PLUGIN(Precision, MyPlugin, myvendor::myplugin::Config,
                "computes in bfloat16, updates in float32");
 
-}  // namespace myplugin
-}  // namespace myvendor
+}  // namespace myvendor::myplugin

@@ -9,8 +9,7 @@
 #include "strategies/common/flat_state.h"
 #include "strategies/common/replicated.h"
 
-namespace myvendor {
-namespace myplugin {
+namespace myvendor::myplugin {
 
 // Data parallelism at its simplest: the whole model on each rank, and one
 // all-reduce of all gradients after backward. What a strategy has to keep is
@@ -40,5 +39,4 @@ class MyPlugin final : public capstan::ReplicatedStrategy {
 CAPSTAN_PLUGIN(Strategy, MyPlugin, myvendor::myplugin::Config,
                "data parallel: one all-reduce after backward");
 
-}  // namespace myplugin
-}  // namespace myvendor
+}  // namespace myvendor::myplugin

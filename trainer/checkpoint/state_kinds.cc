@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/checkpoint/finite.h"
+#include "trainer/checkpoint/state_kinds.h"
 
 #include <ATen/ops/aminmax.h>
 
@@ -8,7 +8,6 @@
 #include <limits>
 #include <tuple>
 
-#include "trainer/checkpoint/state_kinds.h"
 #include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
