@@ -109,6 +109,12 @@ std::string CheckpointToResume(const RunConfig& config,
   return fs::exists(latest / "final") ? "" : NewestCheckpoint(latest.string());
 }
 
+std::string MeetingFolder(const RunConfig& config,
+                          const std::string& workspace_folder) {
+  if (!config.output_dir().empty()) return config.output_dir();
+  return RunsFolder(config, workspace_folder).string();
+}
+
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder) {
   const bool resume = config.train().resume() == Train::AUTO;

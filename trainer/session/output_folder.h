@@ -23,6 +23,11 @@ absl::StatusOr<std::string> PrepareOutputFolder(
 std::string CheckpointToResume(const RunConfig& config,
                                const std::string& workspace_folder);
 
+// A folder known before rank 0 chooses the run's: config.output_dir, or
+// WORKSPACE/runs/NAME. May not exist.
+std::string MeetingFolder(const RunConfig& config,
+                          const std::string& workspace_folder);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_SESSION_OUTPUT_FOLDER_H_
