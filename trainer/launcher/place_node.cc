@@ -58,9 +58,9 @@ absl::StatusOr<int> KubeflowRanks(const PlaceRequest& request) {
   }
   if (request.gpus > 0 && ranks > request.gpus) {
     return VariableError(
-        kRanks, absl::StrCat("is ", text, ", which is ", ranks,
-                             " ranks, but this machine has ", request.gpus,
-                             " GPUs: at most one rank a GPU"));
+        kRanks,
+        absl::StrCat("asks for ", ranks, " ranks, but this machine has ",
+                     request.gpus, " GPUs: at most one rank a GPU"));
   }
   return ranks;
 }
