@@ -35,9 +35,14 @@ absl::Status CheckSettings(const PlaceRequest& request) {
                       absl::StrCat("must be AUTO or greater than 0, is ",
                                    settings.processes));
   }
-  if (settings.nodes < 0) {
-    return FieldError("nodes",
-                      absl::StrCat("must be at least 1, is ", settings.nodes));
+  if (settings.processes > kMostRanksOfANode) {
+    return FieldError("processes",
+                      absl::StrCat("must be at most ", kMostRanksOfANode,
+                                   ", is ", settings.processes));
+  }
+  if (settings.nodes < 0 || settings.nodes > kMostNodes) {
+    return FieldError("nodes", absl::StrCat("must be from 1 to ", kMostNodes,
+                                            ", is ", settings.nodes));
   }
   if (settings.nodes == 0 && settings.node_rank.has_value()) {
     return FieldError("node_rank", absl::StrCat("is ", *settings.node_rank,

@@ -170,7 +170,7 @@ MaybePlace FromMpich(const PlaceRequest& request) {
     return absl::optional<Place>();
   }
   // srun --mpi=pmi2 sets PMI_*, too.
-  if (!local && Variable("SLURM_STEP_ID").has_value()) {
+  if (!local && Variable("SLURM_STEP_NUM_TASKS").has_value()) {
     return absl::optional<Place>();
   }
   if (size == "1") return OneTask(request);

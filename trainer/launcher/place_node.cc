@@ -23,10 +23,10 @@ absl::StatusOr<int> KubeflowNodes(const VariableSet& set) {
   constexpr char kNodes[] = "PET_NNODES";
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, set.Text(kNodes));
   const std::vector<std::string> ends = absl::StrSplit(text, ':');
-  if (ends.size() == 1) return set.Int(kNodes, 1);
+  if (ends.size() == 1) return set.Int(kNodes, 1, kMostNodes + 1);
   int least = 0;
   if (ends.size() == 2 && ends[0] == ends[1] &&
-      absl::SimpleAtoi(ends[0], &least) && least > 0) {
+      absl::SimpleAtoi(ends[0], &least) && least > 0 && least <= kMostNodes) {
     return least;
   }
   return VariableError(
@@ -50,7 +50,8 @@ absl::StatusOr<int> KubeflowRanks(const PlaceRequest& request) {
   }
   int ranks = AvailableCores();
   if (text != "cpu") {
-    if (!absl::SimpleAtoi(text, &ranks) || ranks < 1) {
+    if (!absl::SimpleAtoi(text, &ranks) || ranks < 1 ||
+        ranks > kMostRanksOfANode) {
       return VariableError(
           kRanks, absl::StrCat("must be a number, auto, gpu or cpu, is \"",
                                text, "\""));
@@ -162,8 +163,7 @@ MaybePlace FromKubeflow(const PlaceRequest& request) {
       Said(has_nodes ? "PET_NNODES" : "PET_NODE_RANK"),
       "the job must set PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and "
       "PET_MASTER_PORT; one with an elasticPolicy needs torchrun, which "
-      "numbers "
-      "its nodes");
+      "numbers its nodes");
   CAPSTAN_ASSIGN_OR_RETURN(const int nodes, KubeflowNodes(set));
   CAPSTAN_ASSIGN_OR_RETURN(absl::optional<int> node_rank,
                            IntVariable("PET_NODE_RANK", 0, nodes));
@@ -242,7 +242,8 @@ MaybePlace FromDstack(const PlaceRequest& request) {
       Said(has_nodes ? "DSTACK_NODES_NUM" : "DSTACK_NODE_RANK"),
       "dstack sets DSTACK_NODES_NUM, DSTACK_NODE_RANK and "
       "DSTACK_MASTER_NODE_IP; unset them all to train on this host alone");
-  CAPSTAN_ASSIGN_OR_RETURN(const int nodes, set.Int("DSTACK_NODES_NUM", 1));
+  CAPSTAN_ASSIGN_OR_RETURN(const int nodes,
+                           set.Int("DSTACK_NODES_NUM", 1, kMostNodes + 1));
   CAPSTAN_ASSIGN_OR_RETURN(const int node_rank,
                            set.Int("DSTACK_NODE_RANK", 0, nodes));
   CAPSTAN_ASSIGN_OR_RETURN(const int ranks,

@@ -152,11 +152,10 @@ MaybePlace FromSlurm(const PlaceRequest& request) {
 }
 
 absl::Status CheckBatchScript(const LaunchSettings& settings) {
-  // A batch script is task 0 of its job, and in no step. A shell by salloc is
-  // no task.
-  if (!Variable("SLURM_PROCID").has_value() ||
-      Variable("SLURM_STEP_ID").has_value() ||
-      Variable("SLURM_STEPID").has_value()) {
+  // A batch script is task 0 of its job, and in no step of srun. A shell by
+  // salloc is no task, or one in a step of its own.
+  if (!Variable("SLURM_PROCID").has_value() || Variable(kTasks).has_value() ||
+      Variable(kNodeList).has_value()) {
     return absl::OkStatus();
   }
   const absl::optional<int> none;

@@ -14,6 +14,10 @@
 
 namespace capstan {
 
+// So that their product is an int.
+constexpr int kMostNodes = 65536;
+constexpr int kMostRanksOfANode = 10000;
+
 // What all of them get.
 struct PlaceRequest {
   const LaunchSettings& settings;
