@@ -9,19 +9,17 @@
 //
 // Several may have left variables: a batch job that runs torchrun in srun. The
 // first of these that is there decides:
-//  1. CAPSTAN_INSIDE_RANK: a rank of a run has started this process, which is
-//     none itself. It runs alone.
-//  2. launch { nodes }: the user's word. Contradicts a launcher that has
-//  already
-//     started a process for each rank (RANK with LOCAL_RANK, mpirun, more srun
-//     tasks than hosts): an error.
+//  1. launch { nodes }: the user's word. An error if a launcher has started a
+//     process for each rank (RANK with LOCAL_RANK; several mpirun or srun tasks
+//     on a host).
+//  2. CAPSTAN_INSIDE_RANK: a rank of a run has started this process, which is
+//     none itself and runs alone.
 //  3. torchrun (TORCHELASTIC_RUN_ID and RANK): the innermost launcher, whatever
 //     started it, be it srun or a pod with PET_*.
 //  4. PET_NNODES, PET_NODE_RANK: RANK and WORLD_SIZE beside them are a pod's.
-//  5. RANK, WORLD_SIZE: set by hand or a wrapper script over what srun or
-//  mpirun
-//     say; by Ray Train; by PyTorchJob for its pods. WORLD_SIZE below the
-//     number of tasks that srun or mpirun started is an error.
+//  5. RANK, WORLD_SIZE: set by hand, or by a script around the trainer over
+//     what srun or mpirun say; by Ray Train; by PyTorchJob for its pods.
+//     WORLD_SIZE below the number of tasks of srun or mpirun is an error.
 //  6. OMPI_COMM_WORLD_*, then MPI_LOCALRANKID and PMI_*: under SLURM mpirun has
 //     srun start its daemons, so that SLURM_* are those of a daemon.
 //  7. SLURM_STEP_*, if srun started several tasks. One task on each host is a
@@ -96,7 +94,7 @@ absl::Status AskLauncher(Place* place, int seconds = 300);
 // on its own.
 std::string PlaceText(const RankInfo& info);
 
-// Makes FindPlace's rule 2 hold in processes that this one starts.
+// Makes rule 2 hold in processes that this one starts.
 void MarkInsideRank();
 
 }  // namespace capstan
