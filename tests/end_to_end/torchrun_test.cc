@@ -149,21 +149,63 @@ TEST(TorchrunTest, IncompleteEnvironment) {
                  {"WORLD_SIZE", "is not set"});
 }
 
-// `srun --ntasks=2 trainer ..` would be two runs in one folder.
-TEST(TorchrunTest, TasksThatKnowNoRankAreRefused) {
+// Nothing may be made where ranks would wait for others in vain.
+TEST(TorchrunTest, TasksThatSrunHasNotPlaced) {
   TrainerOptions options;
-  options.environment = {{"SLURM_NTASKS", "2"},
+  options.environment = {{"SLURM_JOB_ID", "7"},
+                         {"SLURM_NTASKS", "2"},
                          {"SLURM_PROCID", "1"},
                          {"SLURM_STEP_ID", "0"},
                          {"SLURM_STEP_NUM_TASKS", "2"}};
   const RunText run =
       RunText().Train("max_steps: 1").Output(NewTestFolder("run") + "/out");
-  ExpectOneError(RunTrainer({"--config=" + run.File()}, options),
-                 {"SLURM_STEP_NUM_TASKS is 2", "srun", "torchrun"});
+  ExpectOneError(
+      RunTrainer({"--config=" + run.File()}, options),
+      {"SLURM_STEP_NODELIST is not set", "SLURM_STEP_NUM_TASKS is 2", "srun"});
+  // A batch script without srun, which a config may be checked in.
+  options.environment = {{"SLURM_JOB_ID", "7"},
+                         {"SLURM_NTASKS", "2"},
+                         {"SLURM_NNODES", "1"},
+                         {"SLURM_PROCID", "0"}};
+  const RunText automatic = RunText(run).Set("launch", "");
+  ExpectOneError(RunTrainer({"--config=" + automatic.File()}, options),
+                 {"SLURM_NTASKS is 2", "SLURM_STEP_NODELIST is not set",
+                  "start it with srun"});
   EXPECT_FALSE(std::filesystem::exists(run.output()));
-  // A batch script's own process isn't one of srun's.
-  options.environment = {{"SLURM_NTASKS", "2"}, {"SLURM_PROCID", "0"}};
+  EXPECT_EQ(RunTrainer({"check", "--config=" + run.File()}, options).exit_code,
+            0);
+  // Unless it says itself how many ranks there are.
   MustTrain(run, options);
+}
+
+TEST(TorchrunTest, FlagsOfSeveralHosts) {
+  const std::string config = "--config=" + SmallRun().File();
+  ExpectOneError(RunTrainer({config, "--nodes=2"}),
+                 {"launch.node_rank", "nodes is 2", "--node_rank=0"});
+  ExpectOneError(RunTrainer({config, "--nodes=2", "--node_rank=1"}),
+                 {"launch.rendezvous", "--rendezvous=HOST:PORT"});
+  TrainerOptions options = RankOptions(0, 2, FreePort());
+  ExpectOneError(
+      RunTrainer({config, "--nodes=2", "--node_rank=1", "--rendezvous=n1:1"},
+                 options),
+      {"launch.nodes", "RANK is 0"});
+}
+
+// One host of one, as a single-node job has it: our launcher's ranks, shown as
+// its.
+TEST(TorchrunTest, ANodeOfKubeflow) {
+  TrainerOptions options;
+  options.environment = {
+      {"PET_NNODES", "1"}, {"PET_NODE_RANK", "0"}, {"PET_NPROC_PER_NODE", "2"}};
+  const RunText run =
+      SmallRun().Set("launch", "").Output(NewTestFolder("run") + "/out");
+  const TrainerResult result = RunTrainer({"--config=" + run.File()}, options);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              ::testing::HasSubstr("placed by     Kubeflow Trainer: node 0 of "
+                                   "1, rank 0 of 2\n"));
+  EXPECT_EQ(ReadMetrics(run.output()).losses(),
+            ReadMetrics(MustTrain(SmallRun())).losses());
 }
 
 }  // namespace

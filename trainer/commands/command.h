@@ -54,6 +54,8 @@ struct RunOptions {
   bool print_config = false;
   // Whether to make missing `collect` data; otherwise that is an error.
   bool collect = false;
+  // Whether the run is to start; otherwise it's only looked at.
+  bool starts_run = false;
   bool force = false;  // `collect` may replace existing data
   // Config text made by a command, instead of `configs`.
   std::string config_text;

@@ -25,7 +25,8 @@
 #include "trainer/compare/report.h"
 #include "trainer/compare/trainer_child.h"
 #include "trainer/config/load_config.h"
-#include "trainer/launcher/rank_info.h"
+#include "trainer/launcher/launcher.h"
+#include "trainer/launcher/place.h"
 #include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
@@ -183,16 +184,19 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   prepared.plugin_path = AllFromCaller(options.plugin_path);
   PluginHost host(prepared.plugin_path);
   const ConfigContext context = DefaultConfigContext(&host);
-  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<RankInfo> environment,
-                           RankFromEnvironment());
-  if (environment.has_value()) {
+  const int gpus = HasGpuParts() ? CountGpus() : 0;
+  CAPSTAN_ASSIGN_OR_RETURN(const Place place,
+                           FindPlace(LaunchSettings(), gpus));
+  if (!place.Alone()) {
     return absl::FailedPreconditionError(
-        "compare starts its own ranks: unset RANK and WORLD_SIZE");
+        absl::StrCat("compare starts its own ranks, on one host, but is one of "
+                     "several (",
+                     PlaceText(place.info),
+                     "): start it once, without RANK and WORLD_SIZE"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       const LoadedCompare loaded,
       LoadCompareConfig(options.config, options.overrides, context));
-  const int gpus = HasGpuParts() ? CountGpus() : 0;
   CAPSTAN_ASSIGN_OR_RETURN(prepared.combinations,
                            CrossAxes(loaded, gpus, host));
   Comparison& comparison = prepared.comparison;

@@ -28,9 +28,6 @@
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
-
-// The files in new_plugin/, by path, up to a null path. Generated (BUILD).
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -218,8 +215,8 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
     // Files shared by the folder's plugins may already exist.
     if (target.empty() || fs::exists(folder / target)) continue;
     written.push_back(target);
-    const absl::Status status = WriteNew(
-        folder / target, TextOf(file->text, category, name, capstan));
+    const absl::Status status =
+        WriteNew(folder / target, TextOf(file->text, category, name, capstan));
     if (status.ok()) continue;
     // Nothing half-done, or the next try would find it there already.
     std::error_code error;

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/machine.h"
 #include "trainer/commands/collect_command.h"
-#include "trainer/launcher/launcher.h"
+#include "trainer/launcher/place.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
@@ -16,27 +16,25 @@
 namespace capstan {
 namespace {
 
-constexpr int kCpuProcesses = 2;
+LaunchSettings SettingsOf(const Launch& launch) {
+  LaunchSettings settings;
+  settings.processes = launch.processes();
+  settings.nodes = launch.nodes();
+  if (launch.has_node_rank()) settings.node_rank = launch.node_rank();
+  settings.rendezvous = launch.rendezvous();
+  settings.interface = launch.interface();
+  settings.gpu_ids.assign(launch.gpu_ids().begin(), launch.gpu_ids().end());
+  return settings;
+}
 
-int DefaultProcesses(int gpus) { return gpus > 0 ? gpus : kCpuProcesses; }
-
-absl::StatusOr<int> ProcessCount(const LoadedConfig& loaded, int gpus) {
-  const int processes = loaded.config.launch().processes();
-  if (processes < 0) {
-    return loaded.Locate(
-        FieldError(
-            "processes",
-            absl::StrCat("must be AUTO or greater than 0, is ", processes)),
-        "launch");
+absl::StatusOr<Place> PlaceOf(const LoadedConfig& loaded, int gpus) {
+  absl::StatusOr<Place> place =
+      FindPlace(SettingsOf(loaded.config.launch()), gpus);
+  // Others are about the environment.
+  if (FieldOf(place.status()).has_value()) {
+    return loaded.Locate(place.status(), "launch");
   }
-  if (gpus > 0 && processes > gpus) {
-    return loaded.Locate(
-        FieldError("processes",
-                   absl::StrCat("is ", processes, ", but this machine has ",
-                                gpus, ": at most one rank a GPU")),
-        "launch");
-  }
-  return processes > 0 ? processes : DefaultProcesses(gpus);
+  return place;
 }
 
 // Before the batch is planned: applies what a resumed run keeps.
@@ -89,17 +87,14 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
                  "NCCL): training on CPU\n";
     job.gpus = 0;
   }
-  CAPSTAN_ASSIGN_OR_RETURN(prepared->environment, RankFromEnvironment());
-  if (prepared->environment.has_value()) {
-    prepared->processes = prepared->environment->world_size;
-  } else {
-    CAPSTAN_ASSIGN_OR_RETURN(prepared->processes,
-                             ProcessCount(job.loaded, job.gpus));
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(prepared->place, PlaceOf(job.loaded, job.gpus));
+  const Place& place = prepared->place;
+  if (options.starts_run) CAPSTAN_RETURN_IF_ERROR(place.may_train);
+  prepared->processes = place.info.world_size;
   CAPSTAN_RETURN_IF_ERROR(KeepBatch(prepared.get()));
-  CAPSTAN_RETURN_IF_ERROR(
-      CollectMissing(job.loaded, *prepared->host,
-                     options.collect && !prepared->environment.has_value()));
+  // Once, not by each rank or host.
+  CAPSTAN_RETURN_IF_ERROR(CollectMissing(job.loaded, *prepared->host,
+                                         options.collect && place.Alone()));
   CAPSTAN_ASSIGN_OR_RETURN(
       job.parts, CreateRunParts(job.loaded, job.gpus, *prepared->host));
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -107,9 +102,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);
-  const int ranks_here = prepared->environment.has_value()
-                             ? prepared->environment->local_world_size
-                             : prepared->processes;
+  const int ranks_here = place.info.local_world_size;
   if (job.batch.automatic) {
     const int64_t micro = PlanMicroBatch(
         *job.parts.strategy, MemoryRequestOf(job, prepared->processes),
@@ -127,13 +120,12 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
 }
 
 absl::StatusOr<CommandHost::Ranks> RanksOfRun() {
-  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<RankInfo> environment,
-                           RankFromEnvironment());
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const Place place,
+      FindPlace(LaunchSettings(), HasGpuParts() ? CountGpus() : 0));
   CommandHost::Ranks ranks;
-  ranks.from_environment = environment.has_value();
-  ranks.count = environment.has_value()
-                    ? environment->world_size
-                    : DefaultProcesses(HasGpuParts() ? CountGpus() : 0);
+  ranks.from_environment = !place.info.placed_by.empty();
+  ranks.count = place.info.world_size;
   return ranks;
 }
 

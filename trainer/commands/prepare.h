@@ -8,10 +8,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "trainer/commands/command.h"
 #include "trainer/config/load_config.h"
-#include "trainer/launcher/rank_info.h"
+#include "trainer/launcher/place.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/session/run_parts.h"
 
@@ -21,13 +20,14 @@ namespace capstan {
 struct Prepared {
   std::unique_ptr<PluginHost> host;
   ConfigContext context;
-  absl::optional<RankInfo> environment;  // set under torchrun
-  int processes = 1;
+  Place place;
+  int processes = 1;  // ranks on all hosts
   TrainJob job;
 };
 
 // Starts no thread and allocates nothing of the model's size. With
-// options.print_config, prints the config and returns null.
+// options.print_config, prints the config and returns null. With
+// options.starts_run, a place where no run can start is an error.
 absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options);
 
 // The default number of ranks, for configs without launch.processes.

@@ -4,13 +4,18 @@
 // continues.
 #include <unistd.h>
 
+#include <cstdint>
 #include <iostream>
+#include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/launcher/place.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/train.h"
@@ -20,15 +25,22 @@ namespace {
 
 class TrainCommand : public Command {
  public:
-  void AddFlags(Flags& flags) override { AddRunOptions(flags, &options_); }
+  void AddFlags(Flags& flags) override;
 
   absl::StatusOr<int> Run(CommandHost&) override {
     options_.collect = true;
+    AddPlace();
     return RunTraining(options_);
   }
 
  private:
+  // The flags as --set of the fields that they stand for.
+  void AddPlace();
+
   RunOptions options_;
+  absl::optional<int64_t> nodes_;
+  absl::optional<int64_t> node_rank_;
+  std::string rendezvous_;
 };
 
 class CheckCommand : public Command {
@@ -44,6 +56,31 @@ const RegisterCommand<TrainCommand> train(
     10, "train", "Train as a config says (the default)");
 const RegisterCommand<CheckCommand> check(
     20, "check", "Parse a config, make its plugins and see that they fit");
+
+void TrainCommand::AddFlags(Flags& flags) {
+  AddRunOptions(flags, &options_);
+  flags
+      .Add("--nodes", &nodes_,
+           "Hosts of the run, each of which starts this command; sets "
+           "launch.nodes")
+      .Positive();
+  flags.Add("--node_rank", &node_rank_,
+            "Which of them this is, from 0; sets launch.node_rank");
+  flags
+      .Add("--rendezvous", &rendezvous_,
+           "Host 0's address and a free port there, the same for all; sets "
+           "launch.rendezvous")
+      .Type("HOST:PORT");
+}
+
+void TrainCommand::AddPlace() {
+  const auto set = [this](const char* field, const std::string& value) {
+    options_.overrides.push_back(absl::StrCat("launch.", field, "=", value));
+  };
+  if (nodes_.has_value()) set("nodes", absl::StrCat(*nodes_));
+  if (node_rank_.has_value()) set("node_rank", absl::StrCat(*node_rank_));
+  if (!rendezvous_.empty()) set("rendezvous", rendezvous_);
+}
 
 absl::StatusOr<int> CheckCommand::Run(CommandHost&) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
@@ -71,25 +108,39 @@ absl::StatusOr<int> CheckCommand::Run(CommandHost&) {
 
 }  // namespace
 
-absl::StatusOr<int> RunTraining(const RunOptions& options) {
+absl::StatusOr<int> RunTraining(const RunOptions& given) {
+  RunOptions options = given;
+  options.starts_run = true;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            Prepare(options));
   if (prepared == nullptr) return 0;
   TrainJob& job = prepared->job;
+  Place& place = prepared->place;
   const RankMain train = [&job](const RankInfo& rank) {
     return RunTraining(&job, rank);
   };
-  if (prepared->environment.has_value()) {
-    const int code = RunSingleRank(*prepared->environment, train);
+  place.info.meeting_folder =
+      MeetingFolder(job.loaded.config, job.workspace_folder);
+  if (!place.forks) {
+    CAPSTAN_RETURN_IF_ERROR(AskLauncher(&place));
+    const int code = RunSingleRank(place.info, train);
     // Skip static destructors: NCCL's and the store's threads still run.
     std::cout.flush();
     std::cerr.flush();
     _exit(code);
   }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      job.output_dir,
-      PrepareOutputFolder(job.loaded.config, job.workspace_folder));
-  return LaunchRanks(prepared->processes, train);
+  if (place.Alone()) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        job.output_dir,
+        PrepareOutputFolder(job.loaded.config, job.workspace_folder));
+  } else if (place.info.node_rank > 0) {
+    // The banner is host 0's: here nothing else would show up for long.
+    RankInfo first = place.info;
+    first.rank = first.node_rank * first.local_world_size;
+    std::cerr << "placed by " << PlaceText(first) << ", the first of "
+              << first.local_world_size << " here" << std::endl;
+  }
+  return LaunchRanks(place, train);
 }
 
 }  // namespace capstan

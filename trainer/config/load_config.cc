@@ -18,7 +18,6 @@
 #include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/machine.h"
-#include "base/files.h"
 #include "base/status.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/config/text_source.h"

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -63,12 +64,17 @@ void PrintToStderr(absl::string_view text) {
 // Supervises a run's ranks from the first fork to the last exit.
 class Supervisor {
  public:
-  explicit Supervisor(int processes) : processes_(processes) {}
+  explicit Supervisor(const Place& place)
+      : place_(place),
+        first_rank_(place.info.nodes > 1
+                        ? place.info.node_rank * place.info.local_world_size
+                        : 0) {}
 
   int Run(const RankMain& rank_main);
 
  private:
   absl::Status Start(const RankMain& rank_main);
+  absl::Status Fork(RankInfo info, const RankMain& rank_main);
   // Blocks until output, a report, a signal, or the end of a grace period.
   void WaitForEvents();
   void HandleSignals();
@@ -84,39 +90,50 @@ class Supervisor {
   bool AllHaveOutcome() const;
   absl::optional<Clock::time_point> Deadline() const;
 
-  const int processes_;
+  const Place place_;
+  const int first_rank_;  // of this host
   BlockedSignals signals_;
   std::vector<std::unique_ptr<RankProcess>> ranks_;
   int stop_signal_ = 0;
   bool killed_by_user_ = false;
-  std::vector<int> failures_;  // ranks in order of arrival
+  std::vector<int> failures_;  // local ranks in order of arrival
   Clock::time_point failed_at_;
   absl::optional<Clock::time_point> ending_at_;
   bool killed_ = false;
 };
 
 absl::Status Supervisor::Start(const RankMain& rank_main) {
-  RankInfo info;
-  info.world_size = processes_;
-  info.local_world_size = processes_;
-  CAPSTAN_ASSIGN_OR_RETURN(info.threads, ThreadsPerRank(processes_));
-  CAPSTAN_ASSIGN_OR_RETURN(const int listen_fd, Listen(&info.master_port));
-  absl::Status status;
-  for (int rank = 0; rank < processes_ && status.ok(); ++rank) {
-    info.rank = rank;
-    info.local_rank = rank;
-    info.listen_fd = rank == 0 ? listen_fd : -1;
-    const auto let_go = [&] {
-      for (const auto& other : ranks_) other->CloseInChild();
-      if (rank != 0) close(listen_fd);
-      signals_.RestoreInChild();
-    };
-    auto process = RankProcess::Start(info, let_go, rank_main);
-    status = process.status();
-    if (status.ok()) ranks_.push_back(*std::move(process));
-  }
+  RankInfo info = place_.info;
+  CAPSTAN_ASSIGN_OR_RETURN(info.threads, ThreadsPerRank(info.local_world_size));
+  if (info.nodes > 1) return Fork(std::move(info), rank_main);
+  info.master_addr = "127.0.0.1";
+  CAPSTAN_ASSIGN_OR_RETURN(info.listen_fd, Listen(&info.master_port));
+  if (info.token.empty()) info.token = RandomToken();
+  if (info.run_key.empty()) info.run_key = absl::StrCat("launcher-", getpid());
+  const int listen_fd = info.listen_fd;
+  const absl::Status status = Fork(std::move(info), rank_main);
   close(listen_fd);
   return status;
+}
+
+// info: what all ranks of this host share, and rank 0's socket or -1.
+absl::Status Supervisor::Fork(RankInfo info, const RankMain& rank_main) {
+  const int listen_fd = info.listen_fd;
+  for (int local = 0; local < info.local_world_size; ++local) {
+    info.rank = first_rank_ + local;
+    info.local_rank = local;
+    info.gpu = place_.gpu_ids.empty() ? -1 : place_.gpu_ids[local];
+    info.listen_fd = info.rank == 0 ? listen_fd : -1;
+    const auto let_go = [&] {
+      for (const auto& other : ranks_) other->CloseInChild();
+      if (info.listen_fd != listen_fd) close(listen_fd);
+      signals_.RestoreInChild();
+    };
+    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<RankProcess> process,
+                             RankProcess::Start(info, let_go, rank_main));
+    ranks_.push_back(std::move(process));
+  }
+  return absl::OkStatus();
 }
 
 bool Supervisor::AllExited() const {
@@ -212,9 +229,9 @@ void Supervisor::PrintCause() {
     const absl::optional<RankOutcome> outcome = rank->Outcome();
     all_say_so &= outcome.has_value() && outcome->message == message;
   }
-  PrintToStderr(
-      all_say_so ? absl::StrCat("ERROR: ", message, "\n")
-                 : absl::StrCat("ERROR: [rank ", cause, "] ", message, "\n"));
+  PrintToStderr(all_say_so ? absl::StrCat("ERROR: ", message, "\n")
+                           : absl::StrCat("ERROR: [rank ", first_rank_ + cause,
+                                          "] ", message, "\n"));
 }
 
 void Supervisor::PrintOutputLeft() {
@@ -273,12 +290,22 @@ int Supervisor::Run(const RankMain& rank_main) {
 }  // namespace
 
 int LaunchRanks(int processes, const RankMain& rank_main) {
-  CHECK_GE(processes, 1);
-  return Supervisor(processes).Run(rank_main);
+  Place place;
+  place.info.world_size = processes;
+  place.info.local_world_size = processes;
+  return LaunchRanks(place, rank_main);
+}
+
+int LaunchRanks(const Place& place, const RankMain& rank_main) {
+  const RankInfo& info = place.info;
+  CHECK_GE(info.local_world_size, 1);
+  CHECK_EQ(info.world_size, info.nodes * info.local_world_size);
+  return Supervisor(place).Run(rank_main);
 }
 
 int RunSingleRank(const RankInfo& info, const RankMain& rank_main) {
   InstallStopHandlers(SecondSignal::kEndsProcess);
+  MarkInsideRank();
   const absl::Status status = CallRankMain(rank_main, info);
   if (status.ok()) return 0;
   if (status.code() == absl::StatusCode::kCancelled && StopRequested() != 0) {

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "trainer/launcher/place.h"
 #include "trainer/launcher/rank_info.h"
 
 namespace capstan {
@@ -25,8 +26,14 @@ using RankMain = std::function<absl::Status(const RankInfo&)>;
 // StopRequested); a second one kills all.
 int LaunchRanks(int processes, const RankMain& rank_main);
 
+// The same for the ranks of this host at `place`, one of several hosts if
+// place.info.nodes says so, each of which runs a launcher. Those of the other
+// hosts meet ours at place.info's address; a single host's meet at a free port
+// of loopback, with a random token.
+int LaunchRanks(const Place& place, const RankMain& rank_main);
+
 // Runs `rank_main` in this process, as the rank given by the environment (under
-// torchrun) or as the only one. Errors go to standard error.
+// torchrun, srun, ..) or as the only one. Errors go to standard error.
 int RunSingleRank(const RankInfo& info, const RankMain& rank_main);
 
 // The SIGINT or SIGTERM received by this rank, or 0.

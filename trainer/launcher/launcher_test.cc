@@ -99,6 +99,58 @@ TEST(LaunchRanks, AllWell) {
   EXPECT_EQ(result.exit_code, 0);
 }
 
+// Host 1 of two: the second half of the ranks, which don't serve.
+TEST(LaunchRanks, OneHostOfSeveral) {
+  Place place;
+  place.info.nodes = 2;
+  place.info.node_rank = 1;
+  place.info.local_world_size = 2;
+  place.info.world_size = 4;
+  place.info.master_addr = "n0";
+  place.info.master_port = 29500;
+  place.gpu_ids = {5, 3};
+  const Result result = Capture([&] {
+    return LaunchRanks(place, [](const RankInfo& info) {
+      const bool right = info.rank == 2 + info.local_rank &&
+                         info.world_size == 4 && info.nodes == 2 &&
+                         info.node_rank == 1 && info.listen_fd == -1 &&
+                         info.GpuIndex() == (info.local_rank == 0 ? 5 : 3) &&
+                         getenv("RANK") == std::to_string(info.rank) &&
+                         getenv("MASTER_ADDR") == std::string("n0") &&
+                         getenv("MASTER_PORT") == std::string("29500");
+      if (!right) return absl::InternalError("wrong RankInfo");
+      printf("output\n");
+      return info.rank == 3 ? absl::InvalidArgumentError("sample 7 is broken")
+                            : absl::OkStatus();
+    });
+  });
+  EXPECT_THAT(result.text, HasSubstr("[rank 2] output\n"));
+  EXPECT_THAT(result.text, HasSubstr("ERROR: [rank 3] sample 7 is broken\n"));
+  EXPECT_EQ(result.exit_code, 1);
+}
+
+// A trainer that a rank starts isn't that rank.
+TEST(LaunchRanks, WhatARankStartsIsNoRank) {
+  for (const bool forked : {true, false}) {
+    const Result result = Capture([&] {
+      const RankMain rank_main = [](const RankInfo& info) {
+        const absl::StatusOr<Place> place = FindPlace(LaunchSettings(), 0);
+        return place.ok() && place->Alone() && place->info.placed_by.empty() &&
+                       !info.token.empty()
+                   ? absl::OkStatus()
+                   : absl::InternalError("took its parent's place");
+      };
+      if (forked) return LaunchRanks(2, rank_main);
+      setenv("RANK", "0", 1);
+      setenv("WORLD_SIZE", "1", 1);
+      RankInfo info;
+      info.token = "token";
+      return RunSingleRank(info, rank_main);
+    });
+    EXPECT_EQ(result.exit_code, 0) << result.text;
+  }
+}
+
 TEST(LaunchRanks, PrefixesLines) {
   const Result result = Launch(2, [](const RankInfo& info) {
     if (info.rank == 0) return absl::OkStatus();

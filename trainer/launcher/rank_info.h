@@ -5,7 +5,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 
 namespace capstan {
 
@@ -15,8 +14,14 @@ struct RankInfo {
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
-  int node_rank = 0;  // of this host among `nodes`
+  // Of this host among `nodes`; -1 if the launcher doesn't say, and then
+  // `nodes` is a guess above 1. A `nodes` of 1 is exact: all ranks are on this
+  // host.
+  int node_rank = 0;
   int nodes = 1;
+  // The index of this rank's GPU among the visible ones; -1: local_rank.
+  int gpu = -1;
+  int GpuIndex() const { return gpu >= 0 ? gpu : local_rank; }
   // Who placed the rank, for the banner: "SLURM: job 7", "torchrun"; empty if
   // our launcher did, on its own.
   std::string placed_by;
@@ -46,16 +51,12 @@ struct RankInfo {
   int threads = 1;
 };
 
-// The rank given by the environment, as torchrun sets it: RANK, WORLD_SIZE,
-// LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. nullopt if neither
-// RANK nor WORLD_SIZE is set; an error that names the variable if they are
-// incomplete or inconsistent, or if srun or mpirun started several tasks
-// without them.
-absl::StatusOr<absl::optional<RankInfo>> RankFromEnvironment();
-
 // Intra-op threads for each of `local_world_size` ranks on this machine:
 // OMP_NUM_THREADS if set, else an equal share of the cores.
 absl::StatusOr<int> ThreadsPerRank(int local_world_size);
+
+// A token for a run, 128 random bits in hexadecimal.
+std::string RandomToken();
 
 }  // namespace capstan
 

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "trainer/launcher/place.h"
 #include "trainer/launcher/signals.h"
 
 namespace capstan {
@@ -60,8 +61,12 @@ void SetEnvironment(const RankInfo& info) {
   set("WORLD_SIZE", absl::StrCat(info.world_size));
   set("LOCAL_RANK", absl::StrCat(info.local_rank));
   set("LOCAL_WORLD_SIZE", absl::StrCat(info.local_world_size));
-  set("MASTER_ADDR", info.master_addr);
-  set("MASTER_PORT", absl::StrCat(info.master_port));
+  // What rank 0 is still to publish would mislead.
+  unsetenv("MASTER_ADDR");
+  unsetenv("MASTER_PORT");
+  if (!info.master_addr.empty()) set("MASTER_ADDR", info.master_addr);
+  if (info.master_port > 0) set("MASTER_PORT", absl::StrCat(info.master_port));
+  MarkInsideRank();
 }
 
 void BecomeRank(const RankInfo& info, pid_t parent, int output) {

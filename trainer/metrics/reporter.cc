@@ -136,19 +136,21 @@ std::string BannerText(const RunFacts& facts, bool bold) {
       facts.global_batch_size, " = micro ", facts.micro_batch_size, " x ",
       facts.world_size, facts.world_size == 1 ? " rank" : " ranks",
       " x accumulation ", facts.accumulation);
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"ranks", absl::StrCat(facts.world_size)},
+      {"devices", facts.device},
+      {"strategy", facts.strategy},
+      {"precision", facts.precision},
+      {"parameters", Parameters(facts.parameters)},
+      {"global batch", batch},
+      {"steps", Steps(facts)},
+      {"output", facts.output_dir},
+  };
+  if (!facts.placed_by.empty()) {
+    rows.insert(rows.begin() + 1, {"placed by", facts.placed_by});
+  }
   return absl::StrCat(bold ? "\x1b[1m" : "", "Capstan: ", facts.name,
-                      bold ? "\x1b[0m\n" : "\n",
-                      TableText({
-                          {"ranks", absl::StrCat(facts.world_size)},
-                          {"devices", facts.device},
-                          {"strategy", facts.strategy},
-                          {"precision", facts.precision},
-                          {"parameters", Parameters(facts.parameters)},
-                          {"global batch", batch},
-                          {"steps", Steps(facts)},
-                          {"output", facts.output_dir},
-                      }),
-                      "\n");
+                      bold ? "\x1b[0m\n" : "\n", TableText(rows), "\n");
 }
 
 std::string SummaryJson(const RunSummary& summary) {

@@ -68,6 +68,8 @@ struct RunFacts {
   std::string output_dir;
   int world_size = 1;
   std::string device;  // "2 x CPU (1 thread each)", "8 x NVIDIA H200"
+  // By a launcher: "SLURM: job 7, node 0 of 2, rank 0 of 4"; "": not shown.
+  std::string placed_by;
   std::string strategy;
   std::string precision;
   int64_t parameters = 0;

@@ -86,6 +86,14 @@ TEST_F(ReporterTest, Banner) {
   EXPECT_THAT(printed, HasSubstr("steps         25\n"));
   EXPECT_THAT(printed, HasSubstr(facts_.output_dir));
   EXPECT_THAT(printed, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(printed, Not(HasSubstr("placed by")));
+}
+
+TEST_F(ReporterTest, BannerUnderALauncher) {
+  facts_.placed_by = "SLURM: job 7, node 0 of 2, rank 0 of 4";
+  EXPECT_THAT(Printed([](Reporter* reporter) { reporter->Banner(); }),
+              HasSubstr("placed by     SLURM: job 7, node 0 of 2, rank 0 of "
+                        "4\n"));
 }
 
 TEST_F(ReporterTest, BannerOfAResumedRun) {

@@ -171,7 +171,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
     if (info.world_size == 1) return CreateSingleGroup(at::kCPU);
     return CreateCpuGroup(info);
   }
-  if (info.local_rank >= gpus) {
+  if (info.GpuIndex() >= gpus) {
     return NoGpu(absl::StrCat("rank ", info.rank, " is number ",
                               info.local_rank + 1, " on this machine, which ",
                               "has ", gpus,

@@ -145,6 +145,12 @@ std::string CheckpointToResume(const RunConfig& config,
              : NewestCheckpoint(latest.string());
 }
 
+std::string MeetingFolder(const RunConfig& config,
+                          const std::string& workspace_folder) {
+  if (!config.output_dir().empty()) return config.output_dir();
+  return RunsFolder(config, workspace_folder).string();
+}
+
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder) {
   const bool resume = config.train().resume() == Train::AUTO;

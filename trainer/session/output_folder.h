@@ -30,6 +30,11 @@ absl::StatusOr<std::string> PrepareOutputFolder(
 std::string CheckpointToResume(const RunConfig& config,
                                const std::string& workspace_folder);
 
+// A folder known before rank 0 chooses the run's: config.output_dir, or
+// WORKSPACE/runs/NAME. May not exist.
+std::string MeetingFolder(const RunConfig& config,
+                          const std::string& workspace_folder);
+
 // A run resumed from `checkpoint`, with numbers `earlier`, keeps its global
 // batch on any number of ranks: fills it into `batch` if unset, and lowers the
 // micro-batch if that doesn't divide it evenly. An explicit global batch wins.

@@ -69,7 +69,7 @@ struct TrainJob {
   // samples the same when a resumed run trains with smaller micro-batches.
   int64_t evaluation_batch = 0;
   MemoryPlan memory;
-  // The run's; empty under torchrun, where rank 0 decides.
+  // The run's; empty under a launcher and on several hosts: rank 0 decides.
   std::string output_dir;
   std::string workspace_folder;
   // The words that started the run (CommandWords); empty: unknown.

@@ -30,6 +30,7 @@
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/launcher/place.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
@@ -89,7 +90,7 @@ absl::Status SettleDevice(Session* session) {
   return job.loaded.Locate(parts.strategy->Check(memory.strategy), "strategy");
 }
 
-// Under torchrun rank 0 chooses, and broadcasts.
+// Under a launcher rank 0 chooses, and broadcasts.
 absl::Status SettleOutputDir(Session* session) {
   session->output_dir = session->job.output_dir;
   if (!session->output_dir.empty()) return absl::OkStatus();
@@ -140,6 +141,7 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.output_dir = session->output_dir;
   facts.world_size = session->group->size();
   facts.device = DeviceText(*session->group, session->rank.threads);
+  facts.placed_by = PlaceText(session->rank);
   facts.strategy = parts.strategy_name;
   facts.precision = parts.precision_name;
   facts.parameters = ParameterCount(*parts.model);

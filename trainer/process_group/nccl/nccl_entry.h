@@ -15,7 +15,7 @@ namespace capstan {
 struct NcclEntry {
   // CAPSTAN_SDK_HASH of the build; a library of another build is rejected.
   const char* sdk_hash;
-  // Claims GPU cuda:local_rank and joins the ranks if there are several.
+  // Claims GPU info.GpuIndex() and joins the ranks if there are several.
   // Doesn't throw.
   absl::StatusOr<std::unique_ptr<ProcessGroup>> (*create)(const RankInfo& info);
 };

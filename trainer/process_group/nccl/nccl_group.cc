@@ -52,12 +52,12 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
   const at::Device device(at::kCUDA,
-                          static_cast<at::DeviceIndex>(info.local_rank));
+                          static_cast<at::DeviceIndex>(info.GpuIndex()));
   try {
     TakeGpu(device);
   } catch (...) {
     return absl::FailedPreconditionError(
-        absl::StrCat("rank ", info.rank, " can't use GPU ", info.local_rank,
+        absl::StrCat("rank ", info.rank, " can't use GPU ", info.GpuIndex(),
                      ": ", CurrentExceptionToStatus().message()));
   }
   try {
