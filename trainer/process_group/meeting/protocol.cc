@@ -194,7 +194,9 @@ std::string Encode(const Proof& message) {
   return EncodeAs(MessageKind::kProof, message);
 }
 std::string Encode(const Refusal& message) {
-  return EncodeAs(MessageKind::kRefusal, message);
+  Refusal cut = message;
+  if (cut.text.size() > kMaxTextBytes) cut.text.resize(kMaxTextBytes);
+  return EncodeAs(MessageKind::kRefusal, cut);
 }
 std::string Encode(const Met& message) {
   return EncodeAs(MessageKind::kMet, message);
@@ -205,7 +207,7 @@ std::string Encode(const StoreRequest& message) {
 std::string Encode(const StoreResponse& message) {
   return EncodeAs(MessageKind::kResponse, message);
 }
-std::string EncodeBye() { return Writer(MessageKind::kBye).Finish(); }
+std::string EncodeBare(MessageKind kind) { return Writer(kind).Finish(); }
 
 absl::string_view PayloadOf(absl::string_view frame) {
   CHECK_GE(frame.size(), kLengthBytes);
@@ -269,9 +271,8 @@ absl::StatusOr<Refusal> ParseRefusal(absl::string_view payload) {
                  RefusalReason::kRankLost)) {
     return NoMessage(kWhat);
   }
-  // A few names and numbers long.
   refusal->text = absl::Utf8SafeCEscape(
-      absl::string_view(refusal->text).substr(0, kMaxStrangerPayload));
+      absl::string_view(refusal->text).substr(0, kMaxTextBytes));
   return refusal;
 }
 

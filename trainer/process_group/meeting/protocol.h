@@ -8,6 +8,7 @@
 //   Hello             ->
 //                     <-        Challenge, or Refusal
 //   Proof             ->
+//                     <-        Admitted, or Refusal
 //                     <-        Met, once all have come, or Refusal
 //   StoreRequest      ->
 //                     <-        StoreResponse
@@ -41,6 +42,8 @@ constexpr size_t kNonceBytes = 32;
 constexpr size_t kProofBytes = 32;
 // Of a run key and of a host's name.
 constexpr size_t kMaxNameBytes = 255;
+// Of a refusal's text; what is longer is cut off.
+constexpr size_t kMaxTextBytes = 1024;
 // Payloads of those who haven't proved anything yet, and of ranks.
 constexpr size_t kMaxStrangerPayload = 2048;
 constexpr size_t kMaxKeyBytes = 4096;
@@ -52,10 +55,11 @@ enum class MessageKind : uint8_t {
   kChallenge = 2,
   kProof = 3,
   kRefusal = 4,
-  kMet = 5,
-  kRequest = 6,
-  kResponse = 7,
-  kBye = 8,
+  kAdmitted = 5,
+  kMet = 6,
+  kRequest = 7,
+  kResponse = 8,
+  kBye = 9,
 };
 
 // A rank introduces itself. Magic and version stay where they are in every
@@ -150,7 +154,8 @@ std::string Encode(const Refusal& message);
 std::string Encode(const Met& message);
 std::string Encode(const StoreRequest& message);
 std::string Encode(const StoreResponse& message);
-std::string EncodeBye();
+// Of a kind that says it all: kAdmitted, kBye.
+std::string EncodeBare(MessageKind kind);
 
 // The payload of an encoded frame.
 absl::string_view PayloadOf(absl::string_view frame);
