@@ -266,7 +266,8 @@ absl::optional<SocketAddress> DefaultRouteAddress() {
 
 std::string HostName() {
   char name[HOST_NAME_MAX + 1] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
+  const bool known = gethostname(name, sizeof(name) - 1) == 0;
+  return known && name[0] != '\0' ? name : "unknown";
 }
 
 absl::StatusOr<SocketFd> ListenAt(SocketAddress* address) {
