@@ -90,27 +90,23 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
 
 using c10d::ProcessGroupGloo;
 
-std::shared_ptr<gloo::transport::Device> CreateDevice(const RankInfo& info) {
+std::shared_ptr<gloo::transport::Device> CreateDevice(const Meeting& meeting) {
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   if (interface != nullptr && *interface != '\0') {
     return ProcessGroupGloo::createDeviceForInterface(interface);
   }
-  if (info.master_addr == "127.0.0.1" || info.master_addr == "localhost") {
-    return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  }
-  return ProcessGroupGloo::createDefaultDevice();
+  return ProcessGroupGloo::createDeviceForHostname(meeting.host_address);
 }
 
-// Joins the ranks, which meet in `store`, over Gloo on the CPU: over loopback
-// if rank 0 is on it, else over the interface in GLOO_SOCKET_IFNAME or the one
-// of this host's name.
+// Joins the ranks, which have met, over Gloo on the CPU: over the interface in
+// GLOO_SOCKET_IFNAME, else by this host's address in the meeting.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
-    const RankInfo& info, c10::intrusive_ptr<c10d::Store> store) {
+    const RankInfo& info, const Meeting& meeting) {
   try {
     auto options = ProcessGroupGloo::Options::create(kCollectiveTimeout);
-    options->devices.push_back(CreateDevice(info));
-    const auto connect = [store, options](const std::string& prefix, int rank,
-                                          int size) {
+    options->devices.push_back(CreateDevice(meeting));
+    const auto connect = [store = meeting.store, options](
+                             const std::string& prefix, int rank, int size) {
       return c10::make_intrusive<ProcessGroupGloo>(
           c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
           options);
@@ -127,17 +123,17 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     const RankInfo& info) {
-  CAPSTAN_ASSIGN_OR_RETURN(auto store, JoinStore(info));
+  CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
   try {
     CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
-                             TryShmGroup(info, store.get()));
+                             TryShmGroup(info, meeting.store.get()));
     if (group != nullptr) return group;
   } catch (...) {
     return absl::UnavailableError(
         absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
                      CurrentExceptionToStatus().message()));
   }
-  return CreateGlooGroup(info, std::move(store));
+  return CreateGlooGroup(info, meeting);
 }
 
 }  // namespace

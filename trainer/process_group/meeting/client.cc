@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
@@ -64,14 +65,21 @@ absl::StatusOr<std::unique_ptr<MeetingClient>> MeetingClient::Knock(
   return client;
 }
 
-absl::Status MeetingClient::Introduce(Hello hello, const std::string& token,
-                                      Deadline proof_by, Deadline deadline) {
+absl::Status MeetingClient::Probe(SocketFd connection, Hello hello,
+                                  const std::string& token, Deadline deadline) {
+  MeetingClient client(std::move(connection));
+  return client.ProveRank0(std::move(hello), token, deadline).status();
+}
+
+absl::StatusOr<Proof> MeetingClient::ProveRank0(Hello hello,
+                                                const std::string& token,
+                                                Deadline deadline) {
   hello.nonce = RandomBytes(kNonceBytes);
   const std::string frame = Encode(hello);
   const absl::string_view payload = PayloadOf(frame);
-  const absl::Status sent = SendAll(connection_.get(), frame, proof_by);
+  const absl::Status sent = SendAll(connection_.get(), frame, deadline);
   if (!sent.ok()) return NotProved(sent);
-  const absl::StatusOr<std::string> answer = Receive(proof_by);
+  const absl::StatusOr<std::string> answer = Receive(deadline);
   if (!answer.ok()) return NotProved(answer.status());
   if (KindOf(*answer) == MessageKind::kRefusal) {
     return NotProved(RefusalIn(*answer));
@@ -83,18 +91,25 @@ absl::Status MeetingClient::Introduce(Hello hello, const std::string& token,
     // For rank 0's log only.
     const Refusal refusal = {RefusalReason::kOtherToken,
                              "it has another token than rank 0"};
-    SendAll(connection_.get(), Encode(refusal), proof_by).IgnoreError();
+    SendAll(connection_.get(), Encode(refusal), deadline).IgnoreError();
     return absl::NotFoundError(
         "what answers there doesn't have this run's token");
   }
+  return Proof{ProofOf(Prover::kRank, token, payload, challenge->nonce)};
+}
+
+absl::Status MeetingClient::Introduce(Hello hello, const std::string& token,
+                                      Deadline proof_by, Deadline deadline) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Proof proof,
+                           ProveRank0(std::move(hello), token, proof_by));
   // From here on it is rank 0, for whom a rank that doesn't wait has left.
-  const Proof proof = {
-      ProofOf(Prover::kRank, token, payload, challenge->nonce)};
-  CAPSTAN_RETURN_IF_ERROR(SendAll(connection_.get(), Encode(proof), deadline));
-  const absl::StatusOr<std::string> admitted = Receive(deadline + kSlack);
-  if (!admitted.ok()) return NotProved(admitted.status());
-  if (KindOf(*admitted) == MessageKind::kRefusal) return RefusalIn(*admitted);
-  if (KindOf(*admitted) != MessageKind::kAdmitted) {
+  const absl::Status sent =
+      SendAll(connection_.get(), Encode(proof), deadline + kSlack);
+  if (!sent.ok()) return NotProved(sent);
+  const absl::StatusOr<std::string> answer = Receive(deadline + kSlack);
+  if (!answer.ok()) return NotProved(answer.status());
+  if (KindOf(*answer) == MessageKind::kRefusal) return RefusalIn(*answer);
+  if (KindOf(*answer) != MessageKind::kAdmitted) {
     return absl::NotFoundError("what answers there isn't Capstan");
   }
   return absl::OkStatus();
@@ -110,8 +125,8 @@ MeetingClient::~MeetingClient() {
 absl::StatusOr<Met> MeetingClient::AwaitAll(Deadline deadline) {
   const absl::StatusOr<std::string> payload = Receive(deadline + kSlack);
   if (!payload.ok()) {
-    if (!absl::IsDeadlineExceeded(payload.status())) return payload.status();
-    return absl::UnavailableError("rank 0 no longer answers");
+    return absl::UnavailableError(
+        absl::StrCat("rank 0 has left (", payload.status().message(), ")"));
   }
   if (KindOf(*payload) == MessageKind::kRefusal) return RefusalIn(*payload);
   CAPSTAN_ASSIGN_OR_RETURN(Met met, ParseMet(*payload));

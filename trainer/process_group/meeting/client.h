@@ -33,6 +33,11 @@ class MeetingClient {
   static absl::StatusOr<std::unique_ptr<MeetingClient>> Knock(
       SocketFd connection, Hello hello, const std::string& token,
       Deadline proof_by, Deadline deadline);
+  // OK if the other end proves until `deadline` to be a meeting of `hello`'s
+  // run key that has the token; joins nothing. Errors as Knock's.
+  static absl::Status Probe(SocketFd connection, Hello hello,
+                            const std::string& token, Deadline deadline);
+
   // Lets rank 0 know that this end is no accident.
   ~MeetingClient();
   MeetingClient(const MeetingClient&) = delete;
@@ -55,6 +60,9 @@ class MeetingClient {
   explicit MeetingClient(SocketFd connection)
       : connection_(std::move(connection)) {}
 
+  // Has the other end prove itself; returns this end's answer to it.
+  absl::StatusOr<Proof> ProveRank0(Hello hello, const std::string& token,
+                                   Deadline deadline);
   absl::Status Introduce(Hello hello, const std::string& token,
                          Deadline proof_by, Deadline deadline);
   // The next payload. One thread at a time.
