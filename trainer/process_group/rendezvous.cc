@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
@@ -30,9 +31,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// For one try; addresses that lead nowhere, and programs that say nothing.
+// For one try, of an address that leads nowhere.
 constexpr seconds kConnectLimit{3};
-constexpr seconds kProofLimit{5};
+// For whoever answers to prove to be rank 0, which may be late although its
+// launcher listens already. The address in a left-over file may be a silent
+// program's, and the file a new one by now.
+constexpr seconds kProofLimit{30};
+constexpr seconds kProofLimitByFile{5};
 // How long another run may be at this run's place, as it may be ending.
 constexpr seconds kOthersLimit{10};
 // Between tries: looking at a file, and sending packets to rank 0's host.
@@ -248,11 +253,13 @@ absl::StatusOr<std::shared_ptr<MeetingClient>> Joining::TryOnce() {
         ConnectTo(address, Within(kConnectLimit));
     absl::Status status = connection.status();
     if (status.ok()) {
-      auto client = MeetingClient::Knock(*std::move(connection), OwnHello(),
-                                         token, Within(kProofLimit), deadline_);
+      auto client = MeetingClient::Knock(
+          *std::move(connection), OwnHello(), token,
+          Within(by_file_ ? kProofLimitByFile : kProofLimit), deadline_);
       where_ = address.text();
-      if (client.ok())
+      if (client.ok()) {
         return std::shared_ptr<MeetingClient>(*std::move(client));
+      }
       status =
           absl::Status(client.status().code(),
                        absl::StrCat(where_, ": ", client.status().message()));
@@ -324,13 +331,15 @@ absl::Status Joining::Explain(const absl::Status& status) const {
                                                seconds_waited(), " s at ",
                                                where_, ": ", status.message()));
   }
+  const bool names_it =
+      where_.empty() || absl::StartsWith(status.message(), where_);
   // A rank that has left has told why, or its launcher will.
   const bool by_others = absl::IsUnavailable(status) || absl::IsAborted(status);
   return absl::Status(
       by_others ? absl::StatusCode::kUnavailable
                 : absl::StatusCode::kFailedPrecondition,
       absl::StrCat("rank ", info_.rank, " could not meet the other ranks",
-                   where_.empty() ? "" : absl::StrCat(" at ", where_), ": ",
+                   names_it ? "" : absl::StrCat(" at ", where_), ": ",
                    status.message()));
 }
 
