@@ -125,10 +125,6 @@ Hello Joining::OwnHello() const {
   hello.node_rank = info_.node_rank;
   hello.local_rank = info_.local_rank;
   hello.pid = getpid();
-  hello.patience_ms = std::max<int64_t>(
-      0,
-      std::chrono::duration_cast<milliseconds>(deadline_ - MeetingClock::now())
-          .count());
   hello.host = HostName().substr(0, kMaxNameBytes);
   hello.run_key = info_.run_key;
   return hello;

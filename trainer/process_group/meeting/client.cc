@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/meeting/client.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -95,14 +96,20 @@ absl::StatusOr<Proof> MeetingClient::ProveRank0(Hello hello,
     return absl::NotFoundError(
         "what answers there doesn't have this run's token");
   }
-  return Proof{ProofOf(Prover::kRank, token, payload, challenge->nonce)};
+  Proof proof;
+  proof.proof = ProofOf(Prover::kRank, token, payload, challenge->nonce);
+  return proof;
 }
 
 absl::Status MeetingClient::Introduce(Hello hello, const std::string& token,
                                       Deadline proof_by, Deadline deadline) {
-  CAPSTAN_ASSIGN_OR_RETURN(const Proof proof,
+  CAPSTAN_ASSIGN_OR_RETURN(Proof proof,
                            ProveRank0(std::move(hello), token, proof_by));
   // From here on it is rank 0, for whom a rank that doesn't wait has left.
+  proof.patience_ms = std::max<int64_t>(
+      0, std::chrono::duration_cast<std::chrono::milliseconds>(
+             deadline - MeetingClock::now())
+             .count());
   const absl::Status sent =
       SendAll(connection_.get(), Encode(proof), deadline + kSlack);
   if (!sent.ok()) return NotProved(sent);
@@ -124,6 +131,9 @@ MeetingClient::~MeetingClient() {
 
 absl::StatusOr<Met> MeetingClient::AwaitAll(Deadline deadline) {
   const absl::StatusOr<std::string> payload = Receive(deadline + kSlack);
+  if (absl::IsDeadlineExceeded(payload.status())) {
+    return absl::UnavailableError("rank 0 no longer answers");
+  }
   if (!payload.ok()) {
     return absl::UnavailableError(
         absl::StrCat("rank 0 has left (", payload.status().message(), ")"));

@@ -144,8 +144,9 @@ class RawPeer {
     const absl::StatusOr<Challenge> challenge = ParseChallenge(Hear());
     EXPECT_TRUE(challenge.ok()) << challenge.status();
     if (!challenge.ok()) return "";
-    Say(Encode(Proof{
-        ProofOf(Prover::kRank, token, PayloadOf(frame), challenge->nonce)}));
+    Say(Encode(
+        Proof{ProofOf(Prover::kRank, token, PayloadOf(frame), challenge->nonce),
+              60000}));
     return Hear();
   }
 
@@ -161,7 +162,7 @@ inline Hello TestHello(int rank, int world_size) {
   hello.rank = rank;
   hello.world_size = world_size;
   hello.pid = 4000 + rank;
-  hello.patience_ms = 60000;
+
   hello.host = absl::StrCat("host", rank);
   hello.run_key = kTestKey;
   return hello;

@@ -116,11 +116,11 @@ void Fields(Archive& archive, Message& m) {
   using T = std::remove_const_t<Message>;
   if constexpr (std::is_same_v<T, Hello>) {
     archive(m.magic, m.version, m.world_size, m.rank, m.node_rank, m.local_rank,
-            m.pid, m.patience_ms, m.host, m.run_key, m.nonce);
+            m.pid, m.host, m.run_key, m.nonce);
   } else if constexpr (std::is_same_v<T, Challenge>) {
     archive(m.nonce, m.proof);
   } else if constexpr (std::is_same_v<T, Proof>) {
-    archive(m.proof);
+    archive(m.proof, m.patience_ms);
   } else if constexpr (std::is_same_v<T, Refusal>) {
     archive(m.reason, m.text);
   } else if constexpr (std::is_same_v<T, Met>) {
@@ -237,7 +237,7 @@ absl::StatusOr<Hello> ParseHello(absl::string_view payload) {
   if (!hello.ok()) return hello.status();
   if (hello->world_size < 1 ||
       !IsBetween(hello->rank, 0, hello->world_size - 1) ||
-      hello->patience_ms < 0 || hello->nonce.size() != kNonceBytes ||
+      hello->nonce.size() != kNonceBytes ||
       hello->host.size() > kMaxNameBytes ||
       hello->run_key.size() > kMaxNameBytes) {
     return NoMessage(kWhat);
@@ -259,7 +259,10 @@ absl::StatusOr<Challenge> ParseChallenge(absl::string_view payload) {
 absl::StatusOr<Proof> ParseProof(absl::string_view payload) {
   constexpr char kWhat[] = "a proof";
   auto proof = ParseAs<Proof>(MessageKind::kProof, kWhat, payload);
-  if (proof.ok() && proof->proof.size() != kProofBytes) return NoMessage(kWhat);
+  if (proof.ok() &&
+      (proof->proof.size() != kProofBytes || proof->patience_ms < 0)) {
+    return NoMessage(kWhat);
+  }
   return proof;
 }
 

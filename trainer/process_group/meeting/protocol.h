@@ -72,8 +72,6 @@ struct Hello {
   int32_t node_rank = 0;
   int32_t local_rank = 0;
   int64_t pid = 0;
-  // How long this rank waits for the others, from now on.
-  int64_t patience_ms = 0;
   std::string host;
   std::string run_key;
   std::string nonce;  // kNonceBytes
@@ -86,6 +84,8 @@ struct Challenge {
 
 struct Proof {
   std::string proof;  // the rank's: kProofBytes
+  // How long the rank waits for the others, from now on.
+  int64_t patience_ms = 0;
 };
 
 enum class RefusalReason : uint8_t {

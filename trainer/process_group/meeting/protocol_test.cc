@@ -24,7 +24,6 @@ Hello SomeHello() {
   hello.node_rank = 1;
   hello.local_rank = 2;
   hello.pid = 123456789012;
-  hello.patience_ms = 300000;
   hello.host = "n1";
   hello.run_key = "slurm-7.0";
   hello.nonce = std::string(kNonceBytes, 'n');
@@ -56,7 +55,7 @@ std::vector<std::string> SomeFrames() {
   return {Encode(SomeHello()),
           Encode(Challenge{std::string(kNonceBytes, 'a'),
                            std::string(kProofBytes, 'b')}),
-          Encode(Proof{std::string(kProofBytes, 'c')}),
+          Encode(Proof{std::string(kProofBytes, 'c'), 300000}),
           Encode(Refusal{RefusalReason::kRankTaken, "taken"}),
           Encode(Met{"10.0.0.1"}),
           Encode(SomeRequest()),
@@ -80,7 +79,6 @@ TEST(ProtocolTest, MessagesSurvive) {
   EXPECT_EQ(hello.node_rank, 1);
   EXPECT_EQ(hello.local_rank, 2);
   EXPECT_EQ(hello.pid, 123456789012);
-  EXPECT_EQ(hello.patience_ms, 300000);
   EXPECT_EQ(hello.run_key, "slurm-7.0");
   EXPECT_EQ(Describe(hello), "rank 3 (host n1, process 123456789012)");
 

@@ -61,7 +61,7 @@ struct Connection {
   uint32_t events = EPOLLIN;
 
   Hello hello;
-  Deadline hello_time;
+
   std::string hello_payload;
   std::string nonce;  // of its challenge
 
@@ -110,7 +110,7 @@ class MeetingServer::Loop {
   void HandleOfRank(Connection* c, const std::string& payload);
   void HandleGarbage(Connection* c);
   void Refuse(Connection* c, const Refusal& refusal);
-  void Join(Connection* c);
+  void Join(Connection* c, int64_t patience_ms);
 
   void Send(Connection* c, const std::string& frame);
   void Flush(Connection* c);
@@ -384,7 +384,7 @@ void MeetingServer::Loop::HandleHello(Connection* c,
     return;
   }
   const Challenge challenge = admission_.ChallengeFor(payload);
-  c->hello_time = MeetingClock::now();
+
   c->hello_payload = payload;
   c->nonce = challenge.nonce;
   c->stage = Connection::Stage::kChallenged;
@@ -411,7 +411,7 @@ void MeetingServer::Loop::HandleAnswer(Connection* c,
   const absl::optional<Refusal> refusal =
       admission_.JudgeProof(c->hello, c->hello_payload, c->nonce, *proof);
   if (!refusal.has_value()) {
-    Join(c);
+    Join(c, proof->patience_ms);
     return;
   }
   Refuse(c, *refusal);
@@ -464,17 +464,17 @@ void MeetingServer::Loop::Refuse(Connection* c, const Refusal& refusal) {
   shutdown(c->fd.get(), SHUT_WR);
 }
 
-void MeetingServer::Loop::Join(Connection* c) {
+void MeetingServer::Loop::Join(Connection* c, int64_t patience_ms) {
   strangers_.erase(c->id);
   c->stage = Connection::Stage::kJoined;
   c->input.set_max_payload(kMaxPayload);
   c->nonce.clear();
   c->hello_payload.clear();
   const std::chrono::milliseconds patience(std::min<int64_t>(
-      c->hello.patience_ms,
+      patience_ms,
       std::chrono::duration_cast<std::chrono::milliseconds>(kMostPatience)
           .count()));
-  patience_.insert({c->hello_time + patience, c->id});
+  patience_.insert({MeetingClock::now() + patience, c->id});
   Send(c, EncodeBare(MessageKind::kAdmitted));
   if (admission_.complete()) Meet();
 }

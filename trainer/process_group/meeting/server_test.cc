@@ -57,13 +57,15 @@ class ServerTest : public testing::Test {
   }
 
   absl::StatusOr<std::unique_ptr<MeetingClient>> Knock(
-      const Hello& hello, const std::string& token = kTestToken) {
+      const Hello& hello, const std::string& token = kTestToken,
+      Deadline deadline = Soon()) {
     auto fd = ConnectTo(address_, Soon());
     if (!fd.ok()) return fd.status();
-    return MeetingClient::Knock(*std::move(fd), hello, token, Soon(), Soon());
+    return MeetingClient::Knock(*std::move(fd), hello, token, Soon(), deadline);
   }
-  std::unique_ptr<MeetingClient> MustKnock(const Hello& hello) {
-    auto client = Knock(hello);
+  std::unique_ptr<MeetingClient> MustKnock(const Hello& hello,
+                                           Deadline deadline = Soon()) {
+    auto client = Knock(hello, kTestToken, deadline);
     EXPECT_TRUE(client.ok()) << client.status();
     return client.ok() ? *std::move(client) : nullptr;
   }
@@ -205,7 +207,8 @@ TEST_F(ServerTest, AProofCanNotBeReplayed) {
   const auto challenge = ParseChallenge(first.Hear());
   ASSERT_TRUE(challenge.ok());
   const std::string proof = Encode(Proof{
-      ProofOf(Prover::kRank, kTestToken, PayloadOf(frame), challenge->nonce)});
+      ProofOf(Prover::kRank, kTestToken, PayloadOf(frame), challenge->nonce),
+      60000});
   RawPeer second = RawPeer::At(address_);
   second.Say(frame);
   EXPECT_TRUE(ParseChallenge(second.Hear()).ok());
@@ -218,7 +221,7 @@ TEST_F(ServerTest, AProofCanNotBeReplayed) {
   third.Say(frame);
   const auto own = ParseChallenge(third.Hear());
   ASSERT_TRUE(own.ok());
-  third.Say(Encode(Proof{own->proof}));
+  third.Say(Encode(Proof{own->proof, 60000}));
   EXPECT_TRUE(ParseRefusal(third.Hear()).ok());
   first.Say(proof);
   EXPECT_EQ(KindOf(first.Hear()), MessageKind::kAdmitted);
@@ -298,9 +301,7 @@ TEST_F(ServerTest, ARankThatDiesIsNamedAtOnce) {
 TEST_F(ServerTest, TheImpatientEndItForAll) {
   Start(1000);
   const auto rank0 = MustKnock(TestHello(0, 1000));
-  Hello hello = TestHello(1, 1000);
-  hello.patience_ms = 100;
-  const auto rank1 = MustKnock(hello);
+  const auto rank1 = MustKnock(TestHello(1, 1000), In(milliseconds(100)));
   for (MeetingClient* client : {rank0.get(), rank1.get()}) {
     const absl::Status ended = client->AwaitAll(Soon()).status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(ended)) << ended;
