@@ -75,6 +75,10 @@ bool Joined(const RankInfo& info, std::chrono::milliseconds timeout,
 
 // This host's address in the traffic between the ranks.
 absl::StatusOr<SocketAddress> HostAddress(const RankInfo& info) {
+  // torchrun always tells how many of the ranks are on this host.
+  if (info.local_world_size == info.world_size) {
+    return *SocketAddress::Parse("127.0.0.1", 0);
+  }
   const HostNetwork network = ThisHostsNetwork();
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<SocketAddress> master,
                            Resolve(info.master_addr, info.master_port));

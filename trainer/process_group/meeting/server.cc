@@ -384,7 +384,6 @@ void MeetingServer::Loop::HandleHello(Connection* c,
     return;
   }
   const Challenge challenge = admission_.ChallengeFor(payload);
-
   c->hello_payload = payload;
   c->nonce = challenge.nonce;
   c->stage = Connection::Stage::kChallenged;
