@@ -91,45 +91,41 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
 
 using c10d::ProcessGroupGloo;
 
-std::shared_ptr<gloo::transport::Device> CreateDevice(const RankInfo& info) {
+std::shared_ptr<gloo::transport::Device> CreateDevice(const Meeting& meeting) {
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   if (interface != nullptr && *interface != '\0') {
     return ProcessGroupGloo::createDeviceForInterface(interface);
   }
-  if (info.master_addr == "127.0.0.1" || info.master_addr == "localhost") {
-    return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  }
-  return ProcessGroupGloo::createDefaultDevice();
+  return ProcessGroupGloo::createDeviceForHostname(meeting.host_address);
 }
 
-// Connects ranks, which meet in `store`, with Gloo on the CPU: over loopback if
-// rank 0 is on it, else over the interface in GLOO_SOCKET_IFNAME or the one of
-// this host's name. They have `timeout` to come; it also limits what waits
+// Connects ranks, which have met, with Gloo on the CPU: over the interface in
+// GLOO_SOCKET_IFNAME, else by this host's address in the meeting. They have
+// `timeout` to come; it also limits what waits
 // without a limit of its own.
-BackendGroup::Connect GlooConnect(const RankInfo& info,
-                                  c10::intrusive_ptr<c10d::Store> store,
+BackendGroup::Connect GlooConnect(const Meeting& meeting,
                                   std::chrono::milliseconds timeout) {
   // For all groups of this rank, once one is connected.
   const auto device =
       std::make_shared<std::shared_ptr<gloo::transport::Device>>();
-  return [info, store, timeout, device](const std::string& prefix, int rank,
-                                        int size) {
-    if (*device == nullptr) *device = CreateDevice(info);
+  return [meeting, timeout, device](const std::string& prefix, int rank,
+                                    int size) {
+    if (*device == nullptr) *device = CreateDevice(meeting);
     auto options = ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(*device);
     return c10::make_intrusive<ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
-        options);
+        c10::make_intrusive<c10d::PrefixStore>(prefix, meeting.store), rank,
+        size, options);
   };
 }
 
 // A flat group: Gloo between all ranks.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
-    const RankInfo& info, c10::intrusive_ptr<c10d::Store> store) {
+    const RankInfo& info, const Meeting& meeting) {
   try {
     return std::make_unique<BackendGroup>(
-        GlooConnect(info, std::move(store), kCollectiveTimeout), "gloo",
-        at::kCPU, info.rank, info.world_size);
+        GlooConnect(meeting, kCollectiveTimeout), "gloo", at::kCPU, info.rank,
+        info.world_size);
   } catch (...) {
     return absl::UnavailableError(
         absl::StrCat("rank ", info.rank, " could not connect to the other ",
@@ -140,19 +136,19 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     const RankInfo& info) {
-  CAPSTAN_ASSIGN_OR_RETURN(auto store, JoinStore(info));
+  CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
   try {
     CAPSTAN_ASSIGN_OR_RETURN(
         std::unique_ptr<ProcessGroup> group,
-        CreateHostsGroup(info, store.get(),
-                         GlooConnect(info, store, kJoinTimeout)));
+        CreateHostsGroup(info, meeting.store.get(),
+                         GlooConnect(meeting, kJoinTimeout)));
     if (group != nullptr) return group;
   } catch (...) {
     return absl::UnavailableError(
         absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
                      CurrentExceptionToStatus().message()));
   }
-  return CreateGlooGroup(info, std::move(store));
+  return CreateGlooGroup(info, meeting);
 }
 
 }  // namespace

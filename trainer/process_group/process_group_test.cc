@@ -264,7 +264,7 @@ TEST(Rendezvous, TorchrunServes) {
       }
       return absl::OkStatus();
     }
-    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    info.agent_store = true;
     setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
     info.rank -= 1;
     info.world_size = 2;
@@ -281,7 +281,7 @@ TEST(Rendezvous, NamesTheMissingRanks) {
   const int exit_code = LaunchRanks(1, [](RankInfo info) {
     info.world_size = 3;
     const absl::Status status =
-        JoinStore(info, std::chrono::milliseconds(1000)).status();
+        Meet(info, std::chrono::milliseconds(1000)).status();
     Require(absl::IsUnavailable(status), status.ToString());
     const std::string message(status.message());
     Require(message == absl::StrCat(

@@ -1,99 +1,358 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/rendezvous.h"
 
-#include <cstdlib>
-#include <string>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
 #include "base/status.h"
+#include "trainer/process_group/meeting/agent_store.h"
+#include "trainer/process_group/meeting/client.h"
+#include "trainer/process_group/meeting/listen.h"
+#include "trainer/process_group/meeting/meeting_file.h"
+#include "trainer/process_group/meeting/meeting_store.h"
+#include "trainer/process_group/meeting/network.h"
+#include "trainer/process_group/meeting/protocol.h"
+#include "trainer/process_group/meeting/server.h"
 
 namespace capstan {
 namespace {
 
-constexpr char kJoined[] = "capstan/joined";
-constexpr char kAll[] = "capstan/all";
+using std::chrono::milliseconds;
+using std::chrono::seconds;
 
-std::string RankKey(int rank) { return absl::StrCat("capstan/rank/", rank); }
+// For one try, of an address that leads nowhere.
+constexpr seconds kConnectLimit{3};
+// For whoever answers to prove to be rank 0, which may be late although its
+// launcher listens already. The address in a left-over file may be a silent
+// program's, and the file a new one by now.
+constexpr seconds kProofLimit{30};
+constexpr seconds kProofLimitByFile{5};
+// How long another run may be at this run's place, as it may be ending.
+constexpr seconds kOthersLimit{10};
+// Between tries: looking at a file, and sending packets to rank 0's host.
+constexpr milliseconds kFilePause{100};
+constexpr milliseconds kConnectPause{250};
 
-std::string Address(const RankInfo& info) {
-  return absl::StrCat(info.master_addr, ":", info.master_port);
-}
+// Joins one rank.
+class Joining {
+ public:
+  Joining(const RankInfo& info, milliseconds timeout)
+      : info_(info),
+        timeout_(timeout),
+        by_file_(info.master_addr.empty() || info.master_port == 0),
+        file_(by_file_ ? MeetingFilePath(info.meeting_folder, info.run_key)
+                       : "") {}
 
-bool IsSet(const char* name, const char* value) {
-  const char* found = std::getenv(name);
-  return found != nullptr && std::string(found) == value;
-}
+  absl::Status Check() const;
+  absl::StatusOr<Meeting> AsRank0();
+  absl::StatusOr<Meeting> AsOther();
 
-c10::intrusive_ptr<c10d::Store> OpenStore(const RankInfo& info,
-                                          std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(info.master_port);
-  options.numWorkers = info.world_size;
-  options.timeout = timeout;
-  // Joined() below waits instead, and can name missing ranks.
-  options.waitWorkers = false;
-  options.isServer = info.rank == 0;
-  if (info.listen_fd >= 0) {
-    options.masterListenFd = info.listen_fd;
-  } else if (IsSet("TORCHELASTIC_USE_AGENT_STORE", "True")) {
-    options.isServer = false;
+ private:
+  Hello OwnHello() const;
+  Deadline Within(milliseconds limit) const {
+    return std::min(deadline_, MeetingClock::now() + limit);
   }
-  c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<c10d::TCPStore>(info.master_addr, options);
-  // torchrun's store survives restarts of the ranks.
-  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  if (restarts == nullptr) return store;
-  return c10::make_intrusive<c10d::PrefixStore>(
-      absl::StrCat("/worker/attempt_", restarts), std::move(store));
-}
-
-std::vector<int> MissingRanks(const RankInfo& info, c10d::Store* store) {
-  std::vector<int> missing;
-  for (int rank = 0; rank < info.world_size; ++rank) {
-    if (!store->check({RankKey(rank)})) missing.push_back(rank);
+  MeetingClock::duration waited() const { return MeetingClock::now() - begin_; }
+  int64_t seconds_waited() const {
+    return std::chrono::round<seconds>(waited()).count();
   }
-  return missing;
+
+  // Rank 0: nobody else may be using the file.
+  absl::Status AwaitFreeFile() const;
+  bool IsAlive(const MeetingPlace& place) const;
+
+  // Tries each address that rank 0 may have once.
+  absl::StatusOr<std::shared_ptr<MeetingClient>> TryOnce();
+  absl::StatusOr<std::vector<SocketAddress>> Rank0Addresses(
+      std::string* token) const;
+  // Whether there is more to try after `problem`.
+  bool MayChange(const absl::Status& problem);
+  absl::Status GiveUp(const absl::Status& problem) const;
+
+  absl::StatusOr<Meeting> AwaitOthers(std::shared_ptr<MeetingServer> server,
+                                      std::shared_ptr<MeetingClient> client);
+  absl::StatusOr<std::string> HostAddress(const MeetingClient& client,
+                                          const Met& met) const;
+  absl::Status Explain(const absl::Status& status) const;
+
+  const RankInfo& info_;
+  const milliseconds timeout_;
+  const Deadline begin_ = MeetingClock::now();
+  const Deadline deadline_ = begin_ + timeout_;
+  const bool by_file_;
+  const std::string file_;
+  std::string where_;  // rank 0's address, once known
+  // Since when only others have been found at the address.
+  absl::optional<Deadline> others_since_;
+};
+
+absl::Status Joining::Check() const {
+  if (info_.run_key.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the run's name is longer than ", kMaxNameBytes,
+                     " characters: ", info_.run_key));
+  }
+  if (by_file_ && info_.meeting_folder.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", info_.rank,
+        " isn't told where rank 0 is: set MASTER_ADDR and "
+        "MASTER_PORT, or output_dir to a folder that all hosts share"));
+  }
+  // Not only once all have come.
+  if (info_.nodes > 1 && !info_.interface.empty()) {
+    const absl::Status there =
+        AddressOfInterface(info_.interface, ThisHostsNetwork()).status();
+    if (!there.ok()) return absl::FailedPreconditionError(there.message());
+  }
+  return absl::OkStatus();
 }
 
-// False if some rank doesn't join in time.
-bool Joined(const RankInfo& info, std::chrono::milliseconds timeout,
-            c10d::Store* store) {
-  store->set(RankKey(info.rank), std::vector<uint8_t>{1});
-  if (store->add(kJoined, 1) == info.world_size) {
-    store->set(kAll, std::vector<uint8_t>{1});
+Hello Joining::OwnHello() const {
+  Hello hello;
+  hello.world_size = info_.world_size;
+  hello.rank = info_.rank;
+  hello.node_rank = info_.node_rank;
+  hello.local_rank = info_.local_rank;
+  hello.pid = getpid();
+  hello.host = HostName().substr(0, kMaxNameBytes);
+  hello.run_key = info_.run_key;
+  return hello;
+}
+
+absl::StatusOr<Meeting> Joining::AsRank0() {
+  MeetingServerOptions options;
+  options.world_size = info_.world_size;
+  options.run_key = info_.run_key;
+  options.token = info_.token;
+  MeetingPlace place;
+  if (by_file_) {
+    CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
+    if (info_.token.empty()) {
+      place.token = absl::BytesToHexString(RandomBytes(16));
+      options.token = place.token;
+    }
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(Listening listening,
+                           ListenForRanks(info_, deadline_));
+  for (const SocketAddress& address : listening.addresses) {
+    place.addresses.push_back(address.host());
+  }
+  place.port = listening.addresses[0].port();
+  place.host = HostName();
+  place.pid = getpid();
+  where_ = listening.addresses[0].text();
+  options.host_address = listening.addresses[0].host();
+  const std::string token = options.token;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::shared_ptr<MeetingServer> server,
+      MeetingServer::Start(std::move(options), std::move(listening.sockets)));
+  // Rank 0 is the first: whoever finds the file finds it there.
+  const Deadline soon = MeetingClock::now() + kConnectLimit;
+  auto client =
+      MeetingClient::Knock(server->TakeOwnEnd(), OwnHello(), token, soon, soon);
+  if (!client.ok()) return Explain(client.status());
+  std::unique_ptr<MeetingFile> file;
+  if (by_file_) {
+    auto published = MeetingFile::Publish(file_, place);
+    if (!published.ok()) {
+      return Annotate(published.status(),
+                      "rank 0 can't tell the others its address");
+    }
+    file = *std::move(published);
+  }
+  return AwaitOthers(std::move(server), *std::move(client));
+}
+
+absl::Status Joining::AwaitFreeFile() const {
+  while (true) {
+    const absl::StatusOr<MeetingPlace> place = ReadMeetingPlace(file_);
+    // None, or what an earlier run has left: it is replaced.
+    if (!place.ok() || !IsAlive(*place)) return absl::OkStatus();
+    if (waited() > std::min<milliseconds>(kOthersLimit, timeout_)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "another run is meeting by ", file_, " (host ", place->host,
+          ", process ", place->pid,
+          "): wait until it has started, stop it, or name another output_dir"));
+    }
+    std::this_thread::sleep_for(PauseBeforeRetry(waited(), kFilePause));
+  }
+}
+
+bool Joining::IsAlive(const MeetingPlace& place) const {
+  const std::string& token = place.token.empty() ? info_.token : place.token;
+  for (const std::string& host : place.addresses) {
+    const absl::optional<SocketAddress> address =
+        SocketAddress::Parse(host, place.port);
+    if (!address.has_value()) continue;
+    absl::StatusOr<SocketFd> connection =
+        ConnectTo(*address, Within(seconds(1)));
+    if (connection.ok() &&
+        MeetingClient::Probe(*std::move(connection), OwnHello(), token,
+                             Within(seconds(1)))
+            .ok()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::StatusOr<Meeting> Joining::AsOther() {
+  while (true) {
+    absl::StatusOr<std::shared_ptr<MeetingClient>> client = TryOnce();
+    if (client.ok()) return AwaitOthers(nullptr, *std::move(client));
+    if (!MayChange(client.status())) return Explain(client.status());
+    if (MeetingClock::now() >= deadline_) return GiveUp(client.status());
+    std::this_thread::sleep_for(
+        PauseBeforeRetry(waited(), by_file_ ? kFilePause : kConnectPause));
+  }
+}
+
+absl::StatusOr<std::vector<SocketAddress>> Joining::Rank0Addresses(
+    std::string* token) const {
+  if (!by_file_) return Resolve(info_.master_addr, info_.master_port);
+  const absl::StatusOr<MeetingPlace> place = ReadMeetingPlace(file_);
+  if (!place.ok()) {
+    return absl::UnavailableError(
+        absl::IsNotFound(place.status())
+            ? "there is no such file; is it a folder that all hosts share?"
+            : place.status().message());
+  }
+  if (!place->token.empty()) *token = place->token;
+  std::vector<SocketAddress> addresses;
+  for (const std::string& host : place->addresses) {
+    const absl::optional<SocketAddress> address =
+        SocketAddress::Parse(host, place->port);
+    if (address.has_value()) addresses.push_back(*address);
+  }
+  if (addresses.empty()) return absl::UnavailableError("it has no address");
+  return addresses;
+}
+
+absl::StatusOr<std::shared_ptr<MeetingClient>> Joining::TryOnce() {
+  std::string token = info_.token;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<SocketAddress> addresses,
+                           Rank0Addresses(&token));
+  absl::Status problem;
+  for (const SocketAddress& address : addresses) {
+    absl::StatusOr<SocketFd> connection =
+        ConnectTo(address, Within(kConnectLimit));
+    absl::Status status = connection.status();
+    if (status.ok()) {
+      auto client = MeetingClient::Knock(
+          *std::move(connection), OwnHello(), token,
+          Within(by_file_ ? kProofLimitByFile : kProofLimit), deadline_);
+      where_ = address.text();
+      if (client.ok()) {
+        return std::shared_ptr<MeetingClient>(*std::move(client));
+      }
+      status =
+          absl::Status(client.status().code(),
+                       absl::StrCat(where_, ": ", client.status().message()));
+      if (!absl::IsNotFound(status) && !absl::IsUnavailable(status)) {
+        return client.status();
+      }
+    }
+    // That somebody else is there says more than that nobody is.
+    if (problem.ok() || absl::IsNotFound(status)) problem = status;
+  }
+  return problem;
+}
+
+bool Joining::MayChange(const absl::Status& problem) {
+  if (absl::IsUnavailable(problem)) {
+    others_since_.reset();
     return true;
   }
-  try {
-    store->wait({kAll}, timeout);
-  } catch (const std::exception&) {
-    // If the store is gone, this throws the reason.
-    return store->check({kAll});
+  if (!absl::IsNotFound(problem)) return false;
+  // A file may be a left-over, and is looked at again.
+  if (by_file_) return true;
+  const Deadline now = MeetingClock::now();
+  if (!others_since_.has_value()) others_since_ = now;
+  return now - *others_since_ < kOthersLimit;
+}
+
+absl::Status Joining::GiveUp(const absl::Status& problem) const {
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", info_.rank, " waited ", seconds_waited(), " s for rank 0 ",
+      by_file_ ? absl::StrCat("by ", file_)
+               : absl::StrCat("at ", info_.master_addr, ":", info_.master_port),
+      ": ", problem.message()));
+}
+
+absl::StatusOr<Meeting> Joining::AwaitOthers(
+    std::shared_ptr<MeetingServer> server,
+    std::shared_ptr<MeetingClient> client) {
+  const absl::StatusOr<Met> met = client->AwaitAll(deadline_);
+  if (!met.ok()) return Explain(met.status());
+  Meeting meeting;
+  CAPSTAN_ASSIGN_OR_RETURN(meeting.host_address, HostAddress(*client, *met));
+  const auto address = SocketAddress::Parse(meeting.host_address, 0);
+  if (address.has_value()) meeting.interface = InterfaceOf(*address);
+  meeting.store = c10::make_intrusive<MeetingStore>(
+      std::move(server), std::move(client), timeout_);
+  return meeting;
+}
+
+absl::StatusOr<std::string> Joining::HostAddress(const MeetingClient& client,
+                                                 const Met& met) const {
+  if (info_.rank == 0) return met.host_address;
+  const auto rank0 = SocketAddress::Parse(met.host_address, 0);
+  const bool outside = rank0.has_value() && !rank0->IsLoopback();
+  if (outside && !info_.interface.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const SocketAddress chosen,
+        AddressOfInterface(info_.interface, ThisHostsNetwork()));
+    return chosen.host();
   }
-  return true;
+  const SocketAddress own = client.own_end();
+  // Who came by loopback is on rank 0's host.
+  if (outside && own.IsLoopback()) return met.host_address;
+  return own.host();
+}
+
+absl::Status Joining::Explain(const absl::Status& status) const {
+  if (absl::IsDeadlineExceeded(status)) {
+    return absl::UnavailableError(absl::StrCat("rank ", info_.rank, " waited ",
+                                               seconds_waited(), " s at ",
+                                               where_, ": ", status.message()));
+  }
+  const bool names_it =
+      where_.empty() || absl::StartsWith(status.message(), where_);
+  // A rank that has left has told why, or its launcher will.
+  const bool by_others = absl::IsUnavailable(status) || absl::IsAborted(status);
+  return absl::Status(
+      by_others ? absl::StatusCode::kUnavailable
+                : absl::StatusCode::kFailedPrecondition,
+      absl::StrCat("rank ", info_.rank, " could not meet the other ranks",
+                   names_it ? "" : absl::StrCat(" at ", where_), ": ",
+                   status.message()));
 }
 
 }  // namespace
 
-absl::StatusOr<c10::intrusive_ptr<c10d::Store>> JoinStore(
-    const RankInfo& info, std::chrono::milliseconds timeout) {
-  try {
-    c10::intrusive_ptr<c10d::Store> store = OpenStore(info, timeout);
-    if (Joined(info, timeout, store.get())) return store;
-    const std::vector<int> missing = MissingRanks(info, store.get());
-    return absl::UnavailableError(
-        absl::StrCat("rank ", info.rank, " waited ", timeout.count() / 1000,
-                     " s at ", Address(info), ": only ",
-                     info.world_size - missing.size(), " of ", info.world_size,
-                     " ranks came; missing: ", absl::StrJoin(missing, ", ")));
-  } catch (...) {
-    return absl::UnavailableError(absl::StrCat(
-        "rank ", info.rank, " could not meet the other ranks at ",
-        Address(info), ": ", CurrentExceptionToStatus().message()));
-  }
+absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
+  if (info.agent_store) return MeetAtAgent(info, timeout);
+  Joining joining(info, timeout);
+  CAPSTAN_RETURN_IF_ERROR(joining.Check());
+  return info.rank == 0 ? joining.AsRank0() : joining.AsOther();
+}
+
+void ChooseInterfaceOfNccl(const RankInfo& info, const Meeting& meeting) {
+  if (info.nodes < 2 || meeting.interface.empty()) return;
+  // '=': this one, not all that begin so.
+  setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", meeting.interface).c_str(),
+         /*replace=*/0);
 }
 
 }  // namespace capstan

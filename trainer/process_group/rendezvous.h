@@ -3,6 +3,7 @@
 #define CAPSTAN_TRAINER_PROCESS_GROUP_RENDEZVOUS_H_
 
 #include <chrono>
+#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/status/statusor.h"
@@ -15,11 +16,32 @@ constexpr std::chrono::seconds kJoinTimeout{300};
 // Collective timeout; long, since a rank may be saving meanwhile.
 constexpr std::chrono::minutes kCollectiveTimeout{30};
 
-// Joins the other ranks at info.master_addr:master_port, served by rank 0 (or
-// by torchrun, if the environment says so), and blocks until all have joined.
-// On timeout UNAVAILABLE, with the address and the missing ranks.
-absl::StatusOr<c10::intrusive_ptr<c10d::Store>> JoinStore(
-    const RankInfo& info, std::chrono::milliseconds timeout = kJoinTimeout);
+// What a rank has once all have met.
+struct Meeting {
+  // Shared by all ranks; served by rank 0, or by torchrun's agent.
+  c10::intrusive_ptr<c10d::Store> store;
+  // This host's address in the traffic between the ranks, numeric, and the
+  // network interface that has it ("" if none does).
+  std::string host_address;
+  std::string interface;
+};
+
+// Meets the other ranks of the run, and blocks until all have come. Rank 0
+// serves the meeting (meeting/server.h), unless info.agent_store. The others
+// find it at info.master_addr:master_port; if one of these isn't known, rank 0
+// publishes both in a file of info.meeting_folder (meeting/meeting_file.h).
+// Who doesn't have the run's key and token is turned away. If the run has one
+// host, only loopback is used, else only the chosen interface.
+//
+// UNAVAILABLE, with the address and the missing ranks, on timeout or if a rank
+// leaves; FAILED_PRECONDITION if this process is not to be in the run, or an
+// address can't be used.
+absl::StatusOr<Meeting> Meet(const RankInfo& info,
+                             std::chrono::milliseconds timeout = kJoinTimeout);
+
+// Has NCCL use the meeting's interface between hosts, unless
+// NCCL_SOCKET_IFNAME is set.
+void ChooseInterfaceOfNccl(const RankInfo& info, const Meeting& meeting);
 
 }  // namespace capstan
 

@@ -3,17 +3,22 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "trainer/config/load_config.h"
 
 namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string Folder() {
@@ -93,9 +98,44 @@ TEST(OutputFolderTest, ResumesWhereAnOlderLinkPoints) {
 TEST(OutputFolderTest, AFolderInUseIsRefused) {
   RunConfig config;
   config.set_output_dir(Folder() + "/run");
-  ASSERT_TRUE(PrepareOutputFolder(config, "").ok());
+  ASSERT_TRUE(PrepareOutputFolder(config, "", "SLURM: job 7").ok());
+  const std::string refused(PrepareOutputFolder(config, "").status().message());
+  EXPECT_THAT(refused,
+              AllOf(HasSubstr("is in use by a run that is still going (host "),
+                    HasSubstr(absl::StrCat(", process ", getpid(), ", since ")),
+                    HasSubstr(", SLURM: job 7): wait for it, stop it, or name "
+                              "another folder")));
+}
+
+// Its locks go with the last process that has them, whoever wrote them.
+TEST(OutputFolderTest, TheFolderOfAKilledRunIsFree) {
+  RunConfig config;
+  config.set_output_dir(Folder() + "/run");
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t run = fork();
+  if (run == 0) {
+    const bool locked = PrepareOutputFolder(config, "").ok();
+    // As a rank, which inherits the lock.
+    const pid_t rank = locked ? fork() : -1;
+    if (rank == 0) {
+      while (true) pause();
+    }
+    if (write(ready[1], &rank, sizeof(rank)) < 0) _exit(1);
+    while (true) pause();
+  }
+  pid_t rank = -1;
+  ASSERT_EQ(read(ready[0], &rank, sizeof(rank)),
+            static_cast<ssize_t>(sizeof(rank)));
+  ASSERT_GT(rank, 0);
+  kill(run, SIGKILL);
+  waitpid(run, nullptr, 0);
   EXPECT_THAT(std::string(PrepareOutputFolder(config, "").status().message()),
-              HasSubstr("is in use by a run"));
+              HasSubstr(absl::StrCat("process ", run)));
+  kill(rank, SIGKILL);
+  EXPECT_TRUE(PrepareOutputFolder(config, "").ok());
+  close(ready[0]);
+  close(ready[1]);
 }
 
 TEST(OutputFolderTest, AFileInTheWayIsAnError) {

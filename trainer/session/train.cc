@@ -97,8 +97,8 @@ absl::Status SettleOutputDir(Session* session) {
   ProcessGroup& group = *session->group;
   absl::StatusOr<std::string> folder = std::string();
   if (group.rank() == 0) {
-    folder =
-        PrepareOutputFolder(session->config, session->job.workspace_folder);
+    folder = PrepareOutputFolder(session->config, session->job.workspace_folder,
+                                 session->rank.placed_by);
   }
   CAPSTAN_RETURN_IF_ERROR(
       Agree(group, folder.status(), "make the output folder"));

@@ -33,9 +33,10 @@ void TakeGpu(at::Device device) {
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
                                                         at::Device device) {
-  CAPSTAN_ASSIGN_OR_RETURN(auto store, JoinStore(info));
-  const auto connect = [store, device](const std::string& prefix, int rank,
-                                       int size) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
+  ChooseInterfaceOfNccl(info, meeting);
+  const auto connect = [store = meeting.store, device](
+                           const std::string& prefix, int rank, int size) {
     auto options = ProcessGroupNCCL::Options::create();
     options->timeout = kCollectiveTimeout;
     auto nccl = c10::make_intrusive<ProcessGroupNCCL>(

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_ADMISSION_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_ADMISSION_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+#include "trainer/process_group/meeting/protocol.h"
+
+namespace capstan {
+
+// Decides who may join a run, and knows who has. Not thread-safe; knows no
+// sockets.
+class Admission {
+ public:
+  Admission(int world_size, std::string run_key, std::string token);
+
+  // Whether whoever says this may go on to prove it; nullopt if so.
+  absl::optional<Refusal> JudgeHello(const Hello& hello) const;
+  // Rank 0's answer to a hello.
+  Challenge ChallengeFor(absl::string_view hello_payload) const;
+  // Admits the rank, and returns nullopt, if `proof` is the right answer to a
+  // challenge with `nonce` and its place is free.
+  absl::optional<Refusal> JudgeProof(const Hello& hello,
+                                     absl::string_view hello_payload,
+                                     absl::string_view nonce,
+                                     const Proof& proof);
+
+  // Whether a rank of another world size can be but a mistake in this run: its
+  // key or token says that it belongs here.
+  bool knows_its_ranks() const { return !run_key_.empty() || !token_.empty(); }
+  bool complete() const { return joined_ == static_cast<int>(ranks_.size()); }
+  // "only 1 of 3 ranks came; missing: 1, 2".
+  std::string Missing() const;
+
+  // From now on nobody is admitted; all hear why.
+  void Fail(const Refusal& why) { failure_ = why; }
+  bool failed() const { return failure_.has_value(); }
+
+ private:
+  const std::string run_key_;
+  const std::string token_;
+  // By rank; what those who have joined said of themselves.
+  std::vector<absl::optional<Hello>> ranks_;
+  int joined_ = 0;
+  absl::optional<Refusal> failure_;
+};
+
+// "run slurm-7", or "a run without a name".
+std::string RunName(absl::string_view run_key);
+
+// "1, 2, 3 and 1021 more".
+std::string ListOfRanks(const std::vector<int>& ranks);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_ADMISSION_H_

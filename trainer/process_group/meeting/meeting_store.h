@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_MEETING_STORE_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_MEETING_STORE_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+#include <vector>
+
+#include "trainer/process_group/meeting/client.h"
+#include "trainer/process_group/meeting/server.h"
+
+namespace capstan {
+
+// c10d's store on the connections of the meeting; rank 0's thread serves it as
+// long as rank 0 has the store or a clone. Behaves as c10d::TCPStore. Throws
+// c10::DistStoreError on time-outs, which name a missing key, and where a limit
+// of KeyTable is exceeded, c10::DistNetworkError if rank 0 has gone, or a rank
+// whose key is waited for. Thread-safe: a wait doesn't block other calls.
+class MeetingStore final : public c10d::Store {
+ public:
+  // `server` is null except on rank 0.
+  MeetingStore(std::shared_ptr<MeetingServer> server,
+               std::shared_ptr<MeetingClient> client,
+               std::chrono::milliseconds timeout)
+      : c10d::Store(timeout),
+        server_(std::move(server)),
+        client_(std::move(client)) {}
+
+  // Shares the connection.
+  c10::intrusive_ptr<c10d::Store> clone() override;
+
+  using c10d::Store::compareSet;
+  using c10d::Store::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  std::vector<uint8_t> compareSet(
+      const std::string& key, const std::vector<uint8_t>& currentValue,
+      const std::vector<uint8_t>& newValue) override;
+  // Waits for the key.
+  std::vector<uint8_t> get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+
+  void append(const std::string& key,
+              const std::vector<uint8_t>& value) override;
+  // Waits for the keys.
+  std::vector<std::vector<uint8_t>> multiGet(
+      const std::vector<std::string>& keys) override;
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<uint8_t>>& values) override;
+  bool hasExtendedApi() const override { return true; }
+
+ private:
+  // Throws unless the response is kOk.
+  StoreResponse Call(StoreRequest request);
+
+  // The client goes first.
+  const std::shared_ptr<MeetingServer> server_;
+  const std::shared_ptr<MeetingClient> client_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_MEETING_STORE_H_

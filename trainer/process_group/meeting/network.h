@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Addresses of this host and of others, and TCP sockets between them. All
+// sockets made here are non-blocking and are closed by exec.
+#ifndef CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_NETWORK_H_
+#define CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_NETWORK_H_
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+
+namespace capstan {
+
+using MeetingClock = std::chrono::steady_clock;
+using Deadline = MeetingClock::time_point;
+
+// For poll: milliseconds until `deadline`, rounded up; 0 once it has passed and
+// at most an hour.
+int MillisecondsUntil(Deadline deadline);
+
+// How long to pause before the next try of what has failed for `elapsed`: about
+// a tenth of it, so that waiting costs little and ends soon after it could;
+// between 1 ms and `most`. Random, so that a thousand ranks don't come at once.
+std::chrono::microseconds PauseBeforeRetry(MeetingClock::duration elapsed,
+                                           std::chrono::milliseconds most);
+
+// Owns a file descriptor.
+class SocketFd {
+ public:
+  SocketFd() = default;
+  explicit SocketFd(int fd) : fd_(fd) {}
+  SocketFd(SocketFd&& other) noexcept : fd_(other.Release()) {}
+  SocketFd& operator=(SocketFd&& other) noexcept;
+  ~SocketFd() { Close(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int Release() { return std::exchange(fd_, -1); }
+  void Close();
+
+ private:
+  int fd_ = -1;
+};
+
+// An IPv4 or IPv6 address with a port.
+class SocketAddress {
+ public:
+  SocketAddress() = default;
+  SocketAddress(const sockaddr* address, socklen_t size);
+  // Of the two ends of a connection, or of a listening socket. Not valid() for
+  // sockets of another kind.
+  static SocketAddress OwnEnd(int fd);
+  static SocketAddress OtherEnd(int fd);
+  // `host` is numeric: "10.0.0.1", "fd00::1", "fe80::1%eth0".
+  static absl::optional<SocketAddress> Parse(const std::string& host, int port);
+
+  bool valid() const { return size_ > 0; }
+  int family() const { return storage_.ss_family; }
+  // Numeric; "" if not valid.
+  std::string host() const;
+  int port() const;
+  void set_port(int port);
+  // "10.0.0.1:29500", "[fd00::1]:29500".
+  std::string text() const;
+
+  bool IsLoopback() const;
+  // Means something only on its own link: fe80::1, 169.254.0.1.
+  bool IsLinkLocal() const;
+  // All addresses of a host: 0.0.0.0, ::.
+  bool IsWildcard() const;
+  // Whether they differ at most in the port.
+  bool SameHost(const SocketAddress& other) const;
+
+  const sockaddr* get() const {
+    return reinterpret_cast<const sockaddr*>(&storage_);
+  }
+  socklen_t size() const { return size_; }
+
+ private:
+  sockaddr_storage storage_ = {};
+  socklen_t size_ = 0;
+};
+
+// An address of a network interface; one that has several is listed for each.
+struct InterfaceAddress {
+  std::string interface;
+  SocketAddress address;
+};
+
+// Of this host's interfaces that are up, loopback included.
+std::vector<InterfaceAddress> InterfaceAddresses();
+
+// The interface that has this address, or "".
+std::string InterfaceOf(const SocketAddress& address);
+
+// The address that `host`, a name or an address, has here, best first.
+// UNAVAILABLE if it has none, which may change.
+absl::StatusOr<std::vector<SocketAddress>> Resolve(const std::string& host,
+                                                   int port);
+
+// This host's address in packets to `peer`; nothing is sent. nullopt if no
+// route leads there.
+absl::optional<SocketAddress> AddressTowards(const SocketAddress& peer);
+
+// This host's address in packets to the world; nullopt without a default route.
+absl::optional<SocketAddress> DefaultRouteAddress();
+
+std::string HostName();
+
+// Listens at *address; port 0 becomes the free one that was found.
+// ALREADY_EXISTS if another program has the port.
+absl::StatusOr<SocketFd> ListenAt(SocketAddress* address);
+
+// UNAVAILABLE if nobody answers by `deadline`.
+absl::StatusOr<SocketFd> ConnectTo(const SocketAddress& address,
+                                   Deadline deadline);
+
+// Small messages leave at once, and a peer whose host has vanished is noticed
+// within two minutes.
+void SetUpConnection(int fd);
+
+// UNAVAILABLE if the connection is broken, DEADLINE_EXCEEDED.
+absl::Status SendAll(int fd, absl::string_view bytes, Deadline deadline);
+
+// Appends at least one byte to *bytes. UNAVAILABLE if the connection is closed
+// or broken, DEADLINE_EXCEEDED.
+absl::Status ReceiveSome(int fd, Deadline deadline, std::string* bytes);
+
+// Raises this process's soft limit of open files to at least `wanted`, if the
+// hard one allows.
+void AllowOpenFiles(int wanted);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_NETWORK_H_
