@@ -80,6 +80,7 @@ class NpyArray {
   template <typename T>
   void Read(int64_t begin, int64_t n, T* out) const {
     CheckRead(NpyTypeOf<T>(), begin, n);
+    if (n == 0) return;  // `out` may be null
     std::memcpy(out,
                 file_->bytes().data() + header_.data_begin + begin * sizeof(T),
                 n * sizeof(T));

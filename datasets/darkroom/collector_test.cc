@@ -169,7 +169,8 @@ TEST_F(CollectorTest, RefusesWhatMakesNoSense) {
     change();
     ExpectRefused(field, words);
   };
-  Ppo& ppo = *config_.mutable_ppo();
+  // Anew each time: an assignment may free it.
+  const auto ppo = [this] { return config_.mutable_ppo(); };
   refused("output", "must be set", [&] { config_.clear_output(); });
   refused("variant", "GOALS",
           [&] { config_.set_variant(static_cast<Config::Variant>(7)); });
@@ -181,18 +182,18 @@ TEST_F(CollectorTest, RefusesWhatMakesNoSense) {
   refused("streams", "memory", [&] { config_.set_streams(2000000); });
   refused("steps", "memory", [&] { config_.set_steps(1000000000000); });
   refused("threads", "is -1", [&] { config_.set_threads(-1); });
-  refused("ppo.n_steps", "is -1", [&] { ppo.set_n_steps(-1); });
-  refused("ppo.batch_size", "only 320", [&] { ppo.set_batch_size(321); });
-  refused("ppo.n_epochs", "is -1", [&] { ppo.set_n_epochs(-1); });
-  refused("ppo.learning_rate", "is -1", [&] { ppo.set_learning_rate(-1); });
+  refused("ppo.n_steps", "is -1", [&] { ppo()->set_n_steps(-1); });
+  refused("ppo.batch_size", "only 320", [&] { ppo()->set_batch_size(321); });
+  refused("ppo.n_epochs", "is -1", [&] { ppo()->set_n_epochs(-1); });
+  refused("ppo.learning_rate", "is -1", [&] { ppo()->set_learning_rate(-1); });
   refused("ppo.learning_rate", "is nan",
-          [&] { ppo.set_learning_rate(std::nan("")); });
-  refused("ppo.gamma", "[0, 1]", [&] { ppo.set_gamma(1.5); });
-  refused("ppo.gae_lambda", "[0, 1]", [&] { ppo.set_gae_lambda(-0.1); });
-  refused("ppo.clip_range", "[0, 1]", [&] { ppo.set_clip_range(2); });
-  refused("ppo.vf_coef", "is -1", [&] { ppo.set_vf_coef(-1); });
-  refused("ppo.ent_coef", "is nan", [&] { ppo.set_ent_coef(std::nan("")); });
-  refused("ppo.max_grad_norm", "is -1", [&] { ppo.set_max_grad_norm(-1); });
+          [&] { ppo()->set_learning_rate(std::nan("")); });
+  refused("ppo.gamma", "[0, 1]", [&] { ppo()->set_gamma(1.5); });
+  refused("ppo.gae_lambda", "[0, 1]", [&] { ppo()->set_gae_lambda(-0.1); });
+  refused("ppo.clip_range", "[0, 1]", [&] { ppo()->set_clip_range(2); });
+  refused("ppo.vf_coef", "is -1", [&] { ppo()->set_vf_coef(-1); });
+  refused("ppo.ent_coef", "is nan", [&] { ppo()->set_ent_coef(std::nan("")); });
+  refused("ppo.max_grad_norm", "is -1", [&] { ppo()->set_max_grad_norm(-1); });
 }
 
 }  // namespace
