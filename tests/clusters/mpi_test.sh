@@ -21,14 +21,14 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 if command -v mpirun.openmpi >/dev/null; then
   run "mpirun of Open MPI 4" openmpi mpirun.openmpi --oversubscribe -np 4
-  expect_text "$work/openmpi.log" "placed by Open MPI" "of 4"
+  expect_text "$work/openmpi.log" "Open MPI: " "of 4"
   # Two apps: local ranks don't follow from ranks.
   run "mpirun of Open MPI 4, two apps" apps mpirun.openmpi --oversubscribe \
     -np 1 "$trainer" --config="$config" --set output_dir="$work/apps" : -np 3
 fi
 if command -v mpirun.mpich >/dev/null; then
   run "mpirun of MPICH 4" mpich mpirun.mpich -np 4
-  expect_text "$work/mpich.log" "placed by" "of 4"
+  expect_text "$work/mpich.log" "MPICH: " "of 4"
 fi
 if [ -x "$wheels/prterun" ]; then
   run "prterun of Open MPI 5's wheel" prte "$wheels/prterun" --personality ompi \

@@ -7,26 +7,15 @@ need_launchers ray
 reference
 
 cat >"$work/train.py" <<'PY'
-import os
-import socket
 import subprocess
 import sys
 
-import torch.distributed as dist
 from ray.train import ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 
 def worker(command):
-    # MASTER_PORT is the workers' own group's: the trainer's ranks need another.
-    port = [None]
-    if dist.get_rank() == 0:
-        with socket.socket() as s:
-            s.bind(("", 0))
-            port = [s.getsockname()[1]]
-    dist.broadcast_object_list(port)
-    subprocess.run(command["arguments"], check=True,
-                   env=dict(os.environ, MASTER_PORT=str(port[0])))
+    subprocess.run(command["arguments"], check=True)
 
 
 TorchTrainer(

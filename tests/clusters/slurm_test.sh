@@ -32,7 +32,7 @@ run() {
 reference
 printf 'n1\nn1\nn1\nn2\n' >"$work/hosts"
 run "srun, 2 nodes, 2 tasks each" even -N2 -n4 --ntasks-per-node=2
-expect_text "$work/even.log" "placed by SLURM" "of 2" "of 4"
+expect_text "$work/even.log" "SLURM: job" "of 2" "of 4"
 SLURM_HOSTFILE="$work/hosts" \
   run "srun, 2 nodes, 3 and 1 tasks" uneven -N2 -n4 -m arbitrary
 run "srun, 2 nodes, tasks dealt round" cyclic -N2 -n4 -m cyclic

@@ -23,6 +23,7 @@
 #include "nlohmann/json.hpp"
 #include "trainer/commands/command.h"
 #include "trainer/commands/embedded_files.h"
+#include "trainer/commands/function_command.h"
 #include "trainer/config/load_config.h"
 #include "trainer/plugin_host/plugin_host.h"
 
@@ -133,6 +134,7 @@ std::vector<std::string> CommandLine(const ScriptOptions& options,
   const std::string output =
       config.output_dir().empty() ? "runs/" + job : config.output_dir();
   std::vector<std::string> changes = options.run.overrides;
+  changes.push_back(absl::StrCat("launch.processes=", options.processes));
   changes.push_back("train.resume=AUTO");
   changes.push_back("output_dir=" + FromCaller(output));
   for (const std::string& change : changes) {
@@ -141,7 +143,7 @@ std::vector<std::string> CommandLine(const ScriptOptions& options,
   return words;
 }
 
-absl::Status PrintScript(const ScriptOptions& options) {
+absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
   const char* text = Template(options.launcher);
   if (text == nullptr) {
     std::vector<std::string> known;
@@ -192,40 +194,29 @@ absl::Status PrintScript(const ScriptOptions& options) {
        {"@COMMAND@", absl::StrJoin(quoted, " ")},
        {"@COMMAND_LIST@", nlohmann::json(words).dump()},
        {"@CONFIG_TEXT@", Indented(PrintConfig(without_place), 4)}});
-  return absl::OkStatus();
+  return 0;
 }
 
-class ScriptCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    flags
-        .Add("--for", &options_.launcher,
-             "The launcher: slurm, k8s, mpi, torchrun or ray")
-        .Type("LAUNCHER")
-        .Required();
-    flags.Add("--nodes", &options_.nodes, "Hosts").ShowDefault().Positive();
-    flags
-        .Add("--processes", &options_.processes,
-             "Ranks on each host; default: the config's launch.processes")
-        .Positive();
-    flags.Add("--gpus", &options_.gpus, "Ask for a GPU for each rank");
-    flags.Add("--image", &options_.image, "k8s: the image with Capstan in it")
-        .ShowDefault();
-    AddRunOptions(flags, &options_.run);
-  }
+void AddFlags(Flags& flags, ScriptOptions* options) {
+  flags
+      .Add("--for", &options->launcher,
+           "The launcher: slurm, k8s, mpi, torchrun or ray")
+      .Type("LAUNCHER")
+      .Required();
+  flags.Add("--nodes", &options->nodes, "Hosts").ShowDefault().Positive();
+  flags
+      .Add("--processes", &options->processes,
+           "Ranks on each host; default: the config's launch.processes")
+      .Positive();
+  flags.Add("--gpus", &options->gpus, "Ask for a GPU for each rank");
+  flags.Add("--image", &options->image, "k8s: the image with Capstan in it")
+      .ShowDefault();
+  AddRunOptions(flags, &options->run);
+}
 
-  absl::StatusOr<int> Run(CommandHost&) override {
-    CAPSTAN_RETURN_IF_ERROR(PrintScript(options_));
-    return 0;
-  }
-
- private:
-  ScriptOptions options_;
-};
-
-const RegisterCommand<ScriptCommand> script(
-    140, "script",
-    "Print a file to submit to a cluster: SLURM, Kubernetes, ..");
+const RegisterFunction<ScriptOptions> script(
+    140, "script", "Print a file to submit to a cluster: SLURM, Kubernetes, ..",
+    AddFlags, PrintScript);
 
 }  // namespace
 }  // namespace capstan
