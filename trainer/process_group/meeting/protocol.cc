@@ -14,6 +14,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {
@@ -233,24 +234,24 @@ absl::StatusOr<Hello> ParseHello(absl::string_view payload) {
     return NoMessage(kWhat);
   }
   if (start.version != kMeetingVersion) return start;
-  auto hello = ParseAs<Hello>(MessageKind::kHello, kWhat, payload);
-  if (!hello.ok()) return hello.status();
-  if (hello->world_size < 1 ||
-      !IsBetween(hello->rank, 0, hello->world_size - 1) ||
-      hello->nonce.size() != kNonceBytes ||
-      hello->host.size() > kMaxNameBytes ||
-      hello->run_key.size() > kMaxNameBytes) {
+  CAPSTAN_ASSIGN_OR_RETURN(Hello hello,
+                           ParseAs<Hello>(MessageKind::kHello, kWhat, payload));
+  if (hello.world_size < 1 || !IsBetween(hello.rank, 0, hello.world_size - 1) ||
+      hello.nonce.size() != kNonceBytes || hello.host.size() > kMaxNameBytes ||
+      hello.run_key.size() > kMaxNameBytes) {
     return NoMessage(kWhat);
   }
-  hello->host = Printable(hello->host);
+  hello.host = Printable(hello.host);
   return hello;
 }
 
 absl::StatusOr<Challenge> ParseChallenge(absl::string_view payload) {
   constexpr char kWhat[] = "a challenge";
-  auto challenge = ParseAs<Challenge>(MessageKind::kChallenge, kWhat, payload);
-  if (challenge.ok() && (challenge->nonce.size() != kNonceBytes ||
-                         challenge->proof.size() != kProofBytes)) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Challenge challenge,
+      ParseAs<Challenge>(MessageKind::kChallenge, kWhat, payload));
+  if (challenge.nonce.size() != kNonceBytes ||
+      challenge.proof.size() != kProofBytes) {
     return NoMessage(kWhat);
   }
   return challenge;
@@ -258,9 +259,9 @@ absl::StatusOr<Challenge> ParseChallenge(absl::string_view payload) {
 
 absl::StatusOr<Proof> ParseProof(absl::string_view payload) {
   constexpr char kWhat[] = "a proof";
-  auto proof = ParseAs<Proof>(MessageKind::kProof, kWhat, payload);
-  if (proof.ok() &&
-      (proof->proof.size() != kProofBytes || proof->patience_ms < 0)) {
+  CAPSTAN_ASSIGN_OR_RETURN(Proof proof,
+                           ParseAs<Proof>(MessageKind::kProof, kWhat, payload));
+  if (proof.proof.size() != kProofBytes || proof.patience_ms < 0) {
     return NoMessage(kWhat);
   }
   return proof;
@@ -268,14 +269,14 @@ absl::StatusOr<Proof> ParseProof(absl::string_view payload) {
 
 absl::StatusOr<Refusal> ParseRefusal(absl::string_view payload) {
   constexpr char kWhat[] = "a refusal";
-  auto refusal = ParseAs<Refusal>(MessageKind::kRefusal, kWhat, payload);
-  if (!refusal.ok()) return refusal;
-  if (!IsBetween(refusal->reason, RefusalReason::kOtherRun,
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Refusal refusal, ParseAs<Refusal>(MessageKind::kRefusal, kWhat, payload));
+  if (!IsBetween(refusal.reason, RefusalReason::kOtherRun,
                  RefusalReason::kRankLost)) {
     return NoMessage(kWhat);
   }
-  refusal->text = absl::Utf8SafeCEscape(
-      absl::string_view(refusal->text).substr(0, kMaxTextBytes));
+  refusal.text = absl::Utf8SafeCEscape(
+      absl::string_view(refusal.text).substr(0, kMaxTextBytes));
   return refusal;
 }
 
@@ -285,10 +286,11 @@ absl::StatusOr<Met> ParseMet(absl::string_view payload) {
 
 absl::StatusOr<StoreRequest> ParseRequest(absl::string_view payload) {
   constexpr char kWhat[] = "a request";
-  auto request = ParseAs<StoreRequest>(MessageKind::kRequest, kWhat, payload);
-  if (request.ok() &&
-      (!IsBetween(request->verb, StoreVerb::kSet, StoreVerb::kGet) ||
-       request->timeout_ms < 0)) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      StoreRequest request,
+      ParseAs<StoreRequest>(MessageKind::kRequest, kWhat, payload));
+  if (!IsBetween(request.verb, StoreVerb::kSet, StoreVerb::kGet) ||
+      request.timeout_ms < 0) {
     return NoMessage(kWhat);
   }
   return request;
@@ -296,10 +298,10 @@ absl::StatusOr<StoreRequest> ParseRequest(absl::string_view payload) {
 
 absl::StatusOr<StoreResponse> ParseResponse(absl::string_view payload) {
   constexpr char kWhat[] = "a response";
-  auto response =
-      ParseAs<StoreResponse>(MessageKind::kResponse, kWhat, payload);
-  if (response.ok() &&
-      !IsBetween(response->result, StoreResult::kOk, StoreResult::kRejected)) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      StoreResponse response,
+      ParseAs<StoreResponse>(MessageKind::kResponse, kWhat, payload));
+  if (!IsBetween(response.result, StoreResult::kOk, StoreResult::kRejected)) {
     return NoMessage(kWhat);
   }
   return response;
