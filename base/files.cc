@@ -36,22 +36,22 @@ class Descriptor {
   const int fd_;
 };
 
-absl::Status StatusOf(const std::string& path, std::error_code error) {
+// "PATH: No such file or directory", with the code that `error` (an errno
+// value) matches.
+absl::Status FileError(const std::string& path, int error) {
+  return absl::ErrnoToStatus(error, path);
+}
+
+absl::Status FileError(const std::string& path, std::error_code error) {
   return error ? FileError(path, error.value()) : absl::OkStatus();
 }
 
 absl::Status Rename(const std::string& from, const std::string& to) {
-  if (rename(from.c_str(), to.c_str()) != 0) {
-    return FileError(to, errno);
-  }
+  if (rename(from.c_str(), to.c_str()) != 0) return FileError(to, errno);
   return absl::OkStatus();
 }
 
 }  // namespace
-
-absl::Status FileError(const std::string& path, int error) {
-  return absl::ErrnoToStatus(error, path);
-}
 
 absl::Status WriteError(const std::string& path, int error) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " can't be written"));
@@ -65,13 +65,13 @@ bool PathExists(const std::string& path) {
 absl::Status MakeFolder(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  return StatusOf(path, error);
+  return FileError(path, error);
 }
 
 absl::Status RemoveTree(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
-  return StatusOf(path, error);
+  return FileError(path, error);
 }
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
@@ -131,7 +131,7 @@ absl::Status SyncFolderAndFiles(const std::string& path) {
       CAPSTAN_RETURN_IF_ERROR(SyncPath(it->path().string()));
     }
   }
-  CAPSTAN_RETURN_IF_ERROR(StatusOf(path, error));
+  CAPSTAN_RETURN_IF_ERROR(FileError(path, error));
   return SyncPath(path);
 }
 

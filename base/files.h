@@ -16,10 +16,8 @@
 
 namespace capstan {
 
-// `error` (an errno value) as a status with the matching code: "PATH: No such
-// file or directory". A full disk is RESOURCE_EXHAUSTED.
-absl::Status FileError(const std::string& path, int error);
-// "PATH can't be written: No space left on device".
+// `error` (an errno value) as a status with the matching code: "PATH can't be
+// written: No space left on device". A full disk is RESOURCE_EXHAUSTED.
 absl::Status WriteError(const std::string& path, int error);
 
 bool PathExists(const std::string& path);

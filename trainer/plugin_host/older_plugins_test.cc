@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/plugin_host/older_plugins.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
 
 #include "plugins/sdk/idle_for_test.h"
+#include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 namespace {

@@ -48,12 +48,12 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   // it; without that, one that has seen no file here can go on seeing none for
   // half a minute.
   const SocketFd in(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!in.valid()) return FileError(folder, errno);
+  if (!in.valid()) return absl::ErrnoToStatus(errno, folder);
   const SocketFd file(openat(in.get(), name.filename().c_str(),
                              O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!file.valid()) return FileError(path, errno);
+  if (!file.valid()) return absl::ErrnoToStatus(errno, path);
   struct stat info;
-  if (fstat(file.get(), &info) != 0) return FileError(path, errno);
+  if (fstat(file.get(), &info) != 0) return absl::ErrnoToStatus(errno, path);
   if (!S_ISREG(info.st_mode)) return NoPlace();
   // One more than a whole file can have.
   std::string text(kMaxMeetingFileBytes + 1, '\0');
@@ -61,7 +61,7 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   while (size < text.size()) {
     const ssize_t n = read(file.get(), &text[size], text.size() - size);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError(path, errno);
+    if (n < 0) return absl::ErrnoToStatus(errno, path);
     if (n == 0) break;
     size += static_cast<size_t>(n);
   }
