@@ -28,10 +28,10 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "absl/types/optional.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/launcher/place.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/process_group/create.h"
 
@@ -155,13 +155,13 @@ bool Parse(const char* text, bool sizes, std::vector<int64_t>* numbers) {
 }
 
 int RunRankOfEnvironment(const std::vector<int64_t>& sizes) {
-  const absl::StatusOr<absl::optional<RankInfo>> info = RankFromEnvironment();
-  if (!info.ok() || !info->has_value()) {
+  const absl::StatusOr<Place> place = FindPlace(LaunchSettings(), /*gpus=*/0);
+  if (!place.ok() || place->forks) {
     fprintf(stderr, "collectives env: %s\n",
-            info.ok() ? "RANK isn't set" : info.status().ToString().c_str());
+            place.ok() ? "RANK isn't set" : place.status().ToString().c_str());
     return 2;
   }
-  return RunSingleRank(**info,
+  return RunSingleRank(place->info,
                        [&](const RankInfo& rank) { return Run(rank, sizes); });
 }
 
