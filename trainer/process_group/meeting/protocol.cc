@@ -158,6 +158,12 @@ absl::StatusOr<Message> ParseAs(MessageKind kind, absl::string_view what,
   return message;
 }
 
+// Not inline: g++ 12 sees the length, and takes the move of a string that long
+// for one of a short string, past its buffer.
+__attribute__((noinline)) bool HasSize(const std::string& text, size_t size) {
+  return text.size() == size;
+}
+
 template <typename T>
 bool IsBetween(T value, T first, T last) {
   return value >= first && value <= last;
@@ -237,7 +243,7 @@ absl::StatusOr<Hello> ParseHello(absl::string_view payload) {
   CAPSTAN_ASSIGN_OR_RETURN(Hello hello,
                            ParseAs<Hello>(MessageKind::kHello, kWhat, payload));
   if (hello.world_size < 1 || !IsBetween(hello.rank, 0, hello.world_size - 1) ||
-      hello.nonce.size() != kNonceBytes || hello.host.size() > kMaxNameBytes ||
+      !HasSize(hello.nonce, kNonceBytes) || hello.host.size() > kMaxNameBytes ||
       hello.run_key.size() > kMaxNameBytes) {
     return NoMessage(kWhat);
   }
@@ -250,8 +256,8 @@ absl::StatusOr<Challenge> ParseChallenge(absl::string_view payload) {
   CAPSTAN_ASSIGN_OR_RETURN(
       Challenge challenge,
       ParseAs<Challenge>(MessageKind::kChallenge, kWhat, payload));
-  if (challenge.nonce.size() != kNonceBytes ||
-      challenge.proof.size() != kProofBytes) {
+  if (!HasSize(challenge.nonce, kNonceBytes) ||
+      !HasSize(challenge.proof, kProofBytes)) {
     return NoMessage(kWhat);
   }
   return challenge;
@@ -261,7 +267,7 @@ absl::StatusOr<Proof> ParseProof(absl::string_view payload) {
   constexpr char kWhat[] = "a proof";
   CAPSTAN_ASSIGN_OR_RETURN(Proof proof,
                            ParseAs<Proof>(MessageKind::kProof, kWhat, payload));
-  if (proof.proof.size() != kProofBytes || proof.patience_ms < 0) {
+  if (!HasSize(proof.proof, kProofBytes) || proof.patience_ms < 0) {
     return NoMessage(kWhat);
   }
   return proof;
