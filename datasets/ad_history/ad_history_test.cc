@@ -318,7 +318,7 @@ TEST(AdHistoryTest, WhatIsWrongIsSaid) {
   config.set_streams(kStreams + 1);
   ExpectFieldError(config, "streams", "has only 3 streams");
   config.set_streams(-1);
-  ExpectFieldError(config, "streams", "greater than 0");
+  ExpectFieldError(config, "streams", "at least 1");
   config = Small(Config::PLAIN);
   config.set_n_transit(1);
   ExpectFieldError(config, "n_transit", "at least 2");

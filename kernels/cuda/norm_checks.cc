@@ -100,7 +100,8 @@ Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
     const at::Tensor a = before.narrow(-1, 0, half);
     const at::Tensor b = before.narrow(-1, half, half);
     const at::Tensor expected = at::cat({a * c - b * s, b * c + a * s}, -1);
-    ExpectClose(x, expected.reshape({rows, width}), dtype, 2, "rope");
+    // Differences of products, each of up to four times the size.
+    ExpectClose(x, expected.reshape({rows, width}), dtype, 5, "rope");
     EXPECT_TRUE(SameBits(copy.narrow(0, 0, first), all.narrow(0, 0, first)))
         << "what is before x";
     // A table of each row's own position, as for packed rows.

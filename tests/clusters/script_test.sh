@@ -63,7 +63,7 @@ ended "script for Ray" ray $status
 # What the client library's classes don't know isn't in the manifests.
 script k8s k8s --nodes=2 --processes=2 --gpus
 "$launchers/python" - "$work/k8s.script" <<'PY' || fail "script for Kubernetes"
-import json, sys, types
+import json, sys
 import yaml
 from kubernetes import client
 
@@ -73,8 +73,8 @@ kinds = {"Service": "V1Service", "ConfigMap": "V1ConfigMap", "Secret": "V1Secret
 documents = list(yaml.safe_load_all(open(sys.argv[1])))
 assert [d["kind"] for d in documents] == list(kinds), documents
 for document in documents:
-    response = types.SimpleNamespace(data=json.dumps(document))
-    known = api.deserialize(response, kinds[document["kind"]])
+    known = api.deserialize(json.dumps(document), kinds[document["kind"]],
+                            "application/json")
     again = json.loads(json.dumps(api.sanitize_for_serialization(known)))
     assert again == document, (again, document)
 job = documents[-1]["spec"]

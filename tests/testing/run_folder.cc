@@ -89,6 +89,8 @@ std::map<std::string, std::string> Snapshot(const std::string& folder) {
       files[path] = fs::read_symlink(entry.path()).string();
     } else if (entry.is_directory()) {
       files[path] = "folder";
+    } else if (path == ".lock") {
+      files[path] = "";  // says who has it, and since when
     } else {
       files[path] = ReadText(entry.path().string());
     }

@@ -95,6 +95,7 @@ class Supervisor {
   BlockedSignals signals_;
   std::vector<std::unique_ptr<RankProcess>> ranks_;
   int stop_signal_ = 0;
+  Clock::time_point stopped_at_;
   bool killed_by_user_ = false;
   std::vector<int> failures_;  // local ranks in order of arrival
   Clock::time_point failed_at_;
@@ -183,11 +184,13 @@ void Supervisor::HandleSignals() {
       for (const auto& rank : ranks_) rank->Reap();
     } else if (stop_signal_ == 0) {
       stop_signal_ = signal;
+      stopped_at_ = Clock::now();
       PrintToStderr(absl::StrCat(SignalName(signal),
                                  ": stopping; a second signal stops at "
                                  "once\n"));
       SignalAll(signal);
-    } else {
+    } else if (!IsDeliveredTwice(stop_signal_, signal,
+                                 Clock::now() - stopped_at_)) {
       stop_signal_ = signal;
       killed_by_user_ = true;
     }

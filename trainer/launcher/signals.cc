@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +17,10 @@
 namespace capstan {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 std::atomic<int> stop_signal{0};
+std::atomic<int64_t> stopped_at{0};  // Clock's count
 std::atomic<bool> second_ends_process{false};
 std::atomic<bool> ranks_have_met{false};
 static_assert(std::atomic<int>::is_always_lock_free,
@@ -23,9 +28,13 @@ static_assert(std::atomic<int>::is_always_lock_free,
 
 // Async-signal-safe.
 void OnStopSignal(int signal) {
-  int none = 0;
-  const bool first = stop_signal.compare_exchange_strong(none, signal);
+  int before = 0;
+  const bool first = stop_signal.compare_exchange_strong(before, signal);
+  if (first) stopped_at = Clock::now().time_since_epoch().count();
   if (!second_ends_process.load()) return;
+  const Clock::duration since(Clock::now().time_since_epoch().count() -
+                              stopped_at.load());
+  if (!first && IsDeliveredTwice(before, signal, since)) return;
   if (!first || !ranks_have_met.load()) _exit(128 + signal);
   constexpr char kNote[] = "stopping; a second signal stops at once\n";
   const ssize_t written = write(STDERR_FILENO, kNote, sizeof(kNote) - 1);
@@ -42,6 +51,12 @@ sigset_t WatchedSignals() {
 }
 
 }  // namespace
+
+bool IsDeliveredTwice(int first, int second,
+                      std::chrono::nanoseconds since_first) {
+  return first == SIGTERM && second == SIGTERM &&
+         since_first < std::chrono::seconds(1);
+}
 
 int StopRequested() { return stop_signal.load(); }
 

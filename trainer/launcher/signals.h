@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <string>
 
 namespace capstan {
@@ -13,6 +14,11 @@ enum class SecondSignal {
   kIgnored,      // the launcher kills the rank
   kEndsProcess,  // with 128 + signal, for ranks without our launcher
 };
+
+// Whether that second signal, so soon after the first, is the same one: SLURM
+// signals a task, and then all processes of its step.
+bool IsDeliveredTwice(int first, int second,
+                      std::chrono::nanoseconds since_first);
 
 // From now on SIGINT and SIGTERM set StopRequested's result, even if they were
 // ignored (as shells do for background jobs).

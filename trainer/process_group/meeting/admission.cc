@@ -64,7 +64,7 @@ absl::optional<Refusal> Admission::JudgeProof(const Hello& hello,
                  ProofOf(Prover::kRank, token_, hello_payload, nonce))) {
     return Refusal{
         RefusalReason::kOtherToken,
-        absl::StrCat("it doesn't have the token of this ", RunName(run_key_))};
+        absl::StrCat("it doesn't have the token of ", RunName(run_key_))};
   }
   if (failed()) return failure_;
   const int world_size = static_cast<int>(ranks_.size());
