@@ -137,6 +137,10 @@ class Elf:
             at += step
         return required
 
+    def required_versions(self):
+        return {version for _, _, versions in self._required()
+                for _, version, _ in versions}
+
     def imports(self):
         by_index = {index: (library, version)
                     for library, _, versions in self._required()
@@ -194,7 +198,7 @@ class Elf:
         if not required or len(kept) == len(required):
             return
         if not kept:
-            raise ValueError("no required version is left")
+            raise ValueError("it requires no version of another library")
         self._move_requirements(kept[0] - required[0][1], len(kept))
 
     def _move_requirements(self, by, count):

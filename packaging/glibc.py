@@ -8,6 +8,8 @@ GLIBC_2.2.5's, then the default. (So a function that was another one in 2.2.5,
 as pthread_cond_wait was, must not come into the table below.) What 2.31 doesn't
 have at all, glibc_shim.cc brings.
 """
+import re
+
 FLOOR = (2, 31)
 
 # Of glibc itself; anything else is carried.
@@ -42,17 +44,22 @@ _HOME = {name: library for library, names in _MOVED.items() for name in names}
 
 
 def _is_newer(version):
-    if not version.startswith("GLIBC_"):
+    if not re.fullmatch(r"GLIBC_[0-9.]+", version):
         return False
-    try:
-        number = tuple(int(part) for part in version[6:].split("."))
-    except ValueError:  # GLIBC_ABI_DT_RELR, GLIBC_PRIVATE: nothing to be done
-        return True
-    return number > FLOOR
+    return tuple(int(part) for part in version[6:].split(".")) > FLOOR
 
 
 def lower(library, path, shim_exports):
-    """Edits `library`, an open Elf; returns the libraries that it needs now."""
+    """Edits `library`, an open Elf; returns the libraries that it needs now.
+
+    Raises ValueError if more than names and versions stands against FLOOR.
+    """
+    for version in library.required_versions():
+        if version.startswith("GLIBC_ABI_"):
+            raise ValueError(
+                f"{path} is linked in a way that asks for {version}, and glibc "
+                f"{FLOOR[0]}.{FLOOR[1]} doesn't know it: link it without (for "
+                "GLIBC_ABI_DT_RELR, -Wl,-z,nopack-relative-relocs)")
     added = set()
     for imported in list(library.imports()):
         if not _is_newer(imported.version):

@@ -314,7 +314,10 @@ def main(manifest_path, archive):
             folder.add(source, name)
         folder.add_libraries()
         before = folder.size()
-        folder.adapt()
+        try:
+            folder.adapt()
+        except ValueError as error:
+            sys.exit(f"{manifest['folder']}: {error}")
         add_licenses(folder, manifest["licenses"])
         write_archive(root, manifest["folder"], archive)
         print(f"{os.path.basename(archive)}: "

@@ -12,6 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 ./bazelw build "$@" //:dist
+python3 tests/dist/glibc_test.py
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT
 mkdir "$work/a folder"
