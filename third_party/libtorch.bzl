@@ -53,6 +53,10 @@ _KEEP = [
     "torch/lib/libtorch_nvshmem.so",
     "torch/include/*",
     "nvidia/*/lib/*",
+    # //:dist hands on the licences, found by what is in RECORD.
+    "*.dist-info/RECORD",
+    "*.dist-info/licenses/*",
+    "nvidia/*/LICENSE.txt",
 ]
 
 def _run(ctx, what, args):

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Records the start time, then loads the core from this executable's folder and
-// calls it. (If linked, LibTorch would be loaded before the first line here
-// runs, and the kernel only knows the time of the fork: under `bazel run`, when
-// the build began.)
+// Records the start time, then loads the core from this executable's folder, or
+// from lib/ beside bin/ in a folder that //:dist made, and calls it. (If
+// linked, LibTorch would be loaded before the first line here runs, and the
+// kernel only knows the time of the fork: under `bazel run`, when the build
+// began.)
 #include <dlfcn.h>
 #include <limits.h>
 #include <malloc.h>
@@ -55,8 +56,12 @@ int main(int argc, char** argv) {
   BackHeapWithHugePages();
   char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  std::string core(path, length > 0 ? length : 0);
-  core = core.substr(0, core.rfind('/') + 1) + "libcapstan_core.so";
+  std::string folder(path, length > 0 ? length : 0);
+  folder.resize(folder.rfind('/') + 1);
+  std::string core = folder + "libcapstan_core.so";
+  if (access(core.c_str(), F_OK) != 0) {
+    core = folder + "../lib/libcapstan_core.so";
+  }
   // Lazy binding: LibTorch imports 31,000 functions, and a run calls a few
   // hundred of them.
   void* library = dlopen(core.c_str(), RTLD_LAZY | RTLD_GLOBAL);

@@ -65,11 +65,11 @@ at::Tensor Normalise(const CudaKernels& cuda, const at::Tensor& x,
   return y;
 }
 
-// Searches `folder` and its parents, each directly and in kernels/cuda/, where
-// the library is built; "" if not found.
+// Searches `folder` and its parents, each directly, in kernels/cuda/, where the
+// library is built, and in lib/, where //:dist puts it; "" if not found.
 std::string FindFrom(std::string folder) {
   for (int level = 0; level < 5 && !folder.empty(); ++level) {
-    for (const char* below : {"/", "/kernels/cuda/"}) {
+    for (const char* below : {"/", "/kernels/cuda/", "/lib/"}) {
       const std::string path = folder + below + kCudaKernelsLibrary;
       if (access(path.c_str(), R_OK) == 0) return path;
     }

@@ -40,6 +40,7 @@ struct Exception {
 
 const Exception kNotAsWritten[] = {
     {"bazelw test", Exception::kNotRun, {}, "runs this test"},
+    {"build //:dist", Exception::kNotRun, {}, "tests/dist does"},
     {"hf download", Exception::kNotRun, {}, "there is no network"},
     {"chat_template=llada",
      Exception::kRunWith,

@@ -43,6 +43,7 @@ const Rooms& TheRooms() {
       {kLib, {"base", kSdk}},
       {"kernels", {"base"}},
       {"text", {"base", kSdk}},
+      {"packaging", {}},
       // Plugins: what they share lies in their category's folder, or in their
       // field's.
       {kAd, {"base", kSdk}},

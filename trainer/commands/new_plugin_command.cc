@@ -191,10 +191,10 @@ absl::StatusOr<std::string> CapstanFolder(const std::string &named,
                      " isn't Capstan's workspace (it has no plugins/sdk)"));
   }
   const std::string caller = DefaultConfigContext(nullptr).workspace_folder;
-  for (const fs::path &path : {fs::path(caller), folder / kBeside}) {
-    if (!path.empty() && is_capstan(path)) {
-      return path.lexically_normal().string();
-    }
+  // `folder` may not exist yet: no ".." through it.
+  for (const fs::path &path :
+       {fs::path(caller), (folder / kBeside).lexically_normal()}) {
+    if (!path.empty() && is_capstan(path)) return path.string();
   }
   return "";
 }

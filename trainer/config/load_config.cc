@@ -31,7 +31,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
 // Resolves `name`: relative to the caller's folder, else in the workspace's
-// configs/.
+// configs/, else in those that came with the trainer in one folder (//:dist).
 absl::StatusOr<std::string> FindConfig(const std::string& name,
                                        const ConfigContext& context) {
   std::vector<fs::path> tried = {
@@ -39,6 +39,8 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
   if (!context.workspace_folder.empty()) {
     tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
   }
+  const fs::path packed = fs::path(context.build_folder) / "configs";
+  if (fs::is_directory(packed)) tried.push_back(packed / name);
   for (const fs::path& path : tried) {
     std::error_code error;
     if (fs::is_regular_file(path, error))
@@ -250,7 +252,8 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
       }
     }
   }
-  // The trainer is BUILD_FOLDER/trainer/trainer.
+  // The trainer is BUILD_FOLDER/trainer/trainer; BUILD_FOLDER/bin/trainer in a
+  // folder that //:dist made.
   context.build_folder = fs::path(ExecutableFolder()).parent_path().string();
   return context;
 }

@@ -276,7 +276,11 @@ std::string NearestName(absl::string_view name,
 
 PluginHost::PluginHost(std::vector<std::string> folders)
     : folders_(std::move(folders)) {
-  folders_.push_back(absl::StrCat(ExecutableFolder(), "/plugins"));
+  // Beside the trainer; beside bin/ in a folder that //:dist made.
+  const fs::path own = ExecutableFolder();
+  folders_.push_back(
+      ((own.filename() == "bin" ? own.parent_path() : own) / "plugins")
+          .string());
 }
 
 absl::StatusOr<const LoadedPlugin*> PluginHost::Load(

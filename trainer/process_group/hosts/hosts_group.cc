@@ -163,7 +163,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
       ShmJoined joined,
       JoinShmMeeting(locals, creation.place, buffers, creation.exchange));
   if (!joined.problem.ok()) {
-    LOG(WARNING) << "rank " << members[rank].name
+    LOG(INFO) << "rank " << members[rank].name
                  << " can't share memory with the other ranks of its host, "
                     "which then use Gloo: "
                  << joined.problem.message();

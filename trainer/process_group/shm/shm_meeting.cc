@@ -84,8 +84,8 @@ uint64_t StageBit(ShmStage stage) { return uint64_t{1} << stage; }
 absl::Status ShmSegment::Map(int fd, int ranks, int buffers) {
   ranks_ = ranks;
   bytes_ = SegmentBytes(ranks, buffers);
-  void* memory =
-      mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
   if (memory == MAP_FAILED) return SystemError("mmap");
   memory_ = memory;
   // The first state's space holds the header.
@@ -101,6 +101,11 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks,
         absl::StrCat("shared memory is for up to ", kShmMaxRanks, " ranks"));
   }
   auto segment = absl::WrapUnique(new ShmSegment);
+  if (ranks == 1) {
+    // Nobody opens it: no file, whose size may be limited.
+    CAPSTAN_RETURN_IF_ERROR(segment->Map(-1, ranks, buffers));
+    return segment;
+  }
   segment->fd_ = memfd_create("capstan", MFD_CLOEXEC);
   if (segment->fd_ < 0) return SystemError("memfd_create");
   if (ftruncate(segment->fd_, SegmentBytes(ranks, buffers)) != 0) {

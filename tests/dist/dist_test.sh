@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The folder that //:dist makes: needs nothing outside of itself but glibc, runs
+# from a path with a space and without an environment, takes a plugin built with
+# its SDK; and runs, as a user without rights, on bare Debian 11, 12 and 13, which
+# debootstrap makes from the mirror that apt is set up with (as root; some 20
+# seconds to a minute and a half each). Run from the workspace; .ci/run does.
+#   dist_test.sh [OPTION OF BAZEL..]
+# ROOTS=FOLDER keeps the roots there for the next time.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+./bazelw build "$@" //:dist
+python3 tests/dist/glibc_test.py
+work=$(mktemp -d)
+trap 'rm -rf --one-file-system "$work"' EXIT
+mkdir "$work/a folder"
+version=$(sed -n 's/^CAPSTAN_VERSION = "\(.*\)"$/\1/p' version.bzl)
+archive=bazel-bin/capstan-$version-linux-x86_64.tar.zst
+tar --zstd -C "$work/a folder" -xf "$archive"
+folder="$work/a folder/capstan-$version"
+histories=$PWD/datasets/darkroom/testdata/history_small.hdf5
+use=$PWD/tests/dist/use_folder.sh
+echo "$(basename "$archive"): $(du -m "$archive" | cut -f1) MiB," \
+  "unpacked $(du -sm "$folder" | cut -f1) MiB"
+
+python3 tests/dist/check_folder.py "$folder"
+for file in bin/trainer sdk/fingerprint.txt licenses/CONTENTS README.md; do
+  [ -s "$folder/$file" ] || { echo "FAILED: no $file" && exit 1; }
+done
+
+# Its path has a space, and there is no environment.
+mkdir "$work/here"
+(cd "$work/here" && env -i PATH=/usr/bin:/bin sh "$use" "$folder" "$histories") |
+  tee "$work/weights"
+echo "runs from \"$folder\""
+
+# What the loader took for a run and where: only the folder's, and glibc's.
+LD_DEBUG=libs LD_DEBUG_OUTPUT="$work/loader" "$folder/bin/trainer" plugins \
+  >/dev/null
+sed -n 's/.*calling init: //p' "$work"/loader.* | sort -u |
+  grep -vF "$folder/" |
+  grep -Ev '/(ld-linux-x86-64|libanl|libc|libdl|libm|libpthread|libresolv|librt|libutil)\.so\.[0-9]$' \
+    >"$work/outside" || true
+if [ -s "$work/outside" ]; then
+  cat "$work/outside"
+  echo "FAILED: loaded from outside the folder"
+  exit 1
+fi
+
+# A plugin, built with nothing of the build's but LibTorch's headers. (make takes
+# no spaces in paths.)
+cp -r "$folder/sdk" "$work/sdk"
+(
+  cd "$work"
+  "$folder/bin/trainer" new-plugin --category=precision --name=acme.packed \
+    "$work/plugins" >/dev/null
+)
+make -s -C "$work/plugins" CAPSTAN_SDK="$work/sdk" \
+  CAPSTAN_TORCH_DIR="$(./bazelw info output_base)/external/libtorch/site/torch"
+(
+  cd "$work/here"
+  OMP_NUM_THREADS=1 "$folder/bin/trainer" --config=run_distributed.pbtxt \
+    --config="$work/plugins/acme/packed/packed.pbtxt" \
+    --plugin_path="$work/plugins/build/acme/packed" --set output_dir=packed \
+    --set train.max_steps=3 --set train.eval_batches=1 >packed.txt 2>&1 ||
+    { cat packed.txt && echo "FAILED: a plugin of the SDK" && exit 1; }
+)
+echo "takes a plugin built with its SDK"
+
+skip() {
+  echo "bare Debian roots: skipped: $1"
+  exit 0
+}
+[ "$(id -u)" -eq 0 ] || skip "not root"
+command -v debootstrap >/dev/null || skip "no debootstrap"
+mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' \
+  'Origin: Debian' 'Label: Debian' 2>/dev/null | head -n1)
+[ -n "$mirror" ] || skip "none of apt's sources is Debian's"
+unshare -m true 2>/dev/null || skip "this container may not mount"
+
+# in_root ROOT: as the user 65534, in a mount namespace that goes with it.
+in_root() {
+  unshare -m --propagation private bash -euc '
+    root=$1 folder=$2 use=$3 histories=$4
+    for at in capstan work; do mkdir -p "$root/mnt/$at"; done
+    mount --bind "$folder" "$root/mnt/capstan"
+    mount -o remount,bind,ro "$root/mnt/capstan"
+    mount -t tmpfs -o mode=777 tmpfs "$root/mnt/work"
+    mount -t proc proc "$root/proc"
+    mount --rbind /dev "$root/dev"
+    mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+    cp "$use" "$root/mnt/work/use.sh"
+    cp "$histories" "$root/mnt/work/histories.hdf5"
+    exec chroot --userspec=65534:65534 "$root" env -i HOME=/mnt/work \
+      PATH=/usr/bin:/bin sh -c "cd /mnt/work && sh use.sh /mnt/capstan /mnt/work/histories.hdf5"
+  ' in_root "$1" "$folder" "$use" "$histories"
+}
+
+roots=${ROOTS:-$work/roots}
+mkdir -p "$roots"
+for suite in bullseye bookworm trixie; do
+  if [ ! -e "$roots/$suite/etc/debian_version" ]; then
+    debootstrap --variant=minbase "$suite" "$roots/$suite" "$mirror" \
+      >"$work/debootstrap" 2>&1 ||
+      { tail -n5 "$work/debootstrap" && echo "FAILED: debootstrap $suite" &&
+        exit 1; }
+  fi
+  in_root "$roots/$suite" | tee "$work/weights_$suite"
+  cmp "$work/weights" "$work/weights_$suite" ||
+    { echo "FAILED: other weights on $suite" && exit 1; }
+  echo "runs on Debian $(cat "$roots/$suite/etc/debian_version")"
+done
