@@ -166,6 +166,10 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
       LoadConfig(options.run.configs, options.run.overrides,
                  DefaultConfigContext(&host)));
   const RunConfig& config = loaded.config;
+  if (options.run.print_config) {
+    std::cout << PrintConfig(config);
+    return 0;
+  }
   ScriptOptions all = options;
   if (all.processes == 0) {
     all.processes = std::max<int64_t>(config.launch().processes(), 0);
