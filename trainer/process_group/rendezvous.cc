@@ -159,8 +159,8 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
       MeetingServer::Start(std::move(options), std::move(listening.sockets)));
   // Rank 0 is the first: whoever finds the file finds it there.
   const Deadline soon = MeetingClock::now() + kConnectLimit;
-  auto client =
-      MeetingClient::Knock(server->TakeOwnEnd(), OwnHello(), token, soon, soon);
+  auto client = MeetingClient::Knock(server->TakeOwnEnd(), OwnHello(), token,
+                                     soon, deadline_);
   if (!client.ok()) return Explain(client.status());
   std::unique_ptr<MeetingFile> file;
   if (by_file_) {

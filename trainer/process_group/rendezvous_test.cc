@@ -162,7 +162,7 @@ TEST(MeetTest, ALeftOverFileIsNoObstacle) {
     MeetingPlace place;
     place.addresses = {"127.0.0.1"};
     place.port = port;
-    place.token = "of an earlier run";
+    place.token = "of-an-earlier-run";
     place.host = "n0";
     const std::string text = FormatMeetingPlace(place);
     ASSERT_TRUE(WriteWholeFile(path, text).ok());
@@ -255,6 +255,17 @@ TEST(MeetTest, AllNameTheMissingRank) {
     EXPECT_THAT(MessageOf(result.status()),
                 HasSubstr("only 2 of 3 ranks came; missing: 2"));
   }
+}
+
+// Beyond what a connection may take.
+TEST(MeetTest, Rank0WaitsAsLongAsItIsTold) {
+  const std::vector<RankInfo> ranks = Ranks(2, FreePort());
+  absl::StatusOr<Meeting> rank1;
+  std::thread later = MeetLater(ranks[1], milliseconds(4000), &rank1);
+  const auto rank0 = Meet(ranks[0], seconds(60));
+  later.join();
+  EXPECT_TRUE(rank0.ok()) << rank0.status();
+  EXPECT_TRUE(rank1.ok()) << rank1.status();
 }
 
 TEST(MeetTest, StrangersAtThePort) {
