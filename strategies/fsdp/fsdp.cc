@@ -39,7 +39,6 @@ class ParameterGroup {
   // the compute dtype, on the run's device or in host memory; Gather reads it,
   // and it outlives this. Memory is initially allocated, but uninitialised:
   // making views requires it.
-
   ParameterGroup(int64_t numel, const at::Tensor& shard, ProcessGroup* shards)
       : shard_(shard), shards_(shards) {
     const MemoryScope scope(MemoryCategory::kBuckets);
@@ -54,7 +53,6 @@ class ParameterGroup {
   const at::Tensor& whole() const { return whole_; }
 
   // Starts to gather the parameters; a no-op if they are whole.
-
   void Gather() {
     if (gathered_) return;
     at::NoGradGuard no_grad;
@@ -76,7 +74,6 @@ class ParameterGroup {
   }
 
   // Blocks until the parameters are whole. Requires a preceding Gather.
-
   void Wait() {
     TORCH_CHECK(gathered_,
                 "fsdp: a unit's forward ran again in the same micro-step; fsdp "
@@ -356,7 +353,6 @@ class Fsdp final : public Strategy {
   }
 
   // Replicas hold the same shard: this rank's share of the work on it.
-
   std::pair<int64_t, int64_t> Share() const {
     const int64_t numel = shard_.master.numel();
     if (replica_group_ == nullptr) return {0, numel};
@@ -365,7 +361,6 @@ class Fsdp final : public Strategy {
   }
 
   // This rank's slice of a group's layout.
-
   std::pair<int64_t, int64_t> MySlice(const FlatLayout& layout) const {
     const int64_t length = layout.numel / shard_group_->size();
     return {shard_group_->rank() * length, (shard_group_->rank() + 1) * length};

@@ -12,6 +12,8 @@ readonly config="$runfiles/tests/clusters/run.pbtxt"
 work=$(mktemp -d /tmp/capstan-clusters.XXXXXX)
 readonly work
 readonly table="${TEST_UNDECLARED_OUTPUTS_DIR:-$work}/table.txt"
+# Bazel hides it.
+export HOME="${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}"
 # Ranks share two cores.
 export OMP_NUM_THREADS=1
 failures=0

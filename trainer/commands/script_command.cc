@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -14,7 +13,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
@@ -25,6 +23,7 @@
 #include "trainer/commands/embedded_files.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/config/load_config.h"
+#include "trainer/launcher/rank_info.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
@@ -61,13 +60,6 @@ std::string JobName(const std::string& run) {
   const size_t first = name.find_first_not_of("-0123456789");
   if (first == std::string::npos) return "capstan";
   return name.substr(first, name.find_last_not_of('-') + 1 - first);
-}
-
-std::string RandomToken() {
-  // "default" is the system's generator.
-  std::random_device device("default");
-  return absl::StrFormat("%08x%08x%08x%08x", device(), device(), device(),
-                         device());
 }
 
 // A config's file: absolute, or its name in configs/, where the trainer looks

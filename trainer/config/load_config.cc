@@ -40,11 +40,12 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
     tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
   }
   const fs::path packed = fs::path(context.build_folder) / "configs";
-  if (fs::is_directory(packed)) tried.push_back(packed / name);
+  std::error_code error;
+  if (fs::is_directory(packed, error)) tried.push_back(packed / name);
   for (const fs::path& path : tried) {
-    std::error_code error;
-    if (fs::is_regular_file(path, error))
+    if (fs::is_regular_file(path, error)) {
       return path.lexically_normal().string();
+    }
   }
   return absl::NotFoundError(absl::StrCat(
       "--config=", name, ": no such file; looked for ",

@@ -92,8 +92,10 @@ absl::Status AssignGpus(const PlaceRequest& request, Place* place) {
   } else if (!ids.empty()) {
     info.gpu = ids[info.local_rank];
   } else if (request.gpus == 1 && info.local_world_size > 1 &&
-             Variable("CUDA_VISIBLE_DEVICES").has_value()) {
-    // The launcher shows each rank its own GPU only (srun --gpus-per-task=1).
+             Variable("CUDA_VISIBLE_DEVICES").has_value() &&
+             !Variable("TORCHELASTIC_RUN_ID").has_value()) {
+    // The launcher shows each rank its own GPU only (srun --gpus-per-task=1);
+    // torchrun shows all of a host's ranks the same ones.
     info.gpu = 0;
   }
   return absl::OkStatus();

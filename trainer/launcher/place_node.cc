@@ -191,8 +191,8 @@ MaybePlace FromKubeflow(const PlaceRequest& request) {
       const absl::optional<int> port,
       IntVariable(pet_port ? "PET_MASTER_PORT" : "MASTER_PORT", 1, 65536));
   info.master_port = port.value_or(0);
-  info.run_key = RunKey(
-      absl::StrCat("kubeflow-", info.master_addr, "-", info.master_port));
+  // Without the address, which the first pod may know as localhost.
+  info.run_key = RunKey(absl::StrCat("kubeflow-", info.master_port));
   return absl::optional<Place>(std::move(place));
 }
 

@@ -218,7 +218,7 @@ TEST(Kubeflow, TrainerV2) {
   EXPECT_EQ(info.world_size, 8);
   EXPECT_EQ(info.master_addr, "job-node-0-0.job");
   EXPECT_EQ(info.master_port, 29400);
-  EXPECT_EQ(info.run_key, "kubeflow-job-node-0-0.job-29400");
+  EXPECT_EQ(info.run_key, "kubeflow-29400");
   EXPECT_EQ(PlaceText(info), "Kubeflow Trainer: node 1 of 2, rank 0 of 8");
 }
 

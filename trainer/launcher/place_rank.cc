@@ -242,7 +242,8 @@ MaybePlace FromRankVariables(const PlaceRequest&) {
   } else {
     info.placed_by =
         IsSet("KUBERNETES_SERVICE_HOST") ? "Kubernetes" : "RANK, WORLD_SIZE";
-    info.run_key = RunKey(absl::StrCat("rank-", address));
+    // Without the address, which rank 0's host may know as localhost.
+    info.run_key = RunKey(absl::StrCat("rank-", info.master_port));
   }
   return absl::optional<Place>(std::move(place));
 }

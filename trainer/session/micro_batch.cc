@@ -112,10 +112,11 @@ absl::StatusOr<std::string> SettleMicroBatch(Session* session,
   const auto first =
       static_cast<int64_t>(*std::min_element(planned.begin(), planned.end()));
   int64_t longest = 0;
-  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+  const absl::Status looked = CatchAll([&] {
     longest = LongestSample(*job.parts.train_data, kLookedThrough);
     return absl::OkStatus();
-  }));
+  });
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, looked, "try a step"));
   for (int64_t size = first;;) {
     CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group, StopStatus(), "try a step"));
     CAPSTAN_ASSIGN_OR_RETURN(const bool fits,

@@ -341,7 +341,6 @@ UnitMemory PlanHead(const Config& c, const Bytes& b) {
 class LladaScratch final : public Model, public TokenModel {
  public:
   // Opens and validates the folder's files, if the config names one.
-
   static absl::StatusOr<std::unique_ptr<LladaScratch>> Create(
       const Config& config) {
     const std::string& folder = config.pretrained();
@@ -464,7 +463,6 @@ class LladaScratch final : public Model, public TokenModel {
         units_(UnitNames(sizes_.num_hidden_layers())) {}
 
   // The last layer's output, [B * T, hidden_size].
-
   at::Tensor Hidden(const TokenInput& input, UnitRunner& runner) {
     CHECK(input.cache == nullptr) << "this model has no cache";
     const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
@@ -510,7 +508,6 @@ class LladaScratch final : public Model, public TokenModel {
   }
 
   // The attention shape for `batch` rows.
-
   kernels::AttentionShape Attention(int64_t batch) const {
     const int64_t heads = sizes_.num_attention_heads();
     return {batch, heads, heads, sizes_.hidden_size() / heads,
@@ -518,7 +515,6 @@ class LladaScratch final : public Model, public TokenModel {
   }
 
   // `count` parameters from `first` on.
-
   std::vector<at::Tensor> Parameters(int first, int count) const {
     return {parameters_.begin() + first, parameters_.begin() + first + count};
   }

@@ -60,7 +60,6 @@ class AdamW final : public Optimizer {
     return {"exp_avg", "exp_avg_sq"};
   }
   // Overwrites the gradient on a GPU.
-
   void Update(const OptimizerStep& step,
               const std::vector<ParameterSpec>& /*specs*/,
               OptimizerShard& shard, absl::Span<at::Tensor> state) override {

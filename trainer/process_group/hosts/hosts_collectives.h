@@ -38,6 +38,11 @@ class HostsCollectives final : public SyncCollectives {
                    std::unique_ptr<ShmMeeting> meeting,
                    c10::intrusive_ptr<c10d::Backend> backend);
 
+  // The links' threads tell the pipeline: they end first.
+  ~HostsCollectives() override {
+    if (links_ != nullptr) links_->Close();
+  }
+
   int rank() const override { return layout_.rank(); }
   int size() const override { return layout_.size(); }
   int name(int rank) const override { return names_[rank]; }
