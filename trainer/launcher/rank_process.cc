@@ -146,6 +146,7 @@ absl::StatusOr<std::unique_ptr<RankProcess>> RankProcess::Start(
     close(report->read_end);
     BecomeRank(info, parent, output.write_end);
     InstallStopHandlers(SecondSignal::kIgnored);
+    if (info.nodes > 1) EndBeforeRanksHaveMet();
     before();
     Leave(CallRankMain(rank_main, info), report->write_end);
   }
@@ -247,6 +248,13 @@ absl::optional<RankOutcome> RankProcess::Outcome() const {
   const absl::optional<RankOutcome> reported = ReportedOutcome();
   if (reported.has_value()) return reported;
   if (!exited_) return absl::nullopt;
+  // EndBeforeRanksHaveMet.
+  for (const int signal : {SIGINT, SIGTERM}) {
+    if (WIFEXITED(wait_status_) && WEXITSTATUS(wait_status_) == 128 + signal) {
+      return RankOutcome{RankOutcome::kStopped,
+                         "stopped before the ranks had met", signal};
+    }
+  }
   return RankOutcome{RankOutcome::kFailed, DescribeExit(wait_status_), 0};
 }
 

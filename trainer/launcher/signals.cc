@@ -22,6 +22,7 @@ using Clock = std::chrono::steady_clock;
 std::atomic<int> stop_signal{0};
 std::atomic<int64_t> stopped_at{0};  // Clock's count
 std::atomic<bool> second_ends_process{false};
+std::atomic<bool> ends_before_met{false};
 std::atomic<bool> ranks_have_met{false};
 static_assert(std::atomic<int>::is_always_lock_free,
               "a signal handler may only use lock-free atomics");
@@ -31,6 +32,7 @@ void OnStopSignal(int signal) {
   int before = 0;
   const bool first = stop_signal.compare_exchange_strong(before, signal);
   if (first) stopped_at = Clock::now().time_since_epoch().count();
+  if (ends_before_met.load() && !ranks_have_met.load()) _exit(128 + signal);
   if (!second_ends_process.load()) return;
   const Clock::duration since(Clock::now().time_since_epoch().count() -
                               stopped_at.load());
@@ -59,6 +61,8 @@ bool IsDeliveredTwice(int first, int second,
 }
 
 int StopRequested() { return stop_signal.load(); }
+
+void EndBeforeRanksHaveMet() { ends_before_met = true; }
 
 void RanksHaveMet() { ranks_have_met = true; }
 

@@ -24,6 +24,10 @@ bool IsDeliveredTwice(int first, int second,
 // ignored (as shells do for background jobs).
 void InstallStopHandlers(SecondSignal second);
 
+// From now on the first of them ends the process with 128 + signal, until
+// RanksHaveMet: a forked rank that waits for other hosts has nothing to save.
+void EndBeforeRanksHaveMet();
+
 // While alive, SIGINT and SIGTERM set StopRequested's result.
 class StopSignals {
  public:
