@@ -65,6 +65,7 @@ absl::Status MeetAndTell(const RankInfo& info, Times* times) {
     // Rank 0 serves, and goes last.
     if (store.add("done", 1) == info.world_size) store.set("all done", "x");
     if (info.rank == 0) store.wait({"all done"});
+    MayLeave(meeting);
   } catch (...) {
     return CurrentExceptionToStatus();
   }

@@ -148,6 +148,34 @@ both "ours, with another run's node at the port" intruders intruder
 # It goes on to look for its own rank 0.
 expect_text "$work/intruders.0.log" "came to the meeting and left" "another token than rank 0"
 
+# Hosts with other flags: the field's line, and no run.
+for k in 0 1; do
+  on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29517" \
+    --config="$config" --set launch.processes=2 --set output_dir="$work/differ" \
+    --set optimizer.learning_rate=0.00$((1 + k)) >"$work/differ.$k.log" 2>&1 &
+done
+wait
+expect_text "$work/differ.1.log" "ERROR" "learning_rate: 0.002" "learning_rate: 0.001"
+
+# A folder that host 1 has of its own.
+mkdir "$work/apart"
+for k in 0 1; do
+  on "$k" unshare -m sh -c "
+    [ $k -eq 0 ] || mount -t tmpfs none '$work/apart'
+    exec '$trainer' --nodes=2 --node_rank=$k --rendezvous=${ips[0]}:29518 \
+      --config='$config' --set launch.processes=2 --set output_dir='$work/apart'" \
+    >"$work/apart.$k.log" 2>&1 &
+done
+wait
+expect_text "$work/apart.1.log" "ERROR" "must be a folder that all hosts share"
+
+# A host that waits alone ends by a signal.
+on 1 timeout -s TERM 2 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
+  --rendezvous="${ips[0]}:29519" --set launch.processes=2 \
+  --set output_dir="$work/waits" >"$work/waits.log" 2>&1 &
+wait
+expect_text "$work/waits.log" "stopped before the ranks had met"
+
 # A node that disagrees on the number of nodes: a sentence on both, and no hang.
 for k in 0 1; do
   on "$k" "$trainer" --nodes=$((2 + k)) --node_rank="$k" --config="$config" \

@@ -53,7 +53,8 @@ std::string ShellQuoted(const std::string& word) {
 std::string JobName(const std::string& run) {
   std::string name;
   for (const char c : run) {
-    name += absl::ascii_isalnum(c) ? absl::ascii_tolower(c) : '-';
+    const char letter = absl::ascii_isalnum(c) ? absl::ascii_tolower(c) : '-';
+    if (letter != '-' || !absl::EndsWith(name, "-")) name += letter;
   }
   // At most 52 characters: a pod's name is a Job's and more, at most 63.
   name = name.substr(0, 52);
@@ -62,11 +63,11 @@ std::string JobName(const std::string& run) {
   return name.substr(first, name.find_last_not_of('-') + 1 - first);
 }
 
-// A config's file: absolute, or its name in configs/, where the trainer looks
-// for it.
-std::string ConfigFile(const std::string& name) {
+// A config's file as LoadConfig finds it; scripts run in any folder.
+std::string ConfigFile(const std::string& name, const ConfigContext& context) {
   const std::string here = FromCaller(name);
-  return PathExists(here) ? here : name;
+  if (PathExists(here) || context.workspace_folder.empty()) return here;
+  return context.workspace_folder + "/configs/" + name;
 }
 
 const char* Template(const std::string& launcher) {
@@ -99,6 +100,7 @@ std::string Indented(const std::string& text, int columns) {
 // The rank's, or on Kubernetes the node's, command line. Restarts resume.
 std::vector<std::string> CommandLine(const ScriptOptions& options,
                                      const RunConfig& config,
+                                     const ConfigContext& context,
                                      const std::string& job) {
   if (options.launcher == "k8s") {
     return {"/opt/capstan/bin/trainer",
@@ -118,16 +120,20 @@ std::vector<std::string> CommandLine(const ScriptOptions& options,
       std::filesystem::read_symlink("/proc/self/exe", error);
   std::vector<std::string> words = {self.string()};
   for (const std::string& file : options.run.configs) {
-    words.push_back("--config=" + ConfigFile(file));
+    words.push_back("--config=" + ConfigFile(file, context));
   }
   for (const std::string& folder : AllFromCaller(options.run.plugin_path)) {
     words.push_back("--plugin_path=" + folder);
   }
-  const std::string output =
-      config.output_dir().empty() ? "runs/" + job : config.output_dir();
-  std::vector<std::string> changes = options.run.overrides;
-  changes.push_back(absl::StrCat("launch.processes=", options.processes));
-  changes.push_back("train.resume=AUTO");
+  const std::string output = config.output_dir().empty()
+                                 ? "runs/" + config.name()
+                                 : config.output_dir();
+  // What the user has set comes later, and wins.
+  std::vector<std::string> changes = {
+      absl::StrCat("launch.processes=", options.processes),
+      "train.resume=AUTO"};
+  changes.insert(changes.end(), options.run.overrides.begin(),
+                 options.run.overrides.end());
   changes.push_back("output_dir=" + FromCaller(output));
   for (const std::string& change : changes) {
     words.insert(words.end(), {"--set", change});
@@ -153,14 +159,24 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
         "no --config is given; try --config=run_distributed.pbtxt");
   }
   PluginHost host(AllFromCaller(options.run.plugin_path));
+  const ConfigContext context = DefaultConfigContext(&host);
   CAPSTAN_ASSIGN_OR_RETURN(
       const LoadedConfig loaded,
-      LoadConfig(options.run.configs, options.run.overrides,
-                 DefaultConfigContext(&host)));
+      LoadConfig(options.run.configs, options.run.overrides, context));
   const RunConfig& config = loaded.config;
   if (options.run.print_config) {
     std::cout << PrintConfig(config);
     return 0;
+  }
+  if (config.launch().nodes() != 0 || !config.launch().rendezvous().empty()) {
+    return absl::InvalidArgumentError(
+        "launch.nodes and launch.rendezvous are the script's to set: clear "
+        "them, and give --nodes");
+  }
+  if (options.launcher == "k8s" && !options.run.plugin_path.empty()) {
+    return absl::InvalidArgumentError(
+        "--plugin_path: on Kubernetes plugins come with the image, in its "
+        "/opt/capstan/plugins");
   }
   ScriptOptions all = options;
   if (all.processes == 0) {
@@ -172,7 +188,7 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
         "say how many ranks a node shall have (one a GPU)");
   }
   const std::string job = JobName(config.name());
-  const std::vector<std::string> words = CommandLine(all, config, job);
+  const std::vector<std::string> words = CommandLine(all, config, context, job);
   std::vector<std::string> quoted;
   for (const std::string& word : words) quoted.push_back(ShellQuoted(word));
   RunConfig without_place = config;

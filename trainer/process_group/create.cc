@@ -142,13 +142,18 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
         std::unique_ptr<ProcessGroup> group,
         CreateHostsGroup(info, meeting.store.get(),
                          GlooConnect(meeting, kJoinTimeout)));
-    if (group != nullptr) return group;
+    if (group != nullptr) {
+      MayLeave(meeting);
+      return group;
+    }
   } catch (...) {
     return absl::UnavailableError(
         absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
                      CurrentExceptionToStatus().message()));
   }
-  return CreateGlooGroup(info, meeting);
+  auto group = CreateGlooGroup(info, meeting);
+  if (group.ok()) MayLeave(meeting);
+  return group;
 }
 
 }  // namespace

@@ -348,6 +348,11 @@ absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
   return info.rank == 0 ? joining.AsRank0() : joining.AsOther();
 }
 
+void MayLeave(const Meeting& meeting) {
+  auto* const store = dynamic_cast<MeetingStore*>(meeting.store.get());
+  if (store != nullptr) store->client().MayLeave();
+}
+
 void ChooseInterfaceOfNccl(const RankInfo& info, const Meeting& meeting) {
   if (info.nodes < 2 || meeting.interface.empty()) return;
   // '=': this one, not all that begin so.

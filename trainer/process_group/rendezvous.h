@@ -39,6 +39,11 @@ struct Meeting {
 absl::StatusOr<Meeting> Meet(const RankInfo& info,
                              std::chrono::milliseconds timeout = kJoinTimeout);
 
+// This rank's group is connected, and the meeting's store may go. Until then
+// the others, who wait in the store for what this rank shall say, hear at once
+// that it has left.
+void MayLeave(const Meeting& meeting);
+
 // Has NCCL use the meeting's interface between hosts, unless
 // NCCL_SOCKET_IFNAME is set.
 void ChooseInterfaceOfNccl(const RankInfo& info, const Meeting& meeting);

@@ -16,16 +16,20 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
@@ -88,6 +92,56 @@ absl::Status SettleDevice(Session* session) {
   const MemoryRequest memory = MemoryRequestOf(job, session->group->size());
   job.memory = PlanMemory(*parts.strategy, memory);
   return job.loaded.Locate(parts.strategy->Check(memory.strategy), "strategy");
+}
+
+// Each host reads files and flags of its own: refuses a config that isn't rank
+// 0's, but for where ranks and output are.
+absl::Status CompareConfigs(const Session& session) {
+  RunConfig config = session.config;
+  config.clear_launch();
+  config.clear_output_dir();
+  const std::string mine = PrintConfig(config);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string rank0s,
+                           FromRank0(*session.group, mine));
+  absl::Status same;
+  if (mine != rank0s) {
+    const std::vector<std::string> here = absl::StrSplit(mine, '\n');
+    const std::vector<std::string> there = absl::StrSplit(rank0s, '\n');
+    size_t i = 0;
+    while (i < here.size() && i < there.size() && here[i] == there[i]) ++i;
+    const auto line = [i](const std::vector<std::string>& lines) {
+      return i < lines.size() ? absl::StripAsciiWhitespace(lines[i])
+                              : "nothing";
+    };
+    same = absl::FailedPreconditionError(absl::StrCat(
+        "rank ", session.group->rank(), " has another config than rank 0: `",
+        line(here), "` where rank 0 has `", line(there),
+        "`; start all hosts with the same files and flags"));
+  }
+  return Agree(*session.group, same, "start with rank 0's config");
+}
+
+// Whether all hosts see rank 0's output folder, before anything is trained.
+absl::Status CheckShared(const Session& session) {
+  ProcessGroup& group = *session.group;
+  if (session.rank.nodes == 1) return absl::OkStatus();
+  const std::string path =
+      absl::StrCat(session.output_dir, "/.shared-", session.rank.run_key);
+  absl::Status mine;
+  if (group.rank() == 0) mine = WriteWholeFile(path, "");
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, mine, "write into the output folder"));
+  // Opening the folder has an NFS client look again.
+  std::error_code error;
+  const std::filesystem::directory_iterator look(session.output_dir, error);
+  if (!PathExists(path)) {
+    mine = absl::FailedPreconditionError(
+        absl::StrCat("rank ", group.rank(), " doesn't see rank 0's files in ",
+                     session.output_dir,
+                     ": output_dir must be a folder that all hosts share"));
+  }
+  mine = Agree(group, mine, "see rank 0's files in the output folder");
+  if (group.rank() == 0) std::filesystem::remove(path, error);
+  return mine;
 }
 
 // Under a launcher rank 0 chooses, and broadcasts.
@@ -195,8 +249,10 @@ absl::Status JoinRanks(Session* session) {
   if (session->config.profile().steps_size() > 0) {
     session->group = ProfileWaits(std::move(session->group));
   }
+  CAPSTAN_RETURN_IF_ERROR(CompareConfigs(*session));
   CAPSTAN_RETURN_IF_ERROR(SettleDevice(session));
   CAPSTAN_RETURN_IF_ERROR(SettleOutputDir(session));
+  CAPSTAN_RETURN_IF_ERROR(CheckShared(*session));
   CAPSTAN_RETURN_IF_ERROR(CompareBatches(*session));
   session->config_text = PrintConfig(session->config);
   session->max_steps =

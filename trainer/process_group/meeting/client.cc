@@ -123,7 +123,7 @@ absl::Status MeetingClient::Introduce(Hello hello, const std::string& token,
 }
 
 MeetingClient::~MeetingClient() {
-  if (!met_) return;
+  if (!met_ || !may_leave_) return;
   // Never waits: if there is no room, the connection's end says it, too.
   SendAll(connection_.get(), EncodeBare(MessageKind::kBye), MeetingClock::now())
       .IgnoreError();

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_CLIENT_H_
 #define CAPSTAN_TRAINER_PROCESS_GROUP_MEETING_CLIENT_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -48,6 +49,9 @@ class MeetingClient {
     return SocketAddress::OwnEnd(connection_.get());
   }
 
+  // From now on this end may close without the others taking it for a loss.
+  void MayLeave() { may_leave_ = true; }
+
   // Blocks until all ranks have joined; call once, first. Errors as Knock's;
   // the message of DEADLINE_EXCEEDED says who is missing.
   absl::StatusOr<Met> AwaitAll(Deadline deadline);
@@ -72,6 +76,7 @@ class MeetingClient {
 
   const SocketFd connection_;
   bool met_ = false;
+  std::atomic<bool> may_leave_{false};
   FrameBuffer input_{kMaxStrangerPayload};  // of the thread that reads
 
   std::mutex send_mutex_;

@@ -30,6 +30,8 @@ class MeetingStore final : public c10d::Store {
         server_(std::move(server)),
         client_(std::move(client)) {}
 
+  MeetingClient& client() { return *client_; }
+
   // Shares the connection.
   c10::intrusive_ptr<c10d::Store> clone() override;
 

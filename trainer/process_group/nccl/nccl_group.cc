@@ -47,8 +47,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
     nccl->eagerConnectSingleDevice(device);
     return nccl;
   };
-  return std::make_unique<BackendGroup>(connect, "nccl", device, info.rank,
-                                        info.world_size);
+  auto group = std::make_unique<BackendGroup>(connect, "nccl", device,
+                                              info.rank, info.world_size);
+  MayLeave(meeting);
+  return group;
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
