@@ -117,7 +117,8 @@ def content(path, checkout):
 def differences(before, after, checkouts):
     def files(folder):
         return {p.relative_to(folder) for p in folder.rglob("*")
-                if p.is_file() and not p.name.startswith("events.out")}
+                if p.is_file() and p.name != ".lock"  # says since when
+                and not p.name.startswith("events.out")}
     mine, theirs = files(before), files(after)
     for path in sorted(mine ^ theirs):
         yield f"{path}: only {'before' if path in mine else 'after'}"

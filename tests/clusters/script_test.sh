@@ -80,7 +80,7 @@ for document in documents:
 job = documents[-1]["spec"]
 assert job["completions"] == job["parallelism"] == 2
 container = job["template"]["spec"]["containers"][0]
-assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
 open(sys.argv[1] + ".pbtxt", "w").write(documents[1]["data"]["run.pbtxt"])
 PY
 # Its config is a config.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <pty.h>
 #include <unistd.h>
 
@@ -68,10 +69,16 @@ class MaskedTextViewTest : public testing::Test {
   }
   // Output since the last call, without '\r' before '\n'.
   std::string Written() {
-    char bytes[4096];
-    const ssize_t count = read(reader_, bytes, sizeof(bytes));
-    std::string text(bytes, count > 0 ? count : 0);
+    std::string text;
     size_t at;
+    // A terminal hands on what is written to it in pieces, a little later.
+    pollfd ready = {reader_, POLLIN, 0};
+    do {
+      char bytes[4096];
+      const ssize_t count = read(reader_, bytes, sizeof(bytes));
+      if (count <= 0) break;
+      text.append(bytes, count);
+    } while (poll(&ready, 1, /*timeout_ms=*/50) > 0);
     while ((at = text.find("\r\n")) != std::string::npos) text.erase(at, 1);
     return text;
   }
