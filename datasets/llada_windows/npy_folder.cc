@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "base/json.h"
 #include "base/npy.h"
 #include "base/status.h"
 #include "datasets/llada_windows/characters.h"

@@ -72,8 +72,8 @@ class CommandHost {
   // The newest model of a run's folder (final/, else the newest checkpoint);
   // returns any other folder unchanged.
   virtual std::string ModelFolder(const std::string& path) const = 0;
-  // The end of an error about a missing model folder: how to download `name`, if
-  // the Hugging Face Hub may have it, and set `setting` to it; else "".
+  // The end of an error about a missing model folder: how to download `name`,
+  // if the Hugging Face Hub may have it, and set `setting` to it; else "".
   virtual std::string HubDownloadHint(absl::string_view name,
                                       absl::string_view setting) const = 0;
   // For a run whose config leaves launch.processes to the trainer.

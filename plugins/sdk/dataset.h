@@ -44,8 +44,8 @@ inline constexpr char kSamplePosition[] = "sample_position";
 // Throws std::invalid_argument with the existing names if there is none.
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
 
-// The tensor in CPU memory, undefined if there is none. In training on a GPU the
-// core keeps host copies of kLabels, kPositions, kSamplePosition and
+// The tensor in CPU memory, undefined if there is none. In training on a GPU
+// the core keeps host copies of kLabels, kPositions, kSamplePosition and
 // kTokenCounts, so that this never waits for the device.
 at::Tensor HostTensor(const Batch& batch, const std::string& name);
 // The name of such a copy.

@@ -31,9 +31,9 @@ namespace capstan {
 // A parameter used several times gets its gradients one by one (activation
 // checkpointing) or summed by autograd (uses in one graph). Two aliases of one
 // slot must not be summed, so there is at most one between Open and the
-// gradient's arrival. A gradient that arrives elsewhere in the meantime is a sum
-// that includes the slot's value, and replaces it, if autograd has released the
-// alias; otherwise it is a separate gradient, and is added.
+// gradient's arrival. A gradient that arrives elsewhere in the meantime is a
+// sum that includes the slot's value, and replaces it, if autograd has released
+// the alias; otherwise it is a separate gradient, and is added.
 class GradientBuckets final : public GradientSink {
  public:
   // Called for buckets 0, 1, 2, .. in order on all ranks, on the autograd

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/checkpoint/state_kinds.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/objective/algorithm_distillation/algorithm_distillation.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "plugins/objective/algorithm_distillation/algorithm_distillation.h"
 #include "plugins/objective/algorithm_distillation/fake_history_model.h"
 
 namespace capstan::algorithm_distillation {

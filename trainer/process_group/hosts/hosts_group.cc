@@ -164,9 +164,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
       JoinShmMeeting(locals, creation.place, buffers, creation.exchange));
   if (!joined.problem.ok()) {
     LOG(INFO) << "rank " << members[rank].name
-                 << " can't share memory with the other ranks of its host, "
-                    "which then use Gloo: "
-                 << joined.problem.message();
+              << " can't share memory with the other ranks of its host, "
+                 "which then use Gloo: "
+              << joined.problem.message();
   }
   if (members.size() == 1) return CreateSingleGroup(at::kCPU);
   Separate(joined.can_share, &members);
