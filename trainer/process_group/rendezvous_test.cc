@@ -31,6 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 std::vector<RankInfo> Ranks(int count, int port) {
@@ -287,9 +288,11 @@ TEST(MeetTest, StrangersAtThePort) {
   other.run_key = "another run";
   const absl::Status refused = Meet(other, seconds(1)).status();
   EXPECT_FALSE(refused.ok());
+  // Its last try may have ended for want of time.
   EXPECT_THAT(MessageOf(refused),
-              HasSubstr("it belongs to run another run, and this is the "
-                        "meeting of run test-run"));
+              AnyOf(HasSubstr("it belongs to run another run, and this is the "
+                              "meeting of run test-run"),
+                    HasSubstr("no answer")));
   const auto rank1 = Meet(TestRank(1, 2, port), seconds(60));
   first.join();
   ExpectOneRun({rank0, rank1});
@@ -458,7 +461,7 @@ TEST_F(StoreTest, WithoutRank0ThereIsNoStore) {
     ADD_FAILURE() << "no error";
   } catch (const c10::DistNetworkError& e) {
     EXPECT_THAT(std::string(e.what_without_backtrace()),
-                HasSubstr("lost rank 0"));
+                AnyOf(HasSubstr("lost rank 0"), HasSubstr("rank 0 (host ")));
   }
   closer.join();
   EXPECT_THROW(stores_[1]->set("a", "b"), c10::DistNetworkError);
