@@ -190,16 +190,16 @@ absl::Status Joining::AwaitFreeFile() const {
 }
 
 bool Joining::IsAlive(const MeetingPlace& place) const {
+  // Not cut short by the deadline: who has no time to answer isn't gone.
+  const auto soon = [] { return MeetingClock::now() + seconds(1); };
   const std::string& token = place.token.empty() ? info_.token : place.token;
   for (const std::string& host : place.addresses) {
     const absl::optional<SocketAddress> address =
         SocketAddress::Parse(host, place.port);
     if (!address.has_value()) continue;
-    absl::StatusOr<SocketFd> connection =
-        ConnectTo(*address, Within(seconds(1)));
+    absl::StatusOr<SocketFd> connection = ConnectTo(*address, soon());
     if (connection.ok() &&
-        MeetingClient::Probe(*std::move(connection), OwnHello(), token,
-                             Within(seconds(1)))
+        MeetingClient::Probe(*std::move(connection), OwnHello(), token, soon())
             .ok()) {
       return true;
     }
