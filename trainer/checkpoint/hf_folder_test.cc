@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
 
@@ -55,23 +56,10 @@ class FakeModel final : public Model {
 };
 
 // Sets element i of parameter p to `base` + 100 p + i.
-class FakeStrategy final : public Strategy {
+class FakeStrategy final : public IdleStrategy {
  public:
   FakeStrategy(ProcessGroup* group, float base) : group_(group), base_(base) {}
 
-  absl::Status Check(const StrategyRequest&) const override {
-    return absl::OkStatus();
-  }
-  StrategyPlan Plan(const StrategyRequest&) const override { return {}; }
-  absl::Status Setup(const StrategyContext&) override {
-    return absl::OkStatus();
-  }
-  absl::Span<OptimizerShard> OptimizerShards() override { return {}; }
-  void BeginMicroStep(int, int) override {}
-  void FinishBackward() override {}
-  at::Tensor GradientSquaredSum() override { return {}; }
-  void PublishParameters() override {}
-  std::vector<OwnedSlice> OwnedSlices() const override { return {}; }
   absl::Status ForEachFullParameter(
       const std::function<absl::Status(int, const at::Tensor&)>& fn) override {
     const std::vector<ParameterSpec> specs = Specs();

@@ -25,6 +25,7 @@
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/plugin_host/plugin_host.h"
+#include "trainer/session/output_folder.h"
 
 namespace capstan {
 namespace {
@@ -37,17 +38,6 @@ struct ScriptOptions {
   bool gpus = false;
   std::string image = "capstan:latest";
 };
-
-// For a POSIX shell.
-std::string ShellQuoted(const std::string& word) {
-  const bool plain =
-      !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
-        return absl::ascii_isalnum(c) || absl::StrContains("_-./=:,+@%", c);
-      });
-  return plain ? word
-               : absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}),
-                              "'");
-}
 
 // A name that DNS, SLURM and torchrun take.
 std::string JobName(const std::string& run) {
@@ -189,8 +179,6 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
   }
   const std::string job = JobName(config.name());
   const std::vector<std::string> words = CommandLine(all, config, context, job);
-  std::vector<std::string> quoted;
-  for (const std::string& word : words) quoted.push_back(ShellQuoted(word));
   RunConfig without_place = config;
   without_place.clear_launch();
   std::cout << absl::StrReplaceAll(
@@ -203,7 +191,7 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
        {"@GPUS_PYTHON@", all.gpus ? "True" : "False"},
        {"@IMAGE@", all.image},
        {"@TOKEN@", RandomToken()},
-       {"@COMMAND@", absl::StrJoin(quoted, " ")},
+       {"@COMMAND@", ShellText(words)},
        {"@COMMAND_LIST@", nlohmann::json(words).dump()},
        {"@CONFIG_TEXT@", Indented(PrintConfig(without_place), 4)}});
   return 0;

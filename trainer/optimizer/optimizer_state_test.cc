@@ -9,30 +9,19 @@
 #include <string>
 #include <vector>
 
+#include "plugins/sdk/idle_for_test.h"
+
 namespace capstan {
 namespace {
 
 using ::testing::HasSubstr;
 
-class FakeModel final : public Model {
+class FakeModel final : public IdleModel {
  public:
-  const std::vector<ParameterSpec>& parameters() const override {
-    return specs_;
-  }
-  const std::vector<std::string>& units() const override { return units_; }
-  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
-                            float*) const override {
-    return absl::OkStatus();
-  }
-  void Bind(std::vector<at::Tensor>) override {}
-  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
-    return absl::OkStatus();
-  }
-
- private:
-  const std::vector<std::string> units_ = {"all"};
-  const std::vector<ParameterSpec> specs_ = {
-      {"matrix", {10, 10}}, {"vector", {70}}, {"frozen", {3}, 0, false}};
+  FakeModel()
+      : IdleModel(
+            {{"matrix", {10, 10}}, {"vector", {70}}, {"frozen", {3}, 0, false}},
+            /*units=*/1) {}
 };
 
 // 8-bit state with scales per block of 64 and a count per parameter.

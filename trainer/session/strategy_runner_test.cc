@@ -13,36 +13,20 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "plugins/sdk/idle_for_test.h"
 
 namespace capstan {
 namespace {
 
 // Records the callbacks in order.
-class Recorder final : public Strategy {
+class Recorder final : public IdleStrategy {
  public:
   explicit Recorder(bool wants) : wants_(wants) {}
 
-  absl::Status Check(const StrategyRequest&) const override {
-    return absl::OkStatus();
-  }
-  StrategyPlan Plan(const StrategyRequest&) const override { return {}; }
-  absl::Status Setup(const StrategyContext&) override {
-    return absl::OkStatus();
-  }
-  absl::Span<OptimizerShard> OptimizerShards() override { return {}; }
-  void BeginMicroStep(int, int) override {}
   bool wants_unit_callbacks() const override { return wants_; }
   void PreForward(int unit) override { Note("pre forward", unit); }
   void PostForward(int unit) override { Note("post forward", unit); }
   void PreBackward(int unit) override { Note("pre backward", unit); }
-  void FinishBackward() override {}
-  at::Tensor GradientSquaredSum() override { return {}; }
-  void PublishParameters() override {}
-  std::vector<OwnedSlice> OwnedSlices() const override { return {}; }
-  absl::Status ForEachFullParameter(
-      const std::function<absl::Status(int, const at::Tensor&)>&) override {
-    return absl::OkStatus();
-  }
 
   std::vector<std::string> calls;
 

@@ -106,25 +106,6 @@ struct HalfBitsF16c {
 };
 #endif
 
-template <typename Bits>
-void SumInFloat(const void* const* sources, int count, void* out,
-                int64_t size) {
-  const auto source = [&](int i, int64_t begin) {
-    return static_cast<const uint16_t*>(sources[i]) + begin;
-  };
-  float sum[kChunk];
-  float next[kChunk];
-  for (int64_t begin = 0; begin < size; begin += kChunk) {
-    const int64_t part = std::min(kChunk, size - begin);
-    Bits::Load(source(0, begin), sum, part);
-    for (int i = 1; i < count; ++i) {
-      Bits::Load(source(i, begin), next, part);
-      Add(sum, next, sum, part);
-    }
-    Bits::Store(sum, static_cast<uint16_t*>(out) + begin, part);
-  }
-}
-
 template <typename T>
 void AddPart(const void* before, const void* const* sources, int count,
              bool finish, void* out, int64_t size) {
@@ -171,76 +152,64 @@ void AddPartInFloat(const void* before, const void* const* sources, int count,
   }
 }
 
+template <typename Bits>
+void SumInFloat(const void* const* sources, int count, void* out,
+                int64_t size) {
+  AddPartInFloat<Bits>(nullptr, sources, count, /*finish=*/true, out, size);
+}
+
+// Of all at once, and in parts.
+struct Sums {
+  SumFunction whole;
+  PartialSum partial;
+};
+
 template <typename T>
-PartialSum PartsOf() {
-  return {sizeof(T), AddPart<T>};
+Sums SumsOf() {
+  return {Sum<T>, {sizeof(T), AddPart<T>}};
 }
 
 template <typename Bits>
-PartialSum PartsInFloat() {
-  return {sizeof(float), AddPartInFloat<Bits>};
+Sums SumsInFloat() {
+  return {SumInFloat<Bits>, {sizeof(float), AddPartInFloat<Bits>}};
 }
 
 #if defined(__x86_64__)
 bool HasF16c() { return BestInstructionSet() != InstructionSet::kPlain; }
 #endif
 
+Sums SumsOf(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return SumsOf<float>();
+    case c10::ScalarType::Double:
+      return SumsOf<double>();
+    case c10::ScalarType::BFloat16:
+      return SumsInFloat<BFloat16Bits>();
+    case c10::ScalarType::Half:
+#if defined(__x86_64__)
+      if (HasF16c()) return SumsInFloat<HalfBitsF16c>();
+#endif
+      return SumsInFloat<HalfBits>();
+    case c10::ScalarType::Long:
+      return SumsOf<int64_t>();
+    case c10::ScalarType::Int:
+      return SumsOf<int32_t>();
+    case c10::ScalarType::Short:
+      return SumsOf<int16_t>();
+    case c10::ScalarType::Char:
+      return SumsOf<int8_t>();
+    case c10::ScalarType::Byte:
+      return SumsOf<uint8_t>();
+    default:
+      return {nullptr, {0, nullptr}};
+  }
+}
+
 }  // namespace
 
-SumFunction SumOf(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Float:
-      return Sum<float>;
-    case c10::ScalarType::Double:
-      return Sum<double>;
-    case c10::ScalarType::BFloat16:
-      return SumInFloat<BFloat16Bits>;
-    case c10::ScalarType::Half:
-#if defined(__x86_64__)
-      if (HasF16c()) return SumInFloat<HalfBitsF16c>;
-#endif
-      return SumInFloat<HalfBits>;
-    case c10::ScalarType::Long:
-      return Sum<int64_t>;
-    case c10::ScalarType::Int:
-      return Sum<int32_t>;
-    case c10::ScalarType::Short:
-      return Sum<int16_t>;
-    case c10::ScalarType::Char:
-      return Sum<int8_t>;
-    case c10::ScalarType::Byte:
-      return Sum<uint8_t>;
-    default:
-      return nullptr;
-  }
-}
+SumFunction SumOf(c10::ScalarType type) { return SumsOf(type).whole; }
 
-PartialSum PartialSumOf(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Float:
-      return PartsOf<float>();
-    case c10::ScalarType::Double:
-      return PartsOf<double>();
-    case c10::ScalarType::BFloat16:
-      return PartsInFloat<BFloat16Bits>();
-    case c10::ScalarType::Half:
-#if defined(__x86_64__)
-      if (HasF16c()) return PartsInFloat<HalfBitsF16c>();
-#endif
-      return PartsInFloat<HalfBits>();
-    case c10::ScalarType::Long:
-      return PartsOf<int64_t>();
-    case c10::ScalarType::Int:
-      return PartsOf<int32_t>();
-    case c10::ScalarType::Short:
-      return PartsOf<int16_t>();
-    case c10::ScalarType::Char:
-      return PartsOf<int8_t>();
-    case c10::ScalarType::Byte:
-      return PartsOf<uint8_t>();
-    default:
-      return {0, nullptr};
-  }
-}
+PartialSum PartialSumOf(c10::ScalarType type) { return SumsOf(type).partial; }
 
 }  // namespace capstan
