@@ -3,6 +3,7 @@
 #define CAPSTAN_TRAINER_LAUNCHER_RANK_INFO_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -49,6 +50,14 @@ struct RankInfo {
   int listen_fd = -1;
   // Intra-op threads of this rank.
   int threads = 1;
+
+  // How often our launcher has started the ranks anew.
+  int restart = 0;
+  // Memory that outlives the ranks: two files (memfd) for each local rank that
+  // this launcher has ever started, so that those of local rank i are 2 i and
+  // 2 i + 1; empty: there is none. Open for as long as the launcher lives, and
+  // after a restart they hold what the ranks before left in them.
+  std::vector<int> mirror_fds;
 };
 
 // Intra-op threads for each of `local_world_size` ranks on this machine:
