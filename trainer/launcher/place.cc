@@ -161,6 +161,7 @@ absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus) {
     info.agent_store = false;
   }
   info.interface = settings.interface;
+  info.own_process = !place.forks;
   CAPSTAN_ASSIGN_OR_RETURN(info.token, TokenOr(info.token));
   CAPSTAN_RETURN_IF_ERROR(AssignGpus(request, &place));
   return place;

@@ -48,8 +48,13 @@ struct RankInfo {
   // On rank 0 of our launcher, a socket already listening on master_port, so
   // that no other process can take the port. Else -1.
   int listen_fd = -1;
+  // A launcher has started this very process as the rank, and may have bound it
+  // to cores.
+  bool own_process = false;
   // Intra-op threads of this rank.
   int threads = 1;
+  // What it is bound to (cores.h), "0-7 (NUMA 0, near GPU 3)"; empty: nothing.
+  std::string cores;
 
   // How often our launcher has started the ranks anew.
   int restart = 0;

@@ -146,6 +146,9 @@ std::string BannerText(const RunFacts& facts, bool bold) {
       {"steps", Steps(facts)},
       {"output", facts.output_dir},
   };
+  if (!facts.cores.empty()) {
+    rows.insert(rows.begin() + 2, {"cores", facts.cores + ", rank 0"});
+  }
   if (!facts.placed_by.empty()) {
     rows.insert(rows.begin() + 1, {"placed by", facts.placed_by});
   }

@@ -70,6 +70,8 @@ struct RunFacts {
   std::string device;  // "2 x CPU (1 thread each)", "8 x NVIDIA H200"
   // By a launcher: "SLURM: job 7, node 0 of 2, rank 0 of 4"; "": not shown.
   std::string placed_by;
+  // Rank 0's, if it is bound to some: "0-7 (NUMA 0, near GPU 3)".
+  std::string cores;
   std::string strategy;
   std::string precision;
   int64_t parameters = 0;

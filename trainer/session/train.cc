@@ -33,6 +33,7 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
+#include "trainer/launcher/cores.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/place.h"
 #include "trainer/memory/tracking_allocator.h"
@@ -196,6 +197,7 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.world_size = session->group->size();
   facts.device = DeviceText(*session->group, session->rank.threads);
   facts.placed_by = PlaceText(session->rank);
+  facts.cores = session->rank.cores;
   facts.strategy = parts.strategy_name;
   facts.precision = parts.precision_name;
   facts.parameters = ParameterCount(*parts.model);
@@ -571,7 +573,13 @@ absl::Status Training::WriteProfile() {
 }  // namespace
 
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank, ReadSums read) {
-  return Training(job, rank, read).Run();
+  const Launch& launch = job->loaded.config.launch();
+  return Training(job,
+                  launch.binding() == Launch::UNBOUND
+                      ? rank
+                      : BindToCores(rank, job->gpus),
+                  read)
+      .Run();
 }
 
 }  // namespace capstan
