@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
@@ -46,7 +47,15 @@ class CliFlag : public Flag {
     return *this;
   }
   Flag& Positive() override {
-    option_->check(CLI::PositiveNumber);
+    // CLI11's own names the bounds, of 300 digits each.
+    option_->check(CLI::Validator(
+        [](const std::string& text) {
+          double number = 0.0;
+          return absl::SimpleAtod(text, &number) && number > 0.0
+                     ? std::string()
+                     : "must be a number greater than 0, is " + text;
+        },
+        "POSITIVE"));
     return *this;
   }
   Flag& Check(std::function<std::string(const std::string&)> check) override {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/machine.h"
 #include "trainer/commands/collect_command.h"
 #include "trainer/launcher/place.h"
@@ -56,9 +57,23 @@ absl::Status KeepBatch(Prepared* prepared) {
   return absl::OkStatus();
 }
 
-}  // namespace
+// Names flags as they were typed.
+absl::Status AsTyped(const absl::Status& status, const RunOptions& options) {
+  std::string message(status.message());
+  for (const RunOptions::Typed& typed : options.typed) {
+    const std::string flag = absl::StrCat("--", typed.flag, "=", typed.value);
+    const std::string set = absl::StrCat("--set ", typed.override);
+    absl::StrReplaceAll(
+        {{absl::StrCat(set, ": launch.", typed.flag, ": "), flag + ": "},
+         {set, flag}},
+        &message);
+  }
+  return message == status.message() ? status
+                                     : absl::Status(status.code(), message);
+}
 
-absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
+absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
+    const RunOptions& options) {
   auto prepared = std::make_unique<Prepared>();
   prepared->host =
       std::make_unique<PluginHost>(AllFromCaller(options.plugin_path));
@@ -117,6 +132,14 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
                         "strategy"));
   job.memory = PlanMemory(*job.parts.strategy, memory);
   return prepared;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
+  absl::StatusOr<std::unique_ptr<Prepared>> prepared = PrepareRun(options);
+  if (prepared.ok() || options.typed.empty()) return prepared;
+  return AsTyped(prepared.status(), options);
 }
 
 absl::StatusOr<CommandHost::Ranks> RanksOfRun() {

@@ -23,33 +23,48 @@
 namespace capstan {
 namespace {
 
-class TrainCommand : public Command {
+// --nodes, --node_rank and --rendezvous.
+class PlaceFlags {
  public:
-  void AddFlags(Flags& flags) override;
-
-  absl::StatusOr<int> Run(CommandHost&) override {
-    options_.collect = true;
-    AddPlace();
-    return RunTraining(options_);
-  }
+  void AddFlags(Flags& flags);
+  // As --set of the fields that they stand for.
+  void AddTo(RunOptions* options) const;
 
  private:
-  // The flags as --set of the fields that they stand for.
-  void AddPlace();
-
-  RunOptions options_;
   absl::optional<int64_t> nodes_;
   absl::optional<int64_t> node_rank_;
   std::string rendezvous_;
 };
 
+class TrainCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override {
+    AddRunOptions(flags, &options_);
+    place_.AddFlags(flags);
+  }
+
+  absl::StatusOr<int> Run(CommandHost&) override {
+    options_.collect = true;
+    place_.AddTo(&options_);
+    return RunTraining(options_);
+  }
+
+ private:
+  RunOptions options_;
+  PlaceFlags place_;
+};
+
 class CheckCommand : public Command {
  public:
-  void AddFlags(Flags& flags) override { AddRunOptions(flags, &options_); }
+  void AddFlags(Flags& flags) override {
+    AddRunOptions(flags, &options_);
+    place_.AddFlags(flags);
+  }
   absl::StatusOr<int> Run(CommandHost&) override;
 
  private:
   RunOptions options_;
+  PlaceFlags place_;
 };
 
 const RegisterCommand<TrainCommand> train(
@@ -57,8 +72,7 @@ const RegisterCommand<TrainCommand> train(
 const RegisterCommand<CheckCommand> check(
     20, "check", "Parse a config, make its plugins and see that they fit");
 
-void TrainCommand::AddFlags(Flags& flags) {
-  AddRunOptions(flags, &options_);
+void PlaceFlags::AddFlags(Flags& flags) {
   flags
       .Add("--nodes", &nodes_,
            "Hosts of the run, each of which starts this command; sets "
@@ -73,9 +87,10 @@ void TrainCommand::AddFlags(Flags& flags) {
       .Type("HOST:PORT");
 }
 
-void TrainCommand::AddPlace() {
-  const auto set = [this](const char* field, const std::string& value) {
-    options_.overrides.push_back(absl::StrCat("launch.", field, "=", value));
+void PlaceFlags::AddTo(RunOptions* options) const {
+  const auto set = [options](const char* field, const std::string& value) {
+    options->overrides.push_back(absl::StrCat("launch.", field, "=", value));
+    options->typed.push_back({options->overrides.back(), field, value});
   };
   if (nodes_.has_value()) set("nodes", absl::StrCat(*nodes_));
   if (node_rank_.has_value()) set("node_rank", absl::StrCat(*node_rank_));
@@ -83,6 +98,7 @@ void TrainCommand::AddPlace() {
 }
 
 absl::StatusOr<int> CheckCommand::Run(CommandHost&) {
+  place_.AddTo(&options_);
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            Prepare(options_));
   if (prepared == nullptr) return 0;

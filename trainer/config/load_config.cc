@@ -30,30 +30,6 @@ using google::protobuf::Any;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// Resolves `name`: relative to the caller's folder, else in the workspace's
-// configs/, else in those that came with the trainer in one folder (//:dist).
-absl::StatusOr<std::string> FindConfig(const std::string& name,
-                                       const ConfigContext& context) {
-  std::vector<fs::path> tried = {
-      FollowLatestRun((fs::path(context.caller_folder) / name).string())};
-  if (!context.workspace_folder.empty()) {
-    tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
-  }
-  const fs::path packed = fs::path(context.build_folder) / "configs";
-  std::error_code error;
-  if (fs::is_directory(packed, error)) tried.push_back(packed / name);
-  for (const fs::path& path : tried) {
-    if (fs::is_regular_file(path, error)) {
-      return path.lexically_normal().string();
-    }
-  }
-  return absl::NotFoundError(absl::StrCat(
-      "--config=", name, ": no such file; looked for ",
-      absl::StrJoin(tried, " and ", [](std::string* out, const fs::path& p) {
-        absl::StrAppend(out, p.lexically_normal().string());
-      })));
-}
-
 absl::Status AddText(const std::string& text, const std::string& name,
                      const std::string& folder, const ConfigContext& context,
                      Message* config, FieldPlaces* places) {
@@ -138,6 +114,10 @@ absl::Status Finish(const std::vector<std::string>& overrides,
                     LoadedConfig* loaded) {
   for (const std::string& text : overrides) {
     CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
+    // Or the list that was cleared or set whole would still have it.
+    if (absl::StartsWith(text, "train.sample_prompts=")) {
+      loaded->config.mutable_train()->clear_sample_prompt();
+    }
   }
   warmup->Update(*loaded);
   warmup->Apply(loaded);
@@ -257,6 +237,28 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
   // folder that //:dist made.
   context.build_folder = fs::path(ExecutableFolder()).parent_path().string();
   return context;
+}
+
+absl::StatusOr<std::string> FindConfig(const std::string& name,
+                                       const ConfigContext& context) {
+  std::vector<fs::path> tried = {
+      FollowLatestRun((fs::path(context.caller_folder) / name).string())};
+  if (!context.workspace_folder.empty()) {
+    tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
+  }
+  const fs::path packed = fs::path(context.build_folder) / "configs";
+  std::error_code error;
+  if (fs::is_directory(packed, error)) tried.push_back(packed / name);
+  for (const fs::path& path : tried) {
+    if (fs::is_regular_file(path, error)) {
+      return path.lexically_normal().string();
+    }
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "--config=", name, ": no such file; looked for ",
+      absl::StrJoin(tried, " and ", [](std::string* out, const fs::path& p) {
+        absl::StrAppend(out, p.lexically_normal().string());
+      })));
 }
 
 absl::StatusOr<std::string> LoadMessage(const std::string& file,

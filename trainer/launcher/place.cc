@@ -24,9 +24,6 @@ namespace {
 
 constexpr char kInsideRank[] = "CAPSTAN_INSIDE_RANK";
 
-// Ranks on a host without GPUs, if nobody says how many.
-constexpr int kCpuProcesses = 2;
-
 // The fields that must be right whoever places.
 absl::Status CheckSettings(const PlaceRequest& request) {
   const LaunchSettings& settings = request.settings;

@@ -46,6 +46,9 @@
 
 namespace capstan {
 
+// Ranks on a host without GPUs, if nobody says how many.
+constexpr int kCpuProcesses = 2;
+
 // Where rank 0 listens if a per-node launcher names its host and no port
 // (SkyPilot, dstack, a rendezvous of "HOST"): torchrun's default.
 constexpr int kDefaultPort = 29500;

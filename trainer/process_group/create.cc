@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <memory>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -15,11 +15,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
+#include "trainer/launcher/environment.h"
 #include "trainer/process_group/backend_group.h"
 #include "trainer/process_group/hosts/hosts_group.h"
+#include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
@@ -91,10 +94,37 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
 
 using c10d::ProcessGroupGloo;
 
+constexpr char kGlooInterface[] = "GLOO_SOCKET_IFNAME";
+constexpr char kCollectives[] = "CAPSTAN_CPU_COLLECTIVES";
+
+// What this process's environment says wrongly, before others count on it.
+absl::Status CheckVariables(const RankInfo& info) {
+  const std::string collectives = Variable(kCollectives).value_or("shm");
+  if (collectives != "shm" && collectives != "gloo") {
+    return VariableError(
+        kCollectives,
+        absl::StrCat("must be shm or gloo, is \"", collectives, "\""));
+  }
+  const absl::optional<std::string> interface = Variable(kGlooInterface);
+  if (!interface.has_value() || (info.nodes == 1 && collectives != "gloo")) {
+    return absl::OkStatus();
+  }
+  std::set<std::string> names;
+  for (const InterfaceAddress& one : InterfaceAddresses()) {
+    names.insert(one.interface);
+  }
+  if (names.count(*interface) > 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "environment variable ", kGlooInterface, " is \"", *interface,
+      "\", but host ", HostName(), ", of rank ", info.rank,
+      ", has no such network interface that is up and has an address; it has ",
+      absl::StrJoin(names, ", "), ": set it to one of these, or unset it"));
+}
+
 std::shared_ptr<gloo::transport::Device> CreateDevice(const Meeting& meeting) {
-  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-  if (interface != nullptr && *interface != '\0') {
-    return ProcessGroupGloo::createDeviceForInterface(interface);
+  const absl::optional<std::string> interface = Variable(kGlooInterface);
+  if (interface.has_value()) {
+    return ProcessGroupGloo::createDeviceForInterface(*interface);
   }
   return ProcessGroupGloo::createDeviceForHostname(meeting.host_address);
 }
@@ -136,6 +166,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     const RankInfo& info) {
+  CAPSTAN_RETURN_IF_ERROR(CheckVariables(info));
   CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
   try {
     CAPSTAN_ASSIGN_OR_RETURN(

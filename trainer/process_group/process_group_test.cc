@@ -28,6 +28,7 @@
 namespace capstan {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -303,6 +304,32 @@ TEST(SingleGroup, IsTheIdentity) {
   const at::Tensor same = at::full({4}, 3, at::kFloat);
   (*group)->AllGather(same, same)->Wait();
   EXPECT_EQ((*group)->stats().bytes_sent, 0);
+}
+
+// Said by the rank whose environment it is, before the others wait for it.
+TEST(CreateProcessGroup, VariablesThatAreWrongOnOneRank) {
+  const auto fail = [](const std::string& name, const std::string& value) {
+    std::string text;
+    const int code = WithErrors(
+        [&] {
+          return LaunchRanks(2, [&](const RankInfo& info) {
+            setenv("CAPSTAN_CPU_COLLECTIVES", "gloo", 1);
+            if (info.rank == 1) setenv(name.c_str(), value.c_str(), 1);
+            return CreateProcessGroup(info, 0).status();
+          });
+        },
+        &text);
+    EXPECT_EQ(code, 1) << name;
+    return text;
+  };
+  EXPECT_THAT(fail("GLOO_SOCKET_IFNAME", "none0"),
+              AllOf(HasSubstr("ERROR: [rank 1] environment variable "
+                              "GLOO_SOCKET_IFNAME is \"none0\""),
+                    HasSubstr("it has ")));
+  EXPECT_THAT(fail("CAPSTAN_CPU_COLLECTIVES", "nonsense"),
+              HasSubstr("ERROR: [rank 1] environment variable "
+                        "CAPSTAN_CPU_COLLECTIVES must be shm or gloo, is "
+                        "\"nonsense\""));
 }
 
 TEST(CreateProcessGroup, SaysWhyThereIsNoGpu) {

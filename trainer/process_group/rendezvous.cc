@@ -24,6 +24,7 @@
 #include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/meeting/protocol.h"
 #include "trainer/process_group/meeting/server.h"
+#include "trainer/process_group/meeting/wait_notes.h"
 
 namespace capstan {
 namespace {
@@ -85,6 +86,8 @@ class Joining {
   absl::StatusOr<std::string> HostAddress(const MeetingClient& client,
                                           const Met& met) const;
   absl::Status Explain(const absl::Status& status) const;
+  // "HOST:PORT", or the file that tells it.
+  std::string Rank0Place() const;
 
   const RankInfo& info_;
   const milliseconds timeout_;
@@ -93,6 +96,8 @@ class Joining {
   const bool by_file_;
   const std::string file_;
   std::string where_;  // rank 0's address, once known
+  // One rank of a host speaks for all.
+  WaitNotes notes_;
   // Since when only others have been found at the address.
   absl::optional<Deadline> others_since_;
 };
@@ -152,6 +157,7 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   place.host = HostName();
   place.pid = getpid();
   where_ = listening.addresses[0].text();
+  options.where = where_;
   options.host_address = listening.addresses[0].host();
   const std::string token = options.token;
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -213,6 +219,12 @@ absl::StatusOr<Meeting> Joining::AsOther() {
     if (client.ok()) return AwaitOthers(nullptr, *std::move(client));
     if (!MayChange(client.status())) return Explain(client.status());
     if (MeetingClock::now() >= deadline_) return GiveUp(client.status());
+    if (info_.local_rank == 0) {
+      notes_.SayIfDue([&] {
+        return absl::StrCat("rank ", info_.rank, " is waiting for rank 0 ",
+                            Rank0Place(), ": ", client.status().message());
+      });
+    }
     std::this_thread::sleep_for(
         PauseBeforeRetry(waited(), by_file_ ? kFilePause : kConnectPause));
   }
@@ -283,17 +295,29 @@ bool Joining::MayChange(const absl::Status& problem) {
 }
 
 absl::Status Joining::GiveUp(const absl::Status& problem) const {
-  return absl::UnavailableError(absl::StrCat(
-      "rank ", info_.rank, " waited ", seconds_waited(), " s for rank 0 ",
-      by_file_ ? absl::StrCat("by ", file_)
-               : absl::StrCat("at ", info_.master_addr, ":", info_.master_port),
-      ": ", problem.message()));
+  return absl::UnavailableError(
+      absl::StrCat("rank ", info_.rank, " waited ", seconds_waited(),
+                   " s for rank 0 ", Rank0Place(), ": ", problem.message()));
+}
+
+std::string Joining::Rank0Place() const {
+  return by_file_
+             ? absl::StrCat("by ", file_)
+             : absl::StrCat("at ", info_.master_addr, ":", info_.master_port);
 }
 
 absl::StatusOr<Meeting> Joining::AwaitOthers(
     std::shared_ptr<MeetingServer> server,
     std::shared_ptr<MeetingClient> client) {
-  const absl::StatusOr<Met> met = client->AwaitAll(deadline_);
+  // The server speaks for rank 0's host, and knows who is missing.
+  const bool speaks = info_.local_rank == 0 && info_.rank != 0;
+  const absl::StatusOr<Met> met = client->AwaitAll(deadline_, [&] {
+    if (!speaks) return;
+    notes_.SayIfDue([&] {
+      return absl::StrCat("rank ", info_.rank, " has found rank 0 at ", where_,
+                          ", and waits for the other ranks");
+    });
+  });
   if (!met.ok()) return Explain(met.status());
   Meeting meeting;
   CAPSTAN_ASSIGN_OR_RETURN(meeting.host_address, HostAddress(*client, *met));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/hosts/hosts_group.h"
 
-#include <glog/logging.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <string>
@@ -163,10 +163,12 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
       ShmJoined joined,
       JoinShmMeeting(locals, creation.place, buffers, creation.exchange));
   if (!joined.problem.ok()) {
-    LOG(INFO) << "rank " << members[rank].name
-              << " can't share memory with the other ranks of its host, "
-                 "which then use Gloo: "
-              << joined.problem.message();
+    // Slower, and otherwise nothing would show it.
+    std::cerr << absl::StrCat(
+        "NOTE: rank ", members[rank].name,
+        " can't share memory with the other ranks of its host, which then use "
+        "Gloo: ",
+        std::string(joined.problem.message()), "\n");
   }
   if (members.size() == 1) return CreateSingleGroup(at::kCPU);
   Separate(joined.can_share, &members);

@@ -321,21 +321,22 @@ TEST(HostsGroup, RanksThatCanNotShareMemoryAreHostsOfTheirOwn) {
     CheckCollectives(group.get(), at::kFloat, 5003);
     return absl::OkStatus();
   };
-  EXPECT_EQ(LaunchRanks(4,
-                        [&](const RankInfo& info) -> absl::Status {
-                          unsetenv("CAPSTAN_CPU_COLLECTIVES");
-                          setenv("CAPSTAN_HOST_ID", info.rank < 2 ? "a" : "b",
-                                 1);
-                          if (info.rank != 1) return check(info);
-                          Require(unshare(CLONE_NEWPID) == 0, "unshare");
-                          const pid_t pid = fork();
-                          if (pid == 0) _exit(check(info).ok() ? 0 : 1);
-                          int status = 0;
-                          waitpid(pid, &status, 0);
-                          Require(status == 0, "rank 1 in its namespace");
-                          return absl::OkStatus();
-                        }),
-            0);
+  const auto run = [&](const RankInfo& info) -> absl::Status {
+    unsetenv("CAPSTAN_CPU_COLLECTIVES");
+    setenv("CAPSTAN_HOST_ID", info.rank < 2 ? "a" : "b", 1);
+    if (info.rank != 1) return check(info);
+    Require(unshare(CLONE_NEWPID) == 0, "unshare");
+    const pid_t pid = fork();
+    if (pid == 0) _exit(check(info).ok() ? 0 : 1);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    Require(status == 0, "rank 1 in its namespace");
+    return absl::OkStatus();
+  };
+  std::string text;
+  EXPECT_EQ(WithErrors([&] { return LaunchRanks(4, run); }, &text), 0) << text;
+  EXPECT_THAT(text, HasSubstr("can't share memory with the other ranks of its "
+                              "host, which then use Gloo"));
 }
 
 TEST(HostsGroup, LeavesInOrder) {

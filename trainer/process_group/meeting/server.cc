@@ -25,6 +25,7 @@
 #include "trainer/process_group/meeting/admission.h"
 #include "trainer/process_group/meeting/key_table.h"
 #include "trainer/process_group/meeting/protocol.h"
+#include "trainer/process_group/meeting/wait_notes.h"
 
 namespace capstan {
 namespace {
@@ -89,6 +90,8 @@ class MeetingServer::Loop {
 
  private:
   bool Finished();
+  // For the ranks that are missing.
+  bool waits() const { return !met_ && !admission_.failed(); }
   Deadline NextDeadline() const;
   void HandleDeadlines(Deadline now);
   void HandleEvent(const epoll_event& event);
@@ -125,6 +128,7 @@ class MeetingServer::Loop {
   const MeetingServerOptions options_;
   std::vector<SocketFd> listening_;
   Admission admission_;
+  WaitNotes notes_;
   KeyTable keys_;
   SocketFd epoll_;
   SocketFd wake_;
@@ -202,6 +206,7 @@ Deadline MeetingServer::Loop::NextDeadline() const {
     next = std::min(next, connections_.at(*strangers_.begin())->deadline);
   }
   if (!patience_.empty()) next = std::min(next, patience_.begin()->first);
+  if (waits()) next = std::min(next, notes_.next());
   if (stop_deadline_.has_value()) next = std::min(next, *stop_deadline_);
   return next;
 }
@@ -218,6 +223,12 @@ void MeetingServer::Loop::HandleDeadlines(Deadline now) {
   }
   if (!patience_.empty() && patience_.begin()->first <= now) {
     Fail({RefusalReason::kTimedOut, admission_.Missing()});
+  }
+  if (waits()) {
+    notes_.SayIfDue([this] {
+      return absl::StrCat("waiting for the other ranks at ", options_.where,
+                          " (", admission_.WhoIsMissing(), ")");
+    });
   }
   keys_.Expire(now);
 }

@@ -21,6 +21,8 @@ struct MeetingServerOptions {
   std::string token;
   // Rank 0's address in the traffic between hosts, told to all.
   std::string host_address;
+  // Where ranks are awaited, for lines about those that don't come.
+  std::string where;
   // How long somebody may take to prove to be a rank.
   std::chrono::milliseconds handshake_limit{10000};
   // Takes one line about those who don't belong here, once for each kind of
