@@ -196,8 +196,9 @@ TEST(TorchrunTest, FlagsOfSeveralHosts) {
                    {"ERROR: --node_rank=5: must be from 0 to 1, is 5"});
     const TrainerResult none = RunTrainer({command, config, "--nodes=0"});
     EXPECT_EQ(none.exit_code, 2);
-    EXPECT_THAT(none.err,
-                HasSubstr("--nodes: must be a number greater than 0, is 0"));
+    EXPECT_THAT(
+        none.err,
+        testing::HasSubstr("--nodes: must be a number greater than 0, is 0"));
   }
   EXPECT_EQ(RunTrainer({"check", config, "--nodes=2", "--node_rank=1",
                         "--rendezvous=n1:1"})
@@ -210,7 +211,7 @@ TEST(TorchrunTest, AScriptsLauncherInAnyCase) {
   const TrainerResult script =
       RunTrainer({"script", "--for=SLURM", config, "--set", "launch="});
   EXPECT_EQ(script.exit_code, 0) << script.err;
-  EXPECT_THAT(script.out, HasSubstr("launch.processes=2"));
+  EXPECT_THAT(script.out, testing::HasSubstr("launch.processes=2"));
   ExpectOneError(
       RunTrainer(
           {"script", "--for=slurm", "--gpus", config, "--set", "launch="}),
