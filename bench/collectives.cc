@@ -116,6 +116,13 @@ void MeasureSize(ProcessGroup* group, int64_t kib) {
   measure("all-gather", [&] { group->AllGather(whole, part)->Wait(); });
   measure("broadcast", [&] { group->Broadcast(whole, 0)->Wait(); });
 
+  // As many bytes; sums across hosts are of float.
+  const at::Tensor whole16 = at::full({2 * size}, 1, at::kBFloat16);
+  const at::Tensor part16 = at::full({2 * size / n}, 1, at::kBFloat16);
+  measure("all-reduce bf16", [&] { group->AllReduce(whole16)->Wait(); });
+  measure("reduce-scatter bf16",
+          [&] { group->ReduceScatter(part16, whole16)->Wait(); });
+
   const auto both = [&] {
     const auto work = group->AllReduce(whole);
     Compute();
