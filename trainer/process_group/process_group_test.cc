@@ -17,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
@@ -276,6 +277,40 @@ TEST(Rendezvous, TorchrunServes) {
   EXPECT_EQ(exit_code, 0);
   close(done[0]);
   close(done[1]);
+}
+
+// What a rank of torchrun's can't do it says before it joins, as the others
+// would count on it; and who waits says for whom.
+TEST(Rendezvous, TorchrunsRanksCheckFirst) {
+  const int exit_code = LaunchRanks(1, [](RankInfo info) {
+    c10d::TCPStoreOptions options;
+    options.isServer = true;
+    options.port = info.master_port;
+    options.masterListenFd = info.listen_fd;
+    options.waitWorkers = false;
+    const c10d::TCPStore agent("127.0.0.1", options);
+    info.agent_store = true;
+    info.world_size = 2;
+    info.nodes = 2;
+    info.local_world_size = 1;
+    RankInfo wrong = info;
+    wrong.rank = 1;
+    wrong.interface = "no-such-0";
+    absl::Status status = Meet(wrong, std::chrono::minutes(5)).status();
+    Require(absl::IsFailedPrecondition(status), status.ToString());
+    testing::internal::CaptureStderr();
+    status = Meet(info, std::chrono::seconds(7)).status();
+    const std::string text = testing::internal::GetCapturedStderr();
+    Require(absl::StrContains(status.message(),
+                              "only 1 of 2 ranks came; missing: 1"),
+            status.ToString());
+    Require(absl::StrContains(
+                text, absl::StrCat("rank 0 waits for the others at 127.0.0.1:",
+                                   info.master_port, " (rank 1 is missing)")),
+            text);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(exit_code, 0);
 }
 
 TEST(Rendezvous, NamesTheMissingRanks) {
