@@ -125,13 +125,14 @@ TEST(MeetingFileTest, WhatOthersMayHaveWrittenIsNotRead) {
 }
 
 TEST(MeetingFileTest, AnotherUsersIsNotRead) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can make one";
   constexpr uid_t kOther = 54321;
   const std::string folder = TestFolder();
   const std::string path = MeetingFilePath(folder, "key");
   const auto file = MeetingFile::Publish(path, SomePlace());
   ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_EQ(chown(path.c_str(), kOther, -1), 0);
+  if (chown(path.c_str(), kOther, -1) != 0) {
+    GTEST_SKIP() << "only root can make one, outside of a sandbox";
+  }
   const absl::Status status = ReadMeetingPlace(path).status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(MessageOf(status), HasSubstr("is of another user (54321)"));
