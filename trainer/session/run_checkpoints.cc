@@ -134,7 +134,10 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
       FrozenChecksum(*session_.parts.model, state.seed);
   CAPSTAN_RETURN_IF_ERROR(Agree(group, frozen.status(), "set up"));
   state.frozen_crc32c = *frozen;
-  if (train.resume() == Train::AUTO || session_.rank.restart > 0) {
+  // A host's launcher counts its own restarts.
+  CAPSTAN_ASSIGN_OR_RETURN(const bool restarted,
+                           AnyRank(group, session_.rank.restart > 0));
+  if (train.resume() == Train::AUTO || restarted) {
     const TrainState mine = state;
     CAPSTAN_ASSIGN_OR_RETURN(const TrainState earlier, LoadNewest());
     if (!session_.resumed_from.empty()) {
@@ -156,7 +159,7 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
 
 absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
   const auto note = [this](const std::string& line) {
-    session_.job.notes.push_back(line);
+    session_.resume_notes.push_back(line);
   };
   const CheckpointParts parts = session_.Checkpointed();
   CAPSTAN_ASSIGN_OR_RETURN(source_, FindMirrored());
@@ -165,8 +168,6 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
     if (loaded.ok()) {
       session_.resumed_from = absl::StrCat("the mirror of step ", loaded->step);
       session_.evaluate_again = loaded->eval_step != loaded->step;
-      note(absl::StrCat("goes on from step ", loaded->step,
-                        ", as it was mirrored in memory"));
       return loaded;
     }
     note(absl::StrCat("can't go on from the mirror: ",
@@ -186,7 +187,6 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
 
 absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
   absl::optional<MirroredStep> found;
-  if (session_.rank.restart == 0) return found;
   ProcessGroup& group = *session_.group;
   found = NewestMirroredStep(session_.rank.mirror_fds);
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
@@ -223,7 +223,7 @@ absl::Status RunCheckpoints::SetUpMirror() {
                            AnyRank(group, rank.mirror_fds.size() < first + 2));
   if (none) {
     if (train.has_mirror_every()) {
-      session_.job.notes.push_back(
+      session_.resume_notes.push_back(
           "train.mirror_every has no effect: only with launch.max_restarts, "
           "and ranks that this trainer starts itself, is there memory that "
           "outlives them");
@@ -242,7 +242,7 @@ absl::Status RunCheckpoints::SetUpMirror() {
   CAPSTAN_ASSIGN_OR_RETURN(const bool failed, AnyRank(group, !status.ok()));
   if (!failed) return absl::OkStatus();
   mirror_.reset();
-  session_.job.notes.push_back(absl::StrCat(
+  session_.resume_notes.push_back(absl::StrCat(
       "the state isn't mirrored, so that a restart goes on from the last "
       "checkpoint: ",
       status.ok() ? "a rank has no memory for it" : status.message()));
@@ -260,7 +260,7 @@ absl::Status RunCheckpoints::WarnOfRoom() {
   const absl::Status room =
       CheckRoom(session_.output_dir, static_cast<int64_t>(bytes[0]));
   if (!room.ok()) {
-    session_.job.notes.push_back(
+    session_.resume_notes.push_back(
         absl::StrCat("WARNING: output_dir: ", room.message()));
   }
   return absl::OkStatus();

@@ -50,6 +50,8 @@ struct Session {
   // What it goes on from, for errors and notes: a checkpoint's folder, "the
   // mirror of step 7"; "": nothing.
   std::string resumed_from;
+  // Lines for the user about that.
+  std::vector<std::string> resume_notes;
   // The evaluation after first_step was cut short, and is done again.
   bool evaluate_again = false;
   int64_t max_steps = 0;

@@ -504,6 +504,7 @@ absl::Status Training::SetUp() {
   options.device = group.device();
   loader_ = DataLoader::Create(options, *session_.parts.train_data);
   CAPSTAN_RETURN_IF_ERROR(StartReporter(&session_, note));
+  for (const std::string& line : session_.resume_notes) session_.Note(line);
   records_.set_ready_seconds(SecondsSinceStart(session_));
   return absl::OkStatus();
 }
