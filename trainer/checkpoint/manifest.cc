@@ -260,7 +260,7 @@ absl::Status CheckTrainState(const TrainState& state) {
   for (const auto& [name, step] :
        {std::pair<const char*, int64_t>{"eval_step", state.eval_step},
         {"best_step", state.best_step}}) {
-    if (step >= -1 && step <= kMostCounted) continue;
+    if (step <= kMostCounted) continue;  // negative: none
     return absl::InvalidArgumentError(
         absl::StrFormat("%s is %d, which no run reaches", name, step));
   }

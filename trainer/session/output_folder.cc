@@ -24,6 +24,7 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/config/load_config.h"
 
 namespace capstan {
@@ -196,6 +197,15 @@ std::string RanksFor(int64_t global, int world_size) {
                        : absl::StrCat(fewer, " or ", more);
 }
 
+// The newest checkpoint whose manifest can be read; if there is none, the
+// newest: loading it will report the damage.
+std::string NewestReadable(const std::string& output_dir) {
+  for (const StoredCheckpoint& checkpoint : WholeCheckpoints(output_dir)) {
+    if (CheckpointState(checkpoint.path).ok()) return checkpoint.path;
+  }
+  return NewestCheckpoint(output_dir);
+}
+
 std::string Quoted(const std::string& word) {
   const auto plain = [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
@@ -213,14 +223,14 @@ std::string CheckpointToResume(const RunConfig& config,
                                const std::string& workspace_folder) {
   if (config.train().resume() != Train::AUTO) return "";
   if (!config.output_dir().empty()) {
-    return NewestCheckpoint(config.output_dir());
+    return NewestReadable(config.output_dir());
   }
   const fs::path latest = FollowLatestRun(
       (RunsFolder(config, workspace_folder) / "latest").string());
   // Completed runs aren't resumed.
   return PathExists((latest / "final").string())
              ? ""
-             : NewestCheckpoint(latest.string());
+             : NewestReadable(latest.string());
 }
 
 std::string MeetingFolder(const RunConfig& config,
