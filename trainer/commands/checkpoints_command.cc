@@ -150,10 +150,10 @@ void AddFlags(Flags& flags, FolderOptions* options) {
 }
 
 const RegisterFunction<FolderOptions> ls(
-    130, "ls", "List a run's checkpoints: size, age, loss, whether whole",
+    120, "ls", "List a run's checkpoints: size, age, loss, whether whole",
     AddFlags, List);
 const RegisterFunction<FolderOptions> verify(
-    140, "verify",
+    130, "verify",
     "Read every byte of a run's checkpoints, and say what is damaged", AddFlags,
     Verify);
 

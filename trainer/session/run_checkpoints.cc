@@ -207,6 +207,9 @@ absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
       }
     }
     if (found.has_value() && found->state.step < on_disk) found.reset();
+    if (found.has_value() && found->state.step == on_disk) {
+      saved_step_ = on_disk;
+    }
     return absl::OkStatus();
   }));
   return found;
@@ -217,16 +220,17 @@ absl::Status RunCheckpoints::SetUpMirror() {
   const RankInfo& rank = session_.rank;
   const auto first = static_cast<size_t>(2 * rank.local_rank);
   ProcessGroup& group = *session_.group;
-  const int64_t every = MirrorEvery(session_.config);
-  if (every == 0) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const bool none,
-                           AnyRank(group, rank.mirror_fds.size() < first + 2));
+  if (MirrorEvery(session_.config) == 0) return absl::OkStatus();
+  // A host can't read the others' memory, and some may be gone.
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const bool none,
+      AnyRank(group, rank.nodes > 1 || rank.mirror_fds.size() < first + 2));
   if (none) {
     if (train.has_mirror_every()) {
       session_.resume_notes.push_back(
-          "train.mirror_every has no effect: only with launch.max_restarts, "
-          "and ranks that this trainer starts itself, is there memory that "
-          "outlives them");
+          "train.mirror_every has no effect: only on one host, with "
+          "launch.max_restarts and ranks that this trainer starts itself, is "
+          "there memory that outlives them");
     }
     return absl::OkStatus();
   }

@@ -438,6 +438,11 @@ absl::Status Training::Run() {
   CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
       AgreeOrStop(*session_.group, StopStatus(), "start")));
   if (!session_.stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
+  // From a mirror the run may go on in the midst of a save.
+  if (session_.GoesOn() && session_.first_step > 0 &&
+      Due(session_.config.train().save_every(), session_.first_step)) {
+    CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+  }
 
   const Train& train = session_.config.train();
   const bool& stopping = session_.stopping;
