@@ -161,6 +161,7 @@ Json FileToJson(const ManifestFile& file) {
                       {"parameter", range.parameter},
                       {"begin", range.begin},
                       {"length", range.length},
+                      {"dtype", range.dtype},
                       {kCrcKey, CrcsToText(range.crc32c)}});
   }
   return {{"file", file.name},
@@ -177,7 +178,8 @@ ManifestFile FileFromJson(const Json& json) {
                            range.at("parameter").get<std::string>(),
                            range.at("begin").get<int64_t>(),
                            range.at("length").get<int64_t>(),
-                           CrcsFromText(range.at(kCrcKey).get<std::string>())});
+                           CrcsFromText(range.at(kCrcKey).get<std::string>()),
+                           range.value("dtype", "")});
   }
   return file;
 }
@@ -232,6 +234,39 @@ std::string Crc(const Json& json) {
   return absl::StrFormat("%08x", Crc32c(rest.dump()));
 }
 
+// No run counts further: 2^53, up to which a double is exact.
+constexpr int64_t kMostCounted = int64_t{1} << 53;
+
+// Numbers that no run has would make the one that goes on from them search its
+// data for ever, or overflow.
+absl::Status CheckTrainState(const TrainState& state) {
+  const std::pair<const char*, int64_t> counts[] = {
+      {"step", state.step},
+      {"optimizer_steps", state.optimizer_steps},
+      {"samples", state.samples},
+      {"tokens", state.tokens},
+      {"padding", state.padding},
+      {"data_size", state.data_size},
+      {"data_group", state.data_group},
+      {"global_batch_size", state.global_batch_size},
+      {"evals_without_better", state.evals_without_better},
+      {"loss_scale_good_steps", state.loss_scale_good_steps},
+  };
+  for (const auto& [name, count] : counts) {
+    if (count >= 0 && count <= kMostCounted) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s is %d, which no run reaches", name, count));
+  }
+  for (const auto& [name, step] :
+       {std::pair<const char*, int64_t>{"eval_step", state.eval_step},
+        {"best_step", state.best_step}}) {
+    if (step <= kMostCounted) continue;  // negative: none
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s is %d, which no run reaches", name, step));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckVersion(const std::string& path, int version) {
   if (version == kFormatVersion) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
@@ -279,6 +314,21 @@ std::string ManifestToJson(const Manifest& manifest) {
   return json.dump(1) + "\n";
 }
 
+absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
+                                          const std::string& path) {
+  try {
+    const Json json = Json::parse(text.begin(), text.end());
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckVersion(path, json.at("format_version").get<int>()));
+    if (json.at(kCrcKey) != Crc(json)) {
+      return DamagedError(path, "its CRC-32C isn't what it says");
+    }
+    return FromJson(json);
+  } catch (const Json::exception& e) {
+    return DamagedError(path, e.what());
+  }
+}
+
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/", kManifestFile);
   if (!PathExists(path)) {
@@ -286,24 +336,14 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
         folder, " isn't a whole checkpoint: it has no ", kManifestFile));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-  Manifest manifest;
-  try {
-    const Json json = Json::parse(text);
-    CAPSTAN_RETURN_IF_ERROR(
-        CheckVersion(path, json.at("format_version").get<int>()));
-    if (json.at(kCrcKey) != Crc(json)) {
-      return DamagedError(path, "its CRC-32C isn't what it says");
-    }
-    manifest = FromJson(json);
-  } catch (const Json::exception& e) {
-    return DamagedError(path, e.what());
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ManifestFromJson(text, path));
   const absl::Status status = CheckManifest(manifest);
   if (!status.ok()) return DamagedError(path, status.message());
   return manifest;
 }
 
 absl::Status CheckManifest(const Manifest& manifest) {
+  CAPSTAN_RETURN_IF_ERROR(CheckTrainState(manifest.train_state));
   CAPSTAN_ASSIGN_OR_RETURN(const auto numels, Numels(manifest));
   for (const ManifestFile& file : manifest.files) {
     if (file.name.empty() || file.name.find('/') != std::string::npos) {
@@ -353,8 +393,7 @@ absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
 
 absl::Status DamagedError(const std::string& path, absl::string_view how) {
   return absl::DataLossError(
-      absl::StrCat(path, ": is damaged: ", how,
-                   "; put an intact copy in its place, or remove ",
+      absl::StrCat(path, ": is damaged: ", how, kWhatToDo, ", or remove ",
                    path.substr(0, path.rfind('/')),
                    " to resume from the checkpoint before"));
 }

@@ -86,6 +86,20 @@ struct RunFacts {
   // Steps between evaluations; 0: none.
   int64_t eval_every = 0;
   int64_t save_every = 0;
+  // Of the lines of first_step only the step's own is kept: the evaluation is
+  // done again.
+  bool evaluate_again = false;
+};
+
+// What keeping the state has cost, in seconds that training waited; without the
+// save at the end.
+struct SavingCost {
+  int64_t saves = 0;
+  int64_t waits = 0;  // for the save before
+  double save_seconds = 0.0;
+  int64_t mirrored_steps = 0;
+  double mirror_seconds = 0.0;
+  double train_seconds = 0.0;  // all of the loop over steps, so far
 };
 
 // Bytes of a memory category; unset: unknown.
@@ -126,6 +140,7 @@ struct RunSummary {
   // with "total". An object keyed by category in summary.json.
   std::vector<CategoryBytes> memory;
   absl::optional<double> final_loss;
+  SavingCost saving;
   absl::optional<double> eval_loss;  // the latest
   // The lowest, and its step.
   absl::optional<double> best_eval_loss;

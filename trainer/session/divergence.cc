@@ -87,9 +87,8 @@ absl::Status Divergence::CheckStart() {
   finite_step_ = session_.state.step;
   if (!bad.has_value()) return absl::OkStatus();
   if (session_.first_step > 0) {
-    const std::string checkpoint = NewestCheckpoint(session_.output_dir);
     return absl::FailedPreconditionError(
-        absl::StrCat(checkpoint, ": ", *bad, kBroken,
+        absl::StrCat(session_.resumed_from, ": ", *bad, kBroken,
                      ": remove that folder to resume from the "
                      "checkpoint before, or start anew in another output_dir"));
   }
@@ -108,6 +107,8 @@ absl::Status Divergence::CheckFinite() {
     finite_step_ = session_.state.step;
     return absl::OkStatus();
   }
+  // What was saved before was good.
+  CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
   const std::string newest = NewestCheckpoint(session_.output_dir);
   return Fail(absl::FailedPreconditionError(
       absl::StrCat("after step ", session_.state.step, " ", *bad, kBroken,
@@ -185,6 +186,7 @@ absl::Status Divergence::CheckEnd() {
 }
 
 absl::Status Divergence::Fail(const absl::Status& error) {
+  CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
   RunSummary summary = records_.Summary();
   summary.status = "failed";
   if (session_.reporter != nullptr) session_.reporter->Finish(summary);

@@ -171,7 +171,8 @@ absl::Status CheckTrain(const Train& train) {
         {"keep_checkpoints", train.keep_checkpoints()},
         {"early_stopping_patience", train.early_stopping_patience()},
         {"sample_max_new_tokens", train.sample_max_new_tokens()},
-        {"max_grad_norm", train.max_grad_norm()}}) {
+        {"max_grad_norm", train.max_grad_norm()},
+        {"mirror_every", train.mirror_every()}}) {
     if (value >= 0) continue;
     return FieldError(field, absl::StrCat("must not be negative, is ", value));
   }

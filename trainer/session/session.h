@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/optional.h"
 #include "plugins/sdk/process_group.h"
+#include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/metrics/reporter.h"
@@ -46,11 +47,20 @@ struct Session {
   // optimizer_state[shard][k] belongs to Optimizer::state_names()[k].
   std::vector<std::vector<at::Tensor>> optimizer_state;
   int64_t first_step = 0;  // steps done before this process resumed the run
+  // What it goes on from, for errors and notes: a checkpoint's folder, "the
+  // mirror of step 7"; "": nothing.
+  std::string resumed_from;
+  // Lines for the user about that.
+  std::vector<std::string> resume_notes;
+  // The evaluation after first_step was cut short, and is done again.
+  bool evaluate_again = false;
   int64_t max_steps = 0;
 
   StrategyRunner runner;
   LossScaler scaler;
   TrainState state;
+  BackgroundSave background_save;
+  SavingCost saving_cost;
   absl::optional<double> eval_loss;  // the latest
   bool stopping = false;             // a rank received a signal; agreed by all
   // A phase of the step (profiler.h); "": none. For ExitText.

@@ -45,10 +45,12 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   if (absl::IsUnavailable(mine) || !completed_) return mine;
   // A full disk ends the run now rather than after the last step.
   if (session.reporter != nullptr) mine.Update(session.reporter->status());
+  mine.Update(session.background_save.status());
 
   // One reduction over all ranks: loss, counts, gradient norm, failures, stops.
   sums.failed_ranks = mine.ok() ? 0.0 : 1.0;
   sums.stop_requests = StopRequested() != 0 ? 1.0 : 0.0;
+  sums.saves_written = session.background_save.written() ? 1.0 : 0.0;
   const absl::Status all = ReduceSums(mine.ok(), &sums);
   if (!mine.ok()) {
     return Annotate(mine, absl::StrCat("step ", state.step + 1));
@@ -191,6 +193,9 @@ absl::Status TrainStep::ActOn(const StepSums& sums, int64_t step) {
     session_.stopping = true;
     AdoptStop(SIGTERM);
   }
+  if (sums.saves_written == session_.group->size()) {
+    session_.background_save.Complete();
+  }
   return absl::OkStatus();
 }
 
@@ -204,6 +209,7 @@ GradientRule TrainStep::Rule() const {
 
 absl::Status TrainStep::Update(double lr, double gradient_scale) {
   const ProfileScope profile(session_.phase = kOptimizerPhase);
+  session_.background_save.BeforeChange();
   RunParts& parts = session_.parts;
   OptimizerStep step;
   step.step = session_.state.optimizer_steps + 1;

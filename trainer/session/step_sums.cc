@@ -27,9 +27,10 @@ enum Field : int {
   kFailed,
   kStop,
   kTrained,
-  kPadding
+  kPadding,
+  kSavesWritten
 };
-constexpr int kFields = 8;
+constexpr int kFields = 9;
 static_assert(sizeof(StepSums) == kFields * sizeof(double));
 
 // As in torch.nn.utils.clip_grad_norm_.

@@ -23,6 +23,7 @@ struct StepSums {
   double stop_requests = 0.0;  // ranks that received a signal
   double trained = 0.0;        // tokens with a loss
   double padding = 0.0;        // positions without a token
+  double saves_written = 0.0;  // ranks with BackgroundSave::written
 };
 
 // All-reduces them in place and waits. Collective; throws CommunicationError.

@@ -30,6 +30,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
@@ -211,6 +212,7 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.eval_every =
       parts.eval_data != nullptr ? config.train().eval_every() : 0;
   facts.save_every = config.train().save_every();
+  facts.evaluate_again = session->evaluate_again;
   CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
   session->reporter->Banner();
   for (const std::string& line : job.loaded.notes) {
@@ -438,17 +440,25 @@ absl::Status Training::Run() {
   CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
       AgreeOrStop(*session_.group, StopStatus(), "start")));
   if (!session_.stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
+  // From a mirror the run may go on in the midst of a save.
+  if (session_.GoesOn() && session_.first_step > 0 &&
+      Due(session_.config.train().save_every(), session_.first_step)) {
+    CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+  }
 
   const Train& train = session_.config.train();
   const bool& stopping = session_.stopping;
+  const double began = MonotonicSeconds();
   while (session_.GoesOn()) {
     CAPSTAN_RETURN_IF_ERROR(step_.Run(*loader_));
     const int64_t step = session_.state.step;
     const bool evaluate = Due(train.eval_every(), step);
     const bool save = Due(train.save_every(), step);
-    if (evaluate || save || stopping || step == session_.max_steps) {
+    const bool mirror = checkpoints_.MirrorDue();
+    if (evaluate || save || mirror || stopping || step == session_.max_steps) {
       CAPSTAN_RETURN_IF_ERROR(step_.CatchUp());
     }
+    if (mirror) checkpoints_.Mirror();
     if (evaluate && !stopping) {
       CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
     }
@@ -456,7 +466,10 @@ absl::Status Training::Run() {
       CAPSTAN_RETURN_IF_ERROR(
           evaluator_.Sample(absl::StrCat("after step ", step)));
     }
-    if (save || stopping) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+    // Again, or a restart would repeat the evaluation.
+    if (mirror && evaluate) checkpoints_.Mirror();
+    if (save && !stopping) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+    session_.saving_cost.train_seconds = MonotonicSeconds() - began;
   }
   return Finish();
 }
@@ -476,11 +489,10 @@ absl::Status Training::SetUp() {
       OrderOf(*session_.parts.train_data, config.train().seed(),
               config.batch().group_by_length(), batch.global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(SetUpStrategy(&session_));
-  const absl::Status restored = CatchAll([&]() -> absl::Status {
-    CAPSTAN_RETURN_IF_ERROR(step_.SetUp(read_, profiler_.get()));
-    return checkpoints_.Restore(options.order);
-  });
-  CAPSTAN_RETURN_IF_ERROR(Agree(group, restored, "set up"));
+  CAPSTAN_RETURN_IF_ERROR(Agree(
+      group, CatchAll([&] { return step_.SetUp(read_, profiler_.get()); }),
+      "set up"));
+  CAPSTAN_RETURN_IF_ERROR(checkpoints_.Restore(options.order));
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
   // Only now do all ranks have masters.
   CAPSTAN_RETURN_IF_ERROR(
@@ -499,6 +511,7 @@ absl::Status Training::SetUp() {
   options.device = group.device();
   loader_ = DataLoader::Create(options, *session_.parts.train_data);
   CAPSTAN_RETURN_IF_ERROR(StartReporter(&session_, note));
+  for (const std::string& line : session_.resume_notes) session_.Note(line);
   records_.set_ready_seconds(SecondsSinceStart(session_));
   return absl::OkStatus();
 }
@@ -507,7 +520,7 @@ absl::Status Training::SaveAll() {
   const bool& stopping = session_.stopping;
   if (!stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
   if (!stopping) CAPSTAN_RETURN_IF_ERROR(divergence_.CheckEnd());
-  if (session_.state.step > 0) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+  if (session_.state.step > 0) CAPSTAN_RETURN_IF_ERROR(checkpoints_.SaveLast());
   if (stopping) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(checkpoints_.RestoreBest());
   CAPSTAN_RETURN_IF_ERROR(evaluator_.Sample("after training"));
