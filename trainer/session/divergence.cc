@@ -20,6 +20,10 @@ constexpr int64_t kMaxSkippedSteps = 20;
 constexpr char kBroken[] =
     " holds NaN, infinity or numbers too large to compute with";
 
+std::string CauseText(const std::string& cause) {
+  return cause.empty() ? "" : absl::StrCat("; ", cause);
+}
+
 // No tensor.
 constexpr double kNone = std::numeric_limits<double>::max();
 
@@ -157,6 +161,7 @@ absl::Status Divergence::AfterStep(bool finite, bool at_minimum) {
   return Fail(absl::FailedPreconditionError(absl::StrCat(
       "loss or gradients have not been finite for ", skipped,
       " steps in a row (since step ", session_.state.step + 1 - skipped,
+      CauseText(cause_),
       "): lower the learning rate, or train in a wider precision")));
 }
 
@@ -177,7 +182,7 @@ absl::Status Divergence::CheckEnd() {
   return Fail(absl::FailedPreconditionError(absl::StrCat(
       "the run ends in steps whose loss or gradients are not finite (since "
       "step ",
-      session_.state.step + 1 - skipped_in_a_row_,
+      session_.state.step + 1 - skipped_in_a_row_, CauseText(cause_),
       "): ", session_.parts.optimizer_name, " with learning_rate ",
       session_.parts.optimizer->learning_rate(),
       " has diverged; lower it, or train in a wider precision. Nothing of "

@@ -3,6 +3,7 @@
 #define CAPSTAN_TRAINER_SESSION_DIVERGENCE_H_
 
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,6 +29,11 @@ class Divergence {
   // skipped; if that continues and no smaller loss scale can help
   // (`at_minimum`), checks the weights and finally ends the run.
   absl::Status AfterStep(bool finite, bool at_minimum);
+  // What wasn't finite in a step, "in step 7 the loss of .. is nan", for
+  // errors.
+  void set_cause(std::string cause) { cause_ = std::move(cause); }
+  // Other weights were loaded.
+  void WeightsReplaced() { finite_step_ = session_.state.step; }
   // At the end: fails if the last steps were being skipped.
   absl::Status CheckEnd();
 
@@ -42,6 +48,7 @@ class Divergence {
 
   Session& session_;
   StepRecords& records_;
+  std::string cause_;  // of the latest non-finite step; "": unknown
   int64_t skipped_in_a_row_ = 0;
   int64_t finite_step_ = -1;  // after which weights were last seen finite
 };

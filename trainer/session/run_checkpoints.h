@@ -22,6 +22,11 @@ class RunCheckpoints {
   // Saves the current step, unless saved already or Divergence awaits a good
   // step.
   absl::Status Save();
+  // After a loss spike: weights, optimizer state and number of updates become
+  // those of the run's last checkpoint, while steps and data position go on, as
+  // if the updates since had been skipped. Without a checkpoint there is just a
+  // note. FAILED_PRECONDITION if it is the fourth time from the same one.
+  absl::Status GoBack();
   // With keep_best: restores the best evaluation's weights, unless current.
   absl::Status RestoreBest();
   // Writes OUTPUT/final: weights, tokenizer, config and model card.
@@ -34,6 +39,9 @@ class RunCheckpoints {
   Session& session_;
   Divergence& divergence_;
   int64_t saved_step_ = -1;  // the latest
+  // How often the run has gone back to the checkpoint of which step.
+  int64_t back_to_ = -1;
+  int times_back_ = 0;
 };
 
 }  // namespace capstan

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/non_finite.h"
+
+#include <ATen/ops/isfinite.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+namespace {
+
+constexpr size_t kMostSamples = 16;
+
+// What one rank knows, and its place among the ranks' numbers.
+enum { kMicroBatch, kLoss, kLosses, kParameter, kFields };
+
+std::string SamplesText(const DataOrder& order, int64_t position,
+                        int64_t count) {
+  std::vector<int64_t> samples(std::min<int64_t>(count, kMostSamples));
+  SampleSequence(order).At(position, absl::MakeSpan(samples));
+  const auto more = count - static_cast<int64_t>(samples.size());
+  return absl::StrCat(
+      count == 1 ? "sample " : "samples ", absl::StrJoin(samples, ", "),
+      more > 0 ? absl::StrCat(" and ", more, " more") : "", " of train_data");
+}
+
+bool AllFinite(const at::Tensor& values) {
+  return at::isfinite(values).all().item<bool>();
+}
+
+// The number of micro-batches with such a loss, and the first.
+void LookAtLosses(const std::vector<at::Tensor>& losses, double* found) {
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const double loss = losses[i].item<double>();
+    if (std::isfinite(loss)) continue;
+    if (found[kLosses]++ > 0) continue;
+    found[kMicroBatch] = static_cast<double>(i);
+    // Numbers that a sum over the ranks keeps.
+    found[kLoss] = std::isnan(loss) ? 0.0 : std::copysign(1.0, loss);
+  }
+}
+
+const char* LossText(double kind) {
+  if (kind == 0.0) return "nan";
+  return kind > 0 ? "inf" : "-inf";
+}
+
+}  // namespace
+
+int LastNonFiniteGradient(absl::Span<const OptimizerShard> shards,
+                          const std::vector<OwnedSlice>& owned) {
+  int last = -1;
+  for (const OwnedSlice& slice : owned) {
+    const OptimizerShard& shard = shards[slice.shard];
+    if (slice.begin >= slice.end ||
+        AllFinite(
+            shard.gradient.narrow(0, slice.begin, slice.end - slice.begin))) {
+      continue;
+    }
+    for (const ParameterRange& range : shard.ranges) {
+      const int64_t low = std::max(slice.begin, range.offset);
+      const int64_t high = std::min(slice.end, range.offset + range.length);
+      if (range.parameter <= last || low >= high) continue;
+      if (!AllFinite(shard.gradient.narrow(0, low, high - low))) {
+        last = range.parameter;
+      }
+    }
+  }
+  return last;
+}
+
+absl::StatusOr<std::string> ExplainNonFinite(const NonFiniteStep& step,
+                                             const DataOrder& order,
+                                             Session* session) {
+  ProcessGroup& group = *session->group;
+  Strategy& strategy = *session->parts.strategy;
+  std::vector<double> all(kFields * group.size(), 0.0);
+  double* const mine = &all[kFields * group.rank()];
+  // A rank that can't look has found nothing: this must not end a run that
+  // only skips a step.
+  (void)CatchAll([&] {
+    LookAtLosses(*step.losses, mine);
+    mine[kParameter] = 1 + LastNonFiniteGradient(strategy.OptimizerShards(),
+                                                 strategy.OwnedSlices());
+    return absl::OkStatus();
+  });
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    group.AllReduceHost(absl::MakeSpan(all));
+    return absl::OkStatus();
+  }));
+
+  const BatchPlan& batch = session->job.batch;
+  int first = -1;
+  double losses = 0.0;
+  int parameter = -1;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const double* const found = &all[kFields * rank];
+    parameter = std::max(parameter, static_cast<int>(found[kParameter]) - 1);
+    losses += found[kLosses];
+    if (found[kLosses] == 0) continue;
+    if (first < 0 || found[kMicroBatch] < all[kFields * first + kMicroBatch]) {
+      first = rank;
+    }
+  }
+  if (first >= 0) {
+    const double* const found = &all[kFields * first];
+    const auto index = static_cast<int64_t>(found[kMicroBatch]);
+    const int64_t position =
+        step.position + (index * group.size() + first) * batch.micro_batch_size;
+    return absl::StrCat(
+        "the loss of rank ", first, "'s micro-batch ", index + 1, " of ",
+        batch.accumulation, " is ", LossText(found[kLoss]), " (",
+        SamplesText(order, position, batch.micro_batch_size), ")",
+        losses > 1 ? absl::StrCat(", the first of ", losses, " such") : "");
+  }
+  if (parameter >= 0) {
+    return absl::StrCat(
+        "all ranks' losses are finite, but the gradient of '",
+        session->parts.model->parameters()[parameter].name, "' isn't",
+        step.late ? " in the step after it, whose sums are read later" : "",
+        ", the first in backward");
+  }
+  return std::string(
+      step.late ? "all ranks' losses are finite, but a gradient wasn't, which "
+                  "is gone by now, as sums are read a step later"
+                : "no loss or gradient alone, but their sum");
+}
+
+}  // namespace capstan
