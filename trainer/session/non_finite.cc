@@ -18,13 +18,12 @@ constexpr size_t kMostSamples = 16;
 // What one rank knows, and its place among the ranks' numbers.
 enum { kMicroBatch, kLoss, kLosses, kParameter, kFields };
 
-std::string SamplesText(const DataOrder& order, int64_t position,
-                        int64_t count) {
-  std::vector<int64_t> samples(std::min<int64_t>(count, kMostSamples));
-  SampleSequence(order).At(position, absl::MakeSpan(samples));
-  const auto more = count - static_cast<int64_t>(samples.size());
+std::string SamplesText(const std::vector<int64_t>& samples) {
+  const size_t shown = std::min(samples.size(), kMostSamples);
+  const size_t more = samples.size() - shown;
   return absl::StrCat(
-      count == 1 ? "sample " : "samples ", absl::StrJoin(samples, ", "),
+      samples.size() == 1 ? "sample " : "samples ",
+      absl::StrJoin(samples.begin(), samples.begin() + shown, ", "),
       more > 0 ? absl::StrCat(" and ", more, " more") : "", " of train_data");
 }
 
@@ -73,9 +72,9 @@ int LastNonFiniteGradient(absl::Span<const OptimizerShard> shards,
   return last;
 }
 
-absl::StatusOr<std::string> ExplainNonFinite(const NonFiniteStep& step,
-                                             const DataOrder& order,
-                                             Session* session) {
+absl::StatusOr<NonFiniteCause> ExplainNonFinite(const NonFiniteStep& step,
+                                                const DataOrder& order,
+                                                Session* session) {
   ProcessGroup& group = *session->group;
   Strategy& strategy = *session->parts.strategy;
   std::vector<double> all(kFields * group.size(), 0.0);
@@ -93,7 +92,6 @@ absl::StatusOr<std::string> ExplainNonFinite(const NonFiniteStep& step,
     return absl::OkStatus();
   }));
 
-  const BatchPlan& batch = session->job.batch;
   int first = -1;
   double losses = 0.0;
   int parameter = -1;
@@ -106,28 +104,45 @@ absl::StatusOr<std::string> ExplainNonFinite(const NonFiniteStep& step,
       first = rank;
     }
   }
+  NonFiniteCause cause;
   if (first >= 0) {
     const double* const found = &all[kFields * first];
-    const auto index = static_cast<int64_t>(found[kMicroBatch]);
-    const int64_t position =
-        step.position + (index * group.size() + first) * batch.micro_batch_size;
-    return absl::StrCat(
-        "the loss of rank ", first, "'s micro-batch ", index + 1, " of ",
-        batch.accumulation, " is ", LossText(found[kLoss]), " (",
-        SamplesText(order, position, batch.micro_batch_size), ")",
+    cause.text = absl::StrCat(
+        "the loss is ", LossText(found[kLoss]), " on ",
+        PlaceOf(*session, order, step.position, first,
+                static_cast<int64_t>(found[kMicroBatch]))
+            .text,
         losses > 1 ? absl::StrCat(", the first of ", losses, " such") : "");
+    return cause;
   }
-  if (parameter >= 0) {
-    return absl::StrCat(
-        "all ranks' losses are finite, but the gradient of '",
-        session->parts.model->parameters()[parameter].name, "' isn't",
-        step.late ? " in the step after it, whose sums are read later" : "",
-        ", the first in backward");
+  if (parameter < 0) {
+    cause.text = step.late
+                     ? "all ranks' losses are finite, but a gradient wasn't, "
+                       "which is gone by now, as sums are read a step later"
+                     : "no loss or gradient alone, but their sum";
+    return cause;
   }
-  return std::string(
-      step.late ? "all ranks' losses are finite, but a gradient wasn't, which "
-                  "is gone by now, as sums are read a step later"
-                : "no loss or gradient alone, but their sum");
+  cause.gradient_alone = true;
+  cause.text = absl::StrCat(
+      "all ranks' losses are finite, but the gradient of '",
+      session->parts.model->parameters()[parameter].name, "' isn't",
+      step.late ? " in the step after it, whose sums are read later" : "",
+      ", the first in backward");
+  return cause;
+}
+
+MicroBatchPlace PlaceOf(const Session& session, const DataOrder& order,
+                        int64_t position, int rank, int64_t index) {
+  const BatchPlan& batch = session.job.batch;
+  MicroBatchPlace place;
+  place.position = position + (index * session.group->size() + rank) *
+                                  batch.micro_batch_size;
+  place.samples.resize(batch.micro_batch_size);
+  SampleSequence(order).At(place.position, absl::MakeSpan(place.samples));
+  place.text =
+      absl::StrCat("rank ", rank, "'s micro-batch ", index + 1, " of ",
+                   batch.accumulation, " (", SamplesText(place.samples), ")");
+  return place;
 }
 
 }  // namespace capstan

@@ -25,13 +25,31 @@ struct NonFiniteStep {
   bool late = false;
 };
 
-// Which tensor of which rank isn't finite: "the loss of rank 1's micro-batch 0
-// of 2 is nan (samples 5, 9 of train_data)", or else "the gradient of 'lm_head'
+struct NonFiniteCause {
+  std::string text;
+  // The gradients aren't finite, but all losses are, so that it isn't known
+  // which rank's micro-batch they came from.
+  bool gradient_alone = false;
+};
+
+// Which tensor of which rank isn't finite: "the loss is nan on rank 1's
+// micro-batch 1 of 2 (samples 5, 9 of train_data)", or else "the gradient of
+// 'lm_head'
 // ..". For after the reduced sums weren't finite; waits for the device.
 // Collective; the same text on all ranks.
-absl::StatusOr<std::string> ExplainNonFinite(const NonFiniteStep& step,
-                                             const DataOrder& order,
-                                             Session* session);
+absl::StatusOr<NonFiniteCause> ExplainNonFinite(const NonFiniteStep& step,
+                                                const DataOrder& order,
+                                                Session* session);
+
+// The samples of micro-batch `index` of rank `rank` in the step at `position`,
+// and in words: "rank 1's micro-batch 1 of 2 (samples 5, 9 of train_data)".
+struct MicroBatchPlace {
+  int64_t position = 0;  // of its first sample in the run's sequence
+  std::vector<int64_t> samples;
+  std::string text;
+};
+MicroBatchPlace PlaceOf(const Session& session, const DataOrder& order,
+                        int64_t position, int rank, int64_t index);
 
 // The last parameter, whose gradient backward makes first, with a non-finite
 // gradient in `owned`; -1: there is none.

@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -287,8 +289,14 @@ absl::Status TrainStep::Explain(const StepSums& sums, const IssuedStep& step,
   where.losses = &step.losses;
   where.position = step.position;
   where.late = late;
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string why,
+  CAPSTAN_ASSIGN_OR_RETURN(const NonFiniteCause cause,
                            ExplainNonFinite(where, order_, &session_));
+  std::string why = cause.text;
+  // Not if late: the next step's gradients are still needed.
+  if (cause.gradient_alone && !late && explanations_ == 0) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string origin, FindOrigin(step));
+    absl::StrAppend(&why, origin);
+  }
   explained_ = true;
   ++explanations_;
   divergence_.set_cause(
@@ -298,6 +306,53 @@ absl::Status TrainStep::Explain(const StepSums& sums, const IssuedStep& step,
       explanations_ == kMostExplanations ? "; further such steps aren't named"
                                          : ""));
   return absl::OkStatus();
+}
+
+// Tries the step's micro-batches one at a time, all ranks the same one, until
+// one gives a gradient that isn't finite. Only once in a run and in up to
+// kMostTries micro-steps, after a step that is skipped anyway.
+absl::StatusOr<std::string> TrainStep::FindOrigin(const IssuedStep& step) {
+  constexpr int64_t kMostTries = 128;
+  const int world = session_.group->size();
+  const int64_t tries = session_.job.batch.accumulation * world;
+  if (tries > kMostTries) return std::string();
+  for (int64_t i = 0; i < tries; ++i) {
+    const MicroBatchPlace place =
+        PlaceOf(session_, order_, step.position, static_cast<int>(i % world),
+                i / world);
+    bool completed = false;
+    const absl::Status mine = TryMicroBatch(place, &completed);
+    if (absl::IsUnavailable(mine) || !completed) return mine;
+    double sums[] = {mine.ok() ? 0.0 : 1.0, 0.0};
+    CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+      sums[1] = session_.parts.strategy->GradientSquaredSum().item<double>();
+      session_.group->AllReduceHost(absl::MakeSpan(sums));
+      return absl::OkStatus();
+    }));
+    if (sums[0] > 0) return std::string();
+    if (!std::isfinite(sums[1])) {
+      return absl::StrCat("; it comes from ", place.text);
+    }
+  }
+  return std::string(
+      "; tried again one at a time, all micro-batches give finite ones");
+}
+
+absl::Status TrainStep::TryMicroBatch(const MicroBatchPlace& place,
+                                      bool* completed) {
+  const auto read = [&]() -> absl::StatusOr<Batch> {
+    CAPSTAN_ASSIGN_OR_RETURN(Batch batch, ReadBatch(session_.train_reader(),
+                                                    place.samples, at::kCPU));
+    // As the loader gave it.
+    int64_t* const positions =
+        batch.at(kSamplePosition).mutable_data_ptr<int64_t>();
+    std::iota(positions, positions + place.samples.size(), place.position);
+    for (auto& [name, tensor] : batch) {
+      tensor = tensor.to(session_.group->device());
+    }
+    return batch;
+  };
+  return Backpropagate(session_.state.step, read, completed);
 }
 
 // Returns the score of a loss that is a spike, and takes others into the
@@ -423,15 +478,28 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
 
 absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
                             bool* completed) {
+  return Backpropagate(
+      session_.state.step + 1,
+      [&]() -> absl::StatusOr<Batch> {
+        CAPSTAN_ASSIGN_OR_RETURN(Batch batch,
+                                 ReadBatch(session_.train_reader(), samples,
+                                           session_.group->device()));
+        info_.totals = session_.parts.objective->StepTotals(batch, info_);
+        return batch;
+      },
+      completed);
+}
+
+// A step of a single micro-batch, up to complete gradients.
+absl::Status TrainStep::Backpropagate(
+    int64_t step, const std::function<absl::StatusOr<Batch>()>& read,
+    bool* completed) {
   const RunParts& parts = session_.parts;
   *completed = false;
   absl::Status status = CatchAll([&]() -> absl::Status {
-    parts.strategy->BeginStep(session_.state.step + 1);
+    parts.strategy->BeginStep(step);
     parts.strategy->BeginMicroStep(0, 1);
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const Batch batch,
-        ReadBatch(session_.train_reader(), samples, session_.group->device()));
-    info_.totals = parts.objective->StepTotals(batch, info_);
+    CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, read());
     Backward(Forward(batch).sum);
     return absl::OkStatus();
   });

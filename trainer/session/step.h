@@ -3,7 +3,9 @@
 #define CAPSTAN_TRAINER_SESSION_STEP_H_
 
 #include <deque>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "trainer/profile/profiler.h"
 #include "trainer/session/divergence.h"
 #include "trainer/session/loss_spikes.h"
+#include "trainer/session/non_finite.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_records.h"
 #include "trainer/session/step_sums.h"
@@ -68,6 +71,11 @@ class TrainStep {
   absl::Status Conclude(const StepSums& sums, const IssuedStep& step,
                         bool late);
   absl::Status Explain(const StepSums& sums, const IssuedStep& step, bool late);
+  absl::StatusOr<std::string> FindOrigin(const IssuedStep& step);
+  absl::Status TryMicroBatch(const MicroBatchPlace& place, bool* completed);
+  absl::Status Backpropagate(int64_t step,
+                             const std::function<absl::StatusOr<Batch>()>& read,
+                             bool* completed);
   absl::optional<double> JudgeLoss(const StepSums& sums,
                                    const StepOutcome& outcome);
   std::vector<BadSample> BadSamplesOfStep() const;

@@ -312,6 +312,17 @@ absl::Status SetUpStrategy(Session* session) {
   return Agree(*session->group, status, "set up");
 }
 
+void ForgiveSamples(Session* session) {
+  const RunParts& parts = session->parts;
+  const int64_t most = session->config.train().skip_bad_samples();
+  if (most == 0) return;
+  session->forgiving_train =
+      std::make_unique<ForgivingReader>(parts.train_data.get(), most);
+  if (parts.eval_data == nullptr) return;
+  session->forgiving_eval =
+      std::make_unique<ForgivingReader>(parts.eval_data.get(), most);
+}
+
 // Whether a resumed run had completed all steps and its final folder exists;
 // rank 0 then says so.
 absl::StatusOr<bool> FinishedBefore(const Session& session) {
@@ -473,15 +484,7 @@ absl::Status Training::SetUp() {
     profiler_ = std::make_unique<Profiler>(
         std::set<int64_t>(steps.begin(), steps.end()));
   }
-  const RunParts& parts = session_.parts;
-  if (const int64_t most = config.train().skip_bad_samples(); most > 0) {
-    session_.forgiving_train =
-        std::make_unique<ForgivingReader>(parts.train_data.get(), most);
-    if (parts.eval_data != nullptr) {
-      session_.forgiving_eval =
-          std::make_unique<ForgivingReader>(parts.eval_data.get(), most);
-    }
-  }
+  ForgiveSamples(&session_);
   DataLoaderOptions options;
   options.order =
       OrderOf(*session_.parts.train_data, config.train().seed(),
