@@ -27,7 +27,7 @@ using ::testing::Not;
 // A run of 12 samples a step over 40, of which some can't be read: by a status
 // or, if odd, an exception.
 ToyRun ToySteps(int64_t steps, int64_t most, std::set<int64_t> bad,
-           std::set<int64_t> bad_in_evaluation = {}) {
+                std::set<int64_t> bad_in_evaluation = {}) {
   ToyRun run;
   run.micro_batch = 1;
   run.train = absl::StrCat("max_steps: ", steps, " skip_bad_samples: ", most,

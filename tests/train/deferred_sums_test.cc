@@ -279,13 +279,14 @@ TEST(DeferredSumsTest, ABrokenRunEnds) {
   const absl::Status status = Train(ReadSums::kDeferred, &late);
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
-              ::testing::HasSubstr("the gradient of 'mix.bias' isn't in the "
+              ::testing::HasSubstr("the gradient of 'mix.up.bias' isn't in the "
                                    "step after it"));
   const absl::Status exact = Train(ReadSums::kBeforeUpdate, &at_once);
   EXPECT_EQ(exact.code(), status.code());
-  EXPECT_THAT(std::string(exact.message()),
-              ::testing::HasSubstr("in step 4 all ranks' losses are finite, "
-                                   "but the gradient of 'mix.bias' isn't, "));
+  EXPECT_THAT(
+      std::string(exact.message()),
+      ::testing::HasSubstr("in step 4 all ranks' losses are finite, "
+                           "but the gradient of 'mix.up.bias' isn't, "));
   EXPECT_EQ(StepLines(late.output_dir), StepLines(at_once.output_dir));
 }
 
