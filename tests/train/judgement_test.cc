@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -111,6 +112,39 @@ TEST(NonFiniteTest, NamesTheGradient) {
                       HasSubstr("but the gradient of 'norm.weight' isn't"),
                       HasSubstr("it comes from rank 1's micro-batch 2 of 3 "
                                 "(samples 30, 31 of train_data)")));
+  }
+}
+
+class OfPolicy final : public Precision {
+ public:
+  explicit OfPolicy(PrecisionPolicy policy) : policy_(policy) {}
+  PrecisionPolicy policy() const override { return policy_; }
+
+ private:
+  const PrecisionPolicy policy_;
+};
+
+// Overflows that a smaller loss scale mends aren't told of; others are.
+TEST(NonFiniteTest, UnderALossScale) {
+  for (const bool in_loss : {false, true}) {
+    ToyRun run = ToySteps(1, "max_steps: 5");
+    run.change = [in_loss](int, RunParts* parts) {
+      PrecisionPolicy policy;
+      policy.loss_scaling = LossScaling();
+      parts->precision = std::make_unique<OfPolicy>(policy);
+      parts->objective = std::make_unique<WrappedObjective>(
+          std::move(parts->objective), [=](int64_t position, LossSum* loss) {
+            if (position != 24) return;
+            loss->sum = loss->sum * (in_loss ? kNan : 1.0);
+            loss->sum.register_hook(
+                [](const at::Tensor& gradient) { return gradient * kNan; });
+          });
+    };
+    const std::string folder = MustTrain(run);
+    EXPECT_EQ(ReadMetrics(folder).steps[2].value("skipped", false), true);
+    EXPECT_EQ(
+        Printed(folder).find("step 3 makes no update") != std::string::npos,
+        in_loss);
   }
 }
 
@@ -268,6 +302,25 @@ TEST(PoisonedTest, NorDoesASignal) {
   EXPECT_TRUE(CheckpointSteps(run.output_dir).empty());
 }
 
+// Finite in the checkpoint's float32, infinite in final/'s float16.
+TEST(PoisonedTest, WhatFloat16CannotHold) {
+  ToyRun run = ToySteps(1, "max_steps: 3");
+  run.change = [](int, RunParts* parts) {
+    PrecisionPolicy policy;
+    policy.compute = at::kHalf;
+    parts->precision = std::make_unique<OfPolicy>(policy);
+    parts->optimizer = std::make_unique<WrappedOptimizer>(
+        std::move(parts->optimizer),
+        [](int64_t step, OptimizerShard& shard, absl::Span<at::Tensor>) {
+          if (step == 3) shard.master.data_ptr<float>()[0] = -65600.0f;
+        });
+  };
+  EXPECT_THAT(MustFail(&run), AllOf(HasSubstr("after step 3"),
+                                    HasSubstr("beyond float16's 65504")));
+  EXPECT_EQ(CheckpointSteps(run.output_dir), std::vector<int64_t>{3});
+  EXPECT_FALSE(PathExists(run.output_dir + "/final"));
+}
+
 // ---- Ranks that don't have the same.
 
 class ShorterData final : public DatasetReader {
@@ -334,6 +387,20 @@ class OtherModel final : public Model {
   const std::unique_ptr<Model> model_;
   std::vector<ParameterSpec> specs_;
 };
+
+// As on two hosts whose output_dir isn't one folder.
+TEST(RanksTest, AnotherCheckpoint) {
+  ToyRun run = ToySteps(2, "max_steps: 4 save_every: 2 resume: AUTO");
+  const std::string folder = MustTrain(run);
+  const std::string other = CopyFolder(folder, "other");
+  std::filesystem::remove_all(other + "/checkpoints/step-00000004");
+  run.output_of_rank = [=](int rank) { return rank == 1 ? other : folder; };
+  EXPECT_THAT(MustFail(&run),
+              AllOf(HasSubstr("rank 1 has another newest checkpoint than rank "
+                              "0: step-00000002, where rank 0 has "
+                              "step-00000004"),
+                    HasSubstr(other)));
+}
 
 TEST(RanksTest, AnotherModel) {
   ToyRun run = ToySteps(2, "max_steps: 3");

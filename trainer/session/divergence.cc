@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/state_kinds.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/session/non_finite.h"
 
 namespace capstan {
 namespace {
@@ -124,6 +125,26 @@ absl::Status Divergence::CheckFinite() {
                                   : absl::StrCat("; ", newest,
                                                  " is the newest good "
                                                  "checkpoint"))));
+}
+
+absl::Status Divergence::CheckFits(c10::ScalarType dtype) {
+  // The others have float32's range.
+  if (dtype != at::kHalf) return absl::OkStatus();
+  constexpr double kMostOfHalf = 65504.0;
+  const CheckpointParts parts = session_.Checkpointed();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const double least, LeastOf(*session_.group, "check its weights", [&] {
+        const int first = FirstBeyond(parts.shards, parts.owned, kMostOfHalf);
+        return first < 0 ? kNone : static_cast<double>(first);
+      }));
+  if (least == kNone) return absl::OkStatus();
+  return Fail(absl::FailedPreconditionError(absl::StrCat(
+      "after step ", session_.state.step, " '",
+      (*parts.specs)[static_cast<size_t>(least)].name,
+      "' holds numbers beyond float16's 65504, which final/ would have as "
+      "infinity: it isn't written. The checkpoints hold the weights in "
+      "float32; "
+      "train on from there with capstan.bf16 or capstan.fp32")));
 }
 
 // Checks frozen parameters, which no checkpoint contains.

@@ -2,6 +2,8 @@
 #ifndef CAPSTAN_TRAINER_SESSION_DIVERGENCE_H_
 #define CAPSTAN_TRAINER_SESSION_DIVERGENCE_H_
 
+#include <c10/core/ScalarType.h>
+
 #include <string>
 #include <utility>
 
@@ -25,6 +27,8 @@ class Divergence {
   absl::Status CheckStart();
   // Call before saving weights.
   absl::Status CheckFinite();
+  // Call before writing weights in `dtype`: fails if that can't hold them.
+  absl::Status CheckFits(c10::ScalarType dtype);
   // `finite`: the step's loss and gradients were. Otherwise the step was
   // skipped; if that continues and no smaller loss scale can help
   // (`at_minimum`), checks the weights and finally ends the run.

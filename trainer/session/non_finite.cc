@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/non_finite.h"
 
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -31,6 +33,29 @@ bool AllFinite(const at::Tensor& values) {
   return at::isfinite(values).all().item<bool>();
 }
 
+// The parameters with a part in `owned` of which `is_bad` is true. Asks for
+// whole slices first: most are good.
+std::vector<int> ParametersWith(
+    absl::Span<const OptimizerShard> shards,
+    const std::vector<OwnedSlice>& owned,
+    const std::function<bool(const OptimizerShard& shard, int64_t begin,
+                             int64_t end)>& is_bad) {
+  std::vector<int> bad;
+  for (const OwnedSlice& slice : owned) {
+    const OptimizerShard& shard = shards[slice.shard];
+    if (slice.begin >= slice.end || !is_bad(shard, slice.begin, slice.end)) {
+      continue;
+    }
+    for (const ParameterRange& range : shard.ranges) {
+      const int64_t low = std::max(slice.begin, range.offset);
+      const int64_t high = std::min(slice.end, range.offset + range.length);
+      if (low < high && is_bad(shard, low, high))
+        bad.push_back(range.parameter);
+    }
+  }
+  return bad;
+}
+
 // The number of micro-batches with such a loss, and the first.
 void LookAtLosses(const std::vector<at::Tensor>& losses, double* found) {
   for (size_t i = 0; i < losses.size(); ++i) {
@@ -52,24 +77,24 @@ const char* LossText(double kind) {
 
 int LastNonFiniteGradient(absl::Span<const OptimizerShard> shards,
                           const std::vector<OwnedSlice>& owned) {
-  int last = -1;
-  for (const OwnedSlice& slice : owned) {
-    const OptimizerShard& shard = shards[slice.shard];
-    if (slice.begin >= slice.end ||
-        AllFinite(
-            shard.gradient.narrow(0, slice.begin, slice.end - slice.begin))) {
-      continue;
-    }
-    for (const ParameterRange& range : shard.ranges) {
-      const int64_t low = std::max(slice.begin, range.offset);
-      const int64_t high = std::min(slice.end, range.offset + range.length);
-      if (range.parameter <= last || low >= high) continue;
-      if (!AllFinite(shard.gradient.narrow(0, low, high - low))) {
-        last = range.parameter;
-      }
-    }
-  }
-  return last;
+  const std::vector<int> bad = ParametersWith(
+      shards, owned,
+      [](const OptimizerShard& shard, int64_t begin, int64_t end) {
+        return !AllFinite(shard.gradient.narrow(0, begin, end - begin));
+      });
+  return bad.empty() ? -1 : *std::max_element(bad.begin(), bad.end());
+}
+
+int FirstBeyond(absl::Span<const OptimizerShard> shards,
+                const std::vector<OwnedSlice>& owned, double most) {
+  const std::vector<int> bad = ParametersWith(
+      shards, owned,
+      [most](const OptimizerShard& shard, int64_t begin, int64_t end) {
+        const auto [low, high] =
+            at::aminmax(shard.master.narrow(0, begin, end - begin));
+        return low.item<double>() < -most || high.item<double>() > most;
+      });
+  return bad.empty() ? -1 : *std::min_element(bad.begin(), bad.end());
 }
 
 absl::StatusOr<NonFiniteCause> ExplainNonFinite(const NonFiniteStep& step,

@@ -56,6 +56,11 @@ MicroBatchPlace PlaceOf(const Session& session, const DataOrder& order,
 int LastNonFiniteGradient(absl::Span<const OptimizerShard> shards,
                           const std::vector<OwnedSlice>& owned);
 
+// The first parameter with a master in `owned` whose magnitude exceeds `most`;
+// -1: there is none.
+int FirstBeyond(absl::Span<const OptimizerShard> shards,
+                const std::vector<OwnedSlice>& owned, double most);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_SESSION_NON_FINITE_H_

@@ -199,6 +199,7 @@ absl::Status RunCheckpoints::RestoreBest() {
 
 absl::Status RunCheckpoints::SaveFinal() {
   const RunParts& parts = session_.parts;
+  CAPSTAN_RETURN_IF_ERROR(divergence_.CheckFits(parts.policy().compute));
   const BaseModel base = BaseModelOf(session_.config, parts.model_minor);
   FinalFolder final;
   final.path = session_.output_dir + "/final";
