@@ -15,6 +15,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -237,6 +238,20 @@ TEST(MemoryTest, NamesRankPhaseAndBytes) {
                     HasSubstr("lower batch.micro_batch_size (now 2)"),
                     // With the allocator's padding.
                     HasSubstr("tried to allocate 703687441777")));
+}
+
+TEST(MemoryTest, InAnEvaluation) {
+  ToyRun run = ToySteps(2, "max_steps: 3 eval_every: 2");
+  run.change = [](int rank, RunParts* parts) {
+    if (rank != 1) return;
+    parts->eval_data = std::make_unique<WrappedData>(
+        std::move(parts->eval_data),
+        [](int64_t) -> absl::Status { throw std::bad_alloc(); });
+  };
+  EXPECT_THAT(MustFail(&run),
+              AllOf(HasSubstr("[rank 1] rank 1 is out of memory"),
+                    HasSubstr("lower batch.micro_batch_size (now 2)"),
+                    HasSubstr("evaluation")));
 }
 
 // ---- What is poisoned isn't saved.

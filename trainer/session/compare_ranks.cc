@@ -104,7 +104,10 @@ absl::Status CompareParts(const Session& session) {
 }
 
 absl::Status CompareNewest(const Session& session) {
-  if (session.config.train().resume() != Train::AUTO) return absl::OkStatus();
+  if (session.group->size() == 1 ||
+      session.config.train().resume() != Train::AUTO) {
+    return absl::OkStatus();
+  }
   const std::string newest = NewestCheckpoint(session.output_dir);
   return CompareFacts(
       *session.group,

@@ -15,6 +15,7 @@
 #include "trainer/data/data_loader.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/session/bad_samples.h"
+#include "trainer/session/out_of_memory.h"
 
 namespace capstan {
 namespace {
@@ -254,7 +255,10 @@ absl::Status Evaluator::Evaluate() {
     request.measuring = [reporter](double done) { reporter->Evaluating(done); };
   }
   const absl::StatusOr<EvaluationResult> result = capstan::Evaluate(request);
-  if (!result.ok()) return session_.StopIfCancelled(result.status());
+  if (!result.ok()) {
+    return session_.StopIfCancelled(
+        ExplainMemory(result.status(), session_, /*micro_batch=*/-1));
+  }
   if (request.forgiving != nullptr) {
     CAPSTAN_RETURN_IF_ERROR(ShareBadSamples("eval_data",
                                             request.forgiving->All(), &session_,

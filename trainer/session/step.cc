@@ -295,6 +295,7 @@ absl::Status TrainStep::Explain(const StepSums& sums, const IssuedStep& step,
   // Not if late: the next step's gradients are still needed.
   if (cause.gradient_alone && !late && explanations_ == 0) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string origin, FindOrigin(step));
+    session_.phase = "";
     absl::StrAppend(&why, origin);
   }
   explained_ = true;
