@@ -276,11 +276,16 @@ TEST(DeferredSumsTest, ABrokenRunEnds) {
     late.bad_steps.insert(step);
     at_once.bad_steps.insert(step);
   }
+  ::testing::internal::CaptureStdout();
   const absl::Status status = Train(ReadSums::kDeferred, &late);
+  const std::string out = ::testing::internal::GetCapturedStdout();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               ::testing::HasSubstr("the gradient of 'mix.up.bias' isn't in the "
                                    "step after it"));
+  EXPECT_THAT(out, ::testing::HasSubstr(
+                       "the gradient of step 4 that wasn't finite: it comes "
+                       "from rank 0's micro-batch 1 of 2 (samples 12, 13"));
   const absl::Status exact = Train(ReadSums::kBeforeUpdate, &at_once);
   EXPECT_EQ(exact.code(), status.code());
   EXPECT_THAT(

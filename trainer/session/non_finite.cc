@@ -140,6 +140,7 @@ absl::StatusOr<NonFiniteCause> ExplainNonFinite(const NonFiniteStep& step,
         losses > 1 ? absl::StrCat(", the first of ", losses, " such") : "");
     return cause;
   }
+  cause.gradient_alone = parameter >= 0 || step.late;
   if (parameter < 0) {
     cause.text = step.late
                      ? "all ranks' losses are finite, but a gradient wasn't, "
@@ -147,7 +148,6 @@ absl::StatusOr<NonFiniteCause> ExplainNonFinite(const NonFiniteStep& step,
                      : "no loss or gradient alone, but their sum";
     return cause;
   }
-  cause.gradient_alone = true;
   cause.text = absl::StrCat(
       "all ranks' losses are finite, but the gradient of '",
       session->parts.model->parameters()[parameter].name, "' isn't",

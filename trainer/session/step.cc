@@ -90,7 +90,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   step.losses = std::move(losses_);
   if (deferred_ == nullptr) return Conclude(sums, step, /*late=*/false);
   issued_ = std::move(step);
-  return absl::OkStatus();
+  return FindLateOrigin();
 }
 
 absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
@@ -292,11 +292,15 @@ absl::Status TrainStep::Explain(const StepSums& sums, const IssuedStep& step,
   CAPSTAN_ASSIGN_OR_RETURN(const NonFiniteCause cause,
                            ExplainNonFinite(where, order_, &session_));
   std::string why = cause.text;
-  // Not if late: the next step's gradients are still needed.
-  if (cause.gradient_alone && !late && explanations_ == 0) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string origin, FindOrigin(step));
-    session_.phase = "";
-    absl::StrAppend(&why, origin);
+  if (cause.gradient_alone && explanations_ == 0) {
+    if (late) {
+      // The next step's gradients are still needed.
+      late_origin_ = {session_.state.step, step.position};
+    } else {
+      CAPSTAN_ASSIGN_OR_RETURN(const std::string origin,
+                               FindOrigin(step.position));
+      absl::StrAppend(&why, "; ", origin);
+    }
   }
   explained_ = true;
   ++explanations_;
@@ -312,15 +316,16 @@ absl::Status TrainStep::Explain(const StepSums& sums, const IssuedStep& step,
 // Tries the step's micro-batches one at a time, all ranks the same one, until
 // one gives a gradient that isn't finite. Only once in a run and in up to
 // kMostTries micro-steps, after a step that is skipped anyway.
-absl::StatusOr<std::string> TrainStep::FindOrigin(const IssuedStep& step) {
+absl::StatusOr<std::string> TrainStep::FindOrigin(int64_t position) {
   constexpr int64_t kMostTries = 128;
   const int world = session_.group->size();
   const int64_t tries = session_.job.batch.accumulation * world;
-  if (tries > kMostTries) return std::string();
+  std::string origin =
+      "tried again one at a time, all micro-batches give finite ones";
+  if (tries > kMostTries) return std::string("not tried again");
   for (int64_t i = 0; i < tries; ++i) {
-    const MicroBatchPlace place =
-        PlaceOf(session_, order_, step.position, static_cast<int>(i % world),
-                i / world);
+    const MicroBatchPlace place = PlaceOf(
+        session_, order_, position, static_cast<int>(i % world), i / world);
     bool completed = false;
     const absl::Status mine = TryMicroBatch(place, &completed);
     if (absl::IsUnavailable(mine) || !completed) return mine;
@@ -330,13 +335,25 @@ absl::StatusOr<std::string> TrainStep::FindOrigin(const IssuedStep& step) {
       session_.group->AllReduceHost(absl::MakeSpan(sums));
       return absl::OkStatus();
     }));
-    if (sums[0] > 0) return std::string();
-    if (!std::isfinite(sums[1])) {
-      return absl::StrCat("; it comes from ", place.text);
+    if (sums[0] > 0) origin = "trying it again failed";
+    if (sums[0] == 0 && !std::isfinite(sums[1])) {
+      origin = absl::StrCat("it comes from ", place.text);
     }
+    if (sums[0] > 0 || !std::isfinite(sums[1])) break;
   }
-  return std::string(
-      "; tried again one at a time, all micro-batches give finite ones");
+  session_.phase = "";
+  return origin;
+}
+
+// FindOrigin for a step whose sums were read late.
+absl::Status TrainStep::FindLateOrigin() {
+  if (!late_origin_.has_value()) return absl::OkStatus();
+  const auto [step, position] = *late_origin_;
+  late_origin_.reset();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string origin, FindOrigin(position));
+  session_.Note(absl::StrCat("the gradient of step ", step,
+                             " that wasn't finite: ", origin));
+  return absl::OkStatus();
 }
 
 absl::Status TrainStep::TryMicroBatch(const MicroBatchPlace& place,

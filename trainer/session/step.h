@@ -71,7 +71,8 @@ class TrainStep {
   absl::Status Conclude(const StepSums& sums, const IssuedStep& step,
                         bool late);
   absl::Status Explain(const StepSums& sums, const IssuedStep& step, bool late);
-  absl::StatusOr<std::string> FindOrigin(const IssuedStep& step);
+  absl::StatusOr<std::string> FindOrigin(int64_t position);
+  absl::Status FindLateOrigin();
   absl::Status TryMicroBatch(const MicroBatchPlace& place, bool* completed);
   absl::Status Backpropagate(int64_t step,
                              const std::function<absl::StatusOr<Batch>()>& read,
@@ -109,6 +110,8 @@ class TrainStep {
   // and how often that was done.
   bool explained_ = false;
   int explanations_ = 0;
+  // A step, and the position of its first sample, for FindLateOrigin.
+  absl::optional<std::pair<int64_t, int64_t>> late_origin_;
 };
 
 }  // namespace capstan
