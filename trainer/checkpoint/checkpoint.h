@@ -56,6 +56,14 @@ struct TrainState {
   double loss_scale = 1.0;
   int64_t loss_scale_good_steps = 0;
   double last_loss = 0.0;
+  // The window of train.loss_spikes, oldest first, and the spikes since its
+  // last loss.
+  std::vector<double> recent_losses;
+  int64_t spikes_in_a_row = 0;
+  // Samples of train_data and eval_data that the run has passed over
+  // (train.skip_bad_samples), ascending.
+  std::vector<int64_t> bad_samples;
+  std::vector<int64_t> bad_eval_samples;
 };
 
 // The state saved in and restored from a checkpoint.

@@ -53,25 +53,35 @@ double DoubleFromJson(const Json& value) {
 }
 
 Json TrainStateToJson(const TrainState& state) {
-  return {{"step", state.step},
-          {"optimizer_steps", state.optimizer_steps},
-          {"samples", state.samples},
-          {"tokens", state.tokens},
-          {"trained_tokens", state.trained_tokens},
-          {"padding", state.padding},
-          {"seed", state.seed},
-          {"data_size", state.data_size},
-          {"data_shuffle", state.data_shuffle},
-          {"data_group", state.data_group},
-          {"global_batch_size", state.global_batch_size},
-          {"frozen_crc32c", state.frozen_crc32c},
-          {"eval_step", state.eval_step},
-          {"best_eval_loss", DoubleToJson(state.best_eval_loss)},
-          {"best_step", state.best_step},
-          {"evals_without_better", state.evals_without_better},
-          {"loss_scale", DoubleToJson(state.loss_scale)},
-          {"loss_scale_good_steps", state.loss_scale_good_steps},
-          {"last_loss", DoubleToJson(state.last_loss)}};
+  Json json = {{"step", state.step},
+               {"optimizer_steps", state.optimizer_steps},
+               {"samples", state.samples},
+               {"tokens", state.tokens},
+               {"trained_tokens", state.trained_tokens},
+               {"padding", state.padding},
+               {"seed", state.seed},
+               {"data_size", state.data_size},
+               {"data_shuffle", state.data_shuffle},
+               {"data_group", state.data_group},
+               {"global_batch_size", state.global_batch_size},
+               {"frozen_crc32c", state.frozen_crc32c},
+               {"eval_step", state.eval_step},
+               {"best_eval_loss", DoubleToJson(state.best_eval_loss)},
+               {"best_step", state.best_step},
+               {"evals_without_better", state.evals_without_better},
+               {"loss_scale", DoubleToJson(state.loss_scale)},
+               {"loss_scale_good_steps", state.loss_scale_good_steps},
+               {"last_loss", DoubleToJson(state.last_loss)}};
+  // Only of runs that ask for it.
+  if (!state.recent_losses.empty()) {
+    json["recent_losses"] = state.recent_losses;
+    json["spikes_in_a_row"] = state.spikes_in_a_row;
+  }
+  if (!state.bad_samples.empty()) json["bad_samples"] = state.bad_samples;
+  if (!state.bad_eval_samples.empty()) {
+    json["bad_eval_samples"] = state.bad_eval_samples;
+  }
+  return json;
 }
 
 TrainState TrainStateFromJson(const Json& json) {
@@ -102,6 +112,16 @@ TrainState TrainStateFromJson(const Json& json) {
   state.loss_scale = DoubleFromJson(json.at("loss_scale"));
   state.loss_scale_good_steps = json.at("loss_scale_good_steps").get<int64_t>();
   state.last_loss = DoubleFromJson(json.at("last_loss"));
+  if (json.contains("recent_losses")) {
+    state.recent_losses = json.at("recent_losses").get<std::vector<double>>();
+    state.spikes_in_a_row = json.at("spikes_in_a_row").get<int64_t>();
+  }
+  for (const auto& [name, samples] :
+       {std::make_pair("bad_samples", &state.bad_samples),
+        std::make_pair("bad_eval_samples", &state.bad_eval_samples)}) {
+    if (!json.contains(name)) continue;
+    *samples = json.at(name).get<std::vector<int64_t>>();
+  }
   return state;
 }
 

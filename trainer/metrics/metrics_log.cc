@@ -160,6 +160,9 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   AppendNumber(", \"exposed_seconds\": ", metrics.exposed_seconds.value_or(NAN),
                &line_);
   if (metrics.skipped) absl::StrAppend(&line_, ", \"skipped\": true");
+  if (metrics.spike.has_value()) {
+    AppendNumber(", \"spike\": ", *metrics.spike, &line_);
+  }
   if (metrics.loss_scale.has_value()) {
     AppendNumber(", \"loss_scale\": ", *metrics.loss_scale, &line_);
   }

@@ -49,7 +49,10 @@ struct StepMetrics {
   int64_t bytes_sent = 0;
   absl::optional<double> communication_seconds;
   absl::optional<double> exposed_seconds;
-  bool skipped = false;  // non-finite: no update
+  bool skipped = false;  // non-finite or a spike: no update
+  // If the loss is a spike (train.loss_spikes): its distance from the mean of
+  // those before it, in their standard deviations.
+  absl::optional<double> spike;
   absl::optional<double> loss_scale;
   // What the objective measures besides the loss; every log_every steps.
   TaggedNumbers tagged;

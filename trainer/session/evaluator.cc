@@ -14,6 +14,8 @@
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/session/bad_samples.h"
+#include "trainer/session/out_of_memory.h"
 
 namespace capstan {
 namespace {
@@ -87,7 +89,9 @@ class Evaluation {
     std::vector<int64_t> samples(
         std::min(request_.micro_batch_size, request_.data->size() - begin));
     std::iota(samples.begin(), samples.end(), begin);
-    return ReadBatch(*request_.data, samples, group_.device());
+    const DatasetReader* const forgiving = request_.forgiving;
+    return ReadBatch(forgiving != nullptr ? *forgiving : *request_.data,
+                     samples, group_.device());
   }
 
   // Sums StepInfo::totals over all batches.
@@ -236,6 +240,7 @@ absl::Status Evaluator::Evaluate() {
   request.model = parts.model.get();
   request.objective = parts.objective.get();
   request.data = parts.eval_data.get();
+  request.forgiving = session_.forgiving_eval.get();
   request.group = session_.group.get();
   request.runner = &session_.runner;
   request.strategy = parts.strategy.get();
@@ -250,7 +255,15 @@ absl::Status Evaluator::Evaluate() {
     request.measuring = [reporter](double done) { reporter->Evaluating(done); };
   }
   const absl::StatusOr<EvaluationResult> result = capstan::Evaluate(request);
-  if (!result.ok()) return session_.StopIfCancelled(result.status());
+  if (!result.ok()) {
+    return session_.StopIfCancelled(
+        ExplainMemory(result.status(), session_, /*micro_batch=*/-1));
+  }
+  if (request.forgiving != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(ShareBadSamples("eval_data",
+                                            request.forgiving->All(), &session_,
+                                            &session_.state.bad_eval_samples));
+  }
   evaluated_step_ = state.step;
   if (reporter != nullptr && result->measurement.has_value()) {
     reporter->Measured(state.step, *result->measurement);

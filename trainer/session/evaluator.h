@@ -26,6 +26,8 @@ struct EvaluationRequest {
   Model* model = nullptr;
   Objective* objective = nullptr;
   const DatasetReader* data = nullptr;
+  // Reads `data` in its place where samples may be passed over; null: none may.
+  const ForgivingReader* forgiving = nullptr;
   ProcessGroup* group = nullptr;
   UnitRunner* runner = nullptr;
   Strategy* strategy = nullptr;  // null: each rank has the whole model

@@ -362,6 +362,41 @@ absl::Status RunCheckpoints::SaveStep(bool background) {
   return absl::OkStatus();
 }
 
+absl::Status RunCheckpoints::GoBack() {
+  constexpr int kMostTimes = 3;
+  TrainState& state = session_.state;
+  if (saved_step_ < 0) {
+    session_.Note(
+        "there is no checkpoint yet to go back to: only the step with the "
+        "spike is skipped");
+    return absl::OkStatus();
+  }
+  const std::string folder = CheckpointFolder(session_.output_dir, saved_step_);
+  times_back_ = back_to_ == saved_step_ ? times_back_ + 1 : 1;
+  back_to_ = saved_step_;
+  if (times_back_ > kMostTimes) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", state.step,
+        ": the loss has spiked again after the run went "
+        "back to ",
+        folder, " ", kMostTimes,
+        " times: lower optimizer.learning_rate, or look at the data"));
+  }
+  // It may still be under way.
+  CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
+  CAPSTAN_ASSIGN_OR_RETURN(const TrainState earlier,
+                           LoadCheckpoint(folder, session_.Checkpointed()));
+  state.optimizer_steps = earlier.optimizer_steps;
+  session_.scaler.Restore(earlier.loss_scale, earlier.loss_scale_good_steps);
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(*session_.group, session_.Publish(), "publish parameters"));
+  divergence_.WeightsReplaced();
+  session_.Note(absl::StrCat(
+      "step ", state.step, ": back to the weights of step ", saved_step_,
+      "; the batches of the steps since are passed over"));
+  return absl::OkStatus();
+}
+
 absl::Status RunCheckpoints::RestoreBest() {
   const TrainState& state = session_.state;
   if (!session_.config.train().keep_best() || state.best_step < 0 ||
@@ -391,6 +426,7 @@ absl::Status RunCheckpoints::RestoreBest() {
 
 absl::Status RunCheckpoints::SaveFinal() {
   const RunParts& parts = session_.parts;
+  CAPSTAN_RETURN_IF_ERROR(divergence_.CheckFits(parts.policy().compute));
   const BaseModel base = BaseModelOf(session_.config, parts.model_minor);
   FinalFolder final;
   final.path = session_.output_dir + "/final";

@@ -38,6 +38,11 @@ class RunCheckpoints {
   // second is this rank's alone.
   bool MirrorDue() const;
   void Mirror();
+  // After a loss spike: weights, optimizer state and number of updates become
+  // those of the run's last checkpoint, while steps and data position go on, as
+  // if the updates since had been skipped. Without a checkpoint there is just a
+  // note. FAILED_PRECONDITION if it is the fourth time from the same one.
+  absl::Status GoBack();
   // With keep_best: restores the best evaluation's weights, unless current.
   absl::Status RestoreBest();
   // Writes OUTPUT/final: weights, tokenizer, config and model card.
@@ -66,6 +71,9 @@ class RunCheckpoints {
   absl::optional<bool> in_background_;
   absl::optional<MirroredStep> source_;      // what the run goes on from
   std::unique_ptr<capstan::Mirror> mirror_;  // null: there is none
+  // How often the run has gone back to the checkpoint of which step.
+  int64_t back_to_ = -1;
+  int times_back_ = 0;
 };
 
 }  // namespace capstan

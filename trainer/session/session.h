@@ -11,6 +11,7 @@
 #include "plugins/sdk/process_group.h"
 #include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/data/forgiving_reader.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/loss_scaler.h"
@@ -44,6 +45,10 @@ struct Session {
   std::string output_dir;
   std::string config_text;
   std::unique_ptr<Reporter> reporter;  // rank 0's; null on the others
+  // Read in the place of parts.train_data and parts.eval_data if samples may be
+  // passed over (train.skip_bad_samples); else null.
+  std::unique_ptr<ForgivingReader> forgiving_train;
+  std::unique_ptr<ForgivingReader> forgiving_eval;
   // optimizer_state[shard][k] belongs to Optimizer::state_names()[k].
   std::vector<std::vector<at::Tensor>> optimizer_state;
   int64_t first_step = 0;  // steps done before this process resumed the run
@@ -66,6 +71,11 @@ struct Session {
   // A phase of the step (profiler.h); "": none. For ExitText.
   const char* phase = "";
 
+  // What training samples are read from.
+  const DatasetReader& train_reader() const {
+    if (forgiving_train != nullptr) return *forgiving_train;
+    return *parts.train_data;
+  }
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
   // Updates the model's working copies from the masters.

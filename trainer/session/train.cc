@@ -44,6 +44,7 @@
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/create.h"
 #include "trainer/profile/profiler.h"
+#include "trainer/session/compare_ranks.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
@@ -254,6 +255,7 @@ absl::Status JoinRanks(Session* session) {
     session->group = ProfileWaits(std::move(session->group));
   }
   CAPSTAN_RETURN_IF_ERROR(CompareConfigs(*session));
+  CAPSTAN_RETURN_IF_ERROR(CompareParts(*session));
   CAPSTAN_RETURN_IF_ERROR(SettleDevice(session));
   CAPSTAN_RETURN_IF_ERROR(SettleOutputDir(session));
   CAPSTAN_RETURN_IF_ERROR(CheckShared(*session));
@@ -312,6 +314,17 @@ absl::Status SetUpStrategy(Session* session) {
                           &session->optimizer_state);
   });
   return Agree(*session->group, status, "set up");
+}
+
+void ForgiveSamples(Session* session) {
+  const RunParts& parts = session->parts;
+  const int64_t most = session->config.train().skip_bad_samples();
+  if (most == 0) return;
+  session->forgiving_train =
+      std::make_unique<ForgivingReader>(parts.train_data.get(), most);
+  if (parts.eval_data == nullptr) return;
+  session->forgiving_eval =
+      std::make_unique<ForgivingReader>(parts.eval_data.get(), most);
 }
 
 // Whether a resumed run had completed all steps and its final folder exists;
@@ -414,6 +427,7 @@ class Training {
   // signal only the checkpoint.
   absl::Status SaveAll();
   absl::Status Finish();
+  absl::Status GoBack();
   // The status of a run stopped by a signal.
   absl::Status Stopped() const;
   absl::Status WriteProfile();
@@ -458,6 +472,7 @@ absl::Status Training::Run() {
     if (evaluate || save || mirror || stopping || step == session_.max_steps) {
       CAPSTAN_RETURN_IF_ERROR(step_.CatchUp());
     }
+    if (step_.go_back()) CAPSTAN_RETURN_IF_ERROR(GoBack());
     if (mirror) checkpoints_.Mirror();
     if (evaluate && !stopping) {
       CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
@@ -484,15 +499,19 @@ absl::Status Training::SetUp() {
     profiler_ = std::make_unique<Profiler>(
         std::set<int64_t>(steps.begin(), steps.end()));
   }
+  ForgiveSamples(&session_);
   DataLoaderOptions options;
   options.order =
       OrderOf(*session_.parts.train_data, config.train().seed(),
               config.batch().group_by_length(), batch.global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(SetUpStrategy(&session_));
-  CAPSTAN_RETURN_IF_ERROR(Agree(
-      group, CatchAll([&] { return step_.SetUp(read_, profiler_.get()); }),
-      "set up"));
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(group, CatchAll([&] {
+              return step_.SetUp(read_, profiler_.get(), options.order);
+            }),
+            "set up"));
   CAPSTAN_RETURN_IF_ERROR(checkpoints_.Restore(options.order));
+  CAPSTAN_RETURN_IF_ERROR(CompareStart(session_));
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
   // Only now do all ranks have masters.
   CAPSTAN_RETURN_IF_ERROR(
@@ -509,11 +528,17 @@ absl::Status Training::SetUp() {
   options.world_size = group.size();
   options.start_position = session_.state.samples;
   options.device = group.device();
-  loader_ = DataLoader::Create(options, *session_.parts.train_data);
+  loader_ = DataLoader::Create(options, session_.train_reader());
   CAPSTAN_RETURN_IF_ERROR(StartReporter(&session_, note));
   for (const std::string& line : session_.resume_notes) session_.Note(line);
   records_.set_ready_seconds(SecondsSinceStart(session_));
   return absl::OkStatus();
+}
+
+// After a loss spike.
+absl::Status Training::GoBack() {
+  CAPSTAN_RETURN_IF_ERROR(step_.CatchUp());
+  return step_.TakeGoBack() ? checkpoints_.GoBack() : absl::OkStatus();
 }
 
 absl::Status Training::SaveAll() {
