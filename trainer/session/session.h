@@ -15,8 +15,24 @@
 #include "trainer/session/loss_scaler.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/strategy_runner.h"
+#include "trainer/watch/ledger.h"
 
 namespace capstan {
+
+// A phase of the step (profiler.h), which the ledger gets to know, too; "":
+// none.
+class CurrentPhase {
+ public:
+  CurrentPhase& operator=(const char* phase) {
+    phase_ = phase;
+    LogPhase(phase);
+    return *this;
+  }
+  operator const char*() const { return phase_; }
+
+ private:
+  const char* phase_ = "";
+};
 
 // State shared by the parts of one rank's training: the step (step.h), its
 // records (step_records.h), evaluation (evaluator.h), checkpoints
@@ -53,8 +69,7 @@ struct Session {
   TrainState state;
   absl::optional<double> eval_loss;  // the latest
   bool stopping = false;             // a rank received a signal; agreed by all
-  // A phase of the step (profiler.h); "": none. For ExitText.
-  const char* phase = "";
+  CurrentPhase phase;
 
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
