@@ -123,14 +123,16 @@ std::unique_ptr<Work> BackendGroup::Begin(const char* collective,
   const std::shared_ptr<CommunicationMeter> meter =
       device_.is_cpu() ? meter_ : nullptr;
   if (meter != nullptr) meter->Started();
-  log_.Started(log_.Issued(collective, tensors.back().nbytes()));
+  const uint64_t number = log_.Issued(collective, tensors.back().nbytes());
+  log_.Started(number);
   auto work = Translate(named_rank_, collective, start);
   ++*under_way_;
   if (meter != nullptr) {
-    work->getFuture()->addCallback([meter, log = log_](c10::ivalue::Future&) {
-      log.FinishedOne();
-      meter->Finished();
-    });
+    work->getFuture()->addCallback(
+        [meter, log = log_, number](c10::ivalue::Future&) {
+          log.Finished(number);
+          meter->Finished();
+        });
   }
   return std::make_unique<BackendWork>(std::move(work), std::move(tensors),
                                        named_rank_, collective, under_way_,

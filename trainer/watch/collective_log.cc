@@ -35,6 +35,7 @@ uint64_t CollectiveLog::Issued(const char* name, int64_t bytes) const {
   LedgerCollective& one = group.recent[number % LedgerGroup::kRecent];
   one.number.store(0, kRelaxed);
   std::atomic_thread_fence(std::memory_order_release);
+  one.done.store(0, kRelaxed);
   one.bytes.store(bytes, kRelaxed);
   one.since_ns.store(LedgerNow(), kRelaxed);
   one.name.Set(name);
@@ -60,14 +61,11 @@ void CollectiveLog::Started(uint64_t number) const {
 void CollectiveLog::Finished(uint64_t number) const {
   if (group_ < 0) return;
   LedgerSlot& slot = OwnSlot();
-  slot.groups[group_].finished.store(number, std::memory_order_release);
-  slot.events.fetch_add(1, kRelaxed);
-}
-
-void CollectiveLog::FinishedOne() const {
-  if (group_ < 0) return;
-  LedgerSlot& slot = OwnSlot();
-  slot.groups[group_].finished.fetch_add(1, std::memory_order_release);
+  LedgerCollective& one =
+      slot.groups[group_].recent[number % LedgerGroup::kRecent];
+  if (one.number.load(kRelaxed) == number) {
+    one.done.store(1, std::memory_order_release);
+  }
   slot.events.fetch_add(1, kRelaxed);
 }
 

@@ -19,9 +19,8 @@ class CollectiveLog {
   uint64_t Issued(const char* name, int64_t bytes) const;
   // This rank is in it now: it has begun, and waits for the others.
   void Started(uint64_t number) const;
+  // In whatever order they end.
   void Finished(uint64_t number) const;
-  // One of those under way, in whatever order they end.
-  void FinishedOne() const;
 
  private:
   const int group_;  // in the ledger; -1: there are too many

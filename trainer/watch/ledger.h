@@ -53,6 +53,7 @@ constexpr int kCollectiveLabelBytes = 40;
 
 struct LedgerCollective {
   std::atomic<uint64_t> number;  // 0 while it is written
+  std::atomic<uint32_t> done;
   std::atomic<int64_t> bytes;
   std::atomic<int64_t> since_ns;  // issued, or started where that is seen
   LedgerText<kCollectiveNameBytes> name;
@@ -66,8 +67,7 @@ struct LedgerGroup {
 
   std::atomic<uint64_t> issued;
   std::atomic<uint64_t> started;
-  std::atomic<uint64_t> finished;
-  // Whether `finished` is written: on a GPU the host doesn't see the end.
+  // Whether `done` is written: on a GPU the host doesn't see the end.
   std::atomic<uint32_t> sees_ends;
   LedgerCollective recent[kRecent];  // by number % kRecent
 };

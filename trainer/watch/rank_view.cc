@@ -48,13 +48,17 @@ CollectiveView ViewOf(const LedgerGroup& group, uint64_t number,
 GroupView ViewOf(const LedgerGroup& group, int64_t now_ns) {
   GroupView view;
   view.sees_ends = group.sees_ends.load() != 0;
-  view.finished = group.finished.load(std::memory_order_acquire);
   view.started = group.started.load(std::memory_order_acquire);
   view.issued = group.issued.load(std::memory_order_acquire);
   if (!view.sees_ends) {
     view.current = ViewOf(group, view.issued, now_ns);
-  } else if (view.started > view.finished) {
-    view.current = ViewOf(group, view.finished + 1, now_ns);
+    return view;
+  }
+  constexpr uint64_t kRecent = LedgerGroup::kRecent;
+  uint64_t number = view.issued > kRecent ? view.issued - kRecent + 1 : 1;
+  for (; number <= view.started && view.current.number == 0; ++number) {
+    if (group.recent[number % kRecent].done.load() != 0) continue;
+    view.current = ViewOf(group, number, now_ns);
   }
   return view;
 }

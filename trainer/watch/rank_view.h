@@ -27,8 +27,7 @@ struct CollectiveView {
 struct GroupView {
   uint64_t issued = 0;
   uint64_t started = 0;
-  uint64_t finished = 0;
-  // What the rank is in; where the host doesn't see ends, what it issued last.
+  // What the rank is in, the oldest; where the host doesn't see ends, what it issued last.
   CollectiveView current;
   bool sees_ends = false;
 
