@@ -147,7 +147,7 @@ void Judging::Sort() {
     for (const RankView& view : host.ranks) {
       if (host.silent()) {
         silent_.push_back(view.rank);
-      } else if (view.pid == 0) {
+      } else if (host.hidden || view.pid == 0) {
         unseen_.push_back(view.rank);
       } else if (view.AtRest()) {
         at_rest_.push_back(&view);
@@ -320,7 +320,7 @@ Judgement Judge(const std::vector<HostView>& hosts) {
 std::string Overdue(const std::vector<HostView>& hosts) {
   const RankView* worst = nullptr;
   for (const HostView& host : hosts) {
-    if (host.silent()) continue;
+    if (!host.heard()) continue;
     for (const RankView& view : host.ranks) {
       if (!view.alarm || view.activity_ns < 0) continue;
       if (worst == nullptr || view.activity_ns - view.limit_ns >

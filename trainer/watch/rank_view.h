@@ -27,7 +27,8 @@ struct CollectiveView {
 struct GroupView {
   uint64_t issued = 0;
   uint64_t started = 0;
-  // What the rank is in, the oldest; where the host doesn't see ends, what it issued last.
+  // What the rank is in, the oldest; where the host doesn't see ends, what it
+  // issued last.
   CollectiveView current;
   bool sees_ends = false;
 
@@ -73,8 +74,11 @@ struct HostView {
   std::string name;
   // In seconds since it was last heard; 0: it is heard.
   double silent_seconds = 0.0;
-  std::vector<RankView> ranks;  // of a silent host: as they were, with `rank`
-  bool silent() const { return silent_seconds > 0.0; }
+  // Nothing can be heard of it, for want of the host that passes reports on.
+  bool hidden = false;
+  std::vector<RankView> ranks;  // unless heard(): as they were, with `rank`
+  bool silent() const { return silent_seconds > 0.0 && !hidden; }
+  bool heard() const { return !silent() && !hidden; }
 };
 
 // What a host tells the others.
