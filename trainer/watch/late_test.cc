@@ -24,7 +24,7 @@ void Set(const std::string& text, char (&to)[kBytes]) {
   std::memcpy(to, text.data(), std::min(text.size(), kBytes - 1));
 }
 
-// In forward of step 13, having finished 811 collectives.
+// In forward of step 13, having begun 811 collectives.
 RankView Computing(int rank) {
   RankView view;
   view.rank = rank;
@@ -63,7 +63,7 @@ RankView InBucket(int rank) {
 }
 
 std::vector<HostView> OneHost(std::vector<RankView> ranks) {
-  return {{"a", 0.0, std::move(ranks)}};
+  return {{"a", 0.0, false, std::move(ranks)}};
 }
 
 TEST(JudgeTest, WhoComputesWhileOthersWait) {
@@ -190,8 +190,8 @@ TEST(JudgeTest, OnGpusWhoHasIssuedFewer) {
 
 TEST(JudgeTest, AHostThatIsSilent) {
   const std::vector<HostView> hosts = {
-      {"alpha", 0.0, {InBucket(0), InBucket(1)}},
-      {"beta", 31.0, {InBucket(2), InBucket(3)}}};
+      {"alpha", 0.0, false, {InBucket(0), InBucket(1)}},
+      {"beta", 31.0, false, {InBucket(2), InBucket(3)}}};
   const Judgement judgement = Judge(hosts);
   EXPECT_THAT(judgement.late, ElementsAre(2, 3));
   EXPECT_EQ(judgement.text,
@@ -201,9 +201,21 @@ TEST(JudgeTest, AHostThatIsSilent) {
 
 TEST(JudgeTest, AnotherHostsRank) {
   const Judgement judgement =
-      Judge({{"alpha", 0.0, {InBucket(0), InBucket(1)}},
-             {"beta", 0.0, {InBucket(2), Computing(3)}}});
+      Judge({{"alpha", 0.0, false, {InBucket(0), InBucket(1)}},
+             {"beta", 0.0, false, {InBucket(2), Computing(3)}}});
   EXPECT_THAT(judgement.late, ElementsAre(3));
+}
+
+// The first host passes reports on: without it the third isn't to blame.
+TEST(JudgeTest, AHostBehindASilentOne) {
+  const Judgement judgement = Judge({{"alpha", 9.0, false, {InBucket(0)}},
+                                     {"beta", 0.0, false, {InBucket(1)}},
+                                     {"gamma", 9.0, true, {InBucket(2)}}});
+  EXPECT_THAT(judgement.late, ElementsAre(0));
+  EXPECT_EQ(judgement.text,
+            "host alpha (rank 0) doesn't answer since 9 s; rank 1 waits in "
+            "all-reduce 812 of bucket 3 (25.0 MiB); what rank 2 does can't be "
+            "seen from here");
 }
 
 TEST(JudgeTest, ARankWhoseMemoryCantBeOpened) {

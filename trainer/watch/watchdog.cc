@@ -33,6 +33,8 @@ constexpr int64_t kOverslept = 2 * kSecond;
 constexpr int64_t kStale = 3 * kSecond;
 // A host not heard for so long, of reports that come each second.
 constexpr int64_t kSilent = 5 * kSecond;
+// From here on it may be: judging waits until it is clear.
+constexpr int64_t kDoubtful = 5 * kSecond / 2;
 // From the decision to end to the end: for the other hosts to hear of it.
 constexpr int64_t kEndDelay = 3 * kSecond;
 
@@ -217,26 +219,30 @@ std::vector<RankView> Watchdog::LocalViews(int64_t now) {
 std::vector<HostView> Watchdog::AllViews(int64_t now) {
   std::vector<Courier::Heard> heard;
   if (courier_ != nullptr) heard = courier_->heard();
-  std::vector<HostView> hosts;
-  for (size_t h = 0; h < ledgers_.hosts.size(); ++h) {
-    const Ledgers::Host& host = ledgers_.hosts[h];
-    HostView view;
-    view.name = host.name;
+  // The store is on the first host; without it no host hears of another.
+  const bool cut_off = courier_ != nullptr && courier_->pending_ns() > kSilent;
+  in_doubt_ = false;
+  std::vector<HostView> hosts(ledgers_.hosts.size());
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    HostView& view = hosts[h];
+    view.name = ledgers_.hosts[h].name;
     if (static_cast<int>(h) == ledgers_.host) {
       view.ranks = LocalViews(now);
-    } else if (heard[h].report.has_value()) {
+      continue;
+    }
+    if (heard[h].report.has_value()) {
       view.ranks = heard[h].report->ranks;
     } else {
-      for (const int rank : host.ranks) {
+      for (const int rank : ledgers_.hosts[h].ranks) {
         view.ranks.emplace_back();
         view.ranks.back().rank = rank;
       }
     }
-    if (static_cast<int>(h) != ledgers_.host &&
-        now - heard[h].at_ns > kSilent) {
-      view.silent_seconds = static_cast<double>(now - heard[h].at_ns) / kSecond;
-    }
-    hosts.push_back(std::move(view));
+    const int64_t silent = now - heard[h].at_ns;
+    in_doubt_ |= silent > kDoubtful && silent <= kSilent;
+    if (silent <= kSilent) continue;
+    view.silent_seconds = static_cast<double>(silent) / kSecond;
+    view.hidden = cut_off && (h > 0 || ledgers_.host == 0);
   }
   return hosts;
 }
@@ -257,7 +263,7 @@ void Watchdog::Keep(int64_t now) {
     for (const HostView& host : hosts) {
       for (const RankView& view : host.ranks) {
         moves += view.moves;
-        if (host.silent() || !view.alarm || view.watched_ns > kStale) continue;
+        if (!host.heard() || !view.alarm || view.watched_ns > kStale) continue;
         if (view.activity_ns > age) {
           age = view.activity_ns;
           limit = view.limit_ns;
@@ -288,7 +294,7 @@ void Watchdog::Keep(int64_t now) {
     next_report_ns_ = limit;
     return;
   }
-  if (age > next_report_ns_) {
+  if (age > next_report_ns_ && !in_doubt_) {
     Report(hosts);
     next_report_ns_ = std::max(2 * next_report_ns_, limit);
     if (reported_ns_ == 0) reported_ns_ = now;
@@ -309,7 +315,7 @@ void Watchdog::Report(const std::vector<HostView>& hosts) {
   }
   const auto first =
       std::find_if(hosts.begin(), hosts.end(),
-                   [](const HostView& host) { return !host.silent(); });
+                   [](const HostView& host) { return host.heard(); });
   if (first - hosts.begin() != ledgers_.host) return;
   std::string text =
       absl::StrCat("WARNING: ", Overdue(hosts), ": ", judgement.text);
