@@ -2,6 +2,7 @@
 #include "trainer/watch/activity_times.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace capstan {
 
@@ -14,10 +15,12 @@ void ActivityTimes::Add(const std::string& activity, int64_t ns) {
 int64_t ActivityTimes::Limit(const std::string& activity) const {
   const auto found = times_.find(activity);
   if (found == times_.end()) return ceiling_ns_;
-  const int64_t longest =
-      *std::max_element(found->second.begin(), found->second.end());
-  if (longest > ceiling_ns_ / kFactor) return ceiling_ns_;
-  return std::max(floor_ns_, longest * kFactor);
+  std::vector<int64_t> times(found->second.begin(), found->second.end());
+  std::sort(times.begin(), times.end());
+  const int64_t counts =
+      times[times.size() - std::min<size_t>(2, times.size())];
+  if (counts > ceiling_ns_ / kFactor) return ceiling_ns_;
+  return std::max(floor_ns_, counts * kFactor);
 }
 
 }  // namespace capstan

@@ -13,7 +13,9 @@ namespace capstan {
 // long. One thread.
 class ActivityTimes {
  public:
-  // Of the last so many durations the longest counts, this many times.
+  // Of the last so many durations the second longest counts, this many times:
+  // a single one, such as the first, or a hang that has passed, teaches
+  // nothing.
   static constexpr size_t kRemembered = 64;
   static constexpr int64_t kFactor = 8;
 
@@ -21,8 +23,7 @@ class ActivityTimes {
       : floor_ns_(floor_ns), ceiling_ns_(ceiling_ns) {}
 
   void Add(const std::string& activity, int64_t ns);
-  // kFactor times the longest of the last durations, between floor and ceiling;
-  // the ceiling for what has never been done.
+  // Between floor and ceiling; the ceiling for what has never been done.
   int64_t Limit(const std::string& activity) const;
 
  private:

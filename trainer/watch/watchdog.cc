@@ -77,8 +77,13 @@ void Watchdog::Begin(Activity* activity) {
 }
 
 void Watchdog::End(Activity* activity) {
-  const int64_t taken = LedgerNow() - activity->since_ns_;
-  times_.Add(activity->name_, taken);
+  const LedgerSlot& slot = ledgers_.own();
+  const int64_t now = LedgerNow();
+  const int64_t taken = now - activity->since_ns_;
+  // What it took while all were stopped teaches nothing.
+  const bool stopped = slot.counts_from_ns > activity->since_ns_ ||
+                       now - slot.watched_ns > tick_ns_ + kOverslept;
+  if (!stopped) times_.Add(activity->name_, taken);
   current_ = activity->outer_;
   // The outer one's clock stood still.
   if (current_ != nullptr) {
@@ -109,6 +114,10 @@ absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
   PrepareStacks();
   auto watchdog = absl::WrapUnique(new Watchdog(options, std::move(ledgers)));
   Watchdog* const self = watchdog.get();
+  if (self->ledgers_.store != nullptr) {
+    self->courier_ = std::make_unique<Courier>(
+        self->ledgers_, [self] { return self->HostReportBytes(); });
+  }
   // Signals are for the other threads.
   sigset_t all;
   sigset_t before;
@@ -116,10 +125,6 @@ absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
   pthread_sigmask(SIG_SETMASK, &all, &before);
   self->thread_ = std::thread([self] { self->Run(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (self->ledgers_.store != nullptr) {
-    self->courier_ = std::make_unique<Courier>(
-        self->ledgers_, [self] { return self->HostReportBytes(); });
-  }
   return watchdog;
 }
 

@@ -31,12 +31,16 @@ TEST(ActivityTimesTest, LearnsItsLimits) {
   EXPECT_EQ(times.Limit("step"), 100);
   EXPECT_EQ(times.Limit("saving"), 1000);
   times.Add("step", 50);
+  EXPECT_EQ(times.Limit("step"), 100) << "one is none";
+  times.Add("step", 60);
   EXPECT_EQ(times.Limit("step"), 400);
+  times.Add("step", 300);
   times.Add("step", 300);
   EXPECT_EQ(times.Limit("step"), 1000);
   // What was long ago is forgotten.
   for (size_t i = 0; i < ActivityTimes::kRemembered; ++i) times.Add("step", 20);
   EXPECT_EQ(times.Limit("step"), 160);
+  times.Add("step", int64_t{1} << 62);
   times.Add("step", int64_t{1} << 62);
   EXPECT_EQ(times.Limit("step"), 1000) << "without overflow";
 }
