@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/progress.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -256,6 +257,7 @@ OutputFile::~OutputFile() {
 }
 
 absl::Status OutputFile::Append(absl::string_view bytes) {
+  CountProgress();
   if (status_.ok()) status_ = WriteAll(fd_, bytes, path_);
   return status_;
 }

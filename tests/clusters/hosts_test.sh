@@ -176,6 +176,31 @@ on 1 timeout -s TERM 2 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
 wait
 expect_text "$work/waits.log" "stopped before the ranks had met"
 
+# A link that is cut without a word: each host says that it doesn't hear the other, and
+# ends with the watchdog's code.
+cuts=()
+for k in 0 1; do
+  on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29520" \
+    --config="$config" --set launch.processes=2 --set output_dir="$work/cut" \
+    --set train.max_steps=1000000 --set train.hang_floor_seconds=4 \
+    >"$work/cut.$k.log" 2>&1 &
+  cuts+=($!)
+done
+for _ in $(seq 200); do
+  [ "$(wc -l <"$work/cut/metrics.jsonl" 2>/dev/null || echo 0)" -lt 10 ] || break
+  sleep 0.1
+done
+ip -n "${hosts[0]}" link set "${net}v" down
+for k in 0 1; do
+  code=0
+  wait "${cuts[$k]}" || code=$?
+  [ "$code" -eq 75 ] || fail "host $k ended with $code, not 75, when its link was cut"
+  expect_text "$work/cut.$k.log" "WARNING: no step for" "exit code 75"
+done
+expect_text "$work/cut.0.log" "host ${hosts[1]} (ranks 2, 3) doesn't answer"
+expect_text "$work/cut.1.log" "host ${hosts[0]} (ranks 0, 1) doesn't answer"
+ip -n "${hosts[0]}" link set "${net}v" up
+
 # A node that disagrees on the number of nodes: a sentence on both, and no hang.
 for k in 0 1; do
   on "$k" "$trainer" --nodes=$((2 + k)) --node_rank="$k" --config="$config" \

@@ -58,7 +58,9 @@ const Rooms& TheRooms() {
       // The core.
       {"trainer", {}},  // main.cc, run_config.proto
       {"trainer/launcher", {"base", kSdk}},
-      {"trainer/process_group", {"base", kSdk, "trainer/launcher"}},
+      {"trainer/watch", {"base"}},
+      {"trainer/process_group",
+       {"base", kSdk, "trainer/launcher", "trainer/watch"}},
       {"trainer/plugin_host", {"base", kSdk}},
       {"trainer/optimizer", {"base", kSdk}},
       {"trainer/checkpoint",
@@ -73,7 +75,7 @@ const Rooms& TheRooms() {
        {"base", "text", kSdk, kLib, "trainer", "trainer/checkpoint",
         "trainer/config", "trainer/data", "trainer/launcher", "trainer/memory",
         "trainer/metrics", "trainer/optimizer", "trainer/plugin_host",
-        "trainer/process_group", "trainer/profile"}},
+        "trainer/process_group", "trainer/profile", "trainer/watch"}},
       {"trainer/compare",
        {"base", kSdk, "trainer", "trainer/config", "trainer/launcher",
         "trainer/metrics", "trainer/plugin_host", "trainer/session"}},

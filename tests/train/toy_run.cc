@@ -258,7 +258,6 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   job.batch.automatic = run.automatic;
   job.batch = WithMicroBatch(job.batch, run.micro_batch, run.ranks);
   job.output_dir = run.output_dir;
-  if (run.output_of_rank) job.output_dir = run.output_of_rank(rank.rank);
   if (run.change) run.change(rank.rank, &job.parts);
   return RunTraining(&job, rank);
 }

@@ -47,8 +47,6 @@ struct ToyRun {
   // Changes rank r's parts before it trains; default: nothing.
   std::function<void(int rank, RunParts* parts)> change;
   std::string output_dir;  // default: a new one
-  // Of rank r, where it isn't that of all.
-  std::function<std::string(int rank)> output_of_rank;
 };
 
 // Runs it in processes of its own; returns the exit code. The

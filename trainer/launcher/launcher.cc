@@ -20,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "base/exit_codes.h"
 #include "base/status.h"
 #include "trainer/launcher/rank_process.h"
 #include "trainer/launcher/signals.h"
@@ -87,6 +88,8 @@ class Supervisor {
   int ExitCode() const;
 
   bool AllExited() const;
+  // The watchdog has ended the run, and has said why.
+  bool Hung() const;
   bool AllHaveOutcome() const;
   absl::optional<Clock::time_point> Deadline() const;
 
@@ -140,6 +143,11 @@ absl::Status Supervisor::Fork(RankInfo info, const RankMain& rank_main) {
 bool Supervisor::AllExited() const {
   return std::all_of(ranks_.begin(), ranks_.end(),
                      [](const auto& rank) { return rank->exited(); });
+}
+
+bool Supervisor::Hung() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const auto& rank) { return rank->Hung(); });
 }
 
 bool Supervisor::AllHaveOutcome() const {
@@ -220,6 +228,7 @@ void Supervisor::NoteFailures() {
 
 void Supervisor::PrintCause() {
   PrintOutputLeft();
+  if (Hung()) return;
   // A rank that only lost its peer prints nothing, unless that holds for all.
   const auto is_own = [this](int rank) {
     return ranks_[rank]->Outcome()->kind != RankOutcome::kLostPeer;
@@ -257,6 +266,7 @@ void Supervisor::EndAfterFailure() {
 }
 
 int Supervisor::ExitCode() const {
+  if (Hung()) return kHungExitCode;
   if (!failures_.empty()) return 1;
   for (const auto& rank : ranks_) {
     const RankOutcome outcome = *rank->Outcome();

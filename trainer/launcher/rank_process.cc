@@ -16,6 +16,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/exit_codes.h"
 #include "base/status.h"
 #include "trainer/launcher/place.h"
 #include "trainer/launcher/signals.h"
@@ -212,6 +213,11 @@ std::string RankProcess::Drain() {
 
 void RankProcess::Signal(int signal) const {
   if (!exited_) kill(pid_, signal);
+}
+
+bool RankProcess::Hung() const {
+  return exited_ && WIFEXITED(wait_status_) &&
+         WEXITSTATUS(wait_status_) == kHungExitCode;
 }
 
 absl::optional<RankOutcome> RankProcess::ReportedOutcome() const {

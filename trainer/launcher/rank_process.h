@@ -63,6 +63,8 @@ class RankProcess {
   void CloseInChild() const;
 
   bool exited() const { return exited_; }
+  // Whether its watchdog has ended it.
+  bool Hung() const;
   // nullopt while the rank runs. A rank may have reported but not yet exited.
   absl::optional<RankOutcome> Outcome() const;
 

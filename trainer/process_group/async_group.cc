@@ -184,12 +184,15 @@ AsyncGroup::~AsyncGroup() {
   worker_.join();
 }
 
-AsyncGroup::Task AsyncGroup::Prepare(const char* collective, int64_t bytes_sent,
-                                     Task run) {
+AsyncGroup::Task AsyncGroup::Prepare(const char* collective, int64_t bytes,
+                                     int64_t bytes_sent, Task run) {
   meter_->Sent(bytes_sent);
   meter_->Started();
-  return [this, collective, run = std::move(run)] {
+  const uint64_t number = log_.Issued(collective, bytes);
+  return [this, collective, number, run = std::move(run)] {
+    log_.Started(number);
     const absl::Status status = Describe(run(), name_of(rank()), collective);
+    log_.Finished(number);
     meter_->Finished();
     // Lets the others know at once.
     if (!status.ok()) collectives_->Leave();
@@ -197,18 +200,19 @@ AsyncGroup::Task AsyncGroup::Prepare(const char* collective, int64_t bytes_sent,
   };
 }
 
-std::unique_ptr<Work> AsyncGroup::Begin(const char* collective,
+std::unique_ptr<Work> AsyncGroup::Begin(const char* collective, int64_t bytes,
                                         int64_t bytes_sent, Task run) {
   return std::make_unique<QueuedWork>(
-      queue_, queue_->Put(Prepare(collective, bytes_sent, std::move(run))),
+      queue_,
+      queue_->Put(Prepare(collective, bytes, bytes_sent, std::move(run))),
       meter_);
 }
 
-absl::Status AsyncGroup::RunNow(const char* collective, int64_t bytes_sent,
-                                Task run) {
+absl::Status AsyncGroup::RunNow(const char* collective, int64_t bytes,
+                                int64_t bytes_sent, Task run) {
   const Clock::time_point begin = Clock::now();
   const absl::Status status =
-      queue_->RunNow(Prepare(collective, bytes_sent, std::move(run)));
+      queue_->RunNow(Prepare(collective, bytes, bytes_sent, std::move(run)));
   meter_->Waited(Clock::now() - begin);
   return status;
 }
@@ -216,7 +220,7 @@ absl::Status AsyncGroup::RunNow(const char* collective, int64_t bytes_sent,
 std::unique_ptr<Work> AsyncGroup::AllReduce(const at::Tensor& tensor) {
   CheckTensor(tensor);
   if (tensor.numel() == 0) return NothingToWaitFor();
-  return Begin("all-reduce", 2 * RingBytes(tensor.nbytes()),
+  return Begin("all-reduce", tensor.nbytes(), 2 * RingBytes(tensor.nbytes()),
                [this, tensor, type = CheckedType(tensor)] {
                  return collectives_->AllReduce(Data(tensor), tensor.numel(),
                                                 type);
@@ -230,7 +234,7 @@ std::unique_ptr<Work> AsyncGroup::ReduceScatter(const at::Tensor& output,
   CHECK_EQ(input.numel(), output.numel() * size());
   CHECK(output.scalar_type() == input.scalar_type());
   if (input.numel() == 0) return NothingToWaitFor();
-  return Begin("reduce-scatter", RingBytes(input.nbytes()),
+  return Begin("reduce-scatter", input.nbytes(), RingBytes(input.nbytes()),
                [this, output, input, type = CheckedType(input)] {
                  return collectives_->ReduceScatter(Data(output), Data(input),
                                                     output.numel(), type);
@@ -244,9 +248,11 @@ std::unique_ptr<Work> AsyncGroup::AllGather(const at::Tensor& output,
   CHECK_EQ(output.numel(), input.numel() * size());
   CHECK(output.scalar_type() == input.scalar_type());
   if (output.numel() == 0) return NothingToWaitFor();
-  return Begin("all-gather", RingBytes(output.nbytes()), [this, output, input] {
-    return collectives_->AllGather(Data(output), Data(input), input.nbytes());
-  });
+  return Begin("all-gather", output.nbytes(), RingBytes(output.nbytes()),
+               [this, output, input] {
+                 return collectives_->AllGather(Data(output), Data(input),
+                                                input.nbytes());
+               });
 }
 
 std::unique_ptr<Work> AsyncGroup::Broadcast(const at::Tensor& tensor,
@@ -254,17 +260,18 @@ std::unique_ptr<Work> AsyncGroup::Broadcast(const at::Tensor& tensor,
   CheckTensor(tensor);
   CHECK_LT(root, size());
   if (tensor.numel() == 0) return NothingToWaitFor();
-  return Begin(
-      "broadcast", rank() == root ? tensor.nbytes() : 0, [this, tensor, root] {
-        return collectives_->Broadcast(Data(tensor), tensor.nbytes(), root);
-      });
+  return Begin("broadcast", tensor.nbytes(),
+               rank() == root ? tensor.nbytes() : 0, [this, tensor, root] {
+                 return collectives_->Broadcast(Data(tensor), tensor.nbytes(),
+                                                root);
+               });
 }
 
 void AsyncGroup::AllReduceHost(absl::Span<double> values) {
   if (values.empty()) return;
   const int64_t bytes = static_cast<int64_t>(values.size()) * sizeof(double);
   const absl::Status status =
-      RunNow("all-reduce", 2 * RingBytes(bytes), [this, values] {
+      RunNow("all-reduce", bytes, 2 * RingBytes(bytes), [this, values] {
         return collectives_->AllReduce(reinterpret_cast<char*>(values.data()),
                                        static_cast<int64_t>(values.size()),
                                        c10::ScalarType::Double);
@@ -273,7 +280,7 @@ void AsyncGroup::AllReduceHost(absl::Span<double> values) {
 }
 
 absl::Status AsyncGroup::Barrier() {
-  return RunNow("start", 0, [this] { return collectives_->Barrier(); });
+  return RunNow("start", 0, 0, [this] { return collectives_->Barrier(); });
 }
 
 absl::StatusOr<std::vector<std::string>> AsyncGroup::ExchangeTexts(
@@ -282,8 +289,9 @@ absl::StatusOr<std::vector<std::string>> AsyncGroup::ExchangeTexts(
   std::vector<char> input(kTextBytes);
   std::copy(mine.begin(), mine.end(), input.begin());
   std::vector<char> output(kTextBytes * size());
-  CAPSTAN_RETURN_IF_ERROR(
-      RunNow("split", RingBytes(output.size()), [this, &input, &output] {
+  CAPSTAN_RETURN_IF_ERROR(RunNow(
+      "split", kTextBytes * size(), RingBytes(output.size()),
+      [this, &input, &output] {
         return collectives_->AllGather(output.data(), input.data(), kTextBytes);
       }));
   std::vector<std::string> texts;

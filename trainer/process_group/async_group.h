@@ -13,6 +13,7 @@
 #include "plugins/sdk/process_group.h"
 #include "trainer/process_group/communication_meter.h"
 #include "trainer/process_group/sync_collectives.h"
+#include "trainer/watch/collective_log.h"
 
 namespace capstan {
 
@@ -59,13 +60,16 @@ class AsyncGroup : public ProcessGroup {
  private:
   using Task = std::function<absl::Status()>;
 
-  // Wraps `run`, the collective, with metering and error messages.
-  Task Prepare(const char* collective, int64_t bytes_sent, Task run);
+  // Wraps `run`, the collective on `bytes`, with metering, its record in the
+  // ledger, and error messages.
+  Task Prepare(const char* collective, int64_t bytes, int64_t bytes_sent,
+               Task run);
   // Queues it for the group's thread. `run` keeps the tensors alive.
-  std::unique_ptr<Work> Begin(const char* collective, int64_t bytes_sent,
-                              Task run);
+  std::unique_ptr<Work> Begin(const char* collective, int64_t bytes,
+                              int64_t bytes_sent, Task run);
   // Runs it at once, on this thread if possible.
-  absl::Status RunNow(const char* collective, int64_t bytes_sent, Task run);
+  absl::Status RunNow(const char* collective, int64_t bytes, int64_t bytes_sent,
+                      Task run);
   // Bytes that a rank sends in a ring over `bytes`.
   int64_t RingBytes(int64_t bytes) const {
     return bytes * (size() - 1) / size();
@@ -74,6 +78,7 @@ class AsyncGroup : public ProcessGroup {
   const std::unique_ptr<SyncCollectives> collectives_;
   const std::string name_;
   const std::shared_ptr<CommunicationMeter> meter_;
+  const CollectiveLog log_{/*sees_ends=*/true};
   const std::shared_ptr<AsyncQueue> queue_;
   std::thread worker_;
 };

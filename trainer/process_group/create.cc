@@ -26,6 +26,7 @@
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
+#include "trainer/watch/ledger.h"
 
 namespace capstan {
 namespace {
@@ -131,8 +132,8 @@ std::shared_ptr<gloo::transport::Device> CreateDevice(const Meeting& meeting) {
 
 // Connects ranks, which have met, with Gloo on the CPU: over the interface in
 // GLOO_SOCKET_IFNAME, else by this host's address in the meeting. They have
-// `timeout` to come; it also limits what waits
-// without a limit of its own.
+// kJoinTimeout to come; `timeout` limits what then waits without a limit of its
+// own.
 BackendGroup::Connect GlooConnect(const Meeting& meeting,
                                   std::chrono::milliseconds timeout) {
   // For all groups of this rank, once one is connected.
@@ -141,11 +142,13 @@ BackendGroup::Connect GlooConnect(const Meeting& meeting,
   return [meeting, timeout, device](const std::string& prefix, int rank,
                                     int size) {
     if (*device == nullptr) *device = CreateDevice(meeting);
-    auto options = ProcessGroupGloo::Options::create(timeout);
+    auto options = ProcessGroupGloo::Options::create(kJoinTimeout);
     options->devices.push_back(*device);
-    return c10::make_intrusive<ProcessGroupGloo>(
+    auto gloo = c10::make_intrusive<ProcessGroupGloo>(
         c10::make_intrusive<c10d::PrefixStore>(prefix, meeting.store), rank,
         size, options);
+    gloo->setTimeout(timeout);
+    return gloo;
   };
 }
 
@@ -169,6 +172,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
   CAPSTAN_RETURN_IF_ERROR(CheckVariables(info));
   CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
   try {
+    JoinLedgers(info.rank, info.world_size, meeting.store);
     CAPSTAN_ASSIGN_OR_RETURN(
         std::unique_ptr<ProcessGroup> group,
         CreateHostsGroup(info, meeting.store.get(),

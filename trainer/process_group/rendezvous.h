@@ -13,8 +13,9 @@ namespace capstan {
 
 // How long ranks wait for the others to join.
 constexpr std::chrono::seconds kJoinTimeout{300};
-// Collective timeout; long, since a rank may be saving meanwhile.
-constexpr std::chrono::minutes kCollectiveTimeout{30};
+// Of collectives: none. A rank may save, sample or evaluate meanwhile for as
+// long as it likes; what is too long is the watchdog's to say (trainer/watch).
+constexpr std::chrono::hours kCollectiveTimeout{24 * 365 * 10};
 
 // What a rank has once all have met.
 struct Meeting {

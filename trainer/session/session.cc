@@ -61,7 +61,7 @@ std::string ExitText(const Session& session, int code, bool on_main) {
   const auto named = [](const char* slot, const google::protobuf::Any& any) {
     return absl::StrCat(slot, " ", PackageOf(TypeOf(any)));
   };
-  const absl::string_view phase = session.phase;
+  const absl::string_view phase(session.phase);
   std::vector<std::string> whose;
   if (phase == kForwardPhase) {
     whose.push_back(named("objective", config.objective()));

@@ -17,8 +17,24 @@
 #include "trainer/session/loss_scaler.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/strategy_runner.h"
+#include "trainer/watch/ledger.h"
 
 namespace capstan {
+
+// A phase of the step (profiler.h), which the ledger gets to know, too; "":
+// none.
+class CurrentPhase {
+ public:
+  CurrentPhase& operator=(const char* phase) {
+    phase_ = phase;
+    LogPhase(phase);
+    return *this;
+  }
+  operator const char*() const { return phase_; }
+
+ private:
+  const char* phase_ = "";
+};
 
 // State shared by the parts of one rank's training: the step (step.h), its
 // records (step_records.h), evaluation (evaluator.h), checkpoints
@@ -68,8 +84,7 @@ struct Session {
   SavingCost saving_cost;
   absl::optional<double> eval_loss;  // the latest
   bool stopping = false;             // a rank received a signal; agreed by all
-  // A phase of the step (profiler.h); "": none. For ExitText.
-  const char* phase = "";
+  CurrentPhase phase;
 
   // What training samples are read from.
   const DatasetReader& train_reader() const {

@@ -5,6 +5,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <glog/logging.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/status.h"
@@ -50,6 +52,8 @@
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/step.h"
+#include "trainer/watch/ledger.h"
+#include "trainer/watch/watchdog.h"
 
 namespace capstan {
 namespace {
@@ -246,8 +250,28 @@ void PrepareProcess(const Session& session) {
   }
 }
 
+// For all that follows; without it the run is as good, but for its reports.
+std::unique_ptr<Watchdog> Watch(const Session& session) {
+  const Train& train = session.config.train();
+  WatchOptions options;
+  if (train.hang_floor_seconds() > 0) {
+    options.floor_seconds = train.hang_floor_seconds();
+  }
+  options.ceiling_seconds =
+      std::max(options.floor_seconds, train.hang_ceiling_seconds() > 0
+                                          ? train.hang_ceiling_seconds()
+                                          : options.ceiling_seconds);
+  options.abort = train.on_hang() == Train::ABORT;
+  absl::StatusOr<std::unique_ptr<Watchdog>> watchdog = Watchdog::Start(options);
+  if (watchdog.ok()) return *std::move(watchdog);
+  LOG(WARNING) << "no rank watches for others that hang: "
+               << watchdog.status().message();
+  return nullptr;
+}
+
 // Sets up the group, the device, the output folder and max_steps.
 absl::Status JoinRanks(Session* session) {
+  WantLedgers();
   CAPSTAN_ASSIGN_OR_RETURN(
       session->group, CreateProcessGroup(session->rank, session->job.gpus));
   RanksHaveMet();
@@ -421,8 +445,13 @@ class Training {
   absl::Status Run();
 
  private:
+  // As the watchdog knows it, while it lives.
+  Watchdog::Activity Doing(const char* name) const {
+    return {watchdog_.get(), name, session_.state.step};
+  }
   // Sets finished_before_.
   absl::Status SetUp();
+  absl::Status Step();
   // The last evaluation, checkpoint and samples, and the final folder; after a
   // signal only the checkpoint.
   absl::Status SaveAll();
@@ -443,6 +472,7 @@ class Training {
   std::unique_ptr<Profiler> profiler_;  // null: profiling is off
   bool finished_before_ = false;
   const ExitGuard exit_guard_{&session_};
+  std::unique_ptr<Watchdog> watchdog_;
 };
 
 absl::Status Training::Run() {
@@ -453,10 +483,14 @@ absl::Status Training::Run() {
   // A signal may have arrived meanwhile.
   CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
       AgreeOrStop(*session_.group, StopStatus(), "start")));
-  if (!session_.stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
+  if (!session_.stopping) {
+    const auto activity = Doing("evaluation");
+    CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
+  }
   // From a mirror the run may go on in the midst of a save.
   if (session_.GoesOn() && session_.first_step > 0 &&
       Due(session_.config.train().save_every(), session_.first_step)) {
+    const auto activity = Doing("saving");
     CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
   }
 
@@ -464,7 +498,7 @@ absl::Status Training::Run() {
   const bool& stopping = session_.stopping;
   const double began = MonotonicSeconds();
   while (session_.GoesOn()) {
-    CAPSTAN_RETURN_IF_ERROR(step_.Run(*loader_));
+    CAPSTAN_RETURN_IF_ERROR(Step());
     const int64_t step = session_.state.step;
     const bool evaluate = Due(train.eval_every(), step);
     const bool save = Due(train.save_every(), step);
@@ -475,23 +509,36 @@ absl::Status Training::Run() {
     if (step_.go_back()) CAPSTAN_RETURN_IF_ERROR(GoBack());
     if (mirror) checkpoints_.Mirror();
     if (evaluate && !stopping) {
+      const auto activity = Doing("evaluation");
       CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
     }
     if (evaluate && session_.GoesOn()) {
+      const auto activity = Doing("sampling");
       CAPSTAN_RETURN_IF_ERROR(
           evaluator_.Sample(absl::StrCat("after step ", step)));
     }
     // Again, or a restart would repeat the evaluation.
     if (mirror && evaluate) checkpoints_.Mirror();
-    if (save && !stopping) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+    if (save && !stopping) {
+      const auto activity = Doing("saving");
+      CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+    }
     session_.saving_cost.train_seconds = MonotonicSeconds() - began;
   }
   return Finish();
 }
 
+absl::Status Training::Step() {
+  const Watchdog::Activity activity(watchdog_.get(), "step",
+                                    session_.state.step + 1);
+  return step_.Run(*loader_);
+}
+
 absl::Status Training::SetUp() {
   PrepareProcess(session_);
   CAPSTAN_RETURN_IF_ERROR(JoinRanks(&session_));
+  watchdog_ = Watch(session_);
+  const auto activity = Doing("set-up");
   const RunConfig& config = session_.config;
   const BatchPlan& batch = session_.job.batch;
   ProcessGroup& group = *session_.group;
@@ -543,17 +590,28 @@ absl::Status Training::GoBack() {
 
 absl::Status Training::SaveAll() {
   const bool& stopping = session_.stopping;
-  if (!stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
+  if (!stopping) {
+    const auto activity = Doing("evaluation");
+    CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
+  }
   if (!stopping) CAPSTAN_RETURN_IF_ERROR(divergence_.CheckEnd());
-  if (session_.state.step > 0) CAPSTAN_RETURN_IF_ERROR(checkpoints_.SaveLast());
+  if (session_.state.step > 0) {
+    const auto activity = Doing("saving");
+    CAPSTAN_RETURN_IF_ERROR(checkpoints_.SaveLast());
+  }
   if (stopping) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(checkpoints_.RestoreBest());
-  CAPSTAN_RETURN_IF_ERROR(evaluator_.Sample("after training"));
+  {
+    const auto activity = Doing("sampling");
+    CAPSTAN_RETURN_IF_ERROR(evaluator_.Sample("after training"));
+  }
   return stopping ? absl::OkStatus() : checkpoints_.SaveFinal();
 }
 
 absl::Status Training::Finish() {
   loader_.reset();
+  absl::optional<Watchdog::Activity> activity;
+  activity.emplace(watchdog_.get(), "finishing", session_.state.step);
   CAPSTAN_RETURN_IF_ERROR(SaveAll());
   Reporter* const reporter = session_.reporter.get();
   absl::Status status = WriteProfile();
@@ -565,6 +623,7 @@ absl::Status Training::Finish() {
   CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "write its output"));
   if (session_.stopping) return Stopped();
   // Last, as it may take long: no other rank waits for it.
+  activity.reset();
   if (reporter == nullptr || !session_.config.has_hub_upload()) {
     return absl::OkStatus();
   }

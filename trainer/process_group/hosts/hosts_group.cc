@@ -2,12 +2,10 @@
 #include "trainer/process_group/hosts/hosts_group.h"
 
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -26,6 +24,7 @@
 #include "trainer/process_group/shm/shm_group.h"
 #include "trainer/process_group/shm/shm_join.h"
 #include "trainer/process_group/single_group.h"
+#include "trainer/watch/ledger.h"
 
 namespace capstan {
 namespace {
@@ -181,22 +180,11 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
 
 constexpr char kFlat[] = "gloo";
 
-// Equal for processes that can open each other's files under /proc; kFlat if a
-// flat group is wanted.
+// HostKey; kFlat if a flat group is wanted.
 std::string HostText(int rank) {
   const char* choice = getenv("CAPSTAN_CPU_COLLECTIVES");
   if (choice != nullptr && std::string(choice) == "gloo") return kFlat;
-  const char* id = getenv("CAPSTAN_HOST_ID");
-  if (id != nullptr && *id != '\0') return absl::StrCat("host ", id);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char name[256] = {};
-  struct stat processes = {};
-  if (boot.empty() || gethostname(name, sizeof(name) - 1) != 0 ||
-      stat("/proc/self/ns/pid", &processes) != 0) {
-    return absl::StrCat("rank ", rank);
-  }
-  return absl::StrCat(boot, " ", name, " ", processes.st_ino, " ", geteuid());
+  return HostKey(rank);
 }
 
 ExchangeFunction ExchangeThrough(c10d::Store* store, const RankInfo& info) {
