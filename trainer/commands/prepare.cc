@@ -24,6 +24,8 @@ LaunchSettings SettingsOf(const Launch& launch) {
   settings.rendezvous = launch.rendezvous();
   settings.interface = launch.interface();
   settings.gpu_ids.assign(launch.gpu_ids().begin(), launch.gpu_ids().end());
+  settings.max_restarts = launch.max_restarts();
+  settings.min_processes = launch.min_processes();
   return settings;
 }
 
@@ -91,6 +93,11 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   const Place& place = prepared->place;
   if (options.starts_run) CAPSTAN_RETURN_IF_ERROR(place.may_train);
   prepared->processes = place.info.world_size;
+  if (!place.forks && job.loaded.config.launch().max_restarts() > 0) {
+    job.notes.push_back(
+        absl::StrCat("launch.max_restarts isn't used: ", place.info.placed_by,
+                     " starts ranks, and starts them again by its own rules"));
+  }
   CAPSTAN_RETURN_IF_ERROR(KeepBatch(prepared.get()));
   // Once, not by each rank or host.
   CAPSTAN_RETURN_IF_ERROR(CollectMissing(job.loaded, *prepared->host,

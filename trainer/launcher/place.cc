@@ -44,6 +44,10 @@ absl::Status CheckSettings(const PlaceRequest& request) {
     return FieldError("nodes", absl::StrCat("must be from 1 to ", kMostNodes,
                                             ", is ", settings.nodes));
   }
+  if (settings.max_restarts < 0) {
+    return FieldError("max_restarts", absl::StrCat("must not be negative, is ",
+                                                   settings.max_restarts));
+  }
   if (settings.nodes == 0 && settings.node_rank.has_value()) {
     return FieldError("node_rank", absl::StrCat("is ", *settings.node_rank,
                                                 ", but nodes isn't set: how "
@@ -161,6 +165,7 @@ absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus) {
     info.agent_store = false;
   }
   info.interface = settings.interface;
+  if (place.forks) place.max_restarts = settings.max_restarts;
   CAPSTAN_ASSIGN_OR_RETURN(info.token, TokenOr(info.token));
   CAPSTAN_RETURN_IF_ERROR(AssignGpus(request, &place));
   return place;

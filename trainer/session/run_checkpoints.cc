@@ -105,7 +105,9 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
   state.global_batch_size = session_.job.batch.global_batch_size;
   CAPSTAN_ASSIGN_OR_RETURN(state.frozen_crc32c,
                            FrozenChecksum(*session_.parts.model, state.seed));
-  if (train.resume() != Train::AUTO) return absl::OkStatus();
+  if (train.resume() != Train::AUTO && !session_.Restarted()) {
+    return absl::OkStatus();
+  }
   const std::string newest = NewestCheckpoint(session_.output_dir);
   if (newest.empty()) return absl::OkStatus();
   const TrainState mine = state;

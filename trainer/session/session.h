@@ -56,6 +56,9 @@ struct Session {
   // A phase of the step (profiler.h); "": none. For ExitText.
   const char* phase = "";
 
+  // Whether the ranks were started again after a death: the run goes on from
+  // its last state, whatever train.resume says.
+  bool Restarted() const { return rank.restart > 0; }
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
   // Updates the model's working copies from the masters.

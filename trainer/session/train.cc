@@ -35,6 +35,7 @@
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/place.h"
+#include "trainer/launcher/progress.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
@@ -151,8 +152,16 @@ absl::Status SettleOutputDir(Session* session) {
   ProcessGroup& group = *session->group;
   absl::StatusOr<std::string> folder = std::string();
   if (group.rank() == 0) {
-    folder = PrepareOutputFolder(session->config, session->job.workspace_folder,
+    RunConfig config = session->config;
+    // After a death the run goes on where it was.
+    if (session->Restarted()) {
+      config.mutable_train()->set_resume(Train::AUTO);
+      const std::string chosen = NotedOutputFolder();
+      if (!chosen.empty()) config.set_output_dir(chosen);
+    }
+    folder = PrepareOutputFolder(config, session->job.workspace_folder,
                                  session->rank.placed_by);
+    if (folder.ok()) NoteOutputFolder(*folder);
   }
   CAPSTAN_RETURN_IF_ERROR(
       Agree(group, folder.status(), "make the output folder"));
@@ -210,6 +219,14 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
       parts.eval_data != nullptr ? config.train().eval_every() : 0;
   facts.save_every = config.train().save_every();
   CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
+  if (session->Restarted()) {
+    // The user knows the rest.
+    session->reporter->Note(
+        session->first_step > 0
+            ? absl::StrCat("restarted from step ", session->first_step)
+            : "restarted from the beginning: there was no checkpoint yet");
+    return absl::OkStatus();
+  }
   session->reporter->Banner();
   for (const std::string& line : job.loaded.notes) {
     session->reporter->Note(line);
@@ -442,6 +459,7 @@ absl::Status Training::Run() {
   while (session_.GoesOn()) {
     CAPSTAN_RETURN_IF_ERROR(step_.Run(*loader_));
     const int64_t step = session_.state.step;
+    StepFinished(step);
     const bool evaluate = Due(train.eval_every(), step);
     const bool save = Due(train.save_every(), step);
     if (evaluate || save || stopping || step == session_.max_steps) {
