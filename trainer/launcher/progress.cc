@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 // Without our launcher: this process's own.
 RunProgress own_page;
-std::atomic<RunProgress*> page{&own_page};
+std::atomic<RunProgress*> current{&own_page};
 std::atomic<int64_t> finished_at{-1};  // Clock's count, of this process
 
 }  // namespace
@@ -32,17 +32,17 @@ absl::StatusOr<std::unique_ptr<SharedProgress>> SharedProgress::Create() {
         "can't start the ranks: no shared memory: ", strerror(errno)));
   }
   auto* const made = new (memory) RunProgress;
-  page = made;
+  current = made;
   return absl::WrapUnique(new SharedProgress(made));
 }
 
 SharedProgress::~SharedProgress() {
-  page = &own_page;
+  current = &own_page;
   munmap(page_, sizeof(RunProgress));
 }
 
 void StepFinished(int64_t step) {
-  RunProgress& shared = *page.load();
+  RunProgress& shared = *current.load();
   const int64_t now = Clock::now().time_since_epoch().count();
   const int64_t before = finished_at.exchange(now);
   if (before >= 0) {
@@ -55,17 +55,17 @@ void StepFinished(int64_t step) {
   }
 }
 
-int64_t StepMilliseconds() { return page.load()->step_ms.load(); }
+int64_t StepMilliseconds() { return current.load()->step_ms.load(); }
 
 void NoteOutputFolder(const std::string& folder) {
-  RunProgress& shared = *page.load();
+  RunProgress& shared = *current.load();
   if (folder.size() >= RunProgress::kMaxFolder) return;
   memcpy(shared.folder, folder.c_str(), folder.size() + 1);
   shared.folder_bytes = static_cast<int32_t>(folder.size());
 }
 
 std::string NotedOutputFolder() {
-  const RunProgress& shared = *page.load();
+  const RunProgress& shared = *current.load();
   return std::string(shared.folder, shared.folder_bytes.load());
 }
 
