@@ -64,6 +64,30 @@ both "ours, two hosts, fsdp" fsdp ours --set launch.processes=2 \
 both "ours, two hosts, zero2" zero2 ours --set launch.processes=2 \
   --set 'strategy=capstan.zero2'
 
+# Ranks that die are started again, on both hosts.
+killed() {
+  local k=$1
+  shift
+  if [ "$k" -eq 1 ]; then
+    (
+      for lines in 3 8 13; do
+        for _ in $(seq 1500); do
+          [ "$(cat "$work/killed/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$lines" ] && break
+          sleep 0.02
+        done
+        # The last rank of host 0, then the first two of host 1: each once.
+        victim=$((lines % 5 == 3 ? (lines + 1) / 5 % 2 : 0))
+        ip netns pids "${hosts[$victim]}" | xargs -r ps -o pid=,args= -p |
+          awk '/29520/ {print $1}' | tail -n 1 | xargs -r kill -KILL
+      done
+    ) &
+  fi
+  on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29520" \
+    --set launch.processes=2 --set launch.max_restarts=20 --set train.save_every=1 "$@"
+}
+both "ours, two hosts, ranks killed three times" killed killed
+expect_text "$work/killed.0.log" "starting the ranks again (3 of 20)" "restarted from step"
+
 # Kubeflow's PyTorchJob: RANK and WORLD_SIZE are the pod's.
 pytorchjob() {
   local k=$1

@@ -148,7 +148,11 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
   info.mirror_fds = mirror_fds_;
   progress_->page().step = -1;
   CAPSTAN_ASSIGN_OR_RETURN(info.threads, ThreadsPerRank(info.local_world_size));
-  if (info.nodes > 1) return Fork(std::move(info), rank_main);
+  if (info.nodes > 1) {
+    // The meeting's name stays: each host counts its own restarts.
+    info.comes_again = restarts_.on();
+    return Fork(std::move(info), rank_main);
+  }
   info.master_addr = "127.0.0.1";
   CAPSTAN_ASSIGN_OR_RETURN(info.listen_fd, Listen(&info.master_port));
   if (info.token.empty()) info.token = RandomToken();

@@ -53,6 +53,9 @@ struct RankInfo {
 
   // How often our launcher has started the ranks anew.
   int restart = 0;
+  // Of several hosts: a rank that leaves before all have met may come again, as
+  // its launcher starts it anew.
+  bool comes_again = false;
   // Memory that outlives the ranks: two files (memfd) for each local rank that
   // this launcher has ever started, so that those of local rank i are 2 i and
   // 2 i + 1; empty: there is none. Open for as long as the launcher lives, and

@@ -59,6 +59,8 @@ class Joining {
   absl::StatusOr<Meeting> AsOther();
 
  private:
+  // Whether the ranks have met before, and were started again.
+  bool Returns() const { return info_.comes_again && info_.restart > 0; }
   Hello OwnHello() const;
   Deadline Within(milliseconds limit) const {
     return std::min(deadline_, MeetingClock::now() + limit);
@@ -135,6 +137,7 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   options.world_size = info_.world_size;
   options.run_key = info_.run_key;
   options.token = info_.token;
+  options.ranks_come_again = info_.comes_again;
   MeetingPlace place;
   if (by_file_) {
     CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
@@ -274,6 +277,8 @@ bool Joining::MayChange(const absl::Status& problem) {
     others_since_.reset();
     return true;
   }
+  // Its launcher has just killed who has this rank's place.
+  if (absl::IsAlreadyExists(problem)) return info_.comes_again;
   if (!absl::IsNotFound(problem)) return false;
   // A file may be a left-over, and is looked at again.
   if (by_file_) return true;
@@ -287,7 +292,11 @@ absl::Status Joining::GiveUp(const absl::Status& problem) const {
       "rank ", info_.rank, " waited ", seconds_waited(), " s for rank 0 ",
       by_file_ ? absl::StrCat("by ", file_)
                : absl::StrCat("at ", info_.master_addr, ":", info_.master_port),
-      ": ", problem.message()));
+      ": ", problem.message(),
+      Returns()
+          ? "; if its host is gone, start the run on other hosts: it goes "
+            "on from its last checkpoint"
+          : ""));
 }
 
 absl::StatusOr<Meeting> Joining::AwaitOthers(
@@ -343,6 +352,9 @@ absl::Status Joining::Explain(const absl::Status& status) const {
 
 absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
   if (info.agent_store) return MeetAtAgent(info, timeout);
+  if (info.comes_again && info.restart > 0) {
+    timeout = std::min<milliseconds>(timeout, kReturnTimeout);
+  }
   Joining joining(info, timeout);
   CAPSTAN_RETURN_IF_ERROR(joining.Check());
   return info.rank == 0 ? joining.AsRank0() : joining.AsOther();

@@ -37,7 +37,7 @@ struct Session {
   TrainJob& job;
   const RunConfig& config;
   RunParts& parts;
-  const RankInfo rank;
+  RankInfo rank;
   // Of job.notes, those from before the ranks were started.
   const size_t known_notes;
 

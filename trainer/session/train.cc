@@ -266,6 +266,13 @@ absl::Status JoinRanks(Session* session) {
   CAPSTAN_ASSIGN_OR_RETURN(
       session->group, CreateProcessGroup(session->rank, session->job.gpus));
   RanksHaveMet();
+  if (session->rank.nodes > 1) {
+    // Each host's launcher counts its own; any means that there is a state.
+    const std::vector<double> restarts =
+        FromAllRanks(*session->group, session->rank.restart);
+    session->rank.restart =
+        static_cast<int>(*std::max_element(restarts.begin(), restarts.end()));
+  }
   if (session->config.profile().steps_size() > 0) {
     session->group = ProfileWaits(std::move(session->group));
   }

@@ -89,6 +89,12 @@ absl::optional<Refusal> Admission::JudgeProof(const Hello& hello,
   return absl::nullopt;
 }
 
+void Admission::Leave(int rank) {
+  if (!ranks_[rank].has_value()) return;
+  ranks_[rank].reset();
+  --joined_;
+}
+
 std::string Admission::Missing() const {
   std::vector<int> missing;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -29,6 +29,9 @@ class Admission {
                                      absl::string_view nonce,
                                      const Proof& proof);
 
+  // A rank that had joined is gone: its place is free.
+  void Leave(int rank);
+
   // Whether a rank of another world size can be but a mistake in this run: its
   // key or token says that it belongs here.
   bool knows_its_ranks() const { return !run_key_.empty() || !token_.empty(); }

@@ -24,6 +24,7 @@ absl::Status StatusOf(const Refusal& refusal) {
     case RefusalReason::kOtherVersion:
       return absl::NotFoundError(refusal.text);
     case RefusalReason::kRankTaken:
+      return absl::AlreadyExistsError(refusal.text);
     case RefusalReason::kWorldSize:
       return absl::FailedPreconditionError(refusal.text);
     case RefusalReason::kTimedOut:

@@ -555,6 +555,12 @@ void MeetingServer::Loop::HandleLoss(const Connection& c) {
   const std::string text = absl::StrCat(Describe(c.hello), " has left the run");
   if (met_) {
     keys_.EndWaits(text);
+  } else if (options_.ranks_come_again) {
+    const auto its = std::find_if(
+        patience_.begin(), patience_.end(),
+        [&c](const auto& patience) { return patience.second == c.id; });
+    if (its != patience_.end()) patience_.erase(its);
+    admission_.Leave(c.hello.rank);
   } else {
     Fail({RefusalReason::kRankLost, text});
   }

@@ -21,6 +21,8 @@ struct MeetingServerOptions {
   std::string token;
   // Rank 0's address in the traffic between hosts, told to all.
   std::string host_address;
+  // Before all have met, a rank that leaves isn't the end of the meeting.
+  bool ranks_come_again = false;
   // How long somebody may take to prove to be a rank.
   std::chrono::milliseconds handshake_limit{10000};
   // Takes one line about those who don't belong here, once for each kind of
