@@ -70,16 +70,14 @@ killed() {
   shift
   if [ "$k" -eq 1 ]; then
     (
-      for lines in 3 8 13; do
+      # After 3 lines the last rank of host 0, and so on.
+      while read -r lines victim; do
         for _ in $(seq 1500); do
           [ "$(cat "$work/killed/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$lines" ] && break
           sleep 0.02
         done
-        # The last rank of host 0, then the first two of host 1: each once.
-        victim=$((lines % 5 == 3 ? (lines + 1) / 5 % 2 : 0))
-        ip netns pids "${hosts[$victim]}" | xargs -r ps -o pid=,args= -p |
-          awk '/29520/ {print $1}' | tail -n 1 | xargs -r kill -KILL
-      done
+        ip netns pids "${hosts[$victim]}" | tail -n 1 | xargs -r kill -KILL
+      done <<<$'3 0\n8 1\n13 0'
     ) &
   fi
   on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29520" \

@@ -58,7 +58,46 @@ absl::Status KeepBatch(Prepared* prepared) {
   return absl::OkStatus();
 }
 
+// Settles batch and memory of `prepared->processes` ranks.
+absl::Status PlanRun(Prepared* prepared) {
+  TrainJob& job = prepared->job;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      job.batch, CheckRun(job.loaded, prepared->processes, job.parts));
+  const int ranks_here = prepared->place.info.local_world_size;
+  if (job.batch.automatic) {
+    const int64_t micro = PlanMicroBatch(
+        *job.parts.strategy, MemoryRequestOf(job, prepared->processes),
+        MicroBatchSizes(job.batch.global_batch_size, prepared->processes),
+        MemoryBudget(job.gpus > 0, ranks_here));
+    job.batch = WithMicroBatch(job.batch, micro, prepared->processes);
+  }
+  const MemoryRequest memory = MemoryRequestOf(job, prepared->processes);
+  CAPSTAN_RETURN_IF_ERROR(
+      job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory, ranks_here,
+                                        AvailableHostMemory()),
+                        "strategy"));
+  job.memory = PlanMemory(*job.parts.strategy, memory);
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status PlanAnew(int processes, Prepared* prepared) {
+  TrainJob& job = prepared->job;
+  TrainState begun;
+  begun.global_batch_size = job.batch.global_batch_size;
+  Batching* const batch = job.loaded.config.mutable_batch();
+  const int64_t micro_batch = batch->micro_batch_size();
+  prepared->processes = processes;
+  const absl::StatusOr<std::string> note =
+      KeepGlobalBatch("output_dir", begun, processes, batch);
+  CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(note.status(), "batch"));
+  if (micro_batch != Batching::AUTO && job.evaluation_batch == 0) {
+    job.evaluation_batch = job.batch.micro_batch_size;
+  }
+  if (!note->empty()) job.notes.push_back(*note);
+  return PlanRun(prepared);
+}
 
 absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   auto prepared = std::make_unique<Prepared>();
@@ -104,25 +143,10 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
                                          options.collect && place.Alone()));
   CAPSTAN_ASSIGN_OR_RETURN(
       job.parts, CreateRunParts(job.loaded, job.gpus, *prepared->host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      job.batch, CheckRun(job.loaded, prepared->processes, job.parts));
+  CAPSTAN_RETURN_IF_ERROR(PlanRun(prepared.get()));
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);
-  const int ranks_here = place.info.local_world_size;
-  if (job.batch.automatic) {
-    const int64_t micro = PlanMicroBatch(
-        *job.parts.strategy, MemoryRequestOf(job, prepared->processes),
-        MicroBatchSizes(job.batch.global_batch_size, prepared->processes),
-        MemoryBudget(job.gpus > 0, ranks_here));
-    job.batch = WithMicroBatch(job.batch, micro, prepared->processes);
-  }
-  const MemoryRequest memory = MemoryRequestOf(job, prepared->processes);
-  CAPSTAN_RETURN_IF_ERROR(
-      job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory, ranks_here,
-                                        AvailableHostMemory()),
-                        "strategy"));
-  job.memory = PlanMemory(*job.parts.strategy, memory);
   return prepared;
 }
 

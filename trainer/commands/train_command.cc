@@ -121,8 +121,12 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
   Place& place = prepared->place;
   const Train& settings = job.loaded.config.train();
   place.mirrors = !settings.has_mirror_every() || settings.mirror_every() != 0;
-  const RankMain train = [&job](const RankInfo& rank) {
-    return RunTraining(&job, rank);
+  const RankMain train = [&prepared](const RankInfo& rank) -> absl::Status {
+    if (rank.world_size != prepared->processes) {
+      // In this fork: hosts are gone.
+      CAPSTAN_RETURN_IF_ERROR(PlanAnew(rank.world_size, prepared.get()));
+    }
+    return RunTraining(&prepared->job, rank);
   };
   place.info.meeting_folder =
       MeetingFolder(job.loaded.config, job.workspace_folder);

@@ -70,11 +70,7 @@ void PrintToStderr(absl::string_view text) {
 class Supervisor {
  public:
   explicit Supervisor(const Place& place)
-      : place_(place),
-        first_rank_(place.info.nodes > 1
-                        ? place.info.node_rank * place.info.local_world_size
-                        : 0),
-        restarts_(place.max_restarts) {}
+      : place_(place), restarts_(place.max_restarts) {}
   ~Supervisor();
 
   int Run(const RankMain& rank_main);
@@ -82,6 +78,14 @@ class Supervisor {
  private:
   // What outlives the ranks.
   absl::Status Prepare();
+  absl::Status OpenMirrors();
+  // Of this host.
+  int FirstRank() const {
+    const RankInfo& info = place_.info;
+    return info.nodes > 1 ? info.node_rank * info.local_world_size : 0;
+  }
+  // Before a restart: leaves out the hosts that the ranks have given up.
+  absl::Status LeaveHosts();
   absl::Status Start(const RankMain& rank_main);
   // From the fork to the last exit: the run's exit code, or nullopt if the
   // ranks, all gone, are to be started again.
@@ -111,8 +115,7 @@ class Supervisor {
   bool AllHaveOutcome() const;
   absl::optional<Clock::time_point> Deadline() const;
 
-  const Place place_;
-  const int first_rank_;  // of this host
+  Place place_;
   BlockedSignals signals_;
   Restarts restarts_;
   std::unique_ptr<SharedProgress> progress_;
@@ -136,7 +139,13 @@ Supervisor::~Supervisor() {
 
 absl::Status Supervisor::Prepare() {
   CAPSTAN_ASSIGN_OR_RETURN(progress_, SharedProgress::Create());
+  return OpenMirrors();
+}
+
+absl::Status Supervisor::OpenMirrors() {
   if (!restarts_.on() || !place_.mirrors) return absl::OkStatus();
+  for (const int fd : mirror_fds_) close(fd);
+  mirror_fds_.clear();
   CAPSTAN_ASSIGN_OR_RETURN(mirror_fds_,
                            MirrorFiles(2 * place_.info.local_world_size));
   return absl::OkStatus();
@@ -172,7 +181,7 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
 absl::Status Supervisor::Fork(RankInfo info, const RankMain& rank_main) {
   const int listen_fd = info.listen_fd;
   for (int local = 0; local < info.local_world_size; ++local) {
-    info.rank = first_rank_ + local;
+    info.rank = FirstRank() + local;
     info.local_rank = local;
     info.gpu = place_.gpu_ids.empty() ? -1 : place_.gpu_ids[local];
     info.listen_fd = info.rank == 0 ? listen_fd : -1;
@@ -282,7 +291,7 @@ bool Supervisor::EndsFrozen() {
   if (now - *frozen_since_ < kFrozenGrace) return false;
   PrintOutputLeft();
   PrintToStderr(absl::StrCat(
-      "ERROR: [rank ", first_rank_ + (frozen - ranks_.begin()),
+      "ERROR: [rank ", FirstRank() + (frozen - ranks_.begin()),
       "] is stopped (SIGSTOP) and can't save: the run ends without a "
       "checkpoint of its last steps\n"));
   KillAll();
@@ -324,6 +333,18 @@ int Supervisor::Cause() const {
   return own != failures_.end() ? *own : failures_.front();
 }
 
+absl::Status Supervisor::LeaveHosts() {
+  RunProgress& page = progress_->page();
+  const std::string gone(page.gone, page.gone_bytes.exchange(0));
+  if (gone.empty()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(place_, PlaceWithout(place_, gone));
+  PrintToStderr(absl::StrCat(
+      "going on without host ", gone, ": ", place_.info.world_size,
+      place_.info.world_size == 1 ? " rank is" : " ranks are", " left\n"));
+  // What they mirrored is gone: the last checkpoint has the whole state.
+  return OpenMirrors();
+}
+
 bool Supervisor::EndForRestart() {
   if (!restarts_.on() || stop_signal_ != 0 || ending_at_.has_value()) {
     return false;
@@ -350,7 +371,7 @@ bool Supervisor::EndForRestart() {
       outcome.kind == RankOutcome::kDied
           ? outcome.how
           : absl::StrCat("lost the others (", outcome.message, ")");
-  PrintToStderr(absl::StrCat("rank ", first_rank_ + cause, " ", what, " ",
+  PrintToStderr(absl::StrCat("rank ", FirstRank() + cause, " ", what, " ",
                              restarts_.When(), "; starting the ranks again",
                              restarts_.Count(), "\n"));
   return true;
@@ -367,7 +388,7 @@ void Supervisor::PrintCause() {
   }
   PrintToStderr(absl::StrCat(
       "ERROR: ",
-      all_say_so ? "" : absl::StrCat("[rank ", first_rank_ + cause, "] "),
+      all_say_so ? "" : absl::StrCat("[rank ", FirstRank() + cause, "] "),
       message, restarts_.Ending(), "\n"));
 }
 
@@ -409,7 +430,8 @@ int Supervisor::ExitCode() const {
 absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
   failures_.clear();
   ranks_.clear();
-  const absl::Status started = Start(rank_main);
+  absl::Status started = LeaveHosts();
+  if (started.ok()) started = Start(rank_main);
   if (!started.ok()) {
     KillAll();
     PrintToStderr(absl::StrCat("ERROR: ", started.message(), "\n"));

@@ -69,4 +69,12 @@ std::string NotedOutputFolder() {
   return std::string(shared.folder, shared.folder_bytes.load());
 }
 
+void NoteHostsGone(const std::string& hosts) {
+  RunProgress& shared = *current.load();
+  if (hosts.size() >= RunProgress::kMaxGone) return;
+  // All ranks write the same.
+  memcpy(shared.gone, hosts.c_str(), hosts.size() + 1);
+  shared.gone_bytes = static_cast<int32_t>(hosts.size());
+}
+
 }  // namespace capstan

@@ -26,6 +26,10 @@ struct RunProgress {
   // Rank 0's output folder, NUL-terminated, once `folder_bytes` says so.
   std::atomic<int32_t> folder_bytes{0};
   char folder[kMaxFolder] = {};
+  // As NoteHostsGone.
+  static constexpr int kMaxGone = 1024;
+  std::atomic<int32_t> gone_bytes{0};
+  char gone[kMaxGone] = {};
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free,
               "atomics in shared memory must not need locks");
@@ -58,6 +62,10 @@ int64_t StepMilliseconds();
 void NoteOutputFolder(const std::string& folder);
 // What rank 0 noted before the restart; "": nothing.
 std::string NotedOutputFolder();
+
+// The ranks' meeting has given up hosts, "1,3": the launcher is to start those
+// that are left.
+void NoteHostsGone(const std::string& hosts);
 
 }  // namespace capstan
 

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace capstan {
 
@@ -40,6 +42,26 @@ std::string Restarts::Ending() const {
   }
   return done_ < most_ ? absl::StrCat("; ", times)
                        : absl::StrCat("; ", times, " (launch.max_restarts)");
+}
+
+absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone) {
+  Place left = place;
+  for (const absl::string_view text : absl::StrSplit(gone, ',')) {
+    int host = -1;
+    if (!absl::SimpleAtoi(text, &host) || host < 0 ||
+        host >= place.info.nodes) {
+      return absl::InternalError(
+          absl::StrCat("the ranks' meeting gave up hosts \"", gone, "\""));
+    }
+    if (host == place.info.node_rank) {
+      return absl::UnavailableError(
+          "the ranks of this host came too late: the run goes on without them");
+    }
+    --left.info.nodes;
+    if (host < place.info.node_rank) --left.info.node_rank;
+  }
+  left.info.world_size = left.info.nodes * left.info.local_world_size;
+  return left;
 }
 
 absl::StatusOr<std::vector<int>> MirrorFiles(int count) {

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "trainer/launcher/place.h"
 
 namespace capstan {
 
@@ -41,6 +43,11 @@ class Restarts {
   int fruitless_ = 0;  // deaths in a row
   int64_t step_ = -1;  // the latest finished
 };
+
+// `place` when the hosts in `gone` ("1,3") are given up, which ranks of the
+// others have said: fewer hosts and ranks, numbered anew in the same order.
+// UNAVAILABLE if this host is one of them.
+absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone);
 
 // `count` new files of memory, which no program that is started inherits.
 absl::StatusOr<std::vector<int>> MirrorFiles(int count);

@@ -60,6 +60,46 @@ TEST(RestartsTest, CountsAndEndsEarly) {
   EXPECT_THAT(many.Ending(), HasSubstr("3 deaths with no step finished"));
 }
 
+TEST(PlaceWithoutTest, NumbersAnew) {
+  Place place;
+  place.info.nodes = 4;
+  place.info.node_rank = 2;
+  place.info.local_world_size = 2;
+  place.info.world_size = 8;
+  const absl::StatusOr<Place> left = PlaceWithout(place, "1,3");
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(left->info.nodes, 2);
+  EXPECT_EQ(left->info.node_rank, 1);
+  EXPECT_EQ(left->info.world_size, 4);
+  EXPECT_TRUE(absl::IsUnavailable(PlaceWithout(place, "2").status()));
+  EXPECT_FALSE(PlaceWithout(place, "4").ok());
+  EXPECT_FALSE(PlaceWithout(place, "1,x").ok());
+}
+
+// Host 1 of 2 doesn't come back: host 0 goes on as the only one.
+TEST(RestartTest, AHostThatIsGoneIsLeftOut) {
+  const Result result = Capture([] {
+    Place place;
+    place.info.nodes = 2;
+    place.info.local_world_size = 2;
+    place.info.world_size = 4;
+    place.info.master_port = 29500;
+    place.max_restarts = 3;
+    return LaunchRanks(place, [](const RankInfo& info) {
+      StepFinished(7);
+      if (info.restart == 1) NoteHostsGone("1");
+      if (info.restart < 2) return absl::UnavailableError("rank 3 has left");
+      return info.world_size == 2 && info.nodes == 1 &&
+                     info.rank == info.local_rank && info.master_port != 29500
+                 ? absl::OkStatus()
+                 : absl::InternalError("wrong RankInfo");
+    });
+  });
+  EXPECT_THAT(result.text,
+              HasSubstr("going on without host 1: 2 ranks are left\n"));
+  EXPECT_EQ(result.exit_code, 0) << result.text;
+}
+
 TEST(RestartTest, AKilledRankBringsAllUpAgain) {
   const Result result = LaunchAgain(3, 3, [](const RankInfo& info) {
     if (info.restart == 2) return absl::OkStatus();

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "trainer/launcher/progress.h"
 #include "trainer/process_group/meeting/agent_store.h"
 #include "trainer/process_group/meeting/client.h"
 #include "trainer/process_group/meeting/listen.h"
@@ -138,6 +139,8 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   options.run_key = info_.run_key;
   options.token = info_.token;
   options.ranks_come_again = info_.comes_again;
+  if (Returns()) options.least_ranks = info_.min_processes;
+  options.ranks_per_host = info_.local_world_size;
   MeetingPlace place;
   if (by_file_) {
     CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
@@ -331,6 +334,13 @@ absl::StatusOr<std::string> Joining::HostAddress(const MeetingClient& client,
 }
 
 absl::Status Joining::Explain(const absl::Status& status) const {
+  if (absl::IsOutOfRange(status)) {
+    // For the launcher, which starts the ranks that are left.
+    NoteHostsGone(std::string(status.message()));
+    return absl::UnavailableError(absl::StrCat("host ", status.message(),
+                                               " has not come back in ",
+                                               seconds_waited(), " s"));
+  }
   if (absl::IsDeadlineExceeded(status)) {
     return absl::UnavailableError(absl::StrCat("rank ", info_.rank, " waited ",
                                                seconds_waited(), " s at ",
@@ -353,7 +363,11 @@ absl::Status Joining::Explain(const absl::Status& status) const {
 absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
   if (info.agent_store) return MeetAtAgent(info, timeout);
   if (info.comes_again && info.restart > 0) {
-    timeout = std::min<milliseconds>(timeout, kReturnTimeout);
+    // Others have more patience, lest they leave before rank 0 gives somebody
+    // up.
+    const milliseconds most = info.rank == 0 ? milliseconds(kReturnTimeout)
+                                             : milliseconds(4 * kReturnTimeout);
+    timeout = std::min(timeout, most);
   }
   Joining joining(info, timeout);
   CAPSTAN_RETURN_IF_ERROR(joining.Check());

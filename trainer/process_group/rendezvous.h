@@ -13,9 +13,9 @@ namespace capstan {
 
 // How long ranks wait for the others to join.
 constexpr std::chrono::seconds kJoinTimeout{300};
-// The same when our launchers have started them again after a death: those of a
-// host that is gone don't come.
-constexpr std::chrono::seconds kReturnTimeout{60};
+// How long rank 0 waits when our launchers have started the ranks again after a
+// death: those of a host that is gone don't come.
+constexpr std::chrono::seconds kReturnTimeout{30};
 // Collective timeout; long, since a rank may be saving meanwhile.
 constexpr std::chrono::minutes kCollectiveTimeout{30};
 

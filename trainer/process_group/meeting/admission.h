@@ -38,6 +38,9 @@ class Admission {
   bool complete() const { return joined_ == static_cast<int>(ranks_.size()); }
   // "only 1 of 3 ranks came; missing: 1, 2".
   std::string Missing() const;
+  // Of hosts with `ranks_per_host` ranks each, those of which a rank is
+  // missing.
+  std::vector<int> MissingHosts(int ranks_per_host) const;
 
   // From now on nobody is admitted; all hear why.
   void Fail(const Refusal& why) { failure_ = why; }

@@ -29,6 +29,8 @@ absl::Status StatusOf(const Refusal& refusal) {
       return absl::FailedPreconditionError(refusal.text);
     case RefusalReason::kTimedOut:
       return absl::DeadlineExceededError(refusal.text);
+    case RefusalReason::kHostsGone:
+      return absl::OutOfRangeError(refusal.text);
     case RefusalReason::kRankLost:
       break;
   }
