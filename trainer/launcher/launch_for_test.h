@@ -37,6 +37,8 @@ inline Result Capture(const std::function<int()>& program, int ranks = 0,
     close(ends[0]);
     dup2(ends[1], STDERR_FILENO);
     close(ends[1]);
+    // A test that hangs fails.
+    alarm(120);
     _exit(program());
   }
   close(ends[1]);

@@ -386,10 +386,11 @@ void Supervisor::PrintCause() {
     const absl::optional<RankOutcome> outcome = rank->Outcome();
     all_say_so &= outcome.has_value() && outcome->message == message;
   }
+  const bool own = ranks_[cause]->Outcome()->kind == RankOutcome::kFailed;
   PrintToStderr(absl::StrCat(
       "ERROR: ",
       all_say_so ? "" : absl::StrCat("[rank ", FirstRank() + cause, "] "),
-      message, restarts_.Ending(), "\n"));
+      message, own ? "" : restarts_.Ending(), "\n"));
 }
 
 void Supervisor::PrintOutputLeft() {
