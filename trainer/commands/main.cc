@@ -30,6 +30,14 @@
 namespace capstan {
 namespace {
 
+constexpr char kExitCodes[] =
+    "Exit codes: 0 done; 1 an error, told on standard error; 2 wrong flags; 75 "
+    "the run hung, and was ended; 128 + n stopped by signal n. SIGTERM, "
+    "SIGINT, "
+    "SIGHUP, SIGUSR1 and SIGUSR2 have a run save after its step, to be "
+    "resumed; "
+    "a second SIGTERM or SIGINT ends it at once.";
+
 class CliFlag : public Flag {
  public:
   explicit CliFlag(CLI::Option* option) : option_(option) {}
@@ -259,7 +267,9 @@ int Main(int argc, char** argv, double start_seconds) {
     if (registered.name != "train") continue;
     made[&app] = command;  // default command: train
     command->AddFlags(flags.emplace_back(&app, host.changes()));
+    app.get_subcommand(registered.name)->footer(kExitCodes);
   }
+  app.footer(kExitCodes);
   app.require_subcommand(0, 1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& e) {
     return absl::StrCat("ERROR: ", e.what(), " (", failed->get_name(),

@@ -16,6 +16,7 @@
 #include "trainer/commands/prepare.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/place.h"
+#include "trainer/launcher/signals.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/train.h"
@@ -125,6 +126,8 @@ absl::StatusOr<int> CheckCommand::Run(CommandHost&) {
 }  // namespace
 
 absl::StatusOr<int> RunTraining(const RunOptions& given) {
+  // Before anything is printed.
+  IgnorePipeSignals();
   RunOptions options = given;
   options.starts_run = true;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
@@ -132,8 +135,14 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
   if (prepared == nullptr) return 0;
   TrainJob& job = prepared->job;
   Place& place = prepared->place;
-  const RankMain train = [&job](const RankInfo& rank) {
-    return RunTraining(&job, rank);
+  const Train& settings = job.loaded.config.train();
+  place.mirrors = !settings.has_mirror_every() || settings.mirror_every() != 0;
+  const RankMain train = [&prepared](const RankInfo& rank) -> absl::Status {
+    if (rank.world_size != prepared->processes) {
+      // In this fork: hosts are gone.
+      CAPSTAN_RETURN_IF_ERROR(PlanAnew(rank.world_size, prepared.get()));
+    }
+    return RunTraining(&prepared->job, rank);
   };
   place.info.meeting_folder =
       MeetingFolder(job.loaded.config, job.workspace_folder);

@@ -41,6 +41,18 @@ absl::Status CheckSettings(const PlaceRequest& request) {
     return FieldError("nodes", absl::StrCat("must be from 1 to ", kMostNodes,
                                             ", is ", settings.nodes));
   }
+  if (settings.max_restarts < 0) {
+    return FieldError("max_restarts", absl::StrCat("must not be negative, is ",
+                                                   settings.max_restarts));
+  }
+  if (settings.min_processes < 0) {
+    return FieldError("min_processes", absl::StrCat("must not be negative, is ",
+                                                    settings.min_processes));
+  }
+  if (settings.min_processes > 0 && settings.max_restarts == 0) {
+    return FieldError("min_processes",
+                      "has no effect without max_restarts: set it, too");
+  }
   if (settings.nodes == 0 && settings.node_rank.has_value()) {
     return FieldError("node_rank", absl::StrCat("is ", *settings.node_rank,
                                                 ", but nodes isn't set: how "
@@ -159,6 +171,14 @@ absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus) {
   }
   info.interface = settings.interface;
   info.own_process = !place.forks;
+  if (place.forks) place.max_restarts = settings.max_restarts;
+  if (settings.min_processes > info.world_size) {
+    return FieldError("min_processes",
+                      absl::StrCat("is ", settings.min_processes,
+                                   ", but the run has only ", info.world_size,
+                                   info.world_size == 1 ? " rank" : " ranks"));
+  }
+  info.min_processes = settings.min_processes;
   CAPSTAN_ASSIGN_OR_RETURN(info.token, TokenOr(info.token));
   CAPSTAN_RETURN_IF_ERROR(AssignGpus(request, &place));
   return place;

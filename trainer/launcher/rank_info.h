@@ -58,6 +58,11 @@ struct RankInfo {
 
   // How often our launcher has started the ranks anew.
   int restart = 0;
+  // Of several hosts: a rank that leaves before all have met may come again, as
+  // its launcher starts it anew.
+  bool comes_again = false;
+  // The fewest ranks to go on with when hosts are gone; 0: all.
+  int min_processes = 0;
   // Memory that outlives the ranks: two files (memfd) for each local rank that
   // this launcher has ever started, so that those of local rank i are 2 i and
   // 2 i + 1; empty: there is none. Open for as long as the launcher lives, and

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "trainer/launcher/progress.h"
 #include "trainer/process_group/meeting/agent_store.h"
 #include "trainer/process_group/meeting/client.h"
 #include "trainer/process_group/meeting/listen.h"
@@ -60,6 +61,8 @@ class Joining {
   absl::StatusOr<Meeting> AsOther();
 
  private:
+  // Whether the ranks have met before, and were started again.
+  bool Returns() const { return info_.comes_again && info_.restart > 0; }
   Hello OwnHello() const;
   Deadline Within(milliseconds limit) const {
     return std::min(deadline_, MeetingClock::now() + limit);
@@ -140,6 +143,9 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   options.world_size = info_.world_size;
   options.run_key = info_.run_key;
   options.token = info_.token;
+  options.ranks_come_again = info_.comes_again;
+  if (Returns()) options.least_ranks = info_.min_processes;
+  options.ranks_per_host = info_.local_world_size;
   MeetingPlace place;
   if (by_file_) {
     CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
@@ -286,6 +292,8 @@ bool Joining::MayChange(const absl::Status& problem) {
     others_since_.reset();
     return true;
   }
+  // Its launcher has just killed who has this rank's place.
+  if (absl::IsAlreadyExists(problem)) return info_.comes_again;
   if (!absl::IsNotFound(problem)) return false;
   // A file may be a left-over, and is looked at again.
   if (by_file_) return true;
@@ -295,9 +303,13 @@ bool Joining::MayChange(const absl::Status& problem) {
 }
 
 absl::Status Joining::GiveUp(const absl::Status& problem) const {
-  return absl::UnavailableError(
-      absl::StrCat("rank ", info_.rank, " waited ", seconds_waited(),
-                   " s for rank 0 ", Rank0Place(), ": ", problem.message()));
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", info_.rank, " waited ", seconds_waited(), " s for rank 0 ",
+      Rank0Place(), ": ", problem.message(),
+      Returns()
+          ? "; if its host is gone, start the run on other hosts: it goes "
+            "on from its last checkpoint"
+          : ""));
 }
 
 std::string Joining::Rank0Place() const {
@@ -346,6 +358,13 @@ absl::StatusOr<std::string> Joining::HostAddress(const MeetingClient& client,
 }
 
 absl::Status Joining::Explain(const absl::Status& status) const {
+  if (absl::IsOutOfRange(status)) {
+    // For the launcher, which starts the ranks that are left.
+    NoteHostsGone(std::string(status.message()));
+    return absl::UnavailableError(absl::StrCat("host ", status.message(),
+                                               " has not come back in ",
+                                               seconds_waited(), " s"));
+  }
   if (absl::IsDeadlineExceeded(status)) {
     return absl::UnavailableError(absl::StrCat("rank ", info_.rank, " waited ",
                                                seconds_waited(), " s at ",
@@ -367,6 +386,13 @@ absl::Status Joining::Explain(const absl::Status& status) const {
 
 absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
   if (info.agent_store) return MeetAtAgent(info, timeout);
+  if (info.comes_again && info.restart > 0) {
+    // Others have more patience, lest they leave before rank 0 gives somebody
+    // up.
+    const milliseconds most = info.rank == 0 ? milliseconds(kReturnTimeout)
+                                             : milliseconds(4 * kReturnTimeout);
+    timeout = std::min(timeout, most);
+  }
   Joining joining(info, timeout);
   CAPSTAN_RETURN_IF_ERROR(joining.Check());
   return info.rank == 0 ? joining.AsRank0() : joining.AsOther();

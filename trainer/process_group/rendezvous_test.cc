@@ -291,6 +291,47 @@ TEST(MeetTest, ThoseWhoWaitSaySo) {
                         HasSubstr("Connection refused"))));
 }
 
+// With launchers that start ranks again: one that has died is awaited, and its
+// place is free for the one that comes instead.
+TEST(MeetTest, ARankThatDiesBeforeAllHaveMetMayComeAgain) {
+  const int port = FreePort();
+  std::vector<RankInfo> ranks = Ranks(3, port);
+  for (RankInfo& rank : ranks) rank.comes_again = true;
+  ranks[1].restart = 1;
+  absl::StatusOr<Meeting> rank0;
+  absl::StatusOr<Meeting> rank1;
+  std::thread first = MeetLater(ranks[0], milliseconds(0), &rank0);
+  SocketAddress address = Loopback(port);
+  while (!ConnectTo(address, Soon()).ok()) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  RawPeer dies = RawPeer::At(address);
+  EXPECT_EQ(KindOf(dies.JoinAs(TestHello(1, 3))), MessageKind::kAdmitted);
+  // At first it finds the place taken.
+  std::thread again = MeetLater(ranks[1], milliseconds(0), &rank1);
+  std::this_thread::sleep_for(milliseconds(600));
+  dies.Close();
+  const auto rank2 = Meet(ranks[2], seconds(60));
+  first.join();
+  again.join();
+  EXPECT_TRUE(rank0.ok()) << rank0.status();
+  EXPECT_TRUE(rank1.ok()) << rank1.status();
+  EXPECT_TRUE(rank2.ok()) << rank2.status();
+}
+
+// Rank 0's host is gone.
+TEST(MeetTest, ARankThatReturnsSaysWhatToDoWithoutRank0) {
+  RankInfo rank = Ranks(2, FreePort())[1];
+  rank.comes_again = true;
+  rank.restart = 2;
+  const absl::Status status = Meet(rank, seconds(1)).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(
+      MessageOf(status),
+      HasSubstr("start the run on other hosts: it goes on from its last "
+                "checkpoint"));
+}
+
 // Beyond what a connection may take.
 TEST(MeetTest, Rank0WaitsAsLongAsItIsTold) {
   const std::vector<RankInfo> ranks = Ranks(2, FreePort());

@@ -47,6 +47,7 @@ struct Session {
         config(job->loaded.config),
         parts(job->parts),
         rank(rank),
+        known_notes(job->notes.size()),
         runner(job->parts.strategy.get(),
                CheckpointingOf(config.train(), *job->parts.model)),
         scaler(job->parts.policy().loss_scaling) {}
@@ -54,7 +55,9 @@ struct Session {
   TrainJob& job;
   const RunConfig& config;
   RunParts& parts;
-  const RankInfo rank;
+  RankInfo rank;
+  // Of job.notes, those from before the ranks were started.
+  const size_t known_notes;
 
   // Set during set-up.
   std::unique_ptr<ProcessGroup> group;
@@ -91,6 +94,9 @@ struct Session {
     if (forgiving_train != nullptr) return *forgiving_train;
     return *parts.train_data;
   }
+  // Whether the ranks were started again after a death: the run goes on from
+  // its last state, whatever train.resume says.
+  bool Restarted() const { return rank.restart > 0; }
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
   // Updates the model's working copies from the masters.

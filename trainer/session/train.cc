@@ -39,6 +39,7 @@
 #include "trainer/launcher/cores.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/place.h"
+#include "trainer/launcher/progress.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
@@ -158,8 +159,16 @@ absl::Status SettleOutputDir(Session* session) {
   ProcessGroup& group = *session->group;
   absl::StatusOr<std::string> folder = std::string();
   if (group.rank() == 0) {
-    folder = PrepareOutputFolder(session->config, session->job.workspace_folder,
+    RunConfig config = session->config;
+    // After a death the run goes on where it was.
+    if (session->Restarted()) {
+      config.mutable_train()->set_resume(Train::AUTO);
+      const std::string chosen = NotedOutputFolder();
+      if (!chosen.empty()) config.set_output_dir(chosen);
+    }
+    folder = PrepareOutputFolder(config, session->job.workspace_folder,
                                  session->rank.placed_by);
+    if (folder.ok()) NoteOutputFolder(*folder);
   }
   CAPSTAN_RETURN_IF_ERROR(
       Agree(group, folder.status(), "make the output folder"));
@@ -219,6 +228,17 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.save_every = config.train().save_every();
   facts.evaluate_again = session->evaluate_again;
   CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
+  if (session->Restarted()) {
+    // The user knows the rest.
+    session->reporter->Note(
+        session->first_step > 0
+            ? absl::StrCat("restarted from step ", session->first_step)
+            : "restarted from the beginning: there was no checkpoint yet");
+    for (size_t i = session->known_notes; i < job.notes.size(); ++i) {
+      session->reporter->Note(job.notes[i]);
+    }
+    return absl::OkStatus();
+  }
   session->reporter->Banner();
   for (const std::string& line : job.loaded.notes) {
     session->reporter->Note(line);
@@ -275,6 +295,13 @@ absl::Status JoinRanks(Session* session) {
   CAPSTAN_ASSIGN_OR_RETURN(
       session->group, CreateProcessGroup(session->rank, session->job.gpus));
   RanksHaveMet();
+  if (session->rank.nodes > 1) {
+    // Each host's launcher counts its own; any means that there is a state.
+    const std::vector<double> restarts =
+        FromAllRanks(*session->group, session->rank.restart);
+    session->rank.restart =
+        static_cast<int>(*std::max_element(restarts.begin(), restarts.end()));
+  }
   if (session->config.profile().steps_size() > 0) {
     session->group = ProfileWaits(std::move(session->group));
   }
@@ -500,6 +527,7 @@ absl::Status Training::Run() {
   while (session_.GoesOn()) {
     CAPSTAN_RETURN_IF_ERROR(Step());
     const int64_t step = session_.state.step;
+    StepFinished(step);
     const bool evaluate = Due(train.eval_every(), step);
     const bool save = Due(train.save_every(), step);
     const bool mirror = checkpoints_.MirrorDue();

@@ -89,6 +89,24 @@ absl::optional<Refusal> Admission::JudgeProof(const Hello& hello,
   return absl::nullopt;
 }
 
+void Admission::Leave(int rank) {
+  if (!ranks_[rank].has_value()) return;
+  ranks_[rank].reset();
+  --joined_;
+}
+
+std::vector<int> Admission::MissingHosts(int ranks_per_host) const {
+  std::vector<int> hosts;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const int host = static_cast<int>(rank) / ranks_per_host;
+    if (ranks_[rank].has_value() || (!hosts.empty() && hosts.back() == host)) {
+      continue;
+    }
+    hosts.push_back(host);
+  }
+  return hosts;
+}
+
 std::vector<int> Admission::MissingRanks() const {
   std::vector<int> missing;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -29,6 +29,9 @@ class Admission {
                                      absl::string_view nonce,
                                      const Proof& proof);
 
+  // A rank that had joined is gone: its place is free.
+  void Leave(int rank);
+
   // Whether a rank of another world size can be but a mistake in this run: its
   // key or token says that it belongs here.
   bool knows_its_ranks() const { return !run_key_.empty() || !token_.empty(); }
@@ -37,6 +40,9 @@ class Admission {
   std::string Missing() const;
   // "rank 2 is missing", "ranks 1, 2 are missing".
   std::string WhoIsMissing() const;
+  // Of hosts with `ranks_per_host` ranks each, those of which a rank is
+  // missing.
+  std::vector<int> MissingHosts(int ranks_per_host) const;
 
   // From now on nobody is admitted; all hear why.
   void Fail(const Refusal& why) { failure_ = why; }

@@ -26,10 +26,13 @@ absl::Status StatusOf(const Refusal& refusal) {
     case RefusalReason::kOtherVersion:
       return absl::NotFoundError(refusal.text);
     case RefusalReason::kRankTaken:
+      return absl::AlreadyExistsError(refusal.text);
     case RefusalReason::kWorldSize:
       return absl::FailedPreconditionError(refusal.text);
     case RefusalReason::kTimedOut:
       return absl::DeadlineExceededError(refusal.text);
+    case RefusalReason::kHostsGone:
+      return absl::OutOfRangeError(refusal.text);
     case RefusalReason::kRankLost:
       break;
   }
