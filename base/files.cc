@@ -37,9 +37,12 @@ class Descriptor {
 };
 
 // "PATH: No such file or directory", with the code that `error` (an errno
-// value) matches.
+// value) matches, but for those that say something else of a run: that a rank
+// is lost, or that the user stopped it.
 absl::Status FileError(const std::string& path, int error) {
-  return absl::ErrnoToStatus(error, path);
+  const absl::Status status = absl::ErrnoToStatus(error, path);
+  if (!absl::IsUnavailable(status) && !absl::IsCancelled(status)) return status;
+  return absl::UnknownError(status.message());
 }
 
 absl::Status FileError(const std::string& path, std::error_code error) {
@@ -54,7 +57,7 @@ absl::Status Rename(const std::string& from, const std::string& to) {
 }  // namespace
 
 absl::Status WriteError(const std::string& path, int error) {
-  return absl::ErrnoToStatus(error, absl::StrCat(path, " can't be written"));
+  return FileError(absl::StrCat(path, " can't be written"), error);
 }
 
 bool PathExists(const std::string& path) {
@@ -206,7 +209,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
     const std::string& path, const MapOptions& options) {
   const Descriptor file(path, O_RDONLY);
   if (file.get() < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be opened"));
+    return FileError(absl::StrCat(path, " can't be opened"), errno);
   }
   struct stat info;
   if (fstat(file.get(), &info) != 0) return FileError(path, errno);
@@ -222,7 +225,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
   }
   void* const data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
   if (data == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be mapped"));
+    return FileError(absl::StrCat(path, " can't be mapped"), errno);
   }
   // Six times as fast from a disk; the ranks of a host share the page cache.
   if (options.in_order) madvise(data, size, MADV_SEQUENTIAL);

@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/lost_peer.h"
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/launcher/launcher.h"
@@ -42,7 +43,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   absl::Status mine = AccumulateGradients(loader, &sums);
   // A rank that lost the others or skipped a collective can't join the
   // reduction; the others notice when it exits.
-  if (absl::IsUnavailable(mine) || !completed_) return mine;
+  if (IsLostPeer(mine) || !completed_) return mine;
   // A full disk ends the run now rather than after the last step.
   if (session.reporter != nullptr) mine.Update(session.reporter->status());
 
@@ -91,7 +92,7 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
   for (int i = 0; i < plan.accumulation && status.ok(); ++i) {
     status = CatchAll([&] { return MicroStep(loader, i, mine); });
   }
-  if (absl::IsUnavailable(status)) return status;
+  if (IsLostPeer(status)) return status;
   if (absl::IsResourceExhausted(status)) {
     status = Annotate(status, absl::StrCat("out of memory; lower "
                                            "batch.micro_batch_size (now ",
@@ -184,7 +185,7 @@ absl::Status TrainStep::CatchUp() {
 // Acts on failures and stop requests of any rank.
 absl::Status TrainStep::ActOn(const StepSums& sums, int64_t step) {
   if (sums.failed_ranks > 0) {
-    return absl::UnavailableError(
+    return LostPeerError(
         absl::StrCat("another rank failed in step ", step));
   }
   if (sums.stop_requests > 0) {
@@ -338,7 +339,7 @@ absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
     Backward(Forward(batch).sum);
     return absl::OkStatus();
   });
-  if (absl::IsUnavailable(status)) return status;
+  if (IsLostPeer(status)) return status;
   try {
     parts.strategy->FinishBackward();
     *completed = true;

@@ -31,6 +31,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/launcher.h"
@@ -41,6 +42,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/create.h"
+#include "trainer/process_group/phase_group.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/micro_batch.h"
@@ -307,7 +309,7 @@ absl::Status SetUpStrategy(Session* session) {
                           parts.strategy->OptimizerShards(),
                           &session->optimizer_state);
   });
-  return Agree(*session->group, status, "set up");
+  return AgreeAfterCollectives(*session->group, status, "set up");
 }
 
 // Whether a resumed run had completed all steps and its final folder exists;
@@ -401,9 +403,11 @@ class Training {
         evaluator_(&session_, &checkpoints_),
         step_(&session_, &divergence_, &records_) {}
 
+  // All of it. An error ends the others' collectives, too.
   absl::Status Run();
 
  private:
+  absl::Status RunPhases();
   // Sets finished_before_.
   absl::Status SetUp();
   // The last evaluation, checkpoint and samples, and the final folder; after a
@@ -428,6 +432,18 @@ class Training {
 };
 
 absl::Status Training::Run() {
+  const absl::Status status = CatchAll([this] { return RunPhases(); });
+  PhaseGroup* const phases =
+      session_.group == nullptr ? nullptr : PhaseGroupOf(*session_.group);
+  if (phases != nullptr && !status.ok() && !absl::IsCancelled(status) &&
+      !IsLostPeer(status)) {
+    phases->FailPhase(absl::StrCat("rank ", session_.group->rank(),
+                                   " failed: ", status.message()));
+  }
+  return status;
+}
+
+absl::Status Training::RunPhases() {
   const absl::Status set_up = SetUp();
   if (absl::IsCancelled(set_up)) return Stopped();
   CAPSTAN_RETURN_IF_ERROR(set_up);
@@ -482,7 +498,7 @@ absl::Status Training::SetUp() {
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
   // Only now do all ranks have masters.
   CAPSTAN_RETURN_IF_ERROR(
-      Agree(group, session_.Publish(), "publish parameters"));
+      AgreeAfterCollectives(group, session_.Publish(), "publish parameters"));
   CAPSTAN_ASSIGN_OR_RETURN(finished_before_, FinishedBefore(session_));
   if (finished_before_) return absl::OkStatus();
   std::string note;
