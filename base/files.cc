@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -50,6 +51,7 @@ absl::Status FileError(const std::string& path, std::error_code error) {
 }
 
 absl::Status Rename(const std::string& from, const std::string& to) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.rename"));
   if (rename(from.c_str(), to.c_str()) != 0) return FileError(to, errno);
   return absl::OkStatus();
 }
@@ -66,18 +68,21 @@ bool PathExists(const std::string& path) {
 }
 
 absl::Status MakeFolder(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.make_folder"));
   std::error_code error;
   fs::create_directories(path, error);
   return FileError(path, error);
 }
 
 absl::Status RemoveTree(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.remove"));
   std::error_code error;
   fs::remove_all(path, error);
   return FileError(path, error);
 }
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
   const Descriptor file(path, O_RDONLY);
   struct stat info;
   if (file.get() < 0 || fstat(file.get(), &info) != 0) {
@@ -101,6 +106,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
 
 absl::Status WriteAll(int fd, absl::string_view bytes,
                       const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.write"));
   while (!bytes.empty()) {
     const ssize_t n = write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
@@ -119,6 +125,7 @@ absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes) {
 }
 
 absl::Status SyncPath(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.sync"));
   const Descriptor file(path, O_RDONLY);
   if (file.get() < 0) return FileError(path, errno);
   // Some network file systems can't sync a folder.
@@ -178,6 +185,7 @@ InputFile::~InputFile() { close(fd_); }
 
 absl::StatusOr<std::unique_ptr<InputFile>> InputFile::Open(
     const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return FileError(path, errno);
   return std::unique_ptr<InputFile>(new InputFile(path, fd));
@@ -190,6 +198,7 @@ absl::StatusOr<int64_t> InputFile::Bytes() const {
 }
 
 absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
   while (bytes > 0) {
     const ssize_t n = pread(fd_, out, bytes, offset);
     if (n < 0 && errno == EINTR) continue;
@@ -240,6 +249,7 @@ MappedFile::~MappedFile() {
 
 absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path,
                                             Start start) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   const int how = start == Start::kNew     ? O_EXCL
                   : start == Start::kEmpty ? O_TRUNC
                                            : 0;
@@ -269,6 +279,7 @@ absl::Status OutputFile::Sync() {
 }
 
 absl::Status OutputFile::Close() {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.close"));
   CAPSTAN_RETURN_IF_ERROR(Sync());
   if (close(std::exchange(fd_, -1)) != 0) status_ = WriteError(path_, errno);
   return status_;
@@ -276,6 +287,7 @@ absl::Status OutputFile::Close() {
 
 absl::StatusOr<std::unique_ptr<HiddenFile>> HiddenFile::Create(
     const std::string& path, absl::string_view suffix) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   std::string hidden = HiddenSibling(path, suffix);
   const int fd =
       open(hidden.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -303,6 +315,7 @@ absl::Status HiddenFile::Rewind() {
 }
 
 absl::Status HiddenFile::Close() {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.close"));
   if (fsync(fd_) != 0 || rename(hidden_.c_str(), path_.c_str()) != 0) {
     return WriteError(path_, errno);
   }

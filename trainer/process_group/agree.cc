@@ -24,10 +24,12 @@ constexpr double kSecondsBetweenVotes = 0.1;
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const std::function<std::string(int rank)>& what) {
   const auto of_others = [&what](int rank) {
-    return LostPeerError(absl::StrCat("rank ", rank, " could not ", what(rank)));
+    return LostPeerError(
+        absl::StrCat("rank ", rank, " could not ", what(rank)));
   };
   if (PhaseGroup* const phases = PhaseGroupOf(group)) {
-    const absl::StatusOr<int> failed = phases->EndPhase(mine, what(group.rank()));
+    const absl::StatusOr<int> failed =
+        phases->EndPhase(mine, what(group.rank()));
     if (!mine.ok() && !IsLostPeer(mine)) return mine;
     CAPSTAN_RETURN_IF_ERROR(failed.status());
     if (*failed < 0) return absl::OkStatus();

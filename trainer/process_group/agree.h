@@ -45,8 +45,8 @@ absl::Status AgreeAfterCollectives(ProcessGroup& group,
 
 // Ends a phase with collectives after whose failure the run goes on. `mine` is
 // an error if this rank has not made all of them. If any rank has not, the
-// others break off, too; who has calls `finish` while its collectives do nothing
-// (PhaseGroup::StopCommunicating), so that the strategy ends its pass.
+// others break off, too; who has calls `finish` while its collectives do
+// nothing (PhaseGroup::StopCommunicating), so that the strategy ends its pass.
 // Returns whether that was necessary; an error, which no rank survives, if
 // `finish` fails or, without a PhaseGroup, this rank broke off. Doesn't throw.
 absl::StatusOr<bool> BrokeOff(ProcessGroup& group, const absl::Status& mine,

@@ -289,9 +289,9 @@ absl::StatusOr<int> AsyncGroup::Recover() {
   for (AsyncGroup* const group : family_) group->collectives_->Disconnect();
   const std::string why = meeting()->Failure()->why;
   const auto lost = [&why](const absl::Status& status) {
-    return status.ok() ? status
-                       : LostPeerError(absl::StrCat(why, "; then ",
-                                                    status.message()));
+    return status.ok()
+               ? status
+               : LostPeerError(absl::StrCat(why, "; then ", status.message()));
   };
   CAPSTAN_RETURN_IF_ERROR(lost(meeting()->Arrive()));
   const int failed = meeting()->Failure()->rank;
@@ -316,11 +316,11 @@ PhaseGroup* PhaseGroupOf(ProcessGroup& group) {
 
 AsyncGroup::Task AsyncGroup::Prepare(const char* collective, int64_t bytes_sent,
                                      Task run) {
+  FaultPoint::Pass("collective");
   meter_->Sent(bytes_sent);
   meter_->Started();
   return [this, collective, run = std::move(run)] {
-    absl::Status status = FaultPoint::Check("collective");
-    if (status.ok()) status = Describe(run(), name_of(rank()), collective);
+    const absl::Status status = Describe(run(), name_of(rank()), collective);
     meter_->Finished();
     // Lets the others know at once, unless the group may be used again.
     if (!status.ok() && !absl::IsInternal(status) &&

@@ -185,8 +185,7 @@ absl::Status TrainStep::CatchUp() {
 // Acts on failures and stop requests of any rank.
 absl::Status TrainStep::ActOn(const StepSums& sums, int64_t step) {
   if (sums.failed_ranks > 0) {
-    return LostPeerError(
-        absl::StrCat("another rank failed in step ", step));
+    return LostPeerError(absl::StrCat("another rank failed in step ", step));
   }
   if (sums.stop_requests > 0) {
     session_.stopping = true;

@@ -30,6 +30,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/fault_point.h"
 #include "base/files.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
@@ -587,6 +588,7 @@ absl::Status Training::WriteProfile() {
 }  // namespace
 
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank, ReadSums read) {
+  const FaultPoint::Counts counts = FaultPoint::Arm(rank.rank);
   return Training(job, rank, read).Run();
 }
 

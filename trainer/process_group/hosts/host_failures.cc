@@ -32,9 +32,8 @@ bool HostFailures::Look() {
   try {
     if (!store_->check({Key()})) return false;
     const std::vector<uint8_t> bytes = store_->get(Key());
-    const std::vector<std::string> parts =
-        absl::StrSplit(std::string(bytes.begin(), bytes.end()),
-                       absl::MaxSplits(' ', 2));
+    const std::vector<std::string> parts = absl::StrSplit(
+        std::string(bytes.begin(), bytes.end()), absl::MaxSplits(' ', 2));
     PhaseFailure failure = {};
     if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &failure.phase) ||
         !absl::SimpleAtoi(parts[1], &failure.rank)) {

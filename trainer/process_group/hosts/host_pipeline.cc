@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "base/crc32c.h"
 #include "base/status.h"
 
@@ -32,7 +33,8 @@ namespace {
 // Different for different calls, most likely.
 int TagOf(const CollectiveCall& call) {
   static_assert(sizeof(call) == 56, "it has no gaps");
-  const uint32_t hash = Crc32c(0, &call, sizeof(call));
+  const uint32_t hash = Crc32c(
+      absl::string_view(reinterpret_cast<const char*>(&call), sizeof(call)));
   return static_cast<int>(hash % (HostLinks::kTags / HostPipeline::kTags)) *
          HostPipeline::kTags;
 }

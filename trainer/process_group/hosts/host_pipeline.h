@@ -95,7 +95,7 @@ class HostPipeline {
 
   ShmMeeting* const meeting_;
   HostLinks* links_ = nullptr;
-  int tag_ = 0;  // the current collective's part of its messages' tags
+  int tag_ = 0;         // the current collective's part of its messages' tags
   uint64_t base_ = 0;   // blocks of all earlier collectives
   uint64_t ended_ = 0;  // collectives
 };

@@ -260,10 +260,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHostsGroup(
   if (layout.MostSegmentsOfAHost() > HostsCollectives::kMaxSegments) {
     return nullptr;
   }
-  return CreateGroup(std::move(members),
-                     {info.rank, exchange, std::move(connect), "hosts",
-                      std::make_shared<CommunicationMeter>(), store, nullptr,
-                      nullptr});
+  return CreateGroup(
+      std::move(members),
+      {info.rank, exchange, std::move(connect), "hosts",
+       std::make_shared<CommunicationMeter>(), store, nullptr, nullptr});
 }
 
 }  // namespace capstan

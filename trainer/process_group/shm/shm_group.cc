@@ -51,8 +51,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ShmGroup::Split(int color) {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateShmGroup(
     std::unique_ptr<ShmMeeting> meeting,
     std::shared_ptr<CommunicationMeter> meter, AsyncGroup* parent) {
-  auto group = std::make_unique<ShmGroup>(std::move(meeting), std::move(meter),
-                                          parent);
+  auto group =
+      std::make_unique<ShmGroup>(std::move(meeting), std::move(meter), parent);
   CAPSTAN_RETURN_IF_ERROR(group->Barrier());
   return group;
 }

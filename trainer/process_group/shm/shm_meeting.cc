@@ -335,8 +335,7 @@ absl::Status ShmMeeting::AwaitAny(const std::vector<ShmCondition>& conditions) {
     mine->awaits_any.store(stages);
     if (any_holds()) break;
     for (const ShmCondition& condition : conditions) {
-      const absl::Status why =
-          WhyNot(condition.rank, condition.stage, begin);
+      const absl::Status why = WhyNot(condition.rank, condition.stage, begin);
       if (!why.ok() && !holds(condition)) status.Update(why);
     }
     if (status.ok()) Sleep(bell);

@@ -45,10 +45,10 @@ enum ShmStage : int {
 // A collective as a rank calls it; the same on all ranks, or they are at
 // different places of the program.
 struct CollectiveCall {
-  int64_t sequence;   // number among the group's collectives, from 1
-  int64_t size;       // elements per rank
-  int32_t type;       // c10::ScalarType; bytes where only these are known
-  int32_t root;       // of a broadcast; else -1
+  int64_t sequence;  // number among the group's collectives, from 1
+  int64_t size;      // elements per rank
+  int32_t type;      // c10::ScalarType; bytes where only these are known
+  int32_t root;      // of a broadcast; else -1
   char operation[32];
 
   bool operator==(const CollectiveCall& other) const;
