@@ -75,12 +75,13 @@ absl::StatusOr<bool> BrokeOff(ProcessGroup& group, const absl::Status& mine,
     });
   };
   absl::Status finished;
-  const bool own = !mine.ok() && !IsLostPeer(mine);
-  if (own) {
-    phases->FailPhase(absl::StrCat("rank ", group.rank(), " could not ", what,
-                                   ": ", mine.message()));
+  if (!mine.ok()) {
+    if (!IsLostPeer(mine) || !phases->PhaseFailed()) {
+      phases->FailPhase(absl::StrCat("rank ", group.rank(), " could not ", what,
+                                     ": ", mine.message()));
+    }
+    finished = finish_alone();
   }
-  if (!mine.ok() && phases->PhaseFailed()) finished = finish_alone();
   const absl::StatusOr<int> failed = phases->EndPhase(mine, what);
   CAPSTAN_RETURN_IF_ERROR(failed.status());
   const bool broke_off = *failed >= 0;

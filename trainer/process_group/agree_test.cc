@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <memory>
 #include <new>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/lost_peer.h"
 #include "trainer/process_group/collectives_for_test.h"
 #include "trainer/process_group/ranks_for_test.h"
@@ -138,6 +140,24 @@ TEST_P(PhaseTest, MayBreakOffAndGoOn) {
     Require(!BrokeOff(*group, mine, "try", fails).ok(), "no way to go on");
   };
   EXPECT_EQ(RunHosts(GetParam(), check), 0);
+}
+
+// Both were UNAVAILABLE, and the first that came was taken for the cause.
+TEST(LostPeerTest, IsNotWhatAFileOrNetworkLacks) {
+  std::string text;
+  const int exit_code = WithErrors(
+      [] {
+        return LaunchRanks(3, [](const RankInfo& info) -> absl::Status {
+          if (info.rank == 1) {
+            usleep(200000);
+            return absl::UnavailableError("no locks available");
+          }
+          return LostPeerError("rank 1 has left the run");
+        });
+      },
+      &text);
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_EQ(text, "ERROR: [rank 1] no locks available\n");
 }
 
 // An output folder's path was once cut at 4,095 bytes.

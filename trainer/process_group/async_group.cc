@@ -272,7 +272,8 @@ absl::StatusOr<int> AsyncGroup::EndPhase(const absl::Status& mine,
   absl::Status status = mine;
   if (mine.ok()) {
     status = RunNow("agreement", 0, [this] { return collectives_->Barrier(); });
-  } else if (!IsLostPeer(mine)) {
+  } else if (!IsLostPeer(mine) || !PhaseFailed()) {
+    // Also for another rank's failure in an earlier phase.
     FailPhase(absl::StrCat("rank ", name_of(rank()), " could not ", what, ": ",
                            mine.message()));
   }
