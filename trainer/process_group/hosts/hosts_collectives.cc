@@ -78,6 +78,7 @@ void HostsCollectives::ConnectLinks() {
 void HostsCollectives::Reset() {
   meeting_->Reset();
   pipeline_.Reset();
+  sequence_ = 0;
   pipeline_.set_links(nullptr);
   links_.reset();
   if (owns_failures_) failures_->NextEpoch();
@@ -90,18 +91,23 @@ CollectiveCall HostsCollectives::Next(const char* operation, int64_t size,
 
 absl::Status HostsCollectives::Run(const CollectiveCall& call,
                                    const HostSteps& steps, int64_t blocks) {
-  // After a failure; perhaps another host has had one more.
+  // Of any host, which the leader may see as a closed connection only.
+  const auto failure = [this]() -> absl::Status {
+    if (!layout_.is_leader() || !failures_->Look()) return absl::OkStatus();
+    const absl::optional<PhaseFailure> found = meeting_->root().Failure();
+    return absl::AbortedError(found.has_value() ? found->why : "it failed");
+  };
   if (layout_.is_leader() && links_ == nullptr) {
-    failures_->Look();
-    const absl::optional<PhaseFailure> failure = meeting_->Failure();
-    if (failure.has_value()) return absl::AbortedError(failure->why);
+    CAPSTAN_RETURN_IF_ERROR(failure());
     try {
       ConnectLinks();
     } catch (...) {
       return absl::UnavailableError(CurrentExceptionToStatus().message());
     }
   }
-  return pipeline_.Run(call, steps, blocks);
+  const absl::Status status = pipeline_.Run(call, steps, blocks);
+  if (absl::IsUnavailable(status)) CAPSTAN_RETURN_IF_ERROR(failure());
+  return status;
 }
 
 void HostsCollectives::Leave() {

@@ -58,14 +58,6 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
 
 class HostsGroup final : public AsyncGroup {
  public:
-  HostsGroup(std::unique_ptr<HostsCollectives> collectives,
-             std::vector<int> hosts, Creation creation)
-      : HostsGroup(collectives->failures(), std::move(collectives),
-                   std::move(hosts), std::move(creation)) {}
-
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
-
- private:
   HostsGroup(std::shared_ptr<HostFailures> failures,
              std::unique_ptr<HostsCollectives> collectives,
              std::vector<int> hosts, Creation creation)
@@ -76,6 +68,9 @@ class HostsGroup final : public AsyncGroup {
         prefix_(std::move(creation.prefix)),
         failures_(std::move(failures)) {}
 
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
+
+ private:
   const std::vector<int> hosts_;  // by rank
   const BackendGroup::Connect connect_;
   const std::string prefix_;
@@ -155,8 +150,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ConnectHosts(
                      "ranks with Gloo (GLOO_SOCKET_IFNAME names the network ",
                      "interface): ", CurrentExceptionToStatus().message()));
   }
-  auto group = std::make_unique<HostsGroup>(std::move(collectives),
-                                            HostsOf(members), creation);
+  auto failures = collectives->failures();
+  auto group = std::make_unique<HostsGroup>(
+      std::move(failures), std::move(collectives), HostsOf(members), creation);
   CAPSTAN_RETURN_IF_ERROR(group->Barrier());
   return group;
 }

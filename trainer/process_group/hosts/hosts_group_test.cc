@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -356,7 +357,7 @@ std::string ErrorOf(const std::function<void()>& collective) {
   std::string message;
   try {
     collective();
-  } catch (const CommunicationError& e) {
+  } catch (const std::exception& e) {
     message = e.what();
   }
   const std::chrono::duration<double> time =

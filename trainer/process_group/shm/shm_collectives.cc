@@ -37,6 +37,7 @@ CollectiveCall ShmCollectives::Next(const char* operation, int64_t size,
 void ShmCollectives::Reset() {
   meeting_->Reset();
   base_ = 0;
+  sequence_ = 0;
 }
 
 absl::Status ShmCollectives::Run(const CollectiveCall& call, int64_t blocks,

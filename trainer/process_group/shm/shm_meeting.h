@@ -197,6 +197,7 @@ class ShmMeeting {
   absl::optional<PhaseFailure> Failure() const;
   // Waits here end for failures known to `root`, too, which outlives this.
   void Follow(const ShmMeeting* root) { root_ = root; }
+  const ShmMeeting& root() const { return *root_; }
   // Has all ranks look for failures at once.
   void Ring();
   // After a failure all ranks call, when in no collective: Arrive; Realign once
