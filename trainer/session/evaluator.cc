@@ -133,8 +133,9 @@ class Evaluation {
       } catch (...) {
         status.Update(CurrentExceptionToStatus());
       }
-      // A lost connection ends the loop.
+      // A lost connection ends the loop, or what ends the others' as well.
       if (IsLostPeer(status)) return status;
+      if (!status.ok() && PhaseGroupOf(group_) != nullptr) return status;
       try {
         FinishForward();
       } catch (...) {

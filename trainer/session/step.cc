@@ -25,6 +25,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/process_group/phase_group.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/schedule.h"
 
@@ -42,8 +43,11 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   StepSums sums;  // this rank's, until ReduceSums
   absl::Status mine = AccumulateGradients(loader, &sums);
   // A rank that lost the others or skipped a collective can't join the
-  // reduction; the others notice when it exits.
-  if (IsLostPeer(mine) || !completed_) return mine;
+  // reduction; the others notice when it ends.
+  if (IsLostPeer(mine)) return mine;
+  if (!completed_) {
+    return Annotate(mine, absl::StrCat("step ", state.step + 1));
+  }
   // A full disk ends the run now rather than after the last step.
   if (session.reporter != nullptr) mine.Update(session.reporter->status());
 
@@ -98,8 +102,10 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
                                            "batch.micro_batch_size (now ",
                                            plan.micro_batch_size, ")"));
   }
-  // Even after an error: the other ranks wait in these collectives.
   completed_ = false;
+  // Nothing that this rank still does is needed to end the others' step.
+  if (!status.ok() && PhaseGroupOf(*session_.group) != nullptr) return status;
+  // Even after an error: the other ranks wait in these collectives.
   try {
     {
       const ProfileScope profile(session_.phase = kBackwardPhase);
@@ -339,6 +345,7 @@ absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
     return absl::OkStatus();
   });
   if (IsLostPeer(status)) return status;
+  if (!status.ok() && PhaseGroupOf(*session_.group) != nullptr) return status;
   try {
     parts.strategy->FinishBackward();
     *completed = true;
