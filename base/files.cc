@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/progress.h"
 #include "base/status.h"
 
@@ -38,9 +39,12 @@ class Descriptor {
 };
 
 // "PATH: No such file or directory", with the code that `error` (an errno
-// value) matches.
+// value) matches, but for those that say something else of a run: that a rank
+// is lost, or that the user stopped it.
 absl::Status FileError(const std::string& path, int error) {
-  return absl::ErrnoToStatus(error, path);
+  const absl::Status status = absl::ErrnoToStatus(error, path);
+  if (!absl::IsUnavailable(status) && !absl::IsCancelled(status)) return status;
+  return absl::UnknownError(status.message());
 }
 
 absl::Status FileError(const std::string& path, std::error_code error) {
@@ -48,6 +52,7 @@ absl::Status FileError(const std::string& path, std::error_code error) {
 }
 
 absl::Status Rename(const std::string& from, const std::string& to) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.rename"));
   if (rename(from.c_str(), to.c_str()) != 0) return FileError(to, errno);
   return absl::OkStatus();
 }
@@ -55,7 +60,7 @@ absl::Status Rename(const std::string& from, const std::string& to) {
 }  // namespace
 
 absl::Status WriteError(const std::string& path, int error) {
-  return absl::ErrnoToStatus(error, absl::StrCat(path, " can't be written"));
+  return FileError(absl::StrCat(path, " can't be written"), error);
 }
 
 bool PathExists(const std::string& path) {
@@ -64,18 +69,21 @@ bool PathExists(const std::string& path) {
 }
 
 absl::Status MakeFolder(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.make_folder"));
   std::error_code error;
   fs::create_directories(path, error);
   return FileError(path, error);
 }
 
 absl::Status RemoveTree(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.remove"));
   std::error_code error;
   fs::remove_all(path, error);
   return FileError(path, error);
 }
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
   const Descriptor file(path, O_RDONLY);
   struct stat info;
   if (file.get() < 0 || fstat(file.get(), &info) != 0) {
@@ -99,6 +107,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
 
 absl::Status WriteAll(int fd, absl::string_view bytes,
                       const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.write"));
   while (!bytes.empty()) {
     const ssize_t n = write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
@@ -117,6 +126,7 @@ absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes) {
 }
 
 absl::Status SyncPath(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.sync"));
   const Descriptor file(path, O_RDONLY);
   if (file.get() < 0) return FileError(path, errno);
   // Some network file systems can't sync a folder.
@@ -176,6 +186,7 @@ InputFile::~InputFile() { close(fd_); }
 
 absl::StatusOr<std::unique_ptr<InputFile>> InputFile::Open(
     const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return FileError(path, errno);
   return std::unique_ptr<InputFile>(new InputFile(path, fd));
@@ -188,6 +199,7 @@ absl::StatusOr<int64_t> InputFile::Bytes() const {
 }
 
 absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
   while (bytes > 0) {
     const ssize_t n = pread(fd_, out, bytes, offset);
     if (n < 0 && errno == EINTR) continue;
@@ -207,7 +219,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
     const std::string& path, const MapOptions& options) {
   const Descriptor file(path, O_RDONLY);
   if (file.get() < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be opened"));
+    return FileError(absl::StrCat(path, " can't be opened"), errno);
   }
   struct stat info;
   if (fstat(file.get(), &info) != 0) return FileError(path, errno);
@@ -223,7 +235,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
   }
   void* const data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
   if (data == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be mapped"));
+    return FileError(absl::StrCat(path, " can't be mapped"), errno);
   }
   // Six times as fast from a disk; the ranks of a host share the page cache.
   if (options.in_order) madvise(data, size, MADV_SEQUENTIAL);
@@ -238,6 +250,7 @@ MappedFile::~MappedFile() {
 
 absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path,
                                             Start start) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   const int how = start == Start::kNew     ? O_EXCL
                   : start == Start::kEmpty ? O_TRUNC
                                            : 0;
@@ -268,6 +281,7 @@ absl::Status OutputFile::Sync() {
 }
 
 absl::Status OutputFile::Close() {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.close"));
   CAPSTAN_RETURN_IF_ERROR(Sync());
   if (close(std::exchange(fd_, -1)) != 0) status_ = WriteError(path_, errno);
   return status_;
@@ -275,6 +289,7 @@ absl::Status OutputFile::Close() {
 
 absl::StatusOr<std::unique_ptr<HiddenFile>> HiddenFile::Create(
     const std::string& path, absl::string_view suffix) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   std::string hidden = HiddenSibling(path, suffix);
   const int fd =
       open(hidden.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -302,6 +317,7 @@ absl::Status HiddenFile::Rewind() {
 }
 
 absl::Status HiddenFile::Close() {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.close"));
   if (fsync(fd_) != 0 || rename(hidden_.c_str(), path_.c_str()) != 0) {
     return WriteError(path_, errno);
   }

@@ -6,8 +6,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 
 namespace capstan {
@@ -190,6 +194,18 @@ TEST(FilesTest, ReplaceFolder) {
   }
   EXPECT_FALSE(ReplaceFolder(root + "/none", to).ok());
   EXPECT_EQ(*ReadWholeFile(to + "/file"), "two");
+}
+
+// A code that says something else of a run: that another rank is lost.
+TEST(FilesTest, WhatASystemCallLacksIsNoLostRank) {
+  EXPECT_TRUE(absl::IsUnavailable(absl::ErrnoToStatus(EPIPE, "")));
+  for (const int error : {EPIPE, ENOLCK, EHOSTDOWN, ECANCELED}) {
+    const absl::Status status = WriteError("out/file", error);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnknown) << status;
+    EXPECT_EQ(status.message(), absl::StrCat("out/file can't be written: ",
+                                             std::strerror(error)));
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(WriteError("out/file", ENOSPC)));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/exit_codes.h"
 #include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/launcher/place.h"
 #include "trainer/launcher/signals.h"
@@ -91,8 +92,13 @@ void BecomeRank(const RankInfo& info, pid_t parent, int output) {
   fflush(nullptr);
   std::cout.flush();
   google::FlushLogFiles(google::INFO);
-  const ReportHeader header = {static_cast<int32_t>(status.code()),
-                               StopRequested(), status.message().size()};
+  // What else is unavailable is this rank's own error.
+  const absl::StatusCode code =
+      absl::IsUnavailable(status) && !IsLostPeer(status)
+          ? absl::StatusCode::kUnknown
+          : status.code();
+  const ReportHeader header = {static_cast<int32_t>(code), StopRequested(),
+                               status.message().size()};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   absl::StrAppend(&bytes, status.message());
   WriteAll(report, bytes);

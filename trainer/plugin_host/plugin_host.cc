@@ -452,6 +452,9 @@ absl::Status PluginHost::CreateInstance(const std::string& config_type,
   if (descriptor.api_minor < kPluginApiMinor) {
     *instance = AdaptOlderPlugin(category, descriptor.api_minor, *instance);
   }
+  if (getenv("CAPSTAN_FAULT") != nullptr) {
+    *instance = WithFaultPoints(category, *instance);
+  }
   return absl::OkStatus();
 }
 

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
+#include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
@@ -175,7 +176,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     JoinLedgers(info.rank, info.world_size, meeting.store);
     CAPSTAN_ASSIGN_OR_RETURN(
         std::unique_ptr<ProcessGroup> group,
-        CreateHostsGroup(info, meeting.store.get(),
+        CreateHostsGroup(info, meeting.store,
                          GlooConnect(meeting, kJoinTimeout)));
     if (group != nullptr) {
       MayLeave(meeting);
@@ -201,8 +202,10 @@ bool HasGpuParts() {
   return false;
 }
 
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
-    const RankInfo& info, int gpus) {
+namespace {
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info,
+                                                     int gpus) {
   if (gpus == 0) {
     if (info.world_size == 1) return CreateSingleGroup(at::kCPU);
     return CreateCpuGroup(info);
@@ -215,6 +218,16 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
   }
   CAPSTAN_ASSIGN_OR_RETURN(const NcclEntry* entry, LoadNccl());
   return entry->create(info);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
+    const RankInfo& info, int gpus) {
+  auto group = Create(info, gpus);
+  // Nothing else is unavailable here than the other ranks.
+  if (!group.ok()) return MarkLostPeer(group.status());
+  return group;
 }
 
 }  // namespace capstan

@@ -11,9 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/process_group/phase_group.h"
 #include "trainer/session/bad_samples.h"
 #include "trainer/session/out_of_memory.h"
 
@@ -71,7 +73,7 @@ class Evaluation {
 
  private:
   absl::Status EndPart(const absl::Status& mine, const char* what) {
-    if (mine.ok() || absl::IsCancelled(mine) || absl::IsUnavailable(mine)) {
+    if (mine.ok() || absl::IsCancelled(mine) || IsLostPeer(mine)) {
       return AgreeOrStop(group_, mine, what);
     }
     return AgreeOrStop(group_, Annotate(mine, "evaluation"), what);
@@ -135,8 +137,9 @@ class Evaluation {
       } catch (...) {
         status.Update(CurrentExceptionToStatus());
       }
-      // A lost connection ends the loop.
-      if (absl::IsUnavailable(status)) return status;
+      // A lost connection ends the loop, or what ends the others' as well.
+      if (IsLostPeer(status)) return status;
+      if (!status.ok() && PhaseGroupOf(group_) != nullptr) return status;
       try {
         FinishForward();
       } catch (...) {
@@ -176,6 +179,12 @@ class Evaluation {
       FinishForward();
     } catch (...) {
       sums = CurrentExceptionToStatus();
+    }
+    // The others may be in the collectives of a forward.
+    if (!sums.ok() && !absl::IsCancelled(sums.status()) &&
+        request_.strategy != nullptr &&
+        request_.strategy->collective_forward()) {
+      return AgreeAfterCollectives(group_, sums.status(), "measure");
     }
     CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group_, sums.status(), "measure"));
     if (sums->empty()) return absl::OkStatus();
@@ -333,8 +342,7 @@ absl::StatusOr<std::vector<Generation>> Evaluator::SampleAll(
   std::vector<Generation> generations;
   for (const SamplePrompt& prompt : prompts_) {
     absl::StatusOr<Generation> made = SampleOne(prompt);
-    if (absl::IsCancelled(made.status()) ||
-        absl::IsUnavailable(made.status())) {
+    if (absl::IsCancelled(made.status()) || IsLostPeer(made.status())) {
       return made.status();
     }
     if (made.ok()) {
@@ -345,6 +353,47 @@ absl::StatusOr<std::vector<Generation>> Evaluator::SampleAll(
     }
   }
   return generations;
+}
+
+// Ends a sample on all ranks that make it; `mine` is this one's outcome.
+absl::Status Evaluator::EndSample(const absl::Status& mine, bool in_forward,
+                                  StopPoll* poll) {
+  Strategy& strategy = *session_.parts.strategy;
+  ProcessGroup& group = *session_.group;
+  absl::Status status = mine;
+  const auto finish = [&strategy] { strategy.FinishForward(); };
+  const auto good = [&status] {
+    return status.ok() || absl::IsCancelled(status);
+  };
+  if (strategy.collective_forward() && PhaseGroupOf(group) != nullptr) {
+    if (good() && in_forward) {
+      status.Update(CatchAll([&] {
+        finish();
+        return absl::OkStatus();
+      }));
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const bool broke_off,
+        BrokeOff(group, good() ? absl::OkStatus() : status, "sample", finish));
+    if (broke_off && (good() || IsLostPeer(status))) {
+      return absl::InternalError("another rank could not sample");
+    }
+    return status;
+  }
+  if (IsLostPeer(status)) return status;
+  // A rank that fails owes the collectives of what it has begun.
+  if (in_forward) {
+    const absl::Status finished = CatchAll([&] {
+      finish();
+      return absl::OkStatus();
+    });
+    if (IsLostPeer(finished)) return finished;
+    if (good()) status.Update(finished);
+  }
+  if (poll->Leave(!good()) && good()) {
+    return absl::InternalError("another rank could not sample");
+  }
+  return status;
 }
 
 // Either all sampling ranks get a text or none: if forward contains
@@ -378,29 +427,18 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
 
   std::vector<int64_t> ids, text;
   session_.runner.TakeRan();
-  absl::Status status = CatchAll([&]() -> absl::Status {
+  const absl::Status status = CatchAll([&]() -> absl::Status {
     ids = user ? data.PromptIds(shown) : tokenizer.Encode(shown);
     CAPSTAN_ASSIGN_OR_RETURN(
         text,
         parts.objective->Sample(*parts.model, ids, options, session_.runner));
     return absl::OkStatus();
   });
-  if (absl::IsUnavailable(status)) return status;
-  // An objective need not ask: then a rank that fails owes what it has begun.
-  if (forward == kUnderWay ||
-      (forward == kNotAsked && (status.ok() || session_.runner.TakeRan()))) {
-    const absl::Status finished = CatchAll([&] {
-      parts.strategy->FinishForward();
-      return absl::OkStatus();
-    });
-    if (absl::IsUnavailable(finished)) return finished;
-    if (status.ok() || absl::IsCancelled(status)) status.Update(finished);
-  }
-  const bool cancelled = absl::IsCancelled(status);
-  if (poll.Leave(!status.ok() && !cancelled) && (status.ok() || cancelled)) {
-    return absl::InternalError("another rank could not sample");
-  }
-  CAPSTAN_RETURN_IF_ERROR(status);
+  // An objective need not ask.
+  const bool in_forward =
+      forward == kUnderWay ||
+      (forward == kNotAsked && (status.ok() || session_.runner.TakeRan()));
+  CAPSTAN_RETURN_IF_ERROR(EndSample(status, in_forward, &poll));
 
   // An answer stands alone, a continuation doesn't.
   Generation generation{shown, "", /*answer=*/user};

@@ -16,6 +16,7 @@
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/process_group/agree.h"
 #include "trainer/session/run_checkpoints.h"
 #include "trainer/session/session.h"
 
@@ -81,6 +82,8 @@ class Evaluator {
   absl::Status Remember(double eval_loss);
   absl::StatusOr<std::vector<Generation>> SampleAll(const std::string& title);
   absl::StatusOr<Generation> SampleOne(const SamplePrompt& prompt);
+  absl::Status EndSample(const absl::Status& mine, bool in_forward,
+                         StopPoll* poll);
 
   Session& session_;
   RunCheckpoints& checkpoints_;

@@ -415,8 +415,8 @@ absl::Status RunCheckpoints::RestoreBest() {
   }
   CAPSTAN_RETURN_IF_ERROR(
       LoadCheckpointWeights(folder, session_.Checkpointed()));
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(*session_.group, session_.Publish(), "publish parameters"));
+  CAPSTAN_RETURN_IF_ERROR(AgreeAfterCollectives(
+      *session_.group, session_.Publish(), "publish parameters"));
   session_.Note(
       absl::StrFormat("final/ gets the weights of step %d, whose eval loss "
                       "%.4f is the lowest",

@@ -22,12 +22,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/lost_peer.h"
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/process_group/phase_group.h"
 #include "trainer/session/bad_samples.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/non_finite.h"
@@ -49,8 +51,11 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   StepSums sums;  // this rank's, until ReduceSums
   absl::Status mine = AccumulateGradients(loader, &sums);
   // A rank that lost the others or skipped a collective can't join the
-  // reduction; the others notice when it exits.
-  if (absl::IsUnavailable(mine) || !completed_) return mine;
+  // reduction; the others notice when it ends.
+  if (IsLostPeer(mine)) return mine;
+  if (!completed_) {
+    return Annotate(mine, absl::StrCat("step ", state.step + 1));
+  }
   // A full disk ends the run now rather than after the last step.
   if (session.reporter != nullptr) mine.Update(session.reporter->status());
   mine.Update(session.background_save.status());
@@ -106,9 +111,11 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
     status = ExplainMemory(CatchAll([&] { return MicroStep(loader, i, mine); }),
                            session_, i);
   }
-  if (absl::IsUnavailable(status)) return status;
-  // Even after an error: the other ranks wait in these collectives.
+  if (IsLostPeer(status)) return status;
   completed_ = false;
+  // Nothing that this rank still does is needed to end the others' step.
+  if (!status.ok() && PhaseGroupOf(*session_.group) != nullptr) return status;
+  // Even after an error: the other ranks wait in these collectives.
   try {
     {
       const ProfileScope profile(session_.phase = kBackwardPhase);
@@ -197,8 +204,7 @@ absl::Status TrainStep::CatchUp(bool late) {
 // Acts on failures and stop requests of any rank.
 absl::Status TrainStep::ActOn(const StepSums& sums, int64_t step) {
   if (sums.failed_ranks > 0) {
-    return absl::UnavailableError(
-        absl::StrCat("another rank failed in step ", step));
+    return LostPeerError(absl::StrCat("another rank failed in step ", step));
   }
   if (sums.stop_requests > 0) {
     session_.stopping = true;
@@ -334,7 +340,7 @@ absl::StatusOr<std::string> TrainStep::FindOrigin(int64_t position) {
         session_, order_, position, static_cast<int>(i % world), i / world);
     bool completed = false;
     const absl::Status mine = TryMicroBatch(place, &completed);
-    if (absl::IsUnavailable(mine) || !completed) return mine;
+    if (IsLostPeer(mine) || !completed) return mine;
     double sums[] = {mine.ok() ? 0.0 : 1.0, 0.0};
     CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
       sums[1] = session_.parts.strategy->GradientSquaredSum().item<double>();
@@ -527,7 +533,8 @@ absl::Status TrainStep::Backpropagate(
     Backward(Forward(batch).sum);
     return absl::OkStatus();
   });
-  if (absl::IsUnavailable(status)) return status;
+  if (IsLostPeer(status)) return status;
+  if (!status.ok() && PhaseGroupOf(*session_.group) != nullptr) return status;
   try {
     parts.strategy->FinishBackward();
     *completed = true;

@@ -33,7 +33,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
+#include "base/fault_point.h"
 #include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/cores.h"
@@ -46,6 +48,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/create.h"
+#include "trainer/process_group/phase_group.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/session/compare_ranks.h"
 #include "trainer/session/evaluator.h"
@@ -364,7 +367,7 @@ absl::Status SetUpStrategy(Session* session) {
                           parts.strategy->OptimizerShards(),
                           &session->optimizer_state);
   });
-  return Agree(*session->group, status, "set up");
+  return AgreeAfterCollectives(*session->group, status, "set up");
 }
 
 void ForgiveSamples(Session* session) {
@@ -469,6 +472,7 @@ class Training {
         evaluator_(&session_, &checkpoints_),
         step_(&session_, &divergence_, &records_) {}
 
+  // All of it. An error ends the others' collectives, too.
   absl::Status Run();
 
  private:
@@ -476,6 +480,7 @@ class Training {
   Watchdog::Activity Doing(const char* name) const {
     return {watchdog_.get(), name, session_.state.step};
   }
+  absl::Status RunPhases();
   // Sets finished_before_.
   absl::Status SetUp();
   absl::Status Step();
@@ -503,6 +508,18 @@ class Training {
 };
 
 absl::Status Training::Run() {
+  const absl::Status status = CatchAll([this] { return RunPhases(); });
+  PhaseGroup* const phases =
+      session_.group == nullptr ? nullptr : PhaseGroupOf(*session_.group);
+  if (phases != nullptr && !status.ok() && !absl::IsCancelled(status) &&
+      !IsLostPeer(status)) {
+    phases->FailPhase(absl::StrCat("rank ", session_.group->rank(),
+                                   " failed: ", status.message()));
+  }
+  return status;
+}
+
+absl::Status Training::RunPhases() {
   const absl::Status set_up = SetUp();
   if (absl::IsCancelled(set_up)) return Stopped();
   CAPSTAN_RETURN_IF_ERROR(set_up);
@@ -590,7 +607,7 @@ absl::Status Training::SetUp() {
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
   // Only now do all ranks have masters.
   CAPSTAN_RETURN_IF_ERROR(
-      Agree(group, session_.Publish(), "publish parameters"));
+      AgreeAfterCollectives(group, session_.Publish(), "publish parameters"));
   CAPSTAN_ASSIGN_OR_RETURN(finished_before_, FinishedBefore(session_));
   if (finished_before_) return absl::OkStatus();
   std::string note;
@@ -698,6 +715,7 @@ absl::Status Training::WriteProfile() {
 }  // namespace
 
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank, ReadSums read) {
+  const FaultPoint::Counts counts = FaultPoint::Arm(rank.rank);
   const Launch& launch = job->loaded.config.launch();
   return Training(job,
                   launch.binding() == Launch::UNBOUND

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -357,7 +358,7 @@ std::string ErrorOf(const std::function<void()>& collective) {
   std::string message;
   try {
     collective();
-  } catch (const CommunicationError& e) {
+  } catch (const std::exception& e) {
     message = e.what();
   }
   const std::chrono::duration<double> time =
@@ -416,6 +417,38 @@ TEST_P(DeathTest, AKilledRankEndsAllWaits) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("[rank ", rank, "] rank ", rank,
                                              " lost the connection to another "
                                              "rank during all-reduce: rank ")));
+  }
+}
+
+// Ranks of one host are told; nothing of another host's call gets into theirs.
+TEST(HostsGroup, DifferentCollectivesNeverMeet) {
+  for (const bool one_host : {true, false}) {
+    EXPECT_EQ(
+        LaunchRanks(
+            4,
+            [&](const RankInfo& info) -> absl::Status {
+              unsetenv("CAPSTAN_CPU_COLLECTIVES");
+              setenv("CAPSTAN_HOST_ID", info.rank < 2 ? "0" : "1", 1);
+              CAPSTAN_ASSIGN_OR_RETURN(auto group, CreateProcessGroup(info, 0));
+              const bool other = one_host ? info.rank == 1 : info.rank > 1;
+              const std::string told = ErrorOf([&] {
+                if (!one_host && info.rank == 3) {
+                  // Nobody would end it.
+                  usleep(500000);
+                  throw std::runtime_error("enough");
+                }
+                group->AllReduce(at::full({other ? 900 : 1000}, 1, at::kFloat))
+                    ->Wait();
+              });
+              const bool named = absl::StrContains(
+                  told,
+                  "rank 1 calls all-reduce of 900 float32 as its "
+                  "collective 2, rank 0 all-reduce of 1000 float32");
+              Require(!told.empty(), "it ends");
+              Require(named == (one_host && info.rank < 2), told);
+              return absl::OkStatus();
+            }),
+        0);
   }
 }
 
