@@ -4,8 +4,8 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/open_to_read.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -23,8 +24,9 @@ namespace fs = std::filesystem;
 
 class Descriptor {
  public:
+  explicit Descriptor(int fd) : fd_(fd) {}
   Descriptor(const std::string& path, int flags)
-      : fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
+      : Descriptor(open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
   ~Descriptor() {
     if (fd_ >= 0) close(fd_);
   }
@@ -53,6 +55,30 @@ absl::Status Rename(const std::string& from, const std::string& to) {
 
 }  // namespace
 
+absl::StatusOr<int> OpenToRead(const std::string& path,
+                               absl::string_view failed, struct stat* info) {
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  const auto error = [&]() -> absl::Status {
+    const int number = errno;
+    if (fd >= 0) close(fd);
+    return absl::ErrnoToStatus(number, absl::StrCat(path, failed));
+  };
+  if (fd < 0 || fstat(fd, info) != 0) return error();
+  if (S_ISREG(info->st_mode) || S_ISDIR(info->st_mode)) return fd;
+  // Only a pipe without a name is in the kernel's own file system.
+  constexpr int64_t kPipeFs = 0x50495045;  // PIPEFS_MAGIC of linux/magic.h
+  struct statfs system;
+  if (fstatfs(fd, &system) != 0) return error();
+  if (S_ISFIFO(info->st_mode) &&
+      static_cast<int64_t>(system.f_type) != kPipeFs) {
+    close(fd);
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is a named pipe, not a file"));
+  }
+  if (fcntl(fd, F_SETFL, 0) != 0) return error();  // reads wait
+  return fd;
+}
+
 absl::Status WriteError(const std::string& path, int error) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " can't be written"));
 }
@@ -75,11 +101,9 @@ absl::Status RemoveTree(const std::string& path) {
 }
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
-  const Descriptor file(path, O_RDONLY);
   struct stat info;
-  if (file.get() < 0 || fstat(file.get(), &info) != 0) {
-    return FileError(path, errno);
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
+  const Descriptor file(fd);
   // Files in /proc report size 0; others may be growing.
   constexpr size_t kMore = 64 << 10;
   std::string bytes(static_cast<size_t>(info.st_size) + kMore, '\0');
@@ -175,8 +199,8 @@ InputFile::~InputFile() { close(fd_); }
 
 absl::StatusOr<std::unique_ptr<InputFile>> InputFile::Open(
     const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(path, errno);
+  struct stat info;
+  CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
   return std::unique_ptr<InputFile>(new InputFile(path, fd));
 }
 
@@ -200,39 +224,6 @@ absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
     out += n;
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
-    const std::string& path, const MapOptions& options) {
-  const Descriptor file(path, O_RDONLY);
-  if (file.get() < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be opened"));
-  }
-  struct stat info;
-  if (fstat(file.get(), &info) != 0) return FileError(path, errno);
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is not a file"));
-  }
-  const auto size = static_cast<size_t>(info.st_size);
-  if (size == 0 && options.may_be_empty) {
-    return std::shared_ptr<const MappedFile>(new MappedFile(path, ""));
-  }
-  if (size == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is empty"));
-  }
-  void* const data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
-  if (data == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be mapped"));
-  }
-  // Six times as fast from a disk; the ranks of a host share the page cache.
-  if (options.in_order) madvise(data, size, MADV_SEQUENTIAL);
-  return std::shared_ptr<const MappedFile>(new MappedFile(
-      path, absl::string_view(static_cast<const char*>(data), size)));
-}
-
-MappedFile::~MappedFile() {
-  if (bytes_.empty()) return;
-  munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
 absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path,

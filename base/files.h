@@ -14,6 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+struct stat;
+
 namespace capstan {
 
 // `error` (an errno value) as a status with the matching code: "PATH can't be
@@ -73,12 +75,19 @@ struct MapOptions {
   bool may_be_empty = false;
 };
 
-// A read-only memory mapping, unmapped by the destructor.
+// A read-only memory mapping, unmapped by the destructor. If the file becomes
+// shorter meanwhile, or its disk fails, what is gone reads as zeros instead of
+// ending the process (SIGBUS), and Check says so. Until then the bytes may
+// change under a reader: what must not change between two looks at it (a text
+// to parse, a number to check and use) is copied first.
 class MappedFile {
  public:
-  // Errors name the file: missing, a folder, empty or unreadable.
+  // Errors name the file: missing, a folder, a pipe, empty or unreadable.
   static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(
       const std::string& path, const MapOptions& options = {});
+  // Maps an open file, which can be closed then; `path` is for errors.
+  static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(
+      int fd, const std::string& path, const MapOptions& options = {});
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -86,12 +95,28 @@ class MappedFile {
   const std::string& path() const { return path_; }
   absl::string_view bytes() const { return bytes_; }
 
+  // To be called after reading: DATA_LOSS, with the file's name, if what was
+  // read may have been zeros of ours. One stat.
+  absl::Status Check() const;
+  // The same of all mapped files, without the stat: one load if none lost
+  // anything.
+  static absl::Status CheckAll();
+
+  struct Watch;
+
  private:
-  MappedFile(std::string path, absl::string_view bytes)
-      : path_(std::move(path)), bytes_(bytes) {}
+  static absl::StatusOr<std::shared_ptr<const MappedFile>> OfDescriptor(
+      int fd, const struct stat& info, const std::string& path,
+      const MapOptions& options);
+  MappedFile(std::string path, absl::string_view bytes, uint64_t device,
+             uint64_t inode);
 
   const std::string path_;
   const absl::string_view bytes_;
+  // Of the file, as stat says.
+  const uint64_t device_;
+  const uint64_t inode_;
+  Watch* const watch_;  // null: empty
 };
 
 // An append-only file. Bytes go to the operating system at once, so they
