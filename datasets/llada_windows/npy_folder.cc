@@ -262,6 +262,7 @@ absl::StatusOr<WindowData> OpenNpyFolder(const std::string& folder) {
   WindowData data;
   data.sequence_length = metadata.sequence_length;
   data.total_tokens = metadata.total_tokens;
+  data.vocab_size = metadata.vocab_size;
   CAPSTAN_RETURN_IF_ERROR(
       HasCharacters(folder)
           ? OpenCharacters(folder + "/vocab.json", metadata, &data)

@@ -201,6 +201,7 @@ absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& given) {
   } else {
     CAPSTAN_RETURN_IF_ERROR(OpenTokenizer(spec, &data));
   }
+  data.vocab_size = data.tokenizer->vocab_size();
   const Tokenizer::SpecialIds special = data.tokenizer->special_ids();
   const size_t split = SplitAt(text, spec.validation_fraction);
   const auto open = [&](absl::string_view part, const char* name,
