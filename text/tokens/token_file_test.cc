@@ -160,6 +160,44 @@ TEST(TokenFileTest, OthersArentTokenFiles) {
   EXPECT_EQ(OpenBytes(other).status().code(), absl::StatusCode::kUnimplemented);
 }
 
+// One was trained on as text.
+TEST(TokenFileTest, ADamagedBeginningIsntText) {
+  const std::string path = NewPath("damaged.tokens");
+  WriteDocuments(path, 300, {{1, 2, 299}});
+  const std::string good = ReadBytes(path);
+  const auto check = [](const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+    return TokenFile::CheckIsText(**MappedFile::Open(path));
+  };
+  EXPECT_TRUE(check(path, good).ok());
+  for (size_t i = 0; i < 8; ++i) {
+    std::string bad = good;
+    bad[i] ^= 1;
+    for (const std::string& at : {path, NewPath("other_name")}) {
+      const absl::Status status = check(at, bad);
+      EXPECT_TRUE(absl::IsDataLoss(status)) << i;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(at + " is damaged: it doesn't begin"));
+    }
+  }
+  EXPECT_FALSE(check(path, "text").ok());
+  EXPECT_TRUE(check(NewPath("text"), "text").ok());
+  EXPECT_TRUE(check(NewPath("text"), std::string(100, 'x')).ok());
+}
+
+TEST(TokenFileTest, ACutFileIsAnError) {
+  const std::string path = NewPath("cut");
+  WriteDocuments(path, 300, {Ids(10000, 7)});
+  const auto file = OpenPath(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  Ids read(10000);
+  ASSERT_TRUE((*file)->Read(0, 10000, read.data()).ok());
+  std::filesystem::resize_file(path, 5000);
+  const absl::Status status = (*file)->Read(0, 10000, read.data());
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path));
+}
+
 TEST(TokenFileTest, HashTellsTokenizersApart) {
   EXPECT_NE(TokenizerHash("{}"), TokenizerHash("{} "));
   EXPECT_EQ(TokenizerHash("{}"), TokenizerHash("{}"));
