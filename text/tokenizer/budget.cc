@@ -15,7 +15,7 @@ constexpr size_t kTimesText = 64;
 constexpr size_t kMoreBytes = 1 << 20;
 
 // A hundredth of what the slowest of known tokenizers do.
-constexpr int64_t kMilliseconds = 5000;
+constexpr int64_t kMilliseconds = 1000;
 constexpr size_t kBytesPerMillisecond = 500;
 
 int64_t NowMs(clockid_t clock) {
