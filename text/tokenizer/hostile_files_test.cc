@@ -187,7 +187,7 @@ TEST(HostileFilesTest, TextsDontGrowWithoutALimit) {
 // Each start looks at the whole text.
 TEST(HostileFilesTest, ExpressionsDontTakeQuadraticTime) {
   const std::string text(400000, 'a');
-  for (const char* regex : {"a*b", "a(?=.*b)|c", "(?:a|aa)*b"}) {
+  for (const char* regex : {"a*[bc]", "a(?=a*[bc])|c", "(?:a|aa)*[bc]"}) {
     const std::string thrown = Thrown(Replace({{"Regex", regex}}, "x"), text);
     EXPECT_THAT(thrown, HasSubstr("tokenizer.json: ")) << regex;
     EXPECT_THAT(thrown, ::testing::AnyOf(
