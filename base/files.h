@@ -22,7 +22,11 @@ namespace capstan {
 // written: No space left on device". A full disk is RESOURCE_EXHAUSTED.
 absl::Status WriteError(const std::string& path, int error);
 
+// False if it can't be asked, either: a name too long, a folder that may not be
+// searched.
 bool PathExists(const std::string& path);
+bool IsFolder(const std::string& path);
+bool IsRegularFile(const std::string& path);
 
 // Creates parents as needed. OK if it exists.
 absl::Status MakeFolder(const std::string& path);
