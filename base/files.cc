@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -88,6 +89,16 @@ bool PathExists(const std::string& path) {
   return stat(path.c_str(), &info) == 0;
 }
 
+bool IsFolder(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+bool IsRegularFile(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
 absl::Status MakeFolder(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
@@ -100,10 +111,17 @@ absl::Status RemoveTree(const std::string& path) {
   return FileError(path, error);
 }
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
+                                          int64_t most_bytes) {
   struct stat info;
   CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
   const Descriptor file(fd);
+  const auto too_large = [&] {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is too large: it has more than the ", most_bytes,
+                     " bytes that such a file may have"));
+  };
+  if (info.st_size > most_bytes) return too_large();
   // Files in /proc report size 0; others may be growing.
   constexpr size_t kMore = 64 << 10;
   std::string bytes(static_cast<size_t>(info.st_size) + kMore, '\0');
@@ -113,6 +131,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return FileError(path, errno);
     size += static_cast<size_t>(n);
+    if (static_cast<int64_t>(size) > most_bytes) return too_large();
     if (n == 0) break;
     if (size == bytes.size()) bytes.resize(2 * size);
   }
@@ -262,14 +281,53 @@ absl::Status OutputFile::Close() {
   return status_;
 }
 
+namespace {
+
+// Takes the hidden file for this writer: creates it, or empties what a writer
+// that is gone has left. -1: another writer has it.
+absl::StatusOr<int> Claim(const std::string& hidden, const std::string& path) {
+  while (true) {
+    const int fd = open(hidden.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return WriteError(path, errno);
+    // Some file systems have no locks: there, writers must differ by suffix.
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      close(fd);
+      return -1;
+    }
+    struct stat opened, named;
+    const bool same =
+        fstat(fd, &opened) == 0 && stat(hidden.c_str(), &named) == 0 &&
+        opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+    // Otherwise its writer has just completed, or removed, it.
+    if (same && (!S_ISREG(opened.st_mode) || ftruncate(fd, 0) == 0)) return fd;
+    const int error = errno;
+    close(fd);
+    if (same) return WriteError(path, error);
+  }
+}
+
+// Removes what a writer that is gone has left under this name.
+void RemoveLeftOver(const std::string& hidden, const std::string& path) {
+  if (!PathExists(hidden)) return;
+  const absl::StatusOr<int> fd = Claim(hidden, path);
+  if (!fd.ok() || *fd < 0) return;
+  unlink(hidden.c_str());
+  close(*fd);
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<HiddenFile>> HiddenFile::Create(
     const std::string& path, absl::string_view suffix) {
-  std::string hidden = HiddenSibling(path, suffix);
-  const int fd =
-      open(hidden.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return WriteError(path, errno);
-  return std::unique_ptr<HiddenFile>(
-      new HiddenFile(path, std::move(hidden), fd));
+  const std::string first = HiddenSibling(path, suffix);
+  for (int i = 1;; ++i) {
+    std::string hidden = i == 1 ? first : absl::StrCat(first, ".", i);
+    CAPSTAN_ASSIGN_OR_RETURN(const int fd, Claim(hidden, path));
+    if (fd < 0) continue;
+    RemoveLeftOver(absl::StrCat(first, ".", i + 1), path);
+    return std::unique_ptr<HiddenFile>(
+        new HiddenFile(path, std::move(hidden), fd));
+  }
 }
 
 HiddenFile::HiddenFile(const std::string& path, std::string hidden, int fd)

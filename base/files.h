@@ -22,14 +22,21 @@ namespace capstan {
 // written: No space left on device". A full disk is RESOURCE_EXHAUSTED.
 absl::Status WriteError(const std::string& path, int error);
 
+// False if it can't be asked, either: a name too long, a folder that may not be
+// searched.
 bool PathExists(const std::string& path);
+bool IsFolder(const std::string& path);
+bool IsRegularFile(const std::string& path);
 
 // Creates parents as needed. OK if it exists.
 absl::Status MakeFolder(const std::string& path);
 // OK if it doesn't exist.
 absl::Status RemoveTree(const std::string& path);
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
+// A file with more than `most_bytes` is an error.
+constexpr int64_t kMostWholeFileBytes = int64_t{1} << 30;
+absl::StatusOr<std::string> ReadWholeFile(
+    const std::string& path, int64_t most_bytes = kMostWholeFileBytes);
 // Creates or overwrites the file and flushes it to disk. Not atomic, unlike
 // ReplaceFile.
 absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes);
@@ -149,8 +156,11 @@ class OutputFile {
 
 // A file that appears when Close returns OK, complete and with its bytes on
 // disk (its name once the folder is synced: SyncPath). Until then it is
-// HiddenSibling(path, suffix), which the destructor removes. Concurrent writers
-// of one path need different suffixes.
+// HiddenSibling(path, suffix), which the destructor removes; writers of one
+// path at the same time each have a file of their own (".2", ".3", .. behind
+// its name), and the last to close wins. What a killed writer has left is used
+// or removed by the next. Where the file system has no flock, writers at the
+// same time need different suffixes.
 class HiddenFile {
  public:
   static absl::StatusOr<std::unique_ptr<HiddenFile>> Create(
