@@ -379,6 +379,10 @@ class Translator {
 }  // namespace
 
 absl::StatusOr<std::string> ToPcre2(absl::string_view pattern) {
+  // The translation counts on whole characters.
+  if (!IsUtf8(pattern)) {
+    return absl::InvalidArgumentError("the regular expression isn't UTF-8");
+  }
   return Translator(pattern).Run();
 }
 
