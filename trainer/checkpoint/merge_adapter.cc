@@ -127,6 +127,7 @@ absl::Status WriteMerged(const std::string& path,
     CAPSTAN_RETURN_IF_ERROR(
         writer->Append(stored.const_data_ptr(), entry.bytes));
   }
+  CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
   return writer->Close();
 }
 
