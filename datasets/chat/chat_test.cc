@@ -5,6 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <isa-l/crc64.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -407,6 +411,48 @@ TEST(ChatTest, WithoutAFolderForItsIndexItIsKeptInAFileWithoutAName) {
               HasSubstr("n.jsonl: what is made of it can be kept nowhere"));
   unsetenv("TMPDIR");
   unsetenv("XDG_CACHE_HOME");
+}
+
+// Makes `folder` a file system of 8 kB, for this process only.
+bool MountSmall(const std::string& folder) {
+  const std::string user = absl::StrCat("0 ", getuid(), " 1");
+  const std::string group = absl::StrCat("0 ", getgid(), " 1");
+  if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  WriteBytes("/proc/self/setgroups", "deny");
+  WriteBytes("/proc/self/uid_map", user);
+  WriteBytes("/proc/self/gid_map", group);
+  return mount("none", folder.c_str(), "tmpfs", 0, "size=8k") == 0;
+}
+
+TEST(ChatTest, IfTheFolderIsFullTheIndexIsKeptElsewhere) {
+  const std::string path = File("full.jsonl", ManyRows());
+  const std::string folder =
+      (fs::path(path).parent_path() / ".capstan").string();
+  fs::create_directories(folder);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!MountSmall(folder)) _exit(2);
+    setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+    testing::internal::CaptureStderr();
+    const auto chat = Make(Of(path));
+    const std::string notes = testing::internal::GetCapturedStderr();
+    // Nothing partial is left there.
+    int files = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      files += entry.is_regular_file() && entry.path().filename() != "lock";
+    }
+    const bool right =
+        chat.ok() && (*chat)->size() == 1000 && files == 0 &&
+        notes.find("No space left on device") != std::string::npos;
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 2) {
+    GTEST_SKIP() << "mounting a small file system isn't allowed here";
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 // Not even if root could.

@@ -36,7 +36,7 @@ void Repair(std::string* bytes) {
   if (bytes->size() < 64) return;
   const uint64_t room = At<uint64_t>(*bytes, 40) * At<uint32_t>(*bytes, 12);
   const uint64_t tail = 64 + (room + 7) / 8 * 8;
-  if (tail < bytes->size()) {
+  if (room < bytes->size() && tail + 4 <= bytes->size()) {
     const uint64_t chunk = std::min<uint64_t>(room, bytes->size() - 64);
     PutCrc(absl::string_view(*bytes).substr(64, chunk), tail, bytes);
     PutCrc(absl::string_view(*bytes).substr(tail), 52, bytes);
