@@ -4,8 +4,9 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stdio.h>
-#include <sys/mman.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
+#include "base/open_to_read.h"
 #include "base/progress.h"
 #include "base/status.h"
 
@@ -25,8 +27,9 @@ namespace fs = std::filesystem;
 
 class Descriptor {
  public:
+  explicit Descriptor(int fd) : fd_(fd) {}
   Descriptor(const std::string& path, int flags)
-      : fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
+      : Descriptor(open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
   ~Descriptor() {
     if (fd_ >= 0) close(fd_);
   }
@@ -59,6 +62,30 @@ absl::Status Rename(const std::string& from, const std::string& to) {
 
 }  // namespace
 
+absl::StatusOr<int> OpenToRead(const std::string& path,
+                               absl::string_view failed, struct stat* info) {
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  const auto error = [&]() -> absl::Status {
+    const int number = errno;
+    if (fd >= 0) close(fd);
+    return FileError(absl::StrCat(path, failed), number);
+  };
+  if (fd < 0 || fstat(fd, info) != 0) return error();
+  if (S_ISREG(info->st_mode) || S_ISDIR(info->st_mode)) return fd;
+  // Only a pipe without a name is in the kernel's own file system.
+  constexpr int64_t kPipeFs = 0x50495045;  // PIPEFS_MAGIC of linux/magic.h
+  struct statfs system;
+  if (fstatfs(fd, &system) != 0) return error();
+  if (S_ISFIFO(info->st_mode) &&
+      static_cast<int64_t>(system.f_type) != kPipeFs) {
+    close(fd);
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is a named pipe, not a file"));
+  }
+  if (fcntl(fd, F_SETFL, 0) != 0) return error();  // reads wait
+  return fd;
+}
+
 absl::Status WriteError(const std::string& path, int error) {
   return FileError(absl::StrCat(path, " can't be written"), error);
 }
@@ -66,6 +93,16 @@ absl::Status WriteError(const std::string& path, int error) {
 bool PathExists(const std::string& path) {
   struct stat info;
   return stat(path.c_str(), &info) == 0;
+}
+
+bool IsFolder(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+bool IsRegularFile(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
 absl::Status MakeFolder(const std::string& path) {
@@ -82,13 +119,18 @@ absl::Status RemoveTree(const std::string& path) {
   return FileError(path, error);
 }
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
+                                          int64_t most_bytes) {
   CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
-  const Descriptor file(path, O_RDONLY);
   struct stat info;
-  if (file.get() < 0 || fstat(file.get(), &info) != 0) {
-    return FileError(path, errno);
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
+  const Descriptor file(fd);
+  const auto too_large = [&] {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is too large: it has more than the ", most_bytes,
+                     " bytes that such a file may have"));
+  };
+  if (info.st_size > most_bytes) return too_large();
   // Files in /proc report size 0; others may be growing.
   constexpr size_t kMore = 64 << 10;
   std::string bytes(static_cast<size_t>(info.st_size) + kMore, '\0');
@@ -98,6 +140,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return FileError(path, errno);
     size += static_cast<size_t>(n);
+    if (static_cast<int64_t>(size) > most_bytes) return too_large();
     if (n == 0) break;
     if (size == bytes.size()) bytes.resize(2 * size);
   }
@@ -187,8 +230,8 @@ InputFile::~InputFile() { close(fd_); }
 absl::StatusOr<std::unique_ptr<InputFile>> InputFile::Open(
     const std::string& path) {
   CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(path, errno);
+  struct stat info;
+  CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
   return std::unique_ptr<InputFile>(new InputFile(path, fd));
 }
 
@@ -213,39 +256,6 @@ absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
     out += n;
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
-    const std::string& path, const MapOptions& options) {
-  const Descriptor file(path, O_RDONLY);
-  if (file.get() < 0) {
-    return FileError(absl::StrCat(path, " can't be opened"), errno);
-  }
-  struct stat info;
-  if (fstat(file.get(), &info) != 0) return FileError(path, errno);
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is not a file"));
-  }
-  const auto size = static_cast<size_t>(info.st_size);
-  if (size == 0 && options.may_be_empty) {
-    return std::shared_ptr<const MappedFile>(new MappedFile(path, ""));
-  }
-  if (size == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is empty"));
-  }
-  void* const data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
-  if (data == MAP_FAILED) {
-    return FileError(absl::StrCat(path, " can't be mapped"), errno);
-  }
-  // Six times as fast from a disk; the ranks of a host share the page cache.
-  if (options.in_order) madvise(data, size, MADV_SEQUENTIAL);
-  return std::shared_ptr<const MappedFile>(new MappedFile(
-      path, absl::string_view(static_cast<const char*>(data), size)));
-}
-
-MappedFile::~MappedFile() {
-  if (bytes_.empty()) return;
-  munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
 absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path,
@@ -287,15 +297,54 @@ absl::Status OutputFile::Close() {
   return status_;
 }
 
+namespace {
+
+// Takes the hidden file for this writer: creates it, or empties what a writer
+// that is gone has left. -1: another writer has it.
+absl::StatusOr<int> Claim(const std::string& hidden, const std::string& path) {
+  while (true) {
+    const int fd = open(hidden.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return WriteError(path, errno);
+    // Some file systems have no locks: there, writers must differ by suffix.
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      close(fd);
+      return -1;
+    }
+    struct stat opened, named;
+    const bool same =
+        fstat(fd, &opened) == 0 && stat(hidden.c_str(), &named) == 0 &&
+        opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+    // Otherwise its writer has just completed, or removed, it.
+    if (same && (!S_ISREG(opened.st_mode) || ftruncate(fd, 0) == 0)) return fd;
+    const int error = errno;
+    close(fd);
+    if (same) return WriteError(path, error);
+  }
+}
+
+// Removes what a writer that is gone has left under this name.
+void RemoveLeftOver(const std::string& hidden, const std::string& path) {
+  if (!PathExists(hidden)) return;
+  const absl::StatusOr<int> fd = Claim(hidden, path);
+  if (!fd.ok() || *fd < 0) return;
+  unlink(hidden.c_str());
+  close(*fd);
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<HiddenFile>> HiddenFile::Create(
     const std::string& path, absl::string_view suffix) {
   CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
-  std::string hidden = HiddenSibling(path, suffix);
-  const int fd =
-      open(hidden.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return WriteError(path, errno);
-  return std::unique_ptr<HiddenFile>(
-      new HiddenFile(path, std::move(hidden), fd));
+  const std::string first = HiddenSibling(path, suffix);
+  for (int i = 1;; ++i) {
+    std::string hidden = i == 1 ? first : absl::StrCat(first, ".", i);
+    CAPSTAN_ASSIGN_OR_RETURN(const int fd, Claim(hidden, path));
+    if (fd < 0) continue;
+    RemoveLeftOver(absl::StrCat(first, ".", i + 1), path);
+    return std::unique_ptr<HiddenFile>(
+        new HiddenFile(path, std::move(hidden), fd));
+  }
 }
 
 HiddenFile::HiddenFile(const std::string& path, std::string hidden, int fd)

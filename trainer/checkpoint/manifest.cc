@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -82,6 +83,14 @@ Json TrainStateToJson(const TrainState& state) {
     json["bad_eval_samples"] = state.bad_eval_samples;
   }
   return json;
+}
+
+// Throws Json's exceptions, which name the place. Its own parser follows any
+// depth, and what it makes is freed and written by recursion.
+Json ParseManifestJson(absl::string_view text) {
+  return JsonDepth(text) > kMostJsonDepth
+             ? Json("nested too deeply")
+             : Json::parse(text.begin(), text.end());
 }
 
 TrainState TrainStateFromJson(const Json& json) {
@@ -337,7 +346,7 @@ std::string ManifestToJson(const Manifest& manifest) {
 absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
                                           const std::string& path) {
   try {
-    const Json json = Json::parse(text.begin(), text.end());
+    const Json json = ParseManifestJson(text);
     CAPSTAN_RETURN_IF_ERROR(
         CheckVersion(path, json.at("format_version").get<int>()));
     if (json.at(kCrcKey) != Crc(json)) {
@@ -405,7 +414,7 @@ std::string ManifestFileToJson(const ManifestFile& file) {
 absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   try {
-    return FileFromJson(Json::parse(text));
+    return FileFromJson(ParseManifestJson(text));
   } catch (const Json::exception& e) {
     return absl::DataLossError(absl::StrCat(path, ": is damaged: ", e.what()));
   }

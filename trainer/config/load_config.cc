@@ -108,6 +108,21 @@ void MoveSamplePrompt(LoadedConfig* loaded) {
                             loaded->locations["train.sample_prompt"]);
 }
 
+// The run's folder is runs/NAME: it must be in runs/.
+absl::Status CheckName(const LoadedConfig& loaded) {
+  const fs::path name = loaded.config.name();
+  const bool inside =
+      name.is_relative() &&
+      std::none_of(name.begin(), name.end(),
+                   [](const fs::path& part) { return part == ".."; });
+  if (inside) return absl::OkStatus();
+  return loaded.Locate(
+      FieldError("name", absl::StrCat("is \"", name.string(),
+                                      "\", and runs/NAME must be a folder in "
+                                      "runs/: give a name without ..")),
+      "");
+}
+
 // What follows the files.
 absl::Status Finish(const std::vector<std::string>& overrides,
                     const ConfigContext& context, WarmupFit* warmup,
@@ -122,7 +137,7 @@ absl::Status Finish(const std::vector<std::string>& overrides,
   warmup->Update(*loaded);
   warmup->Apply(loaded);
   MoveSamplePrompt(loaded);
-  return absl::OkStatus();
+  return CheckName(*loaded);
 }
 
 // Null unless `field` has exactly one string.
@@ -159,6 +174,8 @@ absl::StatusOr<std::string> StringAt(const RunConfig& config,
 namespace fs = std::filesystem;
 
 constexpr char kLatest[] = "latest";
+
+constexpr int64_t kMostConfigBytes = 64 << 20;
 
 // The folder that `file` refers to; "" if it isn't such a file.
 fs::path RunOf(const fs::path& file) {
@@ -218,8 +235,9 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
   ConfigContext context;
   context.host = host;
   const char* caller = std::getenv("BUILD_WORKING_DIRECTORY");
+  std::error_code error;  // the folder may have been removed meanwhile
   context.caller_folder =
-      caller != nullptr ? caller : fs::current_path().string();
+      caller != nullptr ? caller : fs::current_path(error).string();
   const char* workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
   if (workspace != nullptr) {
     context.workspace_folder = workspace;
@@ -227,7 +245,7 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
     for (fs::path folder = context.caller_folder;
          !folder.empty() && folder != folder.root_path();
          folder = folder.parent_path()) {
-      if (fs::exists(folder / "WORKSPACE")) {
+      if (PathExists((folder / "WORKSPACE").string())) {
         context.workspace_folder = folder.string();
         break;
       }
@@ -265,10 +283,11 @@ absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         const ConfigContext& context,
                                         Message* config, FieldPlaces* places) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string path, FindConfig(file, context));
-  const absl::StatusOr<std::string> text = ReadWholeFile(path);
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(path, kMostConfigBytes);
   if (!text.ok()) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("--config=", file, ": ", path, " can't be read"));
+    return Annotate(text.status(),
+                    absl::StrCat("--config=", file, ": it can't be read"));
   }
   CAPSTAN_RETURN_IF_ERROR(AddText(*text, file,
                                   fs::path(path).parent_path().string(),

@@ -471,5 +471,35 @@ TEST_F(LoadConfigTest, ASlotMayTakeAStringFromAnother) {
   }
 }
 
+TEST_F(LoadConfigTest, ARunStaysInRuns) {
+  for (const char* name : {"../..", "..", "a/../../b", "/tmp/x"}) {
+    EXPECT_THAT(
+        ErrorOf(absl::StrCat("name: \"", name, "\"")),
+        AllOf(HasSubstr(absl::StrCat("run.pbtxt:1:1: name: is \"", name)),
+              HasSubstr("give a name without ..")));
+  }
+  EXPECT_THAT(ErrorOf("", {"name=../x"}), HasSubstr("name: is \"../x\""));
+  EXPECT_TRUE(Load("name: \"first..try/2\"").ok());
+}
+
+TEST_F(LoadConfigTest, NamesThatAreTooLongAreNotFound) {
+  const std::string name(300, 'x');
+  EXPECT_THAT(std::string(LoadConfig({name}, {}, context_).status().message()),
+              HasSubstr("no such file"));
+  EXPECT_THAT(
+      ErrorOf(absl::StrCat("strategy { [plugin/", name, ".Config] {} }")),
+      HasSubstr("there is no plugin"));
+}
+
+TEST_F(LoadConfigTest, HostileTextsAreErrors) {
+  std::string deep;
+  for (int i = 0; i < 100000; ++i) deep += "train { ";
+  for (const std::string& text :
+       {deep, std::string(100000, '{'), std::string("\0\xff", 2),
+        std::string("name: \"")}) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr("run.pbtxt:1:"));
+  }
+}
+
 }  // namespace
 }  // namespace capstan

@@ -25,6 +25,7 @@
 #include <iostream>
 #include <iterator>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -33,6 +34,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "base/files.h"
 #include "base/machine.h"
 
 namespace capstan {
@@ -289,8 +291,9 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
   if (it != loaded_.end()) return &it->second;
   const std::string library = LibraryName(config_type);
   for (const std::string& folder : folders_) {
-    const fs::path path = fs::absolute(fs::path(folder) / library);
-    if (!fs::exists(path)) continue;
+    std::error_code error;
+    const fs::path path = fs::absolute(fs::path(folder) / library, error);
+    if (error || !PathExists(path.string())) continue;
     const bool foreign = &folder != &folders_.back();
     absl::StatusOr<LoadedPlugin> plugin =
         Open(config_type, path.string(), foreign || foreign_);

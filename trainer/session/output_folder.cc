@@ -176,7 +176,8 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
 // Parent of the run folders for configs without output_dir.
 fs::path RunsFolder(const RunConfig& config,
                     const std::string& workspace_folder) {
-  const fs::path base = workspace_folder.empty() ? fs::current_path()
+  std::error_code error;  // without a current folder: relative to it
+  const fs::path base = workspace_folder.empty() ? fs::current_path(error)
                                                  : fs::path(workspace_folder);
   return base / "runs" / config.name();
 }
@@ -246,8 +247,14 @@ absl::StatusOr<std::string> PrepareOutputFolder(
   if (config.output_dir().empty()) {
     const fs::path runs = RunsFolder(config, workspace_folder);
     if (!CheckpointToResume(config, workspace_folder).empty()) {
+      std::error_code error;
       const fs::path folder =
-          fs::canonical(FollowLatestRun((runs / "latest").string()));
+          fs::canonical(FollowLatestRun((runs / "latest").string()), error);
+      if (error) {
+        return absl::ErrnoToStatus(
+            error.value(), absl::StrCat((runs / "latest").string(),
+                                        " can't be followed to its run"));
+      }
       CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by));
       return folder.string();
     }

@@ -29,6 +29,10 @@ class ConfigCheck {
   // So that the product of two sizes fits an int64.
   static constexpr int64_t kMostOfASize = std::numeric_limits<int32_t>::max();
 
+  // Far beyond any model's: each layer has names and tensors, which are made
+  // before a file says whether it has them.
+  static constexpr int64_t kMostLayers = 1 << 14;
+
   void Size(const char* key, int64_t value, int64_t most = kMostOfASize);
   void Positive(const char* key, double value);
   void Rate(const char* key, double value);  // in [0, 1)

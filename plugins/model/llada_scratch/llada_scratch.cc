@@ -51,7 +51,8 @@ absl::Status CheckSizes(const Config& c) {
   check.Size("vocab_size", c.vocab_size());
   check.Size("hidden_size", c.hidden_size());
   check.Size("intermediate_size", c.intermediate_size());
-  check.Size("num_hidden_layers", c.num_hidden_layers());
+  check.Size("num_hidden_layers", c.num_hidden_layers(),
+             ConfigCheck::kMostLayers);
   check.Size("num_attention_heads", c.num_attention_heads());
   check.Size("max_sequence_length", c.max_sequence_length());
   if (!check.ok()) return check.status();

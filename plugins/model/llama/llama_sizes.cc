@@ -37,7 +37,8 @@ void CheckSizes(const LlamaConfig& c, ConfigCheck* check) {
   const LlamaNames& names = *c.names;
   check->Size(names.hidden_size, c.hidden_size);
   check->Size(names.intermediate_size, c.intermediate_size);
-  check->Size(names.num_hidden_layers, c.num_hidden_layers);
+  check->Size(names.num_hidden_layers, c.num_hidden_layers,
+              ConfigCheck::kMostLayers);
   check->Size(names.num_attention_heads, c.num_attention_heads);
   check->Size(names.num_key_value_heads, c.num_key_value_heads);
   check->Size(names.head_dim == nullptr ? names.hidden_size : names.head_dim,
