@@ -2,6 +2,7 @@
 #include "trainer/checkpoint/background_save.h"
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -36,7 +37,22 @@ absl::Status BackgroundSave::status() {
   return status_;
 }
 
-bool BackgroundSave::busy() { return status().ok() && work_.valid(); }
+bool BackgroundSave::busy() {
+  return save_.has_value() && status().ok() && work_.valid();
+}
+
+void BackgroundSave::Prepare(const CheckpointParts& parts) {
+  const std::vector<StatePiece> pieces = OwnedPieces(parts);
+  for (const StatePiece& piece : pieces) {
+    if (!piece.elements.device().is_cpu()) return;
+  }
+  const int64_t bytes = PieceLayout(pieces).bytes;
+  Begin([this, bytes] {
+    // If it fails, the first save says so.
+    snapshot_.Reserve(bytes).IgnoreError();
+    return absl::OkStatus();
+  });
+}
 
 void BackgroundSave::Complete() {
   if (!written()) return;
@@ -55,6 +71,7 @@ absl::Status BackgroundSave::StartAfter(const SaveRequest& request,
                                         const CheckpointParts& parts) {
   ProcessGroup& group = *parts.group;
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
+  Await().IgnoreError();  // Prepare, which has no errors
   CAPSTAN_RETURN_IF_ERROR(BeginTogether(request, BytesOf(pieces), group));
   Save save;
   save.request = request;

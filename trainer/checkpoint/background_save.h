@@ -24,6 +24,10 @@ namespace capstan {
 // waits for the threads.
 class BackgroundSave {
  public:
+  // Takes the memory for copies of `parts` in a thread, so that the first save
+  // needn't wait for it.
+  void Prepare(const CheckpointParts& parts);
+
   // Begins a save, after Settle. Collective; all ranks return the same outcome.
   absl::Status Start(const SaveRequest& request, const CheckpointParts& parts);
 
@@ -40,7 +44,7 @@ class BackgroundSave {
   // Waits until the save that is under way, if any, is complete or has failed.
   // Collective; all ranks return the same outcome.
   absl::Status Settle(ProcessGroup& group);
-  // Whether a thread of this rank is at work.
+  // Whether a thread of this rank is at work on a save.
   bool busy();
 
  private:

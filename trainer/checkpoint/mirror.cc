@@ -256,7 +256,6 @@ absl::Status Mirror::Map(int64_t bytes, Image* image) {
   if (memory == MAP_FAILED) {
     return absl::ErrnoToStatus(errno, "the mirror can't be mapped");
   }
-  madvise(memory, bytes, MADV_HUGEPAGE);
   image->memory = static_cast<char*>(memory);
   image->bytes = bytes;
   return absl::OkStatus();

@@ -7,6 +7,9 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/mman.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -26,6 +29,29 @@ constexpr int64_t kAlignment = 64;
 at::Tensor At(char* place, const at::Tensor& like) {
   return at::from_blob(place, {like.numel()},
                        at::TensorOptions().dtype(like.scalar_type()));
+}
+
+// memcpy to a multiple of 16, past the caches: what is copied is larger than
+// they are, and isn't read again soon.
+void StreamCopy(char* to, const char* from, int64_t bytes) {
+#ifdef __SSE2__
+  constexpr int64_t kAtOnce = 64;
+  for (; bytes >= kAtOnce; bytes -= kAtOnce, to += kAtOnce, from += kAtOnce) {
+    const auto* const source = reinterpret_cast<const __m128i*>(from);
+    auto* const target = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(source);
+    const __m128i b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2);
+    const __m128i d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  // Before anything that is written later, as with usual stores.
+  _mm_sfence();
+#endif
+  std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 at::Device DeviceOf(const std::vector<StatePiece>& pieces) {
@@ -100,9 +126,9 @@ void CopyPieces(const std::vector<StatePiece>& pieces,
       At(to + layout.offsets[i], elements).copy_(elements);
     }
   }
-  constexpr int64_t kGrain = 1 << 20;  // bytes
   // A thread's share is a range of the block, in which pieces begin and end.
-  at::parallel_for(0, layout.bytes, kGrain, [&](int64_t begin, int64_t end) {
+  constexpr int64_t kGrain = (1 << 20) / kAlignment;
+  const auto copy = [&](int64_t begin, int64_t end) {
     const auto after =
         std::upper_bound(layout.offsets.begin(), layout.offsets.end(), begin);
     for (auto i = static_cast<size_t>(after - layout.offsets.begin() - 1);
@@ -113,12 +139,16 @@ void CopyPieces(const std::vector<StatePiece>& pieces,
       const int64_t high =
           std::min(end, offset + static_cast<int64_t>(elements.nbytes()));
       if (low >= high || !elements.device().is_cpu()) continue;
-      std::memcpy(
+      StreamCopy(
           to + low,
           static_cast<const char*>(elements.const_data_ptr()) + low - offset,
           high - low);
     }
-  });
+  };
+  at::parallel_for(0, layout.bytes / kAlignment, kGrain,
+                   [&](int64_t begin, int64_t end) {
+                     copy(begin * kAlignment, end * kAlignment);
+                   });
 }
 
 Snapshot::~Snapshot() {
@@ -126,40 +156,43 @@ Snapshot::~Snapshot() {
   if (memory_ != nullptr && !pinned_.defined()) munmap(memory_, reserved_);
 }
 
-absl::Status Snapshot::Reserve(int64_t bytes, const at::Device& device) {
+absl::Status Snapshot::Reserve(int64_t bytes) {
   if (bytes <= reserved_) return absl::OkStatus();
   copied_.clear();
-  if (!device.is_cpu()) {
-    return CatchAll([&] {
-      pinned_ = at::Tensor();
-      pinned_ = at::empty(
-          {bytes},
-          at::TensorOptions().dtype(at::kByte).pinned_memory(device.is_cuda()));
-      memory_ = static_cast<char*>(pinned_.mutable_data_ptr());
-      reserved_ = bytes;
-      return absl::OkStatus();
-    });
-  }
   if (memory_ != nullptr) munmap(memory_, reserved_);
+  // All pages at once: one by one they take several times as long.
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   memory_ = memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
   reserved_ = memory_ == nullptr ? 0 : bytes;
-  if (memory_ == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "no memory for a copy of the state, %d MiB; train { saving: FOREGROUND "
-        "} saves without one",
-        bytes >> 20));
-  }
-  // Fewer page faults; only a hint.
-  madvise(memory_, bytes, MADV_HUGEPAGE);
-  return absl::OkStatus();
+  if (memory_ != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "no memory for a copy of the state, %d MiB; train { saving: FOREGROUND } "
+      "saves without one",
+      bytes >> 20));
+}
+
+absl::Status Snapshot::ReservePinned(int64_t bytes, const at::Device& device) {
+  if (bytes <= reserved_) return absl::OkStatus();
+  copied_.clear();
+  return CatchAll([&] {
+    pinned_ = at::Tensor();
+    reserved_ = 0;
+    pinned_ = at::empty(
+        {bytes},
+        at::TensorOptions().dtype(at::kByte).pinned_memory(device.is_cuda()));
+    memory_ = static_cast<char*>(pinned_.mutable_data_ptr());
+    reserved_ = bytes;
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Snapshot::Take(const std::vector<StatePiece>& pieces) {
   const PieceLayout layout(pieces);
   const at::Device device = DeviceOf(pieces);
-  CAPSTAN_RETURN_IF_ERROR(Reserve(layout.bytes, device));
+  CAPSTAN_RETURN_IF_ERROR(device.is_cpu()
+                              ? Reserve(layout.bytes)
+                              : ReservePinned(layout.bytes, device));
   copied_.clear();
   for (size_t i = 0; i < pieces.size(); ++i) {
     copied_.push_back(

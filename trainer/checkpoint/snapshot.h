@@ -50,6 +50,11 @@ class Snapshot {
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
+  // Takes the memory for copies of host tensors of that many bytes, which is
+  // slow: the kernel clears it. Take does so itself if it must. Any thread, but
+  // not during Take.
+  absl::Status Reserve(int64_t bytes);
+
   // Begins to copy; the copy before must not be in use. Host tensors are copied
   // when it returns; a GPU's by a stream of their own, through pinned memory.
   // RESOURCE_EXHAUSTED: there is no memory.
@@ -63,7 +68,7 @@ class Snapshot {
   const std::vector<StatePiece>& pieces();
 
  private:
-  absl::Status Reserve(int64_t bytes, const at::Device& device);
+  absl::Status ReservePinned(int64_t bytes, const at::Device& device);
 
   char* memory_ = nullptr;  // a mapping of its own, or pinned_'s
   int64_t reserved_ = 0;

@@ -154,7 +154,12 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
     if (group.rank() == 0) RemoveLeftovers(session_.output_dir);
   }
   CAPSTAN_RETURN_IF_ERROR(WarnOfRoom());
-  return SetUpMirror();
+  CAPSTAN_RETURN_IF_ERROR(SetUpMirror());
+  // After the mirror, which has taken its memory.
+  if (train.save_every() == 0 && !train.keep_best()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const bool background, InBackground());
+  if (background) session_.background_save.Prepare(session_.Checkpointed());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
@@ -303,7 +308,7 @@ absl::StatusOr<bool> RunCheckpoints::InBackground() {
                            AnyRank(*session_.group, !room.ok()));
   if (none) {
     in_background_ = false;
-    session_.Note(
+    session_.resume_notes.push_back(
         "training waits while checkpoints are written: there is no memory "
         "for a copy of the state");
   }

@@ -60,7 +60,7 @@ class RunCheckpoints {
   // A note if the disk has no room for a checkpoint.
   absl::Status WarnOfRoom();
   absl::Status SaveStep(bool background);
-  // Whether there is memory for a copy of the state; decided once.
+  // Whether there is memory for a copy of the state; decided once. Collective.
   absl::StatusOr<bool> InBackground();
   void RememberScale();
 
