@@ -23,8 +23,7 @@ struct RankFact {
 
 // Compares this rank's facts with rank 0's, of the same kinds in the same
 // order. If they differ: FAILED_PRECONDITION on the ranks that differ, "rank 1
-// has another training set than rank 0: 400 samples, not 380; HINT".
-// Collective.
+// has WHAT than rank 0: VALUE, where rank 0 has VALUE; HINT". Collective.
 absl::Status CompareFacts(ProcessGroup& group,
                           const std::vector<RankFact>& facts,
                           const std::string& hint);
