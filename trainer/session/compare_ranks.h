@@ -17,8 +17,8 @@ namespace capstan {
 
 // What a fact is about, as the object of "rank 1 has", and its value.
 struct RankFact {
-  std::string what;   // "another training set"
-  std::string value;  // one line: "400 samples"
+  std::string what;   // "another model"
+  std::string value;  // one line; "": unknown, as good as any
 };
 
 // Compares this rank's facts with rank 0's, of the same kinds in the same
