@@ -26,7 +26,7 @@ judge() {
           if (!((third, k) in least) || value[i, k] < least[third, k])
             least[third, k] = value[i, k]
       }
-      if (seen[2] < 3 || seen[3] < 3) {
+      if (seen[2] < 8 || seen[3] < 8) {
         print "too few measurements: " seen[2] + 0 " and " seen[3] + 0
         exit 1
       }
@@ -54,7 +54,7 @@ corpus=$(realpath "${CORPUS:-tests/testdata/corpus.txt}")
 folder=$(mktemp -d "${TEST_TMPDIR:-/tmp}/soak.XXXXXX")
 trap 'kill "$pid" 2>/dev/null || true; rm -rf "$folder"' EXIT
 pid=
-every=$((steps / 100 > 0 ? steps / 100 : 1))
+every=50
 cat >"$folder/run.pbtxt" <<CONFIG
 output_dir: "$folder/out"
 model { [plugin/capstan.llama.Config] {
@@ -72,7 +72,7 @@ precision { [plugin/capstan.fp32.Config] {} }
 batch { micro_batch_size: 1 global_batch_size: $ranks }
 launch { processes: $ranks }
 train {
-  max_steps: $steps seed: 1 log_every: $every
+  max_steps: $steps seed: 1 log_every: 1000
   eval_every: $every eval_batches: 4 save_every: $every keep_best: true
   sample_prompts { prompt: "the" } sample_max_new_tokens: 4
   skip_bad_samples: 1 loss_spikes { z_score: 20 }
@@ -85,7 +85,7 @@ pid=$!
 metrics=$folder/out/metrics.jsonl
 seconds=$SECONDS
 while kill -0 "$pid" 2>/dev/null; do
-  sleep "${SOAK_SECONDS:-0.2}"
+  sleep "${SOAK_SECONDS:-0.1}"
   step=$(tail -n 1 "$metrics" 2>/dev/null |
     sed -n 's/^{"step": \([0-9]*\),.*/\1/p') || true
   [ -n "$step" ] || continue

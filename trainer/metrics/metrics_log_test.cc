@@ -114,7 +114,7 @@ TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
   ASSERT_TRUE(log->Step(metrics).ok());
   const std::vector<Json> lines = ReadLines();
   ASSERT_EQ(lines.size(), 1);
-  EXPECT_EQ(lines[0].size(), 14);
+  EXPECT_EQ(lines[0].size(), 15);
   EXPECT_TRUE(lines[0]["exposed_seconds"].is_null());
   EXPECT_TRUE(lines[0]["loss"].is_null());
   EXPECT_TRUE(lines[0]["grad_norm"].is_null());

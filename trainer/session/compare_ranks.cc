@@ -38,13 +38,15 @@ std::string SampleChecksum(const DatasetReader& data) {
     }
     return absl::OkStatus();
   });
-  return read.ok() ? Hex(Crc32c(all)) : "";
+  return read.ok() ? absl::StrCat("checksum ", Hex(Crc32c(all))) : "";
 }
 
-std::string DataText(const DatasetReader* data) {
-  if (data == nullptr) return "none";
-  return absl::StrCat(data->size(), " samples, checksum ",
-                      SampleChecksum(*data));
+void AddData(const DatasetReader* data, const char* which,
+             std::vector<RankFact>* facts) {
+  facts->push_back({absl::StrCat("another number of ", which, " samples"),
+                    data == nullptr ? "none" : absl::StrCat(data->size())});
+  facts->push_back({absl::StrCat("other ", which, " samples"),
+                    data == nullptr ? "" : SampleChecksum(*data)});
 }
 
 std::string ModelText(const Model& model) {
@@ -74,16 +76,17 @@ std::string BuildText() {
 absl::Status CompareFacts(ProcessGroup& group,
                           const std::vector<RankFact>& facts,
                           const std::string& hint) {
-  const std::string mine =
+  const std::string all =
       absl::StrJoin(facts, "\n", [](std::string* out, const RankFact& fact) {
         absl::StrAppend(out, fact.value);
       });
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string rank0s, FromRank0(group, mine));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string rank0s, FromRank0(group, all));
   const std::vector<std::string> theirs = absl::StrSplit(rank0s, '\n');
   absl::Status same;
   for (size_t i = 0; i < facts.size() && same.ok(); ++i) {
     const std::string& other = i < theirs.size() ? theirs[i] : "";
-    if (facts[i].value == other) continue;
+    const std::string& mine = facts[i].value;
+    if (mine == other || mine.empty() || other.empty()) continue;
     same = absl::FailedPreconditionError(absl::StrCat(
         "rank ", group.rank(), " has ", facts[i].what, " than rank 0: ",
         facts[i].value, ", where rank 0 has ", other, "; ", hint));
@@ -94,12 +97,12 @@ absl::Status CompareFacts(ProcessGroup& group,
 absl::Status CompareParts(const Session& session) {
   if (session.group->size() == 1) return absl::OkStatus();
   const RunParts& parts = session.parts;
+  std::vector<RankFact> facts = {{"another build of the trainer", BuildText()},
+                                 {"another model", ModelText(*parts.model)}};
+  AddData(parts.train_data.get(), "training", &facts);
+  AddData(parts.eval_data.get(), "evaluation", &facts);
   return CompareFacts(
-      *session.group,
-      {{"another build of the trainer", BuildText()},
-       {"other training data", DataText(parts.train_data.get())},
-       {"other evaluation data", DataText(parts.eval_data.get())},
-       {"another model", ModelText(*parts.model)}},
+      *session.group, facts,
       "all hosts must have the same trainer and see the same files");
 }
 

@@ -17,14 +17,13 @@ namespace capstan {
 
 // What a fact is about, as the object of "rank 1 has", and its value.
 struct RankFact {
-  std::string what;   // "another training set"
-  std::string value;  // one line: "400 samples"
+  std::string what;   // "another model"
+  std::string value;  // one line; "": unknown, as good as any
 };
 
 // Compares this rank's facts with rank 0's, of the same kinds in the same
 // order. If they differ: FAILED_PRECONDITION on the ranks that differ, "rank 1
-// has another training set than rank 0: 400 samples, not 380; HINT".
-// Collective.
+// has WHAT than rank 0: VALUE, where rank 0 has VALUE; HINT". Collective.
 absl::Status CompareFacts(ProcessGroup& group,
                           const std::vector<RankFact>& facts,
                           const std::string& hint);
