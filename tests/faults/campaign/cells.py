@@ -74,7 +74,7 @@ def kill_rank(shop, random):
     tries = []
     shop.reference(way)
     with Run(shop, way, folder, launch="max_restarts: 1000") as run:
-        run.await_step(1, PATIENCE)
+        run.reach(1)
         while run.running():
             time.sleep(random.expovariate(2.0))
             ranks = run.ranks()
@@ -112,7 +112,7 @@ def kill_launcher(shop, random):
     folder = shop.new_folder("launcher")
     one = Try()
     with Run(shop, way, folder) as run:
-        run.await_step(random.randrange(1, 100), PATIENCE)
+        run.reach(random.randrange(1, 100))
         family = run.family()
         when = time.monotonic()
         send(run.process.pid, signal.SIGKILL)
@@ -134,7 +134,7 @@ def stop_rank(shop, random):
     one = Try()
     with Run(shop, way, folder, train="hang_floor_seconds: 1",
              launch="max_restarts: 3") as run:
-        run.await_step(random.randrange(20, 100), PATIENCE)
+        run.reach(random.randrange(20, 100))
         ranks = run.ranks()
         rank = random.randrange(way.ranks)
         when = time.monotonic()
@@ -157,7 +157,7 @@ def pause_and_go_on(shop, random):
     folder = shop.new_folder("paused")
     one = Try(named=0.0, rightly=True)
     with Run(shop, way, folder, train="hang_floor_seconds: 1") as run:
-        run.await_step(random.randrange(1, 80), PATIENCE)
+        run.reach(random.randrange(1, 80))
         send(run.process.pid, signal.SIGTSTP)
         time.sleep(0.3)
         step = last_step(run.out)
@@ -178,7 +178,7 @@ def stop_signal(name):
         number = getattr(signal, name)
         one = Try()
         with Run(shop, way, folder) as run:
-            run.await_step(random.randrange(1, 100), PATIENCE)
+            run.reach(random.randrange(1, 100))
             target = random.choice([run.process.pid] + run.ranks())
             when = time.monotonic()
             send(target, number)
@@ -212,7 +212,7 @@ def disk_full(shop, random):
                    check=True)
     try:
         with Run(shop, way, folder) as run:
-            run.await_step(random.randrange(1, 80), PATIENCE)
+            run.reach(random.randrange(1, 80))
             when = time.monotonic()
             with open(disk / "filler", "wb", buffering=0) as filler:
                 while True:
@@ -240,7 +240,7 @@ def damaged_checkpoint(shop, random):
     folder = shop.new_folder("damaged")
     one = Try()
     with Run(shop, way, folder) as run:
-        run.await_step(random.randrange(31, 50), PATIENCE)
+        run.reach(random.randrange(31, 50))
         send(run.process.pid, signal.SIGTERM)
         run.wait(PATIENCE)
         newest = max((run.out / "checkpoints").glob("step-*"))
@@ -272,7 +272,7 @@ def data_shrinks(shop, random):
     way = Way(strategy, ranks, data=data)
     one = Try()
     with Run(shop, way, folder) as run:
-        run.await_step(random.randrange(1, 100), PATIENCE)
+        run.reach(random.randrange(1, 100))
         when = time.monotonic()
         os.truncate(data, 4096)
         code = run.wait(PATIENCE)
@@ -294,7 +294,7 @@ def out_of_memory(shop, random):
     folder = shop.new_folder("memory")
     one = Try()
     with Run(shop, way, folder) as run:
-        run.await_step(random.randrange(1, 20), PATIENCE)
+        run.reach(random.randrange(1, 20))
         rank = random.randrange(way.ranks)
         when = time.monotonic()
         pid = run.ranks()[rank]
@@ -428,7 +428,7 @@ class TwoHosts:
         run = Run(shop, way, own, train, launch,
                   flags=["--nodes=2", f"--node_rank={node}",
                          f"--rendezvous={self.ADDRESSES[0]}:29531",
-                         f"--output_dir={folder / 'out'}"],
+                         "--set", f"output_dir={folder / 'out'}"],
                   before=["ip", "netns", "exec", self.names[node]],
                   env={"CAPSTAN_HOST_ID": self.names[node]})
         run.out = folder / "out"
@@ -448,7 +448,7 @@ def on_two_hosts(disturb, words, train="hang_floor_seconds: 2"):
         with TwoHosts() as hosts:
             with hosts.start(0, shop, way, folder, train) as first, \
                     hosts.start(1, shop, way, folder, train) as second:
-                first.await_step(random.randrange(20, 90), PATIENCE)
+                first.reach(random.randrange(20, 90))
                 when = time.monotonic()
                 disturb(hosts, (first, second))
                 code = first.wait(PATIENCE)

@@ -23,7 +23,7 @@ train_data {{ [plugin/capstan.text.Config] {{
 strategy {{ [plugin/capstan.{strategy}.Config] {{}} }}
 precision {{ [plugin/capstan.fp32.Config] {{}} }}
 optimizer {{ [plugin/capstan.adamw.Config] {{ learning_rate: 3e-3 }} }}
-batch {{ micro_batch_size: 2 global_batch_size: 16 }}
+batch {{ micro_batch_size: 2 global_batch_size: 24 }}
 train {{ max_steps: {steps} seed: 1 max_grad_norm: 1.0 log_every: 1
   eval_every: {eval_every} eval_batches: 2 save_every: {save_every} resume: AUTO
   {train} }}
@@ -132,7 +132,7 @@ class Run:
         self.lines = []
         self.process = subprocess.Popen(
             list(before) + [shop.trainer, f"--config={config}",
-                            f"--output_dir={self.out}"] + list(flags),
+                            "--set", f"output_dir={self.out}"] + list(flags),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", start_new_session=True,
             env=dict(os.environ, OMP_NUM_THREADS="1", **(env or {})))
@@ -199,6 +199,11 @@ class Run:
             if time.monotonic() > end or not alive:
                 return None, None
             time.sleep(0.005)
+
+    def reach(self, step, seconds=60):
+        """Waits for a step, which a run that nothing has disturbed must do."""
+        if self.await_step(step, seconds) is None:
+            raise SystemExit(f"step {step} isn't reached:\n{self.text()}")
 
     def await_step(self, step, seconds):
         """The time at which metrics.jsonl had this step; None if too late."""
