@@ -34,7 +34,7 @@ absl::Status ExplainMemory(const absl::Status& status, const Session& session,
                            int64_t micro_batch) {
   if (!absl::IsResourceExhausted(status)) return status;
   const MemoryPlan& plan = session.job.memory;
-  const absl::string_view phase = session.phase;
+  const absl::string_view phase(session.phase);
   return Annotate(
       status,
       absl::StrCat(
