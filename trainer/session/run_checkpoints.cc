@@ -354,7 +354,7 @@ absl::Status RunCheckpoints::SaveStep(bool background) {
   damaged_.erase(state.step);
   request.damaged = damaged_;
   BackgroundSave& before = session_.background_save;
-  if (before.busy()) ++cost.waits;
+  if (session_.GoesOn() && before.busy()) ++cost.waits;
   CAPSTAN_RETURN_IF_ERROR(before.Settle(group));
   CAPSTAN_RETURN_IF_ERROR(
       background ? before.Start(request, session_.Checkpointed())
