@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -143,6 +144,13 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Open(
       header.buffers != buffers) {
     return absl::NotFoundError(
         absl::StrCat(path, " isn't the group's shared memory"));
+  }
+  struct stat info;
+  if (fstat(fd, &info) != 0) return SystemError(path);
+  // What is mapped beyond its end would raise SIGBUS.
+  if (info.st_size < SegmentBytes(ranks, buffers)) {
+    return absl::NotFoundError(
+        absl::StrCat(path, " is shorter than the group's shared memory"));
   }
   CAPSTAN_RETURN_IF_ERROR(segment->Map(fd, ranks, buffers));
   segment->address_ = address;
