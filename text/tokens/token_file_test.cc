@@ -178,6 +178,7 @@ TEST(TokenFileTest, WritersOfOnePathAtOnceLeaveAWholeFile) {
         for (int i = 0; ok && i < 100; ++i) {
           ok = (*writer)->Append(Ids(30000 * token, token)).ok();
         }
+        if (ok) (*writer)->EndDocument();
         _exit(ok && (*writer)->Close().ok() ? 0 : 1);
       }
       writers.push_back(pid);
