@@ -54,12 +54,13 @@ class Lock {
  public:
   Lock(const fs::path& path, const std::string& made)
       : fd_(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
-    if (fd_ < 0 || flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
-    if (errno != EWOULDBLOCK) return;
+    held_ = fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) == 0;
+    if (held_ || fd_ < 0 || errno != EWOULDBLOCK) return;
     Note(absl::StrCat(
         "waiting for another process, which makes a file next to ", made));
-    while (flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
-    }
+    do {
+      held_ = flock(fd_, LOCK_EX) == 0;
+    } while (!held_ && errno == EINTR);
   }
   ~Lock() {
     if (fd_ >= 0) close(fd_);
@@ -67,8 +68,11 @@ class Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
+  bool held() const { return held_; }
+
  private:
   const int fd_;
+  bool held_ = false;
 };
 
 std::vector<fs::path> Folders(const std::string& data_path) {
@@ -234,9 +238,10 @@ class Cache {
     const Lock lock(folder / "lock", path);
     absl::StatusOr<CachedFile> file = OpenIn(folder, /*notes=*/false);
     if (file.ok()) return file;
-    // Named after this process, for file systems without locks.
-    absl::StatusOr<std::unique_ptr<HiddenFile>> hidden =
-        HiddenFile::Create(path, absl::StrCat(getpid(), ".new"));
+    // Named after this process for file systems without locks; else the next
+    // one removes what a killed process leaves.
+    absl::StatusOr<std::unique_ptr<HiddenFile>> hidden = HiddenFile::Create(
+        path, lock.held() ? "new" : absl::StrCat(getpid(), ".new"));
     place_ = hidden.status();
     CAPSTAN_RETURN_IF_ERROR(place_);
     NamedWriter writer(*std::move(hidden));

@@ -81,8 +81,7 @@ TEST(LladaWindowsTest, ATextThatChangesMeanwhileIsAnError) {
   EXPECT_THAT(std::string((*reader)->Read({0}, &batch).message()),
               HasSubstr("changes.txt has changed since the run began"));
   std::filesystem::resize_file(path, 50);
-  EXPECT_FALSE(
-      (*reader)->Read({(*reader)->size() - 1}, &batch).ok());
+  EXPECT_FALSE((*reader)->Read({(*reader)->size() - 1}, &batch).ok());
 }
 
 TEST(LladaWindowsTest, BatchesOfTheOriginalsFiles) {

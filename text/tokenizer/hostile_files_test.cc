@@ -53,7 +53,7 @@ TEST(HostileFilesTest, Vocabulary) {
   ExpectError(With("/model/vocab", Json::object()), kInvalid, "no token in it");
   ExpectError(With("/model/vocab", 3), kInvalid, "model.vocab");
   ExpectError(With("/model/vocab/x", -1), kInvalid, "id -1");
-  ExpectError(With("/model/vocab/xy", 4000000000u), kInvalid, "id 4000000000");
+  ExpectError(With("/model/vocab/xy", 2000000000u), kInvalid, "id 2000000000");
   ExpectError(With("/model/vocab/xy", "7"), kInvalid, "must be an integer");
   ExpectError(R"({"model":{"vocab":{"a":18446744073709551616},"merges":[]}})",
               kInvalid, "model.vocab: the id of \"a\" must be an integer");
@@ -184,14 +184,14 @@ TEST(HostileFilesTest, TextsDontGrowWithoutALimit) {
   EXPECT_EQ(Thrown({{"type", "NFKD"}}, arabic), "");
 }
 
-// Each start looks at the whole text.
+// Each start looks at the whole text, or at all ways to cut it.
 TEST(HostileFilesTest, ExpressionsDontTakeQuadraticTime) {
-  const std::string text(400000, 'a');
-  for (const char* regex : {"a*[bc]", "a(?=a*[bc])|c", "(?:a|aa)*[bc]"}) {
+  const std::string text(200000, 'a');
+  for (const char* regex : {"a(?=a*[bc])|c", "(?:a|aa)*[bc]"}) {
     const std::string thrown = Thrown(Replace({{"Regex", regex}}, "x"), text);
     EXPECT_THAT(thrown, HasSubstr("tokenizer.json: ")) << regex;
     EXPECT_THAT(thrown, ::testing::AnyOf(
-                            HasSubstr("a text of 400000 bytes takes more than"),
+                            HasSubstr("a text of 200000 bytes takes more than"),
                             HasSubstr("can't be matched")))
         << regex;
   }

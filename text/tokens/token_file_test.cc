@@ -178,6 +178,7 @@ TEST(TokenFileTest, WritersOfOnePathAtOnceLeaveAWholeFile) {
         for (int i = 0; ok && i < 100; ++i) {
           ok = (*writer)->Append(Ids(30000 * token, token)).ok();
         }
+        if (ok) (*writer)->EndDocument();
         _exit(ok && (*writer)->Close().ok() ? 0 : 1);
       }
       writers.push_back(pid);
@@ -228,6 +229,10 @@ TEST(TokenFileTest, ACutFileIsAnError) {
   ASSERT_TRUE(file.ok()) << file.status();
   Ids read(10000);
   ASSERT_TRUE((*file)->Read(0, 10000, read.data()).ok());
+  // Rewritten in place, with what isn't in the vocabulary.
+  std::fstream(path, std::ios::in | std::ios::out) << std::string(1000, '\xff');
+  EXPECT_THAT(std::string((*file)->Read(0, 10000, read.data()).message()),
+              HasSubstr("it has changed since it was opened"));
   std::filesystem::resize_file(path, 5000);
   const absl::Status status = (*file)->Read(0, 10000, read.data());
   EXPECT_TRUE(absl::IsDataLoss(status));
