@@ -128,8 +128,9 @@ void ForEachLibrary(
     const std::function<void(const fs::path&, const absl::Status&)>& visit) {
   for (const std::string& folder : folders) {
     std::error_code error;
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      const fs::path& path = entry.path();
+    for (fs::directory_iterator it(folder, error), end; !error && it != end;
+         it.increment(error)) {
+      const fs::path& path = it->path();
       if (!absl::StartsWith(path.filename().string(), "lib") ||
           path.extension() != ".so") {
         continue;
