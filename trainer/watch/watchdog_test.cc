@@ -219,7 +219,7 @@ TEST(WatchdogTest, AStopOfAllIsNoAlarm) {
 
 // ---- Ranks that are processes, on hosts that aren't.
 
-struct Run {
+struct RunEnd {
   std::string err;
   std::vector<int> statuses;  // waitpid's, by rank
 };
@@ -227,8 +227,9 @@ struct Run {
 // Forks a rank for each of `hosts`, the name of its host, which join their
 // ledgers and call `rank_main`. Kills those that are stopped once the first has
 // ended.
-Run RunRanks(const std::vector<std::string>& hosts, const WatchOptions& options,
-             const std::function<void(int rank, Watchdog*)>& rank_main) {
+RunEnd RunRanks(const std::vector<std::string>& hosts,
+                const WatchOptions& options,
+                const std::function<void(int rank, Watchdog*)>& rank_main) {
   const int size = static_cast<int>(hosts.size());
   std::string folder = testing::TempDir() + "/store_XXXXXX";
   EXPECT_NE(mkdtemp(folder.data()), nullptr);
@@ -259,7 +260,7 @@ Run RunRanks(const std::vector<std::string>& hosts, const WatchOptions& options,
     ranks.push_back(child);
   }
   close(ends[1]);
-  Run run;
+  RunEnd run;
   run.statuses.resize(size);
   EXPECT_EQ(waitpid(ranks[0], &run.statuses[0], 0), ranks[0]);
   for (int rank = 1; rank < size; ++rank) {
@@ -284,7 +285,7 @@ void Wait() {
   Sleep(50.0);
 }
 
-void ExpectHung(const Run& run, const std::vector<int>& ranks) {
+void ExpectHung(const RunEnd& run, const std::vector<int>& ranks) {
   for (const int rank : ranks) {
     EXPECT_TRUE(WIFEXITED(run.statuses[rank]) &&
                 WEXITSTATUS(run.statuses[rank]) == kHungExitCode)
@@ -293,7 +294,7 @@ void ExpectHung(const Run& run, const std::vector<int>& ranks) {
 }
 
 TEST(RanksTest, TheLateOneIsNamedOnce) {
-  const Run run = RunRanks({"a", "a", "a"}, Fast(), [](int rank, Watchdog*) {
+  const RunEnd run = RunRanks({"a", "a", "a"}, Fast(), [](int rank, Watchdog*) {
     if (rank != 1) Wait();
     Sleep(50.0);
   });
@@ -307,7 +308,7 @@ TEST(RanksTest, TheLateOneIsNamedOnce) {
 }
 
 TEST(RanksTest, WithoutTheFirstTheNextKeepsWatch) {
-  const Run run = RunRanks({"a", "a"}, Fast(), [](int rank, Watchdog*) {
+  const RunEnd run = RunRanks({"a", "a"}, Fast(), [](int rank, Watchdog*) {
     if (rank == 0) raise(SIGSTOP);
     Wait();
   });
@@ -320,7 +321,7 @@ TEST(RanksTest, WithoutTheFirstTheNextKeepsWatch) {
 TEST(RanksTest, AnotherHostsRankIsNamed) {
   WatchOptions options = Fast();
   options.ceiling_seconds = 4.0;
-  const Run run =
+  const RunEnd run =
       RunRanks({"a", "a", "b", "b"}, options, [](int rank, Watchdog*) {
         if (rank != 3) Wait();
         Sleep(50.0);
@@ -335,7 +336,7 @@ TEST(RanksTest, AnotherHostsRankIsNamed) {
 TEST(RanksTest, AHostThatDoesNotAnswer) {
   WatchOptions options = Fast();
   options.ceiling_seconds = 4.0;
-  const Run run =
+  const RunEnd run =
       RunRanks({"a", "a", "b", "b"}, options, [](int rank, Watchdog*) {
         Sleep(2.0);
         if (rank >= 2) raise(SIGSTOP);
