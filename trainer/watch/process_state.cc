@@ -14,8 +14,10 @@ namespace {
 
 // Shorter spans say little: a tick is 10 ms.
 constexpr int64_t kShortestSpanNs = 200 * 1000 * 1000;
-// Of a core. A rank that waits looks up now and then.
+// Of a core. A rank that waits looks up now and then; one that would compute
+// may not get more of a busy machine.
 constexpr double kComputingShare = 0.3;
+constexpr double kRunnableShare = 0.03;
 
 }  // namespace
 
@@ -56,8 +58,8 @@ ProcessState ProcessWatch::Look(pid_t pid, uint64_t start_ticks,
         static_cast<double>(sysconf(_SC_CLK_TCK));
     const double used =
         static_cast<double>(look.cpu_ticks - last.cpu_ticks) / ticks_per_second;
-    const bool computing =
-        used >= kComputingShare * static_cast<double>(span) * 1e-9;
+    const double share = look.state == 'R' ? kRunnableShare : kComputingShare;
+    const bool computing = used >= share * static_cast<double>(span) * 1e-9;
     last = {now_ns, look.cpu_ticks,
             computing ? ProcessState::kComputing : ProcessState::kWaiting};
   }

@@ -11,7 +11,7 @@ namespace capstan {
 
 enum class ProcessState : int32_t {
   kUnknown,
-  kComputing,  // uses a good part of a core at least
+  kComputing,  // or would, if it got a core
   kWaiting,    // in the system
   kStopped,    // by a signal
   kTraced,     // by a debugger

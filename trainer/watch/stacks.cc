@@ -34,6 +34,7 @@ constexpr int kHandlerFrames = 2;
 constexpr int kMaxThreads = 512;
 constexpr long kPauseNs = 1000 * 1000;
 constexpr int kPauses = 200;
+constexpr int kLooks = 20;
 
 // glibc has the first real-time signals for itself, and skips them here.
 int Signal() { return SIGRTMIN + 7; }
@@ -90,6 +91,11 @@ bool Takes(pid_t thread) {
   return false;
 }
 
+void Pause() {
+  const timespec pause = {0, kPauseNs};
+  nanosleep(&pause, nullptr);
+}
+
 std::string FrameText(void* pc) {
   char name[1024];
   Dl_info info = {};
@@ -108,13 +114,16 @@ std::string FrameText(void* pc) {
 }
 
 std::string StackOf(pid_t thread) {
-  if (!Takes(thread)) return "    (takes no signals)";
+  // glibc blocks signals for moments.
+  for (int i = 0; !Takes(thread); ++i) {
+    if (i == kLooks) return "    (takes no signals)";
+    Pause();
+  }
   answer.frames = -1;
   answer.asked = thread;
   if (syscall(SYS_tgkill, getpid(), thread, Signal()) != 0) return "";
   for (int i = 0; i < kPauses && answer.frames.load() < 0; ++i) {
-    const timespec pause = {0, kPauseNs};
-    nanosleep(&pause, nullptr);
+    Pause();
   }
   answer.asked = 0;
   const int frames = answer.frames.load();

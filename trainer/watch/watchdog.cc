@@ -33,8 +33,6 @@ constexpr int64_t kOverslept = 2 * kSecond;
 constexpr int64_t kStale = 3 * kSecond;
 // A host not heard for so long, of reports that come each second.
 constexpr int64_t kSilent = 5 * kSecond;
-// From here on it may be: judging waits until it is clear.
-constexpr int64_t kDoubtful = 5 * kSecond / 2;
 // From the decision to end to the end: for the other hosts to hear of it.
 constexpr int64_t kEndDelay = 3 * kSecond;
 
@@ -244,7 +242,7 @@ std::vector<HostView> Watchdog::AllViews(int64_t now) {
       }
     }
     const int64_t silent = now - heard[h].at_ns;
-    in_doubt_ |= silent > kDoubtful && silent <= kSilent;
+    in_doubt_ |= heard[h].at_ns < alarm_since_ns_ && silent <= kSilent;
     if (silent <= kSilent) continue;
     view.silent_seconds = static_cast<double>(silent) / kSecond;
     view.hidden = cut_off && (h > 0 || ledgers_.host == 0);
@@ -297,9 +295,13 @@ void Watchdog::Keep(int64_t now) {
   // At the next look it is known who computes.
   if (!std::exchange(alarm_, true)) {
     next_report_ns_ = limit;
+    alarm_since_ns_ = now;
     return;
   }
-  if (age > next_report_ns_ && !in_doubt_) {
+  // If nothing has moved since, the end will say so.
+  const bool news =
+      reported_ns_ == 0 || !options_.abort || moved_ns_ > reported_ns_;
+  if (age > next_report_ns_ && !in_doubt_ && news) {
     Report(hosts);
     next_report_ns_ = std::max(2 * next_report_ns_, limit);
     if (reported_ns_ == 0) reported_ns_ = now;

@@ -98,8 +98,10 @@ class Watchdog {
   // The watching thread's.
   int64_t looked_ns_ = 0;
   ProcessWatch processes_;
-  bool in_doubt_ = false;  // whether all hosts are heard
   bool alarm_ = false;
+  int64_t alarm_since_ns_ = 0;
+  // A host hasn't been heard since then, and may be silent, or not.
+  bool in_doubt_ = false;
   int64_t next_report_ns_ = 0;  // of the activity's age
   int64_t reported_ns_ = 0;     // 0: not in this alarm
   uint64_t moves_ = 0;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,10 +13,15 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <vector>
 
+#include "base/collective_label.h"
 #include "base/exit_codes.h"
 #include "base/progress.h"
 #include "trainer/watch/activity_times.h"
+#include "trainer/watch/collective_log.h"
+#include "trainer/watch/ledger.h"
 #include "trainer/watch/stacks.h"
 
 namespace capstan {
@@ -108,6 +114,15 @@ Ended InChild(const std::function<void()>& run) {
   return ended;
 }
 
+int Reports(const std::string& err) {
+  int reports = 0;
+  for (size_t at = 0; (at = err.find("WARNING", at)) != std::string::npos;
+       ++at) {
+    ++reports;
+  }
+  return reports;
+}
+
 WatchOptions Fast() {
   WatchOptions options;
   options.floor_seconds = 0.5;
@@ -160,13 +175,8 @@ TEST(WatchdogTest, OnlyReportsIfItShall) {
   });
   EXPECT_EQ(ended.status, 0) << ended.err;
   // At 1, 2 and 4 s.
-  size_t reports = 0;
-  for (size_t at = 0; (at = ended.err.find("WARNING", at)) != std::string::npos;
-       ++at) {
-    ++reports;
-  }
-  EXPECT_GE(reports, 2u);
-  EXPECT_LE(reports, 3u);
+  EXPECT_GE(Reports(ended.err), 2);
+  EXPECT_LE(Reports(ended.err), 3);
 }
 
 TEST(WatchdogTest, ActivitiesWithinTheirLimits) {
@@ -205,6 +215,137 @@ TEST(WatchdogTest, AStopOfAllIsNoAlarm) {
   });
   EXPECT_EQ(ended.status, 0) << ended.err;
   EXPECT_THAT(ended.err, Not(HasSubstr("WARNING")));
+}
+
+// ---- Ranks that are processes, on hosts that aren't.
+
+struct RunEnd {
+  std::string err;
+  std::vector<int> statuses;  // waitpid's, by rank
+};
+
+// Forks a rank for each of `hosts`, the name of its host, which join their
+// ledgers and call `rank_main`. Kills those that are stopped once the first has
+// ended.
+RunEnd RunRanks(const std::vector<std::string>& hosts,
+                const WatchOptions& options,
+                const std::function<void(int rank, Watchdog*)>& rank_main) {
+  const int size = static_cast<int>(hosts.size());
+  std::string folder = testing::TempDir() + "/store_XXXXXX";
+  EXPECT_NE(mkdtemp(folder.data()), nullptr);
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  std::vector<pid_t> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    const pid_t child = fork();
+    if (child == 0) {
+      dup2(ends[1], STDERR_FILENO);
+      close(ends[0]);
+      close(ends[1]);
+      alarm(60);
+      setenv("CAPSTAN_HOST_ID", hosts[rank].c_str(), 1);
+      WantLedgers();
+      JoinLedgers(
+          rank, size,
+          c10::make_intrusive<c10d::FileStore>(folder + "/store", size));
+      auto watchdog = Watchdog::Start(options);
+      LogPhase("forward");
+      {
+        const Watchdog::Activity activity(watchdog->get(), "step", 13);
+        rank_main(rank, watchdog->get());
+      }
+      watchdog->reset();
+      _exit(0);
+    }
+    ranks.push_back(child);
+  }
+  close(ends[1]);
+  RunEnd run;
+  run.statuses.resize(size);
+  EXPECT_EQ(waitpid(ranks[0], &run.statuses[0], 0), ranks[0]);
+  for (int rank = 1; rank < size; ++rank) {
+    siginfo_t stopped = {};
+    waitid(P_PID, ranks[rank], &stopped, WSTOPPED | WNOHANG | WNOWAIT);
+    if (stopped.si_pid != 0) kill(ranks[rank], SIGKILL);
+    EXPECT_EQ(waitpid(ranks[rank], &run.statuses[rank], 0), ranks[rank]);
+  }
+  char bytes[4096];
+  for (ssize_t n; (n = read(ends[0], bytes, sizeof(bytes))) > 0;) {
+    run.err.append(bytes, static_cast<size_t>(n));
+  }
+  close(ends[0]);
+  return run;
+}
+
+// In the same all-reduce for ever.
+void Wait() {
+  const CollectiveLog log(/*sees_ends=*/true);
+  const CollectiveLabel label("bucket", 3);
+  log.Started(log.Issued("all-reduce", 25 << 20));
+  Sleep(50.0);
+}
+
+void ExpectHung(const RunEnd& run, const std::vector<int>& ranks) {
+  for (const int rank : ranks) {
+    EXPECT_TRUE(WIFEXITED(run.statuses[rank]) &&
+                WEXITSTATUS(run.statuses[rank]) == kHungExitCode)
+        << "rank " << rank << " ended with " << run.statuses[rank];
+  }
+}
+
+TEST(RanksTest, TheLateOneIsNamedOnce) {
+  const RunEnd run = RunRanks({"a", "a", "a"}, Fast(), [](int rank, Watchdog*) {
+    if (rank != 1) Wait();
+    Sleep(50.0);
+  });
+  EXPECT_THAT(run.err, HasSubstr("rank 1 is late: in forward of step 13 for "));
+  EXPECT_THAT(run.err, HasSubstr("ranks 0, 2 wait in all-reduce 1 of bucket 3 "
+                                 "(25.0 MiB)"));
+  EXPECT_THAT(run.err, HasSubstr("stacks of rank 1:"));
+  EXPECT_THAT(run.err, Not(HasSubstr("stacks of rank 0:")));
+  EXPECT_EQ(Reports(run.err), 1) << run.err;
+  ExpectHung(run, {0, 1, 2});
+}
+
+TEST(RanksTest, WithoutTheFirstTheNextKeepsWatch) {
+  const RunEnd run = RunRanks({"a", "a"}, Fast(), [](int rank, Watchdog*) {
+    if (rank == 0) raise(SIGSTOP);
+    Wait();
+  });
+  EXPECT_THAT(run.err, HasSubstr("rank 0 is late: in forward of step 13 for "));
+  EXPECT_THAT(run.err, HasSubstr("stopped (SIGSTOP); rank 1 waits in"));
+  ExpectHung(run, {1});
+  EXPECT_TRUE(WIFSIGNALED(run.statuses[0])) << "a stopped rank doesn't stay";
+}
+
+TEST(RanksTest, AnotherHostsRankIsNamed) {
+  WatchOptions options = Fast();
+  options.ceiling_seconds = 4.0;
+  const RunEnd run =
+      RunRanks({"a", "a", "b", "b"}, options, [](int rank, Watchdog*) {
+        if (rank != 3) Wait();
+        Sleep(50.0);
+      });
+  EXPECT_THAT(run.err, HasSubstr("rank 3 is late: in forward of step 13 for "));
+  EXPECT_THAT(run.err, HasSubstr("ranks 0, 1, 2 wait in all-reduce 1"));
+  EXPECT_THAT(run.err, HasSubstr("stacks of rank 3:"));
+  EXPECT_EQ(Reports(run.err), 1) << run.err;
+  ExpectHung(run, {0, 1, 2, 3});
+}
+
+TEST(RanksTest, AHostThatDoesNotAnswer) {
+  WatchOptions options = Fast();
+  options.ceiling_seconds = 4.0;
+  const RunEnd run =
+      RunRanks({"a", "a", "b", "b"}, options, [](int rank, Watchdog*) {
+        Sleep(2.0);
+        if (rank >= 2) raise(SIGSTOP);
+        Wait();
+      });
+  EXPECT_THAT(run.err, HasSubstr("host b (ranks 2, 3) doesn't answer since "));
+  EXPECT_THAT(run.err, HasSubstr("ranks 0, 1 wait in all-reduce 1"));
+  EXPECT_EQ(Reports(run.err), 1) << run.err;
+  ExpectHung(run, {0, 1});
 }
 
 }  // namespace
