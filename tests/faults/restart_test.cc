@@ -198,7 +198,8 @@ TEST(MinProcessesTest, BadValuesAreErrors) {
 TEST(MaxRestartsTest, UnderAnotherLauncherItIsANote) {
   const RunText run = Restarting(SmallRun("single", 1), 3);
   TrainerOptions options;
-  options.environment = {{"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  options.environment = {
+      {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}};
   const TrainerResult result = RunTrainer({"--config=" + run.File()}, options);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("launch.max_restarts isn't used: "));
