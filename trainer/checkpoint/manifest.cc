@@ -343,6 +343,19 @@ std::string ManifestToJson(const Manifest& manifest) {
   return json.dump(1) + "\n";
 }
 
+std::string TrainStateText(const TrainState& state) {
+  return TrainStateToJson(state).dump();
+}
+
+absl::StatusOr<TrainState> TrainStateFromText(absl::string_view text,
+                                              const std::string& path) {
+  try {
+    return TrainStateFromJson(ParseManifestJson(text));
+  } catch (const Json::exception& e) {
+    return DamagedError(path, e.what());
+  }
+}
+
 absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
                                           const std::string& path) {
   try {

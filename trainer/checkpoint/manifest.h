@@ -71,6 +71,11 @@ struct Manifest {
   std::vector<ManifestFile> files;
 };
 
+// A TrainState as JSON, and back; DATA_LOSS naming `path` if it isn't one.
+std::string TrainStateText(const TrainState& state);
+absl::StatusOr<TrainState> TrainStateFromText(absl::string_view text,
+                                              const std::string& path);
+
 std::string ManifestToJson(const Manifest& manifest);
 // The inverse, without CheckManifest. Errors name `path`, where `text` is from.
 absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,

@@ -15,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -46,10 +45,16 @@ struct Header {
   int64_t sequence;
   int64_t layout_bytes;
   int64_t data_begin;
-  TrainState state;
+  // The train state as JSON, behind the layout.
+  int64_t state_begin;
+  int64_t state_bytes;
+  uint32_t state_crc32c;
 };
-static_assert(std::is_trivially_copyable<TrainState>::value, "");
 static_assert(sizeof(Header) <= kPage, "");
+
+// Room for the train state, of which recent losses and bad samples may be many.
+// A step whose state doesn't fit isn't mirrored.
+constexpr int64_t kStateRoom = 1 << 20;
 
 uint32_t CrcOf(const Header& header) {
   constexpr size_t kSkipped = offsetof(Header, restart);
@@ -69,6 +74,21 @@ absl::optional<Header> ReadHeader(int fd) {
     return absl::nullopt;
   }
   return header;
+}
+
+// Unset if the file has no whole image.
+absl::optional<TrainState> ReadState(int fd) {
+  const absl::optional<Header> header = ReadHeader(fd);
+  if (!header.has_value()) return absl::nullopt;
+  std::string text(static_cast<size_t>(header->state_bytes), '\0');
+  if (pread(fd, &text[0], text.size(), header->state_begin) !=
+          static_cast<ssize_t>(text.size()) ||
+      Crc32c(text) != header->state_crc32c) {
+    return absl::nullopt;
+  }
+  absl::StatusOr<TrainState> state = TrainStateFromText(text, PathOf(fd));
+  if (!state.ok()) return absl::nullopt;
+  return *std::move(state);
 }
 
 // An image's layout as text: a manifest with the rank's ranges and, behind it,
@@ -112,7 +132,11 @@ absl::StatusOr<ReadLayout> LayoutOf(int fd) {
   CAPSTAN_ASSIGN_OR_RETURN(
       read.manifest,
       ManifestFromJson(absl::string_view(text).substr(0, json), path));
-  read.manifest.train_state = header->state;
+  absl::optional<TrainState> state = ReadState(fd);
+  if (!state.has_value()) {
+    return absl::DataLossError(absl::StrCat(path, " has no whole mirror"));
+  }
+  read.manifest.train_state = *std::move(state);
   const std::vector<ManifestRange>& ranges = read.manifest.files[0].ranges;
   std::vector<int64_t> offsets(ranges.size());
   if (text.size() - json - 1 != offsets.size() * sizeof(int64_t)) {
@@ -160,7 +184,8 @@ absl::StatusOr<StoredState> StoredIn(const MirroredStep& step) {
 int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 int64_t ImageBytes(const PieceLayout& layout, const std::string& text) {
-  return kPage + RoundUp(static_cast<int64_t>(text.size())) + layout.bytes;
+  return kPage + RoundUp(static_cast<int64_t>(text.size())) + kStateRoom +
+         layout.bytes;
 }
 
 }  // namespace
@@ -174,11 +199,12 @@ absl::optional<MirroredStep> NewestMirroredStep(const std::vector<int>& fds) {
   std::map<std::pair<int, int64_t>, MirroredStep> steps;
   for (const int fd : fds) {
     const absl::optional<Header> header = ReadHeader(fd);
-    if (!header.has_value()) continue;
+    absl::optional<TrainState> state = ReadState(fd);
+    if (!header.has_value() || !state.has_value()) continue;
     MirroredStep& step = steps[{header->restart, header->sequence}];
     step.restart = header->restart;
     step.sequence = header->sequence;
-    step.state = header->state;
+    step.state = *std::move(state);
     step.fds.resize(header->world_size, -1);
     step.fds[header->rank] = fd;
   }
@@ -292,8 +318,14 @@ void Mirror::Copy(const TrainState& state, const CheckpointParts& parts) {
   next.world_size = parts.group->size();
   next.sequence = ++sequence_;
   next.layout_bytes = static_cast<int64_t>(image.layout.size());
-  next.data_begin = kPage + RoundUp(next.layout_bytes);
-  std::memcpy(static_cast<void*>(&next.state), &state, sizeof(state));
+  next.state_begin = kPage + RoundUp(next.layout_bytes);
+  next.data_begin = next.state_begin + kStateRoom;
+  const std::string state_text = TrainStateText(state);
+  next.state_bytes = static_cast<int64_t>(state_text.size());
+  next.state_crc32c = Crc32c(state_text);
+  if (next.state_bytes > kStateRoom) return;
+  std::memcpy(image.memory + next.state_begin, state_text.data(),
+              state_text.size());
   CopyPieces(pieces, layout, image.memory + next.data_begin);
   next.crc32c = CrcOf(next);
   std::memcpy(static_cast<void*>(header), &next, sizeof(next));
