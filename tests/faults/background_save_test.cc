@@ -107,7 +107,7 @@ TEST(BackgroundSaveTest, AFailedWriteEndsTheRunAndNamesRankAndFile) {
                           .Train("max_steps: 100000 save_every: 3")
                           .Output(NewTestFolder("run") + "/out");
   TrainerOptions options;
-  options.max_file_bytes = 200000;
+  options.max_file_bytes = 50000;
   const TrainerResult result = RunTrainer({"--config=" + run.File()}, options);
   ExpectOneError(result, {"[rank ", "/checkpoints/.step-00000003.tmp/state-",
                           "can't be written: File too large"});

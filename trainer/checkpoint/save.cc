@@ -127,8 +127,11 @@ absl::Status BeginSave(const SaveRequest& request, int64_t bytes) {
     CAPSTAN_RETURN_IF_ERROR(MakeFolder(temporary));
     if (first) CAPSTAN_RETURN_IF_ERROR(SyncPath(request.output_dir));
     const absl::Status room = CheckRoom(root, bytes);
-    if (!room.ok()) RemoveTree(temporary).IgnoreError();
-    return room;
+    if (room.ok()) return room;
+    RemoveTree(temporary).IgnoreError();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        temporary,
+        " can't be written: No space left on device: ", room.message()));
   });
 }
 
