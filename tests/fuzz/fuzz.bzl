@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fuzz targets: what reads bytes from outside, given bytes that nobody meant."""
 
-def fuzz_target(name, srcs, parts, deps = [], corpus = None, data = []):
+def fuzz_target(name, srcs, parts, deps = [], corpus = None, data = [], seconds = 2):
     """A fuzz target, by clang's convention:
 
         extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size)
@@ -20,6 +20,7 @@ def fuzz_target(name, srcs, parts, deps = [], corpus = None, data = []):
       deps: what else it needs: a plugin's code, libraries.
       corpus: the corpus's files; default: those of its folder.
       data: what else it reads.
+      seconds: of mutations in `bazel test`.
     """
     folder = "corpus/" + name
     if corpus == None:
@@ -30,7 +31,10 @@ def fuzz_target(name, srcs, parts, deps = [], corpus = None, data = []):
             "//tests/fuzz:libfuzzer": [],
             "//conditions:default": ["//tests/fuzz:replay_main.cc"],
         }),
-        args = [native.package_name() + "/" + folder],
+        args = [
+            native.package_name() + "/" + folder,
+            "--seconds=%d" % seconds,
+        ],
         copts = ["-O1"],
         data = corpus + data,
         linkopts = select({

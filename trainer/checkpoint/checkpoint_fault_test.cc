@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
+#include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/verify.h"
 
 namespace capstan {
@@ -93,6 +95,34 @@ TEST_F(CheckpointFaultTest, WithoutTheGlobalBatch) {
   Edit("\"global_batch_size\": 12", "\"another\": 12");
   EXPECT_EQ(CheckpointState(folder_)->global_batch_size, 8);
   EXPECT_EQ(LoadError(), "");
+}
+
+TEST_F(CheckpointFaultTest, NumbersThatFitNoInteger) {
+  for (const char* number : {"1e99", "-1e30"}) {
+    const std::string whole = *ReadWholeFile(folder_ + "/manifest.json");
+    Edit("\"world_size\": ",
+         absl::StrCat("\"eval_step\": ", number, ", \"world_size\": "));
+    EXPECT_THAT(LoadError(),
+                AllOf(HasSubstr("manifest.json"), HasSubstr("is damaged")));
+    ASSERT_TRUE(WriteWholeFile(folder_ + "/manifest.json", whole).ok());
+  }
+}
+
+TEST_F(CheckpointFaultTest, AManifestOfBracketsOnly) {
+  ASSERT_TRUE(
+      WriteWholeFile(folder_ + "/manifest.json", std::string(200000, '['))
+          .ok());
+  EXPECT_THAT(LoadError(),
+              AllOf(HasSubstr("manifest.json"), HasSubstr("is damaged")));
+}
+
+TEST_F(CheckpointFaultTest, NumelDoesNotOverflow) {
+  ManifestState state;
+  state.block = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(state.Numel(state.block), 1);
+  EXPECT_EQ(state.Numel(2), 1);
+  state.block = 256;
+  EXPECT_EQ(state.Numel(257), 2);
 }
 
 TEST_F(CheckpointFaultTest, TruncatedStateFile) {

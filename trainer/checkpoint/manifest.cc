@@ -85,12 +85,29 @@ Json TrainStateToJson(const TrainState& state) {
   return json;
 }
 
-// Throws Json's exceptions, which name the place. Its own parser follows any
-// depth, and what it makes is freed and written by recursion.
+// Whether each number that isn't a loss fits an int64: what Json makes an
+// integer of 1e99 is undefined.
+bool NumbersFit(const Json& json) {
+  constexpr double kMost = 9e18;
+  for (const auto& [key, value] : json.items()) {
+    const bool may_be_any =
+        key == "best_eval_loss" || key == "loss_scale" || key == "last_loss";
+    if (value.is_number_float() && !may_be_any &&
+        !(std::fabs(value.get<double>()) < kMost)) {
+      return false;
+    }
+    if (value.is_structured() && !NumbersFit(value)) return false;
+  }
+  return true;
+}
+
+// Throws Json's exceptions, which name the place; what isn't nested as a
+// manifest is has no members. Json's own parser follows any depth, and what it
+// makes is freed and written by recursion.
 Json ParseManifestJson(absl::string_view text) {
-  return JsonDepth(text) > kMostJsonDepth
-             ? Json("nested too deeply")
-             : Json::parse(text.begin(), text.end());
+  if (JsonDepth(text) > kMostJsonDepth) return nullptr;
+  Json json = Json::parse(text.begin(), text.end());
+  return NumbersFit(json) ? json : Json();
 }
 
 TrainState TrainStateFromJson(const Json& json) {
@@ -308,8 +325,9 @@ absl::Status CheckVersion(const std::string& path, int version) {
 }  // namespace
 
 int64_t ManifestState::Numel(int64_t parameter_numel) const {
-  return per_parameter > 0 ? per_parameter
-                           : (parameter_numel + block - 1) / block;
+  return per_parameter > 0
+             ? per_parameter
+             : parameter_numel / block + (parameter_numel % block != 0 ? 1 : 0);
 }
 
 bool ManifestState::operator==(const ManifestState& other) const {
