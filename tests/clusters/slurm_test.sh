@@ -57,6 +57,35 @@ sbatch --wait -N2 -n4 --ntasks-per-node=2 --overcommit -o /dev/null "$work/job.s
   >/dev/null || { cat "$work/job.log" >&2; fail "sbatch with srun"; }
 expect_same "sbatch, 2 nodes" "$work/job"
 
+# A job that is requeued three times in the midst: it saves each time, and goes on.
+cat >"$work/requeued.sh" <<SCRIPT
+#!/bin/sh
+srun --kill-on-bad-exit=0 --overcommit "$work/rank" --set output_dir="$work/requeued" \
+  --set train.save_every=100 --set train.resume=AUTO >>"$work/requeued.log" 2>&1
+SCRIPT
+job=$(sbatch --parsable --requeue --open-mode=append -N2 -n4 --ntasks-per-node=2 \
+  --overcommit -o /dev/null "$work/requeued.sh")
+for lines in 2 7 12; do
+  for _ in $(seq 3000); do
+    [ "$(cat "$work/requeued/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$lines" ] && break
+    sleep 0.01
+  done
+  scontrol requeue "$job"
+  # SLURM would wait two minutes.
+  for _ in $(seq 200); do
+    [ "$(squeue -h -j "$job" -o %t)" = PD ] && break
+    sleep 0.1
+  done
+  scontrol update JobId="$job" StartTime=now
+done
+for _ in $(seq 600); do
+  [ -z "$(squeue -h -j "$job" -o %t)" ] && break
+  sleep 0.1
+done
+expect_same "sbatch, requeued three times" "$work/requeued"
+[ "$(grep -c "saved in" "$work/requeued.log")" -ge 3 ] ||
+  { cat "$work/requeued.log" >&2; fail "the job wasn't stopped three times"; }
+
 # Two steps of one job at once.
 for k in 1 2; do
   run "two srun at once: $k" "twice$k" -N2 -n4 --ntasks-per-node=2 &

@@ -14,6 +14,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/process_group/backend_error.h"
 #include "trainer/process_group/single_group.h"
@@ -244,7 +245,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> BackendGroup::Split(int color) {
         static_cast<int>(members), named_rank_,
         std::make_shared<CommunicationMeter>(meter_)));
   } catch (...) {
-    return absl::UnavailableError(
+    return LostPeerError(
         absl::StrCat("rank ", named_rank_,
                      " could not connect to the other ranks of its group ",
                      color, ": ", CurrentExceptionToStatus().message()));

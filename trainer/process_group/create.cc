@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <memory>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -15,11 +15,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
+#include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
+#include "trainer/launcher/environment.h"
 #include "trainer/process_group/backend_group.h"
 #include "trainer/process_group/hosts/hosts_group.h"
+#include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
@@ -92,10 +96,37 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
 
 using c10d::ProcessGroupGloo;
 
+constexpr char kGlooInterface[] = "GLOO_SOCKET_IFNAME";
+constexpr char kCollectives[] = "CAPSTAN_CPU_COLLECTIVES";
+
+// What this process's environment says wrongly, before others count on it.
+absl::Status CheckVariables(const RankInfo& info) {
+  const std::string collectives = Variable(kCollectives).value_or("shm");
+  if (collectives != "shm" && collectives != "gloo") {
+    return VariableError(
+        kCollectives,
+        absl::StrCat("must be shm or gloo, is \"", collectives, "\""));
+  }
+  const absl::optional<std::string> interface = Variable(kGlooInterface);
+  if (!interface.has_value() || (info.nodes == 1 && collectives != "gloo")) {
+    return absl::OkStatus();
+  }
+  std::set<std::string> names;
+  for (const InterfaceAddress& one : InterfaceAddresses()) {
+    names.insert(one.interface);
+  }
+  if (names.count(*interface) > 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "environment variable ", kGlooInterface, " is \"", *interface,
+      "\", but host ", HostName(), ", of rank ", info.rank,
+      ", has no such network interface that is up and has an address; it has ",
+      absl::StrJoin(names, ", "), ": set it to one of these, or unset it"));
+}
+
 std::shared_ptr<gloo::transport::Device> CreateDevice(const Meeting& meeting) {
-  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-  if (interface != nullptr && *interface != '\0') {
-    return ProcessGroupGloo::createDeviceForInterface(interface);
+  const absl::optional<std::string> interface = Variable(kGlooInterface);
+  if (interface.has_value()) {
+    return ProcessGroupGloo::createDeviceForInterface(*interface);
   }
   return ProcessGroupGloo::createDeviceForHostname(meeting.host_address);
 }
@@ -139,12 +170,13 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     const RankInfo& info) {
+  CAPSTAN_RETURN_IF_ERROR(CheckVariables(info));
   CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
   try {
     JoinLedgers(info.rank, info.world_size, meeting.store);
     CAPSTAN_ASSIGN_OR_RETURN(
         std::unique_ptr<ProcessGroup> group,
-        CreateHostsGroup(info, meeting.store.get(),
+        CreateHostsGroup(info, meeting.store,
                          GlooConnect(meeting, kJoinTimeout)));
     if (group != nullptr) {
       MayLeave(meeting);
@@ -170,8 +202,10 @@ bool HasGpuParts() {
   return false;
 }
 
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
-    const RankInfo& info, int gpus) {
+namespace {
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info,
+                                                     int gpus) {
   if (gpus == 0) {
     if (info.world_size == 1) return CreateSingleGroup(at::kCPU);
     return CreateCpuGroup(info);
@@ -184,6 +218,16 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
   }
   CAPSTAN_ASSIGN_OR_RETURN(const NcclEntry* entry, LoadNccl());
   return entry->create(info);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
+    const RankInfo& info, int gpus) {
+  auto group = Create(info, gpus);
+  // Nothing else is unavailable here than the other ranks.
+  if (!group.ok()) return MarkLostPeer(group.status());
+  return group;
 }
 
 }  // namespace capstan

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "trainer/optimizer/optimizer_state.h"
+#include "trainer/session/loss_spikes.h"
 #include "trainer/session/schedule.h"
 
 namespace capstan {
@@ -195,13 +196,21 @@ absl::Status CheckTrain(const Train& train) {
         {"keep_checkpoints", train.keep_checkpoints()},
         {"early_stopping_patience", train.early_stopping_patience()},
         {"sample_max_new_tokens", train.sample_max_new_tokens()},
+        {"skip_bad_samples", train.skip_bad_samples()},
         {"max_grad_norm", train.max_grad_norm()},
+        {"mirror_every", train.mirror_every()},
         {"hang_floor_seconds", train.hang_floor_seconds()},
         {"hang_ceiling_seconds", train.hang_ceiling_seconds()}}) {
     if (value >= 0) continue;
     return FieldError(field, absl::StrCat("must not be negative, is ", value));
   }
   CAPSTAN_RETURN_IF_ERROR(CheckHangs(train));
+  CAPSTAN_RETURN_IF_ERROR(LossSpikeJudge::Check(train.loss_spikes()));
+  if (train.loss_spikes().action() == LossSpikes::GO_BACK &&
+      train.save_every() == 0) {
+    return FieldError("loss_spikes",
+                      "GO_BACK goes back to checkpoints: set save_every, too");
+  }
   const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
   if (every_n != (train.activation_checkpointing_n() > 0)) {
     return FieldError("activation_checkpointing_n",

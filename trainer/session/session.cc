@@ -48,6 +48,7 @@ RunSummary Session::Progress() const {
   summary.precision = parts.precision_name;
   if (state.step > 0) summary.final_loss = state.last_loss;
   summary.eval_loss = eval_loss;
+  summary.saving = saving_cost;
   if (state.best_step >= 0) {
     summary.best_eval_loss = state.best_eval_loss;
     summary.best_step = state.best_step;
