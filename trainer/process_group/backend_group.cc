@@ -105,7 +105,7 @@ BackendGroup::BackendGroup(Connect connect, std::string name,
       device_(device),
       named_rank_(named_rank),
       meter_(std::move(meter)),
-      log_(/*sees_ends=*/device.is_cpu()),
+      log_(/*sees_ends=*/device.is_cpu(), /*in_order=*/false),
       backend_(connect_(prefix_, rank, size)) {}
 
 BackendGroup::~BackendGroup() {

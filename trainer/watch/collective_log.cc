@@ -22,8 +22,10 @@ int NextGroup() {
 
 }  // namespace
 
-CollectiveLog::CollectiveLog(bool sees_ends) : group_(NextGroup()) {
+CollectiveLog::CollectiveLog(bool sees_ends, bool in_order)
+    : group_(NextGroup()) {
   if (group_ < 0) return;
+  OwnSlot().groups[group_].in_order = in_order ? 1 : 0;
   OwnSlot().groups[group_].sees_ends = sees_ends ? 1 : 0;
 }
 

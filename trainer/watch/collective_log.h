@@ -11,8 +11,9 @@ namespace capstan {
 // its ranks. Some tens of nanoseconds a call, without locks; thread-safe.
 class CollectiveLog {
  public:
-  // `sees_ends`: Finished will be called.
-  explicit CollectiveLog(bool sees_ends);
+  // `sees_ends`: Finished will be called. `in_order`: one begins once the one
+  // before has ended, or will never begin.
+  explicit CollectiveLog(bool sees_ends, bool in_order = true);
 
   // The next collective, of `bytes` in all, labelled with this thread's
   // CollectiveLabel. Returns its number.

@@ -69,6 +69,8 @@ struct LedgerGroup {
   std::atomic<uint64_t> started;
   // Whether `done` is written: on a GPU the host doesn't see the end.
   std::atomic<uint32_t> sees_ends;
+  // Whether only the last that was started can be under way.
+  std::atomic<uint32_t> in_order;
   LedgerCollective recent[kRecent];  // by number % kRecent
 };
 

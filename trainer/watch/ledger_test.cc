@@ -91,6 +91,16 @@ TEST(CollectiveLogTest, RecordsWhatIsUnderWay) {
   log.Finished(first + 1);
   EXPECT_FALSE(seen().waits());
 
+  // After an error those that were queued never begin.
+  log.Issued("all-gather", 7);
+  const uint64_t next = log.Issued("all-reduce", 8);
+  log.Started(next);
+  log.Finished(next);
+  EXPECT_FALSE(seen().waits());
+  OwnSlot().groups[0].in_order = 0;
+  EXPECT_TRUE(seen().waits()) << "as if it had begun";
+  log.Finished(next - 1);
+
   // Gloo's may end in another order.
   const uint64_t slow = log.Issued("all-gather", 5);
   const uint64_t fast = log.Issued("all-reduce", 6);

@@ -56,6 +56,7 @@ GroupView ViewOf(const LedgerGroup& group, int64_t now_ns) {
   }
   constexpr uint64_t kRecent = LedgerGroup::kRecent;
   uint64_t number = view.issued > kRecent ? view.issued - kRecent + 1 : 1;
+  if (group.in_order.load() != 0) number = std::max(number, view.started);
   for (; number <= view.started && view.current.number == 0; ++number) {
     if (group.recent[number % kRecent].done.load() != 0) continue;
     view.current = ViewOf(group, number, now_ns);

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,6 +39,12 @@ constexpr int64_t kEndDelay = 3 * kSecond;
 
 int64_t Nanoseconds(double seconds) {
   return static_cast<int64_t>(seconds * static_cast<double>(kSecond));
+}
+
+// So it is with our launcher's ranks. On the main thread.
+bool DiesWithParent() {
+  int signal = 0;
+  return prctl(PR_GET_PDEATHSIG, &signal) == 0 && signal == SIGKILL;
 }
 
 // To standard error, which may be a pipe that nobody reads: not for ever.
@@ -132,6 +139,7 @@ Watchdog::Watchdog(const WatchOptions& options, Ledgers ledgers)
           kMostTick,
           std::max(kLeastTick, Nanoseconds(options.floor_seconds) / 8))),
       ledgers_(std::move(ledgers)),
+      launcher_kills_(DiesWithParent()),
       times_(Nanoseconds(options.floor_seconds),
              Nanoseconds(options.ceiling_seconds)) {}
 
@@ -188,8 +196,8 @@ void Watchdog::Look() {
   if (end == 0) return;
   // All ranks of the host at once, so that none reports the loss of another.
   while (LedgerNow() < end) usleep(1000);
-  if (keeper) {
-    // A stopped rank would stay under launchers other than ours.
+  if (keeper && !launcher_kills_) {
+    // A stopped rank would stay.
     for (const RankView& view : LocalViews(LedgerNow())) {
       if (view.state == ProcessState::kStopped) kill(view.pid, SIGKILL);
     }

@@ -90,6 +90,8 @@ class Watchdog {
   const WatchOptions options_;
   const int64_t tick_ns_;
   const Ledgers ledgers_;
+  // Whether the launcher ends the ranks that are left when one has ended.
+  const bool launcher_kills_;
 
   // The main thread's.
   ActivityTimes times_;
