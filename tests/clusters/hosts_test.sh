@@ -100,7 +100,8 @@ for _ in $(seq 1500); do
 done
 ip netns pids "${hosts[1]}" | xargs -r kill -KILL
 wait
-expect_text "$work/gone.0.log" "going on without host 1: 2 ranks are left" "completed"
+expect_text "$work/gone.0.log" "going on without host 1: 2 ranks are left" "completed" \
+  "goes on with the run's global batch of 8 = micro 2 x 2 ranks x accumulation 2"
 python3 - "$work/reference" "$work/gone" <<'PY' || fail "the run without host 1"
 import json, sys
 def losses(folder):

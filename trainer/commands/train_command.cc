@@ -165,6 +165,7 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
     std::cerr << "placed by " << PlaceText(first) << ", the first of "
               << first.local_world_size << " here" << std::endl;
   }
+  job.known_notes = job.notes.size();
   return LaunchRanks(place, train);
 }
 

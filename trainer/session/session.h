@@ -47,7 +47,6 @@ struct Session {
         config(job->loaded.config),
         parts(job->parts),
         rank(rank),
-        known_notes(job->notes.size()),
         runner(job->parts.strategy.get(),
                CheckpointingOf(config.train(), *job->parts.model)),
         scaler(job->parts.policy().loss_scaling) {}
@@ -56,8 +55,6 @@ struct Session {
   const RunConfig& config;
   RunParts& parts;
   RankInfo rank;
-  // Of job.notes, those from before the ranks were started.
-  const size_t known_notes;
 
   // Set during set-up.
   std::unique_ptr<ProcessGroup> group;

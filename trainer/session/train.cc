@@ -237,7 +237,7 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
         session->first_step > 0
             ? absl::StrCat("restarted from step ", session->first_step)
             : "restarted from the beginning: there was no checkpoint yet");
-    for (size_t i = session->known_notes; i < job.notes.size(); ++i) {
+    for (size_t i = job.known_notes; i < job.notes.size(); ++i) {
       session->reporter->Note(job.notes[i]);
     }
     return absl::OkStatus();
