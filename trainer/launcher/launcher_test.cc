@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/lost_peer.h"
+
 namespace capstan {
 namespace {
 
