@@ -20,12 +20,12 @@ using RankMain = std::function<absl::Status(const RankInfo&)>;
 // Forks without exec, so that ranks share the pages of the parsed config and
 // loaded plugins; the caller must not have started threads or touched a GPU.
 // Lines that ranks write to standard error come out whole, prefixed with "[rank
-// N] ". When a rank fails, its own error is printed first (a rank that only saw
-// a peer vanish, UNAVAILABLE, is not the cause), and all others are killed. The
-// first of kStopSignals is forwarded (ranks save, then stop; see
-// StopRequested), and wakes ranks that are stopped; a second SIGINT or SIGTERM
-// kills all, as does a rank that stays stopped. SIGTSTP stops the ranks and
-// this process, SIGCONT wakes all.
+// N] ". When a rank fails, its own error is printed first (one that IsLostPeer,
+// base/lost_peer.h, is not the cause), and all others are killed. The first of
+// kStopSignals is forwarded (ranks save, then stop; see StopRequested), and
+// wakes ranks that are stopped; a second SIGINT or SIGTERM kills all, as does a
+// rank that stays stopped. SIGTSTP stops the ranks and this process, SIGCONT
+// wakes all.
 int LaunchRanks(int processes, const RankMain& rank_main);
 
 // The same for the ranks of this host at `place`, one of several hosts if

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/lost_peer.h"
 #include "trainer/launcher/launch_for_test.h"
 
 namespace capstan {
@@ -102,7 +103,7 @@ TEST(LaunchRanks, PrefixesLines) {
 
 TEST(LaunchRanks, TellsTheCauseOnly) {
   const Result result = Launch(3, [](const RankInfo& info) {
-    if (info.rank != 1) return absl::UnavailableError("a peer vanished");
+    if (info.rank != 1) return LostPeerError("a peer vanished");
     usleep(300000);  // its report comes last
     return absl::InvalidArgumentError("sample 7 is broken");
   });
@@ -138,7 +139,7 @@ TEST(LaunchRanks, AnExceptionIsAnError) {
 
 TEST(LaunchRanks, AKilledRankIsTheCause) {
   const Result result = Launch(2, [](const RankInfo& info) {
-    if (info.rank == 0) return absl::UnavailableError("a peer vanished");
+    if (info.rank == 0) return LostPeerError("a peer vanished");
     usleep(100000);
     raise(SIGKILL);
     return absl::OkStatus();

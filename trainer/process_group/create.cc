@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/create.h"
 
+#include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <link.h>
 #include <unistd.h>
@@ -182,7 +183,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
       MayLeave(meeting);
       return group;
     }
-  } catch (...) {
+  } catch (const c10::DistError&) {
     return absl::UnavailableError(
         absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
                      CurrentExceptionToStatus().message()));

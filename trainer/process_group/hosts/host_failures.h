@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 
 #include "trainer/process_group/shm/shm_meeting.h"
 
