@@ -21,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "base/crc32c.h"
 #include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
@@ -327,10 +328,11 @@ absl::Status LoadNewest(const std::string& output_dir,
       return absl::OkStatus();
     }
     if (newest.ok()) {
-      newest = !mine.ok() ? mine
-                          : absl::UnavailableError(
-                                absl::StrCat("rank ", std::min(failed, damaged),
-                                             " could not read ", folder));
+      newest =
+          !mine.ok()
+              ? mine
+              : LostPeerError(absl::StrCat("rank ", std::min(failed, damaged),
+                                           " could not read ", folder));
     }
     if (failed < group.size()) return newest;
     std::string how = TextOf(group, damaged, std::string(mine.message()));

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/exit_codes.h"
+#include "base/lost_peer.h"
 #include "trainer/launcher/launch_for_test.h"
 #include "trainer/launcher/progress.h"
 
@@ -89,7 +90,7 @@ TEST(RestartTest, AHostThatIsGoneIsLeftOut) {
     return LaunchRanks(place, [](const RankInfo& info) {
       StepFinished(7);
       if (info.restart == 1) NoteHostsGone("1");
-      if (info.restart < 2) return absl::UnavailableError("rank 3 has left");
+      if (info.restart < 2) return LostPeerError("rank 3 has left");
       return info.world_size == 2 && info.nodes == 1 &&
                      info.rank == info.local_rank && info.master_port != 29500
                  ? absl::OkStatus()
@@ -184,7 +185,7 @@ TEST(RestartTest, WithoutRestartsThereIsNoSuchMemory) {
 TEST(RestartTest, AnErrorOfARanksOwnEndsTheRun) {
   const Result result = LaunchAgain(2, 5, [](const RankInfo& info) {
     StepFinished(3);
-    return info.rank == 0 ? absl::UnavailableError("a peer vanished")
+    return info.rank == 0 ? LostPeerError("a peer vanished")
                           : absl::DataLossError("bad file");
   });
   EXPECT_EQ(result.text, "ERROR: [rank 1] bad file\n");
@@ -196,7 +197,7 @@ TEST(RestartTest, ALostPeerBringsAllUpAgain) {
   const Result result = LaunchAgain(2, 1, [](const RankInfo& info) {
     StepFinished(3);
     return info.restart > 0 ? absl::OkStatus()
-                            : absl::UnavailableError("rank 7 has left the run");
+                            : LostPeerError("rank 7 has left the run");
   });
   EXPECT_THAT(result.text,
               HasSubstr(" lost the others (rank 7 has left the run) after step "
