@@ -416,9 +416,13 @@ void Supervisor::EndAfterFailure() {
 
 int Supervisor::ExitCode() const {
   if (!failures_.empty()) {
-    const RankOutcome outcome = *ranks_[Cause()]->Outcome();
-    const bool hung = outcome.kind == RankOutcome::kDied &&
-                      outcome.exit_code == kHungExitCode;
+    // Others may have failed for that.
+    const bool hung =
+        std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+          const absl::optional<RankOutcome> outcome = rank->Outcome();
+          return outcome.has_value() && outcome->kind == RankOutcome::kDied &&
+                 outcome->exit_code == kHungExitCode;
+        });
     return hung ? kHungExitCode : 1;
   }
   for (const auto& rank : ranks_) {
