@@ -29,4 +29,4 @@ for grows in "700 0 0 0" "0 0.2 0 0" "0 0 0.2 0" "0 0 0 0.2"; do
   fi
 done
 
-TRAINER=trainer/trainer $soak 1500
+TRAINER=trainer/trainer $soak 8000

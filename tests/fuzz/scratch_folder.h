@@ -20,7 +20,7 @@ namespace capstan {
 // One of a process, in memory, removed at its end unless that is a crash.
 class ScratchFolder {
  public:
-  ScratchFolder() : path_("/dev/shm/capstan_fuzz_XXXXXX") {
+  ScratchFolder() : path_("/dev/shm/fuzzing_XXXXXX") {
     PCHECK(mkdtemp(&path_[0]) != nullptr);
   }
   ~ScratchFolder() {

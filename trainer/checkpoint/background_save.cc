@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,6 +60,18 @@ void BackgroundSave::Complete() {
   save_->completing = true;
   if (save_->rank != 0) return;
   Begin([this] { return CommitSave(save_->request, save_->manifest); });
+}
+
+void BackgroundSave::CompleteAlone(std::chrono::milliseconds limit) {
+  if (!save_.has_value() || !Await().ok() || save_->rank != 0) return;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!save_->completing &&
+         !AllHaveWritten(save_->request.temporary(), save_->world_size)) {
+    if (std::chrono::steady_clock::now() >= deadline) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  Complete();
+  Await().IgnoreError();
 }
 
 absl::Status BackgroundSave::Start(const SaveRequest& request,

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_BACKGROUND_SAVE_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_BACKGROUND_SAVE_H_
 
+#include <chrono>
 #include <functional>
 #include <future>
 #include <vector>
@@ -35,6 +36,10 @@ class BackgroundSave {
   bool written();
   // All ranks have written. Without effect unless written().
   void Complete();
+  // For a run that ends with an error, perhaps of another rank: publishes the
+  // save that is under way if all ranks write their parts within `limit`. Not
+  // collective.
+  void CompleteAlone(std::chrono::milliseconds limit);
   // This rank's error, as soon as there is one: "PATH can't be written: ..".
   absl::Status status();
 

@@ -90,13 +90,15 @@ Json TrainStateToJson(const TrainState& state) {
 bool NumbersFit(const Json& json) {
   constexpr double kMost = 9e18;
   for (const auto& [key, value] : json.items()) {
-    const bool may_be_any =
-        key == "best_eval_loss" || key == "loss_scale" || key == "last_loss";
+    const bool may_be_any = key == "best_eval_loss" || key == "loss_scale" ||
+                            key == "last_loss" || key == "recent_losses";
     if (value.is_number_float() && !may_be_any &&
         !(std::fabs(value.get<double>()) < kMost)) {
       return false;
     }
-    if (value.is_structured() && !NumbersFit(value)) return false;
+    if (value.is_structured() && !may_be_any && !NumbersFit(value)) {
+      return false;
+    }
   }
   return true;
 }

@@ -153,6 +153,13 @@ absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
   });
 }
 
+bool AllHaveWritten(const std::string& temporary, int world_size) {
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (!PathExists(RankNotePath(temporary, rank))) return false;
+  }
+  return true;
+}
+
 absl::Status CommitSave(const SaveRequest& request, Manifest manifest) {
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&]() -> absl::Status {
     CAPSTAN_RETURN_IF_ERROR(MergeNotes(request.temporary(), &manifest));

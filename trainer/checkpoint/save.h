@@ -47,6 +47,9 @@ absl::Status BeginSave(const SaveRequest& request, int64_t bytes);
 absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
                        const std::vector<StatePiece>& pieces);
 
+// Whether all ranks have.
+bool AllHaveWritten(const std::string& temporary, int world_size);
+
 // Rank 0's, after all have written: publishes the checkpoint and removes old
 // ones. `manifest`: ManifestFrame.
 absl::Status CommitSave(const SaveRequest& request, Manifest manifest);

@@ -129,8 +129,8 @@ absl::Status Finish(const std::vector<std::string>& overrides,
                     LoadedConfig* loaded) {
   for (const std::string& text : overrides) {
     CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
-    // Or the list that was cleared or set whole would still have it.
-    if (absl::StartsWith(text, "train.sample_prompts=")) {
+    // Or the list that was cleared would still have it.
+    if (text == "train.sample_prompts=") {
       loaded->config.mutable_train()->clear_sample_prompt();
     }
   }

@@ -180,12 +180,12 @@ TEST_F(LoadConfigTest, TheDeprecatedSamplePromptIsTheFirstOfTheList) {
   const auto cleared = Load(text, {"train.sample_prompt="});
   EXPECT_EQ(cleared->config.train().sample_prompts_size(), 1);
   EXPECT_EQ(PrintConfig(Load("name: \"x\"")->config), "name: \"x\"\n");
-  // The older field doesn't come back when the list is cleared or set.
+  // The older field doesn't come back when the list is cleared.
   const auto none = Load(text, {"train.sample_prompts="});
   EXPECT_EQ(none->config.train().sample_prompts_size(), 0);
   const auto other = Load(text, {"train.sample_prompts=prompt: \"c\""});
-  ASSERT_EQ(other->config.train().sample_prompts_size(), 1);
-  EXPECT_EQ(other->config.train().sample_prompts(0).prompt(), "c");
+  ASSERT_EQ(other->config.train().sample_prompts_size(), 2);
+  EXPECT_EQ(other->config.train().sample_prompts(1).prompt(), "c");
 }
 
 TEST_F(LoadConfigTest, SetOfAListReplacesIt) {

@@ -199,6 +199,10 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   summary.bytes_sent_per_step = 5 << 20;
   summary.communication_seconds = 0.04;
   summary.exposed_communication_seconds = 0.0125;
+  summary.saving.saves = 4;
+  summary.saving.waits = 1;
+  summary.saving.save_seconds = 0.25;
+  summary.saving.train_seconds = 50.0;
   summary.peak_memory_bytes = {100 << 20, 180 << 20};
   summary.memory_growth_bytes = {60 << 20, 140 << 20};
   summary.memory = {{"parameters", 512, 1024},
@@ -228,6 +232,12 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
                                             "bytes_sent_per_step",
                                             "communication_seconds",
                                             "exposed_communication_seconds",
+                                            "saves",
+                                            "saves_waited_for",
+                                            "save_seconds",
+                                            "mirrored_steps",
+                                            "mirror_seconds",
+                                            "train_seconds",
                                             "peak_memory_bytes",
                                             "memory_growth_bytes",
                                             "process_memory",

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -461,6 +462,10 @@ std::atomic<const ExitGuard*> ExitGuard::current_{nullptr};
 
 // ---- The run.
 
+// How long rank 0 waits for the others' parts of a checkpoint when a run ends
+// with an error; the launcher waits longer for the ranks.
+constexpr std::chrono::milliseconds kSaveGrace{500};
+
 class Training {
  public:
   Training(TrainJob* job, const RankInfo& rank, ReadSums read)
@@ -516,6 +521,8 @@ absl::Status Training::Run() {
     phases->FailPhase(absl::StrCat("rank ", session_.group->rank(),
                                    " failed: ", status.message()));
   }
+  // What the others have done is worth keeping.
+  if (!status.ok()) session_.background_save.CompleteAlone(kSaveGrace);
   return status;
 }
 
@@ -597,11 +604,11 @@ absl::Status Training::SetUp() {
       OrderOf(*session_.parts.train_data, config.train().seed(),
               config.batch().group_by_length(), batch.global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(SetUpStrategy(&session_));
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(group, CatchAll([&] {
-              return step_.SetUp(read_, profiler_.get(), options.order);
-            }),
-            "set up"));
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, CatchAll([&] {
+                                  return step_.SetUp(read_, profiler_.get(),
+                                                     options.order);
+                                }),
+                                "set up"));
   CAPSTAN_RETURN_IF_ERROR(checkpoints_.Restore(options.order));
   CAPSTAN_RETURN_IF_ERROR(CompareStart(session_));
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());

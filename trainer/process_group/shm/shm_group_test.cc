@@ -243,7 +243,7 @@ TEST_P(ShmTest, NoticesARankThatHasLeft) {
                                                    CreateProcessGroup(info, 0));
                           if (info.rank == 1) {
                             const auto work =
-                                group->AllReduce(at::full({10}, 1, at::kFloat));
+                                group->AllReduce(at::full({1}, 1, at::kDouble));
                             group.reset();
                             usleep(2000000);
                             return absl::OkStatus();
