@@ -95,13 +95,14 @@ while kill -0 "$pid" 2>/dev/null; do
                 END { print kib + 0, n + 0 }' "/proc/$process/status" \
            2>/dev/null) || continue
     read -r more_kib more_threads <<<"$held"
-    open=$(find "/proc/$process/fd" -mindepth 1 2>/dev/null | wc -l)
+    open=$(find "/proc/$process/fd" -mindepth 1 2>/dev/null | wc -l) || true
     kib=$((kib + more_kib)) threads=$((threads + more_threads))
     descriptors=$((descriptors + open)) processes=$((processes + 1))
   done
   # Not while it starts or ends.
   [ "$processes" -gt "$ranks" ] || continue
-  files=$(find "$folder/out" -type f 2>/dev/null | wc -l)
+  # Folders vanish while it looks.
+  files=$(find "$folder/out" -type f 2>/dev/null | wc -l) || continue
   echo "$step $kib $descriptors $threads $files" >>"$folder/table"
 done
 wait "$pid" || {

@@ -55,10 +55,10 @@ std::map<int64_t, std::string> WholeByStep(const std::string& output_dir) {
   for (const StoredCheckpoint& stored : ListCheckpoints(output_dir)) {
     const std::string name = stored.path.substr(stored.path.rfind('/') + 1);
     if (!stored.whole) continue;
-    if (!absl::StartsWith(name, ".")) {
-      found[stored.step] = stored.path;
-    } else if (absl::EndsWith(name, ".old")) {
+    if (absl::StartsWith(name, ".")) {
       found.emplace(stored.step, stored.path);
+    } else {
+      found[stored.step] = stored.path;
     }
   }
   return found;
@@ -86,13 +86,16 @@ std::vector<StoredCheckpoint> ListCheckpoints(const std::string& output_dir) {
   std::vector<StoredCheckpoint> found;
   for (const std::string& name : ListNames(Root(output_dir))) {
     absl::string_view plain = name;
+    // What is being written or removed isn't whole, even with a manifest.
+    bool may_be_whole = true;
     if (absl::ConsumePrefix(&plain, ".")) {
       plain = plain.substr(0, plain.rfind('.'));
+      may_be_whole = absl::EndsWith(name, ".old");
     }
     const int64_t step = StepOf(plain);
     if (step < 0) continue;
     const std::string path = absl::StrCat(Root(output_dir), "/", name);
-    found.push_back({step, path, IsCheckpoint(path)});
+    found.push_back({step, path, may_be_whole && IsCheckpoint(path)});
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return a.step != b.step ? a.step < b.step : a.path < b.path;
