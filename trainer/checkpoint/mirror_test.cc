@@ -107,7 +107,7 @@ TEST_F(MirrorTest, ADeathInTheMidstOfACopy) {
 TEST_F(MirrorTest, AHeaderThatIsHalfWrittenIsNone) {
   Run(kOne, 0, {7});
   const char other = 77;
-  ASSERT_EQ(pwrite(fds_[0], &other, 1, 100), 1);
+  ASSERT_EQ(pwrite(fds_[0], &other, 1, 40), 1);
   EXPECT_EQ(Newest(kOne), -1);
 }
 
