@@ -152,7 +152,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ConnectHosts(
   auto failures = collectives->failures();
   auto group = std::make_unique<HostsGroup>(
       std::move(failures), std::move(collectives), HostsOf(members), creation);
-  CAPSTAN_RETURN_IF_ERROR(group->Barrier());
+  CAPSTAN_RETURN_IF_ERROR(group->Start());
   return group;
 }
 
