@@ -145,6 +145,31 @@ TEST_P(PhaseTest, MayBreakOffAndGoOn) {
   EXPECT_EQ(RunHosts(GetParam(), check), 0);
 }
 
+// The next failure comes while the other hosts' leaders are about to connect
+// anew with the one that fails: they once waited for it for five minutes.
+TEST_P(PhaseTest, AnErrorEndsTheOthersConnecting) {
+  const auto check = [](ProcessGroup* group) {
+    for (const int fails : {0, 0, 1, 2, 2}) {
+      const absl::Status mine = CatchAll([&]() -> absl::Status {
+        if (group->rank() == fails) {
+          usleep(300000);
+          return absl::ResourceExhaustedError("no memory");
+        }
+        FromAllRanks(*group, 1.0);
+        return absl::OkStatus();
+      });
+      const absl::Status all = Agree(*group, mine, "start");
+      Require(all == (group->rank() == fails
+                          ? mine
+                          : LostPeerError(absl::StrCat("rank ", fails,
+                                                       " could not start"))),
+              all.ToString());
+    }
+    Require(FromAllRanks(*group, 1.0) == std::vector<double>(4, 1.0), "sums");
+  };
+  EXPECT_EQ(RunHosts(GetParam(), check), 0);
+}
+
 // Both were UNAVAILABLE, and the first that came was taken for the cause.
 TEST(LostPeerTest, IsNotWhatAFileOrNetworkLacks) {
   std::string text;
