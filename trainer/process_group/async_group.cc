@@ -268,10 +268,16 @@ void AsyncGroup::StopCommunicating() {
 
 absl::StatusOr<int> AsyncGroup::EndPhase(const absl::Status& mine,
                                          const std::string& what) {
+  return EndPhase("agreement", mine, what);
+}
+
+absl::StatusOr<int> AsyncGroup::EndPhase(const char* barrier,
+                                         const absl::Status& mine,
+                                         const std::string& what) {
   CHECK(is_root());
   absl::Status status = mine;
   if (mine.ok()) {
-    status = RunNow("agreement", 0, 0, [this] { return collectives_->Barrier(); });
+    status = RunNow(barrier, 0, 0, [this] { return collectives_->Barrier(); });
   } else if (!IsLostPeer(mine) || !PhaseFailed()) {
     // Also for another rank's failure in an earlier phase.
     FailPhase(absl::StrCat("rank ", name_of(rank()), " could not ", what, ": ",
@@ -414,8 +420,12 @@ void AsyncGroup::AllReduceHost(absl::Span<double> values) {
   if (!status.ok()) Throw(status);
 }
 
-absl::Status AsyncGroup::Barrier() {
-  return RunNow("start", 0, 0, [this] { return collectives_->Barrier(); });
+absl::Status AsyncGroup::Start() {
+  constexpr char kStart[] = "start";
+  // The creation of the whole group is a phase: else the first rank to fail
+  // after it ends it on ranks that are slower.
+  if (is_root()) return EndPhase(kStart, absl::OkStatus(), kStart).status();
+  return RunNow(kStart, 0, 0, [this] { return collectives_->Barrier(); });
 }
 
 absl::StatusOr<std::vector<std::string>> AsyncGroup::ExchangeTexts(

@@ -52,8 +52,9 @@ class AsyncGroup : public ProcessGroup, public PhaseGroup {
   bool PhaseFailed() const override;
   void StopCommunicating() override;
 
-  // Blocks until all ranks have called it. UNAVAILABLE if one never will.
-  absl::Status Barrier();
+  // Ends the group's creation: blocks until all ranks have called it.
+  // UNAVAILABLE if one never will.
+  absl::Status Start();
   // Whether this is the whole group.
   bool is_root() const { return root_ == this; }
 
@@ -72,6 +73,9 @@ class AsyncGroup : public ProcessGroup, public PhaseGroup {
   using Task = std::function<absl::Status()>;
 
   ShmMeeting* meeting() const { return collectives_->meeting(); }
+  // As above; `barrier` names the collective that it is without a failure.
+  absl::StatusOr<int> EndPhase(const char* barrier, const absl::Status& mine,
+                               const std::string& what);
   // After a failure, on all ranks: drops what is pending in all groups and
   // makes them as new. Returns the rank that failed.
   absl::StatusOr<int> Recover();

@@ -1,17 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/hosts/host_failures.h"
 
+#include <c10/util/Exception.h>
+
+#include <chrono>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "trainer/process_group/rendezvous.h"
 
 // After LibTorch's headers, which define the same macros.
 #include <glog/logging.h>
 
 namespace capstan {
+namespace {
+
+// How often a leader that waits for the others looks for failures.
+constexpr std::chrono::milliseconds kLook{100};
+
+std::vector<uint8_t> Bytes(const std::string& text) {
+  return std::vector<uint8_t>(text.begin(), text.end());
+}
+
+}  // namespace
 
 std::string HostFailures::Key() const {
   return absl::StrCat("capstan/failed/", epoch_.load());
@@ -21,7 +35,9 @@ void HostFailures::Tell(const PhaseFailure& failure) {
   const std::string text =
       absl::StrCat(failure.phase, " ", failure.rank, " ", failure.why);
   try {
-    store_->set(Key(), std::vector<uint8_t>(text.begin(), text.end()));
+    store_->set(Key(), Bytes(text));
+    // torchrun's store doesn't respond to that; to this, once it is done.
+    store_->check({Key()});
   } catch (...) {
     LOG(INFO) << "can't tell the other hosts: "
               << CurrentExceptionToStatus().message();
@@ -46,6 +62,33 @@ bool HostFailures::Look() {
     // Rank 0 is gone, and its store.
     return false;
   }
+}
+
+bool HostFailures::LeadersCome(const std::string& name, int hosts) {
+  const std::string come =
+      absl::StrCat("capstan/leaders/", epoch_.load(), "/", name);
+  // The first decides for all: who connects needs all others to.
+  const std::string decision = absl::StrCat(come, "/decision");
+  const std::string all_come = "all have come";
+  const auto decide = [&](const std::string& what) {
+    store_->compareSet(decision, {}, Bytes(what));
+  };
+  if (store_->add(come, 1) == hosts) decide(all_come);
+  const auto begin = std::chrono::steady_clock::now();
+  while (!store_->check({decision})) {
+    if (Look()) {
+      decide("a rank has failed");
+    } else if (std::chrono::steady_clock::now() - begin > kJoinTimeout) {
+      C10_THROW_ERROR(DistStoreError, "another host has not connected again");
+    } else {
+      try {
+        store_->wait({decision}, kLook);
+      } catch (const c10::DistError&) {
+        // Looks again.
+      }
+    }
+  }
+  return store_->get(decision) == Bytes(all_come);
 }
 
 }  // namespace capstan

@@ -27,6 +27,12 @@ class HostFailures {
   // host's ranks know, too.
   bool Look();
 
+  // Called by the leaders, by one for each of `hosts`, before they connect a
+  // group's hosts anew; `name` is the group's. Blocks until all have come, or
+  // until a rank has failed, whose leader may never come: then false, on all.
+  // Throws c10::DistError if there is no store any more, or after kJoinTimeout.
+  bool LeadersCome(const std::string& name, int hosts);
+
   // Failures so far, the same number on all ranks between them.
   int64_t epoch() const { return epoch_; }
   void NextEpoch() { ++epoch_; }

@@ -8,9 +8,11 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -48,12 +50,13 @@ std::vector<int> LeaderNames(const HostLayout& layout,
 
 HostsCollectives::HostsCollectives(HostLayout layout, std::vector<int> names,
                                    std::unique_ptr<ShmMeeting> meeting,
-                                   Connect connect,
+                                   std::string prefix, Connect connect,
                                    std::shared_ptr<HostFailures> failures,
                                    c10::intrusive_ptr<c10d::Store> store)
     : layout_(std::move(layout)),
       names_(std::move(names)),
       meeting_(std::move(meeting)),
+      prefix_(std::move(prefix)),
       connect_(std::move(connect)),
       owns_failures_(failures == nullptr),
       failures_(owns_failures_ ? std::make_shared<HostFailures>(
@@ -65,8 +68,11 @@ HostsCollectives::HostsCollectives(HostLayout layout, std::vector<int> names,
 
 void HostsCollectives::ConnectLinks() {
   if (!layout_.is_leader() || links_ != nullptr) return;
+  // What an earlier connection has left mustn't be taken for this one's.
+  const int64_t epoch = failures_->epoch();
   links_ = std::make_unique<HostLinks>(
-      connect_(failures_->epoch()), LeaderNames(layout_, names_),
+      connect_(epoch == 0 ? prefix_ : absl::StrCat(prefix_, "/again", epoch)),
+      LeaderNames(layout_, names_),
       [meeting = meeting_.get(),
        failures = failures_](const absl::Status& status) {
         // The other end may have closed for a failure that all survive.
@@ -98,8 +104,8 @@ absl::Status HostsCollectives::Run(const CollectiveCall& call,
     return absl::AbortedError(found.has_value() ? found->why : "it failed");
   };
   if (layout_.is_leader() && links_ == nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(failure());
     try {
+      if (!failures_->LeadersCome(prefix_, layout_.hosts())) return failure();
       ConnectLinks();
     } catch (...) {
       return absl::UnavailableError(CurrentExceptionToStatus().message());

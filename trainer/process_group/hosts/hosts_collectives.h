@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -32,17 +33,17 @@ class HostsCollectives final : public SyncCollectives {
   // Buffers of the meeting's segment for a host of `segments` segments.
   static int Buffers(int segments) { return 1 + segments; }
 
-  // Connects the leaders, by host, after `epoch` failures; throws.
-  using Connect =
-      std::function<c10::intrusive_ptr<c10d::Backend>(int64_t epoch)>;
+  // Connects the leaders, by host, with keys of this prefix; throws.
+  using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const std::string& prefix)>;
 
   // `names` are the ranks' numbers in the run. `meeting` is of this host's
   // ranks, in order, with Buffers(). `connect` is called by leaders, at once
-  // and anew when first needed after a failure. `failures`: null for a group
-  // that has its own, made of `store`.
+  // and anew when first needed after a failure; `prefix` is the group's own.
+  // `failures`: null for a group that has its own, made of `store`.
   HostsCollectives(HostLayout layout, std::vector<int> names,
-                   std::unique_ptr<ShmMeeting> meeting, Connect connect,
-                   std::shared_ptr<HostFailures> failures,
+                   std::unique_ptr<ShmMeeting> meeting, std::string prefix,
+                   Connect connect, std::shared_ptr<HostFailures> failures,
                    c10::intrusive_ptr<c10d::Store> store);
 
   // The links' threads tell the pipeline: they end first.
@@ -163,6 +164,7 @@ class HostsCollectives final : public SyncCollectives {
   const HostLayout layout_;
   const std::vector<int> names_;
   const std::unique_ptr<ShmMeeting> meeting_;
+  const std::string prefix_;
   const Connect connect_;
   const bool owns_failures_;
   const std::shared_ptr<HostFailures> failures_;

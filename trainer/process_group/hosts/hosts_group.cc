@@ -131,18 +131,15 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ConnectHosts(
     CAPSTAN_ASSIGN_OR_RETURN(meeting, MeetAlone(name));
   }
   const HostsCollectives::Connect connect =
-      [connect = creation.connect, prefix = creation.prefix,
-       host = layout.host(), hosts = layout.hosts()](int64_t epoch) {
-        // What an earlier connection has left mustn't be taken for this one's.
-        return connect(
-            epoch == 0 ? prefix : absl::StrCat(prefix, "/again", epoch), host,
-            hosts);
+      [connect = creation.connect, host = layout.host(),
+       hosts = layout.hosts()](const std::string& prefix) {
+        return connect(prefix, host, hosts);
       };
   std::unique_ptr<HostsCollectives> collectives;
   try {
     collectives = std::make_unique<HostsCollectives>(
-        layout, names, std::move(meeting), connect, creation.failures,
-        creation.store);
+        layout, names, std::move(meeting), creation.prefix, connect,
+        creation.failures, creation.store);
   } catch (...) {
     return LostPeerError(
         absl::StrCat("rank ", name, " could not connect to the other hosts' ",
@@ -152,7 +149,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ConnectHosts(
   auto failures = collectives->failures();
   auto group = std::make_unique<HostsGroup>(
       std::move(failures), std::move(collectives), HostsOf(members), creation);
-  CAPSTAN_RETURN_IF_ERROR(group->Barrier());
+  CAPSTAN_RETURN_IF_ERROR(group->Start());
   return group;
 }
 

@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateShmGroup(
     std::shared_ptr<CommunicationMeter> meter, AsyncGroup* parent) {
   auto group =
       std::make_unique<ShmGroup>(std::move(meeting), std::move(meter), parent);
-  CAPSTAN_RETURN_IF_ERROR(group->Barrier());
+  CAPSTAN_RETURN_IF_ERROR(group->Start());
   return group;
 }
 
