@@ -566,13 +566,6 @@ Value Interpreter::EvaluateSlice(const Value& of, const Expression& slice,
 
 Value Interpreter::Binary(const std::string& sign, const Value& a,
                           const Value& b) {
-  if (a.is_markup() || b.is_markup()) {
-    if (sign == "~" || (sign == "+" && a.is_string() && b.is_string())) {
-      std::string text = Escaped(a) + Escaped(b);
-      SpendText(text.size());
-      return Value::Markup(std::move(text));
-    }
-  }
   if (sign == "~") {
     std::string text = ToText(a) + ToText(b);
     SpendText(text.size());
@@ -595,6 +588,10 @@ Value Interpreter::Binary(const std::string& sign, const Value& a,
     return text;
   }
   if (sign == "+" && a.is_string() && b.is_string()) {
+    // Unlike ~, which joins plain texts without autoescape.
+    if (a.is_markup() || b.is_markup()) {
+      return Value::Markup(Escaped(a) + Escaped(b));
+    }
     SpendText(a.string().size() + b.string().size());
     return a.string() + b.string();
   }
