@@ -4,8 +4,9 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stdio.h>
-#include <sys/mman.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +15,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/open_to_read.h"
+#include "base/progress.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -23,8 +27,9 @@ namespace fs = std::filesystem;
 
 class Descriptor {
  public:
+  explicit Descriptor(int fd) : fd_(fd) {}
   Descriptor(const std::string& path, int flags)
-      : fd_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
+      : Descriptor(open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
   ~Descriptor() {
     if (fd_ >= 0) close(fd_);
   }
@@ -37,9 +42,12 @@ class Descriptor {
 };
 
 // "PATH: No such file or directory", with the code that `error` (an errno
-// value) matches.
+// value) matches, but for those that say something else of a run: that a rank
+// is lost, or that the user stopped it.
 absl::Status FileError(const std::string& path, int error) {
-  return absl::ErrnoToStatus(error, path);
+  const absl::Status status = absl::ErrnoToStatus(error, path);
+  if (!absl::IsUnavailable(status) && !absl::IsCancelled(status)) return status;
+  return absl::UnknownError(status.message());
 }
 
 absl::Status FileError(const std::string& path, std::error_code error) {
@@ -47,14 +55,39 @@ absl::Status FileError(const std::string& path, std::error_code error) {
 }
 
 absl::Status Rename(const std::string& from, const std::string& to) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.rename"));
   if (rename(from.c_str(), to.c_str()) != 0) return FileError(to, errno);
   return absl::OkStatus();
 }
 
 }  // namespace
 
+absl::StatusOr<int> OpenToRead(const std::string& path,
+                               absl::string_view failed, struct stat* info) {
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  const auto error = [&]() -> absl::Status {
+    const int number = errno;
+    if (fd >= 0) close(fd);
+    return FileError(absl::StrCat(path, failed), number);
+  };
+  if (fd < 0 || fstat(fd, info) != 0) return error();
+  if (S_ISREG(info->st_mode) || S_ISDIR(info->st_mode)) return fd;
+  // Only a pipe without a name is in the kernel's own file system.
+  constexpr int64_t kPipeFs = 0x50495045;  // PIPEFS_MAGIC of linux/magic.h
+  struct statfs system;
+  if (fstatfs(fd, &system) != 0) return error();
+  if (S_ISFIFO(info->st_mode) &&
+      static_cast<int64_t>(system.f_type) != kPipeFs) {
+    close(fd);
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is a named pipe, not a file"));
+  }
+  if (fcntl(fd, F_SETFL, 0) != 0) return error();  // reads wait
+  return fd;
+}
+
 absl::Status WriteError(const std::string& path, int error) {
-  return absl::ErrnoToStatus(error, absl::StrCat(path, " can't be written"));
+  return FileError(absl::StrCat(path, " can't be written"), error);
 }
 
 bool PathExists(const std::string& path) {
@@ -62,24 +95,42 @@ bool PathExists(const std::string& path) {
   return stat(path.c_str(), &info) == 0;
 }
 
+bool IsFolder(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+bool IsRegularFile(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
 absl::Status MakeFolder(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.make_folder"));
   std::error_code error;
   fs::create_directories(path, error);
   return FileError(path, error);
 }
 
 absl::Status RemoveTree(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.remove"));
   std::error_code error;
   fs::remove_all(path, error);
   return FileError(path, error);
 }
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
-  const Descriptor file(path, O_RDONLY);
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
+                                          int64_t most_bytes) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
   struct stat info;
-  if (file.get() < 0 || fstat(file.get(), &info) != 0) {
-    return FileError(path, errno);
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
+  const Descriptor file(fd);
+  const auto too_large = [&] {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is too large: it has more than the ", most_bytes,
+                     " bytes that such a file may have"));
+  };
+  if (info.st_size > most_bytes) return too_large();
   // Files in /proc report size 0; others may be growing.
   constexpr size_t kMore = 64 << 10;
   std::string bytes(static_cast<size_t>(info.st_size) + kMore, '\0');
@@ -89,6 +140,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return FileError(path, errno);
     size += static_cast<size_t>(n);
+    if (static_cast<int64_t>(size) > most_bytes) return too_large();
     if (n == 0) break;
     if (size == bytes.size()) bytes.resize(2 * size);
   }
@@ -98,6 +150,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
 
 absl::Status WriteAll(int fd, absl::string_view bytes,
                       const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.write"));
   while (!bytes.empty()) {
     const ssize_t n = write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
@@ -116,6 +169,7 @@ absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes) {
 }
 
 absl::Status SyncPath(const std::string& path) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.sync"));
   const Descriptor file(path, O_RDONLY);
   if (file.get() < 0) return FileError(path, errno);
   // Some network file systems can't sync a folder.
@@ -175,8 +229,9 @@ InputFile::~InputFile() { close(fd_); }
 
 absl::StatusOr<std::unique_ptr<InputFile>> InputFile::Open(
     const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(path, errno);
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
+  struct stat info;
+  CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
   return std::unique_ptr<InputFile>(new InputFile(path, fd));
 }
 
@@ -187,6 +242,7 @@ absl::StatusOr<int64_t> InputFile::Bytes() const {
 }
 
 absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
   while (bytes > 0) {
     const ssize_t n = pread(fd_, out, bytes, offset);
     if (n < 0 && errno == EINTR) continue;
@@ -202,41 +258,9 @@ absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
-    const std::string& path, const MapOptions& options) {
-  const Descriptor file(path, O_RDONLY);
-  if (file.get() < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be opened"));
-  }
-  struct stat info;
-  if (fstat(file.get(), &info) != 0) return FileError(path, errno);
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is not a file"));
-  }
-  const auto size = static_cast<size_t>(info.st_size);
-  if (size == 0 && options.may_be_empty) {
-    return std::shared_ptr<const MappedFile>(new MappedFile(path, ""));
-  }
-  if (size == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is empty"));
-  }
-  void* const data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
-  if (data == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be mapped"));
-  }
-  // Six times as fast from a disk; the ranks of a host share the page cache.
-  if (options.in_order) madvise(data, size, MADV_SEQUENTIAL);
-  return std::shared_ptr<const MappedFile>(new MappedFile(
-      path, absl::string_view(static_cast<const char*>(data), size)));
-}
-
-MappedFile::~MappedFile() {
-  if (bytes_.empty()) return;
-  munmap(const_cast<char*>(bytes_.data()), bytes_.size());
-}
-
 absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path,
                                             Start start) {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   const int how = start == Start::kNew     ? O_EXCL
                   : start == Start::kEmpty ? O_TRUNC
                                            : 0;
@@ -256,6 +280,7 @@ OutputFile::~OutputFile() {
 }
 
 absl::Status OutputFile::Append(absl::string_view bytes) {
+  CountProgress();
   if (status_.ok()) status_ = WriteAll(fd_, bytes, path_);
   return status_;
 }
@@ -266,19 +291,60 @@ absl::Status OutputFile::Sync() {
 }
 
 absl::Status OutputFile::Close() {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.close"));
   CAPSTAN_RETURN_IF_ERROR(Sync());
   if (close(std::exchange(fd_, -1)) != 0) status_ = WriteError(path_, errno);
   return status_;
 }
 
+namespace {
+
+// Takes the hidden file for this writer: creates it, or empties what a writer
+// that is gone has left. -1: another writer has it.
+absl::StatusOr<int> Claim(const std::string& hidden, const std::string& path) {
+  while (true) {
+    const int fd = open(hidden.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return WriteError(path, errno);
+    // Some file systems have no locks: there, writers must differ by suffix.
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      close(fd);
+      return -1;
+    }
+    struct stat opened, named;
+    const bool same =
+        fstat(fd, &opened) == 0 && stat(hidden.c_str(), &named) == 0 &&
+        opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+    // Otherwise its writer has just completed, or removed, it.
+    if (same && (!S_ISREG(opened.st_mode) || ftruncate(fd, 0) == 0)) return fd;
+    const int error = errno;
+    close(fd);
+    if (same) return WriteError(path, error);
+  }
+}
+
+// Removes what a writer that is gone has left under this name.
+void RemoveLeftOver(const std::string& hidden, const std::string& path) {
+  if (!PathExists(hidden)) return;
+  const absl::StatusOr<int> fd = Claim(hidden, path);
+  if (!fd.ok() || *fd < 0) return;
+  unlink(hidden.c_str());
+  close(*fd);
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<HiddenFile>> HiddenFile::Create(
     const std::string& path, absl::string_view suffix) {
-  std::string hidden = HiddenSibling(path, suffix);
-  const int fd =
-      open(hidden.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return WriteError(path, errno);
-  return std::unique_ptr<HiddenFile>(
-      new HiddenFile(path, std::move(hidden), fd));
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
+  const std::string first = HiddenSibling(path, suffix);
+  for (int i = 1;; ++i) {
+    std::string hidden = i == 1 ? first : absl::StrCat(first, ".", i);
+    CAPSTAN_ASSIGN_OR_RETURN(const int fd, Claim(hidden, path));
+    if (fd < 0) continue;
+    RemoveLeftOver(absl::StrCat(first, ".", i + 1), path);
+    return std::unique_ptr<HiddenFile>(
+        new HiddenFile(path, std::move(hidden), fd));
+  }
 }
 
 HiddenFile::HiddenFile(const std::string& path, std::string hidden, int fd)
@@ -300,6 +366,7 @@ absl::Status HiddenFile::Rewind() {
 }
 
 absl::Status HiddenFile::Close() {
+  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.close"));
   if (fsync(fd_) != 0 || rename(hidden_.c_str(), path_.c_str()) != 0) {
     return WriteError(path_, errno);
   }

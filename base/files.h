@@ -14,20 +14,29 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+struct stat;
+
 namespace capstan {
 
 // `error` (an errno value) as a status with the matching code: "PATH can't be
 // written: No space left on device". A full disk is RESOURCE_EXHAUSTED.
 absl::Status WriteError(const std::string& path, int error);
 
+// False if it can't be asked, either: a name too long, a folder that may not be
+// searched.
 bool PathExists(const std::string& path);
+bool IsFolder(const std::string& path);
+bool IsRegularFile(const std::string& path);
 
 // Creates parents as needed. OK if it exists.
 absl::Status MakeFolder(const std::string& path);
 // OK if it doesn't exist.
 absl::Status RemoveTree(const std::string& path);
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
+// A file with more than `most_bytes` is an error.
+constexpr int64_t kMostWholeFileBytes = int64_t{1} << 30;
+absl::StatusOr<std::string> ReadWholeFile(
+    const std::string& path, int64_t most_bytes = kMostWholeFileBytes);
 // Creates or overwrites the file and flushes it to disk. Not atomic, unlike
 // ReplaceFile.
 absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes);
@@ -73,12 +82,19 @@ struct MapOptions {
   bool may_be_empty = false;
 };
 
-// A read-only memory mapping, unmapped by the destructor.
+// A read-only memory mapping, unmapped by the destructor. If the file becomes
+// shorter meanwhile, or its disk fails, what is gone reads as zeros instead of
+// ending the process (SIGBUS), and Check says so. Until then the bytes may
+// change under a reader: what must not change between two looks at it (a text
+// to parse, a number to check and use) is copied first.
 class MappedFile {
  public:
-  // Errors name the file: missing, a folder, empty or unreadable.
+  // Errors name the file: missing, a folder, a pipe, empty or unreadable.
   static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(
       const std::string& path, const MapOptions& options = {});
+  // Maps an open file, which can be closed then; `path` is for errors.
+  static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(
+      int fd, const std::string& path, const MapOptions& options = {});
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -86,12 +102,28 @@ class MappedFile {
   const std::string& path() const { return path_; }
   absl::string_view bytes() const { return bytes_; }
 
+  // To be called after reading: DATA_LOSS, with the file's name, if what was
+  // read may have been zeros of ours. One stat.
+  absl::Status Check() const;
+  // The same of all mapped files, without the stat: one load if none lost
+  // anything.
+  static absl::Status CheckAll();
+
+  struct Watch;
+
  private:
-  MappedFile(std::string path, absl::string_view bytes)
-      : path_(std::move(path)), bytes_(bytes) {}
+  static absl::StatusOr<std::shared_ptr<const MappedFile>> OfDescriptor(
+      int fd, const struct stat& info, const std::string& path,
+      const MapOptions& options);
+  MappedFile(std::string path, absl::string_view bytes, uint64_t device,
+             uint64_t inode);
 
   const std::string path_;
   const absl::string_view bytes_;
+  // Of the file, as stat says.
+  const uint64_t device_;
+  const uint64_t inode_;
+  Watch* const watch_;  // null: empty
 };
 
 // An append-only file. Bytes go to the operating system at once, so they
@@ -124,8 +156,11 @@ class OutputFile {
 
 // A file that appears when Close returns OK, complete and with its bytes on
 // disk (its name once the folder is synced: SyncPath). Until then it is
-// HiddenSibling(path, suffix), which the destructor removes. Concurrent writers
-// of one path need different suffixes.
+// HiddenSibling(path, suffix), which the destructor removes; writers of one
+// path at the same time each have a file of their own (".2", ".3", .. behind
+// its name), and the last to close wins. What a killed writer has left is used
+// or removed by the next. Where the file system has no flock, writers at the
+// same time need different suffixes.
 class HiddenFile {
  public:
   static absl::StatusOr<std::unique_ptr<HiddenFile>> Create(

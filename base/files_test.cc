@@ -6,8 +6,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 
 namespace capstan {
@@ -190,6 +194,58 @@ TEST(FilesTest, ReplaceFolder) {
   }
   EXPECT_FALSE(ReplaceFolder(root + "/none", to).ok());
   EXPECT_EQ(*ReadWholeFile(to + "/file"), "two");
+}
+
+// A code that says something else of a run: that another rank is lost.
+TEST(FilesTest, WhatASystemCallLacksIsNoLostRank) {
+  EXPECT_TRUE(absl::IsUnavailable(absl::ErrnoToStatus(EPIPE, "")));
+  for (const int error : {EPIPE, ENOLCK, EHOSTDOWN, ECANCELED}) {
+    const absl::Status status = WriteError("out/file", error);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnknown) << status;
+    EXPECT_EQ(status.message(), absl::StrCat("out/file can't be written: ",
+                                             std::strerror(error)));
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(WriteError("out/file", ENOSPC)));
+}
+
+TEST(FilesTest, TooLargeFilesAreRefused) {
+  const std::string path = NewFolder() + "/text";
+  ASSERT_TRUE(WriteWholeFile(path, "12345").ok());
+  EXPECT_EQ(*ReadWholeFile(path, 5), "12345");
+  EXPECT_EQ(Message(ReadWholeFile(path, 4).status()),
+            path +
+                " is too large: it has more than the 4 bytes that such a "
+                "file may have");
+  // A hole as large as the disk costs nothing to make.
+  ASSERT_EQ(truncate(path.c_str(), int64_t{1} << 40), 0);
+  EXPECT_THAT(Message(ReadWholeFile(path).status()), HasSubstr("too large"));
+}
+
+TEST(HiddenFileTest, WritersOfOnePathDoNotMix) {
+  const std::string folder = NewFolder();
+  const std::string path = folder + "/x";
+  auto first = HiddenFile::Create(path);
+  auto second = HiddenFile::Create(path);
+  ASSERT_TRUE(first.ok() && second.ok());
+  ASSERT_TRUE((*first)->Write("the first's").ok());
+  ASSERT_TRUE((*second)->Write("second").ok());
+  ASSERT_TRUE((*first)->Write(" text").ok());
+  ASSERT_TRUE((*first)->Close().ok());
+  EXPECT_EQ(*ReadWholeFile(path), "the first's text");
+  ASSERT_TRUE((*second)->Close().ok());
+  EXPECT_EQ(*ReadWholeFile(path), "second");
+  EXPECT_FALSE(PathExists(folder + "/.x.new"));
+  EXPECT_FALSE(PathExists(folder + "/.x.new.2"));
+}
+
+TEST(HiddenFileTest, LeftOversAreUsedOrRemoved) {
+  const std::string folder = NewFolder();
+  ASSERT_TRUE(WriteWholeFile(folder + "/.x.new", "of a killed writer").ok());
+  ASSERT_TRUE(WriteWholeFile(folder + "/.x.new.2", "of another").ok());
+  ASSERT_TRUE(ReplaceFile(folder + "/x", "new").ok());
+  EXPECT_EQ(*ReadWholeFile(folder + "/x"), "new");
+  EXPECT_FALSE(PathExists(folder + "/.x.new"));
+  EXPECT_FALSE(PathExists(folder + "/.x.new.2"));
 }
 
 }  // namespace

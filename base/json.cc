@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -91,9 +93,35 @@ int JsonDepth(absl::string_view json) {
   return deepest;
 }
 
+namespace {
+
+// nlohmann's ordered objects compare a new key with each that they have.
+constexpr int64_t kMostOrderedMembers = 1 << 16;
+
+// At least as many as the largest object of `json` has, which isn't nested more
+// deeply than kMostJsonDepth.
+int64_t MostMembers(absl::string_view json) {
+  std::vector<int64_t> members = {0};
+  int64_t most = 0;
+  for (size_t at = 0; at < json.size();) {
+    const char c = json[at];
+    if (c == '[' || c == '{') members.push_back(0);
+    if ((c == ']' || c == '}') && members.size() > 1) members.pop_back();
+    if (c == ':') most = std::max(most, ++members.back());
+    at = c == '"' ? SkipString(json, at) : at + 1;
+  }
+  return most;
+}
+
+}  // namespace
+
 template <typename Json>
 Json ParseJson(absl::string_view text) {
-  if (JsonDepth(text) > kMostJsonDepth) return Json(Json::value_t::discarded);
+  if (JsonDepth(text) > kMostJsonDepth ||
+      (std::is_same_v<Json, nlohmann::ordered_json> &&
+       MostMembers(text) > kMostOrderedMembers)) {
+    return Json(Json::value_t::discarded);
+  }
   Json json = Json::parse(text.begin(), text.end(), /*cb=*/nullptr,
                           /*allow_exceptions=*/false);
   if (!json.is_discarded()) return json;

@@ -20,7 +20,8 @@
 namespace capstan {
 
 // Parses `text`; the result is_discarded() if it isn't JSON or nests more
-// deeply than kMostJsonDepth. Numbers beyond 64 bits become floating-point.
+// deeply than kMostJsonDepth, or has an ordered object of more than 2^16 keys,
+// which would take minutes. Numbers beyond 64 bits become floating-point.
 // Instantiated for nlohmann::json and nlohmann::ordered_json in json.cc alone,
 // since the parser takes g++ a second or two.
 template <typename Json>

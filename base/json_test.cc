@@ -9,6 +9,7 @@
 #include <functional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/json_document.h"
 
 namespace capstan {
@@ -112,6 +113,20 @@ std::string KeysError(const std::string& text,
   JsonKeys keys("a.json", *json);
   read(keys);
   return std::string(keys.status().message());
+}
+
+// Each key of an ordered object is compared with all before it.
+TEST(JsonTest, TooManyOrderedKeysAreNoJson) {
+  std::string text = "{\"a\": [1]";
+  for (int i = 0; i < 1000000; ++i) text += absl::StrCat(",\"", i, "\":0");
+  text += "}";
+  EXPECT_TRUE(ParseJson<nlohmann::ordered_json>(text).is_discarded());
+  EXPECT_TRUE(ParseJson<nlohmann::json>(text).is_object());
+  // In all, but not in one.
+  text = "[";
+  for (int i = 0; i < 100000; ++i) text += "{\"a\":{\"::\":1}},";
+  text += "{}]";
+  EXPECT_TRUE(ParseJson<nlohmann::ordered_json>(text).is_array());
 }
 
 TEST(JsonKeysTest, ReadsWhatIsThereAndWhatIsNot) {

@@ -222,6 +222,8 @@ std::string HeaderBytes(NpyType type, const std::vector<int64_t>& shape) {
 const char* NpyTypeName(NpyType type) { return RowOf(type).name; }
 
 int64_t NpyHeader::elements() const {
+  // In this order, [2^62, 4, 0] would overflow on its way to nothing.
+  if (absl::c_linear_search(shape, 0)) return 0;
   int64_t n = 1;
   for (int64_t size : shape) n *= size;
   return n;

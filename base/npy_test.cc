@@ -160,6 +160,15 @@ TEST(NpyTest, RefusesHostileHeaders) {
   }
 }
 
+// The sizes before the 0 overflow an int64.
+TEST(NpyTest, NothingOfAnySizeIsNothing) {
+  const std::string file =
+      Version1(Int64Header("(4611686018427387904, 4, 0)"), 0);
+  const auto header = ParseNpyHeader(file);
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(header->elements(), 0);
+}
+
 TEST(NpyTest, ErrorsNameTheFile) {
   EXPECT_THAT(std::string(NpyArray::Open(Path("none.npy")).status().message()),
               HasSubstr("none.npy can't be opened"));

@@ -8,6 +8,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "base/lost_peer.h"
 
 namespace capstan {
 namespace {
@@ -49,7 +50,7 @@ absl::Status CurrentExceptionToStatus() {
   try {
     throw;
   } catch (const CommunicationError& e) {
-    return absl::UnavailableError(FirstLine(e.what()));
+    return LostPeerError(FirstLine(e.what()));
   } catch (const c10::OutOfMemoryError& e) {
     return absl::ResourceExhaustedError(FirstLine(e.what_without_backtrace()));
   } catch (const std::bad_alloc& e) {

@@ -100,7 +100,8 @@ void Print(const ProcessGroup& group, int64_t kib, const char* name,
   fflush(stdout);
 }
 
-void MeasureSize(ProcessGroup* group, int64_t kib) {
+// all: what hosts_bench.py doesn't read, too.
+void MeasureSize(ProcessGroup* group, int64_t kib, bool all) {
   const int n = group->size();
   const int repeats = static_cast<int>(
       std::min<int64_t>(100, std::max<int64_t>(7, (100 << 10) / kib)));
@@ -114,8 +115,16 @@ void MeasureSize(ProcessGroup* group, int64_t kib) {
   measure("all-reduce", [&] { group->AllReduce(whole)->Wait(); });
   measure("reduce-scatter", [&] { group->ReduceScatter(part, whole)->Wait(); });
   measure("all-gather", [&] { group->AllGather(whole, part)->Wait(); });
-  measure("broadcast", [&] { group->Broadcast(whole, 0)->Wait(); });
+  if (all) measure("broadcast", [&] { group->Broadcast(whole, 0)->Wait(); });
 
+  // As many bytes; sums across hosts are of float.
+  const at::Tensor whole16 = at::full({2 * size}, 1, at::kBFloat16);
+  const at::Tensor part16 = at::full({2 * size / n}, 1, at::kBFloat16);
+  measure("all-reduce bf16", [&] { group->AllReduce(whole16)->Wait(); });
+  measure("reduce-scatter bf16",
+          [&] { group->ReduceScatter(part16, whole16)->Wait(); });
+
+  if (!all) return;
   const auto both = [&] {
     const auto work = group->AllReduce(whole);
     Compute();
@@ -127,7 +136,8 @@ void MeasureSize(ProcessGroup* group, int64_t kib) {
       {costs[1].wall_ms - costs[0].wall_ms, costs[1].cpu_ms - costs[0].cpu_ms});
 }
 
-absl::Status Run(const RankInfo& info, const std::vector<int64_t>& sizes) {
+absl::Status Run(const RankInfo& info, const std::vector<int64_t>& sizes,
+                 bool all) {
   at::set_num_threads(info.threads);
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
                            CreateProcessGroup(info, 0));
@@ -135,9 +145,11 @@ absl::Status Run(const RankInfo& info, const std::vector<int64_t>& sizes) {
   const auto sum_often = [&] {
     for (int i = 0; i < 1000; ++i) group->AllReduceHost(absl::MakeSpan(few));
   };
-  Print(*group, 0, "1,000 times 8 numbers",
-        Measure(group.get(), 9, {sum_often})[0]);
-  for (const int64_t kib : sizes) MeasureSize(group.get(), kib);
+  if (all) {
+    Print(*group, 0, "1,000 times 8 numbers",
+          Measure(group.get(), 9, {sum_often})[0]);
+  }
+  for (const int64_t kib : sizes) MeasureSize(group.get(), kib, all);
   return absl::OkStatus();
 }
 
@@ -161,8 +173,9 @@ int RunRankOfEnvironment(const std::vector<int64_t>& sizes) {
             place.ok() ? "RANK isn't set" : place.status().ToString().c_str());
     return 2;
   }
-  return RunSingleRank(place->info,
-                       [&](const RankInfo& rank) { return Run(rank, sizes); });
+  return RunSingleRank(place->info, [&](const RankInfo& rank) {
+    return Run(rank, sizes, /*all=*/false);
+  });
 }
 
 int Main(int argc, char** argv) {
@@ -180,9 +193,9 @@ int Main(int argc, char** argv) {
       "|---|---|---|---|---|---|---|\n");
   fflush(stdout);
   for (const int64_t n : ranks) {
-    const int exit_code =
-        LaunchRanks(static_cast<int>(n),
-                    [&](const RankInfo& info) { return Run(info, sizes); });
+    const int exit_code = LaunchRanks(
+        static_cast<int>(n),
+        [&](const RankInfo& info) { return Run(info, sizes, /*all=*/true); });
     if (exit_code != 0) return exit_code;
   }
   return 0;

@@ -9,7 +9,8 @@ Each host is a network namespace with one link to a switch (a bridge in a
 namespace of its own); netem limits each direction of each link to --gbit and
 delays it by --delay_us, or, where the kernel has no netem, tbf limits it. Ranks
 are on consecutive hosts, --ranks on each. Prints a table, in Markdown:
-milliseconds, and how many times faster ours is.
+milliseconds, and how many times faster ours is. Of --repeats runs of each, ours
+and Gloo's in turn, the median, and from lowest to highest.
 """
 
 import argparse
@@ -17,13 +18,15 @@ import contextlib
 import os
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PORT = 29533
 LIMIT_SECONDS = 1800
-COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather",
+               "all-reduce bf16", "reduce-scatter bf16")
 
 
 def run(command):
@@ -146,14 +149,27 @@ def size_text(mib):
     return f"{mib:g} MiB" if mib >= 1 else f"{mib * 1024:g} KiB"
 
 
+def spread_text(values, digits):
+    """"3.76 (3.70..3.90)"; a single one is itself."""
+    middle = f"{statistics.median(values):.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):.{digits}f}..{max(values):.{digits}f})"
+
+
 def rows(ours, flat):
-    """Table rows for what both measured: size, collective, times, ratio."""
-    return [
-        f"{size_text(mib)} | {name} | {ours[mib, name]:.2f} | "
-        f"{flat[mib, name]:.2f} | {flat[mib, name] / ours[mib, name]:.2f}"
-        for mib, name in ours
-        if (mib, name) in flat
-    ]
+    """Table rows for what all runs measured: size, collective, times, ratio."""
+    found = []
+    for mib, name in ours[0]:
+        key = (mib, name)
+        if not all(key in times for times in ours + flat):
+            continue
+        mine = [times[key] for times in ours]
+        others = [times[key] for times in flat]
+        ratios = [b / a for a, b in zip(mine, others)]
+        found.append(f"{size_text(mib)} | {name} | {spread_text(mine, 2)} | "
+                     f"{spread_text(others, 2)} | {spread_text(ratios, 1)}")
+    return found
 
 
 def why_not(binary):
@@ -187,6 +203,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2, help="on each host")
     parser.add_argument("--gbit", type=numbers, default=[1, 10])
     parser.add_argument("--delay_us", type=int, default=50, help="one way")
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--sizes", default="4k,64k,512k,4,64",
                         help="in MiB, or KiB with a k")
     parser.add_argument("--binary",
@@ -201,10 +218,12 @@ def main():
     for gbit in flags.gbit:
         for count in flags.hosts:
             with Hosts(count, gbit, flags.delay_us) as hosts:
-                ours, flat = (
-                    parse(measure(hosts, flags.ranks, flags.binary,
-                                  flags.sizes, flat))
-                    for flat in (False, True))
+                ours, flat = [], []
+                for _ in range(flags.repeats):
+                    for times, is_flat in ((ours, False), (flat, True)):
+                        times.append(parse(measure(
+                            hosts, flags.ranks, flags.binary, flags.sizes,
+                            is_flat)))
             for row in rows(ours, flat):
                 print(f"| {gbit} | {count} x {flags.ranks} | {row} |",
                       flush=True)

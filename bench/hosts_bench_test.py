@@ -20,8 +20,16 @@ class HostsBenchTest(unittest.TestCase):
     def test_compares_what_both_measured(self):
         ours = {(0.00390625, "all-reduce"): 0.5, (64.0, "all-gather"): 3.0}
         flat = {(0.00390625, "all-reduce"): 1.0}
-        self.assertEqual(hosts_bench.rows(ours, flat),
-                         ["4 KiB | all-reduce | 0.50 | 1.00 | 2.00"])
+        self.assertEqual(hosts_bench.rows([ours], [flat]),
+                         ["4 KiB | all-reduce | 0.50 | 1.00 | 2.0"])
+
+    def test_tells_how_far_runs_differ(self):
+        key = (4.0, "all-reduce bf16")
+        self.assertEqual(
+            hosts_bench.rows([{key: 2.0}, {key: 1.0}, {key: 4.0}],
+                             [{key: 6.0}, {key: 4.0}, {key: 4.0}]),
+            ["4 MiB | all-reduce bf16 | 2.00 (1.00..4.00) | "
+             "4.00 (4.00..6.00) | 3.0 (1.0..4.0)"])
 
     def test_hosts_have_addresses_of_one_network(self):
         self.assertEqual(hosts_bench.address(0), "10.201.77.1")

@@ -82,6 +82,22 @@ int lstat(const char* path, struct stat* result) {
   return StatAt(AT_FDCWD, path, result, AT_SYMLINK_NOFOLLOW);
 }
 
+int stat64(const char* path, struct stat64* result) {
+  return StatAt(AT_FDCWD, path, result, 0);
+}
+
+int lstat64(const char* path, struct stat64* result) {
+  return StatAt(AT_FDCWD, path, result, AT_SYMLINK_NOFOLLOW);
+}
+
+int fstatat(int folder, const char* path, struct stat* result, int flags) {
+  return StatAt(folder, path, result, flags);
+}
+
+int fstatat64(int folder, const char* path, struct stat64* result, int flags) {
+  return StatAt(folder, path, result, flags);
+}
+
 int fstat(int file, struct stat* result) {
   return static_cast<int>(syscall(SYS_fstat, file, result));
 }

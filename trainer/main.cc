@@ -6,6 +6,7 @@
 // kernel only knows the time of the fork: under `bazel run`, when the build
 // began.)
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <malloc.h>
 #include <stdint.h>
@@ -46,6 +47,15 @@ void BackHeapWithHugePages() {
   free(block);
 }
 
+// With standard output closed (`>&-`) the next file that is opened would take
+// its number, and get what is meant for the user.
+void OpenStandardFiles() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
+    if (open("/dev/null", O_RDWR) != fd) return;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -53,6 +63,7 @@ int main(int argc, char** argv) {
   clock_gettime(CLOCK_BOOTTIME, &now);
   const double start_seconds =
       static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  OpenStandardFiles();
   BackHeapWithHugePages();
   char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));

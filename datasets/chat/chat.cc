@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "datasets/chat/cached_file.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
 #include "plugins/sdk/plugin.h"
@@ -189,8 +190,11 @@ int64_t Chat::sample_length(int64_t index) const {
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
   uint32_t one = 0;
-  const uint32_t row = source.samples->Rows(part_, draw.sample, &one)[0];
-  return source.index->rows()[row].tokens;
+  const auto rows = source.samples->Rows(part_, draw.sample, &one);
+  const absl::Span<const IndexedRow> all = source.index->rows();
+  // What isn't there is reported when it is read.
+  const size_t row = rows.empty() ? all.size() : rows[0];
+  return row < all.size() ? all[row].tokens : 0;
 }
 
 absl::Status Chat::CheckIndices(absl::Span<const int64_t> indices) const {
@@ -212,6 +216,7 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
     for (int64_t index : indices) {
       out.length = std::max(out.length, sample_length(index));
     }
+    out.length = std::min(out.length, data_->config.max_length());
   }
   const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
                                         out.length};
@@ -229,18 +234,32 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
     out.labels += out.length;
     if (packed) out.positions += out.length;
   }
+  for (const OpenedSource& source : data_->sources) {
+    CAPSTAN_RETURN_IF_ERROR(source.samples->Check());
+    CAPSTAN_RETURN_IF_ERROR(source.index->Check());
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
+  const absl::Span<const IndexedRow> all = source.index->rows();
+  const auto changed = [&] {
+    return absl::DataLossError(absl::StrCat(
+        source.file.path,
+        ": a cached file of its index has changed since the run began"));
+  };
   uint32_t one = 0;
   int64_t at = 0;
-  for (uint32_t row : source.samples->Rows(part_, draw.sample, &one)) {
+  const auto rows = source.samples->Rows(part_, draw.sample, &one);
+  if (rows.empty()) return changed();
+  for (const uint32_t row : rows) {
+    if (row >= all.size()) return changed();
     CAPSTAN_ASSIGN_OR_RETURN(const TokenRow* const tokens,
-                             ReadRow(source, source.index->rows()[row]));
+                             ReadRow(source, all[row]));
     const auto count = static_cast<int64_t>(tokens->ids.size());
+    if (count > out.length - at) return changed();
     std::copy_n(tokens->ids.begin(), count, out.ids + at);
     std::copy_n(tokens->labels.begin(), count, out.labels + at);
     if (out.positions != nullptr) {
@@ -259,19 +278,21 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
 }
 
 absl::StatusOr<const TokenRow*> Chat::ReadRow(const OpenedSource& source,
-                                              const IndexedRow& row) const {
+                                              IndexedRow row) const {
   thread_local RowReader reader;
-  const absl::string_view text = source.file.text->bytes();
-  absl::Status status = absl::DataLossError("it has become shorter");
-  if (row.offset + row.bytes <= text.size()) {
-    status =
-        reader.Read(text.substr(row.offset, row.bytes),
-                    text.size() - row.offset, source.kind, *source.encoder);
+  const absl::string_view text = source.file.text;
+  absl::Status status = absl::DataLossError("a row is somewhere else");
+  if (row.offset <= text.size() && row.bytes <= text.size() - row.offset) {
+    const absl::string_view json = text.substr(row.offset, row.bytes);
+    status = reader.Read(json, source.kind, *source.encoder);
     if (status.ok()) {
-      if (reader.tokens.ids.size() == row.tokens) return &reader.tokens;
-      status = absl::DataLossError("a row has another number of tokens");
+      if (reader.tokens.ids.size() == row.tokens && HashOf(json) == row.hash) {
+        return &reader.tokens;
+      }
+      status = absl::DataLossError("a row has another text");
     }
   }
+  CAPSTAN_RETURN_IF_ERROR(source.file.file->Check());
   return absl::DataLossError(absl::StrCat(
       source.file.path, ":",
       LineOf(text, std::min<uint64_t>(row.offset, text.size())),

@@ -86,7 +86,7 @@ class Chat final : public DatasetReader {
   // The row's tokens, checked against the index; this thread's next call
   // overwrites them.
   absl::StatusOr<const TokenRow*> ReadRow(const OpenedSource& source,
-                                          const IndexedRow& row) const;
+                                          IndexedRow row) const;
 
   const std::shared_ptr<const Data> data_;
   const Part part_;

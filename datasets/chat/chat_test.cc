@@ -4,6 +4,11 @@
 #include <ATen/core/Tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <isa-l/crc64.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -14,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "datasets/chat/row_index.h"
 #include "text/chat_template/fake_tokenizer.h"
@@ -294,6 +300,161 @@ TEST(ChatTest, TheIndexIsKeptAndMadeAnewWhenItMustBe) {
   EXPECT_EQ(MustMake(Of(path))->size(), 1);
 }
 
+std::string ReadBytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void WriteBytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+Config Packed(const std::string& path) {
+  Config config = Of(path, 50);
+  config.set_packing(BEST_FIT);
+  config.set_validation_fraction(0.1);
+  return config;
+}
+
+// All of its tokens, in order.
+std::vector<int64_t> AllIds(const Chat& chat) {
+  std::vector<int64_t> ids;
+  Batch batch;
+  for (int64_t i = 0; i < chat.size(); ++i) {
+    EXPECT_TRUE(chat.Read({i}, &batch).ok());
+    const std::vector<int64_t> row = Row(batch, "input_ids", 0);
+    ids.insert(ids.end(), row.begin(), row.end());
+  }
+  return ids;
+}
+
+// One flipped bit made 11 of 20 runs crash, and 4 train on other data.
+TEST(ChatTest, ADamagedCacheIsMadeAgain) {
+  const std::string path = File("f.jsonl", ManyRows());
+  const std::vector<int64_t> ids = AllIds(*MustMake(Packed(path)));
+  const std::vector<std::string> files = CachedFiles(path);
+  ASSERT_EQ(files.size(), 2);  // .rows and .samples
+  for (const std::string& file : files) {
+    const std::string good = ReadBytes(file);
+    for (uint64_t i = 0; i < 40; ++i) {
+      std::string bad = good;
+      bad[RandomBelow(1, i, bad.size())] ^= 1 << (i % 8);
+      WriteBytes(file, bad);
+      EXPECT_EQ(AllIds(*MustMake(Packed(path))), ids) << file << " " << i;
+      EXPECT_EQ(ReadBytes(file), good);
+    }
+  }
+}
+
+// With a checksum that fits: whoever can write the folder can do that.
+TEST(ChatTest, AForgedCacheIsMadeAgain) {
+  const std::string path = File("f.jsonl", ManyRows());
+  const std::vector<int64_t> ids = AllIds(*MustMake(Packed(path)));
+  for (const std::string& file : CachedFiles(path)) {
+    const std::string good = ReadBytes(file);
+    for (uint64_t i = 0; i < 100; ++i) {
+      std::string bad = good;
+      const size_t contents = bad.size() - 40;
+      const size_t at = RandomBelow(2, i, contents / 4) * 4;
+      // Small numbers and great ones.
+      const uint32_t number = i % 2 == 0 ? i : ~uint32_t{0};
+      bad.replace(at, 4, reinterpret_cast<const char*>(&number), 4);
+      const auto crc = [&bad](size_t from, size_t bytes) {
+        const uint64_t sum = crc64_ecma_refl(
+            0, reinterpret_cast<const unsigned char*>(&bad[from]), bytes);
+        return std::string(reinterpret_cast<const char*>(&sum), sizeof(sum));
+      };
+      bad.replace(bad.size() - 16, 8, crc(0, contents));
+      bad.replace(bad.size() - 8, 8, crc(contents, 32));
+      WriteBytes(file, bad);
+      const auto chat = Make(Packed(path));
+      if (!chat.ok()) continue;  // its facts say that there is nothing in it
+      Batch batch;
+      for (int64_t sample = 0; sample < (*chat)->size(); ++sample) {
+        (*chat)->Read({sample}, &batch).IgnoreError();
+      }
+    }
+    WriteBytes(file, good);
+  }
+  EXPECT_EQ(AllIds(*MustMake(Packed(path))), ids);
+}
+
+TEST(ChatTest, ACacheThatChangesMeanwhileIsAnError) {
+  const std::string path = File("c.jsonl", ManyRows());
+  for (size_t which : {0, 1}) {
+    const auto chat = MustMake(Packed(path));
+    const std::string file = CachedFiles(path)[which];
+    const std::string good = ReadBytes(file);
+    std::fstream(file, std::ios::in | std::ios::out)
+        << std::string(good.size(), '\x7f');
+    Batch batch;
+    EXPECT_TRUE(absl::IsDataLoss(chat->Read({3}, &batch)));
+    fs::resize_file(file, 0);
+    const absl::Status cut = chat->Read({3}, &batch);
+    EXPECT_TRUE(absl::IsDataLoss(cut)) << cut;
+  }
+}
+
+TEST(ChatTest, WithoutAFolderForItsIndexItIsKeptInAFileWithoutAName) {
+  const std::string path = File("n.jsonl", ManyRows());
+  const fs::path in_the_way = fs::path(path).parent_path() / ".capstan";
+  WriteBytes(in_the_way, "a file");
+  setenv("XDG_CACHE_HOME", in_the_way.c_str(), 1);
+  testing::internal::CaptureStderr();
+  const auto chat = MustMake(Packed(path));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("n.jsonl: what is made of it is kept for this run "
+                        "only, as no folder for it can be written"));
+  EXPECT_GT(AllIds(*chat).size(), 1000);
+  setenv("TMPDIR", in_the_way.c_str(), 1);
+  EXPECT_THAT(std::string(Make(Packed(path)).status().message()),
+              HasSubstr("n.jsonl: what is made of it can be kept nowhere"));
+  unsetenv("TMPDIR");
+  unsetenv("XDG_CACHE_HOME");
+}
+
+// Makes `folder` a file system of 8 kB, for this process only.
+bool MountSmall(const std::string& folder) {
+  const std::string user = absl::StrCat("0 ", getuid(), " 1");
+  const std::string group = absl::StrCat("0 ", getgid(), " 1");
+  if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  WriteBytes("/proc/self/setgroups", "deny");
+  WriteBytes("/proc/self/uid_map", user);
+  WriteBytes("/proc/self/gid_map", group);
+  return mount("none", folder.c_str(), "tmpfs", 0, "size=8k") == 0;
+}
+
+TEST(ChatTest, IfTheFolderIsFullTheIndexIsKeptElsewhere) {
+  const std::string path = File("full.jsonl", ManyRows());
+  const std::string folder =
+      (fs::path(path).parent_path() / ".capstan").string();
+  fs::create_directories(folder);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!MountSmall(folder)) _exit(2);
+    setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+    testing::internal::CaptureStderr();
+    const auto chat = Make(Of(path));
+    const std::string notes = testing::internal::GetCapturedStderr();
+    // Nothing partial is left there.
+    int files = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      files += entry.is_regular_file() && entry.path().filename() != "lock";
+    }
+    const bool right =
+        chat.ok() && (*chat)->size() == 1000 && files == 0 &&
+        notes.find("No space left on device") != std::string::npos;
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 2) {
+    GTEST_SKIP() << "mounting a small file system isn't allowed here";
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
 // Not even if root could.
 TEST(ChatTest, AFolderThatNobodyMayWriteIsLeftAlone) {
   const std::string path = File("w.jsonl", ManyRows());
@@ -315,6 +476,19 @@ TEST(ChatTest, AFileThatChangesMeanwhileIsAnError) {
   const absl::Status status = chat->Read({0}, &batch);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("m.jsonl:1: the file has changed"));
+}
+
+// Of the same length, and with as many tokens.
+TEST(ChatTest, ARowThatChangesMeanwhileIsAnError) {
+  const std::string path = File("s.jsonl", TextRow("abc") + TextRow("def"));
+  const auto chat = MustMake(Of(path));
+  std::fstream(path, std::ios::in | std::ios::out) << TextRow("abd");
+  Batch batch;
+  EXPECT_THAT(std::string(chat->Read({0}, &batch).message()),
+              HasSubstr("s.jsonl:1: the file has changed"));
+  fs::resize_file(path, 3);
+  EXPECT_THAT(std::string(chat->Read({0}, &batch).message()),
+              HasSubstr("s.jsonl became shorter"));
 }
 
 // A row of some MB among short ones.

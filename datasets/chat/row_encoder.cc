@@ -211,9 +211,9 @@ std::string RowEncoder::Settings() const {
       LossOn_Name(loss_on_), "; at most ", max_length_, " tokens; eos ", eos_);
 }
 
-absl::Status RowReader::Read(absl::string_view json, size_t readable, Kind kind,
+absl::Status RowReader::Read(absl::string_view json, Kind kind,
                              const RowEncoder& encoder) {
-  CAPSTAN_RETURN_IF_ERROR(parser.Parse(json, readable, kind, &row));
+  CAPSTAN_RETURN_IF_ERROR(parser.Parse(json, json.size(), kind, &row));
   CAPSTAN_RETURN_IF_ERROR(encoder.Render(row, &rendered));
   encoder.Encode(rendered, &tokens);
   return absl::OkStatus();

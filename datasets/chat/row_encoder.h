@@ -61,6 +61,8 @@ class RowEncoder {
   // max_length tokens.
   void Encode(const RenderedRow& row, TokenRow* out) const;
 
+  int64_t max_length() const { return max_length_; }
+
   // What the tokens depend on besides the tokenizer's files, as text.
   std::string Settings() const;
 
@@ -82,8 +84,9 @@ class RowEncoder {
 
 // A row's JSON as tokens; keeps its memory for the next row. One per thread.
 struct RowReader {
-  // Errors: those of Parse and Render. `readable`: see RowParser.
-  absl::Status Read(absl::string_view json, size_t readable, Kind kind,
+  // Errors: those of Parse and Render. `json` may be a mapped file's: it is
+  // copied, as a text that changes while it is parsed leads out of bounds.
+  absl::Status Read(absl::string_view json, Kind kind,
                     const RowEncoder& encoder);
 
   RowParser parser;

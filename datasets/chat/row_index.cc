@@ -1,166 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "datasets/chat/row_index.h"
 
-#include <fcntl.h>
-#include <isa-l/crc64.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <iostream>
 #include <limits>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
+#include "base/status.h"
+#include "datasets/chat/cached_file.h"
 #include "text/tokens/in_order.h"
 
 namespace capstan::chat {
 namespace {
 
-namespace fs = std::filesystem;
+// Incremented when the same rows yield different tokens than before, or the
+// index has another form.
+constexpr uint64_t kRowsVersion = 3;
+// JSON of this size takes ten times as much memory.
+constexpr uint64_t kMostRowBytes = 256 << 20;
+// Of an error: a row's role or keys can be of any size.
+constexpr size_t kMostMessageBytes = 1000;
 
-// Held while a file is made. Without support for locks in the file system, two
-// processes may make the same file, and the later one's stays.
-class Lock {
- public:
-  explicit Lock(const fs::path& path)
-      : fd_(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
-    while (fd_ >= 0 && flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+// The index's contents: rows, and then the facts.
+struct Parts {
+  absl::Span<const IndexedRow> rows;
+  RowIndex::Facts facts;
+};
+
+// Checks what a reader relies on: whoever can write the file can make its
+// checksum fit.
+absl::StatusOr<Parts> PartsOf(absl::string_view contents, uint64_t text_bytes,
+                              int64_t max_length) {
+  Parts parts;
+  if (contents.size() < sizeof(parts.facts)) {
+    return absl::DataLossError("its end is missing");
+  }
+  const size_t bytes = contents.size() - sizeof(parts.facts);
+  std::memcpy(&parts.facts, contents.data() + bytes, sizeof(parts.facts));
+  parts.facts.first_bad[sizeof(parts.facts.first_bad) - 1] = 0;
+  if (bytes % sizeof(IndexedRow) != 0 ||
+      bytes / sizeof(IndexedRow) != parts.facts.rows) {
+    return absl::DataLossError("it has another number of rows");
+  }
+  parts.rows = absl::MakeConstSpan(
+      reinterpret_cast<const IndexedRow*>(contents.data()), parts.facts.rows);
+  for (const IndexedRow& row : parts.rows) {
+    if (row.offset > text_bytes || row.bytes > text_bytes - row.offset ||
+        row.tokens < 1 || row.tokens > max_length || row.trained < 1 ||
+        row.trained > row.tokens) {
+      return absl::DataLossError("it has a row that can't be");
     }
   }
-  ~Lock() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-
- private:
-  const int fd_;
-};
-
-std::vector<fs::path> Folders(const std::string& data_path) {
-  std::vector<fs::path> folders = {fs::absolute(data_path).parent_path() /
-                                   ".capstan"};
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  const char* const home = std::getenv("HOME");
-  if (cache != nullptr && *cache == '/') {
-    folders.push_back(fs::path(cache) / "capstan");
-  } else if (home != nullptr && *home == '/') {
-    folders.push_back(fs::path(home) / ".cache" / "capstan");
-  }
-  return folders;
+  return parts;
 }
-
-bool CanWrite(const fs::path& folder) {
-  // Even root leaves a read-only folder alone.
-  struct stat parent;
-  std::error_code error;
-  if (!fs::exists(folder, error) &&
-      stat(folder.parent_path().c_str(), &parent) == 0 &&
-      (parent.st_mode & (S_IWUSR | S_IWGRP | S_IWOTH)) == 0) {
-    return false;
-  }
-  fs::create_directories(folder, error);
-  if (error || access(folder.c_str(), W_OK | X_OK) != 0) return false;
-  // The only way to detect a read-only or full file system.
-  const fs::path probe = folder / absl::StrCat(".probe-", getpid());
-  const int fd = open(probe.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
-  if (fd < 0) return false;
-  close(fd);
-  fs::remove(probe, error);
-  return true;
-}
-
-}  // namespace
-
-uint64_t HashOf(absl::string_view bytes) {
-  uint64_t h = crc64_ecma_refl(
-      0x9e3779b97f4a7c15ULL,
-      reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
-  // The finaliser of SplitMix64 (Steele et al., "Fast splittable pseudorandom
-  // number generators", OOPSLA 2014).
-  h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
-  return h ^ (h >> 31);
-}
-
-CacheKey& CacheKey::Add(absl::string_view field) {
-  absl::StrAppend(&fields_, field.size(), ":", field);
-  return *this;
-}
-
-CacheKey& CacheKey::Add(uint64_t field) { return Add(absl::StrCat(field)); }
-
-absl::Status CacheKey::AddFile(const std::string& path) {
-  struct stat info;
-  if (stat(path.c_str(), &info) != 0) {
-    return absl::NotFoundError(
-        absl::StrCat(path, " can't be opened: ", std::strerror(errno)));
-  }
-  Add(fs::absolute(path).string());
-  Add(static_cast<uint64_t>(info.st_size));
-  Add(static_cast<uint64_t>(info.st_mtim.tv_sec));
-  Add(static_cast<uint64_t>(info.st_mtim.tv_nsec));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> CachedFile(
-    const std::string& data_path, uint64_t key, const std::string& extension,
-    const std::function<bool(const std::string&)>& is_valid,
-    const std::function<absl::Status(HiddenFile*)>& make) {
-  const std::string name =
-      absl::StrCat(fs::path(data_path).filename().string(), "-",
-                   absl::Hex(key, absl::kZeroPad16), ".", extension);
-  const std::vector<fs::path> folders = Folders(data_path);
-  for (const fs::path& folder : folders) {
-    const std::string path = (folder / name).string();
-    if (is_valid(path)) return path;
-  }
-  for (const fs::path& folder : folders) {
-    if (!CanWrite(folder)) continue;
-    const std::string path = (folder / name).string();
-    const Lock lock(folder / "lock");
-    if (is_valid(path)) return path;
-    // Named after this process, for file systems without locks.
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const std::unique_ptr<HiddenFile> file,
-        HiddenFile::Create(path, absl::StrCat(getpid(), ".new")));
-    CAPSTAN_RETURN_IF_ERROR(make(file.get()));
-    CAPSTAN_RETURN_IF_ERROR(file->Close());
-    return path;
-  }
-  return absl::PermissionDeniedError(absl::StrCat(
-      data_path, ": its index can be kept neither in ", folders[0].string(),
-      " nor in a folder of the user's: set XDG_CACHE_HOME to one that can be "
-      "written"));
-}
-
-namespace {
-
-constexpr uint64_t kMagic = 0x32574f5250414343ULL;  // "CCAPROW2"
-// Incremented when the same rows yield different tokens than before.
-constexpr uint64_t kRowsVersion = 2;
-
-struct Header {
-  uint64_t magic = kMagic;
-  uint64_t key = 0;
-  RowIndex::Facts facts;
-
-  bool Fits(uint64_t bytes) const {
-    const uint64_t rows = bytes - sizeof(Header);
-    return rows % sizeof(IndexedRow) == 0 &&
-           rows / sizeof(IndexedRow) == facts.rows;
-  }
-};
 
 constexpr double kReportSeconds = 5.0;
 
@@ -192,13 +89,13 @@ struct Chunk {
 absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
                     const RowPlace& place, Chunk* chunk) {
   thread_local RowReader reader;
-  if (place.bytes > std::numeric_limits<uint32_t>::max()) {
-    return absl::InvalidArgumentError("the row is longer than 4 GiB");
+  if (place.bytes > kMostRowBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the row has ", place.bytes,
+                     " bytes, more than the limit of ", kMostRowBytes));
   }
-  const absl::string_view text = source.text->bytes();
-  const absl::string_view json = text.substr(place.offset, place.bytes);
-  CAPSTAN_RETURN_IF_ERROR(reader.Read(json, text.size() - place.offset,
-                                      options.kind, *options.encoder));
+  const absl::string_view json = source.text.substr(place.offset, place.bytes);
+  CAPSTAN_RETURN_IF_ERROR(reader.Read(json, options.kind, *options.encoder));
   const TokenRow& tokens = reader.tokens;
   const auto trained = static_cast<uint64_t>(tokens.trained());
   RowIndex::Facts& facts = chunk->facts;
@@ -226,8 +123,12 @@ absl::StatusOr<Chunk> Index(const SourceFile& source,
     chunk.end = place.offset + place.bytes;
     const absl::Status status = AddRow(source, options, place, &chunk);
     if (status.ok()) continue;
-    const std::string message =
+    std::string message =
         absl::StrCat(source.path, ":", place.line, ": ", status.message());
+    if (message.size() > kMostMessageBytes) {
+      message.resize(kMostMessageBytes);
+      message += "..";
+    }
     // A problem of the config isn't one of a single row.
     if (options.bad_rows == ERROR || !absl::IsInvalidArgument(status)) {
       return absl::Status(status.code(), message);
@@ -251,8 +152,8 @@ class Progress {
     const double now = MonotonicSeconds();
     if (now - reported_ < kReportSeconds) return;
     reported_ = now;
-    const double done = static_cast<double>(end) /
-                        static_cast<double>(source_.text->bytes().size());
+    const double done =
+        static_cast<double>(end) / static_cast<double>(source_.text.size());
     std::cerr << absl::StrCat(
         "capstan.chat: indexing ", source_.path, ", ",
         static_cast<int>(100 * done), " %, ",
@@ -267,16 +168,14 @@ class Progress {
 };
 
 absl::Status Write(const SourceFile& source, const IndexOptions& how,
-                   uint64_t key, HiddenFile* file) {
-  Header header;
-  header.key = key;
-  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&header, 1)));
+                   CacheWriter* file) {
   const auto sink = [file](absl::Span<const IndexedRow> rows) {
     return file->Write(BytesOf(rows.data(), rows.size()));
   };
-  CAPSTAN_ASSIGN_OR_RETURN(header.facts, IndexRows(source, how, sink));
-  CAPSTAN_RETURN_IF_ERROR(file->Rewind());
-  return file->Write(BytesOf(&header, 1));
+  CAPSTAN_ASSIGN_OR_RETURN(const RowIndex::Facts facts,
+                           IndexRows(source, how, sink));
+  CAPSTAN_RETURN_IF_ERROR(source.file->Check());
+  return file->Write(BytesOf(&facts, 1));
 }
 
 }  // namespace
@@ -294,18 +193,25 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
       .Add(BadRows_Name(bad_rows));
   RowIndex index;
   index.key_ = key.hash();
+  const auto parts_of = [&](absl::string_view contents) {
+    return PartsOf(contents, source.text.size(), encoder.max_length());
+  };
   CAPSTAN_ASSIGN_OR_RETURN(
-      index.file_,
-      MapCached<Header>(source.path, index.key_, "rows", [&](HiddenFile* to) {
-        return Write(source, {kind, bad_rows, &encoder}, index.key_, to);
-      }));
-  const auto* const header =
-      reinterpret_cast<const Header*>(index.file_->bytes().data());
-  index.facts_ = &header->facts;
-  index.rows_ = absl::MakeConstSpan(
-      reinterpret_cast<const IndexedRow*>(header + 1), header->facts.rows);
+      const CachedFile file,
+      OpenCached(
+          source.path, index.key_, "rows",
+          [&](absl::string_view contents) {
+            return parts_of(contents).status();
+          },
+          [&](CacheWriter* to) {
+            return Write(source, {kind, bad_rows, &encoder}, to);
+          }));
+  CAPSTAN_ASSIGN_OR_RETURN(const Parts parts, parts_of(file.contents));
+  index.file_ = file.file;
+  index.rows_ = parts.rows;
+  index.facts_ = parts.facts;
   if (index.rows_.empty()) {
-    const Facts& facts = *index.facts_;
+    const Facts& facts = index.facts_;
     return absl::InvalidArgumentError(absl::StrCat(
         source.path,
         " has no row to train on: rows without a token to train "
@@ -324,7 +230,7 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
 absl::StatusOr<RowIndex::Facts> IndexRows(
     const SourceFile& source, const IndexOptions& options,
     const std::function<absl::Status(absl::Span<const IndexedRow>)>& sink) {
-  RowScanner scanner(source.text->bytes());
+  RowScanner scanner(source.text);
   bool at_end = false;
   const auto next = [&]() -> absl::optional<Places> {
     if (at_end) return absl::nullopt;
@@ -342,7 +248,7 @@ absl::StatusOr<RowIndex::Facts> IndexRows(
     return sink(chunk.rows);
   };
   // A file of one or two chunks isn't worth a thread.
-  const uint64_t chunks = source.text->bytes().size() / options.chunk_bytes;
+  const uint64_t chunks = source.text.size() / options.chunk_bytes;
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
   CAPSTAN_RETURN_IF_ERROR((text::MapInOrder<Places, Chunk>(
       static_cast<int>(std::min(cores, chunks)), next,

@@ -1,85 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Cached files derived from a data file: in the folder .capstan next to it or,
-// if that isn't writable, in $XDG_CACHE_HOME/capstan (~/.cache/capstan).
 #ifndef CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
 #define CAPSTAN_DATASETS_CHAT_ROW_INDEX_H_
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/files.h"
-#include "base/status.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/source_file.h"
 
 namespace capstan::chat {
-
-// A 64-bit hash of `bytes`, the same on every machine: CRC-64 and a finaliser.
-// For file names and for choosing rows; not cryptographic.
-uint64_t HashOf(absl::string_view bytes);
-
-// What a cached file depends on, field by field.
-class CacheKey {
- public:
-  CacheKey& Add(absl::string_view field);
-  CacheKey& Add(uint64_t field);
-  // Adds the file's absolute path, size and modification time.
-  absl::Status AddFile(const std::string& path);
-
-  uint64_t hash() const { return HashOf(fields_); }
-
- private:
-  std::string fields_;
-};
-
-// The path of `data_path`'s cached file with this key and extension. If none
-// exists for which is_valid(path) holds, make(file) writes it atomically; other
-// processes that need it wait.
-absl::StatusOr<std::string> CachedFile(
-    const std::string& data_path, uint64_t key, const std::string& extension,
-    const std::function<bool(const std::string&)>& is_valid,
-    const std::function<absl::Status(HiddenFile*)>& make);
-
-// Maps the cached file, made if need be. It begins with a Header {magic, key,
-// ..}, whose Fits(bytes) says whether a whole file has that many bytes.
-template <typename Header>
-absl::StatusOr<std::shared_ptr<const MappedFile>> MapCached(
-    const std::string& data_path, uint64_t key, const std::string& extension,
-    const std::function<absl::Status(HiddenFile*)>& make) {
-  const auto is_whole = [key](const MappedFile& file) {
-    if (file.bytes().size() < sizeof(Header)) return false;
-    const auto& header = *reinterpret_cast<const Header*>(file.bytes().data());
-    return header.magic == Header().magic && header.key == key &&
-           header.Fits(file.bytes().size());
-  };
-  const auto is_valid = [&](const std::string& path) {
-    const auto file = MappedFile::Open(path);
-    return file.ok() && is_whole(**file);
-  };
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::string path,
-      CachedFile(data_path, key, extension, is_valid, make));
-  CAPSTAN_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> file,
-                           MappedFile::Open(path));
-  if (is_whole(*file)) return file;
-  return absl::DataLossError(
-      absl::StrCat(path, " changed while it was opened: start again"));
-}
-
-// The bytes of `size` values.
-template <typename T>
-absl::string_view BytesOf(const T* values, size_t size) {
-  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
-}
 
 // A row that is trained on, as stored in the index file.
 struct IndexedRow {
@@ -118,16 +52,19 @@ class RowIndex {
                                        const RowEncoder& encoder,
                                        uint64_t tokenizer_hash);
 
-  const Facts& facts() const { return *facts_; }
+  const Facts& facts() const { return facts_; }
+  // Checked when the index was opened; other processes may write the file.
   absl::Span<const IndexedRow> rows() const { return rows_; }
   // The key of everything that the index depends on.
   uint64_t key() const { return key_; }
+  // After reading: DATA_LOSS if the file has become shorter.
+  absl::Status Check() const { return file_->Check(); }
 
  private:
   RowIndex() = default;
 
   std::shared_ptr<const MappedFile> file_;
-  const Facts* facts_ = nullptr;
+  Facts facts_;
   absl::Span<const IndexedRow> rows_;
   uint64_t key_ = 0;
 };

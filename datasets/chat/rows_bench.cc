@@ -84,7 +84,7 @@ int Main(int argc, char** argv) {
   absl::Status status;
   if (argc > 1) {
     const absl::StatusOr<SourceFile> source = OpenSource(argv[1]);
-    status = source.ok() ? Run(source->text->bytes()) : source.status();
+    status = source.ok() ? Run(source->text) : source.status();
   } else {
     status = Run(MadeUpRows(64 << 20));
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "datasets/chat/cached_file.h"
 
 namespace capstan::chat {
 namespace {
@@ -68,12 +70,8 @@ Mixture::Draw Mixture::At(int64_t index) const {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x31504d5350414343ULL;  // "CCAPSMP1"
-
 // Followed by each part's begins (if packed), then each part's rows.
 struct Header {
-  uint64_t magic = kMagic;
-  uint64_t key = 0;
   uint64_t packed = 0;
   uint64_t samples[2] = {};
   uint64_t rows[2] = {};
@@ -82,6 +80,9 @@ struct Header {
     return packed != 0 ? samples[part] + 1 : 0;
   }
   bool Fits(uint64_t bytes) const {
+    for (int part : {kTrain, kHeldOut}) {  // so that no sum overflows
+      if (samples[part] >= bytes || rows[part] >= bytes) return false;
+    }
     return bytes == sizeof(Header) +
                         (begins(0) + begins(1)) * sizeof(uint64_t) +
                         (rows[0] + rows[1]) * sizeof(uint32_t);
@@ -149,11 +150,9 @@ Packs Pack(absl::Span<const IndexedRow> rows, const std::vector<uint32_t>& part,
 }
 
 absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
-                   int64_t max_length, double fraction, uint64_t key,
-                   HiddenFile* file) {
+                   int64_t max_length, double fraction, CacheWriter* file) {
   CAPSTAN_ASSIGN_OR_RETURN(auto parts, Split(rows, fraction));
   Header header;
-  header.key = key;
   header.packed = packing == BEST_FIT ? 1 : 0;
   std::array<std::vector<uint64_t>, 2> begins;
   for (int part : {kTrain, kHeldOut}) {
@@ -170,6 +169,25 @@ absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
   }
   for (const std::vector<uint32_t>& part : parts) {
     CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(part.data(), part.size())));
+  }
+  return absl::OkStatus();
+}
+
+// Each sample has rows, and each row exists.
+absl::Status CheckSamples(absl::Span<const uint64_t> begins,
+                          absl::Span<const uint32_t> rows, uint64_t samples,
+                          size_t all_rows) {
+  for (size_t i = 0; i + 1 < begins.size(); ++i) {
+    if (begins[i] < begins[i + 1]) continue;
+    return absl::DataLossError(absl::StrCat("sample ", i, " has no rows"));
+  }
+  const bool whole = begins.empty()
+                         ? samples == rows.size()
+                         : begins.front() == 0 && begins.back() == rows.size();
+  if (!whole) return absl::DataLossError("its samples aren't its rows");
+  for (uint32_t row : rows) {
+    if (row < all_rows) continue;
+    return absl::DataLossError(absl::StrCat("there is no row ", row));
   }
   return absl::OkStatus();
 }
@@ -234,39 +252,68 @@ absl::StatusOr<SampleTable> SampleTable::Open(const SourceFile& source,
       .Add(Packing_Name(packing))
       .Add(static_cast<uint64_t>(max_length))
       .Add(absl::StrCat(validation_fraction));
-  const uint64_t key = fields.hash();
-  CAPSTAN_ASSIGN_OR_RETURN(
-      table.file_,
-      MapCached<Header>(source.path, key, "samples", [&](HiddenFile* to) {
-        return Write(index.rows(), packing, max_length, validation_fraction,
-                     key, to);
-      }));
-  const auto* const header =
-      reinterpret_cast<const Header*>(table.file_->bytes().data());
-  const auto* begins = reinterpret_cast<const uint64_t*>(header + 1);
-  const auto* rows = reinterpret_cast<const uint32_t*>(
-      begins + header->begins(0) + header->begins(1));
-  for (int part : {kTrain, kHeldOut}) {
-    Samples& samples = table.parts_[part];
-    samples.samples = static_cast<int64_t>(header->samples[part]);
-    samples.begins = absl::MakeConstSpan(begins, header->begins(part));
-    samples.rows = absl::MakeConstSpan(rows, header->rows[part]);
-    begins += header->begins(part);
-    rows += header->rows[part];
-  }
+  const size_t rows = index.rows().size();
+  CAPSTAN_ASSIGN_OR_RETURN(const CachedFile file,
+                           OpenCached(
+                               source.path, fields.hash(), "samples",
+                               [&](absl::string_view contents) {
+                                 return PartsOf(contents, rows).status();
+                               },
+                               [&](CacheWriter* to) {
+                                 return Write(index.rows(), packing, max_length,
+                                              validation_fraction, to);
+                               }));
+  table.file_ = file.file;
+  CAPSTAN_ASSIGN_OR_RETURN(table.parts_, PartsOf(file.contents, rows));
   return table;
+}
+
+absl::StatusOr<SampleTable::Parts> SampleTable::PartsOf(
+    absl::string_view contents, size_t rows) {
+  Header header;
+  if (contents.size() < sizeof(header)) {
+    return absl::DataLossError("its end is missing");
+  }
+  std::memcpy(&header, contents.data(), sizeof(header));
+  if (!header.Fits(contents.size())) {
+    return absl::DataLossError("it has another number of samples");
+  }
+  Parts parts;
+  const auto* begin =
+      reinterpret_cast<const uint64_t*>(contents.data() + sizeof(header));
+  const auto* row = reinterpret_cast<const uint32_t*>(begin + header.begins(0) +
+                                                      header.begins(1));
+  for (int part : {kTrain, kHeldOut}) {
+    Samples& samples = parts[part];
+    samples.samples = static_cast<int64_t>(header.samples[part]);
+    samples.begins = absl::MakeConstSpan(begin, header.begins(part));
+    samples.rows = absl::MakeConstSpan(row, header.rows[part]);
+    begin += header.begins(part);
+    row += header.rows[part];
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckSamples(samples.begins, samples.rows, header.samples[part], rows));
+  }
+  return parts;
 }
 
 absl::Span<const uint32_t> SampleTable::Rows(Part part, int64_t sample,
                                              uint32_t* one) const {
   const Samples& samples = parts_[part];
   if (!samples.begins.empty()) {
+    // Each read once: a process that writes the file can't get between a check
+    // and its use.
     const uint64_t begin = samples.begins[sample];
-    return samples.rows.subspan(begin, samples.begins[sample + 1] - begin);
+    const uint64_t end = samples.begins[sample + 1];
+    if (begin > end || end > samples.rows.size()) return {};
+    return samples.rows.subspan(begin, end - begin);
   }
   *one = samples.rows.empty() ? static_cast<uint32_t>(sample)
                               : samples.rows[sample];
   return absl::MakeConstSpan(one, 1);
+}
+
+absl::Status SampleTable::Check() const {
+  return file_ == nullptr ? absl::OkStatus() : file_->Check();
 }
 
 }  // namespace capstan::chat

@@ -7,7 +7,9 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "datasets/chat/chat.pb.h"
@@ -58,9 +60,13 @@ class SampleTable {
                                           double validation_fraction);
 
   int64_t size(Part part) const { return parts_[part].samples; }
-  // Indices of rows, ascending. *one is space for one row.
+  // Indices of rows, ascending. *one is space for one row. Checked when the
+  // table was opened; as other processes may write the file, there are none
+  // if it has changed since, and each is to be checked when it is used.
   absl::Span<const uint32_t> Rows(Part part, int64_t sample,
                                   uint32_t* one) const;
+  // After reading: DATA_LOSS if the file has become shorter.
+  absl::Status Check() const;
 
  private:
   struct Samples {
@@ -71,10 +77,14 @@ class SampleTable {
     absl::Span<const uint32_t> rows;
   };
 
+  using Parts = std::array<Samples, 2>;
+
   SampleTable() = default;
+  // The parts of a file's contents; an error says what is wrong with them.
+  static absl::StatusOr<Parts> PartsOf(absl::string_view contents, size_t rows);
 
   std::shared_ptr<const MappedFile> file_;
-  std::array<Samples, 2> parts_;
+  Parts parts_;
 };
 
 // Holds out round(fraction * rows) of `rows`, at least one, by the lowest

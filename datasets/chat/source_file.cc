@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "datasets/chat/source_file.h"
 
-#include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -12,7 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "datasets/chat/row_index.h"
+#include "datasets/chat/cached_file.h"
 
 namespace capstan::chat {
 namespace {
@@ -20,8 +19,6 @@ namespace {
 constexpr absl::string_view kGzip("\x1f\x8b", 2);
 constexpr absl::string_view kZstd("\x28\xb5\x2f\xfd", 4);
 constexpr absl::string_view kParquet("PAR1", 4);
-
-bool Exists(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
 
 constexpr size_t kBuffer = 1 << 20;
 
@@ -33,9 +30,39 @@ absl::Status Empty(const std::string& path) {
   return absl::InvalidArgumentError(absl::StrCat(path, " is empty"));
 }
 
+// What a file of so many bytes may become. Texts shrink to a third or a tenth,
+// rows that are much alike to a hundredth; a file of zeros to a thousandth.
+uint64_t MostUnpacked(uint64_t packed) {
+  constexpr uint64_t kTimes = 200;
+  constexpr uint64_t kAlways = uint64_t{1} << 30;
+  return std::max(kAlways, kTimes * packed);
+}
+
+// Where unpacked bytes go, up to a limit.
+class Unpacked {
+ public:
+  Unpacked(const std::string& path, uint64_t most, CacheWriter* to)
+      : path_(path), most_(most), to_(*to) {}
+
+  absl::Status Write(absl::string_view bytes) {
+    bytes_ += bytes.size();
+    if (bytes_ <= most_) return to_.Write(bytes);
+    return absl::InvalidArgumentError(absl::StrCat(
+        path_, " can't be unpacked: it becomes more than ", most_,
+        " bytes, the limit for a file of its size; unpack it yourself, and "
+        "name the unpacked file, if that is meant"));
+  }
+
+ private:
+  const std::string& path_;
+  const uint64_t most_;
+  CacheWriter& to_;
+  uint64_t bytes_ = 0;
+};
+
 // Decompress the file `from`, with all its members or frames, into `to`. Errors
 // name the file: corrupt, truncated, empty, disk full.
-absl::Status UnpackGzip(const std::string& from, HiddenFile* to) {
+absl::Status UnpackGzip(const std::string& from, Unpacked* to) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(
       gzopen(from.c_str(), "rb"), gzclose);
   if (in == nullptr) return Broken(from, "it can't be opened");
@@ -59,7 +86,7 @@ absl::Status UnpackGzip(const std::string& from, HiddenFile* to) {
   }
 }
 
-absl::Status UnpackZstd(const std::string& from, HiddenFile* to) {
+absl::Status UnpackZstd(const std::string& from, Unpacked* to) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> file,
                            MappedFile::Open(from));
   const std::unique_ptr<ZSTD_DCtx, size_t (*)(ZSTD_DCtx*)> context(
@@ -101,11 +128,11 @@ const Table kInString = TableOf("\"\\\n");
 
 }  // namespace
 
-absl::StatusOr<SourceFile> OpenSource(const std::string& path) {
+absl::StatusOr<SourceFile> OpenSource(const std::string& path, uint64_t most) {
   SourceFile source;
   source.path = path;
-  CAPSTAN_ASSIGN_OR_RETURN(source.text, MappedFile::Open(path));
-  const absl::string_view bytes = source.text->bytes();
+  CAPSTAN_ASSIGN_OR_RETURN(source.file, MappedFile::Open(path));
+  const absl::string_view bytes = source.text = source.file->bytes();
   if (absl::StartsWith(bytes, kParquet)) {
     return absl::UnimplementedError(absl::StrCat(
         path,
@@ -115,14 +142,21 @@ absl::StatusOr<SourceFile> OpenSource(const std::string& path) {
   }
   const bool gzip = absl::StartsWith(bytes, kGzip);
   if (!gzip && !absl::StartsWith(bytes, kZstd)) return source;
+  if (most == 0) most = MostUnpacked(bytes.size());
   CacheKey key;
   CAPSTAN_RETURN_IF_ERROR(key.AddFile(path));
+  key.Add("unpacked, with a checksum");
+  const auto any = [](absl::string_view) { return absl::OkStatus(); };
   CAPSTAN_ASSIGN_OR_RETURN(
-      const std::string unpacked,
-      CachedFile(path, key.hash(), "json", Exists, [&](HiddenFile* to) {
-        return gzip ? UnpackGzip(path, to) : UnpackZstd(path, to);
+      const CachedFile unpacked,
+      OpenCached(path, key.hash(), "json", any, [&](CacheWriter* to) {
+        Unpacked limited(path, most, to);
+        CAPSTAN_RETURN_IF_ERROR(gzip ? UnpackGzip(path, &limited)
+                                     : UnpackZstd(path, &limited));
+        return source.file->Check();
       }));
-  CAPSTAN_ASSIGN_OR_RETURN(source.text, MappedFile::Open(unpacked));
+  source.file = unpacked.file;
+  source.text = unpacked.contents;
   return source;
 }
 

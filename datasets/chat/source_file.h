@@ -16,13 +16,16 @@ namespace capstan::chat {
 // A data file as JSON text in memory.
 struct SourceFile {
   std::string path;  // as in the config, for errors
-  std::shared_ptr<const MappedFile> text;
+  std::shared_ptr<const MappedFile> file;
+  absl::string_view text;  // of `file`
 };
 
 // Maps `path`, or its decompressed contents: gzip and zstd are detected by
-// their first bytes, and decompressed once into a cached file. UNIMPLEMENTED
-// for Parquet; the error says how to convert it.
-absl::StatusOr<SourceFile> OpenSource(const std::string& path);
+// their first bytes, and decompressed once into a cached file, of `most` bytes
+// (0: what the size of the file allows). UNIMPLEMENTED for Parquet; the error
+// says how to convert it.
+absl::StatusOr<SourceFile> OpenSource(const std::string& path,
+                                      uint64_t most = 0);
 
 struct RowPlace {
   uint64_t offset = 0;

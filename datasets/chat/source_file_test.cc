@@ -123,11 +123,42 @@ TEST(OpenSourceTest, UnpacksAllMembersOfPackedFilesOnce) {
     const std::string path = File(name, bytes);
     const auto source = OpenSource(path);
     ASSERT_TRUE(source.ok()) << source.status();
-    EXPECT_TRUE(source->text->bytes() == text + "more") << name;
+    EXPECT_TRUE(source->text == text + "more") << name;
     EXPECT_EQ(source->path, path);
     const auto again = OpenSource(path);
     ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(again->text->path(), source->text->path());
+    EXPECT_EQ(again->file->path(), source->file->path());
+  }
+}
+
+// A cut one was read as if it were whole: half of the rows were lost.
+TEST(OpenSourceTest, ADamagedUnpackedFileIsMadeAgain) {
+  const std::string text = LongText();
+  const std::string path = File("damaged.gz", Gzip(text));
+  const auto unpacked = [&path] {
+    const auto source = OpenSource(path);
+    EXPECT_TRUE(source.ok()) << source.status();
+    return *source;
+  };
+  const std::string cache = unpacked().file->path();
+  const auto whole = std::filesystem::file_size(cache);
+  for (uint64_t size : {whole / 2, whole - 1, uint64_t{10}, uint64_t{0}}) {
+    std::filesystem::resize_file(cache, size);
+    EXPECT_TRUE(unpacked().text == text) << size;
+  }
+  std::fstream(cache, std::ios::in | std::ios::out) << "1 rows\n1";
+  EXPECT_TRUE(unpacked().text == text);
+  EXPECT_EQ(std::filesystem::file_size(cache), whole);
+}
+
+TEST(OpenSourceTest, UnpackingHasALimit) {
+  const std::string text(1 << 20, 'x');
+  for (const std::string& path :
+       {File("bomb.gz", Gzip(text)), File("bomb.zst", Zstd(text))}) {
+    EXPECT_THAT(std::string(OpenSource(path, 1000000).status().message()),
+                HasSubstr(path + " can't be unpacked: it becomes more than "
+                                 "1000000 bytes, the limit"));
+    EXPECT_TRUE(OpenSource(path, 1 << 20).ok());
   }
 }
 

@@ -95,20 +95,55 @@ bool Has(hid_t group, const char* name) {
   return H5Lexists(group, name, H5P_DEFAULT) > 0;
 }
 
+// Whether the name stands for something in this file, and is no link to a name
+// in it or in another.
+bool IsOwn(hid_t group, const char* name) {
+  H5L_info_t info;
+  return H5Lget_info(group, name, &info, H5P_DEFAULT) >= 0 &&
+         info.type == H5L_TYPE_HARD;
+}
+
+// A dataset may keep its data in files of any name, or be put together from
+// other datasets, itself among them. Before anything else is asked of it.
+bool KeepsItsData(hid_t dataset) {
+  const Hdf5Handle made(H5Dget_create_plist(dataset), H5Pclose);
+  return made >= 0 && H5Pget_external_count(made) == 0 &&
+         H5Pget_layout(made) != H5D_VIRTUAL;
+}
+
+// What a dataset of so many values may take, whatever its file says: deflate
+// makes at most 1032 bytes of one, other filters more of nothing but zeros.
+constexpr hsize_t kMostBytesPerStoredByte = 2048;
+constexpr hsize_t kAlwaysFine = 1 << 20;
+// Of a dataset's values, how many are read at a time.
+constexpr int64_t kValuesAtATime = 8 << 20;
+
 std::string Dimensions(const std::vector<hsize_t>& sizes) {
   return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
 }
 
 class Source {
  public:
-  Source(const std::string& path, int task, hid_t group, const Dataset& layout)
+  // `file_bytes`: the file's length.
+  Source(const std::string& path, int task, hid_t group, const Dataset& layout,
+         int64_t file_bytes)
       : layout_(layout),
         what_(absl::StrCat(path, ": ", task, "/", layout.name)),
-        id_(H5Dopen2(group, layout.name, H5P_DEFAULT), H5Dclose),
-        space_(id_ < 0 ? -1 : H5Dget_space(id_), H5Sclose) {}
+        file_bytes_(file_bytes),
+        is_own_(IsOwn(group, layout.name)),
+        id_(is_own_ ? H5Dopen2(group, layout.name, H5P_DEFAULT) : -1, H5Dclose),
+        keeps_its_data_(id_ >= 0 && KeepsItsData(id_)),
+        space_(keeps_its_data_ ? H5Dget_space(id_) : -1, H5Sclose) {}
 
   absl::Status CheckType() const {
+    if (!is_own_) {
+      return Error("is a link to something else: copy the data into this file");
+    }
     if (id_ < 0) return Error("is not a dataset");
+    if (!keeps_its_data_) {
+      return Error(
+          "has its data in other files or datasets: copy it into this file");
+    }
     const H5T_class_t kind = Class();
     if (kind == H5T_INTEGER || kind == H5T_FLOAT ||
         (layout_.is_bool && kind == H5T_ENUM)) {
@@ -128,6 +163,15 @@ class Source {
       return Error("must be [steps, streams", layout_.rank == 3 ? ", 2" : "",
                    "], none of them 0, and is ", Dimensions(sizes));
     }
+    const hsize_t stored = std::min<hsize_t>(H5Dget_storage_size(id_),
+                                             static_cast<hsize_t>(file_bytes_));
+    const hsize_t most =
+        std::max(kAlwaysFine, stored * kMostBytesPerStoredByte / ValueBytes());
+    const hsize_t cells = most / (layout_.rank == 3 ? 2 : 1);
+    if (sizes[0] > cells || sizes[1] > cells / sizes[0]) {
+      return Error("says that it is ", Dimensions(sizes), ", but has only ",
+                   stored, " bytes of data: the file is damaged");
+    }
     return HistoryShape{static_cast<int64_t>(sizes[0]),
                         static_cast<int64_t>(sizes[1])};
   }
@@ -135,20 +179,19 @@ class Source {
   // Reads that many steps and streams; each value must be below `bound`.
   absl::Status Read(const HistoryShape& part, int bound,
                     std::vector<uint8_t>* values) const {
-    const hsize_t start[3] = {0, 0, 0};
-    const hsize_t sizes[3] = {static_cast<hsize_t>(part.steps),
-                              static_cast<hsize_t>(part.streams), 2};
-    if (H5Sselect_hyperslab(space_, H5S_SELECT_SET, start, nullptr, sizes,
-                            nullptr) < 0) {
-      return Error("can't be read");
+    const int64_t row = part.streams * (layout_.rank == 3 ? 2 : 1);
+    values->resize(part.steps * row);
+    const int64_t most = std::max<int64_t>(1, kValuesAtATime / row);
+    for (int64_t begin = 0; begin < part.steps; begin += most) {
+      const Rows rows = {begin, std::min(most, part.steps - begin),
+                         part.streams, values->data() + begin * row};
+      // Integers that don't fit an int32 are clamped.
+      CAPSTAN_RETURN_IF_ERROR(
+          Class() == H5T_FLOAT
+              ? ReadAs<double>(H5T_NATIVE_DOUBLE, rows, bound)
+              : ReadAs<int32_t>(H5T_NATIVE_INT32, rows, bound));
     }
-    const Hdf5Handle memory(H5Screate_simple(layout_.rank, sizes, nullptr),
-                            H5Sclose);
-    values->resize(part.steps * part.streams * (layout_.rank == 3 ? 2 : 1));
-    // Integers that don't fit an int32 are clamped.
-    return Class() == H5T_FLOAT
-               ? ReadAs<double>(H5T_NATIVE_DOUBLE, memory, bound, values)
-               : ReadAs<int32_t>(H5T_NATIVE_INT32, memory, bound, values);
+    return absl::OkStatus();
   }
 
   template <typename... Parts>
@@ -162,33 +205,55 @@ class Source {
     return H5Tget_class(type);
   }
 
+  size_t ValueBytes() const {
+    const Hdf5Handle type(H5Dget_type(id_), H5Tclose);
+    return std::max<size_t>(1, H5Tget_size(type));
+  }
+
+  // Steps [begin, begin + count) of the first `streams` streams.
+  struct Rows {
+    int64_t begin;
+    int64_t count;
+    int64_t streams;
+    uint8_t* values;
+  };
+
   template <typename T>
-  absl::Status ReadAs(hid_t type, hid_t memory, int bound,
-                      std::vector<uint8_t>* values) const {
-    std::vector<T> wide(values->size());
+  absl::Status ReadAs(hid_t type, const Rows& rows, int bound) const {
+    const hsize_t start[3] = {static_cast<hsize_t>(rows.begin), 0, 0};
+    const hsize_t sizes[3] = {static_cast<hsize_t>(rows.count),
+                              static_cast<hsize_t>(rows.streams), 2};
+    if (H5Sselect_hyperslab(space_, H5S_SELECT_SET, start, nullptr, sizes,
+                            nullptr) < 0) {
+      return Error("can't be read");
+    }
+    const Hdf5Handle memory(H5Screate_simple(layout_.rank, sizes, nullptr),
+                            H5Sclose);
+    std::vector<T> wide(rows.count * rows.streams *
+                        (layout_.rank == 3 ? 2 : 1));
     if (H5Dread(id_, type, memory, space_, H5P_DEFAULT, wide.data()) < 0) {
       return Error("can't be read: the file is damaged");
     }
     for (size_t i = 0; i < wide.size(); ++i) {
       // NaN fails both comparisons.
       const bool within = wide[i] >= 0 && wide[i] < bound;
-      (*values)[i] = within ? static_cast<uint8_t>(wide[i]) : 0;
-      if (!within || (*values)[i] != wide[i]) {
-        return NotOneOf(wide[i], bound, i);
+      rows.values[i] = within ? static_cast<uint8_t>(wide[i]) : 0;
+      if (!within || rows.values[i] != wide[i]) {
+        return NotOneOf(wide[i], bound, rows, i);
       }
     }
     return absl::OkStatus();
   }
 
-  absl::Status NotOneOf(double value, int bound, size_t index) const {
-    std::vector<hsize_t> sizes(layout_.rank);
-    H5Sget_select_bounds(space_, std::vector<hsize_t>(layout_.rank).data(),
-                         sizes.data());
+  absl::Status NotOneOf(double value, int bound, const Rows& rows,
+                        size_t index) const {
+    const hsize_t inner[3] = {0, static_cast<hsize_t>(rows.streams), 2};
     std::vector<hsize_t> at(layout_.rank);
-    for (int d = layout_.rank - 1; d >= 0; --d) {
-      at[d] = index % (sizes[d] + 1);
-      index /= sizes[d] + 1;
+    for (int d = layout_.rank - 1; d > 0; --d) {
+      at[d] = index % inner[d];
+      index /= inner[d];
     }
+    at[0] = rows.begin + index;
     return Error("has ", absl::StrFormat("%.10g", value), " at ",
                  Dimensions(at), ", but ", layout_.what,
                  layout_.rank == 3 ? absl::StrCat(" in a room of ", bound,
@@ -199,7 +264,10 @@ class Source {
 
   const Dataset& layout_;
   const std::string what_;
+  const int64_t file_bytes_;
+  const bool is_own_;
   const Hdf5Handle id_;
+  const bool keeps_its_data_;
   const Hdf5Handle space_;
 };
 
@@ -281,7 +349,8 @@ absl::StatusOr<std::unique_ptr<HistoryReader>> HistoryReader::Open(
                " is an HDF5 file that is damaged, cut short, or still being "
                "written");
   }
-  std::unique_ptr<HistoryReader> reader(new HistoryReader(path, file));
+  std::unique_ptr<HistoryReader> reader(
+      new HistoryReader(path, file, info.st_size));
   CAPSTAN_RETURN_IF_ERROR(reader->ListTasks());
   return reader;
 }
@@ -304,6 +373,10 @@ absl::Status HistoryReader::ListTasks() {
           path_, " has something called \"", name,
           "\"; learning histories have a group for each task, \"0\", \"1\", "
           "..");
+    }
+    if (!IsOwn(file_, name)) {
+      return Bad(path_, ": ", task,
+                 " is a link to something else: copy the group into this file");
     }
     tasks_.push_back(task);
   }
@@ -346,7 +419,7 @@ absl::StatusOr<HistoryShape> HistoryReader::Shape(int task) const {
       return Bad(path_, ": group ", task, " has no dataset \"", dataset.name,
                  "\"");
     }
-    const Source source(path_, task, group, dataset);
+    const Source source(path_, task, group, dataset, bytes_);
     CAPSTAN_RETURN_IF_ERROR(source.CheckType());
     CAPSTAN_ASSIGN_OR_RETURN(const HistoryShape own, source.Shape());
     if (dataset.values == kStates.values) shape = own;
@@ -379,7 +452,7 @@ absl::StatusOr<History> HistoryReader::Read(int task, const Room& room,
   for (const Dataset& dataset : kDatasets) {
     if (IsMarkers(dataset) && !Has(group, dataset.name)) continue;
     CAPSTAN_RETURN_IF_ERROR(
-        Source(path_, task, group, dataset)
+        Source(path_, task, group, dataset, bytes_)
             .Read(shape, Bound(dataset, room), &(history.*dataset.values)));
   }
   return history;

@@ -14,6 +14,9 @@
 // written here, and what it writes is read: integers of any width, and
 // floating-point numbers that are whole.
 //
+// What is read must be in the file itself: HDF5 could take it from any file of
+// the user's, by links, external storage or virtual datasets.
+//
 // HDF5 is to be called from one thread at a time. Nothing of it is printed.
 #ifndef CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_
 #define CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_
@@ -77,13 +80,14 @@ class HistoryReader {
                                int64_t streams = -1) const;
 
  private:
-  HistoryReader(std::string path, int64_t file)
-      : path_(std::move(path)), file_(file) {}
+  HistoryReader(std::string path, int64_t file, int64_t bytes)
+      : path_(std::move(path)), file_(file), bytes_(bytes) {}
 
   absl::Status ListTasks();
 
   const std::string path_;
-  const int64_t file_;  // HDF5's handle
+  const int64_t file_;   // HDF5's handle
+  const int64_t bytes_;  // the file's
   std::vector<int> tasks_;
 };
 

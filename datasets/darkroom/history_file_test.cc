@@ -373,5 +373,103 @@ TEST_F(HistoryFileTest, MoreThanThereIs) {
   EXPECT_TRUE(OpenAndRead(0, 40, 3).ok());
 }
 
+// A dataset of [steps, streams] int32 without any data.
+hid_t MakeHuge(hid_t file, const char* name, std::vector<hsize_t> sizes) {
+  H5Ldelete(file, name, H5P_DEFAULT);
+  const hid_t layout = H5Pcreate(H5P_DATASET_CREATE);
+  const hsize_t chunk[3] = {1, 1, 1};
+  H5Pset_chunk(layout, sizes.size(), chunk);
+  const hid_t space = H5Screate_simple(sizes.size(), sizes.data(), nullptr);
+  const hid_t set = H5Dcreate2(file, name, H5T_NATIVE_INT32, space, H5P_DEFAULT,
+                               layout, H5P_DEFAULT);
+  H5Pclose(layout);
+  H5Sclose(space);
+  return set;
+}
+
+TEST_F(HistoryFileTest, SizesThatNoFileHolds) {
+  const hsize_t streams = hsize_t{1} << 61;
+  Make([&](hid_t file) {
+    H5Dclose(MakeHuge(file, "0/states", {8, streams, 2}));
+  });
+  ExpectRefused(
+      {"0/states says that it is [8, 2305843009213693952, 2], but "
+       "has only 0 bytes of data"});
+  Make([&](hid_t file) {
+    H5Dclose(MakeHuge(file, "0/actions", {4000, 1000000}));
+  });
+  ExpectRefused({"0/actions says that it is [4000, 1000000]"});
+}
+
+TEST_F(HistoryFileTest, DataOfAnotherFile) {
+  const std::string other = path_ + ".raw";
+  std::ofstream(other) << std::string(480, '\0');
+  Make([&](hid_t file) {
+    H5Ldelete(file, "0/actions", H5P_DEFAULT);
+    const hid_t made = H5Pcreate(H5P_DATASET_CREATE);
+    H5Pset_external(made, other.c_str(), 0, 480);
+    const hsize_t sizes[] = {40, 3};
+    const hid_t space = H5Screate_simple(2, sizes, nullptr);
+    H5Dclose(H5Dcreate2(file, "0/actions", H5T_NATIVE_INT32, space, H5P_DEFAULT,
+                        made, H5P_DEFAULT));
+    H5Sclose(space);
+    H5Pclose(made);
+  });
+  ExpectRefused({"0/actions has its data in other files or datasets"});
+}
+
+TEST_F(HistoryFileTest, AVirtualDatasetOfItself) {
+  Make([](hid_t file) {
+    H5Ldelete(file, "0/actions", H5P_DEFAULT);
+    const hid_t made = H5Pcreate(H5P_DATASET_CREATE);
+    const hsize_t sizes[] = {40, 3};
+    const hid_t space = H5Screate_simple(2, sizes, nullptr);
+    H5Pset_virtual(made, space, ".", "/0/actions", space);
+    H5Dclose(H5Dcreate2(file, "0/actions", H5T_NATIVE_INT32, space, H5P_DEFAULT,
+                        made, H5P_DEFAULT));
+    H5Sclose(space);
+    H5Pclose(made);
+  });
+  ExpectRefused({"0/actions has its data in other files or datasets"});
+}
+
+TEST_F(HistoryFileTest, LinksToElsewhere) {
+  Make([](hid_t file) {
+    H5Ldelete(file, "0/actions", H5P_DEFAULT);
+    H5Lcreate_external("other.hdf5", "/0/actions", file, "0/actions",
+                       H5P_DEFAULT, H5P_DEFAULT);
+  });
+  ExpectRefused({"0/actions is a link to something else"});
+  Make([](hid_t file) {
+    H5Lcreate_soft("/0", file, "1", H5P_DEFAULT, H5P_DEFAULT);
+  });
+  ExpectRefused({": 1 is a link to something else"});
+}
+
+// More than is read at a time, with one wrong value near its end.
+TEST_F(HistoryFileTest, LongHistoriesAreReadInPieces) {
+  Make([](hid_t file) {
+    for (const char* name : {"0/actions", "0/rewards", "0/dones"}) {
+      Replace(file, name, H5T_NATIVE_INT8, {3000, 3000});
+    }
+    for (const char* name : {"0/states", "0/next_states"}) {
+      Replace(file, name, H5T_NATIVE_INT8, {3000, 3000, 2}, 1);
+    }
+    H5Ldelete(file, "0/compress_markers", H5P_DEFAULT);
+    const hid_t set = H5Dopen2(file, "0/next_states", H5P_DEFAULT);
+    const hid_t space = H5Dget_space(set);
+    const hsize_t place[] = {2998, 7, 1};
+    H5Sselect_elements(space, H5S_SELECT_SET, 1, place);
+    const hsize_t one = 1;
+    const hid_t memory = H5Screate_simple(1, &one, nullptr);
+    const int32_t wrong = 17;
+    H5Dwrite(set, H5T_NATIVE_INT32, memory, space, H5P_DEFAULT, &wrong);
+    H5Sclose(memory);
+    H5Sclose(space);
+    H5Dclose(set);
+  });
+  ExpectRefused({"0/next_states has 17 at [2998, 7, 1]"});
+}
+
 }  // namespace
 }  // namespace capstan::darkroom

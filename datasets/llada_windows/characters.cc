@@ -31,6 +31,7 @@ std::string Utf8(uint32_t code) {
 }  // namespace
 
 int64_t NextCharacter(absl::string_view text, size_t* at) {
+  if (*at >= text.size()) return -1;
   const auto* const bytes =
       reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + *at;
   if (*bytes < 0x80) {

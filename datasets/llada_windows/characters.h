@@ -23,8 +23,8 @@ constexpr int64_t kBos = 1;
 constexpr int64_t kEos = 2;
 constexpr int64_t kFirstCharacter = 3;
 
-// The character at text[*at]; advances *at past it. If it isn't valid UTF-8,
-// returns -1 and leaves *at.
+// The character at text[*at]; advances *at past it. If it isn't valid UTF-8, or
+// at the end, returns -1 and leaves *at.
 int64_t NextCharacter(absl::string_view text, size_t* at);
 
 // Each character is a token; those missing from the vocabulary are dropped.

@@ -95,6 +95,13 @@ absl::Status LladaWindows::Read(absl::Span<const int64_t> indices,
           source_, ": there is no window ", index, ", only 0 to ", size() - 1));
     }
     windows_->Read(index, out);
+    // All were in it when the file was opened.
+    for (int64_t i = 0; i < data_.sequence_length; ++i) {
+      if (out[i] >= 0 && out[i] < data_.vocab_size) continue;
+      return absl::DataLossError(
+          absl::StrCat(source_, " has changed since the run began: window ",
+                       index, " has a token now that isn't in its vocabulary"));
+    }
     out += data_.sequence_length;
   }
   return absl::OkStatus();

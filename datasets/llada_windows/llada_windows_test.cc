@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -64,6 +65,23 @@ TEST(LladaWindowsTest, BatchesOfAText) {
   EXPECT_THAT(Values(batch["input_ids"]), ElementsAre(1, 21, 22, 23, 24, 2));
   // The ids are the whole text's.
   EXPECT_EQ((*validation)->tokenizer()->vocab_size(), 3 + 26 + 1);
+}
+
+TEST(LladaWindowsTest, ATextThatChangesMeanwhileIsAnError) {
+  Config config;
+  const std::string path = File("changes.txt", std::string(100, 'a'));
+  config.set_path(path);
+  config.set_sequence_length(6);
+  const auto reader = LladaWindows::Create(config);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  Batch batch;
+  ASSERT_TRUE((*reader)->Read({0}, &batch).ok());
+  // In place: with a character that wasn't there, then cut.
+  std::fstream(path, std::ios::in | std::ios::out) << "\u20ac";
+  EXPECT_THAT(std::string((*reader)->Read({0}, &batch).message()),
+              HasSubstr("changes.txt has changed since the run began"));
+  std::filesystem::resize_file(path, 50);
+  EXPECT_FALSE((*reader)->Read({(*reader)->size() - 1}, &batch).ok());
 }
 
 TEST(LladaWindowsTest, BatchesOfTheOriginalsFiles) {

@@ -42,7 +42,7 @@ class NpyWindows final : public Windows {
 };
 
 absl::StatusOr<Json> ReadJson(const std::string& path) {
-  if (!fs::is_regular_file(path)) {
+  if (!IsRegularFile(path)) {
     return absl::NotFoundError(
         absl::StrCat(path, " is missing: `trainer llada-data` writes it"));
   }
@@ -251,17 +251,18 @@ absl::Status WriteVocab(const WindowData& data,
 }  // namespace
 
 bool HasCharacters(const std::string& folder) {
-  return fs::is_regular_file(folder + "/vocab.json");
+  return IsRegularFile(folder + "/vocab.json");
 }
 
 absl::StatusOr<WindowData> OpenNpyFolder(const std::string& folder) {
-  if (!fs::is_directory(folder)) {
+  if (!IsFolder(folder)) {
     return absl::NotFoundError(absl::StrCat(folder, " is not a folder"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const Metadata metadata, ReadMetadata(folder));
   WindowData data;
   data.sequence_length = metadata.sequence_length;
   data.total_tokens = metadata.total_tokens;
+  data.vocab_size = metadata.vocab_size;
   CAPSTAN_RETURN_IF_ERROR(
       HasCharacters(folder)
           ? OpenCharacters(folder + "/vocab.json", metadata, &data)

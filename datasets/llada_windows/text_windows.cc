@@ -33,7 +33,8 @@ class CharacterTokens final : public Tokens {
       : file_(std::move(file)), text_(text), tokenizer_(std::move(tokenizer)) {
     for (size_t at = 0; at < text_.size(); ++size_) {
       if (size_ % kEvery == 0) begins_.push_back(at);
-      NextCharacter(text_, &at);
+      // Only where the file changed meanwhile, which a read reports.
+      if (NextCharacter(text_, &at) < 0) ++at;
     }
   }
 
@@ -200,6 +201,7 @@ absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& given) {
   } else {
     CAPSTAN_RETURN_IF_ERROR(OpenTokenizer(spec, &data));
   }
+  data.vocab_size = data.tokenizer->vocab_size();
   const Tokenizer::SpecialIds special = data.tokenizer->special_ids();
   const size_t split = SplitAt(text, spec.validation_fraction);
   const auto open = [&](absl::string_view part, const char* name,

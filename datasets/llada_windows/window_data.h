@@ -39,6 +39,7 @@ struct WindowPlaces {
 struct WindowData {
   int64_t sequence_length = 0;
   int64_t total_tokens = 0;  // of the text
+  int64_t vocab_size = 0;    // ids are below it
   std::shared_ptr<const Windows> train;
   std::shared_ptr<const Windows> validation;  // null: nothing is held back
   std::shared_ptr<const Tokenizer> tokenizer;

@@ -60,7 +60,7 @@ class ByteSource final : public TokenSource {
     for (int64_t i = 0; i < n; ++i) {
       out[i] = static_cast<unsigned char>(bytes[i]);
     }
-    return absl::OkStatus();
+    return file_->Check();
   }
 
  private:
@@ -165,6 +165,8 @@ absl::StatusOr<TokenizedText> OpenTokens(
   if (TokenFile::IsTokenFile(file->bytes())) {
     return OpenTokenFile(config, std::move(file));
   }
+  const absl::Status is_text = TokenFile::CheckIsText(*file);
+  if (!is_text.ok()) return FieldError("path", is_text.message());
   TokenizedText text;
   if (!config.tokenizer().has_folder()) {
     text.tokens = std::make_shared<ByteSource>(std::move(file));
@@ -176,6 +178,7 @@ absl::StatusOr<TokenizedText> OpenTokens(
   CAPSTAN_ASSIGN_OR_RETURN(text.tokens,
                            MemorySource::Make(*text.tokenizer, file->bytes(),
                                               config.validation_fraction()));
+  CAPSTAN_RETURN_IF_ERROR(file->Check());
   return text;
 }
 

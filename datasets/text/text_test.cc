@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -198,6 +199,22 @@ TEST(TextTest, FilesOfTokens) {
   ASSERT_TRUE(damaged.ok()) << damaged.status();
   Batch batch;
   EXPECT_EQ((*damaged)->Read({0}, &batch).code(), absl::StatusCode::kDataLoss);
+  // Nor is it trained on as text.
+  std::fstream(path, std::ios::in | std::ios::out).seekp(0) << 'x';
+  ExpectError(config, "path", "made.tokens is damaged: it doesn't begin");
+}
+
+TEST(TextTest, ATextThatIsCutMeanwhileIsAnError) {
+  const std::string path = File("cut", std::string(100000, 'a'));
+  const auto text = Text::Create(MakeConfig(path, 10));
+  ASSERT_TRUE(text.ok()) << text.status();
+  ASSERT_EQ(truncate(path.c_str(), 100), 0);
+  for (int64_t sample : {int64_t{9}, (*text)->size() - 1}) {
+    Batch batch;
+    const absl::Status status = (*text)->Read({sample}, &batch);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_NE(status.message().find(path), std::string::npos) << status;
+  }
 }
 
 TEST(TextTest, BadTokenizersNameTheFolder) {

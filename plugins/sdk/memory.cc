@@ -33,6 +33,7 @@ MemoryScope::~MemoryScope() { current_category = before_; }
 MemoryCategory CurrentMemoryCategory() { return current_category; }
 
 void ZeroFill(void* data, size_t bytes) {
+  if (bytes == 0) return;  // `data` may be null then
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t end = begin + bytes;
   const uintptr_t whole_begin = (begin + kHugePage - 1) & ~(kHugePage - 1);

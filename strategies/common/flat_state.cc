@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/progress.h"
 #include "base/status.h"
 #include "kernels/cuda/dispatch.h"
 
@@ -74,6 +75,7 @@ absl::Status FillInitialValues(const StrategyContext& context,
     });
     CAPSTAN_RETURN_IF_ERROR(status);
     if (!host.is_same(slice)) slice.copy_(host);
+    CountProgress();
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "base/collective_label.h"
 #include "plugins/sdk/memory.h"
 
 namespace capstan {
@@ -15,6 +16,9 @@ void ReduceQueue::Start(const at::Tensor& sums, const at::Tensor& destination,
   at::NoGradGuard no_grad;
   while (static_cast<int>(entries_.size()) >= kReducesUnderWay) FinishOldest();
   Entry entry = {nullptr, sums, at::Tensor(), destination, add};
+  if (replicas_ != nullptr) {
+    entry.label = std::string(CollectiveLabel::Current());
+  }
   if (shards_->size() == 1) {
     entry.slice = sums;
   } else if (!add && destination.device() == sums.device()) {
@@ -35,6 +39,7 @@ bool ReduceQueue::Step(Entry& entry) {
   if (!entry.slice.is_same(entry.sums)) entry.sums.reset();
   if (replicas_ != nullptr && !entry.replicated) {
     entry.replicated = true;
+    const CollectiveLabel label(entry.label);
     entry.work = replicas_->AllReduce(entry.slice);
     return false;
   }

@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <memory>
+#include <string>
 
 #include "plugins/sdk/process_group.h"
 
@@ -42,6 +43,7 @@ class ReduceQueue {
     at::Tensor destination;
     bool add = false;
     bool replicated = false;  // the second sum is under way
+    std::string label;        // CollectiveLabel's, for the second sum
   };
 
   // Waits for the entry's current stage; true if it was the last.

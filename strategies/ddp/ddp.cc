@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/collective_label.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
@@ -50,6 +51,7 @@ class Ddp final : public ReplicatedStrategy {
     return SetUp(
         context, Bytes(config_.first_bucket_mib(), kDefaultFirstMib),
         Bytes(config_.bucket_cap_mib(), kDefaultCapMib), [this](int bucket) {
+          const CollectiveLabel label("bucket", bucket);
           works_.push_back(group().AllReduce(gradients().Take(bucket)));
         });
   }

@@ -5,11 +5,13 @@
 #include <c10/util/Exception.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/collective_label.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/memory.h"
@@ -39,8 +41,10 @@ class ParameterGroup {
   // the compute dtype, on the run's device or in host memory; Gather reads it,
   // and it outlives this. Memory is initially allocated, but uninitialised:
   // making views requires it.
-  ParameterGroup(int64_t numel, const at::Tensor& shard, ProcessGroup* shards)
-      : shard_(shard), shards_(shards) {
+  // `name` is for reports.
+  ParameterGroup(int64_t numel, const at::Tensor& shard, ProcessGroup* shards,
+                 std::string name)
+      : name_(std::move(name)), shard_(shard), shards_(shards) {
     const MemoryScope scope(MemoryCategory::kBuckets);
     whole_ = at::empty(
         {numel}, shard.options().device(shards->device()).pinned_memory(false));
@@ -48,6 +52,7 @@ class ParameterGroup {
     gathered_ = true;
   }
 
+  const std::string& name() const { return name_; }
   int64_t shard_numel() const { return shard_.numel(); }
   // [numel], over the storage.
   const at::Tensor& whole() const { return whole_; }
@@ -69,6 +74,7 @@ class ParameterGroup {
       on_device_.reset();
       return;
     }
+    const CollectiveLabel label(name_);
     // .data_ptr's owner stays alive, so the storage isn't freed before Wait.
     work_ = shards_->AllGather(whole_.detach(), on_device_);
   }
@@ -94,6 +100,7 @@ class ParameterGroup {
   }
 
  private:
+  const std::string name_;
   const at::Tensor shard_;
   ProcessGroup* const shards_;
   at::Tensor whole_;
@@ -325,8 +332,9 @@ class Fsdp final : public Strategy {
       const at::Tensor shard = specs_[g].trainable
                                    ? working.narrow(0, offsets_[g], end - begin)
                                    : frozen_[g];
-      groups_.push_back(std::make_unique<ParameterGroup>(layouts_[g].numel,
-                                                         shard, shard_group_));
+      groups_.push_back(std::make_unique<ParameterGroup>(
+          layouts_[g].numel, shard, shard_group_,
+          context_.model->units()[specs_[g].unit]));
       MakeParameters(specs, layouts_[g], groups_[g]->whole(), &parameters_);
       groups_[g]->Free();
       if (!specs_[g].trainable) continue;
@@ -412,6 +420,7 @@ class Fsdp final : public Strategy {
   }
 
   void Reduce(int group) {
+    const CollectiveLabel label(groups_[group]->name());
     const int64_t numel = groups_[group]->shard_numel();
     queue_->Start(buckets_->Take(bucket_of_group_[group]),
                   shard_.gradient.narrow(0, offsets_[group], numel),

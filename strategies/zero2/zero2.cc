@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/collective_label.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
@@ -175,6 +176,7 @@ class Zero2 final : public Strategy {
         break;
       WaitForGather(earlier);
     }
+    const CollectiveLabel label("bucket", slice.bucket);
     slice.gather = context_.group->AllGather(slice.whole, slice.mine);
     gathering_ += numel;
     if (!overlap_) WaitForGather(slice);
@@ -394,6 +396,7 @@ class Zero2 final : public Strategy {
 
   void Reduce(int bucket) {
     const Slice& slice = slices_[slices_.size() - 1 - bucket];
+    const CollectiveLabel label("bucket", bucket);
     queue_->Start(gradient_buckets_->Take(bucket), slice.gradient,
                   /*add=*/micro_step_ > 0 && !reduce_once_);
     if (!overlap_) queue_->Drain();

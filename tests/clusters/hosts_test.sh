@@ -64,6 +64,57 @@ both "ours, two hosts, fsdp" fsdp ours --set launch.processes=2 \
 both "ours, two hosts, zero2" zero2 ours --set launch.processes=2 \
   --set 'strategy=capstan.zero2'
 
+# Ranks that die are started again, on both hosts.
+killed() {
+  local k=$1
+  shift
+  if [ "$k" -eq 1 ]; then
+    (
+      # After 3 lines the last rank of host 0, and so on.
+      while read -r lines victim; do
+        for _ in $(seq 1500); do
+          [ "$(cat "$work/killed/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$lines" ] && break
+          sleep 0.02
+        done
+        ip netns pids "${hosts[$victim]}" | tail -n 1 | xargs -r kill -KILL
+      done <<<$'3 0\n8 1\n13 0'
+    ) &
+  fi
+  on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29520" \
+    --set launch.processes=2 --set launch.max_restarts=20 --set train.save_every=1 "$@"
+}
+both "ours, two hosts, ranks killed three times" killed killed
+expect_text "$work/killed.0.log" "starting the ranks again (3 of 20)" "restarted from step"
+
+# Host 1 is gone for good: host 0 goes on with its two ranks, the same samples and the
+# same global batch.
+for k in 0 1; do
+  CAPSTAN_HOST_ID=${hosts[$k]} timeout 100 ip netns exec "${hosts[$k]}" "$trainer" \
+    --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29521" --config="$config" \
+    --set output_dir="$work/gone" --set launch.processes=2 --set train.save_every=1 \
+    --set launch.max_restarts=9 --set launch.min_processes=2 >"$work/gone.$k.log" 2>&1 &
+done
+for _ in $(seq 1500); do
+  [ "$(cat "$work/gone/metrics.jsonl" 2>/dev/null | wc -l)" -ge 5 ] && break
+  sleep 0.02
+done
+ip netns pids "${hosts[1]}" | xargs -r kill -KILL
+wait
+expect_text "$work/gone.0.log" "going on without host 1: 2 ranks are left" "completed" \
+  "goes on with the run's global batch of 8 = micro 2 x 2 ranks x accumulation 2"
+python3 - "$work/reference" "$work/gone" <<'PY' || fail "the run without host 1"
+import json, sys
+def losses(folder):
+    lines = [json.loads(line) for line in open(folder + "/metrics.jsonl")]
+    return [(m["step"], m["loss"]) for m in lines if "loss" in m]
+a, b = map(losses, sys.argv[1:])
+assert [s for s, _ in a] == [s for s, _ in b], b
+worst = max(abs(x - y) for (_, x), (_, y) in zip(a, b))
+print(f"without host 1: {worst:.1e}")
+# Other sums of the same numbers.
+sys.exit(0 if worst < 1e-4 else 1)
+PY
+
 # Kubeflow's PyTorchJob: RANK and WORLD_SIZE are the pod's.
 pytorchjob() {
   local k=$1
@@ -175,6 +226,31 @@ on 1 timeout -s TERM 2 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
   --set output_dir="$work/waits" >"$work/waits.log" 2>&1 &
 wait
 expect_text "$work/waits.log" "stopped before the ranks had met"
+
+# A link that is cut without a word: each host says that it doesn't hear the other, and
+# ends with the watchdog's code.
+cuts=()
+for k in 0 1; do
+  on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29520" \
+    --config="$config" --set launch.processes=2 --set output_dir="$work/cut" \
+    --set train.max_steps=1000000 --set train.hang_floor_seconds=4 \
+    >"$work/cut.$k.log" 2>&1 &
+  cuts+=($!)
+done
+for _ in $(seq 200); do
+  [ "$(wc -l <"$work/cut/metrics.jsonl" 2>/dev/null || echo 0)" -lt 10 ] || break
+  sleep 0.1
+done
+ip -n "${hosts[0]}" link set "${net}v" down
+for k in 0 1; do
+  code=0
+  wait "${cuts[$k]}" || code=$?
+  [ "$code" -eq 75 ] || fail "host $k ended with $code, not 75, when its link was cut"
+  expect_text "$work/cut.$k.log" "WARNING: no step for" "exit code 75"
+done
+expect_text "$work/cut.0.log" "host ${hosts[1]} (ranks 2, 3) doesn't answer"
+expect_text "$work/cut.1.log" "host ${hosts[0]} (ranks 0, 1) doesn't answer"
+ip -n "${hosts[0]}" link set "${net}v" up
 
 # A node that disagrees on the number of nodes: a sentence on both, and no hang.
 for k in 0 1; do

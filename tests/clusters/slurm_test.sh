@@ -57,6 +57,49 @@ sbatch --wait -N2 -n4 --ntasks-per-node=2 --overcommit -o /dev/null "$work/job.s
   >/dev/null || { cat "$work/job.log" >&2; fail "sbatch with srun"; }
 expect_same "sbatch, 2 nodes" "$work/job"
 
+# A job that is requeued three times in the midst: it saves each time, and goes on.
+# Long enough that SLURM is in time.
+"$trainer" --config="$config" --set launch.processes=4 --set train.max_steps=2000 \
+  --set output_dir="$work/long" >"$work/long.log" 2>&1 || fail "the long reference"
+cat >"$work/requeued.sh" <<SCRIPT
+#!/bin/sh
+exec srun --kill-on-bad-exit=0 --overcommit "$work/rank" --set output_dir="$work/requeued" \
+  --set train.max_steps=2000 --set train.resume=AUTO >>"$work/requeued.log" 2>&1
+SCRIPT
+lines() { { cat "$work/requeued/metrics.jsonl" 2>/dev/null || true; } | wc -l; }
+state() { squeue -h -j "$job" -o %t 2>/dev/null || true; }
+job=$(sbatch --parsable --requeue --open-mode=append -N2 -n4 --ntasks-per-node=2 \
+  --overcommit -o /dev/null "$work/requeued.sh")
+for _ in 1 2 3; do
+  before=$(lines)
+  for _ in $(seq 3000); do
+    [ "$(lines)" -gt $((before + 20)) ] && break
+    sleep 0.01
+  done
+  scontrol requeue "$job" || { fail "the job ended too early"; break; }
+  for _ in $(seq 200); do
+    [ "$(state)" = PD ] && break
+    sleep 0.1
+  done
+  # SLURM would wait two minutes.
+  scontrol update JobId="$job" StartTime=now
+done
+for _ in $(seq 600); do
+  case "$(state)" in PD | R | CG) sleep 0.1 ;; *) break ;; esac
+done
+[ "$(grep -c "saved in" "$work/requeued.log")" -ge 3 ] ||
+  { cat "$work/requeued.log" >&2; fail "the job wasn't stopped three times"; }
+python3 - "$work/long" "$work/requeued" <<'PY' || fail "the requeued job"
+import json, sys
+def losses(folder):
+    lines = [json.loads(line) for line in open(folder + "/metrics.jsonl")]
+    return [(m["step"], m["loss"]) for m in lines if "loss" in m]
+a, b = map(losses, sys.argv[1:])
+weights = [open(f + "/final/model.safetensors", "rb").read() for f in sys.argv[1:]]
+print("requeued three times:", len(b), "steps,", sum(x != y for x, y in zip(a, b)), "differ")
+sys.exit(0 if a == b and weights[0] == weights[1] else 1)
+PY
+
 # Two steps of one job at once.
 for k in 1 2; do
   run "two srun at once: $k" "twice$k" -N2 -n4 --ntasks-per-node=2 &

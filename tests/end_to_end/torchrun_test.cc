@@ -188,7 +188,34 @@ TEST(TorchrunTest, FlagsOfSeveralHosts) {
   ExpectOneError(
       RunTrainer({config, "--nodes=2", "--node_rank=1", "--rendezvous=n1:1"},
                  options),
-      {"launch.nodes", "RANK is 0"});
+      {"--nodes=2: is 2", "RANK is 0"});
+  // Flags are named as they were typed, and `check` has them, too.
+  for (const char* command : {"train", "check"}) {
+    ExpectOneError(RunTrainer({command, config, "--nodes=2", "--node_rank=5",
+                               "--rendezvous=n1:1"}),
+                   {"ERROR: --node_rank=5: must be from 0 to 1, is 5"});
+    const TrainerResult none = RunTrainer({command, config, "--nodes=0"});
+    EXPECT_EQ(none.exit_code, 2);
+    EXPECT_THAT(
+        none.err,
+        testing::HasSubstr("--nodes: must be a number greater than 0, is 0"));
+  }
+  EXPECT_EQ(RunTrainer({"check", config, "--nodes=2", "--node_rank=1",
+                        "--rendezvous=n1:1"})
+                .exit_code,
+            0);
+}
+
+TEST(TorchrunTest, AScriptsLauncherInAnyCase) {
+  const std::string config = "--config=" + SmallRun().File();
+  const TrainerResult script =
+      RunTrainer({"script", "--for=SLURM", config, "--set", "launch="});
+  EXPECT_EQ(script.exit_code, 0) << script.err;
+  EXPECT_THAT(script.out, testing::HasSubstr("launch.processes=2"));
+  ExpectOneError(
+      RunTrainer(
+          {"script", "--for=slurm", "--gpus", config, "--set", "launch="}),
+      {"--processes isn't given", "how many GPUs a node of the cluster has"});
 }
 
 // One host of one, as a single-node job has it: our launcher's ranks, shown as

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -228,6 +229,22 @@ TEST(OverrideFaultTest, NamesTheOverride) {
                  {"eval_data"});
   ExpectOneError(RunTrainer({config, "--set", "model.hidden_size=31"}),
                  {"--set model.hidden_size=31", "num_attention_heads"});
+}
+
+TEST(TrainFaultTest, NumbersThatMakeNoSense) {
+  const std::string config = "--config=" + RunText().File();
+  const std::pair<const char*, std::vector<std::string>> faults[] = {
+      {"train.skip_bad_samples=-1", {"train.skip_bad_samples", "-1"}},
+      {"train.loss_spikes.z_score=-2", {"train.loss_spikes", "z_score", "-2"}},
+      {"train.loss_spikes.window=7", {"train.loss_spikes", "window", "7"}},
+      {"train.loss_spikes.action=SKIP", {"train.loss_spikes", "set z_score"}}};
+  for (const auto& [setting, words] : faults) {
+    ExpectOneError(RunTrainer({config, "--set", setting}), words);
+  }
+  // The run has no checkpoints before its end.
+  ExpectOneError(RunTrainer({config, "--set", "train.loss_spikes.z_score=6",
+                             "--set", "train.loss_spikes.action=GO_BACK"}),
+                 {"train.loss_spikes", "save_every"});
 }
 
 // A copy of a plugin whose fingerprint says another LibTorch. It is refused

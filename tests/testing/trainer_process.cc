@@ -140,6 +140,8 @@ double TrainerProcess::Seconds() const { return Now() - start_; }
 
 bool TrainerProcess::TimedOut() const { return Seconds() > options_.timeout; }
 
+std::string TrainerProcess::Err() const { return ReadText(err_path_); }
+
 bool TrainerProcess::WaitForFile(const std::string& path) {
   while (!std::filesystem::exists(path)) {
     if (!Running() || TimedOut()) return false;

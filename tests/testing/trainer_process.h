@@ -56,6 +56,8 @@ class TrainerProcess {
   // Since its start.
   double Seconds() const;
   void Signal(int signal) const;
+  // What it has written to standard error so far.
+  std::string Err() const;
   // Waits until `path` exists; false if the trainer ends before.
   bool WaitForFile(const std::string& path);
   // Waits for the end. Once.

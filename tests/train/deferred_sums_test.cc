@@ -58,8 +58,11 @@ class ToyData final : public DatasetReader {
 
 class ToyObjective final : public Objective {
  public:
-  ToyObjective(std::set<int64_t> bad_steps, int64_t stop_step)
-      : bad_steps_(std::move(bad_steps)), stop_step_(stop_step) {}
+  ToyObjective(std::set<int64_t> bad_steps, std::set<int64_t> spikes,
+               int64_t stop_step)
+      : bad_steps_(std::move(bad_steps)),
+        spikes_(std::move(spikes)),
+        stop_step_(stop_step) {}
 
   absl::Status Check(Model&, const DatasetReader&) const override {
     return absl::OkStatus();
@@ -80,6 +83,7 @@ class ToyObjective final : public Objective {
     LossSum loss;
     loss.sum = static_cast<ToyModel&>(model).LossSum(
         toy, runner, bad ? ToyFault::kInfiniteGradient : ToyFault::kNone);
+    if (info.training && spikes_.count(step) > 0) loss.sum = loss.sum * 1e4;
     loss.count = CountTargets(batch, info);
     loss.tokens = toy.ids.numel();
     return loss;
@@ -93,6 +97,7 @@ class ToyObjective final : public Objective {
 
  private:
   const std::set<int64_t> bad_steps_;
+  const std::set<int64_t> spikes_;
   const int64_t stop_step_;
 };
 
@@ -134,6 +139,8 @@ class ToyOptimizer final : public Optimizer {
 struct Settings {
   int64_t max_steps = 30;
   std::set<int64_t> bad_steps;
+  std::set<int64_t> spikes;  // steps whose loss is too large
+  LossSpikes loss_spikes;
   int64_t overflow_at = 0;  // of ToyOptimizer
   int64_t stop_step = 0;    // in which a signal comes; 0: none
   std::string output_dir;   // default: a new one
@@ -157,11 +164,12 @@ absl::Status Train(ReadSums read, Settings* settings) {
   config.mutable_train()->set_eval_batches(2);
   config.mutable_train()->set_save_every(10);
   config.mutable_train()->set_resume(Train::AUTO);
+  *config.mutable_train()->mutable_loss_spikes() = settings->loss_spikes;
   auto optimizer = std::make_unique<ToyOptimizer>(settings->overflow_at);
   const ToyOptimizer& updates = *optimizer;
   job.parts.model = std::make_unique<ToyModel>();
-  job.parts.objective =
-      std::make_unique<ToyObjective>(settings->bad_steps, settings->stop_step);
+  job.parts.objective = std::make_unique<ToyObjective>(
+      settings->bad_steps, settings->spikes, settings->stop_step);
   job.parts.train_data = std::make_unique<ToyData>();
   job.parts.eval_data = std::make_unique<ToyData>();
   job.parts.strategy = *MakePlugin<Strategy>(single::Config());
@@ -268,10 +276,93 @@ TEST(DeferredSumsTest, ABrokenRunEnds) {
     late.bad_steps.insert(step);
     at_once.bad_steps.insert(step);
   }
+  ::testing::internal::CaptureStdout();
   const absl::Status status = Train(ReadSums::kDeferred, &late);
+  const std::string out = ::testing::internal::GetCapturedStdout();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_EQ(status, Train(ReadSums::kBeforeUpdate, &at_once));
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("the gradient of 'mix.up.bias' isn't in the "
+                                   "step after it"));
+  EXPECT_THAT(out, ::testing::HasSubstr(
+                       "the gradient of step 4 that wasn't finite: it comes "
+                       "from rank 0's micro-batch 1 of 2 (samples 12, 13"));
+  const absl::Status exact = Train(ReadSums::kBeforeUpdate, &at_once);
+  EXPECT_EQ(exact.code(), status.code());
+  EXPECT_THAT(
+      std::string(exact.message()),
+      ::testing::HasSubstr("in step 4 all ranks' losses are finite, "
+                           "but the gradient of 'mix.up.bias' isn't, "));
   EXPECT_EQ(StepLines(late.output_dir), StepLines(at_once.output_dir));
+}
+
+LossSpikes Spikes(LossSpikes::Action action) {
+  LossSpikes spikes;
+  spikes.set_action(action);
+  spikes.set_z_score(6);
+  spikes.set_window(10);
+  return spikes;
+}
+
+int CountLines(const std::string& folder, const char* key) {
+  int count = 0;
+  for (const nlohmann::json& line : ReadMetrics(folder).steps) {
+    count += line.contains(key) ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(DeferredSumsTest, SpikesAreJudgedOnTheDevice) {
+  for (const LossSpikes::Action action : {LossSpikes::NOTE, LossSpikes::SKIP}) {
+    Settings late, at_once;
+    // Before an evaluation; before a save; two in a row.
+    late.spikes = at_once.spikes = {14, 20, 21};
+    late.loss_spikes = at_once.loss_spikes = Spikes(action);
+    ASSERT_TRUE(Train(ReadSums::kDeferred, &late).ok());
+    ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &at_once).ok());
+    ExpectSame(late, at_once);
+    const bool skip = action == LossSpikes::SKIP;
+    EXPECT_EQ(CountLines(late.output_dir, "spike"), 3);
+    EXPECT_EQ(CountLines(late.output_dir, "skipped"), skip ? 3 : 0);
+  }
+}
+
+// As if the steps since the checkpoint had been skipped.
+TEST(DeferredSumsTest, GoesBackToTheLastCheckpoint) {
+  Settings skipped, back;
+  skipped.bad_steps = {11, 12, 13, 14};
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &skipped).ok());
+  back.spikes = {14};
+  back.loss_spikes = Spikes(LossSpikes::GO_BACK);
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &back).ok());
+  const std::vector<double> losses = ReadMetrics(back.output_dir).losses();
+  const std::vector<double> same = ReadMetrics(skipped.output_dir).losses();
+  ASSERT_EQ(losses.size(), 30u);
+  for (size_t i = 14; i < 30; ++i) EXPECT_EQ(losses[i], same[i]) << i;
+  EXPECT_EQ(SafetensorsText(back), SafetensorsText(skipped));
+
+  // The sums of step 15 are read in step 16, which is passed over, too, unless
+  // something else has them read at once.
+  Settings late_skipped, late;
+  late_skipped.bad_steps = {11, 12, 13, 14, 15, 16};
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &late_skipped).ok());
+  late.spikes = {15};
+  late.loss_spikes = Spikes(LossSpikes::GO_BACK);
+  ASSERT_TRUE(Train(ReadSums::kDeferred, &late).ok());
+  EXPECT_EQ(SafetensorsText(late), SafetensorsText(late_skipped));
+}
+
+TEST(DeferredSumsTest, TheWindowOfSpikesSurvivesAResume) {
+  Settings whole, parts;
+  whole.spikes = parts.spikes = {17};
+  whole.loss_spikes = parts.loss_spikes = Spikes(LossSpikes::SKIP);
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &whole).ok());
+  for (const int64_t steps : {15, 30}) {
+    parts.max_steps = steps;
+    ASSERT_TRUE(Train(ReadSums::kDeferred, &parts).ok());
+  }
+  EXPECT_EQ(CountLines(parts.output_dir, "spike"), 1);
+  EXPECT_EQ(StepLines(parts.output_dir), StepLines(whole.output_dir));
+  EXPECT_EQ(SafetensorsText(parts), SafetensorsText(whole));
 }
 
 // Two skipped steps later, without a checkpoint of what can't be gone on from.

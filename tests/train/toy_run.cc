@@ -258,6 +258,7 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   job.batch.automatic = run.automatic;
   job.batch = WithMicroBatch(job.batch, run.micro_batch, run.ranks);
   job.output_dir = run.output_dir;
+  if (run.change) run.change(rank.rank, &job.parts);
   return RunTraining(&job, rank);
 }
 
@@ -279,6 +280,14 @@ int RunToy(ToyRun* run) {
 std::string MustTrain(ToyRun run) {
   EXPECT_EQ(RunToy(&run), 0);
   return run.output_dir;
+}
+
+std::string MustFail(ToyRun* run) {
+  ::testing::internal::CaptureStderr();
+  const int exit_code = RunToy(run);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(exit_code, 1) << said;
+  return said;
 }
 
 std::string Printed(const std::string& output_dir) {

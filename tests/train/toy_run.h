@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "trainer/session/run_parts.h"
+
 namespace capstan {
 
 // What goes wrong in one forward of a sample: nothing, or a throw before it,
@@ -42,6 +44,8 @@ struct ToyRun {
   std::function<SampleFault(int rank, int sample, int forward)> sample_fault;
   // On one rank: FinishForward throws after a failed sample.
   bool end_fails = false;
+  // Changes rank r's parts before it trains; default: nothing.
+  std::function<void(int rank, RunParts* parts)> change;
   std::string output_dir;  // default: a new one
 };
 
@@ -50,6 +54,8 @@ struct ToyRun {
 int RunToy(ToyRun* run);
 // Of a run that must go well.
 std::string MustTrain(ToyRun run);
+// What a run that must fail with exit code 1 says on standard error.
+std::string MustFail(ToyRun* run);
 // What the run has printed.
 std::string Printed(const std::string& output_dir);
 

@@ -214,5 +214,38 @@ TEST(ChatTemplateTest, WhatRendersOtherwiseIsAnErrorThatSaysWhatToSet) {
   EXPECT_THAT(Recognised("", "<s>"), HasSubstr("has no chat template"));
 }
 
+// A megabyte of unclosed tags took minutes.
+TEST(ChatTemplateTest, HostileTemplatesTakeNoTime) {
+  const auto repeated = [](const std::string& text) {
+    std::string jinja;
+    while (jinja.size() + text.size() <= 1 << 20) jinja += text;
+    return jinja;
+  };
+  const auto unlike = HasSubstr("is none that is known");
+  for (const char* text :
+       {"{%", "{{", "{#", "{% '", "{{ \"\\", "{%'{{\"{#", "{{}}", "{% if ( %}",
+        "{{ ((((", "{{ a + 'b' + 'c' }}", "{{ bos_token }}", "\\", "{{ [[ "}) {
+    EXPECT_THAT(Recognised(repeated(text), "<s>"), unlike) << text;
+  }
+  EXPECT_THAT(Recognised(std::string((1 << 20) + 1, 'x'), "<s>"),
+              HasSubstr("the tokenizer's chat template has 1048577 bytes, more "
+                        "than the limit of 1048576"));
+  EXPECT_THAT(Recognised("{{ bos_token }}", std::string(1000, 's')),
+              HasSubstr("bos_token has 1000 bytes, more than the limit"));
+}
+
+// Quotes hide a close, but not in comments.
+TEST(ChatTemplateTest, TagsCloseOutsideOfQuotes) {
+  const std::string chatml = Get("chatml")->jinja();
+  for (const char* nothing :
+       {"{# ' #}", "{# %} }} \" #}", "{{ '' }}", "{{ \"\" }}"}) {
+    EXPECT_EQ(Recognised(nothing + chatml, "<s>"), "chatml") << nothing;
+  }
+  for (const char* more :
+       {"{{ '}}' }}", "{{ '\\'}}' }}", "{{ \"%}\" }}", "{{ ' }}"}) {
+    EXPECT_NE(Recognised(more + chatml, "<s>"), "chatml") << more;
+  }
+}
+
 }  // namespace
 }  // namespace capstan

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
+#include <string>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -8,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "text/chat_template/style.h"
 
@@ -31,37 +34,72 @@ struct Token {
   bool Is(const char* sign) const { return !literal && text == sign; }
 };
 
-// Offset of the close of the tag whose body begins at `at`; npos if unclosed.
-size_t FindClose(absl::string_view text, size_t at, const char* close,
-                 bool quotes) {
-  char quote = 0;
-  for (; at + 1 < text.size(); ++at) {
-    const char c = text[at];
-    if (quote != 0) {
-      if (c == '\\') {
-        ++at;
-      } else if (c == quote) {
-        quote = 0;
-      }
-    } else if (quotes && (c == '\'' || c == '"')) {
-      quote = c;
-    } else if (c == close[0] && text[at + 1] == close[1]) {
-      return at;
-    }
+// Where tags close. Scanning from each tag that isn't closed to the end would
+// take quadratic time, so each place's answer is made from those behind it.
+class Closes {
+ public:
+  explicit Closes(absl::string_view text)
+      : comment_(Scan(text, "#}", /*quotes=*/false)),
+        output_(Scan(text, "}}", /*quotes=*/true)),
+        statement_(Scan(text, "%}", /*quotes=*/true)) {}
+
+  // Offset of the close of the tag whose body begins at `at`, at most the
+  // text's size; npos if unclosed. A close between quotes doesn't count, except
+  // in a comment.
+  size_t Find(Kind kind, size_t at) const {
+    const uint32_t close = kind == Kind::kComment  ? comment_[at]
+                           : kind == Kind::kOutput ? output_[at]
+                                                   : statement_[at];
+    return close == kNone ? absl::string_view::npos : close;
   }
-  return absl::string_view::npos;
-}
+
+ private:
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
+  static std::vector<uint32_t> Scan(absl::string_view text, const char* close,
+                                    bool quotes) {
+    std::vector<uint32_t> found(text.size() + 1, kNone);
+    // By place, from within quotes of each sort: behind the next one.
+    std::vector<uint32_t> behind[2];
+    for (auto& places : behind) places.assign(text.size() + 2, kNone);
+    for (size_t at = text.size(); at-- > 0;) {
+      const char c = text[at];
+      for (int quote : {0, 1}) {
+        if (c == '\\') {
+          behind[quote][at] = behind[quote][at + 2];
+        } else if (c == (quote == 0 ? '\'' : '"')) {
+          behind[quote][at] = static_cast<uint32_t>(at + 1);
+        } else {
+          behind[quote][at] = behind[quote][at + 1];
+        }
+      }
+      if (quotes && (c == '\'' || c == '"')) {
+        const uint32_t next = behind[c == '"' ? 1 : 0][at + 1];
+        if (next != kNone) found[at] = found[next];
+      } else if (c == close[0] && at + 1 < text.size() &&
+                 text[at + 1] == close[1]) {
+        found[at] = static_cast<uint32_t>(at);
+      } else {
+        found[at] = found[at + 1];
+      }
+    }
+    return found;
+  }
+
+  const std::vector<uint32_t> comment_;
+  const std::vector<uint32_t> output_;
+  const std::vector<uint32_t> statement_;
+};
 
 struct Tag {
   absl::string_view open;
-  const char* close;
   Kind kind;
 };
-constexpr Tag kTags[] = {{"{%", "%}", Kind::kStatement},
-                         {"{#", "#}", Kind::kComment},
-                         {"{{", "}}", Kind::kOutput}};
+constexpr Tag kTags[] = {
+    {"{%", Kind::kStatement}, {"{#", Kind::kComment}, {"{{", Kind::kOutput}};
 
 std::vector<Element> Split(absl::string_view text) {
+  const Closes closes(text);
   std::vector<Element> elements;
   std::string plain;
   size_t at = 0;
@@ -69,10 +107,9 @@ std::vector<Element> Split(absl::string_view text) {
     const Tag* const tag = std::find_if(
         std::begin(kTags), std::end(kTags),
         [&](const Tag& t) { return text.substr(at, 2) == t.open; });
-    const size_t close =
-        tag == std::end(kTags)
-            ? absl::string_view::npos
-            : FindClose(text, at + 2, tag->close, tag->kind != Kind::kComment);
+    const size_t close = tag == std::end(kTags)
+                             ? absl::string_view::npos
+                             : closes.Find(tag->kind, at + 2);
     if (close == absl::string_view::npos) {
       plain += text[at++];
       continue;
@@ -332,8 +369,32 @@ std::string NormalJinja(absl::string_view text, absl::string_view bos,
         ""}});
 }
 
+// Known templates have up to 20 KB.
+constexpr size_t kMaxTemplateBytes = 1 << 20;
+// Of a token that a template may write at any place.
+constexpr size_t kMaxTokenBytes = 256;
+
 std::string TextOf(const Tokenizer& tokenizer, int64_t id) {
   return id < 0 ? "" : tokenizer.Decode({id});
+}
+
+absl::Status CheckSizes(const std::string& jinja, const std::string& bos,
+                        const std::string& eos) {
+  const auto too_long = [](const char* what, size_t bytes, size_t most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the tokenizer's ", what, " has ", bytes,
+                     " bytes, more than the limit of ", most));
+  };
+  if (jinja.size() > kMaxTemplateBytes) {
+    return too_long("chat template", jinja.size(), kMaxTemplateBytes);
+  }
+  if (bos.size() > kMaxTokenBytes) {
+    return too_long("bos_token", bos.size(), kMaxTokenBytes);
+  }
+  if (eos.size() > kMaxTokenBytes) {
+    return too_long("eos_token", eos.size(), kMaxTokenBytes);
+  }
+  return absl::OkStatus();
 }
 
 bool IsSpelling(const ChatStyle& style, const std::string& normal) {
@@ -367,8 +428,10 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Recognise(
                      ", for instance chat_template: \"chatml\""));
   }
   const Tokenizer::SpecialIds ids = tokenizer.special_ids();
-  const std::string normal = NormalJinja(jinja, TextOf(tokenizer, ids.bos),
-                                         TextOf(tokenizer, ids.eos));
+  const std::string bos = TextOf(tokenizer, ids.bos);
+  const std::string eos = TextOf(tokenizer, ids.eos);
+  CAPSTAN_RETURN_IF_ERROR(CheckSizes(jinja, bos, eos));
+  const std::string normal = NormalJinja(jinja, bos, eos);
   for (const ChatStyle& style : ChatStyles()) {
     if (IsSpelling(style, normal)) return Named(style.name);
   }

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
+#include "text/tokenizer/budget.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
@@ -38,11 +39,16 @@ bool ByteFallback(std::string* token) {
   return false;
 }
 
-Step ReplaceStep(std::string from, std::string to) {
-  return [from = std::move(from), to = std::move(to)](std::string* token) {
-    *token = absl::StrReplaceAll(*token, {{from, to}});
-    return true;
-  };
+Step ReplaceStep(std::string from, std::string to, Budget* budget) {
+  return
+      [from = std::move(from), to = std::move(to), budget](std::string* token) {
+        LiteralMatches matches(from, *token);
+        size_t begin = 0;
+        size_t end = 0;
+        while (matches.Next(&begin, &end)) budget->Charge(to.size());
+        *token = absl::StrReplaceAll(*token, {{from, to}});
+        return true;
+      };
 }
 
 Step StripStep(std::string content, int64_t start, int64_t stop) {
@@ -61,7 +67,12 @@ Step StripStep(std::string content, int64_t start, int64_t stop) {
 
 class Maker {
  public:
+  explicit Maker(Budget* budget) : budget_(budget) {}
+
   absl::Status Add(const JsonNode& node, const std::string& type) {
+    if (steps_.size() >= kMaxSteps) {
+      return node.Unsupported("there are too many decoders");
+    }
     if (type == "Strip") return AddStrip(node);
     if (fused_) {
       return node.Unsupported("\"", type, "\" behind Fuse isn't supported");
@@ -99,7 +110,7 @@ class Maker {
           "a regular expression isn't supported in a decoder");
     }
     steps_.push_back(
-        ReplaceStep(std::move(pattern.literal), std::move(content)));
+        ReplaceStep(std::move(pattern.literal), std::move(content), budget_));
     return absl::OkStatus();
   }
 
@@ -109,7 +120,7 @@ class Maker {
                            "add_prefix_space", "split"}));
     CAPSTAN_ASSIGN_OR_RETURN(std::string mark, node.String("replacement"));
     if (mark.empty()) return node.Member("replacement").Invalid("is empty");
-    steps_.push_back(ReplaceStep(std::move(mark), " "));
+    steps_.push_back(ReplaceStep(std::move(mark), " ", budget_));
     return absl::OkStatus();
   }
 
@@ -124,6 +135,7 @@ class Maker {
     return absl::OkStatus();
   }
 
+  Budget* const budget_;
   std::vector<Step> steps_;
   bool fused_ = false;  // tokens are joined: steps see the whole text
 };
@@ -136,7 +148,13 @@ absl::StatusOr<Decoder> Decoder::Make(const JsonNode& node,
     return node.Unsupported(
         "there is none: how tokens become text must be said");
   }
-  Maker maker;
+  size_t bytes = 0;
+  for (int64_t id = 0; id < vocabulary.size(); ++id) {
+    bytes += vocabulary.TokenOf(id).size();
+  }
+  Budget budget;
+  budget.Begin(bytes);
+  Maker maker(&budget);
   CAPSTAN_RETURN_IF_ERROR(ForEachStep(
       node, "decoders", [&](const JsonNode& step, const std::string& type) {
         return maker.Add(step, type);
@@ -146,6 +164,7 @@ absl::StatusOr<Decoder> Decoder::Make(const JsonNode& node,
   for (int64_t id = 0; id < vocabulary.size(); ++id) {
     std::string token(vocabulary.TokenOf(id));
     for (const Step& step : maker.steps()) {
+      budget.Tick();
       if (!step(&token)) break;
     }
     decoder.bytes_ += token;
@@ -169,6 +188,9 @@ std::string Decoder::Decode(absl::Span<const int64_t> ids) const {
 
 namespace {
 
+// Of both sides together; known files have two.
+constexpr size_t kMaxEnds = 64;
+
 absl::Status CheckId(const JsonNode& node, int64_t id,
                      const Vocabulary& vocabulary) {
   if (id >= 0 && id < vocabulary.size() && vocabulary.Has(id)) {
@@ -185,6 +207,7 @@ absl::StatusOr<std::vector<int64_t>> SpecialIds(const JsonNode& processor,
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
                            token.Items("ids"));
   std::vector<int64_t> ids;
+  if (items.size() > kMaxEnds) return token.Invalid("has too many ids");
   for (const JsonNode& item : items) {
     CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Int());
     CAPSTAN_RETURN_IF_ERROR(CheckId(item, id, vocabulary));
@@ -201,6 +224,9 @@ absl::Status AddTemplate(const JsonNode& node, const Vocabulary& vocabulary,
                            node.Items("single"));
   Ends made;
   int texts = 0;
+  if (items.size() > kMaxEnds) {
+    return node.Member("single").Invalid("has more than ", kMaxEnds, " items");
+  }
   for (const JsonNode& item : items) {
     const JsonNode special = item.Member("SpecialToken");
     if (special.IsNull()) {
@@ -269,6 +295,10 @@ absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
   if (node.IsNull()) return ends;
   CAPSTAN_RETURN_IF_ERROR(ForEachStep(
       node, "processors", [&](const JsonNode& step, const std::string& type) {
+        if (ends.before.size() + ends.behind.size() > kMaxEnds) {
+          return step.Invalid("there are more than ", kMaxEnds,
+                              " tokens around a text");
+        }
         return Add(step, type, vocabulary, &ends);
       }));
   return ends;

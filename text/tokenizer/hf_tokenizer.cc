@@ -3,6 +3,7 @@
 
 #include <simdjson.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -75,14 +76,22 @@ absl::Status WithJson(const std::string& text, const std::string& name,
     return absl::InvalidArgumentError(
         absl::StrCat(name, " must hold an object"));
   }
-  return Annotate(use(JsonNode(root, "")), name);
+  absl::Status status;
+  try {
+    status = use(JsonNode(root, ""));
+  } catch (const std::exception&) {  // a limit
+    status = CurrentExceptionToStatus();
+  }
+  return Annotate(status, name);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Make(Files files) {
+absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Make(
+    Files files, const std::string& folder) {
   std::unique_ptr<HfTokenizer> made(new HfTokenizer());
   made->files_ = std::move(files);
+  made->folder_ = folder;
   CAPSTAN_RETURN_IF_ERROR(
       WithJson(made->files_.at(kTokenizer), kTokenizer,
                [&](const JsonNode& root) { return made->Load(root); }));
@@ -153,6 +162,9 @@ void HfTokenizer::Connect() {
 void HfTokenizer::IndexAddedTokens() {
   special_.resize(vocabulary_.size());
   RegexState state;
+  size_t bytes = 0;
+  for (const AddedToken& token : added_) bytes += token.content.size();
+  state.budget.Begin(bytes);
   for (const AddedToken& token : added_) {
     if (token.special) special_[token.id] = true;
     if (!token.normalized) {
@@ -205,7 +217,12 @@ void HfTokenizer::WithWorker(const Use& use) const {
   }
   if (worker == nullptr) worker = std::make_unique<Worker>();
   // After an exception the worker is not reused.
-  use(worker.get());
+  try {
+    use(worker.get());
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(
+        absl::StrCat(folder_, kTokenizer, ": ", error.what()));
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.push_back(std::move(worker));
 }
@@ -235,6 +252,7 @@ Encoding HfTokenizer::EncodeWithPlaces(absl::string_view text) const {
 }
 
 void HfTokenizer::Run(absl::string_view text, Worker* worker) const {
+  worker->regex.budget.Begin(text.size());
   const Frame given = {text, nullptr, {}, nullptr};
   if (!reads_characters_ || IsUtf8(text)) {
     FindPlain(given, worker);
@@ -251,7 +269,8 @@ void HfTokenizer::Find(const AddedTokenFinder& finder, const Piece& piece,
   size_t done = 0;
   size_t search = 0;
   AddedTokenFinder::Match match;
-  while (finder.Next(piece.text, done, &search, &match)) {
+  while (
+      finder.Next(piece.text, done, &worker->regex.budget, &search, &match)) {
     if (match.begin > done) {
       rest({piece.frame, piece.text.substr(done, match.begin - done)});
     }
@@ -343,7 +362,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
         absl::StrCat("there is no ", folder, "/", tokenizer::kTokenizer));
   }
   absl::StatusOr<std::unique_ptr<HfTokenizer>> made =
-      HfTokenizer::Make(std::move(files));
+      HfTokenizer::Make(std::move(files), folder + "/");
   if (!made.ok()) return Annotate(made.status(), folder);
   return std::unique_ptr<Tokenizer>(*std::move(made));
 }

@@ -27,8 +27,11 @@ class HfTokenizer final : public Tokenizer {
   // Contents by name; "tokenizer.json" is required.
   using Files = std::map<std::string, std::string>;
 
-  // Errors name the file and the JSON path.
-  static absl::StatusOr<std::unique_ptr<HfTokenizer>> Make(Files files);
+  // Errors name the file and the JSON path. Encode throws std::runtime_error,
+  // with `folder` ("" or "../") before the file's name, for a text that takes
+  // more time or memory than its size allows (see budget.h).
+  static absl::StatusOr<std::unique_ptr<HfTokenizer>> Make(
+      Files files, const std::string& folder = "");
 
   int64_t vocab_size() const override { return vocabulary_.size(); }
   std::vector<int64_t> Encode(absl::string_view text) const override;
@@ -75,6 +78,7 @@ class HfTokenizer final : public Tokenizer {
             const Rest& rest) const;
 
   Files files_;
+  std::string folder_;  // for errors
   Vocabulary vocabulary_;
   std::vector<AddedToken> added_;
   std::vector<bool> special_;           // by id

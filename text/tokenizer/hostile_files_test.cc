@@ -53,7 +53,7 @@ TEST(HostileFilesTest, Vocabulary) {
   ExpectError(With("/model/vocab", Json::object()), kInvalid, "no token in it");
   ExpectError(With("/model/vocab", 3), kInvalid, "model.vocab");
   ExpectError(With("/model/vocab/x", -1), kInvalid, "id -1");
-  ExpectError(With("/model/vocab/xy", 4000000000u), kInvalid, "id 4000000000");
+  ExpectError(With("/model/vocab/xy", 2000000000u), kInvalid, "id 2000000000");
   ExpectError(With("/model/vocab/xy", "7"), kInvalid, "must be an integer");
   ExpectError(R"({"model":{"vocab":{"a":18446744073709551616},"merges":[]}})",
               kInvalid, "model.vocab: the id of \"a\" must be an integer");
@@ -147,6 +147,82 @@ TEST(HostileFilesTest, TokenizerConfig) {
               R"({"eos_token": "<nope>"})");
   ExpectError(good, kInvalid, "bos_token", R"({"bos_token": 3})");
   ExpectError(good, kInvalid, "chat_template", R"({"chat_template": [1]})");
+}
+
+// What is thrown while `text` is tokenized with a "normalizer"; "" if nothing.
+std::string Thrown(const Json& normalizer, const std::string& text) {
+  const auto tokenizer = Load(With("/normalizer", normalizer));
+  if (!tokenizer.ok()) return std::string(tokenizer.status().message());
+  try {
+    (*tokenizer)->Encode(text);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+Json Replace(const Json& pattern, const std::string& content) {
+  return {{"type", "Replace"}, {"pattern", pattern}, {"content", content}};
+}
+
+// Nine gigabytes were made of a line.
+TEST(HostileFilesTest, TextsDontGrowWithoutALimit) {
+  const Json doubled = Replace({{"String", "a"}}, "aaaaaaaa");
+  const Json many = {{"type", "Sequence"},
+                     {"normalizers", std::vector<Json>(60, doubled)}};
+  EXPECT_THAT(Thrown(many, "a cat"),
+              HasSubstr("tokenizer.json: its normalizer and pre_tokenizer make "
+                        "more than 1048896 bytes of a text of 5 bytes"));
+  const Json huge = Replace({{"Regex", "."}}, std::string(1 << 20, 'x'));
+  EXPECT_THAT(Thrown(huge, "abc"), HasSubstr("more than 1048768 bytes"));
+  const Json prefix = {{"type", "Prepend"},
+                       {"prepend", std::string(2 << 20, 'x')}};
+  EXPECT_THAT(Thrown(prefix, "abc"), HasSubstr("more than 1048768 bytes"));
+  // What texts become at most: U+FDFA in full.
+  std::string arabic;
+  for (int i = 0; i < 100000; ++i) arabic += "\ufdfa";
+  EXPECT_EQ(Thrown({{"type", "NFKD"}}, arabic), "");
+}
+
+// Each start looks at the whole text, or at all ways to cut it.
+TEST(HostileFilesTest, ExpressionsDontTakeQuadraticTime) {
+  const std::string text(200000, 'a');
+  for (const char* regex : {"a(?=a*[bc])|c", "(?:a|aa)*[bc]"}) {
+    const std::string thrown = Thrown(Replace({{"Regex", regex}}, "x"), text);
+    EXPECT_THAT(thrown, HasSubstr("tokenizer.json: ")) << regex;
+    EXPECT_THAT(thrown, ::testing::AnyOf(
+                            HasSubstr("a text of 200000 bytes takes more than"),
+                            HasSubstr("can't be matched")))
+        << regex;
+  }
+  ExpectError(
+      With("/normalizer", Replace({{"Regex", std::string(20000, 'a')}}, "x")),
+      kInvalid, "has 20000 bytes, more than the limit of 16384");
+  ExpectError(
+      With("/normalizer", Replace({{"String", std::string(2000, 'a')}}, "x")),
+      kInvalid, "has 2000 bytes, more than the limit of 1024");
+}
+
+TEST(HostileFilesTest, CountsHaveLimits) {
+  const Json token = {{"id", 256}, {"content", std::string(2000, 'a')}};
+  ExpectError(With("/added_tokens", Json::array({token})), kInvalid,
+              "its content has 2000 bytes, more than the limit of 1024");
+  const Json fuse = {
+      {"type", "Strip"}, {"content", "x"}, {"start", 1}, {"stop", 0}};
+  ExpectError(With("/decoder", {{"type", "Sequence"},
+                                {"decoders", std::vector<Json>(100, fuse)}}),
+              kUnsupported, "too many decoders");
+  const Json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  ExpectError(
+      With("/post_processor", {{"type", "TemplateProcessing"},
+                               {"single", std::vector<Json>(100, text)}}),
+      kInvalid, "has more than 64 items");
+  const Json grows = {{"type", "Replace"},
+                      {"pattern", {{"String", "A"}}},
+                      {"content", std::string(1 << 20, 'A')}};
+  ExpectError(With("/decoder", {{"type", "Sequence"},
+                                {"decoders", std::vector<Json>(3, grows)}}),
+              absl::StatusCode::kInternal, "the limit for its size");
 }
 
 // Random truncation or modification yields a tokenizer or an error.

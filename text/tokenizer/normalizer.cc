@@ -13,6 +13,8 @@
 namespace capstan::tokenizer {
 namespace {
 
+// The time to find one is at worst this times the text's length.
+constexpr size_t kMaxLiteralBytes = 1024;
 constexpr char kReplacement[] = "\xef\xbf\xbd";  // U+FFFD
 
 // Length of the longest proper prefix of a valid character at the start of
@@ -51,22 +53,24 @@ class Replace final : public Normalizer {
   bool Apply(absl::string_view text, RegexState* state, std::string* out,
              Alignment* alignment) const override {
     return from_.regex != nullptr
-               ? Matches(RegexMatches(*from_.regex, text, state), text, out,
-                         alignment)
-               : Matches(LiteralMatches(from_.literal, text), text, out,
+               ? Matches(RegexMatches(*from_.regex, text, state), text, state,
+                         out, alignment)
+               : Matches(LiteralMatches(from_.literal, text), text, state, out,
                          alignment);
   }
 
  private:
   template <typename M>
-  bool Matches(M matches, absl::string_view text, std::string* out,
-               Alignment* alignment) const {
+  bool Matches(M matches, absl::string_view text, RegexState* state,
+               std::string* out, Alignment* alignment) const {
     size_t done = 0;
     size_t begin = 0;
     size_t end = 0;
     if (!matches.Next(&begin, &end)) return false;
+    state->budget.Charge(text.size());
     out->clear();
     do {
+      state->budget.Charge(to_.size());
       out->append(text.data() + done, begin - done);
       alignment->Keep(begin - done);
       *out += to_;
@@ -86,9 +90,10 @@ class Prepend final : public Normalizer {
  public:
   explicit Prepend(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  bool Apply(absl::string_view text, RegexState*, std::string* out,
+  bool Apply(absl::string_view text, RegexState* state, std::string* out,
              Alignment* alignment) const override {
     if (text.empty() || prefix_.empty()) return false;
+    state->budget.Charge(prefix_.size() + text.size());
     *out = absl::StrCat(prefix_, text);
     NotePrefix(text, prefix_.size(), alignment);
     return true;
@@ -388,6 +393,11 @@ absl::StatusOr<Pattern> MakePattern(const JsonNode& node) {
   if (!literal.IsNull()) {
     CAPSTAN_ASSIGN_OR_RETURN(pattern.literal, literal.String());
     if (pattern.literal.empty()) return literal.Invalid("is empty");
+    if (pattern.literal.size() > kMaxLiteralBytes) {
+      return literal.Invalid("has ", pattern.literal.size(),
+                             " bytes, more than the limit of ",
+                             kMaxLiteralBytes);
+    }
     return pattern;
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, regex.String());

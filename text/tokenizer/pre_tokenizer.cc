@@ -64,6 +64,7 @@ class AddPrefix final : public PieceStep {
       Give(piece, worker);
       return;
     }
+    worker->regex.budget.Charge(prefix_.size() + piece.text.size());
     const std::string text = absl::StrCat(prefix_, piece.text);
     Alignment alignment;
     NotePrefix(piece.text, prefix_.size(), &alignment);

@@ -20,6 +20,15 @@ namespace {
 
 constexpr size_t kFirstStackBytes = 32 << 10;
 constexpr size_t kMaxStackBytes = 16 << 20;
+// Known expressions have a few hundred.
+constexpr size_t kMaxPatternBytes = 16 << 10;
+// Of pcre2_match, where there is no JIT.
+constexpr uint32_t kMaxHeapKiB = 64 << 10;
+// Starts of a match that are tried before the clock is looked at: at first, and
+// at most.
+constexpr size_t kFewStarts = 16;
+constexpr size_t kManyStarts = 1 << 20;
+constexpr int64_t kShortMs = 4;
 
 std::string ErrorText(int error) {
   PCRE2_UCHAR text[256];
@@ -35,6 +44,8 @@ RegexState::RegexState()
       stack_(
           pcre2_jit_stack_create(kFirstStackBytes, kMaxStackBytes, nullptr)) {
   if (match_ == nullptr || context_ == nullptr) throw std::bad_alloc();
+  pcre2_set_heap_limit(context_, kMaxHeapKiB);
+  budget.Begin(0);
   // Without JIT no stack is needed.
   if (stack_ != nullptr) pcre2_jit_stack_assign(context_, nullptr, stack_);
 }
@@ -47,6 +58,11 @@ RegexState::~RegexState() {
 
 absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
     absl::string_view pattern) {
+  if (pattern.size() > kMaxPatternBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the regular expression has ", pattern.size(),
+                     " bytes, more than the limit of ", kMaxPatternBytes));
+  }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string translated, ToPcre2(pattern));
   int error = 0;
   PCRE2_SIZE place = 0;
@@ -57,7 +73,8 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   pcre2_code* const code = pcre2_compile(
       reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &place, context.get());
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_USE_OFFSET_LIMIT, &error,
+      &place, context.get());
   if (code == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("the regular expression \"", pattern,
@@ -71,6 +88,31 @@ Regex::~Regex() { pcre2_code_free(code_); }
 
 bool Regex::Find(absl::string_view text, size_t from, RegexState* state,
                  size_t* begin, size_t* end) const {
+  state->budget.Tick();
+  // PCRE2 limits the work at each start, not that of all: where each looks at
+  // the whole text, the time is quadratic.
+  size_t starts = kFewStarts;
+  int64_t ms = 0;
+  while (true) {
+    const size_t last =
+        text.size() - from <= starts ? text.size() : from + starts;
+    if (FindUpTo(text, from, last, state, begin, end)) return true;
+    if (last == text.size()) return false;
+    from = last + 1;
+    while (from < text.size() && IsContinuation(text[from])) ++from;
+    const int64_t now_ms = state->budget.CheckTime();
+    if (starts > kFewStarts && now_ms - ms > kShortMs) {
+      starts = kFewStarts;
+    } else if (now_ms - ms <= kShortMs && starts < kManyStarts) {
+      starts *= 2;
+    }
+    ms = now_ms;
+  }
+}
+
+bool Regex::FindUpTo(absl::string_view text, size_t from, size_t last,
+                     RegexState* state, size_t* begin, size_t* end) const {
+  pcre2_set_offset_limit(state->context_, last);
   // PCRE2 rejects a null pointer even for an empty text.
   const auto subject =
       reinterpret_cast<PCRE2_SPTR>(text.empty() ? "" : text.data());
@@ -337,6 +379,10 @@ class Translator {
 }  // namespace
 
 absl::StatusOr<std::string> ToPcre2(absl::string_view pattern) {
+  // The translation counts on whole characters.
+  if (!IsUtf8(pattern)) {
+    return absl::InvalidArgumentError("the regular expression isn't UTF-8");
+  }
   return Translator(pattern).Run();
 }
 

@@ -11,16 +11,20 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "text/tokenizer/budget.h"
 
 namespace capstan::tokenizer {
 
-// Per-thread scratch for running any regular expression.
+// Per-thread scratch for running any regular expression, and what the text may
+// take.
 class RegexState {
  public:
   RegexState();
   ~RegexState();
   RegexState(const RegexState&) = delete;
   RegexState& operator=(const RegexState&) = delete;
+
+  Budget budget;
 
  private:
   friend class Regex;
@@ -45,11 +49,15 @@ class Regex {
 
   // The leftmost match that begins at or after byte `from` of `text`, which
   // must be UTF-8; false if there is none. Throws std::runtime_error if PCRE2
-  // gives up (a pattern of exponential cost).
+  // gives up (a pattern of exponential cost), or beyond the state's budget.
   bool Find(absl::string_view text, size_t from, RegexState* state,
             size_t* begin, size_t* end) const;
 
  private:
+  // Of matches that begin in [from, last].
+  bool FindUpTo(absl::string_view text, size_t from, size_t last,
+                RegexState* state, size_t* begin, size_t* end) const;
+
   Regex(std::string pattern, pcre2_code* code, bool jit)
       : pattern_(std::move(pattern)), code_(code), jit_(jit) {}
 

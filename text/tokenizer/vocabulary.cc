@@ -14,6 +14,9 @@ namespace {
 
 // Bounds what a corrupt file can make us allocate.
 constexpr int64_t kMaxId = (1 << 22) - 1;
+// Of an added token: a text is compared with all of it at each byte. Known ones
+// have less than a hundred.
+constexpr size_t kMaxAddedBytes = 1024;
 
 absl::Status CheckId(int64_t id, absl::string_view token,
                      const JsonNode& place) {
@@ -150,6 +153,10 @@ absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
     CAPSTAN_ASSIGN_OR_RETURN(token.normalized,
                              item.Bool("normalized", !token.special));
     if (token.content.empty()) return item.Invalid("its content is empty");
+    if (token.content.size() > kMaxAddedBytes) {
+      return item.Invalid("its content has ", token.content.size(),
+                          " bytes, more than the limit of ", kMaxAddedBytes);
+    }
     tokens.push_back(std::move(token));
   }
   return tokens;
@@ -186,8 +193,8 @@ const AddedToken* AddedTokenFinder::Longest(absl::string_view text, size_t at,
   return longest;
 }
 
-bool AddedTokenFinder::Next(absl::string_view text, size_t from, size_t* search,
-                            Match* match) const {
+bool AddedTokenFinder::Next(absl::string_view text, size_t from, Budget* budget,
+                            size_t* search, Match* match) const {
   if (empty()) return false;
   size_t at = std::max(*search, from);
   while (at < text.size()) {
@@ -195,6 +202,7 @@ bool AddedTokenFinder::Next(absl::string_view text, size_t from, size_t* search,
       ++at;
       continue;
     }
+    budget->Tick();
     size_t end = 0;
     const AddedToken* const token = Longest(text, at, &end);
     if (token == nullptr) {

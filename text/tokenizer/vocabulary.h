@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "text/tokenizer/budget.h"
 #include "text/tokenizer/json_node.h"
 
 namespace capstan::tokenizer {
@@ -87,7 +88,7 @@ class AddedTokenFinder {
 
   // The leftmost, then longest, match that begins at or after `from`; text
   // before `from` is not stripped. *search is the resume position, initially 0.
-  bool Next(absl::string_view text, size_t from, size_t* search,
+  bool Next(absl::string_view text, size_t from, Budget* budget, size_t* search,
             Match* match) const;
 
  private:

@@ -2,6 +2,7 @@
 #include "text/tokens/text_pieces.h"
 
 #include <algorithm>
+#include <string>
 #include <thread>
 
 #include "absl/strings/ascii.h"
@@ -38,11 +39,13 @@ bool CanCut(const Tokenizer& tokenizer, absl::string_view text, size_t at) {
   const size_t begin = CharacterBegin(text, at - std::min(at, kSurroundings));
   const size_t end =
       CharacterBegin(text, std::min(text.size(), at + kSurroundings));
-  std::vector<int64_t> apart = tokenizer.Encode(text.substr(begin, at - begin));
-  const std::vector<int64_t> right =
-      tokenizer.Encode(text.substr(at, end - at));
+  // A copy: see EncodeCopy.
+  const std::string around(text.substr(begin, end - begin));
+  const absl::string_view both = around;
+  std::vector<int64_t> apart = tokenizer.Encode(both.substr(0, at - begin));
+  const std::vector<int64_t> right = tokenizer.Encode(both.substr(at - begin));
   apart.insert(apart.end(), right.begin(), right.end());
-  return apart == tokenizer.Encode(text.substr(begin, end - begin));
+  return apart == tokenizer.Encode(both);
 }
 
 }  // namespace
@@ -71,6 +74,11 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
   return pieces;
 }
 
+std::vector<int64_t> EncodeCopy(const Tokenizer& tokenizer,
+                                absl::string_view text) {
+  return tokenizer.Encode(std::string(text));
+}
+
 absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
                           std::vector<uint32_t>* ids) {
   if (text.empty()) return absl::OkStatus();
@@ -79,7 +87,7 @@ absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
   return InOrder<std::vector<int64_t>>(
       static_cast<int>(std::thread::hardware_concurrency()),
       static_cast<int64_t>(pieces.size()),
-      [&](int64_t i) { return tokenizer.Encode(pieces[i]); },
+      [&](int64_t i) { return EncodeCopy(tokenizer, pieces[i]); },
       [ids](const std::vector<int64_t>& made) {
         ids->insert(ids->end(), made.begin(), made.end());
         return absl::OkStatus();

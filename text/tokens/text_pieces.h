@@ -20,6 +20,11 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
                                        absl::string_view text,
                                        size_t piece_bytes);
 
+// The tokens of a copy of `text`, which may be a mapped file's: a text that
+// changed while it is tokenized could lead a tokenizer out of its bounds.
+std::vector<int64_t> EncodeCopy(const Tokenizer& tokenizer,
+                                absl::string_view text);
+
 // Appends the text's tokens to *ids. All of the machine's cores tokenize.
 absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
                           std::vector<uint32_t>* ids);

@@ -69,6 +69,23 @@ bool TokenFile::IsTokenFile(absl::string_view bytes) {
   return absl::StartsWith(bytes, kTokenFileMagic);
 }
 
+absl::Status TokenFile::CheckIsText(const MappedFile& file) {
+  const absl::string_view bytes = file.bytes();
+  const auto has_header = [&] {
+    constexpr size_t kMagicBytes = sizeof(kTokenFileMagic) - 1;
+    const std::string checked =
+        absl::StrCat(kTokenFileMagic,
+                     bytes.substr(kMagicBytes, kHeaderBytes - 4 - kMagicBytes));
+    return NumberAt<uint32_t>(bytes.data() + kHeaderBytes - 4) ==
+           Crc32c(checked);
+  };
+  if (IsTokenFile(bytes) || !(absl::EndsWith(file.path(), ".tokens") ||
+                              (bytes.size() >= kHeaderBytes && has_header()))) {
+    return absl::OkStatus();
+  }
+  return Damaged(file, "it doesn't begin as a token file does");
+}
+
 absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(
     std::shared_ptr<const MappedFile> file) {
   std::unique_ptr<TokenFile> opened(new TokenFile(std::move(file)));
@@ -187,7 +204,13 @@ absl::Status TokenFile::Read(int64_t begin, int64_t n, int64_t* out) const {
   } else {
     Copy<uint32_t>(from, n, out);
   }
-  return absl::OkStatus();
+  // A model trusts ids; the file may have been written since it was checked.
+  for (int64_t i = 0; i < n; ++i) {
+    if (out[i] < info_.vocab_size) continue;
+    return Damaged(*file_, "it has changed since it was opened: token ",
+                   begin + i, " is ", out[i]);
+  }
+  return file_->Check();
 }
 
 uint64_t TokenizerHash(absl::string_view tokenizer_json) {

@@ -72,6 +72,10 @@ class TokenFile {
  public:
   // Whether `bytes` begin like a token file.
   static bool IsTokenFile(absl::string_view bytes);
+  // DATA_LOSS if a file that doesn't begin like one was one nevertheless: by
+  // its name (*.tokens), or by the rest of its header. It must not be read as
+  // text.
+  static absl::Status CheckIsText(const MappedFile& file);
 
   // Checks everything but the tokens. Errors name the file: DATA_LOSS if it is
   // damaged, UNIMPLEMENTED for another version.
@@ -85,7 +89,8 @@ class TokenFile {
   int64_t DocumentBegin(int64_t i) const;
 
   // Reads tokens [begin, begin + n), which must exist. Each part of the file is
-  // checked on first access: DATA_LOSS if damaged.
+  // checked on first access: DATA_LOSS if damaged, or if the file has become
+  // shorter since.
   absl::Status Read(int64_t begin, int64_t n, int64_t* out) const;
 
  private:

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -158,6 +160,83 @@ TEST(TokenFileTest, OthersArentTokenFiles) {
   other.replace(0, 8, "CAPTOKNS");
   other[8] = 2;
   EXPECT_EQ(OpenBytes(other).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+// Two `tokenize` of one output at once damaged it in 3 of 15 tries.
+TEST(TokenFileTest, WritersOfOnePathAtOnceLeaveAWholeFile) {
+  const std::string path = NewPath("at_once");
+  for (int round = 0; round < 10; ++round) {
+    std::vector<pid_t> writers;
+    for (int64_t token : {1, 2}) {
+      const pid_t pid = fork();
+      ASSERT_GE(pid, 0);
+      if (pid == 0) {
+        TokenFileInfo info;
+        info.vocab_size = 10;
+        auto writer = TokenFileWriter::Create(path, info);
+        bool ok = writer.ok();
+        for (int i = 0; ok && i < 100; ++i) {
+          ok = (*writer)->Append(Ids(30000 * token, token)).ok();
+        }
+        if (ok) (*writer)->EndDocument();
+        _exit(ok && (*writer)->Close().ok() ? 0 : 1);
+      }
+      writers.push_back(pid);
+    }
+    for (pid_t pid : writers) {
+      int status = -1;
+      ASSERT_EQ(waitpid(pid, &status, 0), pid);
+      EXPECT_EQ(status, 0);
+    }
+    const auto file = OpenPath(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    Ids ids((*file)->tokens());
+    ASSERT_TRUE((*file)->Read(0, ids.size(), ids.data()).ok());
+    // One writer's, all of it.
+    EXPECT_EQ(ids, Ids(3000000 * ids[0], ids[0]));
+  }
+}
+
+// One was trained on as text.
+TEST(TokenFileTest, ADamagedBeginningIsntText) {
+  const std::string path = NewPath("damaged.tokens");
+  WriteDocuments(path, 300, {{1, 2, 299}});
+  const std::string good = ReadBytes(path);
+  const auto check = [](const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+    return TokenFile::CheckIsText(**MappedFile::Open(path));
+  };
+  EXPECT_TRUE(check(path, good).ok());
+  for (size_t i = 0; i < 8; ++i) {
+    std::string bad = good;
+    bad[i] ^= 1;
+    for (const std::string& at : {path, NewPath("other_name")}) {
+      const absl::Status status = check(at, bad);
+      EXPECT_TRUE(absl::IsDataLoss(status)) << i;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(at + " is damaged: it doesn't begin"));
+    }
+  }
+  EXPECT_FALSE(check(path, "text").ok());
+  EXPECT_TRUE(check(NewPath("text"), "text").ok());
+  EXPECT_TRUE(check(NewPath("text"), std::string(100, 'x')).ok());
+}
+
+TEST(TokenFileTest, ACutFileIsAnError) {
+  const std::string path = NewPath("cut");
+  WriteDocuments(path, 300, {Ids(10000, 7)});
+  const auto file = OpenPath(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  Ids read(10000);
+  ASSERT_TRUE((*file)->Read(0, 10000, read.data()).ok());
+  // Rewritten in place, with what isn't in the vocabulary.
+  std::fstream(path, std::ios::in | std::ios::out) << std::string(1000, '\xff');
+  EXPECT_THAT(std::string((*file)->Read(0, 10000, read.data()).message()),
+              HasSubstr("it has changed since it was opened"));
+  std::filesystem::resize_file(path, 5000);
+  const absl::Status status = (*file)->Read(0, 10000, read.data());
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path));
 }
 
 TEST(TokenFileTest, HashTellsTokenizersApart) {

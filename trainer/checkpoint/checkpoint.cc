@@ -21,10 +21,15 @@
 #include "absl/strings/strip.h"
 #include "base/crc32c.h"
 #include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/save.h"
+#include "trainer/checkpoint/snapshot.h"
 #include "trainer/checkpoint/state_file.h"
 #include "trainer/checkpoint/state_kinds.h"
+#include "trainer/checkpoint/stored_state.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 
@@ -34,235 +39,28 @@
 namespace capstan {
 namespace {
 
-std::string Root(const std::string& output_dir) {
-  return output_dir + "/checkpoints";
-}
-
-std::vector<std::string> ListNames(const std::string& folder) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error)) {
-    names.push_back(it->path().filename().string());
-  }
-  return names;
-}
-
-// The step in "step-NNNNNNNN", or -1.
-int64_t StepOf(absl::string_view name) {
-  int64_t step = -1;
-  if (!absl::ConsumePrefix(&name, "step-") || name.size() < 8 ||
-      name.find_first_not_of("0123456789") != absl::string_view::npos ||
-      !absl::SimpleAtoi(name, &step)) {
-    return -1;
-  }
-  return step;
-}
-
-// Complete checkpoints by step. If a run was killed while replacing one with
-// another of the same step, it may still have its hidden name.
-std::map<int64_t, std::string> WholeCheckpoints(const std::string& output_dir) {
-  std::map<int64_t, std::string> found;
-  for (const std::string& name : ListNames(Root(output_dir))) {
-    absl::string_view plain = name;
-    const bool old =
-        absl::ConsumePrefix(&plain, ".") && absl::ConsumeSuffix(&plain, ".old");
-    const int64_t step = StepOf(old ? plain : name);
-    const std::string path = absl::StrCat(Root(output_dir), "/", name);
-    if (step < 0 || !IsCheckpoint(path)) continue;
-    if (old) {
-      found.emplace(step, path);
-    } else {
-      found[step] = path;
-    }
-  }
-  return found;
-}
-
-void RemoveQuietly(const std::string& path) {
-  const absl::Status status = RemoveTree(path);
-  if (!status.ok()) {
-    LOG(WARNING) << "cannot remove what an older checkpoint has left: "
-                 << status.message();
-  }
-}
-
-std::string RankFileName(int rank, int world_size) {
-  return absl::StrFormat("state-%05d-of-%05d.safetensors", rank, world_size);
-}
-
-// A rank's part of the manifest, for rank 0.
-std::string RankNotePath(const std::string& folder, int rank) {
-  return absl::StrFormat("%s/rank-%05d.json", folder, rank);
-}
-
-std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
-  const std::vector<StateKind> kinds = AllKinds(parts);
-  std::vector<StatePiece> pieces;
-  for (const OwnedSlice& slice : parts.owned) {
-    const std::vector<ParameterRange>& ranges =
-        parts.shards[slice.shard].ranges;
-    for (size_t i = 0; i < ranges.size(); ++i) {
-      const ParameterRange& range = ranges[i];
-      const int64_t low = std::max(slice.begin, range.offset);
-      const int64_t high = std::min(slice.end, range.offset + range.length);
-      if (low >= high) continue;
-      const bool first = range.begin == 0 && low == range.offset;
-      for (const StateKind& kind : kinds) {
-        // The owner of a parameter's first element writes per-parameter state.
-        if (kind.spec.per_parameter > 0 && !first) continue;
-        const StatePart part =
-            StatePartOf(kind.spec, range, static_cast<int>(i), low, high);
-        pieces.push_back(
-            {{kind.spec.name,
-              (*parts.specs)[range.parameter].name,
-              part.begin,
-              part.length,
-              {}},
-             kind.tensors[slice.shard].narrow(0, part.offset, part.length)});
-      }
-    }
-  }
-  return pieces;
-}
-
-// Writes what this rank owns, and its note for rank 0.
-absl::Status WriteRankFile(const std::string& folder,
-                           const CheckpointParts& parts) {
-  const int rank = parts.group->rank();
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const ManifestFile file,
-      WriteStateFile(folder, RankFileName(rank, parts.group->size()),
-                     OwnedPieces(parts)));
-  return WriteWholeFile(RankNotePath(folder, rank), ManifestFileToJson(file));
-}
-
-// Builds the manifest from all ranks' notes.
-absl::StatusOr<Manifest> MergeNotes(const std::string& folder,
-                                    const TrainState& train_state,
-                                    const CheckpointParts& parts) {
-  Manifest manifest;
-  manifest.train_state = train_state;
-  manifest.world_size = parts.group->size();
-  manifest.config_text = parts.config_text;
-  for (const StateKind& kind : AllKinds(parts)) {
-    if (kind.spec.name == kMasterKind) continue;
-    manifest.state.push_back(ManifestStateOf(kind.spec));
-  }
-  for (const ParameterSpec& spec : *parts.specs) {
-    manifest.parameters.push_back({spec.name, spec.shape, spec.trainable});
-  }
-  for (int rank = 0; rank < manifest.world_size; ++rank) {
-    absl::StatusOr<ManifestFile> file =
-        ReadManifestFile(RankNotePath(folder, rank));
-    if (absl::IsNotFound(file.status())) {
-      return absl::NotFoundError(absl::StrCat(
-          "rank ", rank, "'s part isn't in ", folder,
-          ": output_dir must be on a file system that all ranks share"));
-    }
-    CAPSTAN_RETURN_IF_ERROR(file.status());
-    manifest.files.push_back(*std::move(file));
-  }
-  // Catches strategies that omit elements.
-  const absl::Status status = CheckManifest(manifest);
-  if (!status.ok()) {
-    return absl::InternalError(
-        absl::StrCat("the strategy doesn't give each element to one rank to "
-                     "save: ",
-                     status.message()));
-  }
-  return manifest;
-}
-
-// Called on rank 0 after all have written: publishes the checkpoint.
-absl::Status Commit(const std::string& temporary, const std::string& folder,
-                    const TrainState& train_state,
-                    const CheckpointParts& parts) {
-  CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest,
-                           MergeNotes(temporary, train_state, parts));
-  for (int rank = 0; rank < parts.group->size(); ++rank) {
-    CAPSTAN_RETURN_IF_ERROR(RemoveTree(RankNotePath(temporary, rank)));
-  }
-  // Files' names must be on disk before the manifest that refers to them.
-  CAPSTAN_RETURN_IF_ERROR(SyncPath(temporary));
-  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
-      absl::StrCat(temporary, "/", kManifestFile), ManifestToJson(manifest)));
-  CAPSTAN_RETURN_IF_ERROR(SyncPath(temporary));
-  return ReplaceFolder(temporary, folder);
-}
-
-// Removes all but the newest `keep` checkpoints (none if `keep` <= 0) except
-// those of `saved_step` and `best_step`, and leftovers of killed runs. Failures
-// are logged and ignored.
-void RemoveOldCheckpoints(const std::string& output_dir, int keep,
-                          int64_t saved_step, int64_t best_step) {
-  const std::string root = Root(output_dir);
-  if (keep > 0) {
-    std::map<int64_t, std::string> others = WholeCheckpoints(output_dir);
-    others.erase(saved_step);
-    others.erase(best_step);
-    for (; others.size() >= static_cast<size_t>(keep);
-         others.erase(others.begin())) {
-      // Rename first: a half-removed checkpoint must not look complete.
-      const auto& [step, path] = *others.begin();
-      const std::string trash =
-          HiddenSibling(CheckpointFolder(output_dir, step), "trash");
-      RemoveQuietly(trash);
-      if (rename(path.c_str(), trash.c_str()) != 0) {
-        PLOG(WARNING) << "cannot remove the old checkpoint " << path;
-      }
-    }
-  }
-  std::set<std::string> whole;
-  for (const auto& [step, path] : WholeCheckpoints(output_dir)) {
-    whole.insert(path);
-  }
-  for (const std::string& name : ListNames(root)) {
-    const std::string path = root + "/" + name;
-    if (absl::StartsWith(name, ".step-") && whole.count(path) == 0) {
-      RemoveQuietly(path);
-    }
-  }
-}
-
-absl::Status Save(const std::string& output_dir, int keep,
-                  const TrainState& train_state, const CheckpointParts& parts,
-                  int64_t best_step) {
+absl::Status Save(const SaveRequest& request, const CheckpointParts& parts) {
   ProcessGroup& group = *parts.group;
   const bool first = group.rank() == 0;
-  const std::string folder = CheckpointFolder(output_dir, train_state.step);
-  const std::string temporary = HiddenSibling(folder, "tmp");
+  const std::string temporary = request.temporary();
+  const std::vector<StatePiece> pieces = OwnedPieces(parts);
+  CAPSTAN_RETURN_IF_ERROR(BeginTogether(request, BytesOf(pieces), group));
 
-  absl::Status status;
-  if (first) {
-    status = RemoveTree(temporary);  // left by a killed run
-    status.Update(MakeFolder(temporary));
-  }
-  CAPSTAN_RETURN_IF_ERROR(Agree(
-      group, status, [&](int) { return absl::StrCat("make ", temporary); }));
-
-  status = CatchAll([&] { return WriteRankFile(temporary, parts); });
+  absl::Status status =
+      WriteRank(temporary, group.rank(), group.size(), pieces);
   status = Agree(group, status, [&](int rank) {
     return absl::StrCat("write ", temporary, "/",
                         RankFileName(rank, group.size()));
   });
-
   if (status.ok()) {
     if (first) {
-      status = CatchAll(
-          [&] { return Commit(temporary, folder, train_state, parts); });
+      status = CommitSave(request, ManifestFrame(request.train_state, parts));
     }
-    status = Agree(group, status,
-                   [&](int) { return absl::StrCat("complete ", folder); });
+    status = Agree(group, status, [&](int) {
+      return absl::StrCat("complete ", request.folder());
+    });
   }
-  if (first) {
-    if (status.ok()) {
-      RemoveOldCheckpoints(output_dir, keep, train_state.step, best_step);
-    } else {
-      RemoveTree(temporary).IgnoreError();
-    }
-  }
+  if (first && !status.ok()) RemoveTree(temporary).IgnoreError();
   return status;
 }
 
@@ -366,15 +164,14 @@ absl::Status CheckState(const std::string& folder,
 
 // Maps each target to stored pieces, grouped by file.
 absl::StatusOr<std::map<const ManifestFile*, std::vector<Copy>>> FindCopies(
-    const std::string& folder, const Manifest& manifest,
-    const std::vector<Target>& targets) {
-  const RangeIndex index(manifest);
+    const StoredState& from, const std::vector<Target>& targets) {
+  const RangeIndex index(from.manifest);
   std::map<const ManifestFile*, std::vector<Copy>> copies;
   for (const Target& target : targets) {
     const auto cover =
         index.Cover(target.kind, target.parameter, target.begin, target.length);
     if (!cover.ok()) {
-      return DamagedError(absl::StrCat(folder, "/", kManifestFile),
+      return DamagedError(absl::StrCat(from.name, "/", kManifestFile),
                           cover.status().message());
     }
     for (const RangeIndex::Piece& piece : *cover) {
@@ -385,13 +182,11 @@ absl::StatusOr<std::map<const ManifestFile*, std::vector<Copy>>> FindCopies(
 }
 
 // Checks that everything is present, then reads.
-absl::Status Fill(const std::string& folder, const Manifest& manifest,
-                  const std::vector<Target>& targets) {
-  CAPSTAN_ASSIGN_OR_RETURN(const auto copies,
-                           FindCopies(folder, manifest, targets));
+absl::Status Fill(const StoredState& from, const std::vector<Target>& targets) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto copies, FindCopies(from, targets));
   std::map<const ManifestFile*, std::unique_ptr<StateFile>> opened;
   for (const auto& [file, file_copies] : copies) {
-    CAPSTAN_ASSIGN_OR_RETURN(opened[file], StateFile::Open(folder, *file));
+    CAPSTAN_ASSIGN_OR_RETURN(opened[file], from.open(*file));
     for (const Copy& copy : file_copies) {
       CAPSTAN_RETURN_IF_ERROR(opened[file]->Check(*copy.piece.range));
     }
@@ -442,12 +237,119 @@ std::vector<StateKind> StoredStrategyKinds(const CheckpointParts& parts,
   return stored ? kinds : std::vector<StateKind>();
 }
 
-// Loads everything, or with `state` null only the weights.
-absl::Status Load(const std::string& folder, const CheckpointParts& parts,
-                  TrainState* state) {
+absl::StatusOr<StoredState> StoredIn(const std::string& folder) {
+  StoredState stored;
+  stored.name = folder;
+  CAPSTAN_ASSIGN_OR_RETURN(stored.manifest, ReadManifest(folder));
+  stored.open = [folder](const ManifestFile& file) {
+    return StateFile::Open(folder, file);
+  };
+  return stored;
+}
+
+absl::Status LoadTogether(const std::string& folder,
+                          const CheckpointParts& parts, TrainState* state) {
+  return CatchAll([&] {
+    return Agree(*parts.group, CatchAll([&]() -> absl::Status {
+      CAPSTAN_ASSIGN_OR_RETURN(const StoredState stored, StoredIn(folder));
+      return LoadState(stored, parts, state);
+    }),
+                 [&](int) { return absl::StrCat("read ", folder); });
+  });
+}
+
+// Rank `root`'s text, on all ranks. Collective; throws CommunicationError.
+std::string TextOf(ProcessGroup& group, int root, const std::string& text) {
+  const bool mine = group.rank() == root;
+  std::vector<double> length = {mine ? static_cast<double>(text.size()) : 0.0};
+  group.AllReduceHost(absl::MakeSpan(length));
+  std::vector<double> letters(static_cast<size_t>(length[0]), 0.0);
+  if (letters.empty()) return "";
+  if (mine) std::copy(text.begin(), text.end(), letters.begin());
+  group.AllReduceHost(absl::MakeSpan(letters));
+  return std::string(letters.begin(), letters.end());
+}
+
+// How a rank fared with a checkpoint.
+enum Fared { kRead, kDamaged, kFailed };
+
+Fared FaredOf(const absl::Status& status) {
+  if (status.ok()) return kRead;
+  return absl::IsDataLoss(status) ? kDamaged : kFailed;
+}
+
+// The first rank that fared so, or the number of ranks.
+int FirstThat(Fared fared, const std::vector<double>& all) {
+  return static_cast<int>(std::find(all.begin(), all.end(), fared) -
+                          all.begin());
+}
+
+// Loads what rank 0 sees. `touched`: a load before, which failed, may have
+// changed the strategy's state, and is set if this one may.
+absl::Status LoadSeen(const std::string& folder, const CheckpointParts& parts,
+                      bool* touched, TrainState* state) {
+  const absl::StatusOr<StoredState> stored = StoredIn(folder);
+  if (absl::IsNotFound(stored.status()) && parts.group->rank() != 0) {
+    return Annotate(stored.status(),
+                    "output_dir isn't the folder that rank 0 has, which sees "
+                    "a checkpoint there: all hosts must share it");
+  }
+  CAPSTAN_RETURN_IF_ERROR(stored.status());
+  const bool has = !StoredStrategyKinds(parts, stored->manifest).empty();
+  if (*touched && !has) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " has no state of this strategy"));
+  }
+  *touched = has;
+  return LoadState(*stored, parts, state);
+}
+
+absl::Status LoadNewest(const std::string& output_dir,
+                        const CheckpointParts& parts, Resumed* resumed) {
+  ProcessGroup& group = *parts.group;
+  const bool first = group.rank() == 0;
+  std::vector<StoredCheckpoint> all;
+  if (first) all = WholeCheckpoints(output_dir);
+  all.resize(static_cast<size_t>(
+      FromAllRanks(group, static_cast<double>(all.size()))[0]));
+  absl::Status newest;  // what became of it, on this rank
+  bool touched = false;
+  for (const StoredCheckpoint& checkpoint : all) {
+    const std::string folder = TextOf(group, 0, checkpoint.path);
+    const absl::Status mine = CatchAll([&] {
+      return WithRetries(
+          [&] { return LoadSeen(folder, parts, &touched, &resumed->state); });
+    });
+    const std::vector<double> fared = FromAllRanks(group, FaredOf(mine));
+    const int failed = FirstThat(kFailed, fared);
+    const int damaged = FirstThat(kDamaged, fared);
+    if (failed == group.size() && damaged == group.size()) {
+      resumed->folder = folder;
+      return absl::OkStatus();
+    }
+    if (newest.ok()) {
+      newest =
+          !mine.ok()
+              ? mine
+              : LostPeerError(absl::StrCat("rank ", std::min(failed, damaged),
+                                           " could not read ", folder));
+    }
+    if (failed < group.size()) return newest;
+    std::string how = TextOf(group, damaged, std::string(mine.message()));
+    how = how.substr(0, how.find(kWhatToDo));
+    resumed->damaged.emplace_back(checkpoint.step, how);
+  }
+  return newest;
+}
+
+}  // namespace
+
+// Begins with what every rank checks before it reads.
+absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
+                       TrainState* state) {
   const at::NoGradGuard no_grad;
-  CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
-  CAPSTAN_RETURN_IF_ERROR(CheckParameters(folder, manifest, *parts.specs));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckParameters(from.name, from.manifest, *parts.specs));
   std::vector<StateKind> kinds = {MasterKind(parts)};
   if (state != nullptr) {
     std::vector<ManifestState> wanted;
@@ -455,41 +357,29 @@ absl::Status Load(const std::string& folder, const CheckpointParts& parts,
       wanted.push_back(ManifestStateOf(kind.spec));
       kinds.push_back(std::move(kind));
     }
-    CAPSTAN_RETURN_IF_ERROR(CheckState(folder, manifest.state, wanted));
-    for (StateKind& kind : StoredStrategyKinds(parts, manifest)) {
+    CAPSTAN_RETURN_IF_ERROR(CheckState(from.name, from.manifest.state, wanted));
+    for (StateKind& kind : StoredStrategyKinds(parts, from.manifest)) {
       kinds.push_back(std::move(kind));
     }
   }
-  CAPSTAN_RETURN_IF_ERROR(Fill(folder, manifest, TargetsOf(parts, kinds)));
+  CAPSTAN_RETURN_IF_ERROR(Fill(from, TargetsOf(parts, kinds)));
   for (OptimizerShard& shard : parts.shards) {
     if (shard.working.defined()) shard.working.copy_(shard.master);
   }
-  if (state != nullptr) *state = manifest.train_state;
+  if (state != nullptr) *state = from.manifest.train_state;
   return absl::OkStatus();
 }
 
-absl::Status LoadTogether(const std::string& folder,
-                          const CheckpointParts& parts, TrainState* state) {
-  return CatchAll([&] {
-    return Agree(*parts.group,
-                 CatchAll([&] { return Load(folder, parts, state); }),
-                 [&](int) { return absl::StrCat("read ", folder); });
-  });
-}
-
-}  // namespace
-
-std::string CheckpointFolder(const std::string& output_dir, int64_t step) {
-  return absl::StrFormat("%s/step-%08d", Root(output_dir), step);
-}
-
-std::string NewestCheckpoint(const std::string& output_dir) {
-  const std::map<int64_t, std::string> found = WholeCheckpoints(output_dir);
-  return found.empty() ? "" : found.rbegin()->second;
-}
-
-bool IsCheckpoint(const std::string& folder) {
-  return PathExists(absl::StrCat(folder, "/", kManifestFile));
+absl::Status BeginTogether(const SaveRequest& request, int64_t bytes,
+                           ProcessGroup& group) {
+  double all[] = {static_cast<double>(bytes)};
+  group.AllReduceHost(absl::MakeSpan(all));
+  absl::Status status;
+  if (group.rank() == 0) {
+    status = BeginSave(request, static_cast<int64_t>(all[0]));
+  }
+  return Agree(group, status,
+               [&](int) { return absl::StrCat("make ", request.temporary()); });
 }
 
 absl::StatusOr<TrainState> CheckpointState(const std::string& folder) {
@@ -505,8 +395,17 @@ absl::StatusOr<std::string> CheckpointConfig(const std::string& folder) {
 absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
                             const TrainState& train_state,
                             const CheckpointParts& parts, int64_t best_step) {
-  return CatchAll(
-      [&] { return Save(output_dir, keep, train_state, parts, best_step); });
+  SaveRequest request;
+  request.output_dir = output_dir;
+  request.train_state = train_state;
+  request.keep = keep;
+  request.best_step = best_step;
+  return SaveCheckpoint(request, parts);
+}
+
+absl::Status SaveCheckpoint(const SaveRequest& request,
+                            const CheckpointParts& parts) {
+  return CatchAll([&] { return Save(request, parts); });
 }
 
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
@@ -514,6 +413,14 @@ absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
   TrainState state;
   CAPSTAN_RETURN_IF_ERROR(LoadTogether(folder, parts, &state));
   return state;
+}
+
+absl::StatusOr<Resumed> LoadNewestCheckpoint(const std::string& output_dir,
+                                             const CheckpointParts& parts) {
+  Resumed resumed;
+  CAPSTAN_RETURN_IF_ERROR(
+      CatchAll([&] { return LoadNewest(output_dir, parts, &resumed); }));
+  return resumed;
 }
 
 absl::Status LoadCheckpointWeights(const std::string& folder,
@@ -543,8 +450,8 @@ absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
 absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
     const std::string& folder, const std::vector<ParameterSpec>& specs,
     const InitialValues& initial) {
-  CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
-  CAPSTAN_RETURN_IF_ERROR(CheckParameters(folder, manifest, specs));
+  CAPSTAN_ASSIGN_OR_RETURN(const StoredState stored, StoredIn(folder));
+  CAPSTAN_RETURN_IF_ERROR(CheckParameters(folder, stored.manifest, specs));
   std::vector<at::Tensor> weights;
   std::vector<Target> targets;
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
@@ -559,11 +466,11 @@ absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
                          "' is frozen, and so isn't in the checkpoint"));
       } else {
         CAPSTAN_RETURN_IF_ERROR(
-            initial(static_cast<int>(i), manifest.train_state.seed,
+            initial(static_cast<int>(i), stored.manifest.train_state.seed,
                     weights.back().mutable_data_ptr<float>()));
       }
     }
-    return Fill(folder, manifest, targets);
+    return Fill(stored, targets);
   }));
   return weights;
 }

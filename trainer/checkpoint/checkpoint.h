@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -55,6 +56,14 @@ struct TrainState {
   double loss_scale = 1.0;
   int64_t loss_scale_good_steps = 0;
   double last_loss = 0.0;
+  // The window of train.loss_spikes, oldest first, and the spikes since its
+  // last loss.
+  std::vector<double> recent_losses;
+  int64_t spikes_in_a_row = 0;
+  // Samples of train_data and eval_data that the run has passed over
+  // (train.skip_bad_samples), ascending.
+  std::vector<int64_t> bad_samples;
+  std::vector<int64_t> bad_eval_samples;
 };
 
 // The state saved in and restored from a checkpoint.
@@ -84,6 +93,10 @@ absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
                             const CheckpointParts& parts,
                             int64_t best_step = -1);
 
+struct SaveRequest;  // save.h
+absl::Status SaveCheckpoint(const SaveRequest& request,
+                            const CheckpointParts& parts);
+
 // Loads masters, working copies and state from the checkpoint in `folder` (a
 // step-NNNNNNNN folder), whatever strategy, world size and shard layout wrote
 // it. Collective: if one rank fails, all return an error; its own names file
@@ -95,6 +108,22 @@ absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
 // are partly overwritten and mustn't be used.
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
                                           const CheckpointParts& parts);
+
+// What a run goes on from.
+struct Resumed {
+  std::string folder;  // "": there is no checkpoint, and nothing was loaded
+  TrainState state;
+  // Newer checkpoints that can't be read: on rank 0 their steps, and how:
+  // "PATH: is damaged: HOW".
+  std::vector<std::pair<int64_t, std::string>> damaged;
+};
+
+// Loads the newest whole checkpoint in OUTPUT_DIR/checkpoints, as rank 0 sees
+// it. If a rank finds it damaged, all load the one before, and so on; if there
+// is none before, the error is the newest one's, as LoadCheckpoint's.
+// Collective.
+absl::StatusOr<Resumed> LoadNewestCheckpoint(const std::string& output_dir,
+                                             const CheckpointParts& parts);
 
 // Like LoadCheckpoint, but loads only masters and working copies.
 absl::Status LoadCheckpointWeights(const std::string& folder,

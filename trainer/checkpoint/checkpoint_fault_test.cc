@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +16,10 @@
 #include "base/crc32c.h"
 #include "base/files.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
+#include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/verify.h"
 
 namespace capstan {
 namespace {
@@ -91,6 +95,34 @@ TEST_F(CheckpointFaultTest, WithoutTheGlobalBatch) {
   Edit("\"global_batch_size\": 12", "\"another\": 12");
   EXPECT_EQ(CheckpointState(folder_)->global_batch_size, 8);
   EXPECT_EQ(LoadError(), "");
+}
+
+TEST_F(CheckpointFaultTest, NumbersThatFitNoInteger) {
+  for (const char* number : {"1e99", "-1e30"}) {
+    const std::string whole = *ReadWholeFile(folder_ + "/manifest.json");
+    Edit("\"world_size\": ",
+         absl::StrCat("\"eval_step\": ", number, ", \"world_size\": "));
+    EXPECT_THAT(LoadError(),
+                AllOf(HasSubstr("manifest.json"), HasSubstr("is damaged")));
+    ASSERT_TRUE(WriteWholeFile(folder_ + "/manifest.json", whole).ok());
+  }
+}
+
+TEST_F(CheckpointFaultTest, AManifestOfBracketsOnly) {
+  ASSERT_TRUE(
+      WriteWholeFile(folder_ + "/manifest.json", std::string(200000, '['))
+          .ok());
+  EXPECT_THAT(LoadError(),
+              AllOf(HasSubstr("manifest.json"), HasSubstr("is damaged")));
+}
+
+TEST_F(CheckpointFaultTest, NumelDoesNotOverflow) {
+  ManifestState state;
+  state.block = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(state.Numel(state.block), 1);
+  EXPECT_EQ(state.Numel(2), 1);
+  state.block = 256;
+  EXPECT_EQ(state.Numel(257), 2);
 }
 
 TEST_F(CheckpointFaultTest, TruncatedStateFile) {
@@ -212,6 +244,128 @@ TEST_F(CheckpointFaultTest, AnOlderCheckpointLoads) {
   Edit("\"trained_tokens\"", "\"unknown\"");
   Edit("\"padding\"", "\"unknown_too\"");
   EXPECT_EQ(LoadError(), "");
+}
+
+// They would have the run look for its data for ever.
+TEST_F(CheckpointFaultTest, NumbersThatNoRunReaches) {
+  const std::string path = folder_ + "/manifest.json";
+  const std::string text = *ReadWholeFile(path);
+  for (const char* samples : {"-1", "9223372036854775807"}) {
+    Edit("\"samples\": 40", absl::StrCat("\"samples\": ", samples));
+    EXPECT_THAT(LoadError(),
+                AllOf(HasSubstr("manifest.json: is damaged"),
+                      HasSubstr(absl::StrCat("samples is ", samples))));
+    ASSERT_TRUE(WriteWholeFile(path, text).ok());
+  }
+}
+
+// A header that says I32 where the run has written F32.
+TEST_F(CheckpointFaultTest, ATensorOfAnotherType) {
+  const std::string path = folder_ + kStateFile;
+  const std::string bytes = *ReadWholeFile(path);
+  ASSERT_TRUE(
+      WriteWholeFile(path, absl::StrReplaceAll(bytes, {{"F32", "I32"}})).ok());
+  EXPECT_THAT(LoadError(), AllOf(HasSubstr(path), HasSubstr("' is I32"),
+                                 HasSubstr("says F32")));
+}
+
+// Loads the newest as `ranks` ranks; each one's error.
+class FallbackTest : public CheckpointFaultTest {
+ protected:
+  void SetUp() override {
+    CheckpointFaultTest::SetUp();
+    ASSERT_TRUE(FirstError(SaveWith({0, 9, kFlat}, out_, 6, 0, 0.5f)).ok());
+    newest_ = NewestCheckpoint(out_);
+  }
+
+  std::vector<absl::Status> Load(std::vector<Resumed>* resumed) {
+    const std::vector<int64_t> bounds = {0, 9, 22, kFlat};
+    resumed->resize(3);
+    return OnRanks(3, [&](ProcessGroup& group) {
+      FakeRun run(group.rank(), bounds);
+      absl::StatusOr<Resumed> mine =
+          LoadNewestCheckpoint(out_, run.Parts(group));
+      if (mine.ok()) {
+        EXPECT_TRUE(run.HasValues(mine->state.step == 6 ? 0.5f : 0.0f));
+        (*resumed)[group.rank()] = *mine;
+      }
+      return mine.status();
+    });
+  }
+
+  std::string newest_;
+};
+
+TEST_F(FallbackTest, TheNewestIfItIsWhole) {
+  std::vector<Resumed> resumed;
+  ASSERT_TRUE(FirstError(Load(&resumed)).ok());
+  EXPECT_EQ(resumed[0].folder, newest_);
+  EXPECT_TRUE(resumed[0].damaged.empty());
+}
+
+// Only the last rank reads the byte.
+TEST_F(FallbackTest, AllTakeTheOneBefore) {
+  FlipLastByte(newest_ + kStateFile);
+  std::vector<Resumed> resumed;
+  const auto statuses = Load(&resumed);
+  ASSERT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  for (const Resumed& mine : resumed) {
+    EXPECT_EQ(mine.folder, folder_);
+    EXPECT_EQ(mine.state.step, 5);
+    ASSERT_EQ(mine.damaged.size(), 1u);
+    EXPECT_THAT(mine.damaged[0].second,
+                AllOf(HasSubstr(newest_ + kStateFile), HasSubstr("CRC-32C"),
+                      testing::Not(HasSubstr("intact copy"))));
+  }
+  EXPECT_EQ(resumed[0].damaged[0].first, 6);
+}
+
+TEST_F(FallbackTest, AManifestThatIsCut) {
+  const std::string path = newest_ + "/manifest.json";
+  ASSERT_TRUE(WriteWholeFile(path, "{").ok());
+  std::vector<Resumed> resumed;
+  ASSERT_TRUE(FirstError(Load(&resumed)).ok());
+  EXPECT_EQ(resumed[2].folder, folder_);
+}
+
+TEST_F(FallbackTest, NoneIsWhole) {
+  FlipLastByte(newest_ + kStateFile);
+  fs::remove(folder_ + kStateFile);
+  std::vector<Resumed> resumed;
+  const auto statuses = Load(&resumed);
+  EXPECT_THAT(std::string(statuses[2].message()),
+              AllOf(HasSubstr(newest_), HasSubstr("CRC-32C"),
+                    HasSubstr("remove " + newest_)));
+  EXPECT_THAT(std::string(statuses[0].message()),
+              HasSubstr("rank 2 could not read " + newest_));
+}
+
+// Damage that can be told from what can't be read at all, which hides nothing.
+TEST_F(FallbackTest, AnotherModelIsNoDamage) {
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, {0, 13}, {{"a.weight", {5, 4}, 0, true}});
+  EXPECT_THAT(
+      std::string(
+          LoadNewestCheckpoint(out_, run.Parts(group)).status().message()),
+      HasSubstr("made by another model"));
+}
+
+// Damaged ones don't count as those that are kept.
+TEST_F(FallbackTest, WhatIsDamagedPushesNothingOut) {
+  RemoveOldCheckpoints(out_, 2, /*saved_step=*/9, /*best_step=*/-1, {6});
+  EXPECT_THAT(Names(out_ + "/checkpoints"),
+              ElementsAre("step-00000005", "step-00000006"));
+  RemoveOldCheckpoints(out_, 2, /*saved_step=*/9, /*best_step=*/-1);
+  EXPECT_THAT(Names(out_ + "/checkpoints"), ElementsAre("step-00000006"));
+}
+
+TEST_F(CheckpointFaultTest, VerifyReadsEveryByte) {
+  EXPECT_TRUE(VerifyCheckpoint(folder_).ok());
+  FlipLastByte(folder_ + kStateFile);
+  EXPECT_THAT(std::string(VerifyCheckpoint(folder_).message()),
+              AllOf(HasSubstr(folder_ + kStateFile), HasSubstr("CRC-32C"),
+                    HasSubstr("'exp_avg_sq/b/0'")));
 }
 
 TEST_F(CheckpointFaultTest, RangesAndFilesOfTheManifestAreChecked) {

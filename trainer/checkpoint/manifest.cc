@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -53,25 +54,60 @@ double DoubleFromJson(const Json& value) {
 }
 
 Json TrainStateToJson(const TrainState& state) {
-  return {{"step", state.step},
-          {"optimizer_steps", state.optimizer_steps},
-          {"samples", state.samples},
-          {"tokens", state.tokens},
-          {"trained_tokens", state.trained_tokens},
-          {"padding", state.padding},
-          {"seed", state.seed},
-          {"data_size", state.data_size},
-          {"data_shuffle", state.data_shuffle},
-          {"data_group", state.data_group},
-          {"global_batch_size", state.global_batch_size},
-          {"frozen_crc32c", state.frozen_crc32c},
-          {"eval_step", state.eval_step},
-          {"best_eval_loss", DoubleToJson(state.best_eval_loss)},
-          {"best_step", state.best_step},
-          {"evals_without_better", state.evals_without_better},
-          {"loss_scale", DoubleToJson(state.loss_scale)},
-          {"loss_scale_good_steps", state.loss_scale_good_steps},
-          {"last_loss", DoubleToJson(state.last_loss)}};
+  Json json = {{"step", state.step},
+               {"optimizer_steps", state.optimizer_steps},
+               {"samples", state.samples},
+               {"tokens", state.tokens},
+               {"trained_tokens", state.trained_tokens},
+               {"padding", state.padding},
+               {"seed", state.seed},
+               {"data_size", state.data_size},
+               {"data_shuffle", state.data_shuffle},
+               {"data_group", state.data_group},
+               {"global_batch_size", state.global_batch_size},
+               {"frozen_crc32c", state.frozen_crc32c},
+               {"eval_step", state.eval_step},
+               {"best_eval_loss", DoubleToJson(state.best_eval_loss)},
+               {"best_step", state.best_step},
+               {"evals_without_better", state.evals_without_better},
+               {"loss_scale", DoubleToJson(state.loss_scale)},
+               {"loss_scale_good_steps", state.loss_scale_good_steps},
+               {"last_loss", DoubleToJson(state.last_loss)}};
+  // Only of runs that ask for it.
+  if (!state.recent_losses.empty()) {
+    json["recent_losses"] = state.recent_losses;
+    json["spikes_in_a_row"] = state.spikes_in_a_row;
+  }
+  if (!state.bad_samples.empty()) json["bad_samples"] = state.bad_samples;
+  if (!state.bad_eval_samples.empty()) {
+    json["bad_eval_samples"] = state.bad_eval_samples;
+  }
+  return json;
+}
+
+// Whether each number that isn't a loss fits an int64: what Json makes an
+// integer of 1e99 is undefined.
+bool NumbersFit(const Json& json) {
+  constexpr double kMost = 9e18;
+  for (const auto& [key, value] : json.items()) {
+    const bool may_be_any =
+        key == "best_eval_loss" || key == "loss_scale" || key == "last_loss";
+    if (value.is_number_float() && !may_be_any &&
+        !(std::fabs(value.get<double>()) < kMost)) {
+      return false;
+    }
+    if (value.is_structured() && !NumbersFit(value)) return false;
+  }
+  return true;
+}
+
+// Throws Json's exceptions, which name the place; what isn't nested as a
+// manifest is has no members. Json's own parser follows any depth, and what it
+// makes is freed and written by recursion.
+Json ParseManifestJson(absl::string_view text) {
+  if (JsonDepth(text) > kMostJsonDepth) return nullptr;
+  Json json = Json::parse(text.begin(), text.end());
+  return NumbersFit(json) ? json : Json();
 }
 
 TrainState TrainStateFromJson(const Json& json) {
@@ -102,6 +138,16 @@ TrainState TrainStateFromJson(const Json& json) {
   state.loss_scale = DoubleFromJson(json.at("loss_scale"));
   state.loss_scale_good_steps = json.at("loss_scale_good_steps").get<int64_t>();
   state.last_loss = DoubleFromJson(json.at("last_loss"));
+  if (json.contains("recent_losses")) {
+    state.recent_losses = json.at("recent_losses").get<std::vector<double>>();
+    state.spikes_in_a_row = json.at("spikes_in_a_row").get<int64_t>();
+  }
+  for (const auto& [name, samples] :
+       {std::make_pair("bad_samples", &state.bad_samples),
+        std::make_pair("bad_eval_samples", &state.bad_eval_samples)}) {
+    if (!json.contains(name)) continue;
+    *samples = json.at(name).get<std::vector<int64_t>>();
+  }
   return state;
 }
 
@@ -161,6 +207,7 @@ Json FileToJson(const ManifestFile& file) {
                       {"parameter", range.parameter},
                       {"begin", range.begin},
                       {"length", range.length},
+                      {"dtype", range.dtype},
                       {kCrcKey, CrcsToText(range.crc32c)}});
   }
   return {{"file", file.name},
@@ -177,7 +224,8 @@ ManifestFile FileFromJson(const Json& json) {
                            range.at("parameter").get<std::string>(),
                            range.at("begin").get<int64_t>(),
                            range.at("length").get<int64_t>(),
-                           CrcsFromText(range.at(kCrcKey).get<std::string>())});
+                           CrcsFromText(range.at(kCrcKey).get<std::string>()),
+                           range.value("dtype", "")});
   }
   return file;
 }
@@ -232,6 +280,39 @@ std::string Crc(const Json& json) {
   return absl::StrFormat("%08x", Crc32c(rest.dump()));
 }
 
+// No run counts further: 2^53, up to which a double is exact.
+constexpr int64_t kMostCounted = int64_t{1} << 53;
+
+// Numbers that no run has would make the one that goes on from them search its
+// data for ever, or overflow.
+absl::Status CheckTrainState(const TrainState& state) {
+  const std::pair<const char*, int64_t> counts[] = {
+      {"step", state.step},
+      {"optimizer_steps", state.optimizer_steps},
+      {"samples", state.samples},
+      {"tokens", state.tokens},
+      {"padding", state.padding},
+      {"data_size", state.data_size},
+      {"data_group", state.data_group},
+      {"global_batch_size", state.global_batch_size},
+      {"evals_without_better", state.evals_without_better},
+      {"loss_scale_good_steps", state.loss_scale_good_steps},
+  };
+  for (const auto& [name, count] : counts) {
+    if (count >= 0 && count <= kMostCounted) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s is %d, which no run reaches", name, count));
+  }
+  for (const auto& [name, step] :
+       {std::pair<const char*, int64_t>{"eval_step", state.eval_step},
+        {"best_step", state.best_step}}) {
+    if (step <= kMostCounted) continue;  // negative: none
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s is %d, which no run reaches", name, step));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckVersion(const std::string& path, int version) {
   if (version == kFormatVersion) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
@@ -244,8 +325,9 @@ absl::Status CheckVersion(const std::string& path, int version) {
 }  // namespace
 
 int64_t ManifestState::Numel(int64_t parameter_numel) const {
-  return per_parameter > 0 ? per_parameter
-                           : (parameter_numel + block - 1) / block;
+  return per_parameter > 0
+             ? per_parameter
+             : parameter_numel / block + (parameter_numel % block != 0 ? 1 : 0);
 }
 
 bool ManifestState::operator==(const ManifestState& other) const {
@@ -279,6 +361,34 @@ std::string ManifestToJson(const Manifest& manifest) {
   return json.dump(1) + "\n";
 }
 
+std::string TrainStateText(const TrainState& state) {
+  return TrainStateToJson(state).dump();
+}
+
+absl::StatusOr<TrainState> TrainStateFromText(absl::string_view text,
+                                              const std::string& path) {
+  try {
+    return TrainStateFromJson(ParseManifestJson(text));
+  } catch (const Json::exception& e) {
+    return DamagedError(path, e.what());
+  }
+}
+
+absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
+                                          const std::string& path) {
+  try {
+    const Json json = ParseManifestJson(text);
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckVersion(path, json.at("format_version").get<int>()));
+    if (json.at(kCrcKey) != Crc(json)) {
+      return DamagedError(path, "its CRC-32C isn't what it says");
+    }
+    return FromJson(json);
+  } catch (const Json::exception& e) {
+    return DamagedError(path, e.what());
+  }
+}
+
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/", kManifestFile);
   if (!PathExists(path)) {
@@ -286,24 +396,14 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
         folder, " isn't a whole checkpoint: it has no ", kManifestFile));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-  Manifest manifest;
-  try {
-    const Json json = Json::parse(text);
-    CAPSTAN_RETURN_IF_ERROR(
-        CheckVersion(path, json.at("format_version").get<int>()));
-    if (json.at(kCrcKey) != Crc(json)) {
-      return DamagedError(path, "its CRC-32C isn't what it says");
-    }
-    manifest = FromJson(json);
-  } catch (const Json::exception& e) {
-    return DamagedError(path, e.what());
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ManifestFromJson(text, path));
   const absl::Status status = CheckManifest(manifest);
   if (!status.ok()) return DamagedError(path, status.message());
   return manifest;
 }
 
 absl::Status CheckManifest(const Manifest& manifest) {
+  CAPSTAN_RETURN_IF_ERROR(CheckTrainState(manifest.train_state));
   CAPSTAN_ASSIGN_OR_RETURN(const auto numels, Numels(manifest));
   for (const ManifestFile& file : manifest.files) {
     if (file.name.empty() || file.name.find('/') != std::string::npos) {
@@ -345,7 +445,7 @@ std::string ManifestFileToJson(const ManifestFile& file) {
 absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   try {
-    return FileFromJson(Json::parse(text));
+    return FileFromJson(ParseManifestJson(text));
   } catch (const Json::exception& e) {
     return absl::DataLossError(absl::StrCat(path, ": is damaged: ", e.what()));
   }
@@ -353,8 +453,7 @@ absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
 
 absl::Status DamagedError(const std::string& path, absl::string_view how) {
   return absl::DataLossError(
-      absl::StrCat(path, ": is damaged: ", how,
-                   "; put an intact copy in its place, or remove ",
+      absl::StrCat(path, ": is damaged: ", how, kWhatToDo, ", or remove ",
                    path.substr(0, path.rfind('/')),
                    " to resume from the checkpoint before"));
 }

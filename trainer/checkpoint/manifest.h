@@ -33,6 +33,8 @@ struct ManifestRange {
   int64_t begin = 0;
   int64_t length = 0;
   std::vector<uint32_t> crc32c;  // one per chunk of its bytes in the file
+  // Of its elements in the file, "F32"; "": saved by an older trainer.
+  std::string dtype;
   // The tensor's name in its file: KIND/PARAMETER/BEGIN.
   std::string Key() const;
 };
@@ -69,22 +71,31 @@ struct Manifest {
   std::vector<ManifestFile> files;
 };
 
+// A TrainState as JSON, and back; DATA_LOSS naming `path` if it isn't one.
+std::string TrainStateText(const TrainState& state);
+absl::StatusOr<TrainState> TrainStateFromText(absl::string_view text,
+                                              const std::string& path);
+
 std::string ManifestToJson(const Manifest& manifest);
+// The inverse, without CheckManifest. Errors name `path`, where `text` is from.
+absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
+                                          const std::string& path);
 // Reads FOLDER/manifest.json, verifies its checksum and runs CheckManifest.
 // Errors name the file, the field and what to do.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 
-// Checks that ranges lie within their parameters, files within the folder, and
-// that each element of each trainable parameter's master and state is in
-// exactly one file.
+// Checks that the run's numbers are possible, that ranges lie within their
+// parameters, files within the folder, and that each element of each trainable
+// parameter's master and state is in exactly one file.
 absl::Status CheckManifest(const Manifest& manifest);
 
 // One file's part of a manifest, which each rank writes for rank 0.
 std::string ManifestFileToJson(const ManifestFile& file);
 absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path);
 
-// DATA_LOSS: "PATH: is damaged: HOW: what to do". `path` is in a checkpoint's
-// folder.
+// DATA_LOSS: "PATH: is damaged: HOW; put an intact copy ..". `path` is in a
+// checkpoint's folder.
+inline constexpr char kWhatToDo[] = "; put an intact copy in its place";
 absl::Status DamagedError(const std::string& path, absl::string_view how);
 
 // Finds the stored ranges that cover a given range. Points into the manifest.

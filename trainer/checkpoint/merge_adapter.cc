@@ -127,6 +127,7 @@ absl::Status WriteMerged(const std::string& path,
     CAPSTAN_RETURN_IF_ERROR(
         writer->Append(stored.const_data_ptr(), entry.bytes));
   }
+  CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
   return writer->Close();
 }
 
@@ -145,13 +146,19 @@ absl::StatusOr<std::string> CopyOtherFiles(const AdapterMerge& merge,
                                            const std::string& to) {
   const bool own_tokenizer = PathExists(merge.adapter + "/tokenizer.json");
   if (own_tokenizer) {
-    for (const auto& entry : fs::directory_iterator(merge.adapter)) {
-      const std::string name = entry.path().filename().string();
-      if (!entry.is_regular_file() || !IsTokenizerFile(name)) continue;
-      CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
-                               ReadWholeFile(entry.path().string()));
+    std::error_code error;
+    for (fs::directory_iterator it(merge.adapter, error), end;
+         !error && it != end; it.increment(error)) {
+      const std::string path = it->path().string();
+      const std::string name = it->path().filename().string();
+      if (!IsRegularFile(path) || !IsTokenizerFile(name)) continue;
+      CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
       CAPSTAN_RETURN_IF_ERROR(
           WriteWholeFile(absl::StrCat(to, "/", name), text));
+    }
+    if (error) {
+      return absl::ErrnoToStatus(
+          error.value(), absl::StrCat(merge.adapter, " can't be listed"));
     }
   }
   CAPSTAN_ASSIGN_OR_RETURN(const ModelFiles files,

@@ -35,13 +35,29 @@ absl::StatusOr<ManifestFile> WriteStateFile(
 // tensor. One thread at a time.
 class StateFile {
  public:
+  // A tensor's position in the file.
+  struct Place {
+    c10::ScalarType dtype;
+    int64_t numel;
+    int64_t offset;  // of its first byte
+    int64_t bytes;
+  };
+
   // Checks length and header. `file` must outlive it.
   static absl::StatusOr<std::unique_ptr<StateFile>> Open(
       const std::string& folder, const ManifestFile& file);
 
+  // A file that holds the elements of `places`, by ManifestRange::Key, without
+  // header and checksums: a mirror's (mirror.h).
+  static std::unique_ptr<StateFile> WithoutHeader(
+      std::string path, std::map<std::string, Place> places);
+
   // Checks that the header agrees with the manifest on `range`, one of the
   // file's.
   absl::Status Check(const ManifestRange& range) const;
+
+  // Reads all of `range`, which must have passed Check, for its checksums.
+  absl::Status Verify(const ManifestRange& range);
 
   // Fills out (1-D) with elements of the parameter from offset `begin`,
   // contained in `range`, converted to out's dtype and device. Reads only the
@@ -54,14 +70,6 @@ class StateFile {
   void Close();
 
  private:
-  // A tensor's position in the file.
-  struct Place {
-    c10::ScalarType dtype;
-    int64_t numel;
-    int64_t offset;  // of its first byte
-    int64_t bytes;
-  };
-
   explicit StateFile(std::string path) : path_(std::move(path)) {}
   absl::Status ReadHeader(const ManifestFile& file);
   // Reads chunk `index` of a range into buffer_; returns its length in bytes.
@@ -69,6 +77,7 @@ class StateFile {
                                     const Place& place, int64_t index);
 
   const std::string path_;
+  bool checksums_ = true;
   std::map<std::string, Place> places_;
   std::unique_ptr<InputFile> file_;
   std::vector<char> buffer_;

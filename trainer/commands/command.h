@@ -50,6 +50,14 @@ Call& ThisCall();
 struct RunOptions {
   std::vector<std::string> configs;
   std::vector<std::string> overrides;
+  // Those that stand for flags of their own, for errors: "launch.nodes=2" was
+  // --nodes=2.
+  struct Typed {
+    std::string override;
+    std::string flag;
+    std::string value;
+  };
+  std::vector<Typed> typed;
   std::vector<std::string> plugin_path;
   bool print_config = false;
   // Whether to make missing `collect` data; otherwise that is an error.

@@ -167,11 +167,11 @@ absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
   }
   for (const char* name : {"report.json", "runs"}) {
     if (options.resume && name == std::string("runs")) continue;
-    if (!where.output_dir().empty() && fs::exists(folder / name)) {
+    if (!where.output_dir().empty() && PathExists((folder / name).string())) {
       return absl::AlreadyExistsError(
           absl::StrCat("output_dir: ", folder.string(),
                        " already holds a comparison; name another folder",
-                       fs::exists(folder / "report.json")
+                       PathExists((folder / "report.json").string())
                            ? ""
                            : ", or go on with it with --resume"));
     }

@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<std::string>> DataOverrides(
   std::vector<std::string> overrides;
   if (options.data.empty()) return overrides;
   const std::string data = FromCaller(options.data);
-  if (!fs::exists(data)) {
+  if (!PathExists(data)) {
     return absl::NotFoundError(
         absl::StrCat("--data=", options.data, ": there is no such file"));
   }
@@ -86,7 +86,7 @@ absl::StatusOr<std::vector<std::string>> DataOverrides(
     if (role == DataRole::CLEARED) {
       overrides.push_back(absl::StrCat("eval_data.", field.name(), "="));
     } else if ((role == DataRole::FILE_PATH && takes_path == nullptr) ||
-               (role == DataRole::FOLDER_PATH && fs::is_directory(data))) {
+               (role == DataRole::FOLDER_PATH && IsFolder(data))) {
       takes_path = &field;
     }
   }

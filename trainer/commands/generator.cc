@@ -3,13 +3,17 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
@@ -31,8 +35,8 @@ struct Sources {
 };
 
 bool IsAdapter(const fs::path& folder) {
-  return fs::exists(folder / "adapter_config.json") &&
-         !fs::exists(folder / "config.json");
+  return PathExists((folder / "adapter_config.json").string()) &&
+         !PathExists((folder / "config.json").string());
 }
 
 // Parses the file; is_discarded() if it can't be read or isn't JSON.
@@ -49,7 +53,7 @@ absl::StatusOr<std::string> BaseOf(const std::string& adapter) {
     const auto named = json.find("base_model_name_or_path");
     if (named != json.end() && named->is_string()) base = *named;
   }
-  if (!base.empty() && fs::is_directory(base)) return base;
+  if (!base.empty() && IsFolder(base)) return base;
   return absl::NotFoundError(absl::StrCat(
       adapter, " is an adapter, and its base",
       base.empty() ? "" : absl::StrCat(", ", base, ","),
@@ -61,7 +65,7 @@ absl::StatusOr<Sources> Find(const std::string& caller,
                              const std::string& adapter) {
   Sources sources;
   sources.model = ModelFolder((fs::path(caller) / model).string());
-  if (!fs::is_directory(sources.model)) {
+  if (!IsFolder(sources.model)) {
     return absl::NotFoundError(absl::StrCat("--model=", model,
                                             ": no such folder",
                                             HubDownloadHint(model, "--model")));
@@ -96,6 +100,21 @@ std::string SnakeCase(const std::string& name) {
         static_cast<char>(std::tolower(static_cast<unsigned char>(name[i])));
   }
   return snake;
+}
+
+// A part of a plugin's name, taken from a file. Anything else would be config
+// text of the file's making.
+absl::Status CheckName(const std::string& path, absl::string_view key,
+                       absl::string_view name) {
+  const bool plain =
+      !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_';
+      });
+  if (plain) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": ", key, " is \"", absl::Utf8SafeCEscape(name.substr(0, 100)),
+      "\", for which there can be no plugin: one's name has letters, digits "
+      "and _"));
 }
 
 std::string ObjectiveSlot(const std::string& package) {
@@ -148,6 +167,7 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
         absl::StrCat(path, ": no model_type in it"));
   }
   const std::string model_type = json["model_type"];
+  CAPSTAN_RETURN_IF_ERROR(CheckName(path, "model_type", model_type));
   const std::string slot = absl::StrCat(
       "model { [plugin/capstan.", model_type,
       ".Config] { pretrained: ", InQuotes(fs::absolute(folder).string()),
@@ -171,8 +191,9 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": no architectures in it"));
   }
-  return slot + ObjectiveSlot(absl::StrCat(
-                    "capstan.", SnakeCase(architecture.substr(split + 3))));
+  const std::string objective = SnakeCase(architecture.substr(split + 3));
+  CAPSTAN_RETURN_IF_ERROR(CheckName(path, "architectures", objective));
+  return slot + ObjectiveSlot(absl::StrCat("capstan.", objective));
 }
 
 template <typename Base>
@@ -332,15 +353,15 @@ void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
 
 std::string ModelFolder(const std::string& path) {
   const std::string folder = FollowLatestRun(path);
-  if (fs::exists(fs::path(folder) / "final")) return folder + "/final";
+  if (PathExists(folder + "/final")) return folder + "/final";
   const std::string newest = NewestCheckpoint(folder);
   if (!newest.empty()) return newest;
   // Other tools (DeepSpeed) also write a `latest` in a model's folder.
   for (const char* name : {"config.json", "adapter_config.json"}) {
-    if (fs::exists(fs::path(folder) / name)) return folder;
+    if (PathExists(absl::StrCat(folder, "/", name))) return folder;
   }
   const std::string latest = FollowLatestRun(folder + "/latest");
-  return fs::is_directory(latest) ? ModelFolder(latest) : folder;
+  return IsFolder(latest) ? ModelFolder(latest) : folder;
 }
 
 absl::StatusOr<Generator> LoadGenerator(

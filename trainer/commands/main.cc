@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
@@ -28,6 +29,14 @@
 
 namespace capstan {
 namespace {
+
+constexpr char kExitCodes[] =
+    "Exit codes: 0 done; 1 an error, told on standard error; 2 wrong flags; 75 "
+    "the run hung, and was ended; 128 + n stopped by signal n. SIGTERM, "
+    "SIGINT, "
+    "SIGHUP, SIGUSR1 and SIGUSR2 have a run save after its step, to be "
+    "resumed; "
+    "a second SIGTERM or SIGINT ends it at once.";
 
 class CliFlag : public Flag {
  public:
@@ -46,7 +55,15 @@ class CliFlag : public Flag {
     return *this;
   }
   Flag& Positive() override {
-    option_->check(CLI::PositiveNumber);
+    // CLI11's own names the bounds, of 300 digits each.
+    option_->check(CLI::Validator(
+        [](const std::string& text) {
+          double number = 0.0;
+          return absl::SimpleAtod(text, &number) && number > 0.0
+                     ? std::string()
+                     : "must be a number greater than 0, is " + text;
+        },
+        "POSITIVE"));
     return *this;
   }
   Flag& Check(std::function<std::string(const std::string&)> check) override {
@@ -250,7 +267,9 @@ int Main(int argc, char** argv, double start_seconds) {
     if (registered.name != "train") continue;
     made[&app] = command;  // default command: train
     command->AddFlags(flags.emplace_back(&app, host.changes()));
+    app.get_subcommand(registered.name)->footer(kExitCodes);
   }
+  app.footer(kExitCodes);
   app.require_subcommand(0, 1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& e) {
     return absl::StrCat("ERROR: ", e.what(), " (", failed->get_name(),

@@ -204,7 +204,7 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
     const Category &category, const Name &name, const fs::path &folder,
     const std::string &capstan) {
   const fs::path own = folder / name.vendor / name.plugin;
-  if (fs::exists(own)) {
+  if (PathExists(own.string())) {
     return absl::AlreadyExistsError(absl::StrCat(
         own.string(), " is there already: choose another name or folder"));
   }
@@ -213,7 +213,7 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
        ++file) {
     const std::string target = TargetOf(file->path, category, name);
     // Files shared by the folder's plugins may already exist.
-    if (target.empty() || fs::exists(folder / target)) continue;
+    if (target.empty() || PathExists((folder / target).string())) continue;
     written.push_back(target);
     const absl::Status status =
         WriteNew(folder / target, TextOf(file->text, category, name, capstan));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/machine.h"
 #include "trainer/commands/collect_command.h"
 #include "trainer/launcher/place.h"
@@ -24,6 +25,8 @@ LaunchSettings SettingsOf(const Launch& launch) {
   settings.rendezvous = launch.rendezvous();
   settings.interface = launch.interface();
   settings.gpu_ids.assign(launch.gpu_ids().begin(), launch.gpu_ids().end());
+  settings.max_restarts = launch.max_restarts();
+  settings.min_processes = launch.min_processes();
   return settings;
 }
 
@@ -56,9 +59,44 @@ absl::Status KeepBatch(Prepared* prepared) {
   return absl::OkStatus();
 }
 
-}  // namespace
+// Names flags as they were typed.
+absl::Status AsTyped(const absl::Status& status, const RunOptions& options) {
+  std::string message(status.message());
+  for (const RunOptions::Typed& typed : options.typed) {
+    const std::string flag = absl::StrCat("--", typed.flag, "=", typed.value);
+    const std::string set = absl::StrCat("--set ", typed.override);
+    absl::StrReplaceAll(
+        {{absl::StrCat(set, ": launch.", typed.flag, ": "), flag + ": "},
+         {set, flag}},
+        &message);
+  }
+  return message == status.message() ? status
+                                     : absl::Status(status.code(), message);
+}
+// Settles batch and memory of `prepared->processes` ranks.
+absl::Status PlanRun(Prepared* prepared) {
+  TrainJob& job = prepared->job;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      job.batch, CheckRun(job.loaded, prepared->processes, job.parts));
+  const int ranks_here = prepared->place.info.local_world_size;
+  if (job.batch.automatic) {
+    const int64_t micro = PlanMicroBatch(
+        *job.parts.strategy, MemoryRequestOf(job, prepared->processes),
+        MicroBatchSizes(job.batch.global_batch_size, prepared->processes),
+        MemoryBudget(job.gpus > 0, ranks_here));
+    job.batch = WithMicroBatch(job.batch, micro, prepared->processes);
+  }
+  const MemoryRequest memory = MemoryRequestOf(job, prepared->processes);
+  CAPSTAN_RETURN_IF_ERROR(
+      job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory, ranks_here,
+                                        AvailableHostMemory()),
+                        "strategy"));
+  job.memory = PlanMemory(*job.parts.strategy, memory);
+  return absl::OkStatus();
+}
 
-absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
+absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
+    const RunOptions& options) {
   auto prepared = std::make_unique<Prepared>();
   prepared->host =
       std::make_unique<PluginHost>(AllFromCaller(options.plugin_path));
@@ -91,32 +129,47 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
   const Place& place = prepared->place;
   if (options.starts_run) CAPSTAN_RETURN_IF_ERROR(place.may_train);
   prepared->processes = place.info.world_size;
+  if (!place.forks && job.loaded.config.launch().max_restarts() > 0) {
+    job.notes.push_back(
+        absl::StrCat("launch.max_restarts isn't used: ", place.info.placed_by,
+                     " starts ranks, and starts them again by its own rules"));
+  }
   CAPSTAN_RETURN_IF_ERROR(KeepBatch(prepared.get()));
   // Once, not by each rank or host.
   CAPSTAN_RETURN_IF_ERROR(CollectMissing(job.loaded, *prepared->host,
                                          options.collect && place.Alone()));
   CAPSTAN_ASSIGN_OR_RETURN(
       job.parts, CreateRunParts(job.loaded, job.gpus, *prepared->host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      job.batch, CheckRun(job.loaded, prepared->processes, job.parts));
+  CAPSTAN_RETURN_IF_ERROR(PlanRun(prepared.get()));
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);
-  const int ranks_here = place.info.local_world_size;
-  if (job.batch.automatic) {
-    const int64_t micro = PlanMicroBatch(
-        *job.parts.strategy, MemoryRequestOf(job, prepared->processes),
-        MicroBatchSizes(job.batch.global_batch_size, prepared->processes),
-        MemoryBudget(job.gpus > 0, ranks_here));
-    job.batch = WithMicroBatch(job.batch, micro, prepared->processes);
-  }
-  const MemoryRequest memory = MemoryRequestOf(job, prepared->processes);
-  CAPSTAN_RETURN_IF_ERROR(
-      job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory, ranks_here,
-                                        AvailableHostMemory()),
-                        "strategy"));
-  job.memory = PlanMemory(*job.parts.strategy, memory);
   return prepared;
+}
+
+}  // namespace
+
+absl::Status PlanAnew(int processes, Prepared* prepared) {
+  TrainJob& job = prepared->job;
+  TrainState begun;
+  begun.global_batch_size = job.batch.global_batch_size;
+  Batching* const batch = job.loaded.config.mutable_batch();
+  const int64_t micro_batch = batch->micro_batch_size();
+  prepared->processes = processes;
+  const absl::StatusOr<std::string> note =
+      KeepGlobalBatch("output_dir", begun, processes, batch);
+  CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(note.status(), "batch"));
+  if (micro_batch != Batching::AUTO && job.evaluation_batch == 0) {
+    job.evaluation_batch = job.batch.micro_batch_size;
+  }
+  if (!note->empty()) job.notes.push_back(*note);
+  return PlanRun(prepared);
+}
+
+absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
+  absl::StatusOr<std::unique_ptr<Prepared>> prepared = PrepareRun(options);
+  if (prepared.ok() || options.typed.empty()) return prepared;
+  return AsTyped(prepared.status(), options);
 }
 
 absl::StatusOr<CommandHost::Ranks> RanksOfRun() {

@@ -30,6 +30,10 @@ struct Prepared {
 // options.starts_run, a place where no run can start is an error.
 absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options);
 
+// Plans the same run, with the global batch that it has, for `processes` ranks.
+// FieldError if they can't share it.
+absl::Status PlanAnew(int processes, Prepared* prepared);
+
 // The default number of ranks, for configs without launch.processes.
 absl::StatusOr<CommandHost::Ranks> RanksOfRun();
 

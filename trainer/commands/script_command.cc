@@ -23,6 +23,7 @@
 #include "trainer/commands/embedded_files.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/config/load_config.h"
+#include "trainer/launcher/place.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/session/output_folder.h"
@@ -51,13 +52,6 @@ std::string JobName(const std::string& run) {
   const size_t first = name.find_first_not_of("-0123456789");
   if (first == std::string::npos) return "capstan";
   return name.substr(first, name.find_last_not_of('-') + 1 - first);
-}
-
-// A config's file as LoadConfig finds it; scripts run in any folder.
-std::string ConfigFile(const std::string& name, const ConfigContext& context) {
-  const std::string here = FromCaller(name);
-  if (PathExists(here) || context.workspace_folder.empty()) return here;
-  return context.workspace_folder + "/configs/" + name;
 }
 
 const char* Template(const std::string& launcher) {
@@ -110,7 +104,8 @@ std::vector<std::string> CommandLine(const ScriptOptions& options,
       std::filesystem::read_symlink("/proc/self/exe", error);
   std::vector<std::string> words = {self.string()};
   for (const std::string& file : options.run.configs) {
-    words.push_back("--config=" + ConfigFile(file, context));
+    // Scripts run in any folder.
+    words.push_back("--config=" + FindConfig(file, context).value_or(file));
   }
   for (const std::string& folder : AllFromCaller(options.run.plugin_path)) {
     words.push_back("--plugin_path=" + folder);
@@ -131,7 +126,10 @@ std::vector<std::string> CommandLine(const ScriptOptions& options,
   return words;
 }
 
-absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
+absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
+  ScriptOptions options = given;
+  // "SLURM"
+  absl::AsciiStrToLower(&options.launcher);
   const char* text = Template(options.launcher);
   if (text == nullptr) {
     std::vector<std::string> known;
@@ -140,7 +138,7 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
       known.emplace_back(absl::StripSuffix(file->path, ".txt"));
     }
     return absl::InvalidArgumentError(
-        absl::StrCat("--for=", options.launcher,
+        absl::StrCat("--for=", given.launcher,
                      " is no launcher that `trainer script` knows; it knows ",
                      absl::StrJoin(known, ", ")));
   }
@@ -172,11 +170,14 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
   if (all.processes == 0) {
     all.processes = std::max<int64_t>(config.launch().processes(), 0);
   }
-  if (all.processes == 0) {
+  if (all.processes == 0 && all.gpus) {
     return absl::InvalidArgumentError(
-        "--processes isn't given, and the config's launch.processes is AUTO: "
-        "say how many ranks a node shall have (one a GPU)");
+        "--gpus asks for a GPU for each rank, but --processes isn't given and "
+        "the config's launch.processes is AUTO: this machine doesn't know how "
+        "many GPUs a node of the cluster has; say so, e.g. --processes=8");
   }
+  // As AUTO does without GPUs.
+  if (all.processes == 0) all.processes = kCpuProcesses;
   const std::string job = JobName(config.name());
   const std::vector<std::string> words = CommandLine(all, config, context, job);
   RunConfig without_place = config;
@@ -206,7 +207,8 @@ void AddFlags(Flags& flags, ScriptOptions* options) {
   flags.Add("--nodes", &options->nodes, "Hosts").ShowDefault().Positive();
   flags
       .Add("--processes", &options->processes,
-           "Ranks on each host; default: the config's launch.processes")
+           "Ranks on each host; default: the config's launch.processes; AUTO "
+           "is 2 without --gpus")
       .Positive();
   flags.Add("--gpus", &options->gpus, "Ask for a GPU for each rank");
   flags.Add("--image", &options->image, "k8s: the image with Capstan in it")

@@ -109,6 +109,7 @@ void AddText(const MappedFile& file, const Tokenizer& tokenizer,
 absl::StatusOr<absl::string_view> RowText(absl::string_view line,
                                           simdjson::dom::parser* parser) {
   simdjson::dom::element row;
+  // Copied, as no more than the line may be read.
   const simdjson::error_code error =
       ParseJsonDocument(line, line.size(), parser, &row);
   if (error != simdjson::SUCCESS) {
@@ -155,7 +156,7 @@ absl::StatusOr<Tokens> TokenizeUnit(const Unit& unit,
   Tokens tokens;
   tokens.bytes = unit.bytes.size();
   if (unit.begins_text) Append(ends.before, &tokens.ids);
-  Append(tokenizer.Encode(unit.bytes), &tokens.ids);
+  Append(text::EncodeCopy(tokenizer, unit.bytes), &tokens.ids);
   if (unit.ends_text) {
     Append(ends.behind, &tokens.ids);
     tokens.document_ends.push_back(tokens.ids.size());
@@ -239,6 +240,7 @@ absl::StatusOr<int> Tokenize(const TokenizeOptions& options) {
           }
           return Write(tokens, writer.get());
         }));
+    for (const auto& file : files) CAPSTAN_RETURN_IF_ERROR(file->Check());
     CAPSTAN_RETURN_IF_ERROR(writer->Close());
     summary = Summary(path, bytes, bar.Seconds(), *writer);
   }

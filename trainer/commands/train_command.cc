@@ -16,6 +16,7 @@
 #include "trainer/commands/prepare.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/place.h"
+#include "trainer/launcher/signals.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/train.h"
@@ -23,33 +24,48 @@
 namespace capstan {
 namespace {
 
-class TrainCommand : public Command {
+// --nodes, --node_rank and --rendezvous.
+class PlaceFlags {
  public:
-  void AddFlags(Flags& flags) override;
-
-  absl::StatusOr<int> Run(CommandHost&) override {
-    options_.collect = true;
-    AddPlace();
-    return RunTraining(options_);
-  }
+  void AddFlags(Flags& flags);
+  // As --set of the fields that they stand for.
+  void AddTo(RunOptions* options) const;
 
  private:
-  // The flags as --set of the fields that they stand for.
-  void AddPlace();
-
-  RunOptions options_;
   absl::optional<int64_t> nodes_;
   absl::optional<int64_t> node_rank_;
   std::string rendezvous_;
 };
 
+class TrainCommand : public Command {
+ public:
+  void AddFlags(Flags& flags) override {
+    AddRunOptions(flags, &options_);
+    place_.AddFlags(flags);
+  }
+
+  absl::StatusOr<int> Run(CommandHost&) override {
+    options_.collect = true;
+    place_.AddTo(&options_);
+    return RunTraining(options_);
+  }
+
+ private:
+  RunOptions options_;
+  PlaceFlags place_;
+};
+
 class CheckCommand : public Command {
  public:
-  void AddFlags(Flags& flags) override { AddRunOptions(flags, &options_); }
+  void AddFlags(Flags& flags) override {
+    AddRunOptions(flags, &options_);
+    place_.AddFlags(flags);
+  }
   absl::StatusOr<int> Run(CommandHost&) override;
 
  private:
   RunOptions options_;
+  PlaceFlags place_;
 };
 
 const RegisterCommand<TrainCommand> train(
@@ -57,8 +73,7 @@ const RegisterCommand<TrainCommand> train(
 const RegisterCommand<CheckCommand> check(
     20, "check", "Parse a config, make its plugins and see that they fit");
 
-void TrainCommand::AddFlags(Flags& flags) {
-  AddRunOptions(flags, &options_);
+void PlaceFlags::AddFlags(Flags& flags) {
   flags
       .Add("--nodes", &nodes_,
            "Hosts of the run, each of which starts this command; sets "
@@ -73,9 +88,10 @@ void TrainCommand::AddFlags(Flags& flags) {
       .Type("HOST:PORT");
 }
 
-void TrainCommand::AddPlace() {
-  const auto set = [this](const char* field, const std::string& value) {
-    options_.overrides.push_back(absl::StrCat("launch.", field, "=", value));
+void PlaceFlags::AddTo(RunOptions* options) const {
+  const auto set = [options](const char* field, const std::string& value) {
+    options->overrides.push_back(absl::StrCat("launch.", field, "=", value));
+    options->typed.push_back({options->overrides.back(), field, value});
   };
   if (nodes_.has_value()) set("nodes", absl::StrCat(*nodes_));
   if (node_rank_.has_value()) set("node_rank", absl::StrCat(*node_rank_));
@@ -83,6 +99,7 @@ void TrainCommand::AddPlace() {
 }
 
 absl::StatusOr<int> CheckCommand::Run(CommandHost&) {
+  place_.AddTo(&options_);
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            Prepare(options_));
   if (prepared == nullptr) return 0;
@@ -109,6 +126,8 @@ absl::StatusOr<int> CheckCommand::Run(CommandHost&) {
 }  // namespace
 
 absl::StatusOr<int> RunTraining(const RunOptions& given) {
+  // Before anything is printed.
+  IgnorePipeSignals();
   RunOptions options = given;
   options.starts_run = true;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
@@ -116,8 +135,14 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
   if (prepared == nullptr) return 0;
   TrainJob& job = prepared->job;
   Place& place = prepared->place;
-  const RankMain train = [&job](const RankInfo& rank) {
-    return RunTraining(&job, rank);
+  const Train& settings = job.loaded.config.train();
+  place.mirrors = !settings.has_mirror_every() || settings.mirror_every() != 0;
+  const RankMain train = [&prepared](const RankInfo& rank) -> absl::Status {
+    if (rank.world_size != prepared->processes) {
+      // In this fork: hosts are gone.
+      CAPSTAN_RETURN_IF_ERROR(PlanAnew(rank.world_size, prepared.get()));
+    }
+    return RunTraining(&prepared->job, rank);
   };
   place.info.meeting_folder =
       MeetingFolder(job.loaded.config, job.workspace_folder);
@@ -140,6 +165,7 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
     std::cerr << "placed by " << PlaceText(first) << ", the first of "
               << first.local_world_size << " here" << std::endl;
   }
+  job.known_notes = job.notes.size();
   return LaunchRanks(place, train);
 }
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "plugins/sdk/plan.h"
 #include "trainer/plugin_host/plugin_host.h"
@@ -46,7 +47,7 @@ absl::Status ReadShared(const std::string& compare_path,
   std::vector<std::string> files;
   for (const std::string& name : loaded->config.config()) {
     const fs::path beside = fs::path(compare_path).parent_path() / name;
-    files.push_back(fs::is_regular_file(beside) ? beside.string() : name);
+    files.push_back(IsRegularFile(beside.string()) ? beside.string() : name);
   }
   std::vector<std::string> all(loaded->config.set().begin(),
                                loaded->config.set().end());

@@ -30,30 +30,6 @@ using google::protobuf::Any;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// Resolves `name`: relative to the caller's folder, else in the workspace's
-// configs/, else in those that came with the trainer in one folder (//:dist).
-absl::StatusOr<std::string> FindConfig(const std::string& name,
-                                       const ConfigContext& context) {
-  std::vector<fs::path> tried = {
-      FollowLatestRun((fs::path(context.caller_folder) / name).string())};
-  if (!context.workspace_folder.empty()) {
-    tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
-  }
-  const fs::path packed = fs::path(context.build_folder) / "configs";
-  std::error_code error;
-  if (fs::is_directory(packed, error)) tried.push_back(packed / name);
-  for (const fs::path& path : tried) {
-    if (fs::is_regular_file(path, error)) {
-      return path.lexically_normal().string();
-    }
-  }
-  return absl::NotFoundError(absl::StrCat(
-      "--config=", name, ": no such file; looked for ",
-      absl::StrJoin(tried, " and ", [](std::string* out, const fs::path& p) {
-        absl::StrAppend(out, p.lexically_normal().string());
-      })));
-}
-
 absl::Status AddText(const std::string& text, const std::string& name,
                      const std::string& folder, const ConfigContext& context,
                      Message* config, FieldPlaces* places) {
@@ -132,17 +108,36 @@ void MoveSamplePrompt(LoadedConfig* loaded) {
                             loaded->locations["train.sample_prompt"]);
 }
 
+// The run's folder is runs/NAME: it must be in runs/.
+absl::Status CheckName(const LoadedConfig& loaded) {
+  const fs::path name = loaded.config.name();
+  const bool inside =
+      name.is_relative() &&
+      std::none_of(name.begin(), name.end(),
+                   [](const fs::path& part) { return part == ".."; });
+  if (inside) return absl::OkStatus();
+  return loaded.Locate(
+      FieldError("name", absl::StrCat("is \"", name.string(),
+                                      "\", and runs/NAME must be a folder in "
+                                      "runs/: give a name without ..")),
+      "");
+}
+
 // What follows the files.
 absl::Status Finish(const std::vector<std::string>& overrides,
                     const ConfigContext& context, WarmupFit* warmup,
                     LoadedConfig* loaded) {
   for (const std::string& text : overrides) {
     CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
+    // Or the list that was cleared or set whole would still have it.
+    if (absl::StartsWith(text, "train.sample_prompts=")) {
+      loaded->config.mutable_train()->clear_sample_prompt();
+    }
   }
   warmup->Update(*loaded);
   warmup->Apply(loaded);
   MoveSamplePrompt(loaded);
-  return absl::OkStatus();
+  return CheckName(*loaded);
 }
 
 // Null unless `field` has exactly one string.
@@ -179,6 +174,8 @@ absl::StatusOr<std::string> StringAt(const RunConfig& config,
 namespace fs = std::filesystem;
 
 constexpr char kLatest[] = "latest";
+
+constexpr int64_t kMostConfigBytes = 64 << 20;
 
 // The folder that `file` refers to; "" if it isn't such a file.
 fs::path RunOf(const fs::path& file) {
@@ -238,8 +235,9 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
   ConfigContext context;
   context.host = host;
   const char* caller = std::getenv("BUILD_WORKING_DIRECTORY");
+  std::error_code error;  // the folder may have been removed meanwhile
   context.caller_folder =
-      caller != nullptr ? caller : fs::current_path().string();
+      caller != nullptr ? caller : fs::current_path(error).string();
   const char* workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
   if (workspace != nullptr) {
     context.workspace_folder = workspace;
@@ -247,7 +245,7 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
     for (fs::path folder = context.caller_folder;
          !folder.empty() && folder != folder.root_path();
          folder = folder.parent_path()) {
-      if (fs::exists(folder / "WORKSPACE")) {
+      if (PathExists((folder / "WORKSPACE").string())) {
         context.workspace_folder = folder.string();
         break;
       }
@@ -259,14 +257,37 @@ ConfigContext DefaultConfigContext(PluginHost* host) {
   return context;
 }
 
+absl::StatusOr<std::string> FindConfig(const std::string& name,
+                                       const ConfigContext& context) {
+  std::vector<fs::path> tried = {
+      FollowLatestRun((fs::path(context.caller_folder) / name).string())};
+  if (!context.workspace_folder.empty()) {
+    tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
+  }
+  const fs::path packed = fs::path(context.build_folder) / "configs";
+  std::error_code error;
+  if (fs::is_directory(packed, error)) tried.push_back(packed / name);
+  for (const fs::path& path : tried) {
+    if (fs::is_regular_file(path, error)) {
+      return path.lexically_normal().string();
+    }
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "--config=", name, ": no such file; looked for ",
+      absl::StrJoin(tried, " and ", [](std::string* out, const fs::path& p) {
+        absl::StrAppend(out, p.lexically_normal().string());
+      })));
+}
+
 absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         const ConfigContext& context,
                                         Message* config, FieldPlaces* places) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string path, FindConfig(file, context));
-  const absl::StatusOr<std::string> text = ReadWholeFile(path);
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(path, kMostConfigBytes);
   if (!text.ok()) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("--config=", file, ": ", path, " can't be read"));
+    return Annotate(text.status(),
+                    absl::StrCat("--config=", file, ": it can't be read"));
   }
   CAPSTAN_RETURN_IF_ERROR(AddText(*text, file,
                                   fs::path(path).parent_path().string(),

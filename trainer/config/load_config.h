@@ -67,6 +67,12 @@ absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,
     const std::vector<std::string>& overrides, const ConfigContext& context);
 
+// The path of a config: `name` from the caller's folder, else in the
+// workspace's configs/, else in those that came with the trainer in one folder
+// (//:dist). NOT_FOUND says where it was looked for.
+absl::StatusOr<std::string> FindConfig(const std::string& name,
+                                       const ConfigContext& context);
+
 // Looks up and parses one file in the same way into `config`, a message of
 // another type that may have plugin slots; returns the file's path.
 absl::StatusOr<std::string> LoadMessage(const std::string& file,

@@ -180,6 +180,12 @@ TEST_F(LoadConfigTest, TheDeprecatedSamplePromptIsTheFirstOfTheList) {
   const auto cleared = Load(text, {"train.sample_prompt="});
   EXPECT_EQ(cleared->config.train().sample_prompts_size(), 1);
   EXPECT_EQ(PrintConfig(Load("name: \"x\"")->config), "name: \"x\"\n");
+  // The older field doesn't come back when the list is cleared or set.
+  const auto none = Load(text, {"train.sample_prompts="});
+  EXPECT_EQ(none->config.train().sample_prompts_size(), 0);
+  const auto other = Load(text, {"train.sample_prompts=prompt: \"c\""});
+  ASSERT_EQ(other->config.train().sample_prompts_size(), 1);
+  EXPECT_EQ(other->config.train().sample_prompts(0).prompt(), "c");
 }
 
 TEST_F(LoadConfigTest, SetOfAListReplacesIt) {
@@ -462,6 +468,36 @@ TEST_F(LoadConfigTest, ASlotMayTakeAStringFromAnother) {
        {"", "[plugin/capstan.ad_history.Config] {}",
         "[plugin/capstan.darkroom.Config] { output: \"/c\" }"}) {
     EXPECT_THAT(output("tasks: 3", other), Not(HasSubstr("output"))) << other;
+  }
+}
+
+TEST_F(LoadConfigTest, ARunStaysInRuns) {
+  for (const char* name : {"../..", "..", "a/../../b", "/tmp/x"}) {
+    EXPECT_THAT(
+        ErrorOf(absl::StrCat("name: \"", name, "\"")),
+        AllOf(HasSubstr(absl::StrCat("run.pbtxt:1:1: name: is \"", name)),
+              HasSubstr("give a name without ..")));
+  }
+  EXPECT_THAT(ErrorOf("", {"name=../x"}), HasSubstr("name: is \"../x\""));
+  EXPECT_TRUE(Load("name: \"first..try/2\"").ok());
+}
+
+TEST_F(LoadConfigTest, NamesThatAreTooLongAreNotFound) {
+  const std::string name(300, 'x');
+  EXPECT_THAT(std::string(LoadConfig({name}, {}, context_).status().message()),
+              HasSubstr("no such file"));
+  EXPECT_THAT(
+      ErrorOf(absl::StrCat("strategy { [plugin/", name, ".Config] {} }")),
+      HasSubstr("there is no plugin"));
+}
+
+TEST_F(LoadConfigTest, HostileTextsAreErrors) {
+  std::string deep;
+  for (int i = 0; i < 100000; ++i) deep += "train { ";
+  for (const std::string& text :
+       {deep, std::string(100000, '{'), std::string("\0\xff", 2),
+        std::string("name: \"")}) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr("run.pbtxt:1:"));
   }
 }
 

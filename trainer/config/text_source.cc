@@ -178,6 +178,10 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   std::string text_;
 };
 
+// A plugin's message may hold itself, however often; binary parsing, which has
+// this limit by itself, reads what was written in text.
+constexpr int kMostNestedMessages = 64;
+
 constexpr char kAnyType[] = "google.protobuf.Any";
 
 // Copies the fields set by a text into the merged message.
@@ -352,6 +356,7 @@ absl::StatusOr<std::unique_ptr<TextSource>> ParseText(const std::string& text,
   FirstError errors(finder, host, origin, text, prototype.GetDescriptor());
   TextFormat::Parser parser;
   parser.SetFinder(&finder);
+  parser.SetRecursionLimit(kMostNestedMessages);
   parser.RecordErrorsTo(&errors);
   parser.WriteLocationsTo(&source->tree);
   if (!parser.ParseFromString(text, source->message.get())) {

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/random.h"
 #include "base/status.h"
 
@@ -294,11 +295,24 @@ bool Unshared(const Batch& batch) {
   return true;
 }
 
+namespace {
+
+// The reader's batch; an error if a file that is mapped lost bytes meanwhile.
+absl::Status ReadWhole(const DatasetReader& reader,
+                       absl::Span<const int64_t> samples, Batch* batch) {
+  absl::Status status = reader.Read(samples, batch);
+  // The cause, whatever the reader made of the zeros in their place.
+  const absl::Status files = MappedFile::CheckAll();
+  return files.ok() ? status : files;
+}
+
+}  // namespace
+
 absl::StatusOr<Batch> ReadBatch(const DatasetReader& reader,
                                 absl::Span<const int64_t> samples,
                                 c10::Device device) {
   Batch batch;
-  CAPSTAN_RETURN_IF_ERROR(reader.Read(samples, &batch));
+  CAPSTAN_RETURN_IF_ERROR(ReadWhole(reader, samples, &batch));
   SetSamplePositions(samples, &batch);
   for (auto& [name, tensor] : batch) tensor = tensor.to(device);
   return batch;
@@ -309,7 +323,7 @@ absl::Status BatchSlot::Read(const DatasetReader& reader,
                              int64_t position) {
   // Hidden from the reader; the node is kept for reuse.
   Batch::node_type own = host_.extract(kSamplePosition);
-  CAPSTAN_RETURN_IF_ERROR(reader.Read(samples, &host_));
+  CAPSTAN_RETURN_IF_ERROR(ReadWhole(reader, samples, &host_));
   if (!own.empty()) host_.insert(std::move(own));
   positions_.resize(samples.size());
   std::iota(positions_.begin(), positions_.end(), position);

@@ -20,8 +20,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "base/exit_codes.h"
 #include "base/status.h"
+#include "trainer/launcher/grace.h"
+#include "trainer/launcher/progress.h"
 #include "trainer/launcher/rank_process.h"
+#include "trainer/launcher/restarts.h"
 #include "trainer/launcher/signals.h"
 
 namespace capstan {
@@ -34,6 +38,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kReportGrace{2000};
 // Between SIGTERM and SIGKILL, once a run has failed.
 constexpr std::chrono::milliseconds kEndGrace{1000};
+// How long a rank of a run that is to stop may itself be stopped (SIGSTOP).
+constexpr std::chrono::seconds kFrozenGrace{10};
 
 // Listens on a free port of this machine; returns the socket and sets *port.
 absl::StatusOr<int> Listen(int* port) {
@@ -65,37 +71,63 @@ void PrintToStderr(absl::string_view text) {
 class Supervisor {
  public:
   explicit Supervisor(const Place& place)
-      : place_(place),
-        first_rank_(place.info.nodes > 1
-                        ? place.info.node_rank * place.info.local_world_size
-                        : 0) {}
+      : place_(place), restarts_(place.max_restarts) {}
+  ~Supervisor();
 
   int Run(const RankMain& rank_main);
 
  private:
+  // What outlives the ranks.
+  absl::Status Prepare();
+  absl::Status OpenMirrors();
+  // Of this host.
+  int FirstRank() const {
+    const RankInfo& info = place_.info;
+    return info.nodes > 1 ? info.node_rank * info.local_world_size : 0;
+  }
+  // Before a restart: leaves out the hosts that the ranks have given up.
+  absl::Status LeaveHosts();
   absl::Status Start(const RankMain& rank_main);
+  // From the fork to the last exit: the run's exit code, or nullopt if the
+  // ranks, all gone, are to be started again.
+  absl::optional<int> Supervise(const RankMain& rank_main);
   absl::Status Fork(RankInfo info, const RankMain& rank_main);
   // Blocks until output, a report, a signal, or the end of a grace period.
   void WaitForEvents();
   void HandleSignals();
+  void Pause();
+  // Ends a run that is to stop, but has a rank that is stopped itself.
+  bool EndsFrozen();
   void NoteFailures();
+  // The failure to tell of, an index of ranks_. failures_ isn't empty.
+  int Cause() const;
+  // Whether the first failure is a death after which the ranks are to be
+  // started again; if so, they are all gone.
+  bool EndForRestart();
   // Once the cause is known: reports it and ends the remaining ranks.
   void EndAfterFailure();
   void PrintCause();
   void PrintOutputLeft();
   void SignalAll(int signal) const;
+  void KillAll();
   int ExitCode() const;
 
   bool AllExited() const;
+  // The watchdog has ended the run, and has said why.
   bool AllHaveOutcome() const;
   absl::optional<Clock::time_point> Deadline() const;
 
-  const Place place_;
-  const int first_rank_;  // of this host
+  Place place_;
   BlockedSignals signals_;
+  Restarts restarts_;
+  std::unique_ptr<SharedProgress> progress_;
+  std::vector<int> mirror_fds_;
   std::vector<std::unique_ptr<RankProcess>> ranks_;
   int stop_signal_ = 0;
-  Clock::time_point stopped_at_;
+  // The latest signal to stop, and when it came.
+  int last_signal_ = 0;
+  Clock::time_point last_signal_at_;
+  absl::optional<Clock::time_point> frozen_since_;
   bool killed_by_user_ = false;
   std::vector<int> failures_;  // local ranks in order of arrival
   Clock::time_point failed_at_;
@@ -103,14 +135,44 @@ class Supervisor {
   bool killed_ = false;
 };
 
+Supervisor::~Supervisor() {
+  for (const int fd : mirror_fds_) close(fd);
+}
+
+absl::Status Supervisor::Prepare() {
+  CAPSTAN_ASSIGN_OR_RETURN(progress_, SharedProgress::Create());
+  return OpenMirrors();
+}
+
+absl::Status Supervisor::OpenMirrors() {
+  if (!restarts_.on() || !place_.mirrors) return absl::OkStatus();
+  for (const int fd : mirror_fds_) close(fd);
+  mirror_fds_.clear();
+  CAPSTAN_ASSIGN_OR_RETURN(mirror_fds_,
+                           MirrorFiles(2 * place_.info.local_world_size));
+  return absl::OkStatus();
+}
+
 absl::Status Supervisor::Start(const RankMain& rank_main) {
   RankInfo info = place_.info;
+  info.restart = restarts_.done();
+  info.mirror_fds = mirror_fds_;
+  progress_->page().step = -1;
   CAPSTAN_ASSIGN_OR_RETURN(info.threads, ThreadsPerRank(info.local_world_size));
-  if (info.nodes > 1) return Fork(std::move(info), rank_main);
+  if (info.nodes > 1) {
+    // The meeting's name stays: each host counts its own restarts.
+    info.comes_again = restarts_.on();
+    return Fork(std::move(info), rank_main);
+  }
   info.master_addr = "127.0.0.1";
   CAPSTAN_ASSIGN_OR_RETURN(info.listen_fd, Listen(&info.master_port));
   if (info.token.empty()) info.token = RandomToken();
   if (info.run_key.empty()) info.run_key = absl::StrCat("launcher-", getpid());
+  if (info.restart > 0) {
+    // What is left of the ranks before can't join.
+    absl::StrAppend(&info.run_key, "-restart-", info.restart);
+    absl::StrAppend(&info.token, "-restart-", info.restart);
+  }
   const int listen_fd = info.listen_fd;
   const absl::Status status = Fork(std::move(info), rank_main);
   close(listen_fd);
@@ -121,7 +183,7 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
 absl::Status Supervisor::Fork(RankInfo info, const RankMain& rank_main) {
   const int listen_fd = info.listen_fd;
   for (int local = 0; local < info.local_world_size; ++local) {
-    info.rank = first_rank_ + local;
+    info.rank = FirstRank() + local;
     info.local_rank = local;
     info.gpu = place_.gpu_ids.empty() ? -1 : place_.gpu_ids[local];
     info.listen_fd = info.rank == 0 ? listen_fd : -1;
@@ -149,6 +211,7 @@ bool Supervisor::AllHaveOutcome() const {
 }
 
 absl::optional<Clock::time_point> Supervisor::Deadline() const {
+  if (frozen_since_.has_value()) return *frozen_since_ + kFrozenGrace;
   if (failures_.empty() || killed_) return absl::nullopt;
   if (ending_at_.has_value()) return *ending_at_ + kEndGrace;
   return failed_at_ + kReportGrace;
@@ -167,6 +230,11 @@ void Supervisor::WaitForEvents() {
         *deadline - Clock::now());
     timeout_ms = std::max<int>(0, left.count() + 1);
   }
+  // Nobody tells that a rank is stopped.
+  constexpr int kLookMs = 1000;
+  if (stop_signal_ != 0 && (timeout_ms < 0 || timeout_ms > kLookMs)) {
+    timeout_ms = kLookMs;
+  }
   if (poll(fds.data(), fds.size(), timeout_ms) < 0) {
     PCHECK(errno == EINTR);
     return;
@@ -182,23 +250,63 @@ void Supervisor::HandleSignals() {
   while (const int signal = signals_.Next()) {
     if (signal == SIGCHLD) {
       for (const auto& rank : ranks_) rank->Reap();
-    } else if (stop_signal_ == 0) {
-      stop_signal_ = signal;
-      stopped_at_ = Clock::now();
-      PrintToStderr(absl::StrCat(SignalName(signal),
-                                 ": stopping; a second signal stops at "
-                                 "once\n"));
+    } else if (signal == SIGTSTP) {
+      Pause();
+    } else if (signal == SIGCONT) {
+      SignalAll(SIGCONT);
+    } else if (const Clock::time_point now = Clock::now(); stop_signal_ == 0) {
+      stop_signal_ = last_signal_ = signal;
+      last_signal_at_ = now;
+      PrintToStderr(absl::StrCat(StopText(signal), "\n"));
       SignalAll(signal);
-    } else if (!IsDeliveredTwice(stop_signal_, signal,
-                                 Clock::now() - stopped_at_)) {
+      // Who is stopped can't save.
+      SignalAll(SIGCONT);
+    } else if (!IsDeliveredTwice(last_signal_, signal, now - last_signal_at_)) {
       stop_signal_ = signal;
       killed_by_user_ = true;
+    } else {
+      last_signal_ = signal;
+      last_signal_at_ = now;
     }
   }
 }
 
+// Ctrl-Z: the ranks, in process groups of their own, don't see it.
+void Supervisor::Pause() {
+  SignalAll(SIGSTOP);
+  kill(getpid(), SIGSTOP);
+  // Here when this process goes on.
+  SignalAll(SIGCONT);
+}
+
+bool Supervisor::EndsFrozen() {
+  if (stop_signal_ == 0) return false;
+  const auto frozen =
+      std::find_if(ranks_.begin(), ranks_.end(),
+                   [](const auto& rank) { return rank->IsFrozen(); });
+  if (frozen == ranks_.end()) {
+    frozen_since_.reset();
+    return false;
+  }
+  const Clock::time_point now = Clock::now();
+  if (!frozen_since_.has_value()) frozen_since_ = now;
+  if (now - *frozen_since_ < kFrozenGrace) return false;
+  PrintOutputLeft();
+  PrintToStderr(absl::StrCat(
+      "ERROR: [rank ", FirstRank() + (frozen - ranks_.begin()),
+      "] is stopped (SIGSTOP) and can't save: the run ends without a "
+      "checkpoint of its last steps\n"));
+  KillAll();
+  return true;
+}
+
 void Supervisor::SignalAll(int signal) const {
   for (const auto& rank : ranks_) rank->Signal(signal);
+}
+
+void Supervisor::KillAll() {
+  for (const auto& rank : ranks_) rank->Kill();
+  for (const auto& rank : ranks_) rank->WaitForExit();
 }
 
 void Supervisor::NoteFailures() {
@@ -218,23 +326,73 @@ void Supervisor::NoteFailures() {
   }
 }
 
+// A rank that only lost its peer isn't the cause, unless that holds for all.
+int Supervisor::Cause() const {
+  const auto own =
+      std::find_if(failures_.begin(), failures_.end(), [this](int rank) {
+        return ranks_[rank]->Outcome()->kind != RankOutcome::kLostPeer;
+      });
+  return own != failures_.end() ? *own : failures_.front();
+}
+
+absl::Status Supervisor::LeaveHosts() {
+  RunProgress& page = progress_->page();
+  const std::string gone(page.gone, page.gone_bytes.exchange(0));
+  if (gone.empty()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(place_, PlaceWithout(place_, gone));
+  PrintToStderr(absl::StrCat(
+      "going on without host ", gone, ": ", place_.info.world_size,
+      place_.info.world_size == 1 ? " rank is" : " ranks are", " left\n"));
+  // What they mirrored is gone: the last checkpoint has the whole state.
+  return OpenMirrors();
+}
+
+bool Supervisor::EndForRestart() {
+  if (!restarts_.on() || stop_signal_ != 0 || ending_at_.has_value()) {
+    return false;
+  }
+  const int cause = Cause();
+  const RankOutcome outcome = *ranks_[cause]->Outcome();
+  if (outcome.kind == RankOutcome::kFailed ||
+      outcome.kind == RankOutcome::kStopped) {
+    return false;
+  }
+  // Who only lost its peer may be the first to say so.
+  if (outcome.kind == RankOutcome::kLostPeer && !AllHaveOutcome() &&
+      Clock::now() < failed_at_ + kReportGrace) {
+    return false;
+  }
+  KillAll();
+  if (!restarts_.Again(progress_->page().step)) {
+    // The others have died of this.
+    failures_ = {cause};
+    return false;
+  }
+  PrintOutputLeft();
+  const std::string what =
+      outcome.kind == RankOutcome::kDied
+          ? outcome.how
+          : absl::StrCat("lost the others (", outcome.message, ")");
+  PrintToStderr(absl::StrCat("rank ", FirstRank() + cause, " ", what, " ",
+                             restarts_.When(), "; starting the ranks again",
+                             restarts_.Count(), "\n"));
+  return true;
+}
+
 void Supervisor::PrintCause() {
   PrintOutputLeft();
-  // A rank that only lost its peer prints nothing, unless that holds for all.
-  const auto is_own = [this](int rank) {
-    return ranks_[rank]->Outcome()->kind != RankOutcome::kLostPeer;
-  };
-  const auto own = std::find_if(failures_.begin(), failures_.end(), is_own);
-  const int cause = own != failures_.end() ? *own : failures_.front();
+  const int cause = Cause();
   const std::string message = ranks_[cause]->Outcome()->message;
-  bool all_say_so = true;
+  bool all_say_so = failures_.size() == ranks_.size();
   for (const auto& rank : ranks_) {
     const absl::optional<RankOutcome> outcome = rank->Outcome();
     all_say_so &= outcome.has_value() && outcome->message == message;
   }
-  PrintToStderr(all_say_so ? absl::StrCat("ERROR: ", message, "\n")
-                           : absl::StrCat("ERROR: [rank ", first_rank_ + cause,
-                                          "] ", message, "\n"));
+  const bool own = ranks_[cause]->Outcome()->kind == RankOutcome::kFailed;
+  PrintToStderr(absl::StrCat(
+      "ERROR: ",
+      all_say_so ? "" : absl::StrCat("[rank ", FirstRank() + cause, "] "),
+      message, own ? "" : restarts_.Ending(), "\n"));
 }
 
 void Supervisor::PrintOutputLeft() {
@@ -257,7 +415,16 @@ void Supervisor::EndAfterFailure() {
 }
 
 int Supervisor::ExitCode() const {
-  if (!failures_.empty()) return 1;
+  if (!failures_.empty()) {
+    // Others may have failed for that.
+    const bool hung =
+        std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+          const absl::optional<RankOutcome> outcome = rank->Outcome();
+          return outcome.has_value() && outcome->kind == RankOutcome::kDied &&
+                 outcome->exit_code == kHungExitCode;
+        });
+    return hung ? kHungExitCode : 1;
+  }
   for (const auto& rank : ranks_) {
     const RankOutcome outcome = *rank->Outcome();
     if (outcome.kind != RankOutcome::kStopped) continue;
@@ -267,27 +434,43 @@ int Supervisor::ExitCode() const {
   return 0;
 }
 
-int Supervisor::Run(const RankMain& rank_main) {
-  const absl::Status started = Start(rank_main);
+absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
+  failures_.clear();
+  ranks_.clear();
+  absl::Status started = LeaveHosts();
+  if (started.ok()) started = Start(rank_main);
   if (!started.ok()) {
-    SignalAll(SIGKILL);
-    for (const auto& rank : ranks_) rank->WaitForExit();
+    KillAll();
     PrintToStderr(absl::StrCat("ERROR: ", started.message(), "\n"));
     return 1;
   }
   while (!AllExited()) {
     WaitForEvents();
     if (killed_by_user_) {
-      SignalAll(SIGKILL);
-      for (const auto& rank : ranks_) rank->WaitForExit();
+      KillAll();
       PrintOutputLeft();
       return 128 + stop_signal_;
     }
+    if (EndsFrozen()) return 128 + stop_signal_;
     NoteFailures();
-    if (!failures_.empty()) EndAfterFailure();
+    if (failures_.empty()) continue;
+    if (EndForRestart()) return absl::nullopt;
+    EndAfterFailure();
   }
   PrintOutputLeft();
   return ExitCode();
+}
+
+int Supervisor::Run(const RankMain& rank_main) {
+  const absl::Status prepared = Prepare();
+  if (!prepared.ok()) {
+    PrintToStderr(absl::StrCat("ERROR: ", prepared.message(), "\n"));
+    return 1;
+  }
+  while (true) {
+    const absl::optional<int> code = Supervise(rank_main);
+    if (code.has_value()) return *code;
+  }
 }
 
 }  // namespace

@@ -8,81 +8,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
-#include <functional>
 #include <stdexcept>
 #include <string>
+
+#include "base/lost_peer.h"
+#include "trainer/launcher/launch_for_test.h"
 
 namespace capstan {
 namespace {
 
-using std::chrono::steady_clock;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
-
-struct Result {
-  int exit_code = -1;
-  std::string text;  // standard error
-  double seconds = 0;
-};
-
-// Runs `program` in a child process and captures its standard error; calls
-// `when_ready` with the child's pid each time "ready\n" has appeared `ranks`
-// times.
-Result Capture(const std::function<int()>& program, int ranks = 0,
-               const std::function<void(pid_t)>& when_ready = nullptr) {
-  int ends[2];
-  EXPECT_EQ(pipe(ends), 0);
-  const auto start = steady_clock::now();
-  const pid_t pid = fork();
-  if (pid == 0) {
-    close(ends[0]);
-    dup2(ends[1], STDERR_FILENO);
-    close(ends[1]);
-    _exit(program());
-  }
-  close(ends[1]);
-  Result result;
-  char buffer[4096];
-  bool told = false;
-  while (true) {
-    const ssize_t got = read(ends[0], buffer, sizeof(buffer));
-    if (got <= 0) break;
-    result.text.append(buffer, got);
-    int ready = 0;
-    for (size_t at = 0;
-         (at = result.text.find("ready\n", at)) != std::string::npos; ++at) {
-      ++ready;
-    }
-    if (!told && when_ready && ready >= ranks) {
-      told = true;
-      when_ready(pid);
-    }
-  }
-  close(ends[0]);
-  int status = 0;
-  waitpid(pid, &status, 0);
-  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  result.seconds =
-      std::chrono::duration<double>(steady_clock::now() - start).count();
-  return result;
-}
-
-Result Launch(int ranks, const RankMain& rank_main,
-              const std::function<void(pid_t)>& when_ready = nullptr) {
-  return Capture([&] { return LaunchRanks(ranks, rank_main); }, ranks,
-                 when_ready);
-}
-
-void Ready() { fputs("ready\n", stderr); }
-
-absl::Status UntilStopped() {
-  Ready();
-  while (StopRequested() == 0) usleep(1000);
-  return absl::CancelledError("stopped after step 3");
-}
 
 TEST(LaunchRanks, AllWell) {
   const Result result = Launch(3, [](const RankInfo& info) {
@@ -165,7 +103,7 @@ TEST(LaunchRanks, PrefixesLines) {
 
 TEST(LaunchRanks, TellsTheCauseOnly) {
   const Result result = Launch(3, [](const RankInfo& info) {
-    if (info.rank != 1) return absl::UnavailableError("a peer vanished");
+    if (info.rank != 1) return LostPeerError("a peer vanished");
     usleep(300000);  // its report comes last
     return absl::InvalidArgumentError("sample 7 is broken");
   });
@@ -201,7 +139,7 @@ TEST(LaunchRanks, AnExceptionIsAnError) {
 
 TEST(LaunchRanks, AKilledRankIsTheCause) {
   const Result result = Launch(2, [](const RankInfo& info) {
-    if (info.rank == 0) return absl::UnavailableError("a peer vanished");
+    if (info.rank == 0) return LostPeerError("a peer vanished");
     usleep(100000);
     raise(SIGKILL);
     return absl::OkStatus();

@@ -24,9 +24,6 @@ namespace {
 
 constexpr char kInsideRank[] = "CAPSTAN_INSIDE_RANK";
 
-// Ranks on a host without GPUs, if nobody says how many.
-constexpr int kCpuProcesses = 2;
-
 // The fields that must be right whoever places.
 absl::Status CheckSettings(const PlaceRequest& request) {
   const LaunchSettings& settings = request.settings;
@@ -43,6 +40,18 @@ absl::Status CheckSettings(const PlaceRequest& request) {
   if (settings.nodes < 0 || settings.nodes > kMostNodes) {
     return FieldError("nodes", absl::StrCat("must be from 1 to ", kMostNodes,
                                             ", is ", settings.nodes));
+  }
+  if (settings.max_restarts < 0) {
+    return FieldError("max_restarts", absl::StrCat("must not be negative, is ",
+                                                   settings.max_restarts));
+  }
+  if (settings.min_processes < 0) {
+    return FieldError("min_processes", absl::StrCat("must not be negative, is ",
+                                                    settings.min_processes));
+  }
+  if (settings.min_processes > 0 && settings.max_restarts == 0) {
+    return FieldError("min_processes",
+                      "has no effect without max_restarts: set it, too");
   }
   if (settings.nodes == 0 && settings.node_rank.has_value()) {
     return FieldError("node_rank", absl::StrCat("is ", *settings.node_rank,
@@ -161,6 +170,15 @@ absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus) {
     info.agent_store = false;
   }
   info.interface = settings.interface;
+  info.own_process = !place.forks;
+  if (place.forks) place.max_restarts = settings.max_restarts;
+  if (settings.min_processes > info.world_size) {
+    return FieldError("min_processes",
+                      absl::StrCat("is ", settings.min_processes,
+                                   ", but the run has only ", info.world_size,
+                                   info.world_size == 1 ? " rank" : " ranks"));
+  }
+  info.min_processes = settings.min_processes;
   CAPSTAN_ASSIGN_OR_RETURN(info.token, TokenOr(info.token));
   CAPSTAN_RETURN_IF_ERROR(AssignGpus(request, &place));
   return place;

@@ -46,6 +46,9 @@
 
 namespace capstan {
 
+// Ranks on a host without GPUs, if nobody says how many.
+constexpr int kCpuProcesses = 2;
+
 // Where rank 0 listens if a per-node launcher names its host and no port
 // (SkyPilot, dstack, a rendezvous of "HOST"): torchrun's default.
 constexpr int kDefaultPort = 29500;
@@ -58,6 +61,8 @@ struct LaunchSettings {
   std::string rendezvous;  // "HOST:PORT" or "HOST"; "": not set
   std::string interface;   // "": not set
   std::vector<int> gpu_ids;
+  int max_restarts = 0;
+  int min_processes = 0;
 };
 
 struct Place {
@@ -72,6 +77,10 @@ struct Place {
   std::vector<int> gpu_ids;
   // The descriptor of the launcher's PMI service, for AskLauncher; or -1.
   int pmi_fd = -1;
+  // If `forks`, how often the ranks may be started again, and whether their
+  // state is to be mirrored (RankInfo::mirror_fds) for that.
+  int max_restarts = 0;
+  bool mirrors = false;
   // OK, or why a run must not start here, although a config can be checked.
   absl::Status may_train;
 

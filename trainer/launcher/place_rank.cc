@@ -136,6 +136,13 @@ absl::Status FillNode(RankInfo* info) {
       return absl::OkStatus();
     }
   }
+  // Set by hand, loopback leads nowhere else: LOCAL_WORLD_SIZE has ranks of one
+  // host count as hosts. A pod may know itself as localhost, and torchrun says
+  // how many hosts there are.
+  if (IsLoopback(info->master_addr) && !IsSet("KUBERNETES_SERVICE_HOST") &&
+      !IsSet("TORCHELASTIC_RUN_ID")) {
+    return absl::OkStatus();
+  }
   const int local = info->local_world_size;
   info->nodes = std::max(2, (info->world_size + local - 1) / local);
   info->node_rank = -1;

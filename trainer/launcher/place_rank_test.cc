@@ -118,6 +118,25 @@ TEST(RankVariables, ALocalRankAloneMayBeOfSeveralHosts) {
   EXPECT_EQ(place->info.nodes, 1);
 }
 
+// Otherwise rank 0 would listen where other hosts can reach it, too.
+TEST(RankVariables, OnLoopbackAllRanksAreOfOneHost) {
+  const Environment environment = {{"RANK", "0"},
+                                   {"WORLD_SIZE", "2"},
+                                   {"LOCAL_RANK", "0"},
+                                   {"LOCAL_WORLD_SIZE", "1"},
+                                   {"MASTER_PORT", "29500"},
+                                   {"MASTER_ADDR", "127.0.0.1"}};
+  auto place = PlaceIn(environment);
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_EQ(place->info.nodes, 1);
+  EXPECT_EQ(place->info.local_world_size, 1);
+  // As the others' name for it may be another.
+  place = PlaceIn(With(environment, {{"KUBERNETES_SERVICE_HOST", "10.0.0.1"}}));
+  EXPECT_EQ(place->info.nodes, 2);
+  place = PlaceIn(With(environment, {{"MASTER_ADDR", "10.9.8.7"}}));
+  EXPECT_EQ(place->info.nodes, 2);
+}
+
 // PyTorchJob before it set PET_*: LOCAL_RANK = RANK would have pod 1 ask for
 // GPU 1.
 TEST(RankVariables, APodIsAHost) {

@@ -48,11 +48,21 @@ struct RankInfo {
   // On rank 0 of our launcher, a socket already listening on master_port, so
   // that no other process can take the port. Else -1.
   int listen_fd = -1;
+  // A launcher has started this very process as the rank, and may have bound it
+  // to cores.
+  bool own_process = false;
   // Intra-op threads of this rank.
   int threads = 1;
+  // What it is bound to (cores.h), "0-7 (NUMA 0, near GPU 3)"; empty: nothing.
+  std::string cores;
 
   // How often our launcher has started the ranks anew.
   int restart = 0;
+  // Of several hosts: a rank that leaves before all have met may come again, as
+  // its launcher starts it anew.
+  bool comes_again = false;
+  // The fewest ranks to go on with when hosts are gone; 0: all.
+  int min_processes = 0;
   // Memory that outlives the ranks: two files (memfd) for each local rank that
   // this launcher has ever started, so that those of local rank i are 2 i and
   // 2 i + 1; empty: there is none. Open for as long as the launcher lives, and

@@ -16,6 +16,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/exit_codes.h"
+#include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/launcher/place.h"
 #include "trainer/launcher/signals.h"
@@ -89,26 +92,42 @@ void BecomeRank(const RankInfo& info, pid_t parent, int output) {
   fflush(nullptr);
   std::cout.flush();
   google::FlushLogFiles(google::INFO);
-  const ReportHeader header = {static_cast<int32_t>(status.code()),
-                               StopRequested(), status.message().size()};
+  // What else is unavailable is this rank's own error.
+  const absl::StatusCode code =
+      absl::IsUnavailable(status) && !IsLostPeer(status)
+          ? absl::StatusCode::kUnknown
+          : status.code();
+  const ReportHeader header = {static_cast<int32_t>(code), StopRequested(),
+                               status.message().size()};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   absl::StrAppend(&bytes, status.message());
   WriteAll(report, bytes);
   _exit(status.ok() ? 0 : 1);
 }
 
-std::string DescribeExit(int wait_status) {
-  if (!WIFSIGNALED(wait_status)) {
-    return absl::StrCat("ended with exit code ", WEXITSTATUS(wait_status),
-                        " in the midst of the run");
+// A rank that ended without a report.
+RankOutcome Death(int wait_status) {
+  RankOutcome died;
+  died.kind = RankOutcome::kDied;
+  if (WIFSIGNALED(wait_status)) {
+    const int signal = WTERMSIG(wait_status);
+    died.message = absl::StrCat("killed by signal ", signal, " (",
+                                SignalName(signal), ")");
+    died.how = absl::StrCat("was ", died.message);
+    if (signal == SIGKILL) {
+      absl::StrAppend(&died.message, ": the system may be out of memory");
+    }
+    return died;
   }
-  const int signal = WTERMSIG(wait_status);
-  std::string text =
-      absl::StrCat("killed by signal ", signal, " (", SignalName(signal), ")");
-  if (signal == SIGKILL) {
-    absl::StrAppend(&text, ": the system may be out of memory");
+  died.exit_code = WEXITSTATUS(wait_status);
+  if (died.exit_code == kHungExitCode) {
+    died.message = "ended by the watchdog: the run did not go on";
+    died.how = "was ended by the watchdog";
+  } else {
+    died.how = absl::StrCat("ended with exit code ", died.exit_code);
+    died.message = absl::StrCat(died.how, " in the midst of the run");
   }
-  return text;
+  return died;
 }
 
 }  // namespace
@@ -214,6 +233,22 @@ void RankProcess::Signal(int signal) const {
   if (!exited_) kill(pid_, signal);
 }
 
+void RankProcess::Kill() const {
+  // Its process group has its number (BecomeRank), also when it has exited.
+  kill(-pid_, SIGKILL);
+  Signal(SIGKILL);
+}
+
+bool RankProcess::IsFrozen() const {
+  if (exited_) return false;
+  const absl::StatusOr<std::string> stat =
+      ReadWholeFile(absl::StrCat("/proc/", pid_, "/stat"));
+  if (!stat.ok()) return false;
+  // "PID (NAME) STATE .."; the name may hold anything.
+  const size_t end = stat->rfind(") ");
+  return end != std::string::npos && stat->substr(end + 2, 1) == "T";
+}
+
 absl::optional<RankOutcome> RankProcess::ReportedOutcome() const {
   ReportHeader header;
   if (report_.size() < sizeof(header)) return absl::nullopt;
@@ -249,13 +284,16 @@ absl::optional<RankOutcome> RankProcess::Outcome() const {
   if (reported.has_value()) return reported;
   if (!exited_) return absl::nullopt;
   // EndBeforeRanksHaveMet.
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : kStopSignals) {
     if (WIFEXITED(wait_status_) && WEXITSTATUS(wait_status_) == 128 + signal) {
-      return RankOutcome{RankOutcome::kStopped,
-                         "stopped before the ranks had met", signal};
+      RankOutcome stopped;
+      stopped.kind = RankOutcome::kStopped;
+      stopped.message = "stopped before the ranks had met";
+      stopped.stop_signal = signal;
+      return stopped;
     }
   }
-  return RankOutcome{RankOutcome::kFailed, DescribeExit(wait_status_), 0};
+  return Death(wait_status_);
 }
 
 }  // namespace capstan

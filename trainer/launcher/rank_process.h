@@ -24,13 +24,18 @@ absl::Status CallRankMain(const RankMain& rank_main, const RankInfo& info);
 struct RankOutcome {
   enum Kind {
     kOk,
-    kStopped,   // by SIGINT or SIGTERM, as requested
-    kFailed,    // a status or a crash of its own
+    kStopped,   // by a signal, as requested
+    kFailed,    // a status of its own: it would fail again
+    kDied,      // killed, crashed, or ended by the watchdog
     kLostPeer,  // saw another rank vanish
   };
   Kind kind = kOk;
   std::string message;
   int stop_signal = 0;  // if kStopped
+  // If kDied: "was killed by signal 9 (SIGKILL)"; and unless by a signal, the
+  // exit code.
+  std::string how;
+  int exit_code = 0;
 };
 
 // A forked rank, seen from the parent.
@@ -59,6 +64,10 @@ class RankProcess {
   // Reads all remaining output of an exited process.
   std::string Drain();
   void Signal(int signal) const;
+  // Kills it and the processes that it has started.
+  void Kill() const;
+  // Whether it is stopped (SIGSTOP), but not by a debugger.
+  bool IsFrozen() const;
   // Called in another child after fork.
   void CloseInChild() const;
 

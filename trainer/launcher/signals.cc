@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/launcher/signals.h"
 
+#include <errno.h>
 #include <glog/logging.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/launcher/grace.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/launcher/progress.h"
 
 namespace capstan {
 namespace {
@@ -20,7 +26,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::atomic<int> stop_signal{0};
-std::atomic<int64_t> stopped_at{0};  // Clock's count
+// The latest, and when it came, by Clock's count.
+std::atomic<int> last_signal{0};
+std::atomic<int64_t> last_at{0};
 std::atomic<bool> second_ends_process{false};
 std::atomic<bool> ends_before_met{false};
 std::atomic<bool> ranks_have_met{false};
@@ -28,36 +36,78 @@ static_assert(std::atomic<int>::is_always_lock_free,
               "a signal handler may only use lock-free atomics");
 
 // Async-signal-safe.
-void OnStopSignal(int signal) {
-  int before = 0;
-  const bool first = stop_signal.compare_exchange_strong(before, signal);
-  if (first) stopped_at = Clock::now().time_since_epoch().count();
-  if (ends_before_met.load() && !ranks_have_met.load()) _exit(128 + signal);
-  if (!second_ends_process.load()) return;
-  const Clock::duration since(Clock::now().time_since_epoch().count() -
-                              stopped_at.load());
-  if (!first && IsDeliveredTwice(before, signal, since)) return;
-  if (!first || !ranks_have_met.load()) _exit(128 + signal);
-  constexpr char kNote[] = "stopping; a second signal stops at once\n";
-  const ssize_t written = write(STDERR_FILENO, kNote, sizeof(kNote) - 1);
+void WriteStopNote(int signal) {
+  char note[512];
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  size_t used =
+      StopNote(signal, now.tv_sec, StepMilliseconds(), note, sizeof(note) - 1);
+  note[used++] = '\n';
+  const ssize_t written = write(STDERR_FILENO, note, used);
   (void)written;
 }
 
-sigset_t WatchedSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGCHLD);
-  return set;
+// Async-signal-safe.
+void OnStopSignal(int signal) {
+  const int error = errno;
+  int none = 0;
+  const bool first = stop_signal.compare_exchange_strong(none, signal);
+  const int64_t now = Clock::now().time_since_epoch().count();
+  const Clock::duration since(now - last_at.exchange(now));
+  const int before = last_signal.exchange(signal);
+  if (ends_before_met.load() && !ranks_have_met.load()) _exit(128 + signal);
+  if (second_ends_process.load() &&
+      (first || !IsDeliveredTwice(before, signal, since))) {
+    if (!first || !ranks_have_met.load()) _exit(128 + signal);
+    WriteStopNote(signal);
+  }
+  errno = error;
+}
+
+void OnPipeSignal(int) {}
+
+using Actions = std::vector<std::pair<int, struct sigaction>>;
+
+bool IsIgnored(int signal) {
+  struct sigaction action = {};
+  PCHECK(sigaction(signal, nullptr, &action) == 0);
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_IGN;
+}
+
+// Sets the handler and remembers the action before.
+void Handle(int signal, void (*handler)(int), Actions* old = nullptr) {
+  struct sigaction action = {};
+  action.sa_handler = handler;
+  // Libraries may not handle interrupted system calls.
+  action.sa_flags = SA_RESTART;
+  struct sigaction before = {};
+  PCHECK(sigaction(signal, &action, &before) == 0);
+  if (old != nullptr) old->emplace_back(signal, before);
+}
+
+void Restore(const Actions& old) {
+  for (const auto& [signal, action] : old) {
+    sigaction(signal, &action, nullptr);
+  }
+}
+
+// Those of kStopSignals that this process isn't told to ignore.
+std::vector<int> WatchedStopSignals() {
+  std::vector<int> watched;
+  for (const int signal : kStopSignals) {
+    if (signal != SIGHUP || !IsIgnored(signal)) watched.push_back(signal);
+  }
+  return watched;
 }
 
 }  // namespace
 
 bool IsDeliveredTwice(int first, int second,
                       std::chrono::nanoseconds since_first) {
-  return first == SIGTERM && second == SIGTERM &&
-         since_first < std::chrono::seconds(1);
+  if (second != SIGINT && second != SIGTERM) return true;
+  if (second == SIGINT) return false;
+  return first == SIGTERM ? since_first < std::chrono::seconds(1)
+                          : first != SIGINT;
 }
 
 int StopRequested() { return stop_signal.load(); }
@@ -73,24 +123,25 @@ void AdoptStop(int signal) {
 
 void InstallStopHandlers(SecondSignal second) {
   second_ends_process = second == SecondSignal::kEndsProcess;
-  struct sigaction action = {};
-  action.sa_handler = OnStopSignal;
-  // Libraries may not handle interrupted system calls.
-  action.sa_flags = SA_RESTART;
-  PCHECK(sigaction(SIGINT, &action, nullptr) == 0);
-  PCHECK(sigaction(SIGTERM, &action, nullptr) == 0);
+  ReadGrace();
+  for (const int signal : WatchedStopSignals()) Handle(signal, OnStopSignal);
+  IgnorePipeSignals();
+}
+
+void IgnorePipeSignals() {
+  // Programs that are started inherit SIG_IGN, but no handler.
+  if (!IsIgnored(SIGPIPE)) Handle(SIGPIPE, OnPipeSignal);
 }
 
 StopSignals::StopSignals() {
-  PCHECK(sigaction(SIGINT, nullptr, &old_int_) == 0);
-  PCHECK(sigaction(SIGTERM, nullptr, &old_term_) == 0);
+  for (const int signal : WatchedStopSignals()) {
+    Handle(signal, SIG_DFL, &old_);
+  }
+  Handle(SIGPIPE, OnPipeSignal, &old_);
   InstallStopHandlers(SecondSignal::kIgnored);
 }
 
-StopSignals::~StopSignals() {
-  sigaction(SIGINT, &old_int_, nullptr);
-  sigaction(SIGTERM, &old_term_, nullptr);
-}
+StopSignals::~StopSignals() { Restore(old_); }
 
 std::string SignalName(int signal) {
   const char* name = sigabbrev_np(signal);
@@ -99,14 +150,18 @@ std::string SignalName(int signal) {
 }
 
 BlockedSignals::BlockedSignals() {
-  const sigset_t set = WatchedSignals();
-  PCHECK(sigprocmask(SIG_BLOCK, &set, &old_mask_) == 0);
+  std::vector<int> watched = WatchedStopSignals();
   // With SIGCHLD ignored the kernel would reap our children.
-  struct sigaction standard = {};
-  standard.sa_handler = SIG_DFL;
-  PCHECK(sigaction(SIGINT, &standard, &old_int_) == 0);
-  PCHECK(sigaction(SIGTERM, &standard, &old_term_) == 0);
-  PCHECK(sigaction(SIGCHLD, &standard, &old_child_) == 0);
+  watched.push_back(SIGCHLD);
+  watched.push_back(SIGCONT);
+  if (!IsIgnored(SIGTSTP)) watched.push_back(SIGTSTP);
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : watched) sigaddset(&set, signal);
+  PCHECK(sigprocmask(SIG_BLOCK, &set, &old_mask_) == 0);
+  for (const int signal : watched) Handle(signal, SIG_DFL, &old_);
+  Handle(SIGPIPE, OnPipeSignal, &old_);
+  ReadGrace();
   fd_ = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
   PCHECK(fd_ >= 0);
 }
@@ -116,9 +171,7 @@ BlockedSignals::~BlockedSignals() {
   while (Next() != 0) {
   }
   close(fd_);
-  sigaction(SIGINT, &old_int_, nullptr);
-  sigaction(SIGTERM, &old_term_, nullptr);
-  sigaction(SIGCHLD, &old_child_, nullptr);
+  Restore(old_);
   sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
 }
 
@@ -130,7 +183,11 @@ int BlockedSignals::Next() const {
 
 void BlockedSignals::RestoreInChild() const {
   close(fd_);
-  sigaction(SIGCHLD, &old_child_, nullptr);
+  for (const auto& [signal, action] : old_) {
+    if (signal == SIGCHLD || signal == SIGCONT || signal == SIGTSTP) {
+      sigaction(signal, &action, nullptr);
+    }
+  }
   sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
 }
 

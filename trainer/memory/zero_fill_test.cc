@@ -16,6 +16,8 @@ namespace {
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kPage = 4096;
 
+TEST(ZeroFillTest, NothingMayBeNowhere) { ZeroFill(nullptr, 0); }
+
 TEST(ZeroFillTest, ZeroesExactlyItsRange) {
   constexpr size_t kTotal = 12 * kMiB;
   BlockCache cache;

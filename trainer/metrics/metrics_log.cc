@@ -45,18 +45,22 @@ void AppendTagged(const TaggedNumbers& tagged, std::string* line) {
   }
 }
 
-bool IsUpTo(absl::string_view line, int64_t last) {
+// `with_evaluation`: whether `last`'s lines include those after its own.
+bool IsUpTo(absl::string_view line, int64_t last, bool with_evaluation) {
   const Json object = ParseJson<Json>(line);
   if (!object.is_object()) return false;
-  const auto step = object.find("step");
-  return step != object.end() && step->is_number_integer() &&
-         step->get<int64_t>() <= last;
+  const auto found = object.find("step");
+  if (found == object.end() || !found->is_number_integer()) return false;
+  const auto step = found->get<int64_t>();
+  return step < last || (step == last && (with_evaluation ||
+                                          object.find("loss") != object.end()));
 }
 
 // For a file with one JSON object per line, each with a "step": drops lines of
 // steps after `step`, and a last line truncated by a crash. OK without the
 // file.
-absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
+absl::Status KeepLinesUpTo(int64_t step, const std::string& path,
+                           bool with_evaluation) {
   if (!PathExists(path)) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   std::string kept;
@@ -64,7 +68,7 @@ absl::Status KeepLinesUpTo(int64_t step, const std::string& path) {
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
     if (end == absl::string_view::npos) break;  // truncated
-    if (IsUpTo(rest.substr(0, end), step)) {
+    if (IsUpTo(rest.substr(0, end), step, with_evaluation)) {
       kept.append(rest.data(), end + 1);
     }
     rest.remove_prefix(end + 1);
@@ -119,9 +123,10 @@ std::vector<std::string> Wrapped(const std::string& heading,
 
 absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
                                             int64_t first_step,
-                                            const std::string& unit) {
+                                            const std::string& unit,
+                                            bool evaluate_again) {
   if (first_step > 0) {
-    CAPSTAN_RETURN_IF_ERROR(KeepLinesUpTo(first_step, path));
+    CAPSTAN_RETURN_IF_ERROR(KeepLinesUpTo(first_step, path, !evaluate_again));
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       OutputFile file,
@@ -155,6 +160,9 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   AppendNumber(", \"exposed_seconds\": ", metrics.exposed_seconds.value_or(NAN),
                &line_);
   if (metrics.skipped) absl::StrAppend(&line_, ", \"skipped\": true");
+  if (metrics.spike.has_value()) {
+    AppendNumber(", \"spike\": ", *metrics.spike, &line_);
+  }
   if (metrics.loss_scale.has_value()) {
     AppendNumber(", \"loss_scale\": ", *metrics.loss_scale, &line_);
   }
@@ -189,7 +197,8 @@ absl::StatusOr<GenerationsLog> GenerationsLog::Open(const std::string& path,
     CAPSTAN_RETURN_IF_ERROR(RemoveTree(path));
     return log;
   }
-  CAPSTAN_RETURN_IF_ERROR(KeepLinesUpTo(first_step, path));
+  CAPSTAN_RETURN_IF_ERROR(
+      KeepLinesUpTo(first_step, path, /*with_evaluation=*/true));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const Json json = ParseJson<Json>(line);

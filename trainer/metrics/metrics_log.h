@@ -28,10 +28,11 @@ class MetricsLog {
  public:
   // Continues after step `first_step`: drops lines of later steps, and a last
   // line truncated by a crash. With first_step 0 the file is started afresh.
-  // `unit`: as in RunFacts.
+  // `unit`, `evaluate_again`: as in RunFacts.
   static absl::StatusOr<MetricsLog> Open(const std::string& path,
                                          int64_t first_step,
-                                         const std::string& unit = kTokenUnit);
+                                         const std::string& unit = kTokenUnit,
+                                         bool evaluate_again = false);
 
   absl::Status Step(const StepMetrics& metrics);
   absl::Status Eval(int64_t step, double eval_loss,

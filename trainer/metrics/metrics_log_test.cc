@@ -106,6 +106,7 @@ TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
   metrics.loss = NAN;
   metrics.grad_norm = INFINITY;
   metrics.skipped = true;
+  metrics.spike = 7.25;
   metrics.loss_scale = 65536.0;
   metrics.exposed_seconds.reset();
   absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 0);
@@ -113,11 +114,12 @@ TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
   ASSERT_TRUE(log->Step(metrics).ok());
   const std::vector<Json> lines = ReadLines();
   ASSERT_EQ(lines.size(), 1);
-  EXPECT_EQ(lines[0].size(), 14);
+  EXPECT_EQ(lines[0].size(), 15);
   EXPECT_TRUE(lines[0]["exposed_seconds"].is_null());
   EXPECT_TRUE(lines[0]["loss"].is_null());
   EXPECT_TRUE(lines[0]["grad_norm"].is_null());
   EXPECT_EQ(lines[0]["skipped"], true);
+  EXPECT_EQ(lines[0]["spike"], 7.25);
   EXPECT_EQ(lines[0]["loss_scale"], 65536.0);
 }
 

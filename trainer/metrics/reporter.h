@@ -49,7 +49,10 @@ struct StepMetrics {
   int64_t bytes_sent = 0;
   absl::optional<double> communication_seconds;
   absl::optional<double> exposed_seconds;
-  bool skipped = false;  // non-finite: no update
+  bool skipped = false;  // non-finite or a spike: no update
+  // If the loss is a spike (train.loss_spikes): its distance from the mean of
+  // those before it, in their standard deviations.
+  absl::optional<double> spike;
   absl::optional<double> loss_scale;
   // What the objective measures besides the loss; every log_every steps.
   TaggedNumbers tagged;
@@ -70,6 +73,8 @@ struct RunFacts {
   std::string device;  // "2 x CPU (1 thread each)", "8 x NVIDIA H200"
   // By a launcher: "SLURM: job 7, node 0 of 2, rank 0 of 4"; "": not shown.
   std::string placed_by;
+  // Rank 0's, if it is bound to some: "0-7 (NUMA 0, near GPU 3)".
+  std::string cores;
   std::string strategy;
   std::string precision;
   int64_t parameters = 0;
@@ -84,6 +89,20 @@ struct RunFacts {
   // Steps between evaluations; 0: none.
   int64_t eval_every = 0;
   int64_t save_every = 0;
+  // Of the lines of first_step only the step's own is kept: the evaluation is
+  // done again.
+  bool evaluate_again = false;
+};
+
+// What keeping the state has cost, in seconds that training waited; without the
+// save at the end.
+struct SavingCost {
+  int64_t saves = 0;
+  int64_t waits = 0;  // for the save before
+  double save_seconds = 0.0;
+  int64_t mirrored_steps = 0;
+  double mirror_seconds = 0.0;
+  double train_seconds = 0.0;  // all of the loop over steps, so far
 };
 
 // Bytes of a memory category; unset: unknown.
@@ -124,6 +143,7 @@ struct RunSummary {
   // with "total". An object keyed by category in summary.json.
   std::vector<CategoryBytes> memory;
   absl::optional<double> final_loss;
+  SavingCost saving;
   absl::optional<double> eval_loss;  // the latest
   // The lowest, and its step.
   absl::optional<double> best_eval_loss;

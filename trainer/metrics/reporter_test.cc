@@ -96,6 +96,12 @@ TEST_F(ReporterTest, BannerUnderALauncher) {
                         "4\n"));
 }
 
+TEST_F(ReporterTest, BannerOfBoundRanks) {
+  facts_.cores = "0-7 (NUMA 0, near GPU 3)";
+  EXPECT_THAT(Printed([](Reporter* reporter) { reporter->Banner(); }),
+              HasSubstr("cores         0-7 (NUMA 0, near GPU 3), rank 0\n"));
+}
+
 TEST_F(ReporterTest, BannerOfAResumedRun) {
   facts_.first_step = 10;
   EXPECT_THAT(Printed([](Reporter* reporter) { reporter->Banner(); }),

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
@@ -102,9 +103,10 @@ absl::Status CompareFingerprints(absl::string_view core,
 }
 
 absl::StatusOr<std::string> ReadFingerprint(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr header;
-  if (!ReadAt(file, 0, &header, sizeof(header)) ||
+  std::ifstream file;
+  if (IsRegularFile(path)) file.open(path, std::ios::binary);
+  if (!file.is_open() || !ReadAt(file, 0, &header, sizeof(header)) ||
       std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
       header.e_ident[EI_CLASS] != ELFCLASS64 ||
       header.e_shentsize != sizeof(Elf64_Shdr)) {

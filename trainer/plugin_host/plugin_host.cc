@@ -25,6 +25,7 @@
 #include <iostream>
 #include <iterator>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -33,6 +34,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "base/files.h"
 #include "base/machine.h"
 
 namespace capstan {
@@ -126,8 +128,9 @@ void ForEachLibrary(
     const std::function<void(const fs::path&, const absl::Status&)>& visit) {
   for (const std::string& folder : folders) {
     std::error_code error;
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      const fs::path& path = entry.path();
+    for (fs::directory_iterator it(folder, error), end; !error && it != end;
+         it.increment(error)) {
+      const fs::path& path = it->path();
       if (!absl::StartsWith(path.filename().string(), "lib") ||
           path.extension() != ".so") {
         continue;
@@ -289,8 +292,9 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
   if (it != loaded_.end()) return &it->second;
   const std::string library = LibraryName(config_type);
   for (const std::string& folder : folders_) {
-    const fs::path path = fs::absolute(fs::path(folder) / library);
-    if (!fs::exists(path)) continue;
+    std::error_code error;
+    const fs::path path = fs::absolute(fs::path(folder) / library, error);
+    if (error || !PathExists(path.string())) continue;
     const bool foreign = &folder != &folders_.back();
     absl::StatusOr<LoadedPlugin> plugin =
         Open(config_type, path.string(), foreign || foreign_);
@@ -451,6 +455,9 @@ absl::Status PluginHost::CreateInstance(const std::string& config_type,
   }
   if (descriptor.api_minor < kPluginApiMinor) {
     *instance = AdaptOlderPlugin(category, descriptor.api_minor, *instance);
+  }
+  if (getenv("CAPSTAN_FAULT") != nullptr) {
+    *instance = WithFaultPoints(category, *instance);
   }
   return absl::OkStatus();
 }

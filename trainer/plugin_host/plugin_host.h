@@ -95,6 +95,9 @@ class PluginHost {
 // ownership; returns `instance` itself if the interface hasn't changed since.
 void* AdaptOlderPlugin(PluginCategory category, uint16_t minor, void* instance);
 
+// `instance`, with a place to fail before each function (base/fault_point.h).
+void* WithFaultPoints(PluginCategory category, void* instance);
+
 // "strategy", "precision", "dataset reader", ..
 const char* CategoryName(PluginCategory category);
 

@@ -9,8 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/process_group/phase_group.h"
 
 namespace capstan {
 namespace {
@@ -21,24 +23,72 @@ constexpr double kSecondsBetweenVotes = 0.1;
 
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const std::function<std::string(int rank)>& what) {
+  const auto of_others = [&what](int rank) {
+    return LostPeerError(
+        absl::StrCat("rank ", rank, " could not ", what(rank)));
+  };
+  if (PhaseGroup* const phases = PhaseGroupOf(group)) {
+    const absl::StatusOr<int> failed =
+        phases->EndPhase(mine, what(group.rank()));
+    if (!mine.ok() && !IsLostPeer(mine)) return mine;
+    CAPSTAN_RETURN_IF_ERROR(failed.status());
+    if (*failed < 0) return absl::OkStatus();
+    return of_others(*failed);
+  }
   const std::vector<double> failed = FromAllRanks(group, mine.ok() ? 0.0 : 1.0);
   if (!mine.ok()) return mine;
   for (int rank = 0; rank < group.size(); ++rank) {
-    if (failed[rank] == 0.0) continue;
-    return absl::UnavailableError(
-        absl::StrCat("rank ", rank, " could not ", what(rank)));
+    if (failed[rank] != 0.0) return of_others(rank);
   }
   return absl::OkStatus();
 }
 
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const char* what) {
-  if (absl::IsUnavailable(mine)) return mine;
+  if (IsLostPeer(mine) && PhaseGroupOf(group) == nullptr) return mine;
   try {
     return Agree(group, mine, [what](int) { return std::string(what); });
   } catch (...) {
     return mine.ok() ? CurrentExceptionToStatus() : mine;
   }
+}
+
+absl::Status AgreeAfterCollectives(ProcessGroup& group,
+                                   const absl::Status& mine, const char* what) {
+  if (!mine.ok() && PhaseGroupOf(group) == nullptr) return mine;
+  return Agree(group, mine, what);
+}
+
+absl::StatusOr<bool> BrokeOff(ProcessGroup& group, const absl::Status& mine,
+                              const char* what,
+                              const std::function<void()>& finish) {
+  PhaseGroup* const phases = PhaseGroupOf(group);
+  if (phases == nullptr) {
+    if (!mine.ok()) return mine;
+    return false;
+  }
+  const auto finish_alone = [&]() -> absl::Status {
+    phases->StopCommunicating();
+    return CatchAll([&] {
+      finish();
+      return absl::OkStatus();
+    });
+  };
+  absl::Status finished;
+  if (!mine.ok()) {
+    if (!IsLostPeer(mine) || !phases->PhaseFailed()) {
+      phases->FailPhase(absl::StrCat("rank ", group.rank(), " could not ", what,
+                                     ": ", mine.message()));
+    }
+    finished = finish_alone();
+  }
+  const absl::StatusOr<int> failed = phases->EndPhase(mine, what);
+  CAPSTAN_RETURN_IF_ERROR(failed.status());
+  const bool broke_off = *failed >= 0;
+  // A rank that learns of it only here has made its collectives.
+  if (!broke_off) return false;
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, finished, what));
+  return true;
 }
 
 absl::StatusOr<bool> AnyRank(ProcessGroup& group, bool mine) {

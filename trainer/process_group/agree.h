@@ -21,17 +21,37 @@
 
 namespace capstan {
 
-// OK if `mine` is OK on all ranks. Otherwise an error on all: a rank that
-// failed gets its own, the others UNAVAILABLE "rank R could not WHAT", with
-// what(R) the activity of the first failed rank ("write out/state-00001"). Also
-// a barrier. Throws CommunicationError.
+// Ends a phase of the run (phase_group.h). OK if `mine` is OK on all ranks.
+// Otherwise an error on all: a rank that failed gets its own, the others one
+// that IsLostPeer, "rank R could not WHAT", with what(R) the activity of the
+// first failed rank ("write out/state-00001"). Also a barrier. Throws
+// CommunicationError.
+//
+// In a PhaseGroup the phase may have collectives: an error of one rank ends the
+// others' and has them come here, after which the group can be used again.
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const std::function<std::string(int rank)>& what);
 
 // The same for work shared by all ranks. Doesn't throw; a rank that lost the
-// others (UNAVAILABLE) returns at once.
+// others returns at once.
 absl::Status Agree(ProcessGroup& group, const absl::Status& mine,
                    const char* what);
+
+// The same after a phase that has collectives, in any group: without a
+// PhaseGroup a rank that failed returns at once, as the others may be in them,
+// and they see it end.
+absl::Status AgreeAfterCollectives(ProcessGroup& group,
+                                   const absl::Status& mine, const char* what);
+
+// Ends a phase with collectives after whose failure the run goes on. `mine` is
+// an error if this rank has not made all of them. If any rank has not, the
+// others break off, too; who has calls `finish` while its collectives do
+// nothing (PhaseGroup::StopCommunicating), so that the strategy ends its pass.
+// Returns whether that was necessary; an error, which no rank survives, if
+// `finish` fails or, without a PhaseGroup, this rank broke off. Doesn't throw.
+absl::StatusOr<bool> BrokeOff(ProcessGroup& group, const absl::Status& mine,
+                              const char* what,
+                              const std::function<void()>& finish);
 
 // Logical OR over the ranks.
 absl::StatusOr<bool> AnyRank(ProcessGroup& group, bool mine);

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/agree.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <memory>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/lost_peer.h"
 #include "trainer/process_group/collectives_for_test.h"
 #include "trainer/process_group/ranks_for_test.h"
 
@@ -23,8 +30,7 @@ TEST_P(AgreeTest, OnAnError) {
     const absl::Status mine =
         fails ? absl::NotFoundError("mine") : absl::OkStatus();
     const absl::Status all = Agree(*group, mine, "start");
-    Require(all == (fails ? mine
-                          : absl::UnavailableError("rank 1 could not start")),
+    Require(all == (fails ? mine : LostPeerError("rank 1 could not start")),
             all.ToString());
     const absl::Status named = Agree(*group, mine, [](int rank) {
       return "write file " + std::to_string(rank);
@@ -44,6 +50,114 @@ TEST_P(AgreeTest, OnNumbers) {
     Require(!*AnyRank(*group, false), "none");
   };
   EXPECT_EQ(RunRanks(GetParam(), 3, check), 0);
+}
+
+// Ranks of one host, and of three.
+class PhaseTest : public testing::TestWithParam<std::vector<int>> {};
+INSTANTIATE_TEST_SUITE_P(Hosts, PhaseTest,
+                         testing::Values(std::vector<int>{0, 0, 0, 0},
+                                         std::vector<int>{0, 0, 1, 2},
+                                         std::vector<int>{0, 1, 1, 0}));
+
+// A rank that fails comes straight to the end of the phase; the others are in
+// collectives of the group and its parts, which differ and can't be completed.
+TEST_P(PhaseTest, AnErrorEndsTheOthersCollectives) {
+  const auto check = [](ProcessGroup* group) {
+    const auto part = group->Split(group->rank() % 2);
+    Require(part.ok(), "split");
+    const int rank = group->rank();
+    for (int round = 0; round < 6; ++round) {
+      const int fails = round % group->size();
+      const at::Tensor large = at::full({3000000}, 1, at::kFloat);
+      std::unique_ptr<Work> forgotten;
+      const absl::Status mine = CatchAll([&]() -> absl::Status {
+        if (rank == fails) return absl::ResourceExhaustedError("no memory");
+        if (round % 2 == 0) forgotten = group->AllReduce(large);
+        for (int i = 0; i < 1000000; ++i) {
+          (rank + round) % 3 == 0 ? (*part)->AllReduce(large)->Wait()
+                                  : group->AllReduce(large)->Wait();
+        }
+        return absl::OkStatus();
+      });
+      const absl::Status all = Agree(*group, mine, "start");
+      Require(all == (rank == fails ? mine
+                                    : LostPeerError(absl::StrCat(
+                                          "rank ", fails, " could not start"))),
+              all.ToString());
+      // As new.
+      for (ProcessGroup* const used : {group, part->get()}) {
+        const at::Tensor ones = at::full({300000}, 1, at::kFloat);
+        used->AllReduce(ones)->Wait();
+        Require(ones.eq(used->size()).all().item<bool>(), "sums");
+        Require(
+            FromAllRanks(*used, 1.0) == std::vector<double>(used->size(), 1.0),
+            "numbers");
+      }
+      Require(Agree(*group, absl::OkStatus(), "go on").ok(), "go on");
+    }
+  };
+  EXPECT_EQ(RunHosts(GetParam(), check), 0);
+}
+
+// Of two that fail, both know their own; all name the same.
+TEST_P(PhaseTest, MayBreakOffAndGoOn) {
+  const auto check = [](ProcessGroup* group) {
+    const int rank = group->rank();
+    std::vector<double> nine(9);
+    for (const int fails : {1, 3, -1}) {
+      absl::Status mine;
+      std::unique_ptr<Work> begun;
+      const at::Tensor large = at::full({300000}, 1, at::kFloat);
+      if (rank == fails) {
+        mine = absl::ResourceExhaustedError("no memory");
+      } else if (fails >= 0) {
+        mine = CatchAll([&] {
+          begun = group->AllReduce(large);
+          group->AllReduceHost(absl::MakeSpan(nine));
+          return absl::OkStatus();
+        });
+      }
+      bool finished = false;
+      const absl::StatusOr<bool> broke_off = BrokeOff(*group, mine, "try", [&] {
+        if (begun != nullptr) begun->Wait();
+        group->AllReduce(large)->Wait();
+        group->AllReduceHost(absl::MakeSpan(nine));
+        finished = true;
+      });
+      Require(broke_off.ok(), broke_off.status().ToString());
+      Require(*broke_off == (fails >= 0) && finished == (fails >= 0), "broke");
+      Require(FromAllRanks(*group, 1.0) == std::vector<double>(4, 1.0), "sums");
+    }
+    const auto fails = [&] { throw std::bad_alloc(); };
+    const absl::Status mine =
+        rank == 2 ? absl::InternalError("x") : LostPeerError("ended");
+    if (rank != 2) {
+      CatchAll([&] {
+        group->AllReduceHost(absl::MakeSpan(nine));
+        return absl::OkStatus();
+      }).IgnoreError();
+    }
+    Require(!BrokeOff(*group, mine, "try", fails).ok(), "no way to go on");
+  };
+  EXPECT_EQ(RunHosts(GetParam(), check), 0);
+}
+
+// Both were UNAVAILABLE, and the first that came was taken for the cause.
+TEST(LostPeerTest, IsNotWhatAFileOrNetworkLacks) {
+  std::string text;
+  const int exit_code = WithErrors(
+      [] {
+        return LaunchRanks(3, [](const RankInfo& info) -> absl::Status {
+          if (info.rank == 1) {
+            usleep(200000);
+            return absl::UnavailableError("no locks available");
+          }
+          return LostPeerError("rank 1 has left the run");
+        });
+      },
+      &text);
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_EQ(text, "ERROR: [rank 1] no locks available\n");
 }
 
 // An output folder's path was once cut at 4,095 bytes.

@@ -12,19 +12,23 @@
 #include "absl/status/statusor.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/process_group/communication_meter.h"
+#include "trainer/process_group/phase_group.h"
 #include "trainer/process_group/sync_collectives.h"
+#include "trainer/watch/collective_log.h"
 
 namespace capstan {
 
 class AsyncQueue;
 
 // A process group of CPU ranks made of synchronous collectives, which run in
-// order on the group's own thread.
-class AsyncGroup : public ProcessGroup {
+// order on the group's own thread. Created, destroyed and used by one thread at
+// a time. PhaseGroup's functions are for the whole group, not for its parts.
+class AsyncGroup : public ProcessGroup, public PhaseGroup {
  public:
-  // `name` is backend()'s.
+  // `name` is backend()'s; `parent` the group that it is split from, or null.
   AsyncGroup(std::unique_ptr<SyncCollectives> collectives, std::string name,
-             std::shared_ptr<CommunicationMeter> meter);
+             std::shared_ptr<CommunicationMeter> meter,
+             AsyncGroup* parent = nullptr);
   // Aborts pending collectives without waiting for other ranks.
   ~AsyncGroup() override;
 
@@ -42,8 +46,16 @@ class AsyncGroup : public ProcessGroup {
   void AllReduceHost(absl::Span<double> values) override;
   CommunicationStats stats() const override { return meter_->stats(); }
 
+  absl::StatusOr<int> EndPhase(const absl::Status& mine,
+                               const std::string& what) override;
+  void FailPhase(const std::string& why) override;
+  bool PhaseFailed() const override;
+  void StopCommunicating() override;
+
   // Blocks until all ranks have called it. UNAVAILABLE if one never will.
   absl::Status Barrier();
+  // Whether this is the whole group.
+  bool is_root() const { return root_ == this; }
 
  protected:
   // For Split. All-gathers a text of less than kTextBytes.
@@ -59,13 +71,21 @@ class AsyncGroup : public ProcessGroup {
  private:
   using Task = std::function<absl::Status()>;
 
-  // Wraps `run`, the collective, with metering and error messages.
-  Task Prepare(const char* collective, int64_t bytes_sent, Task run);
+  ShmMeeting* meeting() const { return collectives_->meeting(); }
+  // After a failure, on all ranks: drops what is pending in all groups and
+  // makes them as new. Returns the rank that failed.
+  absl::StatusOr<int> Recover();
+
+  // Wraps `run`, the collective on `bytes`, with metering, its record in the
+  // ledger, and error messages.
+  Task Prepare(const char* collective, int64_t bytes, int64_t bytes_sent,
+               Task run);
   // Queues it for the group's thread. `run` keeps the tensors alive.
-  std::unique_ptr<Work> Begin(const char* collective, int64_t bytes_sent,
-                              Task run);
+  std::unique_ptr<Work> Begin(const char* collective, int64_t bytes,
+                              int64_t bytes_sent, Task run);
   // Runs it at once, on this thread if possible.
-  absl::Status RunNow(const char* collective, int64_t bytes_sent, Task run);
+  absl::Status RunNow(const char* collective, int64_t bytes, int64_t bytes_sent,
+                      Task run);
   // Bytes that a rank sends in a ring over `bytes`.
   int64_t RingBytes(int64_t bytes) const {
     return bytes * (size() - 1) / size();
@@ -74,7 +94,11 @@ class AsyncGroup : public ProcessGroup {
   const std::unique_ptr<SyncCollectives> collectives_;
   const std::string name_;
   const std::shared_ptr<CommunicationMeter> meter_;
+  const CollectiveLog log_{/*sees_ends=*/true};
   const std::shared_ptr<AsyncQueue> queue_;
+  AsyncGroup* const root_;
+  std::vector<AsyncGroup*> family_;  // of the root: itself, and its parts
+  uint64_t phase_ = 1;               // of the root
   std::thread worker_;
 };
 

@@ -14,6 +14,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/process_group/backend_error.h"
 #include "trainer/process_group/single_group.h"
@@ -104,6 +105,7 @@ BackendGroup::BackendGroup(Connect connect, std::string name,
       device_(device),
       named_rank_(named_rank),
       meter_(std::move(meter)),
+      log_(/*sees_ends=*/device.is_cpu(), /*in_order=*/false),
       backend_(connect_(prefix_, rank, size)) {}
 
 BackendGroup::~BackendGroup() {
@@ -122,11 +124,16 @@ std::unique_ptr<Work> BackendGroup::Begin(const char* collective,
   const std::shared_ptr<CommunicationMeter> meter =
       device_.is_cpu() ? meter_ : nullptr;
   if (meter != nullptr) meter->Started();
+  const uint64_t number = log_.Issued(collective, tensors.back().nbytes());
+  log_.Started(number);
   auto work = Translate(named_rank_, collective, start);
   ++*under_way_;
   if (meter != nullptr) {
     work->getFuture()->addCallback(
-        [meter](c10::ivalue::Future&) { meter->Finished(); });
+        [meter, log = log_, number](c10::ivalue::Future&) {
+          log.Finished(number);
+          meter->Finished();
+        });
   }
   return std::make_unique<BackendWork>(std::move(work), std::move(tensors),
                                        named_rank_, collective, under_way_,
@@ -187,7 +194,7 @@ std::unique_ptr<Work> BackendGroup::AllGather(const at::Tensor& output,
   meter_->Sent(RingBytes(output));
   at::Tensor out = output;
   at::Tensor in = input;
-  return Begin("all-gather", {output, input},
+  return Begin("all-gather", {input, output},
                [&] { return backend_->_allgather_base(out, in); });
 }
 
@@ -238,7 +245,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> BackendGroup::Split(int color) {
         static_cast<int>(members), named_rank_,
         std::make_shared<CommunicationMeter>(meter_)));
   } catch (...) {
-    return absl::UnavailableError(
+    return LostPeerError(
         absl::StrCat("rank ", named_rank_,
                      " could not connect to the other ranks of its group ",
                      color, ": ", CurrentExceptionToStatus().message()));

@@ -11,6 +11,7 @@
 
 #include "plugins/sdk/process_group.h"
 #include "trainer/process_group/communication_meter.h"
+#include "trainer/watch/collective_log.h"
 
 namespace capstan {
 
@@ -49,8 +50,8 @@ class BackendGroup : public ProcessGroup {
                at::Device device, int rank, int size, int named_rank,
                std::shared_ptr<CommunicationMeter> meter);
 
-  // Calls `start`, which begins `collective` on `tensors`; Wait will call
-  // `finish`.
+  // Calls `start`, which begins `collective` on `tensors`, the whole one last;
+  // Wait will call `finish`.
   template <typename Function>
   std::unique_ptr<Work> Begin(const char* collective,
                               std::vector<at::Tensor> tensors, Function start,
@@ -67,6 +68,7 @@ class BackendGroup : public ProcessGroup {
   // This rank's number in the run, for messages.
   const int named_rank_;
   const std::shared_ptr<CommunicationMeter> meter_;
+  const CollectiveLog log_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   int splits_ = 0;
   // Collectives started and not yet successfully waited for.

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/create.h"
 
+#include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <link.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <memory>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -15,14 +16,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
+#include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
+#include "trainer/launcher/environment.h"
 #include "trainer/process_group/backend_group.h"
 #include "trainer/process_group/hosts/hosts_group.h"
+#include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
+#include "trainer/watch/ledger.h"
 
 namespace capstan {
 namespace {
@@ -91,18 +97,45 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
 
 using c10d::ProcessGroupGloo;
 
+constexpr char kGlooInterface[] = "GLOO_SOCKET_IFNAME";
+constexpr char kCollectives[] = "CAPSTAN_CPU_COLLECTIVES";
+
+// What this process's environment says wrongly, before others count on it.
+absl::Status CheckVariables(const RankInfo& info) {
+  const std::string collectives = Variable(kCollectives).value_or("shm");
+  if (collectives != "shm" && collectives != "gloo") {
+    return VariableError(
+        kCollectives,
+        absl::StrCat("must be shm or gloo, is \"", collectives, "\""));
+  }
+  const absl::optional<std::string> interface = Variable(kGlooInterface);
+  if (!interface.has_value() || (info.nodes == 1 && collectives != "gloo")) {
+    return absl::OkStatus();
+  }
+  std::set<std::string> names;
+  for (const InterfaceAddress& one : InterfaceAddresses()) {
+    names.insert(one.interface);
+  }
+  if (names.count(*interface) > 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "environment variable ", kGlooInterface, " is \"", *interface,
+      "\", but host ", HostName(), ", of rank ", info.rank,
+      ", has no such network interface that is up and has an address; it has ",
+      absl::StrJoin(names, ", "), ": set it to one of these, or unset it"));
+}
+
 std::shared_ptr<gloo::transport::Device> CreateDevice(const Meeting& meeting) {
-  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-  if (interface != nullptr && *interface != '\0') {
-    return ProcessGroupGloo::createDeviceForInterface(interface);
+  const absl::optional<std::string> interface = Variable(kGlooInterface);
+  if (interface.has_value()) {
+    return ProcessGroupGloo::createDeviceForInterface(*interface);
   }
   return ProcessGroupGloo::createDeviceForHostname(meeting.host_address);
 }
 
 // Connects ranks, which have met, with Gloo on the CPU: over the interface in
 // GLOO_SOCKET_IFNAME, else by this host's address in the meeting. They have
-// `timeout` to come; it also limits what waits
-// without a limit of its own.
+// kJoinTimeout to come; `timeout` limits what then waits without a limit of its
+// own.
 BackendGroup::Connect GlooConnect(const Meeting& meeting,
                                   std::chrono::milliseconds timeout) {
   // For all groups of this rank, once one is connected.
@@ -111,11 +144,13 @@ BackendGroup::Connect GlooConnect(const Meeting& meeting,
   return [meeting, timeout, device](const std::string& prefix, int rank,
                                     int size) {
     if (*device == nullptr) *device = CreateDevice(meeting);
-    auto options = ProcessGroupGloo::Options::create(timeout);
+    auto options = ProcessGroupGloo::Options::create(kJoinTimeout);
     options->devices.push_back(*device);
-    return c10::make_intrusive<ProcessGroupGloo>(
+    auto gloo = c10::make_intrusive<ProcessGroupGloo>(
         c10::make_intrusive<c10d::PrefixStore>(prefix, meeting.store), rank,
         size, options);
+    gloo->setTimeout(timeout);
+    return gloo;
   };
 }
 
@@ -136,17 +171,19 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     const RankInfo& info) {
+  CAPSTAN_RETURN_IF_ERROR(CheckVariables(info));
   CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
   try {
+    JoinLedgers(info.rank, info.world_size, meeting.store);
     CAPSTAN_ASSIGN_OR_RETURN(
         std::unique_ptr<ProcessGroup> group,
-        CreateHostsGroup(info, meeting.store.get(),
+        CreateHostsGroup(info, meeting.store,
                          GlooConnect(meeting, kJoinTimeout)));
     if (group != nullptr) {
       MayLeave(meeting);
       return group;
     }
-  } catch (...) {
+  } catch (const c10::DistError&) {
     return absl::UnavailableError(
         absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
                      CurrentExceptionToStatus().message()));
@@ -166,8 +203,10 @@ bool HasGpuParts() {
   return false;
 }
 
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
-    const RankInfo& info, int gpus) {
+namespace {
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info,
+                                                     int gpus) {
   if (gpus == 0) {
     if (info.world_size == 1) return CreateSingleGroup(at::kCPU);
     return CreateCpuGroup(info);
@@ -180,6 +219,16 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
   }
   CAPSTAN_ASSIGN_OR_RETURN(const NcclEntry* entry, LoadNccl());
   return entry->create(info);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
+    const RankInfo& info, int gpus) {
+  auto group = Create(info, gpus);
+  // Nothing else is unavailable here than the other ranks.
+  if (!group.ok()) return MarkLostPeer(group.status());
+  return group;
 }
 
 }  // namespace capstan

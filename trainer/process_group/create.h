@@ -15,8 +15,9 @@ namespace capstan {
 // GPU (libcapstan_nccl.so, found next to the trainer, is loaded only then);
 // otherwise shared memory between the ranks of a host, and Gloo between hosts
 // (CreateHostsGroup), or between all ranks if CAPSTAN_CPU_COLLECTIVES is
-// "gloo". A group of one needs none. Blocks until all ranks have joined. Errors
-// name the peer or address that was not reached.
+// "gloo" ("shm", or not set: as said). A group of one needs none. Blocks until
+// all ranks have joined. Errors name the peer or address that was not reached,
+// or the environment variable that is wrong.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
     const RankInfo& info, int gpus);
 

@@ -17,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
@@ -28,6 +29,7 @@
 namespace capstan {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -277,6 +279,40 @@ TEST(Rendezvous, TorchrunServes) {
   close(done[1]);
 }
 
+// What a rank of torchrun's can't do it says before it joins, as the others
+// would count on it; and who waits says for whom.
+TEST(Rendezvous, TorchrunsRanksCheckFirst) {
+  const int exit_code = LaunchRanks(1, [](RankInfo info) {
+    c10d::TCPStoreOptions options;
+    options.isServer = true;
+    options.port = info.master_port;
+    options.masterListenFd = info.listen_fd;
+    options.waitWorkers = false;
+    const c10d::TCPStore agent("127.0.0.1", options);
+    info.agent_store = true;
+    info.world_size = 2;
+    info.nodes = 2;
+    info.local_world_size = 1;
+    RankInfo wrong = info;
+    wrong.rank = 1;
+    wrong.interface = "no-such-0";
+    absl::Status status = Meet(wrong, std::chrono::minutes(5)).status();
+    Require(absl::IsFailedPrecondition(status), status.ToString());
+    testing::internal::CaptureStderr();
+    status = Meet(info, std::chrono::seconds(7)).status();
+    const std::string text = testing::internal::GetCapturedStderr();
+    Require(absl::StrContains(status.message(),
+                              "only 1 of 2 ranks came; missing: 1"),
+            status.ToString());
+    Require(absl::StrContains(
+                text, absl::StrCat("rank 0 waits for the others at 127.0.0.1:",
+                                   info.master_port, " (rank 1 is missing)")),
+            text);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(exit_code, 0);
+}
+
 TEST(Rendezvous, NamesTheMissingRanks) {
   const int exit_code = LaunchRanks(1, [](RankInfo info) {
     info.world_size = 3;
@@ -303,6 +339,32 @@ TEST(SingleGroup, IsTheIdentity) {
   const at::Tensor same = at::full({4}, 3, at::kFloat);
   (*group)->AllGather(same, same)->Wait();
   EXPECT_EQ((*group)->stats().bytes_sent, 0);
+}
+
+// Said by the rank whose environment it is, before the others wait for it.
+TEST(CreateProcessGroup, VariablesThatAreWrongOnOneRank) {
+  const auto fail = [](const std::string& name, const std::string& value) {
+    std::string text;
+    const int code = WithErrors(
+        [&] {
+          return LaunchRanks(2, [&](const RankInfo& info) {
+            setenv("CAPSTAN_CPU_COLLECTIVES", "gloo", 1);
+            if (info.rank == 1) setenv(name.c_str(), value.c_str(), 1);
+            return CreateProcessGroup(info, 0).status();
+          });
+        },
+        &text);
+    EXPECT_EQ(code, 1) << name;
+    return text;
+  };
+  EXPECT_THAT(fail("GLOO_SOCKET_IFNAME", "none0"),
+              AllOf(HasSubstr("ERROR: [rank 1] environment variable "
+                              "GLOO_SOCKET_IFNAME is \"none0\""),
+                    HasSubstr("it has ")));
+  EXPECT_THAT(fail("CAPSTAN_CPU_COLLECTIVES", "nonsense"),
+              HasSubstr("ERROR: [rank 1] environment variable "
+                        "CAPSTAN_CPU_COLLECTIVES must be shm or gloo, is "
+                        "\"nonsense\""));
 }
 
 TEST(CreateProcessGroup, SaysWhyThereIsNoGpu) {

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "trainer/launcher/progress.h"
 #include "trainer/process_group/meeting/agent_store.h"
 #include "trainer/process_group/meeting/client.h"
 #include "trainer/process_group/meeting/listen.h"
@@ -24,6 +25,7 @@
 #include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/meeting/protocol.h"
 #include "trainer/process_group/meeting/server.h"
+#include "trainer/process_group/meeting/wait_notes.h"
 
 namespace capstan {
 namespace {
@@ -59,6 +61,8 @@ class Joining {
   absl::StatusOr<Meeting> AsOther();
 
  private:
+  // Whether the ranks have met before, and were started again.
+  bool Returns() const { return info_.comes_again && info_.restart > 0; }
   Hello OwnHello() const;
   Deadline Within(milliseconds limit) const {
     return std::min(deadline_, MeetingClock::now() + limit);
@@ -85,6 +89,8 @@ class Joining {
   absl::StatusOr<std::string> HostAddress(const MeetingClient& client,
                                           const Met& met) const;
   absl::Status Explain(const absl::Status& status) const;
+  // "HOST:PORT", or the file that tells it.
+  std::string Rank0Place() const;
 
   const RankInfo& info_;
   const milliseconds timeout_;
@@ -93,6 +99,8 @@ class Joining {
   const bool by_file_;
   const std::string file_;
   std::string where_;  // rank 0's address, once known
+  // One rank of a host speaks for all.
+  WaitNotes notes_;
   // Since when only others have been found at the address.
   absl::optional<Deadline> others_since_;
 };
@@ -135,6 +143,9 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   options.world_size = info_.world_size;
   options.run_key = info_.run_key;
   options.token = info_.token;
+  options.ranks_come_again = info_.comes_again;
+  if (Returns()) options.least_ranks = info_.min_processes;
+  options.ranks_per_host = info_.local_world_size;
   MeetingPlace place;
   if (by_file_) {
     CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
@@ -152,6 +163,7 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   place.host = HostName();
   place.pid = getpid();
   where_ = listening.addresses[0].text();
+  options.where = where_;
   options.host_address = listening.addresses[0].host();
   const std::string token = options.token;
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -213,6 +225,12 @@ absl::StatusOr<Meeting> Joining::AsOther() {
     if (client.ok()) return AwaitOthers(nullptr, *std::move(client));
     if (!MayChange(client.status())) return Explain(client.status());
     if (MeetingClock::now() >= deadline_) return GiveUp(client.status());
+    if (info_.local_rank == 0) {
+      notes_.SayIfDue([&] {
+        return absl::StrCat("rank ", info_.rank, " is waiting for rank 0 ",
+                            Rank0Place(), ": ", client.status().message());
+      });
+    }
     std::this_thread::sleep_for(
         PauseBeforeRetry(waited(), by_file_ ? kFilePause : kConnectPause));
   }
@@ -274,6 +292,8 @@ bool Joining::MayChange(const absl::Status& problem) {
     others_since_.reset();
     return true;
   }
+  // Its launcher has just killed who has this rank's place.
+  if (absl::IsAlreadyExists(problem)) return info_.comes_again;
   if (!absl::IsNotFound(problem)) return false;
   // A file may be a left-over, and is looked at again.
   if (by_file_) return true;
@@ -285,15 +305,31 @@ bool Joining::MayChange(const absl::Status& problem) {
 absl::Status Joining::GiveUp(const absl::Status& problem) const {
   return absl::UnavailableError(absl::StrCat(
       "rank ", info_.rank, " waited ", seconds_waited(), " s for rank 0 ",
-      by_file_ ? absl::StrCat("by ", file_)
-               : absl::StrCat("at ", info_.master_addr, ":", info_.master_port),
-      ": ", problem.message()));
+      Rank0Place(), ": ", problem.message(),
+      Returns()
+          ? "; if its host is gone, start the run on other hosts: it goes "
+            "on from its last checkpoint"
+          : ""));
+}
+
+std::string Joining::Rank0Place() const {
+  return by_file_
+             ? absl::StrCat("by ", file_)
+             : absl::StrCat("at ", info_.master_addr, ":", info_.master_port);
 }
 
 absl::StatusOr<Meeting> Joining::AwaitOthers(
     std::shared_ptr<MeetingServer> server,
     std::shared_ptr<MeetingClient> client) {
-  const absl::StatusOr<Met> met = client->AwaitAll(deadline_);
+  // The server speaks for rank 0's host, and knows who is missing.
+  const bool speaks = info_.local_rank == 0 && info_.rank != 0;
+  const absl::StatusOr<Met> met = client->AwaitAll(deadline_, [&] {
+    if (!speaks) return;
+    notes_.SayIfDue([&] {
+      return absl::StrCat("rank ", info_.rank, " has found rank 0 at ", where_,
+                          ", and waits for the other ranks");
+    });
+  });
   if (!met.ok()) return Explain(met.status());
   Meeting meeting;
   CAPSTAN_ASSIGN_OR_RETURN(meeting.host_address, HostAddress(*client, *met));
@@ -322,6 +358,13 @@ absl::StatusOr<std::string> Joining::HostAddress(const MeetingClient& client,
 }
 
 absl::Status Joining::Explain(const absl::Status& status) const {
+  if (absl::IsOutOfRange(status)) {
+    // For the launcher, which starts the ranks that are left.
+    NoteHostsGone(std::string(status.message()));
+    return absl::UnavailableError(absl::StrCat("host ", status.message(),
+                                               " has not come back in ",
+                                               seconds_waited(), " s"));
+  }
   if (absl::IsDeadlineExceeded(status)) {
     return absl::UnavailableError(absl::StrCat("rank ", info_.rank, " waited ",
                                                seconds_waited(), " s at ",
@@ -343,6 +386,13 @@ absl::Status Joining::Explain(const absl::Status& status) const {
 
 absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
   if (info.agent_store) return MeetAtAgent(info, timeout);
+  if (info.comes_again && info.restart > 0) {
+    // Others have more patience, lest they leave before rank 0 gives somebody
+    // up.
+    const milliseconds most = info.rank == 0 ? milliseconds(kReturnTimeout)
+                                             : milliseconds(4 * kReturnTimeout);
+    timeout = std::min(timeout, most);
+  }
   Joining joining(info, timeout);
   CAPSTAN_RETURN_IF_ERROR(joining.Check());
   return info.rank == 0 ? joining.AsRank0() : joining.AsOther();

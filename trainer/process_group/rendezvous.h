@@ -13,8 +13,12 @@ namespace capstan {
 
 // How long ranks wait for the others to join.
 constexpr std::chrono::seconds kJoinTimeout{300};
-// Collective timeout; long, since a rank may be saving meanwhile.
-constexpr std::chrono::minutes kCollectiveTimeout{30};
+// How long rank 0 waits when our launchers have started the ranks again after a
+// death: those of a host that is gone don't come.
+constexpr std::chrono::seconds kReturnTimeout{30};
+// Of collectives: none. A rank may save, sample or evaluate meanwhile for as
+// long as it likes; what is too long is the watchdog's to say (trainer/watch).
+constexpr std::chrono::hours kCollectiveTimeout{24 * 365 * 10};
 
 // What a rank has once all have met.
 struct Meeting {
@@ -32,6 +36,8 @@ struct Meeting {
 // publishes both in a file of info.meeting_folder (meeting/meeting_file.h).
 // Who doesn't have the run's key and token is turned away. If the run has one
 // host, only loopback is used, else only the chosen interface.
+//
+// With info.comes_again a rank that leaves before all have come may come again.
 //
 // UNAVAILABLE, with the address and the missing ranks, on timeout or if a rank
 // leaves; FAILED_PRECONDITION if this process is not to be in the run, or an

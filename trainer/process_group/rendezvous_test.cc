@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "trainer/process_group/meeting/client.h"
@@ -31,8 +32,10 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 std::vector<RankInfo> Ranks(int count, int port) {
   std::vector<RankInfo> ranks;
@@ -256,6 +259,77 @@ TEST(MeetTest, AllNameTheMissingRank) {
     EXPECT_THAT(MessageOf(result.status()),
                 HasSubstr("only 2 of 3 ranks came; missing: 2"));
   }
+}
+
+// Long before time is up.
+TEST(MeetTest, ThoseWhoWaitSaySo) {
+  const int port = FreePort();
+  std::vector<RankInfo> ranks = Ranks(3, port);
+  ranks.pop_back();
+  // The first of the next host.
+  ranks[1].local_rank = 0;
+  // Of another run, at a port where nobody is.
+  RankInfo lost = TestRank(3, 4, FreePort());
+  lost.local_rank = 0;
+  ranks.push_back(lost);
+  // Speaks for nobody.
+  lost.rank = lost.local_rank = 2;
+  ranks.push_back(lost);
+  testing::internal::CaptureStderr();
+  MeetInThreads(ranks, seconds(8));
+  const std::string text = testing::internal::GetCapturedStderr();
+  const std::vector<std::string> lines =
+      absl::StrSplit(text, '\n', absl::SkipEmpty());
+  const std::string place = absl::StrCat("127.0.0.1:", port);
+  EXPECT_THAT(lines,
+              UnorderedElementsAre(
+                  absl::StrCat("waiting for the other ranks at ", place,
+                               " (rank 2 is missing)"),
+                  absl::StrCat("rank 1 has found rank 0 at ", place,
+                               ", and waits for the other ranks"),
+                  AllOf(HasSubstr("rank 3 is waiting for rank 0 at 127.0.0.1:"),
+                        HasSubstr("Connection refused"))));
+}
+
+// With launchers that start ranks again: one that has died is awaited, and its
+// place is free for the one that comes instead.
+TEST(MeetTest, ARankThatDiesBeforeAllHaveMetMayComeAgain) {
+  const int port = FreePort();
+  std::vector<RankInfo> ranks = Ranks(3, port);
+  for (RankInfo& rank : ranks) rank.comes_again = true;
+  ranks[1].restart = 1;
+  absl::StatusOr<Meeting> rank0;
+  absl::StatusOr<Meeting> rank1;
+  std::thread first = MeetLater(ranks[0], milliseconds(0), &rank0);
+  SocketAddress address = Loopback(port);
+  while (!ConnectTo(address, Soon()).ok()) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  RawPeer dies = RawPeer::At(address);
+  EXPECT_EQ(KindOf(dies.JoinAs(TestHello(1, 3))), MessageKind::kAdmitted);
+  // At first it finds the place taken.
+  std::thread again = MeetLater(ranks[1], milliseconds(0), &rank1);
+  std::this_thread::sleep_for(milliseconds(600));
+  dies.Close();
+  const auto rank2 = Meet(ranks[2], seconds(60));
+  first.join();
+  again.join();
+  EXPECT_TRUE(rank0.ok()) << rank0.status();
+  EXPECT_TRUE(rank1.ok()) << rank1.status();
+  EXPECT_TRUE(rank2.ok()) << rank2.status();
+}
+
+// Rank 0's host is gone.
+TEST(MeetTest, ARankThatReturnsSaysWhatToDoWithoutRank0) {
+  RankInfo rank = Ranks(2, FreePort())[1];
+  rank.comes_again = true;
+  rank.restart = 2;
+  const absl::Status status = Meet(rank, seconds(1)).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(
+      MessageOf(status),
+      HasSubstr("start the run on other hosts: it goes on from its last "
+                "checkpoint"));
 }
 
 // Beyond what a connection may take.

@@ -7,16 +7,19 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "trainer/process_group/shm/shm_meeting.h"
 
 namespace capstan {
 
 // Collectives of CPU ranks that block until this rank's part is done;
 // AsyncGroup makes a ProcessGroup of them. Each element is summed in rank order
 // (SumFunction), so that results are bit-identical on all ranks and in every
-// run. All ranks must make the same calls with the same sizes. One thread at a
-// time, except for Stop. Errors: UNAVAILABLE if a rank has left,
-// DEADLINE_EXCEEDED, CANCELLED after Stop; after one only Leave and Stop may be
-// called.
+// run. All ranks must make the same calls with the same sizes: INTERNAL, which
+// names both calls, if ranks of one host don't. One thread at a time, except
+// for Stop. Other errors: UNAVAILABLE if a rank has left, ABORTED if one has
+// failed in its phase (ShmMeeting::Fail), DEADLINE_EXCEEDED, CANCELLED after
+// Stop; after one only Leave, Stop and what follows them may be called, until
+// Reset.
 class SyncCollectives {
  public:
   virtual ~SyncCollectives() = default;
@@ -45,6 +48,17 @@ class SyncCollectives {
   virtual void Leave() = 0;
   // Ends the collective under way, and later ones, with CANCELLED. Thread-safe.
   virtual void Stop() = 0;
+
+  // The ranks of this host.
+  virtual ShmMeeting* meeting() = 0;
+  // A rank of this host has failed in its phase: tells the other hosts, whose
+  // collectives end at the latest with Disconnect.
+  virtual void TellHosts(const PhaseFailure& failure) {}
+  // After a failure: ends what other hosts await from this one.
+  virtual void Disconnect() {}
+  // All ranks of this host have called it: as new, between the two calls of
+  // ShmMeeting::Realign.
+  virtual void Reset() = 0;
 };
 
 }  // namespace capstan

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/console.h"
+#include "trainer/process_group/phase_group.h"
 
 namespace capstan {
 namespace {
@@ -188,7 +189,7 @@ class ProfiledWork : public Work {
   const std::unique_ptr<Work> work_;
 };
 
-class ProfiledGroup : public ProcessGroup {
+class ProfiledGroup : public ProcessGroup, public GroupAround {
  public:
   explicit ProfiledGroup(std::unique_ptr<ProcessGroup> group)
       : group_(std::move(group)) {}
@@ -225,6 +226,8 @@ class ProfiledGroup : public ProcessGroup {
   }
 
   CommunicationStats stats() const override { return group_->stats(); }
+
+  ProcessGroup& inner() override { return *group_; }
 
  private:
   static std::unique_ptr<Work> Profiled(std::unique_ptr<Work> work) {

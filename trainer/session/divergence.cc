@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/state_kinds.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/session/non_finite.h"
 
 namespace capstan {
 namespace {
@@ -19,6 +20,10 @@ constexpr int64_t kMaxSkippedSteps = 20;
 
 constexpr char kBroken[] =
     " holds NaN, infinity or numbers too large to compute with";
+
+std::string CauseText(const std::string& cause) {
+  return cause.empty() ? "" : absl::StrCat("; ", cause);
+}
 
 // No tensor.
 constexpr double kNone = std::numeric_limits<double>::max();
@@ -87,9 +92,8 @@ absl::Status Divergence::CheckStart() {
   finite_step_ = session_.state.step;
   if (!bad.has_value()) return absl::OkStatus();
   if (session_.first_step > 0) {
-    const std::string checkpoint = NewestCheckpoint(session_.output_dir);
     return absl::FailedPreconditionError(
-        absl::StrCat(checkpoint, ": ", *bad, kBroken,
+        absl::StrCat(session_.resumed_from, ": ", *bad, kBroken,
                      ": remove that folder to resume from the "
                      "checkpoint before, or start anew in another output_dir"));
   }
@@ -108,6 +112,8 @@ absl::Status Divergence::CheckFinite() {
     finite_step_ = session_.state.step;
     return absl::OkStatus();
   }
+  // What was saved before was good.
+  CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
   const std::string newest = NewestCheckpoint(session_.output_dir);
   return Fail(absl::FailedPreconditionError(
       absl::StrCat("after step ", session_.state.step, " ", *bad, kBroken,
@@ -120,6 +126,26 @@ absl::Status Divergence::CheckFinite() {
                                   : absl::StrCat("; ", newest,
                                                  " is the newest good "
                                                  "checkpoint"))));
+}
+
+absl::Status Divergence::CheckFits(c10::ScalarType dtype) {
+  // The others have float32's range.
+  if (dtype != at::kHalf) return absl::OkStatus();
+  constexpr double kMostOfHalf = 65504.0;
+  const CheckpointParts parts = session_.Checkpointed();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const double least, LeastOf(*session_.group, "check its weights", [&] {
+        const int first = FirstBeyond(parts.shards, parts.owned, kMostOfHalf);
+        return first < 0 ? kNone : static_cast<double>(first);
+      }));
+  if (least == kNone) return absl::OkStatus();
+  return Fail(absl::FailedPreconditionError(absl::StrCat(
+      "after step ", session_.state.step, " '",
+      (*parts.specs)[static_cast<size_t>(least)].name,
+      "' holds numbers beyond float16's 65504, which final/ would have as "
+      "infinity: it isn't written. The checkpoints hold the weights in "
+      "float32; "
+      "train on from there with capstan.bf16 or capstan.fp32")));
 }
 
 // Checks frozen parameters, which no checkpoint contains.
@@ -157,6 +183,7 @@ absl::Status Divergence::AfterStep(bool finite, bool at_minimum) {
   return Fail(absl::FailedPreconditionError(absl::StrCat(
       "loss or gradients have not been finite for ", skipped,
       " steps in a row (since step ", session_.state.step + 1 - skipped,
+      CauseText(cause_),
       "): lower the learning rate, or train in a wider precision")));
 }
 
@@ -177,7 +204,7 @@ absl::Status Divergence::CheckEnd() {
   return Fail(absl::FailedPreconditionError(absl::StrCat(
       "the run ends in steps whose loss or gradients are not finite (since "
       "step ",
-      session_.state.step + 1 - skipped_in_a_row_,
+      session_.state.step + 1 - skipped_in_a_row_, CauseText(cause_),
       "): ", session_.parts.optimizer_name, " with learning_rate ",
       session_.parts.optimizer->learning_rate(),
       " has diverged; lower it, or train in a wider precision. Nothing of "
@@ -185,6 +212,7 @@ absl::Status Divergence::CheckEnd() {
 }
 
 absl::Status Divergence::Fail(const absl::Status& error) {
+  CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
   RunSummary summary = records_.Summary();
   summary.status = "failed";
   if (session_.reporter != nullptr) session_.reporter->Finish(summary);

@@ -2,7 +2,10 @@
 #ifndef CAPSTAN_TRAINER_SESSION_DIVERGENCE_H_
 #define CAPSTAN_TRAINER_SESSION_DIVERGENCE_H_
 
+#include <c10/core/ScalarType.h>
+
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,10 +27,17 @@ class Divergence {
   absl::Status CheckStart();
   // Call before saving weights.
   absl::Status CheckFinite();
+  // Call before writing weights in `dtype`: fails if that can't hold them.
+  absl::Status CheckFits(c10::ScalarType dtype);
   // `finite`: the step's loss and gradients were. Otherwise the step was
   // skipped; if that continues and no smaller loss scale can help
   // (`at_minimum`), checks the weights and finally ends the run.
   absl::Status AfterStep(bool finite, bool at_minimum);
+  // What wasn't finite in a step, "in step 7 the loss of .. is nan", for
+  // errors.
+  void set_cause(std::string cause) { cause_ = std::move(cause); }
+  // Other weights were loaded.
+  void WeightsReplaced() { finite_step_ = session_.state.step; }
   // At the end: fails if the last steps were being skipped.
   absl::Status CheckEnd();
 
@@ -42,6 +52,7 @@ class Divergence {
 
   Session& session_;
   StepRecords& records_;
+  std::string cause_;  // of the latest non-finite step; "": unknown
   int64_t skipped_in_a_row_ = 0;
   int64_t finite_step_ = -1;  // after which weights were last seen finite
 };

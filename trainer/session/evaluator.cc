@@ -11,9 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/process_group/phase_group.h"
+#include "trainer/session/bad_samples.h"
+#include "trainer/session/out_of_memory.h"
 
 namespace capstan {
 namespace {
@@ -69,7 +73,7 @@ class Evaluation {
 
  private:
   absl::Status EndPart(const absl::Status& mine, const char* what) {
-    if (mine.ok() || absl::IsCancelled(mine) || absl::IsUnavailable(mine)) {
+    if (mine.ok() || absl::IsCancelled(mine) || IsLostPeer(mine)) {
       return AgreeOrStop(group_, mine, what);
     }
     return AgreeOrStop(group_, Annotate(mine, "evaluation"), what);
@@ -87,7 +91,9 @@ class Evaluation {
     std::vector<int64_t> samples(
         std::min(request_.micro_batch_size, request_.data->size() - begin));
     std::iota(samples.begin(), samples.end(), begin);
-    return ReadBatch(*request_.data, samples, group_.device());
+    const DatasetReader* const forgiving = request_.forgiving;
+    return ReadBatch(forgiving != nullptr ? *forgiving : *request_.data,
+                     samples, group_.device());
   }
 
   // Sums StepInfo::totals over all batches.
@@ -131,8 +137,9 @@ class Evaluation {
       } catch (...) {
         status.Update(CurrentExceptionToStatus());
       }
-      // A lost connection ends the loop.
-      if (absl::IsUnavailable(status)) return status;
+      // A lost connection ends the loop, or what ends the others' as well.
+      if (IsLostPeer(status)) return status;
+      if (!status.ok() && PhaseGroupOf(group_) != nullptr) return status;
       try {
         FinishForward();
       } catch (...) {
@@ -172,6 +179,12 @@ class Evaluation {
       FinishForward();
     } catch (...) {
       sums = CurrentExceptionToStatus();
+    }
+    // The others may be in the collectives of a forward.
+    if (!sums.ok() && !absl::IsCancelled(sums.status()) &&
+        request_.strategy != nullptr &&
+        request_.strategy->collective_forward()) {
+      return AgreeAfterCollectives(group_, sums.status(), "measure");
     }
     CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group_, sums.status(), "measure"));
     if (sums->empty()) return absl::OkStatus();
@@ -236,6 +249,7 @@ absl::Status Evaluator::Evaluate() {
   request.model = parts.model.get();
   request.objective = parts.objective.get();
   request.data = parts.eval_data.get();
+  request.forgiving = session_.forgiving_eval.get();
   request.group = session_.group.get();
   request.runner = &session_.runner;
   request.strategy = parts.strategy.get();
@@ -250,7 +264,15 @@ absl::Status Evaluator::Evaluate() {
     request.measuring = [reporter](double done) { reporter->Evaluating(done); };
   }
   const absl::StatusOr<EvaluationResult> result = capstan::Evaluate(request);
-  if (!result.ok()) return session_.StopIfCancelled(result.status());
+  if (!result.ok()) {
+    return session_.StopIfCancelled(
+        ExplainMemory(result.status(), session_, /*micro_batch=*/-1));
+  }
+  if (request.forgiving != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(ShareBadSamples("eval_data",
+                                            request.forgiving->All(), &session_,
+                                            &session_.state.bad_eval_samples));
+  }
   evaluated_step_ = state.step;
   if (reporter != nullptr && result->measurement.has_value()) {
     reporter->Measured(state.step, *result->measurement);
@@ -320,8 +342,7 @@ absl::StatusOr<std::vector<Generation>> Evaluator::SampleAll(
   std::vector<Generation> generations;
   for (const SamplePrompt& prompt : prompts_) {
     absl::StatusOr<Generation> made = SampleOne(prompt);
-    if (absl::IsCancelled(made.status()) ||
-        absl::IsUnavailable(made.status())) {
+    if (absl::IsCancelled(made.status()) || IsLostPeer(made.status())) {
       return made.status();
     }
     if (made.ok()) {
@@ -332,6 +353,47 @@ absl::StatusOr<std::vector<Generation>> Evaluator::SampleAll(
     }
   }
   return generations;
+}
+
+// Ends a sample on all ranks that make it; `mine` is this one's outcome.
+absl::Status Evaluator::EndSample(const absl::Status& mine, bool in_forward,
+                                  StopPoll* poll) {
+  Strategy& strategy = *session_.parts.strategy;
+  ProcessGroup& group = *session_.group;
+  absl::Status status = mine;
+  const auto finish = [&strategy] { strategy.FinishForward(); };
+  const auto good = [&status] {
+    return status.ok() || absl::IsCancelled(status);
+  };
+  if (strategy.collective_forward() && PhaseGroupOf(group) != nullptr) {
+    if (good() && in_forward) {
+      status.Update(CatchAll([&] {
+        finish();
+        return absl::OkStatus();
+      }));
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const bool broke_off,
+        BrokeOff(group, good() ? absl::OkStatus() : status, "sample", finish));
+    if (broke_off && (good() || IsLostPeer(status))) {
+      return absl::InternalError("another rank could not sample");
+    }
+    return status;
+  }
+  if (IsLostPeer(status)) return status;
+  // A rank that fails owes the collectives of what it has begun.
+  if (in_forward) {
+    const absl::Status finished = CatchAll([&] {
+      finish();
+      return absl::OkStatus();
+    });
+    if (IsLostPeer(finished)) return finished;
+    if (good()) status.Update(finished);
+  }
+  if (poll->Leave(!good()) && good()) {
+    return absl::InternalError("another rank could not sample");
+  }
+  return status;
 }
 
 // Either all sampling ranks get a text or none: if forward contains
@@ -365,29 +427,18 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
 
   std::vector<int64_t> ids, text;
   session_.runner.TakeRan();
-  absl::Status status = CatchAll([&]() -> absl::Status {
+  const absl::Status status = CatchAll([&]() -> absl::Status {
     ids = user ? data.PromptIds(shown) : tokenizer.Encode(shown);
     CAPSTAN_ASSIGN_OR_RETURN(
         text,
         parts.objective->Sample(*parts.model, ids, options, session_.runner));
     return absl::OkStatus();
   });
-  if (absl::IsUnavailable(status)) return status;
-  // An objective need not ask: then a rank that fails owes what it has begun.
-  if (forward == kUnderWay ||
-      (forward == kNotAsked && (status.ok() || session_.runner.TakeRan()))) {
-    const absl::Status finished = CatchAll([&] {
-      parts.strategy->FinishForward();
-      return absl::OkStatus();
-    });
-    if (absl::IsUnavailable(finished)) return finished;
-    if (status.ok() || absl::IsCancelled(status)) status.Update(finished);
-  }
-  const bool cancelled = absl::IsCancelled(status);
-  if (poll.Leave(!status.ok() && !cancelled) && (status.ok() || cancelled)) {
-    return absl::InternalError("another rank could not sample");
-  }
-  CAPSTAN_RETURN_IF_ERROR(status);
+  // An objective need not ask.
+  const bool in_forward =
+      forward == kUnderWay ||
+      (forward == kNotAsked && (status.ok() || session_.runner.TakeRan()));
+  CAPSTAN_RETURN_IF_ERROR(EndSample(status, in_forward, &poll));
 
   // An answer stands alone, a continuation doesn't.
   Generation generation{shown, "", /*answer=*/user};

@@ -16,6 +16,7 @@
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/process_group/agree.h"
 #include "trainer/session/run_checkpoints.h"
 #include "trainer/session/session.h"
 
@@ -26,6 +27,8 @@ struct EvaluationRequest {
   Model* model = nullptr;
   Objective* objective = nullptr;
   const DatasetReader* data = nullptr;
+  // Reads `data` in its place where samples may be passed over; null: none may.
+  const ForgivingReader* forgiving = nullptr;
   ProcessGroup* group = nullptr;
   UnitRunner* runner = nullptr;
   Strategy* strategy = nullptr;  // null: each rank has the whole model
@@ -79,6 +82,8 @@ class Evaluator {
   absl::Status Remember(double eval_loss);
   absl::StatusOr<std::vector<Generation>> SampleAll(const std::string& title);
   absl::StatusOr<Generation> SampleOne(const SamplePrompt& prompt);
+  absl::Status EndSample(const absl::Status& mine, bool in_forward,
+                         StopPoll* poll);
 
   Session& session_;
   RunCheckpoints& checkpoints_;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
@@ -33,10 +34,13 @@ absl::StatusOr<bool> Fits(int64_t size, int64_t sample, Session* session,
   job.memory =
       PlanMemory(*job.parts.strategy, MemoryRequestOf(job, group.size()));
   bool completed = false;
-  const absl::Status mine =
-      step->Try(std::vector<int64_t>(size, sample), &completed);
-  // The others notice when this rank exits.
-  if (absl::IsUnavailable(mine) || !completed) return mine;
+  absl::Status mine = step->Try(std::vector<int64_t>(size, sample), &completed);
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const bool broke_off,
+      BrokeOff(group, completed ? absl::OkStatus() : mine, "try a step",
+               [&job] { job.parts.strategy->FinishBackward(); }));
+  // Another rank was out of memory, or what it tells below.
+  if (broke_off && IsLostPeer(mine)) mine = absl::OkStatus();
   const bool full = absl::IsResourceExhausted(mine);
   double ranks[] = {full ? 1.0 : 0.0, !full && !mine.ok() ? 1.0 : 0.0};
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {

@@ -24,6 +24,7 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/config/load_config.h"
 
 namespace capstan {
@@ -31,12 +32,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Flushes the entry of a new folder, without which a crash would take all that
+// is in it. Not essential where that can't be done.
+void SyncEntry(const fs::path& folder) {
+  const fs::path parent = folder.parent_path();
+  SyncPath(parent.empty() ? "." : parent.string()).IgnoreError();
+}
+
 absl::Status MakeFolder(const fs::path& folder) {
   std::error_code error;
+  std::vector<fs::path> made;
+  for (fs::path at = folder; !at.empty() && !fs::exists(at, error);
+       at = at.parent_path()) {
+    made.push_back(at);
+  }
   fs::create_directories(folder, error);
-  if (!error) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      "output_dir: ", folder.string(), " can't be made: ", error.message()));
+  if (error) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "output_dir: ", folder.string(), " can't be made: ", error.message()));
+  }
+  for (const fs::path& one : made) SyncEntry(one);
+  return absl::OkStatus();
 }
 
 // Whether a run has written to the folder.
@@ -76,6 +92,31 @@ void WriteHolder(int fd, const std::string& placed_by) {
   if (pwrite(fd, text.data(), text.size(), 0) < 0) return;
 }
 
+enum class LockOutcome { kTaken, kHeld, kImpossible };
+
+// Locks an open file until this process and its forks have closed it, by flock
+// or, where a file system has none, by a lock of fcntl that lasts as long.
+// `how`: a line for the user if it isn't flock, else untouched.
+LockOutcome LockFile(int fd, std::string* how) {
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return LockOutcome::kTaken;
+  if (errno == EWOULDBLOCK || errno == EINTR) return LockOutcome::kHeld;
+  const std::string reason = std::strerror(errno);
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  if (fcntl(fd, F_OFD_SETLK, &whole) == 0) {
+    *how = absl::StrCat("can't be locked by flock (", reason,
+                        "), and is by fcntl");
+    return LockOutcome::kTaken;
+  }
+  if (errno == EAGAIN || errno == EACCES || errno == EINTR) {
+    return LockOutcome::kHeld;
+  }
+  *how = absl::StrCat("can't be locked: ", reason,
+                      "; make sure that no other run writes there");
+  return LockOutcome::kImpossible;
+}
+
 // Locks the folder for this process and its forks, as concurrent runs would
 // overwrite each other's files. Released when the last of them exits.
 absl::Status Lock(const fs::path& folder, const std::string& placed_by) {
@@ -88,17 +129,15 @@ absl::Status Lock(const fs::path& folder, const std::string& placed_by) {
   // A run killed a moment ago may still be exiting.
   constexpr int kTries = 20;
   for (int i = 0; i < kTries; ++i) {
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
-      WriteHolder(fd, placed_by);
-      return absl::OkStatus();
+    std::string how;
+    const LockOutcome outcome = LockFile(fd, &how);
+    if (!how.empty()) {
+      std::cerr << absl::StrCat("WARNING: output_dir: ", folder.string(), " ",
+                                how, "\n");
     }
-    if (errno != EWOULDBLOCK && errno != EINTR) {
-      std::cerr << absl::StrCat("WARNING: output_dir: ", folder.string(),
-                                " can't be locked: ", std::strerror(errno),
-                                "; make sure that no other run writes there\n");
-      close(fd);
-      return absl::OkStatus();
-    }
+    if (outcome == LockOutcome::kTaken) WriteHolder(fd, placed_by);
+    if (outcome == LockOutcome::kImpossible) close(fd);
+    if (outcome != LockOutcome::kHeld) return absl::OkStatus();
     absl::SleepFor(absl::Milliseconds(100));
   }
   const std::string holder = ReadHolder(fd);
@@ -120,6 +159,7 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
     std::error_code error;
     // false without an error: it belongs to another run.
     if (fs::create_directory(folder, error)) {
+      SyncEntry(folder);
       // Not essential to the run.
       const absl::Status latest =
           SetLatestRun(runs.string(), folder.filename().string());
@@ -136,7 +176,8 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
 // Parent of the run folders for configs without output_dir.
 fs::path RunsFolder(const RunConfig& config,
                     const std::string& workspace_folder) {
-  const fs::path base = workspace_folder.empty() ? fs::current_path()
+  std::error_code error;  // without a current folder: relative to it
+  const fs::path base = workspace_folder.empty() ? fs::current_path(error)
                                                  : fs::path(workspace_folder);
   return base / "runs" / config.name();
 }
@@ -157,6 +198,15 @@ std::string RanksFor(int64_t global, int world_size) {
                        : absl::StrCat(fewer, " or ", more);
 }
 
+// The newest checkpoint whose manifest can be read; if there is none, the
+// newest: loading it will report the damage.
+std::string NewestReadable(const std::string& output_dir) {
+  for (const StoredCheckpoint& checkpoint : WholeCheckpoints(output_dir)) {
+    if (CheckpointState(checkpoint.path).ok()) return checkpoint.path;
+  }
+  return NewestCheckpoint(output_dir);
+}
+
 std::string Quoted(const std::string& word) {
   const auto plain = [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
@@ -174,14 +224,14 @@ std::string CheckpointToResume(const RunConfig& config,
                                const std::string& workspace_folder) {
   if (config.train().resume() != Train::AUTO) return "";
   if (!config.output_dir().empty()) {
-    return NewestCheckpoint(config.output_dir());
+    return NewestReadable(config.output_dir());
   }
   const fs::path latest = FollowLatestRun(
       (RunsFolder(config, workspace_folder) / "latest").string());
   // Completed runs aren't resumed.
   return PathExists((latest / "final").string())
              ? ""
-             : NewestCheckpoint(latest.string());
+             : NewestReadable(latest.string());
 }
 
 std::string MeetingFolder(const RunConfig& config,
@@ -197,8 +247,14 @@ absl::StatusOr<std::string> PrepareOutputFolder(
   if (config.output_dir().empty()) {
     const fs::path runs = RunsFolder(config, workspace_folder);
     if (!CheckpointToResume(config, workspace_folder).empty()) {
+      std::error_code error;
       const fs::path folder =
-          fs::canonical(FollowLatestRun((runs / "latest").string()));
+          fs::canonical(FollowLatestRun((runs / "latest").string()), error);
+      if (error) {
+        return absl::ErrnoToStatus(
+            error.value(), absl::StrCat((runs / "latest").string(),
+                                        " can't be followed to its run"));
+      }
       CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by));
       return folder.string();
     }

@@ -3,14 +3,21 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "trainer/config/load_config.h"
 
@@ -105,6 +112,41 @@ TEST(OutputFolderTest, AFolderInUseIsRefused) {
                     HasSubstr(absl::StrCat(", process ", getpid(), ", since ")),
                     HasSubstr(", SLURM: job 7): wait for it, stop it, or name "
                               "another folder")));
+}
+
+// Has flock fail with `error` in this process from now on.
+bool ForbidFlock(int error) {
+  struct sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_flock, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K,
+               SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  struct sock_fprog program = {sizeof(filter) / sizeof(filter[0]), filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// A file system without flock isn't "in use", and two runs are told apart all
+// the same.
+TEST(OutputFolderTest, WithoutFlockAnotherLockIsTaken) {
+  RunConfig config;
+  config.set_output_dir(Folder() + "/run");
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!ForbidFlock(ENOLCK)) _exit(77);
+    if (!PrepareOutputFolder(config, "").ok()) _exit(1);
+    const absl::Status second = PrepareOutputFolder(config, "").status();
+    _exit(absl::StrContains(second.message(), "is in use by a run") ? 0 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  // It died with its holder.
+  EXPECT_TRUE(PrepareOutputFolder(config, "").ok());
 }
 
 // Its locks go with the last process that has them, whoever wrote them.

@@ -12,10 +12,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
+#include "base/clock.h"
+#include "base/machine.h"
 #include "base/status.h"
+#include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/model_files.h"
+#include "trainer/checkpoint/snapshot.h"
+#include "trainer/metrics/console.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/session/model_card.h"
 #include "trainer/session/output_folder.h"
@@ -93,47 +100,305 @@ absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
       "): see above for hf's own words, then: ", shown));
 }
 
+// train.mirror_every, or its default.
+int64_t MirrorEvery(const RunConfig& config) {
+  if (config.train().has_mirror_every()) return config.train().mirror_every();
+  return config.launch().max_restarts() > 0 ? 1 : 0;
+}
+
+// RESOURCE_EXHAUSTED unless this host has `bytes` for each of its `ranks`, and
+// something to spare.
+absl::Status RoomInMemory(int64_t bytes, int ranks) {
+  const double needed = static_cast<double>(bytes) * static_cast<double>(ranks);
+  const auto available = static_cast<double>(AvailableHostMemory());
+  constexpr double kShare = 0.8;
+  if (needed <= kShare * available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("it needs ", ShortBytes(static_cast<int64_t>(needed)),
+                   " of memory for ", ranks, " ranks, and this host has ",
+                   ShortBytes(static_cast<int64_t>(available))));
+}
+
 }  // namespace
 
 absl::Status RunCheckpoints::Restore(const DataOrder& order) {
   const Train& train = session_.config.train();
+  ProcessGroup& group = *session_.group;
   TrainState& state = session_.state;
   state.seed = train.seed();
   state.data_size = order.size;
   state.data_shuffle = order.shuffle;
   state.data_group = order.group;
   state.global_batch_size = session_.job.batch.global_batch_size;
-  CAPSTAN_ASSIGN_OR_RETURN(state.frozen_crc32c,
-                           FrozenChecksum(*session_.parts.model, state.seed));
-  if (train.resume() != Train::AUTO) return absl::OkStatus();
-  const std::string newest = NewestCheckpoint(session_.output_dir);
-  if (newest.empty()) return absl::OkStatus();
-  const TrainState mine = state;
-  CAPSTAN_ASSIGN_OR_RETURN(state,
-                           LoadCheckpoint(newest, session_.Checkpointed()));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckResumed(session_.job.loaded, newest, state, mine));
-  state.global_batch_size = mine.global_batch_size;
-  session_.scaler.Restore(state.loss_scale, state.loss_scale_good_steps);
-  session_.first_step = saved_step_ = state.step;
+  const absl::StatusOr<uint32_t> frozen =
+      FrozenChecksum(*session_.parts.model, state.seed);
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, frozen.status(), "set up"));
+  state.frozen_crc32c = *frozen;
+  // A host's launcher counts its own restarts.
+  CAPSTAN_ASSIGN_OR_RETURN(const bool restarted,
+                           AnyRank(group, session_.rank.restart > 0));
+  if (train.resume() == Train::AUTO || restarted) {
+    const TrainState mine = state;
+    CAPSTAN_ASSIGN_OR_RETURN(const TrainState earlier, LoadNewest());
+    if (!session_.resumed_from.empty()) {
+      CAPSTAN_RETURN_IF_ERROR(
+          Agree(group,
+                CheckResumed(session_.job.loaded, session_.resumed_from,
+                             earlier, mine),
+                "set up"));
+      state = earlier;
+      state.global_batch_size = mine.global_batch_size;
+      session_.scaler.Restore(state.loss_scale, state.loss_scale_good_steps);
+      session_.first_step = state.step;
+    }
+    if (group.rank() == 0) RemoveLeftovers(session_.output_dir);
+  }
+  CAPSTAN_RETURN_IF_ERROR(WarnOfRoom());
+  CAPSTAN_RETURN_IF_ERROR(SetUpMirror());
+  // After the mirror, which has taken its memory.
+  if (train.save_every() == 0 && !train.keep_best()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const bool background, InBackground());
+  if (background) session_.background_save.Prepare(session_.Checkpointed());
   return absl::OkStatus();
 }
 
+absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
+  const auto note = [this](const std::string& line) {
+    session_.resume_notes.push_back(line);
+  };
+  const CheckpointParts parts = session_.Checkpointed();
+  CAPSTAN_ASSIGN_OR_RETURN(source_, FindMirrored());
+  if (source_.has_value()) {
+    const absl::StatusOr<TrainState> loaded = LoadMirroredStep(*source_, parts);
+    if (loaded.ok()) {
+      session_.resumed_from = absl::StrCat("the mirror of step ", loaded->step);
+      session_.evaluate_again = loaded->eval_step != loaded->step;
+      return loaded;
+    }
+    note(absl::StrCat("can't go on from the mirror: ",
+                      loaded.status().message()));
+    source_.reset();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(Resumed resumed,
+                           LoadNewestCheckpoint(session_.output_dir, parts));
+  session_.resumed_from = resumed.folder;
+  if (!resumed.folder.empty()) saved_step_ = resumed.state.step;
+  for (const auto& [step, how] : resumed.damaged) {
+    damaged_.insert(step);
+    note(absl::StrCat(how, "; goes on from ", resumed.folder));
+  }
+  return resumed.state;
+}
+
+absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
+  absl::optional<MirroredStep> found;
+  ProcessGroup& group = *session_.group;
+  found = NewestMirroredStep(session_.rank.mirror_fds);
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    int64_t on_disk = -1;
+    if (group.rank() == 0) {
+      const auto whole = WholeCheckpoints(session_.output_dir);
+      if (!whole.empty()) on_disk = whole.front().step;
+    }
+    on_disk = static_cast<int64_t>(
+        FromAllRanks(group, static_cast<double>(on_disk))[0]);
+    for (const double number :
+         {found.has_value() ? static_cast<double>(found->restart) : -1.0,
+          found.has_value() ? static_cast<double>(found->sequence) : -1.0}) {
+      const std::vector<double> all = FromAllRanks(group, number);
+      for (const double other : all) {
+        // Of several hosts each sees its own ranks' alone.
+        if (other != all[0] || other < 0) found.reset();
+      }
+    }
+    if (found.has_value() && found->state.step < on_disk) found.reset();
+    if (found.has_value() && found->state.step == on_disk) {
+      saved_step_ = on_disk;
+    }
+    return absl::OkStatus();
+  }));
+  return found;
+}
+
+absl::Status RunCheckpoints::SetUpMirror() {
+  const Train& train = session_.config.train();
+  const RankInfo& rank = session_.rank;
+  const auto first = static_cast<size_t>(2 * rank.local_rank);
+  ProcessGroup& group = *session_.group;
+  if (MirrorEvery(session_.config) == 0) return absl::OkStatus();
+  // A host can't read the others' memory, and some may be gone.
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const bool none,
+      AnyRank(group, rank.nodes > 1 || rank.mirror_fds.size() < first + 2));
+  if (none) {
+    if (train.has_mirror_every()) {
+      session_.resume_notes.push_back(
+          "train.mirror_every has no effect: only on one host, with "
+          "launch.max_restarts and ranks that this trainer starts itself, is "
+          "there memory that outlives them");
+    }
+    return absl::OkStatus();
+  }
+  mirror_ = std::make_unique<capstan::Mirror>(
+      std::vector<int>{rank.mirror_fds[first], rank.mirror_fds[first + 1]},
+      rank.restart, source_);
+  const CheckpointParts parts = session_.Checkpointed();
+  const absl::Status status = CatchAll([&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(
+        RoomInMemory(mirror_->BytesToAllocate(parts), rank.local_world_size));
+    return mirror_->Allocate(parts);
+  });
+  CAPSTAN_ASSIGN_OR_RETURN(const bool failed, AnyRank(group, !status.ok()));
+  if (!failed) return absl::OkStatus();
+  mirror_.reset();
+  session_.resume_notes.push_back(absl::StrCat(
+      "the state isn't mirrored, so that a restart goes on from the last "
+      "checkpoint: ",
+      status.ok() ? "a rank has no memory for it" : status.message()));
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::WarnOfRoom() {
+  double bytes[] = {
+      static_cast<double>(BytesOf(OwnedPieces(session_.Checkpointed())))};
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    session_.group->AllReduceHost(absl::MakeSpan(bytes));
+    return absl::OkStatus();
+  }));
+  if (session_.group->rank() != 0) return absl::OkStatus();
+  const absl::Status room =
+      CheckRoom(session_.output_dir, static_cast<int64_t>(bytes[0]));
+  if (!room.ok()) {
+    session_.resume_notes.push_back(
+        absl::StrCat("WARNING: output_dir: ", room.message()));
+  }
+  return absl::OkStatus();
+}
+
+bool RunCheckpoints::MirrorDue() const {
+  return mirror_ != nullptr &&
+         Due(MirrorEvery(session_.config), session_.state.step);
+}
+
+void RunCheckpoints::Mirror() {
+  // A step whose line can't be written isn't one to go on from.
+  const Reporter* const reporter = session_.reporter.get();
+  if (reporter != nullptr && !reporter->status().ok()) return;
+  const double start = MonotonicSeconds();
+  RememberScale();
+  mirror_->Copy(session_.state, session_.Checkpointed());
+  ++session_.saving_cost.mirrored_steps;
+  session_.saving_cost.mirror_seconds += MonotonicSeconds() - start;
+}
+
+void RunCheckpoints::RememberScale() {
+  const LossScaler& scaler = session_.scaler;
+  session_.state.loss_scale = scaler.enabled() ? scaler.scale() : 0.0;
+  session_.state.loss_scale_good_steps = scaler.good_steps();
+}
+
+absl::StatusOr<bool> RunCheckpoints::InBackground() {
+  if (in_background_.has_value()) return *in_background_;
+  in_background_ = session_.config.train().saving() == Train::BACKGROUND;
+  if (!*in_background_) return false;
+  const absl::Status room =
+      RoomInMemory(BytesOf(OwnedPieces(session_.Checkpointed())),
+                   session_.rank.local_world_size);
+  CAPSTAN_ASSIGN_OR_RETURN(const bool none,
+                           AnyRank(*session_.group, !room.ok()));
+  if (none) {
+    in_background_ = false;
+    session_.resume_notes.push_back(
+        "training waits while checkpoints are written: there is no memory "
+        "for a copy of the state");
+  }
+  return *in_background_;
+}
+
 absl::Status RunCheckpoints::Save() {
-  TrainState& state = session_.state;
+  bool background = session_.GoesOn();
+  if (background) {
+    CAPSTAN_ASSIGN_OR_RETURN(background, InBackground());
+  }
+  return SaveStep(background);
+}
+
+absl::Status RunCheckpoints::SaveLast() {
+  CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
+  return SaveStep(/*background=*/false);
+}
+
+absl::Status RunCheckpoints::SaveStep(bool background) {
+  const TrainState& state = session_.state;
   if (saved_step_ == state.step) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckFinite());
   if (divergence_.AwaitsGoodStep()) return absl::OkStatus();
-  const LossScaler& scaler = session_.scaler;
-  state.loss_scale = scaler.enabled() ? scaler.scale() : 0.0;
-  state.loss_scale_good_steps = scaler.good_steps();
+  ProcessGroup& group = *session_.group;
+  // Or the run would go on from a step whose line is lost.
+  CAPSTAN_RETURN_IF_ERROR(Agree(group,
+                                session_.reporter == nullptr
+                                    ? absl::OkStatus()
+                                    : session_.reporter->status(),
+                                "write its output"));
+  SavingCost& cost = session_.saving_cost;
+  const double start = MonotonicSeconds();
+  RememberScale();
   const Train& train = session_.config.train();
-  const int64_t keep = train.keep_checkpoints() > 0 ? train.keep_checkpoints()
-                                                    : kDefaultKeepCheckpoints;
-  CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint(
-      session_.output_dir, static_cast<int>(keep), state,
-      session_.Checkpointed(), train.keep_best() ? state.best_step : -1));
+  SaveRequest request;
+  request.output_dir = session_.output_dir;
+  request.train_state = state;
+  request.keep =
+      static_cast<int>(train.keep_checkpoints() > 0 ? train.keep_checkpoints()
+                                                    : kDefaultKeepCheckpoints);
+  request.best_step = train.keep_best() ? state.best_step : -1;
+  damaged_.erase(state.step);
+  request.damaged = damaged_;
+  BackgroundSave& before = session_.background_save;
+  if (session_.GoesOn() && before.busy()) ++cost.waits;
+  CAPSTAN_RETURN_IF_ERROR(before.Settle(group));
+  CAPSTAN_RETURN_IF_ERROR(
+      background ? before.Start(request, session_.Checkpointed())
+                 : SaveCheckpoint(request, session_.Checkpointed()));
   saved_step_ = state.step;
+  if (session_.GoesOn()) {
+    ++cost.saves;
+    cost.save_seconds += MonotonicSeconds() - start;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::GoBack() {
+  constexpr int kMostTimes = 3;
+  TrainState& state = session_.state;
+  if (saved_step_ < 0) {
+    session_.Note(
+        "there is no checkpoint yet to go back to: only the step with the "
+        "spike is skipped");
+    return absl::OkStatus();
+  }
+  const std::string folder = CheckpointFolder(session_.output_dir, saved_step_);
+  times_back_ = back_to_ == saved_step_ ? times_back_ + 1 : 1;
+  back_to_ = saved_step_;
+  if (times_back_ > kMostTimes) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", state.step,
+        ": the loss has spiked again after the run went "
+        "back to ",
+        folder, " ", kMostTimes,
+        " times: lower optimizer.learning_rate, or look at the data"));
+  }
+  // It may still be under way.
+  CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
+  CAPSTAN_ASSIGN_OR_RETURN(const TrainState earlier,
+                           LoadCheckpoint(folder, session_.Checkpointed()));
+  state.optimizer_steps = earlier.optimizer_steps;
+  session_.scaler.Restore(earlier.loss_scale, earlier.loss_scale_good_steps);
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(*session_.group, session_.Publish(), "publish parameters"));
+  divergence_.WeightsReplaced();
+  session_.Note(absl::StrCat(
+      "step ", state.step, ": back to the weights of step ", saved_step_,
+      "; the batches of the steps since are passed over"));
   return absl::OkStatus();
 }
 
@@ -155,8 +420,8 @@ absl::Status RunCheckpoints::RestoreBest() {
   }
   CAPSTAN_RETURN_IF_ERROR(
       LoadCheckpointWeights(folder, session_.Checkpointed()));
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(*session_.group, session_.Publish(), "publish parameters"));
+  CAPSTAN_RETURN_IF_ERROR(AgreeAfterCollectives(
+      *session_.group, session_.Publish(), "publish parameters"));
   session_.Note(
       absl::StrFormat("final/ gets the weights of step %d, whose eval loss "
                       "%.4f is the lowest",
@@ -166,6 +431,7 @@ absl::Status RunCheckpoints::RestoreBest() {
 
 absl::Status RunCheckpoints::SaveFinal() {
   const RunParts& parts = session_.parts;
+  CAPSTAN_RETURN_IF_ERROR(divergence_.CheckFits(parts.policy().compute));
   const BaseModel base = BaseModelOf(session_.config, parts.model_minor);
   FinalFolder final;
   final.path = session_.output_dir + "/final";

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "trainer/optimizer/optimizer_state.h"
+#include "trainer/session/loss_spikes.h"
 #include "trainer/session/schedule.h"
 
 namespace capstan {
@@ -154,6 +155,30 @@ std::string DtypeName(c10::ScalarType dtype) {
   }
 }
 
+absl::Status CheckHangs(const Train& train) {
+  if (!Train::OnHang_IsValid(train.on_hang())) {
+    return FieldError("on_hang",
+                      absl::StrCat("no such value: ", train.on_hang()));
+  }
+  // Beyond a century a sum of nanoseconds would overflow.
+  constexpr double kMost = 3e9;
+  const double floor = train.hang_floor_seconds();
+  const double ceiling = train.hang_ceiling_seconds();
+  for (const auto& [field, value] :
+       {std::pair<const char*, double>{"hang_floor_seconds", floor},
+        {"hang_ceiling_seconds", ceiling}}) {
+    if (value <= kMost) continue;
+    return FieldError(field,
+                      absl::StrCat("must be at most ", kMost, ", is ", value));
+  }
+  if (ceiling > 0 && floor > ceiling) {
+    return FieldError("hang_ceiling_seconds",
+                      absl::StrCat("is ", ceiling, ", less than ",
+                                   "hang_floor_seconds, ", floor));
+  }
+  return absl::OkStatus();
+}
+
 // Checks what doesn't depend on the data.
 absl::Status CheckTrain(const Train& train) {
   if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
@@ -171,9 +196,20 @@ absl::Status CheckTrain(const Train& train) {
         {"keep_checkpoints", train.keep_checkpoints()},
         {"early_stopping_patience", train.early_stopping_patience()},
         {"sample_max_new_tokens", train.sample_max_new_tokens()},
-        {"max_grad_norm", train.max_grad_norm()}}) {
+        {"skip_bad_samples", train.skip_bad_samples()},
+        {"max_grad_norm", train.max_grad_norm()},
+        {"mirror_every", train.mirror_every()},
+        {"hang_floor_seconds", train.hang_floor_seconds()},
+        {"hang_ceiling_seconds", train.hang_ceiling_seconds()}}) {
     if (value >= 0) continue;
     return FieldError(field, absl::StrCat("must not be negative, is ", value));
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckHangs(train));
+  CAPSTAN_RETURN_IF_ERROR(LossSpikeJudge::Check(train.loss_spikes()));
+  if (train.loss_spikes().action() == LossSpikes::GO_BACK &&
+      train.save_every() == 0) {
+    return FieldError("loss_spikes",
+                      "GO_BACK goes back to checkpoints: set save_every, too");
   }
   const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
   if (every_n != (train.activation_checkpointing_n() > 0)) {

@@ -76,6 +76,9 @@ struct TrainJob {
   std::vector<std::string> command;
   int gpus = 0;                    // on this machine; 0: CPU
   std::vector<std::string> notes;  // shown below the banner
+  // Of these, how many are from before the ranks were started: a restart shows
+  // only the others.
+  size_t known_notes = 0;
   // CLOCK_BOOTTIME at which the run's first process was executed.
   double start_seconds = 0.0;
 };

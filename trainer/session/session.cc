@@ -48,6 +48,7 @@ RunSummary Session::Progress() const {
   summary.precision = parts.precision_name;
   if (state.step > 0) summary.final_loss = state.last_loss;
   summary.eval_loss = eval_loss;
+  summary.saving = saving_cost;
   if (state.best_step >= 0) {
     summary.best_eval_loss = state.best_eval_loss;
     summary.best_step = state.best_step;
@@ -60,7 +61,7 @@ std::string ExitText(const Session& session, int code, bool on_main) {
   const auto named = [](const char* slot, const google::protobuf::Any& any) {
     return absl::StrCat(slot, " ", PackageOf(TypeOf(any)));
   };
-  const absl::string_view phase = session.phase;
+  const absl::string_view phase(session.phase);
   std::vector<std::string> whose;
   if (phase == kForwardPhase) {
     whose.push_back(named("objective", config.objective()));

@@ -9,14 +9,32 @@
 #include "absl/status/status.h"
 #include "absl/types/optional.h"
 #include "plugins/sdk/process_group.h"
+#include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/data/forgiving_reader.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/loss_scaler.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/strategy_runner.h"
+#include "trainer/watch/ledger.h"
 
 namespace capstan {
+
+// A phase of the step (profiler.h), which the ledger gets to know, too; "":
+// none.
+class CurrentPhase {
+ public:
+  CurrentPhase& operator=(const char* phase) {
+    phase_ = phase;
+    LogPhase(phase);
+    return *this;
+  }
+  operator const char*() const { return phase_; }
+
+ private:
+  const char* phase_ = "";
+};
 
 // State shared by the parts of one rank's training: the step (step.h), its
 // records (step_records.h), evaluation (evaluator.h), checkpoints
@@ -36,26 +54,46 @@ struct Session {
   TrainJob& job;
   const RunConfig& config;
   RunParts& parts;
-  const RankInfo rank;
+  RankInfo rank;
 
   // Set during set-up.
   std::unique_ptr<ProcessGroup> group;
   std::string output_dir;
   std::string config_text;
   std::unique_ptr<Reporter> reporter;  // rank 0's; null on the others
+  // Read in the place of parts.train_data and parts.eval_data if samples may be
+  // passed over (train.skip_bad_samples); else null.
+  std::unique_ptr<ForgivingReader> forgiving_train;
+  std::unique_ptr<ForgivingReader> forgiving_eval;
   // optimizer_state[shard][k] belongs to Optimizer::state_names()[k].
   std::vector<std::vector<at::Tensor>> optimizer_state;
   int64_t first_step = 0;  // steps done before this process resumed the run
+  // What it goes on from, for errors and notes: a checkpoint's folder, "the
+  // mirror of step 7"; "": nothing.
+  std::string resumed_from;
+  // Lines for the user about that.
+  std::vector<std::string> resume_notes;
+  // The evaluation after first_step was cut short, and is done again.
+  bool evaluate_again = false;
   int64_t max_steps = 0;
 
   StrategyRunner runner;
   LossScaler scaler;
   TrainState state;
+  BackgroundSave background_save;
+  SavingCost saving_cost;
   absl::optional<double> eval_loss;  // the latest
   bool stopping = false;             // a rank received a signal; agreed by all
-  // A phase of the step (profiler.h); "": none. For ExitText.
-  const char* phase = "";
+  CurrentPhase phase;
 
+  // What training samples are read from.
+  const DatasetReader& train_reader() const {
+    if (forgiving_train != nullptr) return *forgiving_train;
+    return *parts.train_data;
+  }
+  // Whether the ranks were started again after a death: the run goes on from
+  // its last state, whatever train.resume says.
+  bool Restarted() const { return rank.restart > 0; }
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
   // Updates the model's working copies from the masters.

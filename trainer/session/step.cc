@@ -12,19 +12,28 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/lost_peer.h"
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/process_group/phase_group.h"
+#include "trainer/session/bad_samples.h"
 #include "trainer/session/evaluator.h"
+#include "trainer/session/non_finite.h"
+#include "trainer/session/out_of_memory.h"
 #include "trainer/session/schedule.h"
 
 namespace capstan {
@@ -34,6 +43,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   TrainState& state = session.state;
   IssuedStep step;
   step.start = MonotonicSeconds();
+  step.position = state.samples;
   const CommunicationStats before = session.group->stats();
   if (profiler_ != nullptr) profiler_->BeginStep(state.step + 1, before);
 
@@ -41,14 +51,21 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   StepSums sums;  // this rank's, until ReduceSums
   absl::Status mine = AccumulateGradients(loader, &sums);
   // A rank that lost the others or skipped a collective can't join the
-  // reduction; the others notice when it exits.
-  if (absl::IsUnavailable(mine) || !completed_) return mine;
+  // reduction; the others notice when it ends.
+  if (IsLostPeer(mine)) return mine;
+  if (!completed_) {
+    return Annotate(mine, absl::StrCat("step ", state.step + 1));
+  }
   // A full disk ends the run now rather than after the last step.
   if (session.reporter != nullptr) mine.Update(session.reporter->status());
+  mine.Update(session.background_save.status());
 
   // One reduction over all ranks: loss, counts, gradient norm, failures, stops.
   sums.failed_ranks = mine.ok() ? 0.0 : 1.0;
   sums.stop_requests = StopRequested() != 0 ? 1.0 : 0.0;
+  sums.saves_written = session.background_save.written() ? 1.0 : 0.0;
+  step.bad_samples = BadSamplesOfStep();
+  sums.bad_samples = static_cast<double>(step.bad_samples.size());
   const absl::Status all = ReduceSums(mine.ok(), &sums);
   if (!mine.ok()) {
     return Annotate(mine, absl::StrCat("step ", state.step + 1));
@@ -77,9 +94,10 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   step.communication.exposed_seconds =
       after.exposed_seconds - before.exposed_seconds;
   step.metrics = metric_sums_;
-  if (deferred_ == nullptr) return Conclude(sums, step);
-  issued_ = step;
-  return absl::OkStatus();
+  step.losses = std::move(losses_);
+  if (deferred_ == nullptr) return Conclude(sums, step, /*late=*/false);
+  issued_ = std::move(step);
+  return FindLateOrigin();
 }
 
 absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
@@ -87,18 +105,17 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
   Strategy& strategy = *session_.parts.strategy;
   const BatchPlan& plan = session_.job.batch;
   loss_sum_ = squared_sum_ = metric_sums_ = at::Tensor();
+  losses_.clear();
   absl::Status status;
   for (int i = 0; i < plan.accumulation && status.ok(); ++i) {
-    status = CatchAll([&] { return MicroStep(loader, i, mine); });
+    status = ExplainMemory(CatchAll([&] { return MicroStep(loader, i, mine); }),
+                           session_, i);
   }
-  if (absl::IsUnavailable(status)) return status;
-  if (absl::IsResourceExhausted(status)) {
-    status = Annotate(status, absl::StrCat("out of memory; lower "
-                                           "batch.micro_batch_size (now ",
-                                           plan.micro_batch_size, ")"));
-  }
-  // Even after an error: the other ranks wait in these collectives.
+  if (IsLostPeer(status)) return status;
   completed_ = false;
+  // Nothing that this rank still does is needed to end the others' step.
+  if (!status.ok() && PhaseGroupOf(*session_.group) != nullptr) return status;
+  // Even after an error: the other ranks wait in these collectives.
   try {
     {
       const ProfileScope profile(session_.phase = kBackwardPhase);
@@ -112,7 +129,9 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
       if (status.ok()) mine->loss_sum = loss_sum_.item<double>();
     }
   } catch (...) {
-    if (status.ok()) status = CurrentExceptionToStatus();
+    if (status.ok()) {
+      status = ExplainMemory(CurrentExceptionToStatus(), session_, -1);
+    }
   }
   return status;
 }
@@ -130,6 +149,7 @@ absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
 
   const at::Tensor sum = loss.sum.detach().to(at::kDouble);
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
+  losses_.push_back(sum);
   if (loss.metrics.defined()) {
     metric_sums_ =
         metric_sums_.defined() ? metric_sums_ + loss.metrics : loss.metrics;
@@ -166,7 +186,7 @@ absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
       Reduce(*session_.group, sums);
       return ActOn(*sums, session_.state.step + 1);
     }
-    CAPSTAN_RETURN_IF_ERROR(CatchUp());
+    CAPSTAN_RETURN_IF_ERROR(CatchUp(/*late=*/true));
     deferred_->Reduce(*sums, good ? loss_sum_ : at::Tensor(),
                       good ? squared_sum_ : at::Tensor(), Rule(),
                       *session_.group);
@@ -174,22 +194,24 @@ absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
   });
 }
 
-absl::Status TrainStep::CatchUp() {
+absl::Status TrainStep::CatchUp(bool late) {
   if (deferred_ == nullptr || !deferred_->pending()) return absl::OkStatus();
   const StepSums sums = deferred_->Read();
   CAPSTAN_RETURN_IF_ERROR(ActOn(sums, session_.state.step));
-  return Conclude(sums, issued_);
+  return Conclude(sums, issued_, late);
 }
 
 // Acts on failures and stop requests of any rank.
 absl::Status TrainStep::ActOn(const StepSums& sums, int64_t step) {
   if (sums.failed_ranks > 0) {
-    return absl::UnavailableError(
-        absl::StrCat("another rank failed in step ", step));
+    return LostPeerError(absl::StrCat("another rank failed in step ", step));
   }
   if (sums.stop_requests > 0) {
     session_.stopping = true;
     AdoptStop(SIGTERM);
+  }
+  if (sums.saves_written == session_.group->size()) {
+    session_.background_save.Complete();
   }
   return absl::OkStatus();
 }
@@ -199,11 +221,16 @@ GradientRule TrainStep::Rule() const {
   rule.nominal_targets = nominal_targets_;
   rule.loss_scale = session_.scaler.scale();
   rule.max_norm = session_.config.train().max_grad_norm();
+  rule.most_loss = spikes_.Limit(session_.state);
+  rule.skip_spikes =
+      std::isfinite(rule.most_loss) &&
+      session_.config.train().loss_spikes().action() != LossSpikes::NOTE;
   return rule;
 }
 
 absl::Status TrainStep::Update(double lr, double gradient_scale) {
   const ProfileScope profile(session_.phase = kOptimizerPhase);
+  session_.background_save.BeforeChange();
   RunParts& parts = session_.parts;
   OptimizerStep step;
   step.step = session_.state.optimizer_steps + 1;
@@ -215,9 +242,11 @@ absl::Status TrainStep::Update(double lr, double gradient_scale) {
       // Synchronizes only if a shard is offloaded to host memory.
       step.device_scale = deferred_->scale().to(shards[i].master.device());
     }
-    CAPSTAN_RETURN_IF_ERROR(UpdateShard(
-        parts.optimizer_name, session_.state.step + 1, *parts.optimizer, step,
-        *parts.model, shards[i], absl::MakeSpan(session_.optimizer_state[i])));
+    CAPSTAN_RETURN_IF_ERROR(ExplainMemory(
+        UpdateShard(parts.optimizer_name, session_.state.step + 1,
+                    *parts.optimizer, step, *parts.model, shards[i],
+                    absl::MakeSpan(session_.optimizer_state[i])),
+        session_, -1));
     parts.strategy->PublishShard(static_cast<int>(i));
   }
   parts.strategy->PublishParameters();
@@ -225,18 +254,28 @@ absl::Status TrainStep::Update(double lr, double gradient_scale) {
 }
 
 // Bookkeeping of a step that all ranks completed.
-absl::Status TrainStep::Conclude(const StepSums& sums, const IssuedStep& step) {
+absl::Status TrainStep::Conclude(const StepSums& sums, const IssuedStep& step,
+                                 bool late) {
   TrainState& state = session_.state;
   const StepOutcome outcome = OutcomeOf(sums, Rule());
   if (!outcome.skipped) ++state.optimizer_steps;
-  if (outcome.finite && outcome.skipped && session_.reporter != nullptr &&
+  if (outcome.finite && sums.count == 0 && session_.reporter != nullptr &&
       !std::exchange(told_no_targets_, true)) {
     session_.Note(
         absl::StrCat("step ", state.step,
                      ": the batch has no targets, so that there is no update; "
                      "other such batches won't be told of"));
   }
+  if (sums.bad_samples > 0) {
+    CAPSTAN_RETURN_IF_ERROR(ShareBadSamples("train_data", step.bad_samples,
+                                            &session_, &state.bad_samples));
+  }
   const bool at_minimum = session_.scaler.at_minimum();
+  if (outcome.finite) {
+    explained_ = false;
+  } else {
+    CAPSTAN_RETURN_IF_ERROR(Explain(sums, step, late));
+  }
   session_.scaler.Update(outcome.finite);
   CAPSTAN_RETURN_IF_ERROR(divergence_.AfterStep(outcome.finite, at_minimum));
   state.tokens += static_cast<int64_t>(sums.tokens);
@@ -245,11 +284,149 @@ absl::Status TrainStep::Conclude(const StepSums& sums, const IssuedStep& step) {
     state.padding += static_cast<int64_t>(sums.padding);
   }
   if (sums.count > 0) state.last_loss = sums.loss_sum / sums.count;
-  records_.Record(sums, outcome, step);
+  records_.Record(sums, outcome, step, JudgeLoss(sums, outcome));
   return absl::OkStatus();
 }
 
+// Names what wasn't finite, once for each row of such steps. A float16
+// gradient that overflows is loss scaling at work, and isn't told of.
+absl::Status TrainStep::Explain(const StepSums& sums, const IssuedStep& step,
+                                bool late) {
+  constexpr int kMostExplanations = 20;
+  if (explained_ || explanations_ == kMostExplanations ||
+      (!session_.scaler.at_minimum() && std::isfinite(sums.loss_sum))) {
+    return absl::OkStatus();
+  }
+  NonFiniteStep where;
+  where.losses = &step.losses;
+  where.position = step.position;
+  where.late = late;
+  CAPSTAN_ASSIGN_OR_RETURN(const NonFiniteCause cause,
+                           ExplainNonFinite(where, order_, &session_));
+  std::string why = cause.text;
+  if (cause.gradient_alone && explanations_ == 0) {
+    if (late) {
+      // The next step's gradients are still needed.
+      late_origin_ = {session_.state.step, step.position};
+    } else {
+      CAPSTAN_ASSIGN_OR_RETURN(const std::string origin,
+                               FindOrigin(step.position));
+      absl::StrAppend(&why, "; ", origin);
+    }
+  }
+  explained_ = true;
+  ++explanations_;
+  divergence_.set_cause(
+      absl::StrCat("in step ", session_.state.step, " ", why));
+  session_.Note(absl::StrCat(
+      "step ", session_.state.step, " makes no update: ", why,
+      explanations_ == kMostExplanations ? "; further such steps aren't named"
+                                         : ""));
+  return absl::OkStatus();
+}
+
+// Tries the step's micro-batches one at a time, all ranks the same one, until
+// one gives a gradient that isn't finite. Only once in a run and in up to
+// kMostTries micro-steps, after a step that is skipped anyway.
+absl::StatusOr<std::string> TrainStep::FindOrigin(int64_t position) {
+  constexpr int64_t kMostTries = 128;
+  const int world = session_.group->size();
+  const int64_t tries = session_.job.batch.accumulation * world;
+  std::string origin =
+      "tried again one at a time, all micro-batches give finite ones";
+  if (tries > kMostTries) return std::string("not tried again");
+  for (int64_t i = 0; i < tries; ++i) {
+    const MicroBatchPlace place = PlaceOf(
+        session_, order_, position, static_cast<int>(i % world), i / world);
+    bool completed = false;
+    const absl::Status mine = TryMicroBatch(place, &completed);
+    if (IsLostPeer(mine) || !completed) return mine;
+    double sums[] = {mine.ok() ? 0.0 : 1.0, 0.0};
+    CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+      sums[1] = session_.parts.strategy->GradientSquaredSum().item<double>();
+      session_.group->AllReduceHost(absl::MakeSpan(sums));
+      return absl::OkStatus();
+    }));
+    if (sums[0] > 0) origin = "trying it again failed";
+    if (sums[0] == 0 && !std::isfinite(sums[1])) {
+      origin = absl::StrCat("it comes from ", place.text);
+    }
+    if (sums[0] > 0 || !std::isfinite(sums[1])) break;
+  }
+  session_.phase = "";
+  return origin;
+}
+
+// FindOrigin for a step whose sums were read late.
+absl::Status TrainStep::FindLateOrigin() {
+  if (!late_origin_.has_value()) return absl::OkStatus();
+  const auto [step, position] = *late_origin_;
+  late_origin_.reset();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string origin, FindOrigin(position));
+  session_.Note(absl::StrCat("the gradient of step ", step,
+                             " that wasn't finite: ", origin));
+  return absl::OkStatus();
+}
+
+absl::Status TrainStep::TryMicroBatch(const MicroBatchPlace& place,
+                                      bool* completed) {
+  const auto read = [&]() -> absl::StatusOr<Batch> {
+    CAPSTAN_ASSIGN_OR_RETURN(Batch batch, ReadBatch(session_.train_reader(),
+                                                    place.samples, at::kCPU));
+    // As the loader gave it.
+    int64_t* const positions =
+        batch.at(kSamplePosition).mutable_data_ptr<int64_t>();
+    std::iota(positions, positions + place.samples.size(), place.position);
+    for (auto& [name, tensor] : batch) {
+      tensor = tensor.to(session_.group->device());
+    }
+    return batch;
+  };
+  return Backpropagate(session_.state.step, read, completed);
+}
+
+// Returns the score of a loss that is a spike, and takes others into the
+// window.
+absl::optional<double> TrainStep::JudgeLoss(const StepSums& sums,
+                                            const StepOutcome& outcome) {
+  absl::optional<double> score;
+  if (!spikes_.enabled() || !outcome.finite || sums.count == 0) return score;
+  TrainState& state = session_.state;
+  const LossSpikes& config = session_.config.train().loss_spikes();
+  const double loss = sums.loss_sum / sums.count;
+  if (outcome.spike) {
+    score = spikes_.Score(state, loss);
+    session_.Note(SpikeText(config, state, loss, *score));
+    go_back_ = config.action() == LossSpikes::GO_BACK;
+  }
+  if (spikes_.Take(loss, outcome.spike, &state)) {
+    go_back_ = false;
+    session_.Note(absl::StrCat(
+        "step ", state.step,
+        ": as many losses in a row were as high: this is the new level, by "
+        "which further losses are judged"));
+  }
+  return score;
+}
+
 // ---- A step's batches.
+
+// What was passed over to read this rank's micro-batches.
+std::vector<BadSample> TrainStep::BadSamplesOfStep() const {
+  const ForgivingReader* const reader = session_.forgiving_train.get();
+  if (reader == nullptr || !reader->any()) return {};
+  const BatchPlan& plan = session_.job.batch;
+  const int64_t at_once = plan.micro_batch_size * session_.group->size();
+  SampleSequence sequence(order_);
+  std::vector<int64_t> samples(plan.accumulation * plan.micro_batch_size);
+  for (int64_t i = 0; i < plan.accumulation; ++i) {
+    sequence.At(session_.state.samples + i * at_once +
+                    session_.group->rank() * plan.micro_batch_size,
+                absl::MakeSpan(samples).subspan(i * plan.micro_batch_size,
+                                                plan.micro_batch_size));
+  }
+  return reader->BadAmong(samples);
+}
 
 // Sums Objective::StepTotals over all ranks' micro-batches of the step, which
 // it prefetches for that.
@@ -286,13 +463,18 @@ absl::StatusOr<Batch> TrainStep::NextBatch(DataLoader& loader) {
 
 TrainStep::TrainStep(Session* session, Divergence* divergence,
                      StepRecords* records)
-    : session_(*session), divergence_(*divergence), records_(*records) {
+    : session_(*session),
+      spikes_(session->config.train().loss_spikes()),
+      divergence_(*divergence),
+      records_(*records) {
   info_.seed = session->config.train().seed();
   info_.training = true;
 }
 
-absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler) {
+absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
+                              DataOrder order) {
   profiler_ = profiler;
+  order_ = std::move(order);
   const at::Device device = session_.group->device();
   if (read == ReadSums::kDeferred ||
       (read == ReadSums::kAuto && device.is_cuda() &&
@@ -300,7 +482,7 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler) {
     deferred_ = std::make_unique<DeferredSums>(device);
   }
   // Averages a few samples, since a single one may have no targets.
-  const DatasetReader& data = *session_.parts.train_data;
+  const DatasetReader& data = session_.train_reader();
   const int64_t samples = std::min<int64_t>(8, data.size());
   int64_t targets = 0;
   for (int64_t i = 0; i < samples; ++i) {
@@ -326,19 +508,33 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler) {
 
 absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
                             bool* completed) {
+  return Backpropagate(
+      session_.state.step + 1,
+      [&]() -> absl::StatusOr<Batch> {
+        CAPSTAN_ASSIGN_OR_RETURN(Batch batch,
+                                 ReadBatch(session_.train_reader(), samples,
+                                           session_.group->device()));
+        info_.totals = session_.parts.objective->StepTotals(batch, info_);
+        return batch;
+      },
+      completed);
+}
+
+// A step of a single micro-batch, up to complete gradients.
+absl::Status TrainStep::Backpropagate(
+    int64_t step, const std::function<absl::StatusOr<Batch>()>& read,
+    bool* completed) {
   const RunParts& parts = session_.parts;
   *completed = false;
   absl::Status status = CatchAll([&]() -> absl::Status {
-    parts.strategy->BeginStep(session_.state.step + 1);
+    parts.strategy->BeginStep(step);
     parts.strategy->BeginMicroStep(0, 1);
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const Batch batch,
-        ReadBatch(*parts.train_data, samples, session_.group->device()));
-    info_.totals = parts.objective->StepTotals(batch, info_);
+    CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, read());
     Backward(Forward(batch).sum);
     return absl::OkStatus();
   });
-  if (absl::IsUnavailable(status)) return status;
+  if (IsLostPeer(status)) return status;
+  if (!status.ok() && PhaseGroupOf(*session_.group) != nullptr) return status;
   try {
     parts.strategy->FinishBackward();
     *completed = true;

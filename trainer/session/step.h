@@ -3,13 +3,20 @@
 #define CAPSTAN_TRAINER_SESSION_STEP_H_
 
 #include <deque>
+#include <functional>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/session/divergence.h"
+#include "trainer/session/loss_spikes.h"
+#include "trainer/session/non_finite.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_records.h"
 #include "trainer/session/step_sums.h"
@@ -27,7 +34,8 @@ class TrainStep {
   TrainStep(Session* session, Divergence* divergence, StepRecords* records);
 
   // Call once the strategy is set up; `profiler` may be null.
-  absl::Status SetUp(ReadSums read, Profiler* profiler);
+  // `order`: the training data's.
+  absl::Status SetUp(ReadSums read, Profiler* profiler, DataOrder order);
 
   // Runs the next step on `loader`'s batches. Returns this rank's error, or
   // UNAVAILABLE if another one failed.
@@ -35,7 +43,13 @@ class TrainStep {
 
   // Reads and acts on the last step's sums if they are deferred. Call before
   // using the run's numbers or weights for anything but steps.
-  absl::Status CatchUp();
+  absl::Status CatchUp() { return CatchUp(/*late=*/false); }
+
+  // Whether a loss spike asks for the last checkpoint (LossSpikes::GO_BACK);
+  // resets it. Call after CatchUp.
+  bool TakeGoBack() { return std::exchange(go_back_, false); }
+  // Whether one may: with deferred sums that shows a step later.
+  bool go_back() const { return go_back_; }
 
   // Forward and backward of one micro-batch of training samples `samples`; the
   // next step drops its gradients. `completed`: this rank has finished all its
@@ -50,12 +64,26 @@ class TrainStep {
   LossSum Forward(const Batch& batch);
   void Backward(const at::Tensor& loss_sum);
   absl::Status ReduceSums(bool good, StepSums* sums);
+  // `late`: the next step's gradients are there already.
+  absl::Status CatchUp(bool late);
   absl::Status ActOn(const StepSums& sums, int64_t step);
   absl::Status Update(double lr, double gradient_scale);
-  absl::Status Conclude(const StepSums& sums, const IssuedStep& step);
+  absl::Status Conclude(const StepSums& sums, const IssuedStep& step,
+                        bool late);
+  absl::Status Explain(const StepSums& sums, const IssuedStep& step, bool late);
+  absl::StatusOr<std::string> FindOrigin(int64_t position);
+  absl::Status FindLateOrigin();
+  absl::Status TryMicroBatch(const MicroBatchPlace& place, bool* completed);
+  absl::Status Backpropagate(int64_t step,
+                             const std::function<absl::StatusOr<Batch>()>& read,
+                             bool* completed);
+  absl::optional<double> JudgeLoss(const StepSums& sums,
+                                   const StepOutcome& outcome);
+  std::vector<BadSample> BadSamplesOfStep() const;
   GradientRule Rule() const;
 
   Session& session_;
+  const LossSpikeJudge spikes_;
   Divergence& divergence_;
   StepRecords& records_;
   Profiler* profiler_ = nullptr;
@@ -70,11 +98,20 @@ class TrainStep {
   // Over this step's micro-batches; on the device, since reading it would
   // synchronize.
   at::Tensor loss_sum_;
-  at::Tensor squared_sum_;     // Strategy::GradientSquaredSum
-  at::Tensor metric_sums_;     // LossSum::metrics; undefined: none
-  std::deque<Batch> batches_;  // prefetched
-  bool completed_ = true;      // this rank's collectives
+  std::vector<at::Tensor> losses_;  // of each micro-batch
+  at::Tensor squared_sum_;          // Strategy::GradientSquaredSum
+  at::Tensor metric_sums_;          // LossSum::metrics; undefined: none
+  std::deque<Batch> batches_;       // prefetched
+  bool completed_ = true;           // this rank's collectives
   bool told_no_targets_ = false;
+  DataOrder order_;
+  bool go_back_ = false;
+  // Whether the non-finite steps that the last one belongs to are explained,
+  // and how often that was done.
+  bool explained_ = false;
+  int explanations_ = 0;
+  // A step, and the position of its first sample, for FindLateOrigin.
+  absl::optional<std::pair<int64_t, int64_t>> late_origin_;
 };
 
 }  // namespace capstan

@@ -57,7 +57,7 @@ StepRecords::StepRecords(Session* session)
     : session_(*session), memory_before_(ReadProcessMemory().resident) {}
 
 void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
-                         const IssuedStep& step) {
+                         const IssuedStep& step, absl::optional<double> spike) {
   const TrainState& state = session_.state;
   // With deferred sums, a step overlaps the start of the next.
   const double now = MonotonicSeconds();
@@ -82,6 +82,7 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
     metrics.exposed_seconds = step.communication.exposed_seconds;
   }
   metrics.skipped = outcome.skipped;
+  metrics.spike = spike;
   if (session_.scaler.enabled()) metrics.loss_scale = session_.scaler.scale();
   metrics.tagged = std::move(tagged);
   session_.reporter->Step(metrics);

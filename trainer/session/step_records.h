@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/optional.h"
+#include "trainer/data/forgiving_reader.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_sums.h"
@@ -43,6 +45,12 @@ struct IssuedStep {
   double lr = 0.0;
   CommunicationStats communication;  // this step's
   at::Tensor metrics;                // LossSum::metrics, of this rank
+  // This rank's, to name what wasn't finite: each micro-batch's loss, and the
+  // position of the step's first sample.
+  std::vector<at::Tensor> losses;
+  int64_t position = 0;
+  // What this rank's samples of the step passed over.
+  std::vector<BadSample> bad_samples;
 };
 
 class StepRecords {
@@ -52,8 +60,9 @@ class StepRecords {
   // Call once all ranks are set up.
   void set_ready_seconds(double seconds) { ready_seconds_ = seconds; }
   // Reports step state.step. Collective if the objective's metrics are due.
+  // `spike`: the loss's score if it is one.
   void Record(const StepSums& sums, const StepOutcome& outcome,
-              const IssuedStep& step);
+              const IssuedStep& step, absl::optional<double> spike);
   // Summary of the run so far. Collective.
   RunSummary Summary();
 

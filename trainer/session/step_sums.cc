@@ -27,9 +27,11 @@ enum Field : int {
   kFailed,
   kStop,
   kTrained,
-  kPadding
+  kPadding,
+  kSavesWritten,
+  kBadSamples
 };
-constexpr int kFields = 8;
+constexpr int kFields = 10;
 static_assert(sizeof(StepSums) == kFields * sizeof(double));
 
 // As in torch.nn.utils.clip_grad_norm_.
@@ -53,8 +55,11 @@ at::Tensor DeviceScale(const at::Tensor& sums, const GradientRule& rule) {
         scale *
         (Scalar(rule.max_norm, sums) / (norm + kClipEpsilon)).clamp_max(1.0);
   }
-  const at::Tensor good = at::isfinite(norm) & at::isfinite(sums[kLossSum]) &
-                          (sums[kCount] > 0.0) & (sums[kFailed] == 0.0);
+  at::Tensor good = at::isfinite(norm) & at::isfinite(sums[kLossSum]) &
+                    (sums[kCount] > 0.0) & (sums[kFailed] == 0.0);
+  if (rule.skip_spikes) {
+    good = good & (sums[kLossSum] / sums[kCount] <= rule.most_loss);
+  }
   const at::Tensor nan = Scalar(std::numeric_limits<double>::quiet_NaN(), sums);
   return at::where(good, scale, nan).to(at::kFloat);
 }
@@ -75,7 +80,10 @@ StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
   outcome.grad_norm = std::sqrt(sums.gradient_squared_sum) * unscale;
   outcome.finite =
       std::isfinite(outcome.grad_norm) && std::isfinite(sums.loss_sum);
-  outcome.skipped = !outcome.finite || sums.count == 0;
+  outcome.spike = outcome.finite && sums.count > 0 &&
+                  sums.loss_sum / sums.count > rule.most_loss;
+  outcome.skipped =
+      !outcome.finite || sums.count == 0 || (outcome.spike && rule.skip_spikes);
   outcome.gradient_scale = unscale;
   if (rule.max_norm > 0) {
     outcome.gradient_scale *=

@@ -8,6 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
+#include <limits>
+
 #include "absl/types/optional.h"
 #include "plugins/sdk/process_group.h"
 
@@ -23,6 +25,8 @@ struct StepSums {
   double stop_requests = 0.0;  // ranks that received a signal
   double trained = 0.0;        // tokens with a loss
   double padding = 0.0;        // positions without a token
+  double saves_written = 0.0;  // ranks with BackgroundSave::written
+  double bad_samples = 0.0;    // passed over (train.skip_bad_samples)
 };
 
 // All-reduces them in place and waits. Collective; throws CommunicationError.
@@ -34,12 +38,16 @@ struct GradientRule {
   double nominal_targets = 1.0;
   double loss_scale = 1.0;
   double max_norm = 0.0;  // 0: no clipping
+  // A larger mean loss is a spike, which is skipped if `skip_spikes`.
+  double most_loss = std::numeric_limits<double>::infinity();
+  bool skip_spikes = false;
 };
 
 struct StepOutcome {
   double grad_norm = 0.0;  // before clipping
   bool finite = true;      // loss and norm
-  bool skipped = false;    // no update: not finite or no targets
+  bool spike = false;      // the loss exceeds GradientRule::most_loss
+  bool skipped = false;    // no update: not finite, no targets, or a spike
   double gradient_scale = 1.0;
 };
 

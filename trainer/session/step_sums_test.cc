@@ -88,6 +88,16 @@ TEST_F(StepSumsTest, TheDevicesScaleIsTheHostsBitByBit) {
                  std::exp(20 * uniform(random) - 10));
     EXPECT_EQ(Scale(sums, rule),
               static_cast<float>(OutcomeOf(sums, rule).gradient_scale));
+    // Just a spike, and just none.
+    rule.skip_spikes = true;
+    rule.most_loss = std::nextafter(sums.loss_sum / sums.count, -kInf);
+    EXPECT_TRUE(OutcomeOf(sums, rule).spike);
+    EXPECT_TRUE(OutcomeOf(sums, rule).skipped);
+    EXPECT_TRUE(std::isnan(Scale(sums, rule)));
+    rule.most_loss = sums.loss_sum / sums.count;
+    EXPECT_FALSE(OutcomeOf(sums, rule).spike);
+    EXPECT_FALSE(OutcomeOf(sums, rule).skipped);
+    EXPECT_FALSE(std::isnan(Scale(sums, rule)));
     EXPECT_EQ(read_.loss_sum, sums.loss_sum);
     EXPECT_EQ(read_.count, sums.count);
     EXPECT_EQ(read_.tokens, sums.tokens);
@@ -95,13 +105,26 @@ TEST_F(StepSumsTest, TheDevicesScaleIsTheHostsBitByBit) {
   }
 }
 
+TEST_F(StepSumsTest, ASpikeIsToldButNotSkippedUnlessAsked) {
+  GradientRule rule;
+  rule.most_loss = 1.0;
+  EXPECT_TRUE(OutcomeOf(MakeSums(11, 10, 1), rule).spike);
+  EXPECT_FALSE(OutcomeOf(MakeSums(11, 10, 1), rule).skipped);
+  EXPECT_TRUE(std::isfinite(Scale(MakeSums(11, 10, 1), rule)));
+  // What isn't finite or has no targets is something else.
+  EXPECT_FALSE(OutcomeOf(MakeSums(kInf, 10, 1), rule).spike);
+  EXPECT_FALSE(OutcomeOf(MakeSums(0, 0, 0), rule).spike);
+}
+
 TEST_F(StepSumsTest, NoUpdateWhereARankHasFailed) {
   StepSums sums = MakeSums(1, 5, 1);
   sums.failed_ranks = 1;
   sums.stop_requests = 1;
+  sums.bad_samples = 3;
   EXPECT_FALSE(std::isfinite(Scale(sums, GradientRule())));
   EXPECT_EQ(read_.failed_ranks, 1);
   EXPECT_EQ(read_.stop_requests, 1);
+  EXPECT_EQ(read_.bad_samples, 3);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "base/progress.h"
 #include "plugins/sdk/memory.h"
 
 namespace capstan {
@@ -65,6 +66,7 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
 at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
                                const Body& body) {
   ran_ = true;
+  CountProgress();
   const bool callbacks = strategy_->wants_unit_callbacks();
   if (callbacks) strategy_->PreForward(unit);
   at::Tensor output;

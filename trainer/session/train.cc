@@ -5,6 +5,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <glog/logging.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -30,23 +31,33 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
+#include "base/clock.h"
+#include "base/fault_point.h"
 #include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
+#include "trainer/launcher/cores.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/launcher/place.h"
+#include "trainer/launcher/progress.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/create.h"
+#include "trainer/process_group/phase_group.h"
 #include "trainer/profile/profiler.h"
+#include "trainer/session/compare_ranks.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/step.h"
+#include "trainer/watch/ledger.h"
+#include "trainer/watch/watchdog.h"
 
 namespace capstan {
 namespace {
@@ -151,8 +162,16 @@ absl::Status SettleOutputDir(Session* session) {
   ProcessGroup& group = *session->group;
   absl::StatusOr<std::string> folder = std::string();
   if (group.rank() == 0) {
-    folder = PrepareOutputFolder(session->config, session->job.workspace_folder,
+    RunConfig config = session->config;
+    // After a death the run goes on where it was.
+    if (session->Restarted()) {
+      config.mutable_train()->set_resume(Train::AUTO);
+      const std::string chosen = NotedOutputFolder();
+      if (!chosen.empty()) config.set_output_dir(chosen);
+    }
+    folder = PrepareOutputFolder(config, session->job.workspace_folder,
                                  session->rank.placed_by);
+    if (folder.ok()) NoteOutputFolder(*folder);
   }
   CAPSTAN_RETURN_IF_ERROR(
       Agree(group, folder.status(), "make the output folder"));
@@ -196,6 +215,7 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.world_size = session->group->size();
   facts.device = DeviceText(*session->group, session->rank.threads);
   facts.placed_by = PlaceText(session->rank);
+  facts.cores = session->rank.cores;
   facts.strategy = parts.strategy_name;
   facts.precision = parts.precision_name;
   facts.parameters = ParameterCount(*parts.model);
@@ -209,7 +229,19 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.eval_every =
       parts.eval_data != nullptr ? config.train().eval_every() : 0;
   facts.save_every = config.train().save_every();
+  facts.evaluate_again = session->evaluate_again;
   CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
+  if (session->Restarted()) {
+    // The user knows the rest.
+    session->reporter->Note(
+        session->first_step > 0
+            ? absl::StrCat("restarted from step ", session->first_step)
+            : "restarted from the beginning: there was no checkpoint yet");
+    for (size_t i = job.known_notes; i < job.notes.size(); ++i) {
+      session->reporter->Note(job.notes[i]);
+    }
+    return absl::OkStatus();
+  }
   session->reporter->Banner();
   for (const std::string& line : job.loaded.notes) {
     session->reporter->Note(line);
@@ -241,15 +273,43 @@ void PrepareProcess(const Session& session) {
   }
 }
 
+// For all that follows; without it the run is as good, but for its reports.
+std::unique_ptr<Watchdog> Watch(const Session& session) {
+  const Train& train = session.config.train();
+  WatchOptions options;
+  if (train.hang_floor_seconds() > 0) {
+    options.floor_seconds = train.hang_floor_seconds();
+  }
+  options.ceiling_seconds =
+      std::max(options.floor_seconds, train.hang_ceiling_seconds() > 0
+                                          ? train.hang_ceiling_seconds()
+                                          : options.ceiling_seconds);
+  options.abort = train.on_hang() == Train::ABORT;
+  absl::StatusOr<std::unique_ptr<Watchdog>> watchdog = Watchdog::Start(options);
+  if (watchdog.ok()) return *std::move(watchdog);
+  LOG(WARNING) << "no rank watches for others that hang: "
+               << watchdog.status().message();
+  return nullptr;
+}
+
 // Sets up the group, the device, the output folder and max_steps.
 absl::Status JoinRanks(Session* session) {
+  WantLedgers();
   CAPSTAN_ASSIGN_OR_RETURN(
       session->group, CreateProcessGroup(session->rank, session->job.gpus));
   RanksHaveMet();
+  if (session->rank.nodes > 1) {
+    // Each host's launcher counts its own; any means that there is a state.
+    const std::vector<double> restarts =
+        FromAllRanks(*session->group, session->rank.restart);
+    session->rank.restart =
+        static_cast<int>(*std::max_element(restarts.begin(), restarts.end()));
+  }
   if (session->config.profile().steps_size() > 0) {
     session->group = ProfileWaits(std::move(session->group));
   }
   CAPSTAN_RETURN_IF_ERROR(CompareConfigs(*session));
+  CAPSTAN_RETURN_IF_ERROR(CompareParts(*session));
   CAPSTAN_RETURN_IF_ERROR(SettleDevice(session));
   CAPSTAN_RETURN_IF_ERROR(SettleOutputDir(session));
   CAPSTAN_RETURN_IF_ERROR(CheckShared(*session));
@@ -307,7 +367,18 @@ absl::Status SetUpStrategy(Session* session) {
                           parts.strategy->OptimizerShards(),
                           &session->optimizer_state);
   });
-  return Agree(*session->group, status, "set up");
+  return AgreeAfterCollectives(*session->group, status, "set up");
+}
+
+void ForgiveSamples(Session* session) {
+  const RunParts& parts = session->parts;
+  const int64_t most = session->config.train().skip_bad_samples();
+  if (most == 0) return;
+  session->forgiving_train =
+      std::make_unique<ForgivingReader>(parts.train_data.get(), most);
+  if (parts.eval_data == nullptr) return;
+  session->forgiving_eval =
+      std::make_unique<ForgivingReader>(parts.eval_data.get(), most);
 }
 
 // Whether a resumed run had completed all steps and its final folder exists;
@@ -401,15 +472,23 @@ class Training {
         evaluator_(&session_, &checkpoints_),
         step_(&session_, &divergence_, &records_) {}
 
+  // All of it. An error ends the others' collectives, too.
   absl::Status Run();
 
  private:
+  // As the watchdog knows it, while it lives.
+  Watchdog::Activity Doing(const char* name) const {
+    return {watchdog_.get(), name, session_.state.step};
+  }
+  absl::Status RunPhases();
   // Sets finished_before_.
   absl::Status SetUp();
+  absl::Status Step();
   // The last evaluation, checkpoint and samples, and the final folder; after a
   // signal only the checkpoint.
   absl::Status SaveAll();
   absl::Status Finish();
+  absl::Status GoBack();
   // The status of a run stopped by a signal.
   absl::Status Stopped() const;
   absl::Status WriteProfile();
@@ -425,9 +504,22 @@ class Training {
   std::unique_ptr<Profiler> profiler_;  // null: profiling is off
   bool finished_before_ = false;
   const ExitGuard exit_guard_{&session_};
+  std::unique_ptr<Watchdog> watchdog_;
 };
 
 absl::Status Training::Run() {
+  const absl::Status status = CatchAll([this] { return RunPhases(); });
+  PhaseGroup* const phases =
+      session_.group == nullptr ? nullptr : PhaseGroupOf(*session_.group);
+  if (phases != nullptr && !status.ok() && !absl::IsCancelled(status) &&
+      !IsLostPeer(status)) {
+    phases->FailPhase(absl::StrCat("rank ", session_.group->rank(),
+                                   " failed: ", status.message()));
+  }
+  return status;
+}
+
+absl::Status Training::RunPhases() {
   const absl::Status set_up = SetUp();
   if (absl::IsCancelled(set_up)) return Stopped();
   CAPSTAN_RETURN_IF_ERROR(set_up);
@@ -435,33 +527,63 @@ absl::Status Training::Run() {
   // A signal may have arrived meanwhile.
   CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
       AgreeOrStop(*session_.group, StopStatus(), "start")));
-  if (!session_.stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
+  if (!session_.stopping) {
+    const auto activity = Doing("evaluation");
+    CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
+  }
+  // From a mirror the run may go on in the midst of a save.
+  if (session_.GoesOn() && session_.first_step > 0 &&
+      Due(session_.config.train().save_every(), session_.first_step)) {
+    const auto activity = Doing("saving");
+    CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+  }
 
   const Train& train = session_.config.train();
   const bool& stopping = session_.stopping;
+  const double began = MonotonicSeconds();
   while (session_.GoesOn()) {
-    CAPSTAN_RETURN_IF_ERROR(step_.Run(*loader_));
+    CAPSTAN_RETURN_IF_ERROR(Step());
     const int64_t step = session_.state.step;
+    StepFinished(step);
     const bool evaluate = Due(train.eval_every(), step);
     const bool save = Due(train.save_every(), step);
-    if (evaluate || save || stopping || step == session_.max_steps) {
+    const bool mirror = checkpoints_.MirrorDue();
+    if (evaluate || save || mirror || stopping || step == session_.max_steps) {
       CAPSTAN_RETURN_IF_ERROR(step_.CatchUp());
     }
+    if (step_.go_back()) CAPSTAN_RETURN_IF_ERROR(GoBack());
+    if (mirror) checkpoints_.Mirror();
     if (evaluate && !stopping) {
+      const auto activity = Doing("evaluation");
       CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
     }
     if (evaluate && session_.GoesOn()) {
+      const auto activity = Doing("sampling");
       CAPSTAN_RETURN_IF_ERROR(
           evaluator_.Sample(absl::StrCat("after step ", step)));
     }
-    if (save || stopping) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+    // Again, or a restart would repeat the evaluation.
+    if (mirror && evaluate) checkpoints_.Mirror();
+    if (save && !stopping) {
+      const auto activity = Doing("saving");
+      CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+    }
+    session_.saving_cost.train_seconds = MonotonicSeconds() - began;
   }
   return Finish();
+}
+
+absl::Status Training::Step() {
+  const Watchdog::Activity activity(watchdog_.get(), "step",
+                                    session_.state.step + 1);
+  return step_.Run(*loader_);
 }
 
 absl::Status Training::SetUp() {
   PrepareProcess(session_);
   CAPSTAN_RETURN_IF_ERROR(JoinRanks(&session_));
+  watchdog_ = Watch(session_);
+  const auto activity = Doing("set-up");
   const RunConfig& config = session_.config;
   const BatchPlan& batch = session_.job.batch;
   ProcessGroup& group = *session_.group;
@@ -469,20 +591,23 @@ absl::Status Training::SetUp() {
     profiler_ = std::make_unique<Profiler>(
         std::set<int64_t>(steps.begin(), steps.end()));
   }
+  ForgiveSamples(&session_);
   DataLoaderOptions options;
   options.order =
       OrderOf(*session_.parts.train_data, config.train().seed(),
               config.batch().group_by_length(), batch.global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(SetUpStrategy(&session_));
-  const absl::Status restored = CatchAll([&]() -> absl::Status {
-    CAPSTAN_RETURN_IF_ERROR(step_.SetUp(read_, profiler_.get()));
-    return checkpoints_.Restore(options.order);
-  });
-  CAPSTAN_RETURN_IF_ERROR(Agree(group, restored, "set up"));
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(group, CatchAll([&] {
+              return step_.SetUp(read_, profiler_.get(), options.order);
+            }),
+            "set up"));
+  CAPSTAN_RETURN_IF_ERROR(checkpoints_.Restore(options.order));
+  CAPSTAN_RETURN_IF_ERROR(CompareStart(session_));
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
   // Only now do all ranks have masters.
   CAPSTAN_RETURN_IF_ERROR(
-      Agree(group, session_.Publish(), "publish parameters"));
+      AgreeAfterCollectives(group, session_.Publish(), "publish parameters"));
   CAPSTAN_ASSIGN_OR_RETURN(finished_before_, FinishedBefore(session_));
   if (finished_before_) return absl::OkStatus();
   std::string note;
@@ -495,25 +620,43 @@ absl::Status Training::SetUp() {
   options.world_size = group.size();
   options.start_position = session_.state.samples;
   options.device = group.device();
-  loader_ = DataLoader::Create(options, *session_.parts.train_data);
+  loader_ = DataLoader::Create(options, session_.train_reader());
   CAPSTAN_RETURN_IF_ERROR(StartReporter(&session_, note));
+  for (const std::string& line : session_.resume_notes) session_.Note(line);
   records_.set_ready_seconds(SecondsSinceStart(session_));
   return absl::OkStatus();
 }
 
+// After a loss spike.
+absl::Status Training::GoBack() {
+  CAPSTAN_RETURN_IF_ERROR(step_.CatchUp());
+  return step_.TakeGoBack() ? checkpoints_.GoBack() : absl::OkStatus();
+}
+
 absl::Status Training::SaveAll() {
   const bool& stopping = session_.stopping;
-  if (!stopping) CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
+  if (!stopping) {
+    const auto activity = Doing("evaluation");
+    CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
+  }
   if (!stopping) CAPSTAN_RETURN_IF_ERROR(divergence_.CheckEnd());
-  if (session_.state.step > 0) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
+  if (session_.state.step > 0) {
+    const auto activity = Doing("saving");
+    CAPSTAN_RETURN_IF_ERROR(checkpoints_.SaveLast());
+  }
   if (stopping) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(checkpoints_.RestoreBest());
-  CAPSTAN_RETURN_IF_ERROR(evaluator_.Sample("after training"));
+  {
+    const auto activity = Doing("sampling");
+    CAPSTAN_RETURN_IF_ERROR(evaluator_.Sample("after training"));
+  }
   return stopping ? absl::OkStatus() : checkpoints_.SaveFinal();
 }
 
 absl::Status Training::Finish() {
   loader_.reset();
+  absl::optional<Watchdog::Activity> activity;
+  activity.emplace(watchdog_.get(), "finishing", session_.state.step);
   CAPSTAN_RETURN_IF_ERROR(SaveAll());
   Reporter* const reporter = session_.reporter.get();
   absl::Status status = WriteProfile();
@@ -525,6 +668,7 @@ absl::Status Training::Finish() {
   CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "write its output"));
   if (session_.stopping) return Stopped();
   // Last, as it may take long: no other rank waits for it.
+  activity.reset();
   if (reporter == nullptr || !session_.config.has_hub_upload()) {
     return absl::OkStatus();
   }
@@ -571,7 +715,14 @@ absl::Status Training::WriteProfile() {
 }  // namespace
 
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank, ReadSums read) {
-  return Training(job, rank, read).Run();
+  const FaultPoint::Counts counts = FaultPoint::Arm(rank.rank);
+  const Launch& launch = job->loaded.config.launch();
+  return Training(job,
+                  launch.binding() == Launch::UNBOUND
+                      ? rank
+                      : BindToCores(rank, job->gpus),
+                  read)
+      .Run();
 }
 
 }  // namespace capstan

@@ -2,13 +2,13 @@
 //
 // `trainer llada`, for scripts written for the flags of LLaDA's Python script:
 // translates them into a config and runs it.
-#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "datasets/llada_windows/window_data.h"
 #include "plugins/sdk/command.h"
@@ -17,8 +17,6 @@
 
 namespace capstan {
 namespace {
-
-namespace fs = std::filesystem;
 
 // The scripts' fixed settings: mean over the masked tokens, AdamW with decay
 // 0.01 on all weights, gradients clipped to norm 1, warm-up for a tenth of the
@@ -138,7 +136,7 @@ class LladaCommand : public Command {
 
   absl::Status CheckModel(const CommandHost& host,
                           const std::string& folder) const {
-    if (fs::is_directory(folder)) return absl::OkStatus();
+    if (IsFolder(folder)) return absl::OkStatus();
     return FieldError(
         "--model_name",
         absl::StrCat(model_name_, " is not a folder",

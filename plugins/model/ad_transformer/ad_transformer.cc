@@ -40,7 +40,7 @@ constexpr int64_t kMostOfAByte = 255;
 absl::Status Check(const Sizes& s) {
   ConfigCheck check;
   check.Size("embedding", s.embedding, 1 << 20);
-  check.Size("layers", s.layers, 1 << 16);
+  check.Size("layers", s.layers, ConfigCheck::kMostLayers);
   check.Size("heads", s.heads, 1 << 16);
   check.Size("feed_forward", s.feed_forward, 1 << 24);
   check.Size("n_transit", s.n_transit, 1 << 20);

@@ -12,6 +12,13 @@ void ConfigCheck::Size(const char* key, int64_t value, int64_t most) {
   Fail(key, absl::StrCat("must be from 1 to ", most, ", is ", value));
 }
 
+void ConfigCheck::Total(const char* key, double parameters) {
+  constexpr double kMost = 1e15;
+  if (parameters <= kMost) return;
+  Fail(key, absl::StrCat("makes, with the other sizes, a model of ", parameters,
+                         " parameters; at most ", kMost, " are possible"));
+}
+
 void ConfigCheck::Positive(const char* key, double value) {
   if (value > 0.0 && value < std::numeric_limits<double>::infinity()) return;
   Fail(key, absl::StrCat("must be greater than 0, is ", value));

@@ -29,7 +29,14 @@ class ConfigCheck {
   // So that the product of two sizes fits an int64.
   static constexpr int64_t kMostOfASize = std::numeric_limits<int32_t>::max();
 
+  // Far beyond any model's: each layer has names and tensors, which are made
+  // before a file says whether it has them.
+  static constexpr int64_t kMostLayers = 1 << 14;
+
   void Size(const char* key, int64_t value, int64_t most = kMostOfASize);
+  // Fails if that many parameters, the model's, are more than any machine
+  // holds; below, products of sizes fit an int64. Blames the key.
+  void Total(const char* key, double parameters);
   void Positive(const char* key, double value);
   void Rate(const char* key, double value);  // in [0, 1)
   // Checks the id if it is set.

@@ -51,9 +51,17 @@ absl::Status CheckSizes(const Config& c) {
   check.Size("vocab_size", c.vocab_size());
   check.Size("hidden_size", c.hidden_size());
   check.Size("intermediate_size", c.intermediate_size());
-  check.Size("num_hidden_layers", c.num_hidden_layers());
+  check.Size("num_hidden_layers", c.num_hidden_layers(),
+             ConfigCheck::kMostLayers);
   check.Size("num_attention_heads", c.num_attention_heads());
   check.Size("max_sequence_length", c.max_sequence_length());
+  const double hidden = static_cast<double>(c.hidden_size());
+  check.Total("hidden_size",
+              hidden * (static_cast<double>(c.num_hidden_layers()) *
+                            (4.0 * hidden +
+                             2.0 * static_cast<double>(c.intermediate_size())) +
+                        2.0 * static_cast<double>(c.vocab_size()) +
+                        static_cast<double>(c.max_sequence_length())));
   if (!check.ok()) return check.status();
   if (c.hidden_size() % c.num_attention_heads() != 0) {
     check.Fail(

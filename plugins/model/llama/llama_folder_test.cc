@@ -254,6 +254,15 @@ TEST_F(LlamaFolderTest, WrongConfigsNameFileAndKey) {
         j.erase("head_dim");
       },
       {"hidden_size", "divisible"});
+  ExpectConfigError([](Json& j) { j["num_hidden_layers"] = 2147483647; },
+                    {"num_hidden_layers must be from 1 to 16384"});
+  ExpectConfigError(
+      [](Json& j) {
+        j["hidden_size"] = 2147483646;
+        j["intermediate_size"] = 2147483647;
+        j["head_dim"] = 2147483646;
+      },
+      {"hidden_size makes, with the other sizes, a model of"});
   ExpectConfigError([](Json& j) { j = Json::array(); }, {"JSON object"});
   Write(folder_ + "/config.json", "{");
   EXPECT_FALSE(CreateFromFolder().ok());

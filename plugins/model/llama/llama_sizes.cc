@@ -33,17 +33,31 @@ void FillHeads(LlamaConfig* c, ConfigCheck* check) {
   c->head_dim = c->hidden_size / c->num_attention_heads;
 }
 
+// In floating point, which doesn't overflow.
+double ParameterCount(const LlamaConfig& c) {
+  const double hidden = static_cast<double>(c.hidden_size);
+  const double heads = 2.0 * (static_cast<double>(c.num_attention_heads) +
+                              static_cast<double>(c.num_key_value_heads));
+  const double layer =
+      hidden * (heads * static_cast<double>(c.head_dim) +
+                3.0 * static_cast<double>(c.intermediate_size));
+  return static_cast<double>(c.num_hidden_layers) * layer +
+         2.0 * hidden * static_cast<double>(c.vocab_size);
+}
+
 void CheckSizes(const LlamaConfig& c, ConfigCheck* check) {
   const LlamaNames& names = *c.names;
   check->Size(names.hidden_size, c.hidden_size);
   check->Size(names.intermediate_size, c.intermediate_size);
-  check->Size(names.num_hidden_layers, c.num_hidden_layers);
+  check->Size(names.num_hidden_layers, c.num_hidden_layers,
+              ConfigCheck::kMostLayers);
   check->Size(names.num_attention_heads, c.num_attention_heads);
   check->Size(names.num_key_value_heads, c.num_key_value_heads);
   check->Size(names.head_dim == nullptr ? names.hidden_size : names.head_dim,
               c.head_dim);
   check->Size("vocab_size", c.vocab_size);
   check->Size(names.max_position_embeddings, c.max_position_embeddings);
+  check->Total(names.hidden_size, ParameterCount(c));
 }
 
 // Checks that heads can be rotated.

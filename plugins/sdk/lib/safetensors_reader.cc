@@ -353,22 +353,26 @@ class Reader final : public SafetensorsReader {
       case c10::ScalarType::Float:
         // An empty `out` may be null.
         if (count > 0) std::memcpy(out, entry.data + 4 * begin, 4 * count);
-        return absl::OkStatus();
+        break;
       case c10::ScalarType::BFloat16:
         ConvertToFloat<c10::BFloat16>(entry.data + 2 * begin, count, out);
-        return absl::OkStatus();
+        break;
       case c10::ScalarType::Half:
         ConvertToFloat<c10::Half>(entry.data + 2 * begin, count, out);
-        return absl::OkStatus();
+        break;
       case c10::ScalarType::Double:
         ConvertToFloat<double>(entry.data + 8 * begin, count, out);
-        return absl::OkStatus();
+        break;
       default:
         return absl::InvalidArgumentError(absl::StrCat(
             entry.file, ": tensor '", name, "' is ",
             SafetensorsDtypeName(entry.dtype).value_or("of another type"),
             "; want F32, F16, BF16 or F64"));
     }
+    const auto file = std::find_if(
+        files_.begin(), files_.end(),
+        [&entry](const auto& f) { return f->path() == entry.file; });
+    return (*file)->Check();
   }
 
  private:

@@ -16,6 +16,8 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -242,6 +244,22 @@ TEST(SafetensorsTest, TruncationAnywhereIsAnError) {
     EXPECT_NE(OpenErrorOfBytes(whole.substr(0, size)), "") << size;
   }
   EXPECT_EQ(OpenErrorOfBytes(whole), "");
+}
+
+// It ended the process, without the file's name.
+TEST(SafetensorsTest, AFileThatIsCutWhileItIsReadIsAnError) {
+  const std::string path = NewFolder() + "/cut.safetensors";
+  const int n = 100000;
+  WriteFile(path, FileBytes(absl::StrCat("{\"a\":", F32(n, 0, 4 * n), "}"),
+                            std::string(4 * n, 'x')));
+  const auto reader = SafetensorsReader::Open(path);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::vector<float> values(n);
+  ASSERT_TRUE((*reader)->ReadFloats("a", 0, n, values.data()).ok());
+  ASSERT_EQ(truncate(path.c_str(), 10000), 0);
+  const absl::Status status = (*reader)->ReadFloats("a", 0, n, values.data());
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path));
 }
 
 TEST(SafetensorsTest, Folders) {

@@ -35,7 +35,7 @@ struct HostMessage {
 // `on_error`.
 class HostLinks {
  public:
-  static constexpr int kTags = 1 << 20;
+  static constexpr int kTags = 1 << 28;
 
   // `backend` connects the leaders: a rank of it is a host. `names` are the
   // leaders' ranks in the run, for messages. `on_error` is called once, on

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+#include "base/crc32c.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -26,17 +28,44 @@ void HostSteps::After(int step, int other, int lag) {
   }
 }
 
-absl::Status HostPipeline::Run(const HostSteps& steps, int64_t blocks) {
+namespace {
+
+// Different for different calls, most likely.
+int TagOf(const CollectiveCall& call) {
+  static_assert(sizeof(call) == 56, "it has no gaps");
+  const uint32_t hash = Crc32c(
+      absl::string_view(reinterpret_cast<const char*>(&call), sizeof(call)));
+  return static_cast<int>(hash % (HostLinks::kTags / HostPipeline::kTags)) *
+         HostPipeline::kTags;
+}
+
+}  // namespace
+
+absl::Status HostPipeline::Run(const CollectiveCall& call,
+                               const HostSteps& steps, int64_t blocks) {
   CHECK_LE(steps.steps_.size(), static_cast<size_t>(kMaxSteps));
   // The others may still read from the slots, and the leader send from them.
   for (int rank = 0; rank < meeting_->size(); ++rank) {
     CAPSTAN_RETURN_IF_ERROR(meeting_->Await(rank, kEnded, ended_));
   }
+  meeting_->Call(ended_, call);
+  meeting_->Publish(kBegun, ended_ + 1);
+  tag_ = TagOf(call);
   std::vector<int64_t> begun(steps.steps_.size());
   std::vector<ShmCondition> missing;
+  bool checked = false;
   while (true) {
     bool went_on = false;
     missing.clear();
+    if (!checked) {
+      const int lagging = meeting_->Lagging(kBegun, ended_ + 1);
+      if (lagging >= 0) {
+        missing.push_back({lagging, kBegun, ended_ + 1});
+      } else {
+        CAPSTAN_RETURN_IF_ERROR(meeting_->CheckCalls(ended_));
+        checked = true;
+      }
+    }
     CAPSTAN_RETURN_IF_ERROR(GoOn(steps, blocks, &begun, &went_on, &missing));
     if (went_on) continue;
     if (missing.empty()) break;
@@ -95,7 +124,12 @@ absl::Status HostPipeline::Do(const HostSteps& steps, int step, int64_t k) {
     meeting_->Publish(stage, count);
     return absl::OkStatus();
   }
-  return links_->Start(taken.stream, taken.messages(k), [this, stage, count] {
+  std::vector<HostMessage> messages = taken.messages(k);
+  for (HostMessage& message : messages) {
+    CHECK_LT(message.tag, kTags);
+    message.tag += tag_;
+  }
+  return links_->Start(taken.stream, messages, [this, stage, count] {
     meeting_->Publish(stage, count);
   });
 }

@@ -55,15 +55,23 @@ class HostSteps {
 // ShmMeeting::AwaitAny's and HostLinks'.
 class HostPipeline {
  public:
-  static constexpr int kMaxSteps = kShmStages - 1;
+  static constexpr int kMaxSteps = kShmStages - 2;
+  // Of a step's messages.
+  static constexpr int kTags = 1 << 12;
 
-  // Not owned. `links` is null unless this rank leads the host: is rank 0 of
-  // `meeting`.
-  HostPipeline(ShmMeeting* meeting, HostLinks* links)
-      : meeting_(meeting), links_(links) {}
+  // Not owned.
+  explicit HostPipeline(ShmMeeting* meeting) : meeting_(meeting) {}
 
-  // Does `blocks` blocks. All slots are free at the beginning.
-  absl::Status Run(const HostSteps& steps, int64_t blocks);
+  // Not owned; null unless this rank leads the host: is rank 0 of `meeting`.
+  void set_links(HostLinks* links) { links_ = links; }
+
+  // Does `blocks` blocks. All slots are free at the beginning. INTERNAL unless
+  // all ranks of the host make the same call; messages of hosts whose ranks
+  // don't never meet.
+  absl::Status Run(const CollectiveCall& call, const HostSteps& steps,
+                   int64_t blocks);
+  // As at first, as ShmMeeting::Reset.
+  void Reset() { base_ = ended_ = 0; }
 
   // The number for ShmSegment::slot of the current collective's block 0.
   uint64_t base() const { return base_; }
@@ -72,6 +80,8 @@ class HostPipeline {
   // Stages of the meeting: collectives ended, then each step.
   static constexpr ShmStage kEnded = static_cast<ShmStage>(0);
   static ShmStage StageOf(int step) { return static_cast<ShmStage>(1 + step); }
+  // Collectives begun: their calls can be compared.
+  static constexpr ShmStage kBegun = static_cast<ShmStage>(kShmStages - 1);
 
   // Does the next block of each step that can. Where none can, `missing` says
   // what they wait for.
@@ -84,7 +94,8 @@ class HostPipeline {
   absl::Status Do(const HostSteps& steps, int step, int64_t k);
 
   ShmMeeting* const meeting_;
-  HostLinks* const links_;
+  HostLinks* links_ = nullptr;
+  int tag_ = 0;         // the current collective's part of its messages' tags
   uint64_t base_ = 0;   // blocks of all earlier collectives
   uint64_t ended_ = 0;  // collectives
 };

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
+
 namespace capstan {
 namespace {
 
@@ -46,19 +48,66 @@ std::vector<int> LeaderNames(const HostLayout& layout,
 
 HostsCollectives::HostsCollectives(HostLayout layout, std::vector<int> names,
                                    std::unique_ptr<ShmMeeting> meeting,
-                                   c10::intrusive_ptr<c10d::Backend> backend)
+                                   Connect connect,
+                                   std::shared_ptr<HostFailures> failures,
+                                   c10::intrusive_ptr<c10d::Store> store)
     : layout_(std::move(layout)),
       names_(std::move(names)),
       meeting_(std::move(meeting)),
-      links_(backend == nullptr
-                 ? nullptr
-                 : std::make_unique<HostLinks>(
-                       std::move(backend), LeaderNames(layout_, names_),
-                       [meeting = meeting_.get()](const absl::Status& status) {
-                         meeting->Stop(status);
-                       })),
-      pipeline_(meeting_.get(), links_.get()) {
-  CHECK_EQ(links_ != nullptr, layout_.is_leader());
+      connect_(std::move(connect)),
+      owns_failures_(failures == nullptr),
+      failures_(owns_failures_ ? std::make_shared<HostFailures>(
+                                     std::move(store), meeting_.get())
+                               : std::move(failures)),
+      pipeline_(meeting_.get()) {
+  ConnectLinks();
+}
+
+void HostsCollectives::ConnectLinks() {
+  if (!layout_.is_leader() || links_ != nullptr) return;
+  links_ = std::make_unique<HostLinks>(
+      connect_(failures_->epoch()), LeaderNames(layout_, names_),
+      [meeting = meeting_.get(),
+       failures = failures_](const absl::Status& status) {
+        // The other end may have closed for a failure that all survive.
+        if (!failures->Look()) meeting->Stop(status);
+      });
+  pipeline_.set_links(links_.get());
+}
+
+void HostsCollectives::Reset() {
+  meeting_->Reset();
+  pipeline_.Reset();
+  sequence_ = 0;
+  pipeline_.set_links(nullptr);
+  links_.reset();
+  if (owns_failures_) failures_->NextEpoch();
+}
+
+CollectiveCall HostsCollectives::Next(const char* operation, int64_t size,
+                                      c10::ScalarType type, int root) {
+  return MakeCall(++sequence_, operation, size, type, root);
+}
+
+absl::Status HostsCollectives::Run(const CollectiveCall& call,
+                                   const HostSteps& steps, int64_t blocks) {
+  // Of any host, which the leader may see as a closed connection only.
+  const auto failure = [this]() -> absl::Status {
+    if (!layout_.is_leader() || !failures_->Look()) return absl::OkStatus();
+    const absl::optional<PhaseFailure> found = meeting_->root().Failure();
+    return absl::AbortedError(found.has_value() ? found->why : "it failed");
+  };
+  if (layout_.is_leader() && links_ == nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(failure());
+    try {
+      ConnectLinks();
+    } catch (...) {
+      return absl::UnavailableError(CurrentExceptionToStatus().message());
+    }
+  }
+  const absl::Status status = pipeline_.Run(call, steps, blocks);
+  if (absl::IsUnavailable(status)) CAPSTAN_RETURN_IF_ERROR(failure());
+  return status;
 }
 
 void HostsCollectives::Leave() {
@@ -121,7 +170,7 @@ absl::Status HostsCollectives::AllReduce(char* data, int64_t size,
   const Reduction reduction = {
       data, blocks, sum,
       layout_.segments().size() == 2 && layout_.segments()[0].size() == 1};
-  return Reduce(reduction, [&](int64_t k) {
+  return Reduce(Next("all-reduce", size, type), reduction, [&](int64_t k) {
     std::memcpy(data + k * blocks.block * width, result(k),
                 blocks.ColumnsOf(k) * width);
   });
@@ -137,14 +186,15 @@ absl::Status HostsCollectives::ReduceScatter(char* output, const char* input,
   const Reduction reduction = {
       input, blocks, sum,
       layout_.segments().size() == 2 && layout_.segments()[0].size() == 1};
-  return Reduce(reduction, [&](int64_t k) {
+  return Reduce(Next("reduce-scatter", size, type), reduction, [&](int64_t k) {
     const int64_t bytes = blocks.ColumnsOf(k) * width;
     std::memcpy(output + k * blocks.block * width,
                 result(k) + layout_.position(rank()) * bytes, bytes);
   });
 }
 
-absl::Status HostsCollectives::Reduce(const Reduction& reduction,
+absl::Status HostsCollectives::Reduce(const CollectiveCall& call,
+                                      const Reduction& reduction,
                                       const Take& take) {
   HostSteps steps;
   const int post = steps.AddLocal([&](int64_t k) { Post(reduction, k); });
@@ -158,7 +208,7 @@ absl::Status HostsCollectives::Reduce(const Reduction& reduction,
     if (s == last) last_sum = sum;
   }
   AddReturn(reduction.blocks, segments[last].host, last_sum, take, &steps);
-  return pipeline_.Run(steps, reduction.blocks.count());
+  return Run(call, steps, reduction.blocks.count());
 }
 
 int HostsCollectives::AddSegment(const Reduction& reduction, int segment,
@@ -356,7 +406,7 @@ absl::Status HostsCollectives::AllReduceAtHost0(char* data, int64_t size,
   // In place: `data` is posted first.
   steps.After(take, post);
   steps.After(take, ready);
-  return pipeline_.Run(steps, 1);
+  return Run(Next("all-reduce", size, type), steps, 1);
 }
 
 absl::Status HostsCollectives::AllGather(char* output, const char* input,
@@ -409,7 +459,8 @@ absl::Status HostsCollectives::AllGather(char* output, const char* input,
   steps.After(from_below, to_above, kShmSlots);
   steps.After(from_above, take, kShmSlots);
   steps.After(from_above, to_below, kShmSlots);
-  return pipeline_.Run(steps, blocks.count());
+  return Run(Next("all-gather", bytes, c10::ScalarType::Byte), steps,
+             blocks.count());
 }
 
 absl::Status HostsCollectives::Broadcast(char* data, int64_t bytes, int root) {
@@ -428,7 +479,8 @@ absl::Status HostsCollectives::Broadcast(char* data, int64_t bytes, int root) {
     std::memcpy(data + k * blocks.block, result(k), blocks.ColumnsOf(k));
   };
   AddReturn(blocks, from, post, take, &steps);
-  return pipeline_.Run(steps, blocks.count());
+  return Run(Next("broadcast", bytes, c10::ScalarType::Byte, root), steps,
+             blocks.count());
 }
 
 }  // namespace capstan

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "trainer/process_group/hosts/host_failures.h"
 #include "trainer/process_group/hosts/host_layout.h"
 #include "trainer/process_group/hosts/host_links.h"
 #include "trainer/process_group/hosts/host_pipeline.h"
@@ -31,17 +32,23 @@ class HostsCollectives final : public SyncCollectives {
   // Buffers of the meeting's segment for a host of `segments` segments.
   static int Buffers(int segments) { return 1 + segments; }
 
+  // Connects the leaders, by host, after `epoch` failures; throws.
+  using Connect =
+      std::function<c10::intrusive_ptr<c10d::Backend>(int64_t epoch)>;
+
   // `names` are the ranks' numbers in the run. `meeting` is of this host's
-  // ranks, in order, with Buffers(). `backend` connects the leaders, by host;
-  // null on other ranks.
+  // ranks, in order, with Buffers(). `connect` is called by leaders, at once
+  // and anew when first needed after a failure. `failures`: null for a group
+  // that has its own, made of `store`.
   HostsCollectives(HostLayout layout, std::vector<int> names,
-                   std::unique_ptr<ShmMeeting> meeting,
-                   c10::intrusive_ptr<c10d::Backend> backend);
+                   std::unique_ptr<ShmMeeting> meeting, Connect connect,
+                   std::shared_ptr<HostFailures> failures,
+                   c10::intrusive_ptr<c10d::Store> store);
 
   // The links' threads tell the pipeline: they end first.
-  ~HostsCollectives() override {
-    if (links_ != nullptr) links_->Close();
-  }
+  ~HostsCollectives() override { Disconnect(); }
+
+  const std::shared_ptr<HostFailures>& failures() const { return failures_; }
 
   int rank() const override { return layout_.rank(); }
   int size() const override { return layout_.size(); }
@@ -57,6 +64,14 @@ class HostsCollectives final : public SyncCollectives {
   absl::Status Broadcast(char* data, int64_t bytes, int root) override;
   void Leave() override;
   void Stop() override { meeting_->Stop(); }
+  ShmMeeting* meeting() override { return meeting_.get(); }
+  void TellHosts(const PhaseFailure& failure) override {
+    failures_->Tell(failure);
+  }
+  void Disconnect() override {
+    if (links_ != nullptr) links_->Close();
+  }
+  void Reset() override;
 
  private:
   struct Range {
@@ -98,7 +113,8 @@ class HostsCollectives final : public SyncCollectives {
 
   // Sums; calls `take` once the result, or this host's rows of it, is in
   // result().
-  absl::Status Reduce(const Reduction& reduction, const Take& take);
+  absl::Status Reduce(const CollectiveCall& call, const Reduction& reduction,
+                      const Take& take);
   // A few elements: every host sends its ranks' values to host 0.
   absl::Status AllReduceAtHost0(char* data, int64_t size, c10::ScalarType type);
 
@@ -136,11 +152,23 @@ class HostsCollectives final : public SyncCollectives {
   }
   int local() const { return layout_.local(rank()); }
 
+  // Makes links_ on a leader that has none; throws what connect_ throws.
+  void ConnectLinks();
+  // This rank's next collective.
+  CollectiveCall Next(const char* operation, int64_t size, c10::ScalarType type,
+                      int root = -1);
+  absl::Status Run(const CollectiveCall& call, const HostSteps& steps,
+                   int64_t blocks);
+
   const HostLayout layout_;
   const std::vector<int> names_;
   const std::unique_ptr<ShmMeeting> meeting_;
-  const std::unique_ptr<HostLinks> links_;
+  const Connect connect_;
+  const bool owns_failures_;
+  const std::shared_ptr<HostFailures> failures_;
+  std::unique_ptr<HostLinks> links_;
   HostPipeline pipeline_;
+  int64_t sequence_ = 0;
 };
 
 }  // namespace capstan

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/hosts/hosts_group.h"
 
-#include <glog/logging.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/process_group/async_group.h"
 #include "trainer/process_group/communication_meter.h"
@@ -26,6 +25,7 @@
 #include "trainer/process_group/shm/shm_group.h"
 #include "trainer/process_group/shm/shm_join.h"
 #include "trainer/process_group/single_group.h"
+#include "trainer/watch/ledger.h"
 
 namespace capstan {
 namespace {
@@ -44,6 +44,10 @@ struct Creation {
   BackendGroup::Connect connect;
   std::string prefix;  // of the group's keys, for `connect`
   std::shared_ptr<CommunicationMeter> meter;
+  c10::intrusive_ptr<c10d::Store> store;
+  // Of the whole group, or null for itself.
+  AsyncGroup* parent = nullptr;
+  std::shared_ptr<HostFailures> failures;
 };
 
 // Creates the group of `members`, of which this rank is one. Called by all
@@ -53,13 +57,15 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
 
 class HostsGroup final : public AsyncGroup {
  public:
-  HostsGroup(std::unique_ptr<HostsCollectives> collectives,
-             std::vector<int> hosts, BackendGroup::Connect connect,
-             std::string prefix, std::shared_ptr<CommunicationMeter> meter)
-      : AsyncGroup(std::move(collectives), "shm+gloo", std::move(meter)),
+  HostsGroup(std::shared_ptr<HostFailures> failures,
+             std::unique_ptr<HostsCollectives> collectives,
+             std::vector<int> hosts, Creation creation)
+      : AsyncGroup(std::move(collectives), "shm+gloo",
+                   std::move(creation.meter), creation.parent),
         hosts_(std::move(hosts)),
-        connect_(std::move(connect)),
-        prefix_(std::move(prefix)) {}
+        connect_(std::move(creation.connect)),
+        prefix_(std::move(creation.prefix)),
+        failures_(std::move(failures)) {}
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
 
@@ -67,6 +73,7 @@ class HostsGroup final : public AsyncGroup {
   const std::vector<int> hosts_;  // by rank
   const BackendGroup::Connect connect_;
   const std::string prefix_;
+  const std::shared_ptr<HostFailures> failures_;
   int splits_ = 0;
 };
 
@@ -78,7 +85,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HostsGroup::Split(int color) {
   return CreateGroup(
       std::move(members),
       {rank(), [this](const std::string& text) { return ExchangeTexts(text); },
-       connect_, prefix, std::make_shared<CommunicationMeter>(meter())});
+       connect_, prefix, std::make_shared<CommunicationMeter>(meter()),
+       /*store=*/nullptr, /*parent=*/this, failures_});
 }
 
 std::vector<int> HostsOf(const std::vector<Member>& members) {
@@ -122,22 +130,28 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ConnectHosts(
   if (meeting == nullptr) {
     CAPSTAN_ASSIGN_OR_RETURN(meeting, MeetAlone(name));
   }
-  c10::intrusive_ptr<c10d::Backend> backend;
+  const HostsCollectives::Connect connect =
+      [connect = creation.connect, prefix = creation.prefix,
+       host = layout.host(), hosts = layout.hosts()](int64_t epoch) {
+        // What an earlier connection has left mustn't be taken for this one's.
+        return connect(
+            epoch == 0 ? prefix : absl::StrCat(prefix, "/again", epoch), host,
+            hosts);
+      };
+  std::unique_ptr<HostsCollectives> collectives;
   try {
-    if (layout.is_leader()) {
-      backend =
-          creation.connect(creation.prefix, layout.host(), layout.hosts());
-    }
+    collectives = std::make_unique<HostsCollectives>(
+        layout, names, std::move(meeting), connect, creation.failures,
+        creation.store);
   } catch (...) {
-    return absl::UnavailableError(
+    return LostPeerError(
         absl::StrCat("rank ", name, " could not connect to the other hosts' ",
                      "ranks with Gloo (GLOO_SOCKET_IFNAME names the network ",
                      "interface): ", CurrentExceptionToStatus().message()));
   }
+  auto failures = collectives->failures();
   auto group = std::make_unique<HostsGroup>(
-      std::make_unique<HostsCollectives>(layout, names, std::move(meeting),
-                                         std::move(backend)),
-      HostsOf(members), creation.connect, creation.prefix, creation.meter);
+      std::move(failures), std::move(collectives), HostsOf(members), creation);
   CAPSTAN_RETURN_IF_ERROR(group->Barrier());
   return group;
 }
@@ -163,38 +177,30 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
       ShmJoined joined,
       JoinShmMeeting(locals, creation.place, buffers, creation.exchange));
   if (!joined.problem.ok()) {
-    LOG(INFO) << "rank " << members[rank].name
-              << " can't share memory with the other ranks of its host, "
-                 "which then use Gloo: "
-              << joined.problem.message();
+    // Slower, and otherwise nothing would show it.
+    std::cerr << absl::StrCat(
+        "NOTE: rank ", members[rank].name,
+        " can't share memory with the other ranks of its host, which then use "
+        "Gloo: ",
+        std::string(joined.problem.message()), "\n");
   }
   if (members.size() == 1) return CreateSingleGroup(at::kCPU);
   Separate(joined.can_share, &members);
   const HostLayout layout(rank, HostsOf(members));
   if (layout.hosts() == 1) {
-    return CreateShmGroup(std::move(joined.meeting), creation.meter);
+    return CreateShmGroup(std::move(joined.meeting), creation.meter,
+                          creation.parent);
   }
   return ConnectHosts(layout, std::move(joined.meeting), members, creation);
 }
 
 constexpr char kFlat[] = "gloo";
 
-// Equal for processes that can open each other's files under /proc; kFlat if a
-// flat group is wanted.
+// HostKey; kFlat if a flat group is wanted.
 std::string HostText(int rank) {
   const char* choice = getenv("CAPSTAN_CPU_COLLECTIVES");
   if (choice != nullptr && std::string(choice) == "gloo") return kFlat;
-  const char* id = getenv("CAPSTAN_HOST_ID");
-  if (id != nullptr && *id != '\0') return absl::StrCat("host ", id);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char name[256] = {};
-  struct stat processes = {};
-  if (boot.empty() || gethostname(name, sizeof(name) - 1) != 0 ||
-      stat("/proc/self/ns/pid", &processes) != 0) {
-    return absl::StrCat("rank ", rank);
-  }
-  return absl::StrCat(boot, " ", name, " ", processes.st_ino, " ", geteuid());
+  return HostKey(rank);
 }
 
 ExchangeFunction ExchangeThrough(c10d::Store* store, const RankInfo& info) {
@@ -223,8 +229,9 @@ ExchangeFunction ExchangeThrough(c10d::Store* store, const RankInfo& info) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHostsGroup(
-    const RankInfo& info, c10d::Store* store, BackendGroup::Connect connect) {
-  const ExchangeFunction exchange = ExchangeThrough(store, info);
+    const RankInfo& info, const c10::intrusive_ptr<c10d::Store>& store,
+    BackendGroup::Connect connect) {
+  const ExchangeFunction exchange = ExchangeThrough(store.get(), info);
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                            exchange(HostText(info.rank)));
   std::map<std::string, int> hosts;
@@ -239,9 +246,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHostsGroup(
   if (layout.MostSegmentsOfAHost() > HostsCollectives::kMaxSegments) {
     return nullptr;
   }
-  return CreateGroup(std::move(members),
-                     {info.rank, exchange, std::move(connect), "hosts",
-                      std::make_shared<CommunicationMeter>()});
+  return CreateGroup(
+      std::move(members),
+      {info.rank, exchange, std::move(connect), "hosts",
+       std::make_shared<CommunicationMeter>(), store, nullptr, nullptr});
 }
 
 }  // namespace capstan

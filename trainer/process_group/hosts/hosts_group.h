@@ -26,7 +26,8 @@ namespace capstan {
 // alternate between hosts too often (HostsCollectives::kMaxSegments): such a
 // run is for a flat group. Throws what the store throws.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHostsGroup(
-    const RankInfo& info, c10d::Store* store, BackendGroup::Connect connect);
+    const RankInfo& info, const c10::intrusive_ptr<c10d::Store>& store,
+    BackendGroup::Connect connect);
 
 }  // namespace capstan
 

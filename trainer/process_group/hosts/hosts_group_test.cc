@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -321,21 +322,22 @@ TEST(HostsGroup, RanksThatCanNotShareMemoryAreHostsOfTheirOwn) {
     CheckCollectives(group.get(), at::kFloat, 5003);
     return absl::OkStatus();
   };
-  EXPECT_EQ(LaunchRanks(4,
-                        [&](const RankInfo& info) -> absl::Status {
-                          unsetenv("CAPSTAN_CPU_COLLECTIVES");
-                          setenv("CAPSTAN_HOST_ID", info.rank < 2 ? "a" : "b",
-                                 1);
-                          if (info.rank != 1) return check(info);
-                          Require(unshare(CLONE_NEWPID) == 0, "unshare");
-                          const pid_t pid = fork();
-                          if (pid == 0) _exit(check(info).ok() ? 0 : 1);
-                          int status = 0;
-                          waitpid(pid, &status, 0);
-                          Require(status == 0, "rank 1 in its namespace");
-                          return absl::OkStatus();
-                        }),
-            0);
+  const auto run = [&](const RankInfo& info) -> absl::Status {
+    unsetenv("CAPSTAN_CPU_COLLECTIVES");
+    setenv("CAPSTAN_HOST_ID", info.rank < 2 ? "a" : "b", 1);
+    if (info.rank != 1) return check(info);
+    Require(unshare(CLONE_NEWPID) == 0, "unshare");
+    const pid_t pid = fork();
+    if (pid == 0) _exit(check(info).ok() ? 0 : 1);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    Require(status == 0, "rank 1 in its namespace");
+    return absl::OkStatus();
+  };
+  std::string text;
+  EXPECT_EQ(WithErrors([&] { return LaunchRanks(4, run); }, &text), 0) << text;
+  EXPECT_THAT(text, HasSubstr("can't share memory with the other ranks of its "
+                              "host, which then use Gloo"));
 }
 
 TEST(HostsGroup, LeavesInOrder) {
@@ -356,7 +358,7 @@ std::string ErrorOf(const std::function<void()>& collective) {
   std::string message;
   try {
     collective();
-  } catch (const CommunicationError& e) {
+  } catch (const std::exception& e) {
     message = e.what();
   }
   const std::chrono::duration<double> time =
@@ -415,6 +417,38 @@ TEST_P(DeathTest, AKilledRankEndsAllWaits) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("[rank ", rank, "] rank ", rank,
                                              " lost the connection to another "
                                              "rank during all-reduce: rank ")));
+  }
+}
+
+// Ranks of one host are told; nothing of another host's call gets into theirs.
+TEST(HostsGroup, DifferentCollectivesNeverMeet) {
+  for (const bool one_host : {true, false}) {
+    EXPECT_EQ(
+        LaunchRanks(
+            4,
+            [&](const RankInfo& info) -> absl::Status {
+              unsetenv("CAPSTAN_CPU_COLLECTIVES");
+              setenv("CAPSTAN_HOST_ID", info.rank < 2 ? "0" : "1", 1);
+              CAPSTAN_ASSIGN_OR_RETURN(auto group, CreateProcessGroup(info, 0));
+              const bool other = one_host ? info.rank == 1 : info.rank > 1;
+              const std::string told = ErrorOf([&] {
+                if (!one_host && info.rank == 3) {
+                  // Nobody would end it.
+                  usleep(500000);
+                  throw std::runtime_error("enough");
+                }
+                group->AllReduce(at::full({other ? 900 : 1000}, 1, at::kFloat))
+                    ->Wait();
+              });
+              const bool named = absl::StrContains(
+                  told,
+                  "rank 1 calls all-reduce of 900 float32 as its "
+                  "collective 2, rank 0 all-reduce of 1000 float32");
+              Require(!told.empty(), "it ends");
+              Require(named == (one_host && info.rank < 2), told);
+              return absl::OkStatus();
+            }),
+        0);
   }
 }
 

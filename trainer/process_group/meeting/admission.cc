@@ -89,13 +89,45 @@ absl::optional<Refusal> Admission::JudgeProof(const Hello& hello,
   return absl::nullopt;
 }
 
-std::string Admission::Missing() const {
+void Admission::Leave(int rank) {
+  if (!ranks_[rank].has_value()) return;
+  ranks_[rank].reset();
+  --joined_;
+}
+
+std::vector<int> Admission::MissingHosts(int ranks_per_host) const {
+  std::vector<int> hosts;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const int host = static_cast<int>(rank) / ranks_per_host;
+    if (ranks_[rank].has_value() || (!hosts.empty() && hosts.back() == host)) {
+      continue;
+    }
+    hosts.push_back(host);
+  }
+  return hosts;
+}
+
+std::vector<int> Admission::MissingRanks() const {
   std::vector<int> missing;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].has_value()) missing.push_back(static_cast<int>(rank));
   }
+  return missing;
+}
+
+std::string Admission::Missing() const {
   return absl::StrCat("only ", joined_, " of ", ranks_.size(),
-                      " ranks came; missing: ", ListOfRanks(missing));
+                      " ranks came; missing: ", ListOfRanks(MissingRanks()));
+}
+
+std::string Admission::WhoIsMissing() const {
+  return AreMissing(MissingRanks());
+}
+
+std::string AreMissing(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
+                      ListOfRanks(ranks),
+                      ranks.size() == 1 ? " is missing" : " are missing");
 }
 
 }  // namespace capstan

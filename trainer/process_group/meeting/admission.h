@@ -29,18 +29,28 @@ class Admission {
                                      absl::string_view nonce,
                                      const Proof& proof);
 
+  // A rank that had joined is gone: its place is free.
+  void Leave(int rank);
+
   // Whether a rank of another world size can be but a mistake in this run: its
   // key or token says that it belongs here.
   bool knows_its_ranks() const { return !run_key_.empty() || !token_.empty(); }
   bool complete() const { return joined_ == static_cast<int>(ranks_.size()); }
   // "only 1 of 3 ranks came; missing: 1, 2".
   std::string Missing() const;
+  // "rank 2 is missing", "ranks 1, 2 are missing".
+  std::string WhoIsMissing() const;
+  // Of hosts with `ranks_per_host` ranks each, those of which a rank is
+  // missing.
+  std::vector<int> MissingHosts(int ranks_per_host) const;
 
   // From now on nobody is admitted; all hear why.
   void Fail(const Refusal& why) { failure_ = why; }
   bool failed() const { return failure_.has_value(); }
 
  private:
+  std::vector<int> MissingRanks() const;
+
   const std::string run_key_;
   const std::string token_;
   // By rank; what those who have joined said of themselves.
@@ -54,6 +64,9 @@ std::string RunName(absl::string_view run_key);
 
 // "1, 2, 3 and 1021 more".
 std::string ListOfRanks(const std::vector<int>& ranks);
+
+// "rank 2 is missing", "ranks 1, 2 are missing".
+std::string AreMissing(const std::vector<int>& ranks);
 
 }  // namespace capstan
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/meeting/agent_store.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -17,6 +18,7 @@
 #include "trainer/process_group/meeting/admission.h"
 #include "trainer/process_group/meeting/listen.h"
 #include "trainer/process_group/meeting/network.h"
+#include "trainer/process_group/meeting/wait_notes.h"
 
 namespace capstan {
 namespace {
@@ -56,21 +58,39 @@ std::vector<int> MissingRanks(const RankInfo& info, c10d::Store* store) {
   return missing;
 }
 
-// False if some rank doesn't join in time.
-bool Joined(const RankInfo& info, std::chrono::milliseconds timeout,
-            c10d::Store* store) {
-  store->set(RankKey(info.rank), std::vector<uint8_t>{1});
-  if (store->add(kJoined, 1) == info.world_size) {
-    store->set(kAll, std::vector<uint8_t>{1});
-    return true;
-  }
+// Whether all have joined by `deadline`.
+bool AwaitAll(Deadline deadline, c10d::Store* store) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+      deadline - MeetingClock::now());
   try {
-    store->wait({kAll}, timeout);
+    store->wait({kAll}, std::max(left, std::chrono::milliseconds(1)));
   } catch (const std::exception&) {
     // If the store is gone, this throws the reason.
     return store->check({kAll});
   }
   return true;
+}
+
+// False if some rank doesn't join in time.
+bool Joined(const RankInfo& info, std::chrono::milliseconds timeout,
+            c10d::Store* store) {
+  const Deadline deadline = MeetingClock::now() + timeout;
+  WaitNotes notes;
+  store->set(RankKey(info.rank), std::vector<uint8_t>{1});
+  if (store->add(kJoined, 1) == info.world_size) {
+    store->set(kAll, std::vector<uint8_t>{1});
+    return true;
+  }
+  // One rank of a host speaks for all.
+  while (info.local_rank == 0 && notes.next() < deadline) {
+    if (AwaitAll(notes.next(), store)) return true;
+    notes.SayIfDue([&] {
+      return absl::StrCat("rank ", info.rank, " waits for the others at ",
+                          Address(info), " (",
+                          AreMissing(MissingRanks(info, store)), ")");
+    });
+  }
+  return AwaitAll(deadline, store);
 }
 
 // This host's address in the traffic between the ranks.
@@ -104,6 +124,8 @@ absl::StatusOr<Meeting> MeetAtAgent(const RankInfo& info,
   try {
     Meeting meeting;
     meeting.store = OpenStore(info, timeout);
+    // Before the others count on this rank.
+    CAPSTAN_ASSIGN_OR_RETURN(const SocketAddress host, HostAddress(info));
     if (!Joined(info, timeout, meeting.store.get())) {
       const std::vector<int> missing = MissingRanks(info, meeting.store.get());
       return absl::UnavailableError(absl::StrCat(
@@ -111,7 +133,6 @@ absl::StatusOr<Meeting> MeetAtAgent(const RankInfo& info,
           Address(info), ": only ", info.world_size - missing.size(), " of ",
           info.world_size, " ranks came; missing: ", ListOfRanks(missing)));
     }
-    CAPSTAN_ASSIGN_OR_RETURN(const SocketAddress host, HostAddress(info));
     meeting.host_address = host.host();
     meeting.interface = InterfaceOf(host);
     return meeting;

@@ -16,6 +16,8 @@ namespace {
 
 // How long rank 0 may take to say that time is up.
 constexpr std::chrono::seconds kSlack{5};
+// Between calls of AwaitAll's `waiting`.
+constexpr std::chrono::milliseconds kPause{500};
 
 absl::Status StatusOf(const Refusal& refusal) {
   switch (refusal.reason) {
@@ -24,10 +26,13 @@ absl::Status StatusOf(const Refusal& refusal) {
     case RefusalReason::kOtherVersion:
       return absl::NotFoundError(refusal.text);
     case RefusalReason::kRankTaken:
+      return absl::AlreadyExistsError(refusal.text);
     case RefusalReason::kWorldSize:
       return absl::FailedPreconditionError(refusal.text);
     case RefusalReason::kTimedOut:
       return absl::DeadlineExceededError(refusal.text);
+    case RefusalReason::kHostsGone:
+      return absl::OutOfRangeError(refusal.text);
     case RefusalReason::kRankLost:
       break;
   }
@@ -129,8 +134,17 @@ MeetingClient::~MeetingClient() {
       .IgnoreError();
 }
 
-absl::StatusOr<Met> MeetingClient::AwaitAll(Deadline deadline) {
-  const absl::StatusOr<std::string> payload = Receive(deadline + kSlack);
+absl::StatusOr<Met> MeetingClient::AwaitAll(
+    Deadline deadline, const std::function<void()>& waiting) {
+  absl::StatusOr<std::string> payload;
+  while (true) {
+    const Deadline now = MeetingClock::now();
+    const Deadline end = deadline + kSlack;
+    const bool pauses = waiting != nullptr && now + kPause < end;
+    payload = Receive(pauses ? now + kPause : end);
+    if (!pauses || !absl::IsDeadlineExceeded(payload.status())) break;
+    waiting();
+  }
   if (absl::IsDeadlineExceeded(payload.status())) {
     return absl::UnavailableError("rank 0 no longer answers");
   }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -52,9 +53,11 @@ class MeetingClient {
   // From now on this end may close without the others taking it for a loss.
   void MayLeave() { may_leave_ = true; }
 
-  // Blocks until all ranks have joined; call once, first. Errors as Knock's;
-  // the message of DEADLINE_EXCEEDED says who is missing.
-  absl::StatusOr<Met> AwaitAll(Deadline deadline);
+  // Blocks until all ranks have joined; call once, first. Calls `waiting`, if
+  // given, about once in half a second. Errors as Knock's; the message of
+  // DEADLINE_EXCEEDED says who is missing.
+  absl::StatusOr<Met> AwaitAll(Deadline deadline,
+                               const std::function<void()>& waiting = nullptr);
 
   // Sends the request (its id is set here) and waits for the response.
   // UNAVAILABLE if the connection is broken, DEADLINE_EXCEEDED. Thread-safe.

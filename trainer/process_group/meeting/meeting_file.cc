@@ -55,6 +55,24 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   struct stat info;
   if (fstat(file.get(), &info) != 0) return absl::ErrnoToStatus(errno, path);
   if (!S_ISREG(info.st_mode)) return NoPlace();
+  // Another user's would lead the run to that user. The folder's owner counts
+  // as this one: NFS may show root's files as nobody's, and who owns the folder
+  // can do as he likes in it.
+  struct stat folder_info;
+  if (fstat(in.get(), &folder_info) != 0) {
+    return absl::ErrnoToStatus(errno, folder);
+  }
+  if (info.st_uid != geteuid() && info.st_uid != folder_info.st_uid) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(path, " is of another user (", info.st_uid,
+                     "), who may be leading this run astray: remove it"));
+  }
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        path,
+        " can be written by other users: remove it, or set the umask of "
+        "its file system"));
+  }
   // One more than a whole file can have.
   std::string text(kMaxMeetingFileBytes + 1, '\0');
   size_t size = 0;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -19,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 MeetingPlace SomePlace() {
   MeetingPlace place;
@@ -107,6 +109,36 @@ TEST(MeetingFileTest, ReplacesALeftOverAndLeavesAnothersAlone) {
   EXPECT_EQ(ReadMeetingPlace(path).value().port, 4712);
   second->reset();
   EXPECT_FALSE(PathExists(path));
+}
+
+TEST(MeetingFileTest, WhatOthersMayHaveWrittenIsNotRead) {
+  const std::string folder = TestFolder();
+  const std::string path = MeetingFilePath(folder, "key");
+  const auto file = MeetingFile::Publish(path, SomePlace());
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(chmod(path.c_str(), 0620), 0);
+  const absl::Status status = ReadMeetingPlace(path).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("can be written by other users"));
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  EXPECT_TRUE(ReadMeetingPlace(path).ok());
+}
+
+TEST(MeetingFileTest, AnotherUsersIsNotRead) {
+  constexpr uid_t kOther = 54321;
+  const std::string folder = TestFolder();
+  const std::string path = MeetingFilePath(folder, "key");
+  const auto file = MeetingFile::Publish(path, SomePlace());
+  ASSERT_TRUE(file.ok()) << file.status();
+  if (chown(path.c_str(), kOther, -1) != 0) {
+    GTEST_SKIP() << "only root can make one, outside of a sandbox";
+  }
+  const absl::Status status = ReadMeetingPlace(path).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("is of another user (54321)"));
+  // As NFS shows root's files.
+  ASSERT_EQ(chown(folder.c_str(), kOther, -1), 0);
+  EXPECT_TRUE(ReadMeetingPlace(path).ok());
 }
 
 TEST(MeetingFileTest, OtherThingsAreNotRead) {

@@ -278,7 +278,7 @@ absl::StatusOr<Refusal> ParseRefusal(absl::string_view payload) {
   CAPSTAN_ASSIGN_OR_RETURN(
       Refusal refusal, ParseAs<Refusal>(MessageKind::kRefusal, kWhat, payload));
   if (!IsBetween(refusal.reason, RefusalReason::kOtherRun,
-                 RefusalReason::kRankLost)) {
+                 RefusalReason::kHostsGone)) {
     return NoMessage(kWhat);
   }
   refusal.text = absl::Utf8SafeCEscape(

@@ -97,6 +97,9 @@ enum class RefusalReason : uint8_t {
   // The meeting has failed.
   kTimedOut = 6,
   kRankLost = 7,
+  // Hosts have not come back in time, and the others go on without them; the
+  // text lists them: "1,3".
+  kHostsGone = 8,
 };
 
 // Why the sender won't go on. Its layout is that of every version.

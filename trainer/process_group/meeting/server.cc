@@ -19,12 +19,14 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
 #include "trainer/process_group/meeting/admission.h"
 #include "trainer/process_group/meeting/key_table.h"
 #include "trainer/process_group/meeting/protocol.h"
+#include "trainer/process_group/meeting/wait_notes.h"
 
 namespace capstan {
 namespace {
@@ -89,8 +91,11 @@ class MeetingServer::Loop {
 
  private:
   bool Finished();
+  // For the ranks that are missing.
+  bool waits() const { return !met_ && !admission_.failed(); }
   Deadline NextDeadline() const;
   void HandleDeadlines(Deadline now);
+  Refusal WhenTimeIsUp() const;
   void HandleEvent(const epoll_event& event);
   void SendReady();
   // Sends what has become ready, and removes the dead.
@@ -125,6 +130,7 @@ class MeetingServer::Loop {
   const MeetingServerOptions options_;
   std::vector<SocketFd> listening_;
   Admission admission_;
+  WaitNotes notes_;
   KeyTable keys_;
   SocketFd epoll_;
   SocketFd wake_;
@@ -202,6 +208,7 @@ Deadline MeetingServer::Loop::NextDeadline() const {
     next = std::min(next, connections_.at(*strangers_.begin())->deadline);
   }
   if (!patience_.empty()) next = std::min(next, patience_.begin()->first);
+  if (waits()) next = std::min(next, notes_.next());
   if (stop_deadline_.has_value()) next = std::min(next, *stop_deadline_);
   return next;
 }
@@ -217,9 +224,28 @@ void MeetingServer::Loop::HandleDeadlines(Deadline now) {
     Kill(oldest);
   }
   if (!patience_.empty() && patience_.begin()->first <= now) {
-    Fail({RefusalReason::kTimedOut, admission_.Missing()});
+    Fail(WhenTimeIsUp());
+  }
+  if (waits()) {
+    notes_.SayIfDue([this] {
+      return absl::StrCat("waiting for the other ranks at ", options_.where,
+                          " (", admission_.WhoIsMissing(), ")");
+    });
   }
   keys_.Expire(now);
+}
+
+Refusal MeetingServer::Loop::WhenTimeIsUp() const {
+  const std::vector<int> gone =
+      admission_.MissingHosts(options_.ranks_per_host);
+  const std::string list = absl::StrJoin(gone, ",");
+  const int left = options_.world_size -
+                   static_cast<int>(gone.size()) * options_.ranks_per_host;
+  if (options_.least_ranks == 0 || left < options_.least_ranks ||
+      list.size() >= kMaxTextBytes) {
+    return {RefusalReason::kTimedOut, admission_.Missing()};
+  }
+  return {RefusalReason::kHostsGone, list};
 }
 
 void MeetingServer::Loop::HandleEvent(const epoll_event& event) {
@@ -414,8 +440,9 @@ void MeetingServer::Loop::HandleAnswer(Connection* c,
     return;
   }
   Refuse(c, *refusal);
+  // A host that was given up may come late.
   if (refusal->reason == RefusalReason::kWorldSize && !met_ &&
-      admission_.knows_its_ranks()) {
+      !options_.ranks_come_again && admission_.knows_its_ranks()) {
     Fail(*refusal);
   }
 }
@@ -555,6 +582,12 @@ void MeetingServer::Loop::HandleLoss(const Connection& c) {
   const std::string text = absl::StrCat(Describe(c.hello), " has left the run");
   if (met_) {
     keys_.EndWaits(text);
+  } else if (options_.ranks_come_again) {
+    const auto its = std::find_if(
+        patience_.begin(), patience_.end(),
+        [&c](const auto& patience) { return patience.second == c.id; });
+    if (its != patience_.end()) patience_.erase(its);
+    admission_.Leave(c.hello.rank);
   } else {
     Fail({RefusalReason::kRankLost, text});
   }

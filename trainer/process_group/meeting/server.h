@@ -21,6 +21,14 @@ struct MeetingServerOptions {
   std::string token;
   // Rank 0's address in the traffic between hosts, told to all.
   std::string host_address;
+  // Where ranks are awaited, for lines about those that don't come.
+  std::string where;
+  // Before all have met, a rank that leaves isn't the end of the meeting.
+  bool ranks_come_again = false;
+  // When time is up, and this many ranks or more are there without those of
+  // hosts of which one is missing, the meeting ends with kHostsGone; 0: never.
+  int least_ranks = 0;
+  int ranks_per_host = 1;
   // How long somebody may take to prove to be a rank.
   std::chrono::milliseconds handshake_limit{10000};
   // Takes one line about those who don't belong here, once for each kind of

@@ -234,7 +234,7 @@ TEST_F(ServerTest, ARankThatComesTwiceIsRefused) {
   again.host = "elsewhere";
   again.pid = 99;
   const absl::Status refused = Knock(again).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_TRUE(absl::IsAlreadyExists(refused)) << refused;
   EXPECT_EQ(MessageOf(refused),
             "rank 1 is there already (host host1, process 4001), and came "
             "again (host elsewhere, process 99): give each process a rank of "

@@ -15,6 +15,7 @@
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
+#include "trainer/watch/ledger.h"
 
 namespace capstan {
 namespace {
@@ -34,6 +35,7 @@ void TakeGpu(at::Device device) {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
                                                         at::Device device) {
   CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
+  JoinLedgers(info.rank, info.world_size, meeting.store);
   ChooseInterfaceOfNccl(info, meeting);
   const auto connect = [store = meeting.store, device](
                            const std::string& prefix, int rank, int size) {

@@ -29,9 +29,22 @@ int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-absl::Status ShmCollectives::Run(int64_t blocks, const Step& post,
-                                 const Step& reduce, const Step& take) {
+CollectiveCall ShmCollectives::Next(const char* operation, int64_t size,
+                                    c10::ScalarType type, int root) {
+  return MakeCall(++sequence_, operation, size, type, root);
+}
+
+void ShmCollectives::Reset() {
+  meeting_->Reset();
+  base_ = 0;
+  sequence_ = 0;
+}
+
+absl::Status ShmCollectives::Run(const CollectiveCall& call, int64_t blocks,
+                                 const Step& post, const Step& reduce,
+                                 const Step& take) {
   const ShmStage ready = reduce != nullptr ? kReduced : kPosted;
+  bool checked = false;
   int64_t posted = 0;
   int64_t reduced = 0;
   int64_t taken = 0;
@@ -61,15 +74,20 @@ absl::Status ShmCollectives::Run(int64_t blocks, const Step& post,
     const uint64_t next = base_ + posted + 1;
     if (posted < blocks &&
         (next <= kShmSlots || all_have_done(kTaken, next - kShmSlots))) {
+      if (posted == 0) meeting_->Call(base_, call);
       advance(post, &posted, kPosted);
+    }
+    if (!checked && posted > 0 && all_have_done(kPosted, base_ + 1)) {
+      CAPSTAN_RETURN_IF_ERROR(meeting_->CheckCalls(base_));
+      checked = true;
     }
     if (reduce == nullptr) {
       reduced = posted;
-    } else if (reduced < posted &&
+    } else if (checked && reduced < posted &&
                all_have_done(kPosted, base_ + reduced + 1)) {
       advance(reduce, &reduced, kReduced);
     }
-    if (taken < reduced && all_have_done(ready, base_ + taken + 1)) {
+    if (checked && taken < reduced && all_have_done(ready, base_ + taken + 1)) {
       advance(take, &taken, kTaken);
     }
     if (!went_on) {
@@ -82,14 +100,16 @@ absl::Status ShmCollectives::Run(int64_t blocks, const Step& post,
 
 absl::Status ShmCollectives::Barrier() {
   const auto nothing = [](int64_t) {};
-  return Run(1, nothing, nullptr, nothing);
+  return Run(Next("barrier", 0, c10::ScalarType::Byte), 1, nothing, nullptr,
+             nothing);
 }
 
 absl::Status ShmCollectives::AllReduceSmall(char* data, int64_t count,
                                             c10::ScalarType type) {
   const int64_t bytes = count * Width(type);
   return Run(
-      1, [&](int64_t k) { std::memcpy(slot(rank(), k), data, bytes); }, nullptr,
+      Next("all-reduce", count, type), 1,
+      [&](int64_t k) { std::memcpy(slot(rank(), k), data, bytes); }, nullptr,
       [&](int64_t k) {
         std::vector<const void*> sources;
         for (int i = 0; i < size(); ++i) sources.push_back(slot(i, k));
@@ -116,7 +136,7 @@ absl::Status ShmCollectives::AllReduce(char* data, int64_t size,
     return slot(owner, k) + rank * PieceBytes();
   };
   return Run(
-      CeilDivide(size, block),
+      Next("all-reduce", size, type), CeilDivide(size, block),
       [&](int64_t k) {
         for (int i = 0; i < ranks; ++i) {
           if (i == rank()) continue;
@@ -156,7 +176,7 @@ absl::Status ShmCollectives::ReduceScatter(char* output, const char* input,
     return slot(owner, k) + rank * PieceBytes();
   };
   return Run(
-      CeilDivide(size, block),
+      Next("reduce-scatter", size, type), CeilDivide(size, block),
       [&](int64_t k) {
         const int64_t count = std::min(block, size - k * block);
         for (int i = 0; i < ranks; ++i) {
@@ -185,6 +205,7 @@ absl::Status ShmCollectives::AllGather(char* output, const char* input,
   const int ranks = size();
   char* const mine = output + rank() * bytes;
   return Run(
+      Next("all-gather", bytes, c10::ScalarType::Byte),
       CeilDivide(bytes, kShmSlotBytes),
       [&](int64_t k) {
         const char* const from = input + k * kShmSlotBytes;
@@ -208,6 +229,7 @@ absl::Status ShmCollectives::Broadcast(char* data, int64_t bytes, int root) {
     return std::min(kShmSlotBytes, bytes - k * kShmSlotBytes);
   };
   return Run(
+      Next("broadcast", bytes, c10::ScalarType::Byte, root),
       CeilDivide(bytes, kShmSlotBytes),
       [&](int64_t k) {
         if (rank() != root) return;

@@ -34,6 +34,8 @@ class ShmCollectives final : public SyncCollectives {
   absl::Status AllGather(char* output, const char* input,
                          int64_t bytes) override;
   absl::Status Broadcast(char* data, int64_t bytes, int root) override;
+  ShmMeeting* meeting() override { return meeting_.get(); }
+  void Reset() override;
   void Leave() override { meeting_->Leave(); }
   void Stop() override { meeting_->Stop(); }
 
@@ -42,9 +44,13 @@ class ShmCollectives final : public SyncCollectives {
 
   // Runs `blocks` blocks: post(k); once all ranks have posted block k,
   // reduce(k); once all have reduced it, take(k). Blocks overlap. `reduce` may
-  // be null: take(k) then follows post(k) on all ranks.
-  absl::Status Run(int64_t blocks, const Step& post, const Step& reduce,
-                   const Step& take);
+  // be null: take(k) then follows post(k) on all ranks. An error on all ranks,
+  // before anything is reduced or taken, unless `call` is the same on all.
+  absl::Status Run(const CollectiveCall& call, int64_t blocks, const Step& post,
+                   const Step& reduce, const Step& take);
+  // This rank's next one.
+  CollectiveCall Next(const char* operation, int64_t size, c10::ScalarType type,
+                      int root = -1);
   absl::Status AllReduceSmall(char* data, int64_t size, c10::ScalarType type);
 
   // `rank`'s slot for block `k` of the current collective.
@@ -55,8 +61,9 @@ class ShmCollectives final : public SyncCollectives {
   int64_t PieceBytes() const { return kShmSlotBytes / size() / 64 * 64; }
 
   const std::unique_ptr<ShmMeeting> meeting_;
-  // Blocks of all earlier collectives.
+  // Blocks of all earlier collectives, and their number.
   uint64_t base_ = 0;
+  int64_t sequence_ = 0;
 };
 
 }  // namespace capstan

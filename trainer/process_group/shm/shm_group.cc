@@ -19,9 +19,9 @@ namespace {
 class ShmGroup final : public AsyncGroup {
  public:
   ShmGroup(std::unique_ptr<ShmMeeting> meeting,
-           std::shared_ptr<CommunicationMeter> meter)
+           std::shared_ptr<CommunicationMeter> meter, AsyncGroup* parent)
       : AsyncGroup(std::make_unique<ShmCollectives>(std::move(meeting)), "shm",
-                   std::move(meter)) {}
+                   std::move(meter), parent) {}
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
 };
@@ -43,15 +43,16 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ShmGroup::Split(int color) {
   }
   if (members.size() == 1) return CreateSingleGroup(at::kCPU);
   return CreateShmGroup(std::move(joined.meeting),
-                        std::make_shared<CommunicationMeter>(meter()));
+                        std::make_shared<CommunicationMeter>(meter()), this);
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateShmGroup(
     std::unique_ptr<ShmMeeting> meeting,
-    std::shared_ptr<CommunicationMeter> meter) {
-  auto group = std::make_unique<ShmGroup>(std::move(meeting), std::move(meter));
+    std::shared_ptr<CommunicationMeter> meter, AsyncGroup* parent) {
+  auto group =
+      std::make_unique<ShmGroup>(std::move(meeting), std::move(meter), parent);
   CAPSTAN_RETURN_IF_ERROR(group->Barrier());
   return group;
 }

@@ -18,6 +18,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "trainer/process_group/agree.h"
 #include "trainer/process_group/collectives_for_test.h"
 #include "trainer/process_group/ranks_for_test.h"
 #include "trainer/process_group/shm/shm_meeting.h"
@@ -88,6 +89,68 @@ TEST_P(ShmTest, WaitsForSlowReaders) {
                  }
                }),
       0);
+}
+
+// They once exchanged garbage.
+TEST(Shm, RanksThatCallDifferentCollectivesAreTold) {
+  struct Case {
+    std::function<void(ProcessGroup*, int rank)> call;
+    const char* want;
+  };
+  const auto all_reduce = [](ProcessGroup* group, int64_t size) {
+    group->AllReduce(at::full({size}, 1, at::kFloat))->Wait();
+  };
+  const auto all_gather = [](ProcessGroup* group, int64_t size) {
+    group
+        ->AllGather(at::empty({3 * size}, at::kFloat),
+                    at::full({size}, 1, at::kFloat))
+        ->Wait();
+  };
+  const std::vector<Case> cases = {
+      {[&](ProcessGroup* group, int rank) {
+         all_reduce(group, rank == 2 ? 900 : 1000);
+       },
+       "rank 2 calls all-reduce of 900 float32 as its collective 2, rank 0 "
+       "all-reduce of 1000 float32 as its collective 2: "},
+      // Of several blocks.
+      {[&](ProcessGroup* group, int rank) {
+         all_reduce(group, rank == 0 ? 900 : 10000000);
+       },
+       "rank 1 calls all-reduce of 10000000 float32 as its collective 2, "
+       "rank 0 all-reduce of 900 float32 as its collective 2: "},
+      {[&](ProcessGroup* group, int rank) {
+         if (rank == 1) return all_gather(group, 900);
+         all_reduce(group, 900);
+       },
+       "rank 1 calls all-gather of 3600 bytes as its collective 2, rank 0 "
+       "all-reduce of 900 float32 as its collective 2: "},
+      {[&](ProcessGroup* group, int rank) {
+         group->Broadcast(at::full({9}, 1, at::kFloat), rank == 2 ? 1 : 0)
+             ->Wait();
+       },
+       "rank 2 calls broadcast of 36 bytes from its rank 1 as its collective "
+       "2, rank 0 broadcast of 36 bytes from its rank 0 as its collective 2: "},
+      {[&](ProcessGroup* group, int rank) {
+         if (rank == 1) all_reduce(group, 0);
+         group->AllReduce(at::full({9}, 1, rank == 1 ? at::kInt : at::kFloat))
+             ->Wait();
+       },
+       "rank 1 calls all-reduce of 9 int as its collective 2, rank 0 "
+       "all-reduce of 9 float32 as its collective 2: "},
+  };
+  for (const Case& c : cases) {
+    EXPECT_EQ(RunRanks("shm", 3,
+                       [&](ProcessGroup* group) {
+                         const absl::Status status = CatchAll([&] {
+                           c.call(group, group->rank());
+                           return absl::OkStatus();
+                         });
+                         Require(absl::IsInternal(status) &&
+                                     absl::StartsWith(status.message(), c.want),
+                                 status.ToString());
+                       }),
+              0);
+  }
 }
 
 TEST(Shm, LeavesNoFileOpen) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/process_group/shm/shm_meeting.h"
 
+#include <c10/core/ScalarType.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -8,6 +9,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +21,7 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -74,10 +77,39 @@ void Pause() {
 }
 
 uint32_t AwaitCode(int rank, ShmStage stage) {
-  return 1 + rank * kShmStages + stage;
+  return 1 + rank * kAllShmStages + stage;
 }
 
-uint64_t StageBit(ShmStage stage) { return uint64_t{1} << stage; }
+// None for those that nobody awaits among others.
+uint64_t StageBit(ShmStage stage) {
+  return stage < kShmStages ? uint64_t{1} << stage : 0;
+}
+
+std::string TypeText(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Byte:
+      return "bytes";
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::Double:
+      return "float64";
+    case c10::ScalarType::Half:
+      return "float16";
+    default:
+      return absl::AsciiStrToLower(c10::toString(type));
+  }
+}
+
+// "reduce-scatter of 900 float32 as its collective 812".
+std::string CallText(const CollectiveCall& call) {
+  std::string text = call.operation;
+  if (call.size > 0) {
+    const auto type = static_cast<c10::ScalarType>(call.type);
+    absl::StrAppend(&text, " of ", call.size, " ", TypeText(type));
+  }
+  if (call.root >= 0) absl::StrAppend(&text, " from its rank ", call.root);
+  return absl::StrCat(text, " as its collective ", call.sequence);
+}
 
 }  // namespace
 
@@ -143,6 +175,13 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Open(
       header.buffers != buffers) {
     return absl::NotFoundError(
         absl::StrCat(path, " isn't the group's shared memory"));
+  }
+  struct stat info;
+  if (fstat(fd, &info) != 0) return SystemError(path);
+  // What is mapped beyond its end would raise SIGBUS.
+  if (info.st_size < SegmentBytes(ranks, buffers)) {
+    return absl::NotFoundError(
+        absl::StrCat(path, " is shorter than the group's shared memory"));
   }
   CAPSTAN_RETURN_IF_ERROR(segment->Map(fd, ranks, buffers));
   segment->address_ = address;
@@ -226,6 +265,38 @@ int ShmMeeting::Lagging(ShmStage stage, uint64_t blocks) const {
   return -1;
 }
 
+void ShmMeeting::Call(uint64_t block, const CollectiveCall& call) {
+  segment_->state(rank_)->calls[block % kShmSlots] = call;
+}
+
+absl::Status ShmMeeting::CheckCalls(uint64_t block) const {
+  const CollectiveCall& first = segment_->state(0)->calls[block % kShmSlots];
+  for (int peer = 1; peer < size(); ++peer) {
+    const CollectiveCall& call =
+        segment_->state(peer)->calls[block % kShmSlots];
+    if (call == first) continue;
+    return absl::InternalError(absl::StrCat(
+        "rank ", name(peer), " calls ", CallText(call), ", rank ", name(0), " ",
+        CallText(first),
+        ": ranks must make the same collectives in the same order (a bug of "
+        "the strategy, objective or model)"));
+  }
+  return absl::OkStatus();
+}
+
+CollectiveCall MakeCall(int64_t sequence, const char* operation, int64_t size,
+                        c10::ScalarType type, int root) {
+  CollectiveCall call = {sequence, size, static_cast<int32_t>(type), root, {}};
+  strncpy(call.operation, operation, sizeof(call.operation) - 1);
+  return call;
+}
+
+bool CollectiveCall::operator==(const CollectiveCall& other) const {
+  return sequence == other.sequence && size == other.size &&
+         type == other.type && root == other.root &&
+         strcmp(operation, other.operation) == 0;
+}
+
 absl::Status ShmMeeting::Await(int rank, ShmStage stage, uint64_t blocks) {
   for (int spin = 0; spin < kSpins; ++spin) {
     if (HasDone(rank, stage, blocks)) return absl::OkStatus();
@@ -239,7 +310,7 @@ absl::Status ShmMeeting::Await(int rank, ShmStage stage, uint64_t blocks) {
     // Either the other rank sees this, or the next line sees its progress.
     mine->awaits.store(AwaitCode(rank, stage));
     if (HasDone(rank, stage, blocks)) break;
-    status = WhyNot(rank, begin);
+    status = WhyNot(rank, stage, begin);
     // It may have completed its part before it left.
     if (HasDone(rank, stage, blocks)) status = absl::OkStatus();
     if (status.ok()) Sleep(bell);
@@ -272,7 +343,7 @@ absl::Status ShmMeeting::AwaitAny(const std::vector<ShmCondition>& conditions) {
     mine->awaits_any.store(stages);
     if (any_holds()) break;
     for (const ShmCondition& condition : conditions) {
-      const absl::Status why = WhyNot(condition.rank, begin);
+      const absl::Status why = WhyNot(condition.rank, condition.stage, begin);
       if (!why.ok() && !holds(condition)) status.Update(why);
     }
     if (status.ok()) Sleep(bell);
@@ -281,10 +352,15 @@ absl::Status ShmMeeting::AwaitAny(const std::vector<ShmCondition>& conditions) {
   return status;
 }
 
-absl::Status ShmMeeting::WhyNot(int rank, Clock::time_point since) {
+absl::Status ShmMeeting::WhyNot(int rank, ShmStage stage,
+                                Clock::time_point since) {
   if (stopped_) {
     const std::lock_guard<std::mutex> lock(stop_mutex_);
     return stop_status_;
+  }
+  if (stage < kShmStages) {
+    const absl::optional<PhaseFailure> failure = root_->Failure();
+    if (failure.has_value()) return absl::AbortedError(failure->why);
   }
   // Other threads of this process have their own limits.
   if (rank == rank_) return absl::OkStatus();
@@ -317,6 +393,54 @@ void ShmMeeting::Wake(int rank) {
   std::atomic<uint32_t>* const bell = &segment_->state(rank)->bell;
   ++*bell;
   syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void ShmMeeting::Fail(const PhaseFailure& failure) {
+  ShmRankState* const mine = segment_->state(rank_);
+  {
+    const std::lock_guard<std::mutex> lock(stop_mutex_);
+    if (mine->failed.load() != 0) return;
+    const size_t length =
+        std::min<size_t>(failure.why.size(), kShmWhyBytes - 1);
+    std::copy_n(failure.why.data(), length, mine->why);
+    mine->why[length] = '\0';
+    mine->failed_rank = failure.rank;
+    mine->failed.store(failure.phase);
+  }
+  Ring();
+}
+
+void ShmMeeting::Ring() {
+  for (int peer = 0; peer < size(); ++peer) Wake(peer);
+}
+
+absl::optional<PhaseFailure> ShmMeeting::Failure() const {
+  const ShmRankState* first = nullptr;
+  uint64_t least = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    const ShmRankState* const state = segment_->state(peer);
+    const uint64_t phase = state->failed.load();
+    if (phase == 0 || (first != nullptr && phase >= least)) continue;
+    first = state;
+    least = phase;
+  }
+  if (first == nullptr) return absl::nullopt;
+  return PhaseFailure{least, first->failed_rank, first->why};
+}
+
+absl::Status ShmMeeting::Meet(ShmStage stage) {
+  const uint64_t count = segment_->state(rank_)->done[stage].load() + 1;
+  Publish(stage, count);
+  for (int peer = 0; peer < size(); ++peer) {
+    CAPSTAN_RETURN_IF_ERROR(Await(peer, stage, count));
+  }
+  return absl::OkStatus();
+}
+
+void ShmMeeting::Reset() {
+  ShmRankState* const mine = segment_->state(rank_);
+  for (int stage = 0; stage < kShmStages; ++stage) mine->done[stage].store(0);
+  mine->failed.store(0);
 }
 
 void ShmMeeting::Leave(int lost) {

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/background_save.h"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "trainer/checkpoint/stored_state.h"
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+
+void BackgroundSave::Begin(std::function<absl::Status()> work) {
+  work_ = std::async(std::launch::async,
+                     [work = std::move(work)] { return CatchAll(work); });
+}
+
+absl::Status BackgroundSave::Await() {
+  if (work_.valid()) status_.Update(work_.get());
+  return status_;
+}
+
+bool BackgroundSave::written() {
+  return save_.has_value() && !save_->completing && status().ok() &&
+         !work_.valid();
+}
+
+absl::Status BackgroundSave::status() {
+  if (work_.valid() &&
+      work_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    return Await();
+  }
+  return status_;
+}
+
+bool BackgroundSave::busy() {
+  return save_.has_value() && status().ok() && work_.valid();
+}
+
+void BackgroundSave::Prepare(const CheckpointParts& parts) {
+  const std::vector<StatePiece> pieces = OwnedPieces(parts);
+  for (const StatePiece& piece : pieces) {
+    if (!piece.elements.device().is_cpu()) return;
+  }
+  const int64_t bytes = PieceLayout(pieces).bytes;
+  Begin([this, bytes] {
+    // If it fails, the first save says so.
+    snapshot_.Reserve(bytes).IgnoreError();
+    return absl::OkStatus();
+  });
+}
+
+void BackgroundSave::Complete() {
+  if (!written()) return;
+  save_->completing = true;
+  if (save_->rank != 0) return;
+  Begin([this] { return CommitSave(save_->request, save_->manifest); });
+}
+
+absl::Status BackgroundSave::Start(const SaveRequest& request,
+                                   const CheckpointParts& parts) {
+  CAPSTAN_RETURN_IF_ERROR(Settle(*parts.group));
+  return CatchAll([&] { return StartAfter(request, parts); });
+}
+
+absl::Status BackgroundSave::StartAfter(const SaveRequest& request,
+                                        const CheckpointParts& parts) {
+  ProcessGroup& group = *parts.group;
+  const std::vector<StatePiece> pieces = OwnedPieces(parts);
+  Await().IgnoreError();  // Prepare, which has no errors
+  CAPSTAN_RETURN_IF_ERROR(BeginTogether(request, BytesOf(pieces), group));
+  Save save;
+  save.request = request;
+  save.rank = group.rank();
+  save.world_size = group.size();
+  absl::Status status = CatchAll([&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(snapshot_.Take(pieces));
+    if (save.rank == 0) {
+      save.manifest = ManifestFrame(request.train_state, parts);
+    }
+    return absl::OkStatus();
+  });
+  status = Agree(group, status,
+                 [](int) { return std::string("copy its state to save it"); });
+  if (!status.ok()) {
+    if (save.rank == 0) RemoveTree(request.temporary()).IgnoreError();
+    return status;
+  }
+  save_ = std::move(save);
+  Begin([this] {
+    return WriteRank(save_->request.temporary(), save_->rank, save_->world_size,
+                     snapshot_.pieces());
+  });
+  return absl::OkStatus();
+}
+
+absl::Status BackgroundSave::Settle(ProcessGroup& group) {
+  if (!save_.has_value()) return absl::OkStatus();
+  const absl::Status status = CatchAll([&] { return SettleTogether(group); });
+  save_.reset();
+  return status;
+}
+
+absl::Status BackgroundSave::SettleTogether(ProcessGroup& group) {
+  const SaveRequest& request = save_->request;
+  if (!save_->completing) {
+    const absl::Status status = Agree(group, Await(), [&](int rank) {
+      return absl::StrCat("write ", request.temporary(), "/",
+                          RankFileName(rank, group.size()));
+    });
+    if (!status.ok()) {
+      if (group.rank() == 0) RemoveTree(request.temporary()).IgnoreError();
+      return status;
+    }
+    Complete();
+  }
+  const absl::Status status = Agree(group, Await(), [&](int) {
+    return absl::StrCat("complete ", request.folder());
+  });
+  if (!status.ok() && group.rank() == 0) {
+    RemoveTree(request.temporary()).IgnoreError();
+  }
+  return status;
+}
+
+}  // namespace capstan

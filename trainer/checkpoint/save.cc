@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/save.h"
+
+#include <sys/statvfs.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/checkpoint/snapshot.h"
+#include "trainer/process_group/agree.h"
+
+// After LibTorch's headers, which define the same macros.
+#include <glog/logging.h>
+
+namespace capstan {
+namespace {
+
+// A rank's part of the manifest, for rank 0.
+std::string RankNotePath(const std::string& folder, int rank) {
+  return absl::StrFormat("%s/rank-%05d.json", folder, rank);
+}
+
+// Errors that say nothing of the file system's state a moment later. They end
+// in the operating system's words (WriteError).
+bool MayPass(const absl::Status& status) {
+  for (const int error : {EINTR, EAGAIN, EIO, ESTALE}) {
+    if (absl::EndsWith(status.message(), std::strerror(error))) return true;
+  }
+  return false;
+}
+
+// Adds the files of all ranks' notes.
+absl::Status MergeNotes(const std::string& folder, Manifest* manifest) {
+  for (int rank = 0; rank < manifest->world_size; ++rank) {
+    absl::StatusOr<ManifestFile> file =
+        ReadManifestFile(RankNotePath(folder, rank));
+    if (absl::IsNotFound(file.status())) {
+      return absl::NotFoundError(absl::StrCat(
+          "rank ", rank, "'s part isn't in ", folder,
+          ": output_dir must be on a file system that all ranks share"));
+    }
+    CAPSTAN_RETURN_IF_ERROR(file.status());
+    manifest->files.push_back(*std::move(file));
+  }
+  // Catches strategies that omit elements.
+  const absl::Status status = CheckManifest(*manifest);
+  if (status.ok()) return status;
+  return absl::InternalError(
+      absl::StrCat("the strategy doesn't give each element to one rank to "
+                   "save: ",
+                   status.message()));
+}
+
+absl::Status Publish(const SaveRequest& request, const Manifest& manifest) {
+  const std::string temporary = request.temporary();
+  for (int rank = 0; rank < manifest.world_size; ++rank) {
+    CAPSTAN_RETURN_IF_ERROR(RemoveTree(RankNotePath(temporary, rank)));
+  }
+  // Files' names must be on disk before the manifest that refers to them.
+  CAPSTAN_RETURN_IF_ERROR(SyncPath(temporary));
+  const std::string text = ManifestToJson(manifest);
+  CAPSTAN_RETURN_IF_ERROR(WithRetries([&] {
+    return WriteWholeFile(absl::StrCat(temporary, "/", kManifestFile), text);
+  }));
+  CAPSTAN_RETURN_IF_ERROR(SyncPath(temporary));
+  return ReplaceFolder(temporary, request.folder());
+}
+
+}  // namespace
+
+std::string SaveRequest::temporary() const {
+  return HiddenSibling(folder(), "tmp");
+}
+
+std::string RankFileName(int rank, int world_size) {
+  return absl::StrFormat("state-%05d-of-%05d.safetensors", rank, world_size);
+}
+
+int64_t BytesOf(const std::vector<StatePiece>& pieces) {
+  int64_t bytes = 0;
+  for (const StatePiece& piece : pieces) bytes += piece.elements.nbytes();
+  return bytes;
+}
+
+absl::Status CheckRoom(const std::string& folder, int64_t bytes) {
+  struct statvfs info;
+  if (statvfs(folder.c_str(), &info) != 0 || info.f_blocks == 0) {
+    return absl::OkStatus();
+  }
+  const double free =
+      static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
+  if (free >= static_cast<double>(bytes)) return absl::OkStatus();
+  constexpr double kMiB = 1 << 20;
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "%s has %.1f MiB free, and a checkpoint needs %.1f MiB: make room there, "
+      "lower train.keep_checkpoints or name another output_dir",
+      folder, free / kMiB, static_cast<double>(bytes) / kMiB));
+}
+
+absl::Status WithRetries(const std::function<absl::Status()>& attempt) {
+  constexpr int kTries = 4;
+  absl::Duration pause = absl::Milliseconds(100);
+  for (int i = 1;; ++i) {
+    const absl::Status status = attempt();
+    if (status.ok() || i == kTries || !MayPass(status)) return status;
+    LOG(WARNING) << status.message() << "; trying again";
+    absl::SleepFor(pause);
+    pause *= 4;
+  }
+}
+
+absl::Status BeginSave(const SaveRequest& request, int64_t bytes) {
+  const std::string temporary = request.temporary();
+  return WithRetries([&]() -> absl::Status {
+    const std::string root = request.output_dir + "/checkpoints";
+    const bool first = !PathExists(root);
+    CAPSTAN_RETURN_IF_ERROR(RemoveTree(temporary));  // left by a killed run
+    CAPSTAN_RETURN_IF_ERROR(MakeFolder(temporary));
+    if (first) CAPSTAN_RETURN_IF_ERROR(SyncPath(request.output_dir));
+    const absl::Status room = CheckRoom(root, bytes);
+    if (room.ok()) return room;
+    RemoveTree(temporary).IgnoreError();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        temporary,
+        " can't be written: No space left on device: ", room.message()));
+  });
+}
+
+absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
+                       const std::vector<StatePiece>& pieces) {
+  return WithRetries([&] {
+    return CatchAll([&]() -> absl::Status {
+      CAPSTAN_ASSIGN_OR_RETURN(
+          const ManifestFile file,
+          WriteStateFile(temporary, RankFileName(rank, world_size), pieces));
+      const absl::Status note = WriteWholeFile(RankNotePath(temporary, rank),
+                                               ManifestFileToJson(file));
+      // Another attempt begins with neither.
+      if (!note.ok()) {
+        RemoveTree(absl::StrCat(temporary, "/", file.name)).IgnoreError();
+      }
+      return note;
+    });
+  });
+}
+
+absl::Status CommitSave(const SaveRequest& request, Manifest manifest) {
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(MergeNotes(request.temporary(), &manifest));
+    return Publish(request, manifest);
+  }));
+  RemoveOldCheckpoints(request.output_dir, request.keep,
+                       request.train_state.step, request.best_step,
+                       request.damaged);
+  return absl::OkStatus();
+}
+
+}  // namespace capstan

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/snapshot.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <sys/mman.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "trainer/checkpoint/state_kinds.h"
+#include "trainer/optimizer/optimizer_state.h"
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+at::Tensor At(char* place, const at::Tensor& like) {
+  return at::from_blob(place, {like.numel()},
+                       at::TensorOptions().dtype(like.scalar_type()));
+}
+
+// memcpy to a multiple of 16, past the caches: what is copied is larger than
+// they are, and isn't read again soon.
+void StreamCopy(char* to, const char* from, int64_t bytes) {
+#ifdef __SSE2__
+  constexpr int64_t kAtOnce = 64;
+  for (; bytes >= kAtOnce; bytes -= kAtOnce, to += kAtOnce, from += kAtOnce) {
+    const auto* const source = reinterpret_cast<const __m128i*>(from);
+    auto* const target = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(source);
+    const __m128i b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2);
+    const __m128i d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  // Before anything that is written later, as with usual stores.
+  _mm_sfence();
+#endif
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+at::Device DeviceOf(const std::vector<StatePiece>& pieces) {
+  for (const StatePiece& piece : pieces) {
+    if (!piece.elements.device().is_cpu()) return piece.elements.device();
+  }
+  return at::kCPU;
+}
+
+}  // namespace
+
+std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
+  const std::vector<StateKind> kinds = AllKinds(parts);
+  std::vector<StatePiece> pieces;
+  for (const OwnedSlice& slice : parts.owned) {
+    const std::vector<ParameterRange>& ranges =
+        parts.shards[slice.shard].ranges;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const ParameterRange& range = ranges[i];
+      const int64_t low = std::max(slice.begin, range.offset);
+      const int64_t high = std::min(slice.end, range.offset + range.length);
+      if (low >= high) continue;
+      const bool first = range.begin == 0 && low == range.offset;
+      for (const StateKind& kind : kinds) {
+        // The owner of a parameter's first element writes per-parameter state.
+        if (kind.spec.per_parameter > 0 && !first) continue;
+        const StatePart part =
+            StatePartOf(kind.spec, range, static_cast<int>(i), low, high);
+        pieces.push_back(
+            {{kind.spec.name,
+              (*parts.specs)[range.parameter].name,
+              part.begin,
+              part.length,
+              {},
+              ""},
+             kind.tensors[slice.shard].narrow(0, part.offset, part.length)});
+      }
+    }
+  }
+  return pieces;
+}
+
+Manifest ManifestFrame(const TrainState& train_state,
+                       const CheckpointParts& parts) {
+  Manifest manifest;
+  manifest.train_state = train_state;
+  manifest.world_size = parts.group->size();
+  manifest.config_text = parts.config_text;
+  for (const StateKind& kind : AllKinds(parts)) {
+    if (kind.spec.name == kMasterKind) continue;
+    manifest.state.push_back(ManifestStateOf(kind.spec));
+  }
+  for (const ParameterSpec& spec : *parts.specs) {
+    manifest.parameters.push_back({spec.name, spec.shape, spec.trainable});
+  }
+  return manifest;
+}
+
+PieceLayout::PieceLayout(const std::vector<StatePiece>& pieces) {
+  for (const StatePiece& piece : pieces) {
+    offsets.push_back(bytes);
+    bytes += (static_cast<int64_t>(piece.elements.nbytes()) + kAlignment - 1) /
+             kAlignment * kAlignment;
+  }
+}
+
+void CopyPieces(const std::vector<StatePiece>& pieces,
+                const PieceLayout& layout, char* to) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const at::Tensor& elements = pieces[i].elements;
+    if (!elements.device().is_cpu()) {
+      At(to + layout.offsets[i], elements).copy_(elements);
+    }
+  }
+  // A thread's share is a range of the block, in which pieces begin and end.
+  constexpr int64_t kGrain = (1 << 20) / kAlignment;
+  const auto copy = [&](int64_t begin, int64_t end) {
+    const auto after =
+        std::upper_bound(layout.offsets.begin(), layout.offsets.end(), begin);
+    for (auto i = static_cast<size_t>(after - layout.offsets.begin() - 1);
+         i < pieces.size() && layout.offsets[i] < end; ++i) {
+      const at::Tensor& elements = pieces[i].elements;
+      const int64_t offset = layout.offsets[i];
+      const int64_t low = std::max(begin, offset);
+      const int64_t high =
+          std::min(end, offset + static_cast<int64_t>(elements.nbytes()));
+      if (low >= high || !elements.device().is_cpu()) continue;
+      StreamCopy(
+          to + low,
+          static_cast<const char*>(elements.const_data_ptr()) + low - offset,
+          high - low);
+    }
+  };
+  at::parallel_for(0, layout.bytes / kAlignment, kGrain,
+                   [&](int64_t begin, int64_t end) {
+                     copy(begin * kAlignment, end * kAlignment);
+                   });
+}
+
+Snapshot::~Snapshot() {
+  if (done_.has_value()) done_->synchronize();
+  if (memory_ != nullptr && !pinned_.defined()) munmap(memory_, reserved_);
+}
+
+absl::Status Snapshot::Reserve(int64_t bytes) {
+  if (bytes <= reserved_) return absl::OkStatus();
+  copied_.clear();
+  if (memory_ != nullptr) munmap(memory_, reserved_);
+  // All pages at once: one by one they take several times as long.
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  memory_ = memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
+  reserved_ = memory_ == nullptr ? 0 : bytes;
+  if (memory_ != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "no memory for a copy of the state, %d MiB; train { saving: FOREGROUND } "
+      "saves without one",
+      bytes >> 20));
+}
+
+absl::Status Snapshot::ReservePinned(int64_t bytes, const at::Device& device) {
+  if (bytes <= reserved_) return absl::OkStatus();
+  copied_.clear();
+  return CatchAll([&] {
+    pinned_ = at::Tensor();
+    reserved_ = 0;
+    pinned_ = at::empty(
+        {bytes},
+        at::TensorOptions().dtype(at::kByte).pinned_memory(device.is_cuda()));
+    memory_ = static_cast<char*>(pinned_.mutable_data_ptr());
+    reserved_ = bytes;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Snapshot::Take(const std::vector<StatePiece>& pieces) {
+  const PieceLayout layout(pieces);
+  const at::Device device = DeviceOf(pieces);
+  CAPSTAN_RETURN_IF_ERROR(device.is_cpu()
+                              ? Reserve(layout.bytes)
+                              : ReservePinned(layout.bytes, device));
+  copied_.clear();
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    copied_.push_back(
+        {pieces[i].range, At(memory_ + layout.offsets[i], pieces[i].elements)});
+  }
+  if (device.is_cpu()) {
+    CopyPieces(pieces, layout, memory_);
+    return absl::OkStatus();
+  }
+  return CatchAll([&] {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    const c10::Stream current = guard.getStream(device);
+    const c10::Stream copies = guard.getStreamFromGlobalPool(device);
+    c10::Event written(device.type());
+    written.record(current);
+    written.block(copies);
+    {
+      const c10::StreamGuard on_copies(copies);
+      // Those of an offloading strategy are in host memory already.
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        copied_[i].elements.copy_(pieces[i].elements, /*non_blocking=*/true);
+      }
+    }
+    done_.emplace(device.type());
+    done_->record(copies);
+    change_waits_ = true;
+    return absl::OkStatus();
+  });
+}
+
+void Snapshot::BeforeChange() {
+  if (!std::exchange(change_waits_, false)) return;
+  const at::Device device = done_->device();
+  done_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+const std::vector<StatePiece>& Snapshot::pieces() {
+  if (done_.has_value()) done_->synchronize();
+  return copied_;
+}
+
+}  // namespace capstan

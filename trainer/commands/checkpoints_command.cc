@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ls and verify: what a run has saved, and whether it can be read.
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/verify.h"
+#include "trainer/commands/command.h"
+#include "trainer/commands/function_command.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct FolderOptions {
+  std::string folder;
+  std::string output_dir;
+};
+
+// The checkpoints in a run's folder, or the one that `given` is.
+absl::StatusOr<std::vector<StoredCheckpoint>> Find(
+    const FolderOptions& options) {
+  const std::string& given =
+      options.folder.empty() ? options.output_dir : options.folder;
+  if (given.empty()) {
+    return absl::InvalidArgumentError(
+        "name a run's folder (runs/NAME), or one of its checkpoints");
+  }
+  const std::string folder = FromCaller(given);
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    return absl::NotFoundError(absl::StrCat(given, " isn't a folder"));
+  }
+  if (IsCheckpoint(folder)) {
+    return std::vector<StoredCheckpoint>{{0, folder, true}};
+  }
+  std::vector<StoredCheckpoint> found = ListCheckpoints(folder);
+  if (found.empty()) {
+    return absl::NotFoundError(absl::StrCat(
+        given,
+        " has no checkpoints: name a run's folder (runs/NAME), or one "
+        "of its checkpoints"));
+  }
+  return found;
+}
+
+// "step-00000010": unique within a run's folder.
+std::string NameOf(const StoredCheckpoint& checkpoint) {
+  return fs::path(checkpoint.path).filename().string();
+}
+
+int64_t BytesIn(const std::string& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    std::error_code unknown;
+    const auto size = it->file_size(unknown);
+    if (!unknown) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
+// Since its last change: "3:05".
+std::string Age(const std::string& folder) {
+  struct stat info;
+  if (stat(folder.c_str(), &info) != 0) return "?";
+  return ClockTime(absl::ToDoubleSeconds(absl::Now() -
+                                         absl::TimeFromTimespec(info.st_mtim)));
+}
+
+// "is damaged: HOW", without what to do.
+std::string How(const absl::Status& status) {
+  const std::string text(status.message());
+  return text.substr(0, text.find(kWhatToDo));
+}
+
+// What the manifest and the files' headers tell: reads no data.
+std::string Row(const StoredCheckpoint& checkpoint) {
+  std::string row = absl::StrFormat("%-24s %10s %12s", NameOf(checkpoint),
+                                    ShortBytes(BytesIn(checkpoint.path)),
+                                    Age(checkpoint.path));
+  if (!checkpoint.whole) return absl::StrCat(row, "  incomplete");
+  const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint.path);
+  if (!manifest.ok()) return absl::StrCat(row, "  ", How(manifest.status()));
+  absl::StrAppendFormat(&row, "  loss %.4f  %d %s",
+                        manifest->train_state.last_loss, manifest->world_size,
+                        manifest->world_size == 1 ? "rank" : "ranks");
+  const absl::Status headers = CheckHeaders(checkpoint.path, *manifest);
+  return absl::StrCat(row, "  ", headers.ok() ? "whole" : How(headers));
+}
+
+absl::StatusOr<int> List(const FolderOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> found,
+                           Find(options));
+  std::cout << absl::StrFormat("%-24s %10s %12s\n", "checkpoint", "size",
+                               "age");
+  for (const StoredCheckpoint& checkpoint : found) {
+    std::cout << Row(checkpoint) << "\n";
+  }
+  return 0;
+}
+
+absl::StatusOr<int> Verify(const FolderOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> found,
+                           Find(options));
+  bool good = true;
+  for (const StoredCheckpoint& checkpoint : found) {
+    std::cout << NameOf(checkpoint) << ": " << std::flush;
+    if (!checkpoint.whole) {
+      // What a killed run has left, or a running one writes: never resumed.
+      std::cout << "incomplete" << std::endl;
+      continue;
+    }
+    const absl::Status status = VerifyCheckpoint(checkpoint.path);
+    good = good && status.ok();
+    std::cout << (status.ok()
+                      ? absl::StrCat("whole, ",
+                                     ShortBytes(BytesIn(checkpoint.path)))
+                      : How(status))
+              << std::endl;
+  }
+  return good ? 0 : 1;
+}
+
+void AddFlags(Flags& flags, FolderOptions* options) {
+  flags
+      .Add("folder", &options->folder,
+           "A run's folder (runs/NAME), or one of its checkpoints")
+      .Type("FOLDER");
+  flags.Add("--output_dir", &options->output_dir, "The same").Type("FOLDER");
+}
+
+const RegisterFunction<FolderOptions> ls(
+    120, "ls", "List a run's checkpoints: size, age, loss, whether whole",
+    AddFlags, List);
+const RegisterFunction<FolderOptions> verify(
+    130, "verify",
+    "Read every byte of a run's checkpoints, and say what is damaged", AddFlags,
+    Verify);
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/launcher/restarts.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace capstan {
+
+bool Restarts::Again(int64_t step) {
+  fruitless_ = step >= 0 ? 1 : fruitless_ + 1;
+  step_ = std::max(step_, step);
+  if (done_ >= most_ || fruitless_ >= kFruitless) return false;
+  ++done_;
+  return true;
+}
+
+std::string Restarts::When() const {
+  return step_ < 0 ? "before the first step"
+                   : absl::StrCat("after step ", step_);
+}
+
+std::string Restarts::Count() const {
+  return absl::StrCat(" (", done_, " of ", most_, ")");
+}
+
+std::string Restarts::Ending() const {
+  if (done_ == 0) return "";
+  const std::string times =
+      absl::StrCat("the ranks had been started again ",
+                   done_ == 1 ? "once" : absl::StrCat(done_, " times"));
+  if (fruitless_ >= kFruitless) {
+    return absl::StrCat("; ", times, ", and ", fruitless_,
+                        " deaths with no step finished between them end it");
+  }
+  return done_ < most_ ? absl::StrCat("; ", times)
+                       : absl::StrCat("; ", times, " (launch.max_restarts)");
+}
+
+absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone) {
+  Place left = place;
+  for (const absl::string_view text : absl::StrSplit(gone, ',')) {
+    int host = -1;
+    if (!absl::SimpleAtoi(text, &host) || host < 0 ||
+        host >= place.info.nodes) {
+      return absl::InternalError(
+          absl::StrCat("the ranks' meeting gave up hosts \"", gone, "\""));
+    }
+    if (host == place.info.node_rank) {
+      return absl::UnavailableError(
+          "the ranks of this host came too late: the run goes on without them");
+    }
+    --left.info.nodes;
+    if (host < place.info.node_rank) --left.info.node_rank;
+  }
+  left.info.world_size = left.info.nodes * left.info.local_world_size;
+  return left;
+}
+
+absl::StatusOr<std::vector<int>> MirrorFiles(int count) {
+  std::vector<int> files;
+  for (int i = 0; i < count; ++i) {
+    const int fd = memfd_create("capstan-mirror", MFD_CLOEXEC);
+    if (fd < 0) {
+      const std::string why = strerror(errno);
+      for (const int made : files) close(made);
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "no memory for the mirror of the run's state: memfd_create: ", why,
+          " (train.mirror_every 0 does without it)"));
+    }
+    files.push_back(fd);
+  }
+  return files;
+}
+
+}  // namespace capstan

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_LAUNCHER_RESTARTS_H_
+#define CAPSTAN_TRAINER_LAUNCHER_RESTARTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "trainer/launcher/place.h"
+
+namespace capstan {
+
+// How often a run's ranks are started again.
+class Restarts {
+ public:
+  // So many deaths with no step finished between them end a run: the next start
+  // would end as they did.
+  static constexpr int kFruitless = 3;
+
+  // most: launch.max_restarts.
+  explicit Restarts(int most) : most_(most) {}
+
+  bool on() const { return most_ > 0; }
+  // So far.
+  int done() const { return done_; }
+
+  // The ranks have died, after `step` (negative: before they had finished one
+  // since they were started). Whether to start them again; if so, counts it.
+  bool Again(int64_t step);
+
+  // After a death: "after step 41", "before the first step".
+  std::string When() const;
+  // " (1 of 3)", after Again.
+  std::string Count() const;
+  // What an error adds that ends the run; "": nothing.
+  std::string Ending() const;
+
+ private:
+  const int most_;
+  int done_ = 0;
+  int fruitless_ = 0;  // deaths in a row
+  int64_t step_ = -1;  // the latest finished
+};
+
+// `place` when the hosts in `gone` ("1,3") are given up, which ranks of the
+// others have said: fewer hosts and ranks, numbered anew in the same order.
+// UNAVAILABLE if this host is one of them.
+absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone);
+
+// `count` new files of memory, which no program that is started inherits.
+absl::StatusOr<std::vector<int>> MirrorFiles(int count);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_LAUNCHER_RESTARTS_H_

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/compare_ranks.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/crc32c.h"
+#include "trainer/data/data_loader.h"
+#include "trainer/plugin_host/plugin_host.h"
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+namespace {
+
+std::string Hex(uint32_t crc) { return absl::StrFormat("%08x", crc); }
+
+// Of the first, the middle and the last sample: enough to tell another file of
+// the same length. "" if one can't be read: training will say so.
+std::string SampleChecksum(const DatasetReader& data) {
+  std::string all;
+  const absl::Status read = CatchAll([&]() -> absl::Status {
+    for (const int64_t sample :
+         std::set<int64_t>{0, data.size() / 2, data.size() - 1}) {
+      CAPSTAN_ASSIGN_OR_RETURN(const Batch batch,
+                               ReadBatch(data, {sample}, at::kCPU));
+      for (const auto& [name, tensor] : batch) {
+        const at::Tensor whole = tensor.contiguous();
+        const absl::string_view bytes(
+            static_cast<const char*>(whole.const_data_ptr()), whole.nbytes());
+        absl::StrAppend(&all, name, " ", Crc32c(bytes), "\n");
+      }
+    }
+    return absl::OkStatus();
+  });
+  return read.ok() ? absl::StrCat("checksum ", Hex(Crc32c(all))) : "";
+}
+
+void AddData(const DatasetReader* data, const char* which,
+             std::vector<RankFact>* facts) {
+  facts->push_back({absl::StrCat("another number of ", which, " samples"),
+                    data == nullptr ? "none" : absl::StrCat(data->size())});
+  facts->push_back({absl::StrCat("other ", which, " samples"),
+                    data == nullptr ? "" : SampleChecksum(*data)});
+}
+
+std::string ModelText(const Model& model) {
+  std::string all;
+  for (const ParameterSpec& spec : model.parameters()) {
+    absl::StrAppend(&all, spec.name, " ", absl::StrJoin(spec.shape, "x"),
+                    spec.trainable ? "" : " frozen", "\n");
+  }
+  return absl::StrCat(model.parameters().size(), " parameters, ",
+                      ParameterCount(model), " numbers, names and shapes ",
+                      Hex(Crc32c(all)));
+}
+
+// The fingerprint's lines are facts for errors about plugins; here they are
+// one.
+std::string BuildText() {
+  const std::string fingerprint = CoreFingerprint();
+  for (const absl::string_view line : absl::StrSplit(fingerprint, '\n')) {
+    if (line.substr(0, 4) != "sdk=") continue;
+    return absl::StrCat(line, ", fingerprint ", Hex(Crc32c(fingerprint)));
+  }
+  return Hex(Crc32c(fingerprint));
+}
+
+}  // namespace
+
+absl::Status CompareFacts(ProcessGroup& group,
+                          const std::vector<RankFact>& facts,
+                          const std::string& hint) {
+  const std::string all =
+      absl::StrJoin(facts, "\n", [](std::string* out, const RankFact& fact) {
+        absl::StrAppend(out, fact.value);
+      });
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string rank0s, FromRank0(group, all));
+  const std::vector<std::string> theirs = absl::StrSplit(rank0s, '\n');
+  absl::Status same;
+  for (size_t i = 0; i < facts.size() && same.ok(); ++i) {
+    const std::string& other = i < theirs.size() ? theirs[i] : "";
+    const std::string& mine = facts[i].value;
+    if (mine == other || mine.empty() || other.empty()) continue;
+    same = absl::FailedPreconditionError(absl::StrCat(
+        "rank ", group.rank(), " has ", facts[i].what, " than rank 0: ",
+        facts[i].value, ", where rank 0 has ", other, "; ", hint));
+  }
+  return Agree(group, same, "start with what rank 0 has");
+}
+
+absl::Status CompareParts(const Session& session) {
+  if (session.group->size() == 1) return absl::OkStatus();
+  const RunParts& parts = session.parts;
+  std::vector<RankFact> facts = {{"another build of the trainer", BuildText()},
+                                 {"another model", ModelText(*parts.model)}};
+  AddData(parts.train_data.get(), "training", &facts);
+  AddData(parts.eval_data.get(), "evaluation", &facts);
+  return CompareFacts(
+      *session.group, facts,
+      "all hosts must have the same trainer and see the same files");
+}
+
+absl::Status CompareStart(const Session& session) {
+  const TrainState& state = session.state;
+  return CompareFacts(
+      *session.group,
+      {{"another point to go on from",
+        absl::StrCat("step ", state.step, ", sample ", state.samples, ", ",
+                     state.optimizer_steps, " updates")},
+       {"other frozen weights", Hex(state.frozen_crc32c)}},
+      "all hosts must see the same files");
+}
+
+}  // namespace capstan

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/out_of_memory.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+
+namespace capstan {
+namespace {
+
+std::string MibText(int64_t bytes) {
+  return absl::StrFormat("%.1f MiB",
+                         static_cast<double>(bytes) / (int64_t{1} << 20));
+}
+
+// What takes less memory; at worst a machine with more.
+std::string Remedy(const Session& session) {
+  const BatchPlan& batch = session.job.batch;
+  if (batch.micro_batch_size > 1) {
+    return absl::StrCat("lower batch.micro_batch_size (now ",
+                        batch.micro_batch_size, ")");
+  }
+  if (session.config.train().activation_checkpointing() == Train::NONE) {
+    return "set train.activation_checkpointing";
+  }
+  return "use more ranks with a strategy that shards (fsdp)";
+}
+
+}  // namespace
+
+absl::Status ExplainMemory(const absl::Status& status, const Session& session,
+                           int64_t micro_batch) {
+  if (!absl::IsResourceExhausted(status)) return status;
+  const MemoryPlan& plan = session.job.memory;
+  const absl::string_view phase(session.phase);
+  return Annotate(
+      status,
+      absl::StrCat(
+          "rank ", session.group->rank(), " is out of memory",
+          phase.empty() ? "" : absl::StrCat(" in ", phase),
+          micro_batch >= 0
+              ? absl::StrCat(" of micro-batch ", micro_batch + 1, " of ",
+                             session.job.batch.accumulation)
+              : "",
+          plan.activations_known
+              ? absl::StrCat(" (`trainer plan` expects ",
+                             MibText(Total(plan.at_peak)), " of tensors)")
+              : "",
+          "; ", Remedy(session)));
+}
+
+}  // namespace capstan

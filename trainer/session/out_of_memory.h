@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_SESSION_OUT_OF_MEMORY_H_
+#define CAPSTAN_TRAINER_SESSION_OUT_OF_MEMORY_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "trainer/session/session.h"
+
+namespace capstan {
+
+// Adds to a RESOURCE_EXHAUSTED error who ran out of memory where, what `plan`
+// expects, and what to lower; other statuses stay as they are. Call before
+// session.phase changes. `micro_batch`: from 0; -1: after the micro-batches.
+absl::Status ExplainMemory(const absl::Status& status, const Session& session,
+                           int64_t micro_batch);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_OUT_OF_MEMORY_H_
