@@ -90,8 +90,13 @@ struct Statement {
   std::vector<std::pair<ExpressionPtr, ExpressionPtr>> assignments;
 };
 
+struct Parsed {
+  Body body;
+  bool marks_generation = false;  // has generation blocks
+};
+
 // Throws Error, "line N: ..".
-Body Parse(const std::string& source);
+Parsed Parse(const std::string& source);
 
 }  // namespace capstan::jinja
 

@@ -20,10 +20,12 @@ class Parser {
  public:
   explicit Parser(const std::string& source) : tokens_(Tokenize(source)) {}
 
-  Body Run() {
-    Body body = ParseBody({});
+  Parsed Run() {
+    Parsed parsed;
+    parsed.body = ParseBody({});
     if (Now().kind != TokenKind::kEnd) Fail("there is more after the end");
-    return body;
+    parsed.marks_generation = marks_generation_;
+    return parsed;
   }
 
  private:
@@ -158,6 +160,7 @@ class Parser {
   size_t at_ = 0;
   int depth_ = 0;
   int loops_ = 0;  // around this place
+  bool marks_generation_ = false;
 };
 
 // ---- Statements.
@@ -231,6 +234,7 @@ std::unique_ptr<Statement> Parser::ParseStatement() {
     made->body = BodyTo("endfilter");
   } else if (name == "generation") {
     made->kind = StatementKind::kGeneration;
+    marks_generation_ = true;
     made->body = BodyTo("endgeneration");
   } else if (name == "break" || name == "continue") {
     if (loops_ == 0) Fail(absl::StrCat("`", name, "` outside of a loop"));
@@ -682,6 +686,6 @@ void Parser::ParseArguments(Expression* made) {
 
 }  // namespace
 
-Body Parse(const std::string& source) { return Parser(source).Run(); }
+Parsed Parse(const std::string& source) { return Parser(source).Run(); }
 
 }  // namespace capstan::jinja

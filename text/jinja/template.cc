@@ -16,14 +16,16 @@ constexpr size_t kMostBytes = 1 << 20;
 
 class ParsedTemplate final : public Template {
  public:
-  ParsedTemplate(Body body, const Limits& limits)
-      : body_(std::move(body)), limits_(limits) {}
+  ParsedTemplate(Parsed parsed, const Limits& limits)
+      : parsed_(std::move(parsed)), limits_(limits) {}
+
+  bool marks_generation() const override { return parsed_.marks_generation; }
 
   absl::StatusOr<Rendered> Render(const nlohmann::ordered_json& variables,
                                   std::time_t now) const override {
     try {
       Interpreter interpreter(limits_, now);
-      interpreter.Run(body_, Value::FromJson(variables));
+      interpreter.Run(parsed_.body, Value::FromJson(variables));
       return Rendered{std::move(interpreter.text()),
                       std::move(interpreter.generation())};
     } catch (const LimitError& error) {
@@ -34,7 +36,7 @@ class ParsedTemplate final : public Template {
   }
 
  private:
-  const Body body_;
+  const Parsed parsed_;
   const Limits limits_;
 };
 

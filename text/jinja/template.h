@@ -46,6 +46,9 @@ class Template {
       absl::string_view source, const Limits& limits = Limits());
   virtual ~Template() = default;
 
+  // Whether it has {% generation %} blocks.
+  virtual bool marks_generation() const = 0;
+
   // With an object's keys as variables. INVALID_ARGUMENT with the words of
   // raise_exception or what else went wrong, "line N: PROBLEM";
   // RESOURCE_EXHAUSTED at a limit. `now` is the time of strftime_now, in

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A tokenizer's own chat template, rendered as transformers does.
+#ifndef CAPSTAN_TEXT_CHAT_TEMPLATE_JINJA_TEMPLATE_H_
+#define CAPSTAN_TEXT_CHAT_TEMPLATE_JINJA_TEMPLATE_H_
+
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plugins/sdk/chat_template.h"
+#include "text/chat_template/style.h"
+#include "text/jinja/template.h"
+
+namespace capstan {
+
+// The assistant's ranges are what {% generation %} blocks write if the template
+// has them. Else they follow from rendering: a turn begins where the messages
+// before it and the generation prompt end, and ends with the end-of-turn token
+// behind its content.
+class JinjaTemplate final : public ChatTemplate {
+ public:
+  // `now` is the time that strftime_now shows. Errors: see
+  // ChatTemplate::Recognise.
+  static absl::StatusOr<std::unique_ptr<JinjaTemplate>> Create(
+      const Tokenizer& tokenizer, std::time_t now);
+
+  // The named style's that writes the same texts, or "the tokenizer's own".
+  std::string name() const override { return name_; }
+  std::string jinja() const override { return jinja_; }
+  std::string end_of_turn() const override { return end_of_turn_; }
+  absl::StatusOr<ChatText> Render(absl::Span<const ChatMessage> messages,
+                                  bool generation_prompt) const override;
+  absl::Status Check(const Tokenizer& tokenizer) const override;
+
+ private:
+  JinjaTemplate(std::string jinja, std::unique_ptr<jinja::Template> parsed,
+                const Tokenizer& tokenizer, std::time_t now);
+
+  absl::StatusOr<jinja::Rendered> Text(absl::Span<const ChatMessage> messages,
+                                       bool generation_prompt) const;
+  absl::Status CheckRoles(absl::Span<const ChatMessage> messages) const;
+  // Finds what the template writes in trials: style_, name_, prompt_ and
+  // end_of_turn_.
+  absl::Status Try(const Tokenizer& tokenizer);
+  bool WritesAs(const ChatStyle& style) const;
+  // The range of messages[turn] in `text`, which has all messages; the turn
+  // before it ends at `from`.
+  absl::StatusOr<std::pair<int64_t, int64_t>> RangeOf(
+      absl::Span<const ChatMessage> messages, size_t turn,
+      const std::string& text, size_t from) const;
+  // Where messages[turn]'s generation prompt ends in `text`.
+  absl::StatusOr<size_t> BeginOf(absl::Span<const ChatMessage> messages,
+                                 size_t turn, const std::string& text,
+                                 size_t from) const;
+
+  const std::string jinja_;
+  const std::unique_ptr<jinja::Template> template_;
+  const std::time_t now_;
+  // bos_token and the like, as transformers passes them.
+  const std::vector<std::pair<std::string, std::string>> special_tokens_;
+  const ChatStyle* style_ = nullptr;  // that writes the same texts, or null
+  std::string name_;
+  std::string prompt_;  // of a generation, after a user's turn
+  std::string end_of_turn_;
+  bool ends_turns_ = false;  // the template writes end_of_turn_
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TEXT_CHAT_TEMPLATE_JINJA_TEMPLATE_H_
