@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -161,40 +163,57 @@ bool JinjaTemplate::WritesAs(const ChatStyle& style) const {
 absl::Status JinjaTemplate::Try(const Tokenizer& tokenizer) {
   const std::vector<ChatMessage> talk = {{"user", kQuestion},
                                          {"assistant", kAnswer}};
-  const Messages question = Messages(talk).first(1);
-  CAPSTAN_ASSIGN_OR_RETURN(const jinja::Rendered asked, Text(question, false));
   CAPSTAN_ASSIGN_OR_RETURN(const jinja::Rendered prompted,
-                           Text(question, true));
-  if (absl::StartsWith(prompted.text, asked.text)) {
-    prompt_ = prompted.text.substr(asked.text.size());
-  }
+                           Text(Messages(talk).first(1), true));
+  const absl::StatusOr<jinja::Rendered> answered = Text(talk, false);
+  const std::string text = answered.ok() ? answered->text : "";
+  const size_t answer = text.rfind(kAnswer);
+  const std::string tail =
+      answer == std::string::npos
+          ? ""
+          : text.substr(answer + std::char_traits<char>::length(kAnswer));
+  FindName();
+  FindEndOfTurn(tail, tokenizer);
+  // What precedes the answer since the question, or its turn's end.
+  size_t head = text.find(kQuestion);
+  if (tail.empty() || head >= answer) return absl::OkStatus();
+  head += std::char_traits<char>::length(kQuestion);
+  const size_t end =
+      ends_turns_ ? text.find(end_of_turn_, head) : std::string::npos;
+  if (end < answer) head = end + end_of_turn_.size();
+  prompt_ = std::string(absl::StripLeadingAsciiWhitespace(
+      absl::string_view(text).substr(head, answer - head)));
+  return absl::OkStatus();
+}
+
+void JinjaTemplate::FindName() {
   for (const ChatStyle& style : ChatStyles()) {
     if (!WritesAs(style)) continue;
     style_ = &style;
     name_ = style.name;
-    end_of_turn_ = style.turn_end;
-    ends_turns_ = true;
-    return absl::OkStatus();
+    return;
   }
   if (absl::StrContains(jinja_, "strftime_now")) {
     // Rows that were indexed on another day may be longer.
     absl::StrAppend(&name_, " of day ", now_ / (24 * 60 * 60));
   }
+}
+
+void JinjaTemplate::FindEndOfTurn(const std::string& tail,
+                                  const Tokenizer& tokenizer) {
+  if (style_ != nullptr) {
+    end_of_turn_ = style_->turn_end;
+    ends_turns_ = true;
+    return;
+  }
   end_of_turn_ = TextOf(tokenizer, tokenizer.special_ids().eos);
-  const absl::StatusOr<jinja::Rendered> answered = Text(talk, false);
-  if (!answered.ok()) return absl::OkStatus();  // Render says so again
-  const size_t answer = answered->text.rfind(kAnswer);
-  if (answer == std::string::npos) return absl::OkStatus();
-  const std::string tail = answered->text.substr(answer + sizeof(kAnswer) - 1);
   const Encoding tokens = tokenizer.EncodeWithPlaces(tail);
-  for (size_t i = 0; i < tokens.ids.size(); ++i) {
+  for (size_t i = 0; i < tokens.ids.size() && !ends_turns_; ++i) {
     if (!tokenizer.IsSpecial(tokens.ids[i])) continue;
     end_of_turn_ =
         tail.substr(tokens.begins[i], tokens.ends[i] - tokens.begins[i]);
     ends_turns_ = true;
-    break;
   }
-  return absl::OkStatus();
 }
 
 absl::Status JinjaTemplate::CheckRoles(Messages messages) const {
@@ -298,8 +317,9 @@ absl::Status JinjaTemplate::Check(const Tokenizer& tokenizer) const {
   if (style_ != nullptr) {
     tokens = style_->special_tokens;
   } else {
-    const auto text =
-        Text({{{"user", kQuestion}, {"assistant", kAnswer}}}, true);
+    const std::vector<ChatMessage> talk = {{"user", kQuestion},
+                                           {"assistant", kAnswer}};
+    const auto text = Text(talk, true);
     if (text.ok()) tokens = Markers(text->text);
   }
   return CheckTokens(tokens, name_, tokenizer);

@@ -43,9 +43,12 @@ class JinjaTemplate final : public ChatTemplate {
   absl::StatusOr<jinja::Rendered> Text(absl::Span<const ChatMessage> messages,
                                        bool generation_prompt) const;
   absl::Status CheckRoles(absl::Span<const ChatMessage> messages) const;
-  // Finds what the template writes in trials: style_, name_, prompt_ and
-  // end_of_turn_.
+  // Finds out in trials what the template writes; error if it refuses a user's
+  // message.
   absl::Status Try(const Tokenizer& tokenizer);
+  void FindName();
+  // `tail`: what a trial's text has behind the assistant's content.
+  void FindEndOfTurn(const std::string& tail, const Tokenizer& tokenizer);
   bool WritesAs(const ChatStyle& style) const;
   // The range of messages[turn] in `text`, which has all messages; the turn
   // before it ends at `from`.
@@ -64,7 +67,7 @@ class JinjaTemplate final : public ChatTemplate {
   const std::vector<std::pair<std::string, std::string>> special_tokens_;
   const ChatStyle* style_ = nullptr;  // that writes the same texts, or null
   std::string name_;
-  std::string prompt_;  // of a generation, after a user's turn
+  std::string prompt_;  // before the assistant's content, after a user's turn
   std::string end_of_turn_;
   bool ends_turns_ = false;  // the template writes end_of_turn_
 };

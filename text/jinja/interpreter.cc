@@ -542,7 +542,7 @@ Value Interpreter::EvaluateSlice(const Value& of, const Expression& slice,
   };
   if (of.is_undefined()) throw Error(absl::StrCat(of.undefined()));
   if (!of.is_string() && !of.is_sequence()) {
-    throw Error(absl::StrCat("a ", of.TypeName(), " has no slices"));
+    return Undefined{absl::StrCat("a ", of.TypeName(), " has no slices")};
   }
   const std::vector<Value> items = Iterate(of);
   const auto length = static_cast<int64_t>(items.size());
