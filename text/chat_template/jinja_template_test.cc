@@ -171,12 +171,12 @@ TEST(JinjaTemplateTest, AThoughtIsPartOfTheLastTurn) {
 }
 
 TEST(JinjaTemplateTest, WhatATemplateDropsOfATurnIsAnError) {
-  const auto text =
-      Load(kThinking)->Render(Messages{{"user", "a"},
-                                {"assistant", "<think>\nhm\n</think>\n\nb"},
-                                {"user", "c"},
-                                {"assistant", "d"}}},
-                              false);
+  const auto text = Load(kThinking)->Render(
+      Messages{{"user", "a"},
+               {"assistant", "<think>\nhm\n</think>\n\nb"},
+               {"user", "c"},
+               {"assistant", "d"}},
+      false);
   EXPECT_THAT(std::string(text.status().message()),
               HasSubstr("what the assistant says in message 2 can't be found"));
   EXPECT_THAT(std::string(text.status().message()),

@@ -43,6 +43,19 @@ int64_t IntegerOf(const Value& value, const char* what) {
   return value.integer();
 }
 
+// v % divisor of a test, 0 <= v % 2 < 2 as Python's.
+double Remainder(const Value& v, int64_t divisor) {
+  if (!v.is_number()) {
+    throw Error(absl::StrCat("the remainder of a ", v.TypeName()));
+  }
+  if (v.is_float()) {
+    const double rest = std::fmod(v.number(), static_cast<double>(divisor));
+    return rest < 0 ? rest + std::fabs(static_cast<double>(divisor)) : rest;
+  }
+  if (divisor == -1) return 0.0;
+  return static_cast<double>(std::abs(v.integer() % divisor));
+}
+
 // Iterate, counted.
 std::vector<Value> ItemsOf(Interpreter& interpreter, const Value& of) {
   std::vector<Value> items = Iterate(of);
@@ -93,6 +106,7 @@ void SortBy(const KeyOf& key, bool reverse, std::vector<Value>* items) {
   for (Value& item : *items) keyed.emplace_back(key(item), item);
   std::stable_sort(
       keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
+        if (Equal(a.first, b.first)) return false;  // two that are undefined
         return reverse ? Less(b.first, a.first) : Less(a.first, b.first);
       });
   for (size_t i = 0; i < keyed.size(); ++i) (*items)[i] = keyed[i].second;
@@ -464,7 +478,7 @@ Value BatchFilter(Interpreter& interpreter, const Value& of,
                   const Arguments& given) {
   const int64_t size = IntegerOf(given.Get(0, "linecount", 1), "batch's size");
   const Value fill = given.Get(1, "fill_with", Value());
-  if (size < 1 || size > 100000) throw Error("batch's size is 1 or more");
+  if (size < 1 || size > 100000) throw Error("batch's size is 1 to 100,000");
   std::vector<Value> rows;
   std::vector<Value> row;
   for (Value& item : ItemsOf(interpreter, of)) {
@@ -484,7 +498,8 @@ Value SliceFilter(Interpreter& interpreter, const Value& of,
                   const Arguments& given) {
   const int64_t slices = IntegerOf(given.Get(0, "slices", 1), "slice's number");
   const Value fill = given.Get(1, "fill_with", Value());
-  if (slices < 1 || slices > 100000) throw Error("slice's number is 1 or more");
+  if (slices < 1 || slices > 100000)
+    throw Error("slice's number is 1 to 100,000");
   const std::vector<Value> items = ItemsOf(interpreter, of);
   const auto count = static_cast<int64_t>(items.size());
   const int64_t each = count / slices;
@@ -662,7 +677,8 @@ constexpr std::pair<const char*, TestFunction> kTests[] = {
      }},
     {"callable",
      [](const Value& v, const Value&) {
-       return v.is_object() && v.object()->callable();
+       // jinja2's Undefined has __call__, which raises.
+       return v.is_undefined() || (v.is_object() && v.object()->callable());
      }},
     {"escaped", [](const Value&, const Value&) { return false; }},
     {"lower",
@@ -676,18 +692,14 @@ constexpr std::pair<const char*, TestFunction> kTests[] = {
        return text == Upper(text) && text != Lower(text);
      }},
     {"even",
-     [](const Value& v, const Value&) {
-       return IntegerOf(v, "what is tested as even") % 2 == 0;
-     }},
+     [](const Value& v, const Value&) { return Remainder(v, 2) == 0.0; }},
     {"odd",
-     [](const Value& v, const Value&) {
-       return IntegerOf(v, "what is tested as odd") % 2 != 0;
-     }},
+     [](const Value& v, const Value&) { return Remainder(v, 2) == 1.0; }},
     {"divisibleby",
      [](const Value& v, const Value& by) {
        const int64_t divisor = IntegerOf(by, "divisibleby's number");
        if (divisor == 0) throw Error("a division by zero");
-       return divisor == -1 || IntegerOf(v, "what is divided") % divisor == 0;
+       return Remainder(v, divisor) == 0.0;
      }},
     {"eq", &Equal},
     {"==", &Equal},

@@ -138,6 +138,37 @@ Value SplitLines(Interpreter& interpreter, const Value& self,
   return Value::List(std::move(lines));
 }
 
+// The part of a text that the arguments at places 1 and 2, begin and end in
+// characters, choose as a slice does.
+struct Part {
+  absl::string_view text;
+  int64_t begin = 0;  // in characters
+};
+
+Part PartOf(const Value& self, const Arguments& given) {
+  Part part{self.string()};
+  if (given.positional.size() < 2) return part;
+  const std::vector<std::string> all = Characters(part.text);
+  const auto length = static_cast<int64_t>(all.size());
+  const auto place = [&](size_t at, const char* name, int64_t otherwise) {
+    if (given.positional.size() <= at || given.positional[at].is_none()) {
+      return otherwise;
+    }
+    const int64_t number = NumberArgument(given, at, name, otherwise);
+    return std::clamp<int64_t>(number < 0 ? number + length : number, 0,
+                               length);
+  };
+  part.begin = place(1, "start", 0);
+  const int64_t end = std::max(part.begin, place(2, "end", length));
+  size_t bytes_before = 0;
+  size_t bytes = 0;
+  for (int64_t i = 0; i < end; ++i) {
+    (i < part.begin ? bytes_before : bytes) += all[i].size();
+  }
+  part.text = part.text.substr(bytes_before, bytes);
+  return part;
+}
+
 // A text, or one of a tuple's.
 template <typename Matches>
 bool AnyText(const Arguments& given, const char* method,
@@ -155,12 +186,12 @@ bool AnyText(const Arguments& given, const char* method,
 
 Value StartsWith(Interpreter&, const Value& self, const Arguments& given) {
   return AnyText(given, "startswith", [&](const std::string& text) {
-    return absl::StartsWith(self.string(), text);
+    return absl::StartsWith(PartOf(self, given).text, text);
   });
 }
 Value EndsWith(Interpreter&, const Value& self, const Arguments& given) {
   return AnyText(given, "endswith", [&](const std::string& text) {
-    return absl::EndsWith(self.string(), text);
+    return absl::EndsWith(PartOf(self, given).text, text);
   });
 }
 
@@ -192,27 +223,29 @@ Value CapitalizeOf(Interpreter&, const Value& self, const Arguments&) {
   return Capitalized(self.string());
 }
 
-// The index, in characters, of the byte found; -1 if npos.
-int64_t CharacterIndex(const std::string& text, size_t found) {
-  return found == std::string::npos
+// The index, in characters of the whole text, of the byte found; -1 if npos.
+int64_t CharacterIndex(const Part& part, size_t found) {
+  return found == absl::string_view::npos
              ? -1
-             : CharacterCount(absl::string_view(text).substr(0, found));
+             : part.begin + CharacterCount(part.text.substr(0, found));
 }
 
 Value Find(Interpreter&, const Value& self, const Arguments& given) {
-  return CharacterIndex(
-      self.string(), self.string().find(TextArgument(given, 0, "sub", "find")));
+  const Part part = PartOf(self, given);
+  return CharacterIndex(part,
+                        part.text.find(TextArgument(given, 0, "sub", "find")));
 }
 Value RightFind(Interpreter&, const Value& self, const Arguments& given) {
-  return CharacterIndex(self.string(), self.string().rfind(TextArgument(
-                                           given, 0, "sub", "rfind")));
+  const Part part = PartOf(self, given);
+  return CharacterIndex(
+      part, part.text.rfind(TextArgument(given, 0, "sub", "rfind")));
 }
-Value IndexOf(Interpreter&, const Value& self, const Arguments& given) {
+Value IndexOf(Interpreter& interpreter, const Value& self,
+              const Arguments& given) {
   if (self.is_string()) {
-    const size_t found =
-        self.string().find(TextArgument(given, 0, "sub", "index"));
-    if (found == std::string::npos) throw Error("index: not found");
-    return CharacterIndex(self.string(), found);
+    Value found = Find(interpreter, self, given);
+    if (found.integer() < 0) throw Error("index: not found");
+    return found;
   }
   const std::vector<Value>& items = self.sequence()->items;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -231,10 +264,11 @@ Value Count(Interpreter&, const Value& self, const Arguments& given) {
         }));
   }
   const std::string& sub = TextArgument(given, 0, "sub", "count");
-  if (sub.empty()) return CharacterCount(self.string()) + 1;
+  const absl::string_view text = PartOf(self, given).text;
+  if (sub.empty()) return CharacterCount(text) + 1;
   int64_t count = 0;
-  for (size_t at = self.string().find(sub); at != std::string::npos;
-       at = self.string().find(sub, at + sub.size())) {
+  for (size_t at = text.find(sub); at != absl::string_view::npos;
+       at = text.find(sub, at + sub.size())) {
     ++count;
   }
   return count;

@@ -331,8 +331,23 @@ bool Value::holds_objects() const {
   return is_object();
 }
 
+// With U+FFFD in place of bytes that are no UTF-8.
+std::string ValidText(const std::string& text) {
+  if (tokenizer::IsUtf8(text)) return text;
+  std::string valid;
+  for (size_t at = 0; at < text.size();) {
+    utf8proc_int32_t c = -1;
+    const utf8proc_ssize_t bytes = utf8proc_iterate(
+        reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at),
+        static_cast<utf8proc_ssize_t>(text.size() - at), &c);
+    AppendCharacter(bytes > 0 ? static_cast<uint32_t>(c) : 0xfffd, &valid);
+    at += bytes > 0 ? static_cast<size_t>(bytes) : 1;
+  }
+  return valid;
+}
+
 Value Value::FromJson(const nlohmann::ordered_json& json) {
-  if (json.is_string()) return json.get<std::string>();
+  if (json.is_string()) return ValidText(json.get_ref<const std::string&>());
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
   if (json.is_number_unsigned() &&
@@ -348,7 +363,7 @@ Value Value::FromJson(const nlohmann::ordered_json& json) {
   if (json.is_object()) {
     Dict dict;
     for (const auto& [key, item] : json.items()) {
-      dict.items.emplace_back(Value(key), FromJson(item));
+      dict.items.emplace_back(Value(ValidText(key)), FromJson(item));
     }
     return Of(std::move(dict));
   }
