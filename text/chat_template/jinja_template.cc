@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -25,6 +26,8 @@ constexpr char kWhere[] =
 // Contents of a trial that no template spells.
 constexpr char kQuestion[] = "Qzxq";
 constexpr char kAnswer[] = "Azxq";
+constexpr char kThought[] = "<think>";
+constexpr char kThoughtEnd[] = "</think>";
 
 std::string TextOf(const Tokenizer& tokenizer, int64_t id) {
   return id < 0 ? "" : tokenizer.Decode({id});
@@ -172,15 +175,21 @@ absl::Status JinjaTemplate::Try(const Tokenizer& tokenizer) {
       answer == std::string::npos
           ? ""
           : text.substr(answer + std::char_traits<char>::length(kAnswer));
+  const absl::StatusOr<jinja::Rendered> asked =
+      Text(Messages(talk).first(1), false);
+  if (asked.ok() && absl::StartsWith(prompted.text, asked->text) &&
+      absl::StartsWith(text, prompted.text)) {
+    generation_prompt_ = prompted.text.substr(asked->text.size());
+  }
   FindName();
-  FindEndOfTurn(tail, tokenizer);
+  FindEndOfTurn(tokenizer);
   // What precedes the answer since the question, or its turn's end.
   size_t head = text.find(kQuestion);
   if (tail.empty() || head >= answer) return absl::OkStatus();
   head += std::char_traits<char>::length(kQuestion);
-  const size_t end =
-      ends_turns_ ? text.find(end_of_turn_, head) : std::string::npos;
-  if (end < answer) head = end + end_of_turn_.size();
+  size_t bytes = 0;
+  const size_t end = TurnEnd(text, head, &bytes);
+  if (end < answer) head = end + bytes;
   prompt_ = std::string(absl::StripLeadingAsciiWhitespace(
       absl::string_view(text).substr(head, answer - head)));
   return absl::OkStatus();
@@ -199,21 +208,44 @@ void JinjaTemplate::FindName() {
   }
 }
 
-void JinjaTemplate::FindEndOfTurn(const std::string& tail,
-                                  const Tokenizer& tokenizer) {
+void JinjaTemplate::FindEndOfTurn(const Tokenizer& tokenizer) {
   if (style_ != nullptr) {
     end_of_turn_ = style_->turn_end;
-    ends_turns_ = true;
+    turn_ends_ = {end_of_turn_};
     return;
   }
   end_of_turn_ = TextOf(tokenizer, tokenizer.special_ids().eos);
-  const Encoding tokens = tokenizer.EncodeWithPlaces(tail);
-  for (size_t i = 0; i < tokens.ids.size() && !ends_turns_; ++i) {
-    if (!tokenizer.IsSpecial(tokens.ids[i])) continue;
-    end_of_turn_ =
-        tail.substr(tokens.begins[i], tokens.ends[i] - tokens.begins[i]);
-    ends_turns_ = true;
+  // The last turn's may be another one.
+  const auto text = Text(std::vector<ChatMessage>{{"user", kQuestion},
+                                                  {"assistant", kAnswer},
+                                                  {"user", kQuestion},
+                                                  {"assistant", kAnswer}},
+                         false);
+  if (!text.ok()) return;
+  const std::vector<std::string> pieces = absl::StrSplit(text->text, kAnswer);
+  for (size_t i = 1; i < pieces.size(); ++i) {
+    const Encoding tokens = tokenizer.EncodeWithPlaces(pieces[i]);
+    for (size_t t = 0; t < tokens.ids.size(); ++t) {
+      if (!tokenizer.IsSpecial(tokens.ids[t])) continue;
+      end_of_turn_ =
+          pieces[i].substr(tokens.begins[t], tokens.ends[t] - tokens.begins[t]);
+      turn_ends_.push_back(end_of_turn_);
+      break;
+    }
   }
+}
+
+size_t JinjaTemplate::TurnEnd(const std::string& text, size_t from,
+                              size_t* bytes) const {
+  size_t first = std::string::npos;
+  *bytes = 0;
+  for (const std::string& token : turn_ends_) {
+    const size_t at = text.find(token, from);
+    if (at >= first) continue;
+    first = at;
+    *bytes = token.size();
+  }
+  return first;
 }
 
 absl::Status JinjaTemplate::CheckRoles(Messages messages) const {
@@ -246,15 +278,39 @@ absl::StatusOr<ChatText> JinjaTemplate::Render(Messages messages,
     out.assistant = std::move(all.generation);
     return out;
   }
+  const std::vector<size_t> begins =
+      AllBegins(messages, generation_prompt, out.text);
   size_t from = 0;
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].role != "assistant") continue;
+    const absl::StatusOr<size_t> begin =
+        begins.empty() ? BeginOf(messages, i, out.text, from)
+                       : begins[out.assistant.size()];
     CAPSTAN_ASSIGN_OR_RETURN(const auto range,
-                             RangeOf(messages, i, out.text, from));
+                             RangeOf(messages, i, out.text, begin));
     out.assistant.push_back(range);
     from = static_cast<size_t>(range.second);
   }
   return out;
+}
+
+std::vector<size_t> JinjaTemplate::AllBegins(Messages messages,
+                                             bool generation_prompt,
+                                             const std::string& text) const {
+  if (generation_prompt_.empty()) return {};
+  size_t turns = 0;
+  for (const ChatMessage& message : messages) {
+    if (absl::StrContains(message.content, generation_prompt_)) return {};
+    if (message.role == "assistant") ++turns;
+  }
+  std::vector<size_t> begins;
+  for (size_t at = text.find(generation_prompt_); at != std::string::npos;
+       at = text.find(generation_prompt_, at)) {
+    at += generation_prompt_.size();
+    begins.push_back(at);
+  }
+  if (begins.size() != turns + (generation_prompt ? 1 : 0)) return {};
+  return begins;
 }
 
 absl::StatusOr<size_t> JinjaTemplate::BeginOf(Messages messages, size_t turn,
@@ -272,7 +328,12 @@ absl::StatusOr<size_t> JinjaTemplate::BeginOf(Messages messages, size_t turn,
       const auto plain = Text(before, /*generation_prompt=*/false);
       if (plain.ok() && absl::StartsWith(text, plain->text) &&
           same >= plain->text.size() && same >= from) {
-        return same;
+        // Not inside of a tag that begins alike: <think> and </think>.
+        const size_t open = text.rfind('<', same - 1);
+        const bool inside = same > 0 && open != std::string::npos &&
+                            open >= std::max(from, plain->text.size()) &&
+                            text.find('>', open) >= same;
+        return inside ? open : same;
       }
     }
   }
@@ -282,24 +343,49 @@ absl::StatusOr<size_t> JinjaTemplate::BeginOf(Messages messages, size_t turn,
   return absl::InvalidArgumentError("");
 }
 
+absl::optional<size_t> JinjaTemplate::ContentEnd(const std::string& content,
+                                                 const std::string& text,
+                                                 size_t from) const {
+  const absl::string_view whole = TrimUnicode(content);
+  size_t bytes = 0;
+  // A token that ends a turn before the content: it is another turn's.
+  const size_t turn_end = TurnEnd(text, from, &bytes);
+  size_t at = text.find(whole.data(), from, whole.size());
+  if (at <= turn_end && at != std::string::npos) return at + whole.size();
+  // Templates write the white space around thoughts anew.
+  const size_t thought_end = content.find(kThoughtEnd);
+  if (thought_end == std::string::npos) return absl::nullopt;
+  absl::string_view thought = absl::string_view(content).substr(0, thought_end);
+  if (const size_t begin = thought.find(kThought); begin != thought.npos) {
+    thought.remove_prefix(begin + std::char_traits<char>::length(kThought));
+  }
+  thought = TrimUnicode(thought);
+  at = text.find(thought.data(), from, thought.size());
+  if (at == std::string::npos || at > turn_end) return absl::nullopt;
+  const absl::string_view answer =
+      TrimUnicode(absl::string_view(content).substr(
+          thought_end + std::char_traits<char>::length(kThoughtEnd)));
+  at = text.find(answer.data(), at + thought.size(), answer.size());
+  if (at == std::string::npos || at > turn_end) return absl::nullopt;
+  return at + answer.size();
+}
+
 absl::StatusOr<std::pair<int64_t, int64_t>> JinjaTemplate::RangeOf(
     Messages messages, size_t turn, const std::string& text,
-    size_t from) const {
-  const absl::string_view content = TrimUnicode(messages[turn].content);
-  const absl::StatusOr<size_t> found = BeginOf(messages, turn, text, from);
-  if (found.ok()) {
-    const size_t at = text.find(content.data(), *found, content.size());
-    // A token that ends a turn before the content: it is another turn's.
-    const size_t end_before =
-        ends_turns_ ? text.find(end_of_turn_, *found) : std::string::npos;
-    if (at != std::string::npos && at <= end_before) {
-      const size_t content_end = at + content.size();
-      size_t end = content_end;
-      if (ends_turns_) {
-        end = text.find(end_of_turn_, content_end);
-        end =
-            end == std::string::npos ? content_end : end + end_of_turn_.size();
-      }
+    const absl::StatusOr<size_t>& found) const {
+  size_t bytes = 0;
+  const absl::optional<size_t> content_end =
+      found.ok() ? ContentEnd(messages[turn].content, text, *found)
+                 : absl::nullopt;
+  if (content_end.has_value()) {
+    size_t end = TurnEnd(text, *content_end, &bytes);
+    end = end == std::string::npos ? *content_end : end + bytes;
+    const absl::string_view behind =
+        absl::string_view(text).substr(*content_end, end - *content_end);
+    const absl::string_view next = turn + 1 < messages.size()
+                                       ? TrimUnicode(messages[turn + 1].content)
+                                       : absl::string_view();
+    if (next.empty() || !absl::StrContains(behind, next)) {
       return std::pair(static_cast<int64_t>(*found), static_cast<int64_t>(end));
     }
   }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/optional.h"
 #include "plugins/sdk/chat_template.h"
 #include "text/chat_template/style.h"
 #include "text/jinja/template.h"
@@ -47,18 +48,30 @@ class JinjaTemplate final : public ChatTemplate {
   // message.
   absl::Status Try(const Tokenizer& tokenizer);
   void FindName();
-  // `tail`: what a trial's text has behind the assistant's content.
-  void FindEndOfTurn(const std::string& tail, const Tokenizer& tokenizer);
+  void FindEndOfTurn(const Tokenizer& tokenizer);
+  // Where the first of turn_ends_ is from `from` on, and its size; npos if
+  // there is none.
+  size_t TurnEnd(const std::string& text, size_t from, size_t* bytes) const;
+  // Where a turn's content ends that begins behind `from`; nullopt if the
+  // template doesn't write all of it.
+  absl::optional<size_t> ContentEnd(const std::string& content,
+                                    const std::string& text, size_t from) const;
   bool WritesAs(const ChatStyle& style) const;
-  // The range of messages[turn] in `text`, which has all messages; the turn
+  // Where the assistant's turns begin in `text`, which has all messages, and
+  // last where a generation prompt ends; empty if that takes BeginOf: if the
+  // prompt's text isn't what tells turns apart.
+  std::vector<size_t> AllBegins(absl::Span<const ChatMessage> messages,
+                                bool generation_prompt,
+                                const std::string& text) const;
+  // The same of messages[turn] alone, by rendering those before it; the turn
   // before it ends at `from`.
-  absl::StatusOr<std::pair<int64_t, int64_t>> RangeOf(
-      absl::Span<const ChatMessage> messages, size_t turn,
-      const std::string& text, size_t from) const;
-  // Where messages[turn]'s generation prompt ends in `text`.
   absl::StatusOr<size_t> BeginOf(absl::Span<const ChatMessage> messages,
                                  size_t turn, const std::string& text,
                                  size_t from) const;
+  // The range of messages[turn], which begins at `found`.
+  absl::StatusOr<std::pair<int64_t, int64_t>> RangeOf(
+      absl::Span<const ChatMessage> messages, size_t turn,
+      const std::string& text, const absl::StatusOr<size_t>& found) const;
 
   const std::string jinja_;
   const std::unique_ptr<jinja::Template> template_;
@@ -68,8 +81,11 @@ class JinjaTemplate final : public ChatTemplate {
   const ChatStyle* style_ = nullptr;  // that writes the same texts, or null
   std::string name_;
   std::string prompt_;  // before the assistant's content, after a user's turn
+  std::string generation_prompt_;  // "" if turns don't begin with it
   std::string end_of_turn_;
-  bool ends_turns_ = false;  // the template writes end_of_turn_
+  // Tokens that end a turn: end_of_turn_ and what earlier turns have instead;
+  // empty if there are none.
+  std::vector<std::string> turn_ends_;
 };
 
 }  // namespace capstan

@@ -256,6 +256,40 @@ TEST(JinjaTemplateTest, APromptMayWriteMoreThanTurnsHave) {
               ElementsAre("b<|end|>", " d <|end|>"));
 }
 
+TEST(JinjaTemplateTest, APromptsTagIsNotCut) {
+  const auto chat = Load(
+      "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
+      "{% if m.role == 'assistant' %}</think>{{ m.content }}<|end|>"
+      "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+      "{% if add_generation_prompt %}<|assistant|><think>{% endif %}");
+  EXPECT_THAT(Assistant(Text(*chat, kTalk)),
+              ElementsAre("</think>b<|end|>", "</think> d <|end|>"));
+}
+
+// As OpenAI's gpt-oss.
+TEST(JinjaTemplateTest, TheLastTurnMayEndOtherwise) {
+  const auto chat = Load(
+      "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}"
+      "{% if loop.last %}</s>{% else %}<|end|>{% endif %}{% endfor %}"
+      "{% if add_generation_prompt %}<|assistant|>{% endif %}");
+  EXPECT_EQ(chat->end_of_turn(), "</s>");
+  EXPECT_THAT(Assistant(Text(*chat, kTalk)),
+              ElementsAre("b<|end|>", " d </s>"));
+}
+
+TEST(JinjaTemplateTest, SpaceAroundThoughtsMayChange) {
+  const auto chat = Load(
+      "{% for m in messages %}{% set parts = m.content.split('</think>') %}"
+      "{{ '<|' + m.role + '|>' }}{% if parts|length > 1 %}<think>"
+      "{{ parts[0].replace('<think>', '').strip() }}</think>{% endif %}"
+      "{{ parts[-1].strip() }}<|end|>{% endfor %}"
+      "{% if add_generation_prompt %}<|assistant|>{% endif %}");
+  EXPECT_THAT(
+      Assistant(Text(
+          *chat, {{"user", "a"}, {"assistant", "<think>\nhm\n</think>\n\nb"}})),
+      ElementsAre("<think>hm</think>b<|end|>"));
+}
+
 // What a user says like the assistant isn't trained on.
 TEST(JinjaTemplateTest, EqualContentsAreToldApart) {
   const auto chat = Load(kInst);
