@@ -286,10 +286,15 @@ absl::StatusOr<ChatText> JinjaTemplate::Render(Messages messages,
     const absl::StatusOr<size_t> begin =
         begins.empty() ? BeginOf(messages, i, out.text, from)
                        : begins[out.assistant.size()];
-    CAPSTAN_ASSIGN_OR_RETURN(const auto range,
-                             RangeOf(messages, i, out.text, begin));
-    out.assistant.push_back(range);
-    from = static_cast<size_t>(range.second);
+    const auto range = RangeOf(messages, i, out.text, begin);
+    if (!range.ok()) {
+      // What is to be continued isn't trained on.
+      if (!generation_prompt) return range.status();
+      out.assistant.clear();
+      break;
+    }
+    out.assistant.push_back(*range);
+    from = static_cast<size_t>(range->second);
   }
   return out;
 }

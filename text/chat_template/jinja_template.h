@@ -21,7 +21,8 @@ namespace capstan {
 // The assistant's ranges are what {% generation %} blocks write if the template
 // has them. Else they follow from rendering: a turn begins where the messages
 // before it and the generation prompt end, and ends with the end-of-turn token
-// behind its content.
+// behind its content. A turn that isn't found is an error; with a generation
+// prompt there are then no ranges, since nothing is trained.
 class JinjaTemplate final : public ChatTemplate {
  public:
   // `now` is the time that strftime_now shows. Errors: see

@@ -183,6 +183,20 @@ TEST(JinjaTemplateTest, WhatATemplateDropsOfATurnIsAnError) {
               HasSubstr("a conversation of its own"));
 }
 
+// A chat goes on, though the template drops what the model thought.
+TEST(JinjaTemplateTest, APromptNeedsNoRanges) {
+  const ChatText text = Text(*Load(kThinking),
+                             {{"user", "a"},
+                              {"assistant", "<think>\nhm\n</think>\n\nb"},
+                              {"user", "c"}},
+                             /*prompt=*/true);
+  EXPECT_EQ(text.text,
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb"
+            "<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
+            "<|im_start|>assistant\n");
+  EXPECT_THAT(text.assistant, IsEmpty());
+}
+
 TEST(JinjaTemplateTest, GemmasTurns) {
   const auto chat = Load(kModelTurns);
   EXPECT_EQ(chat->end_of_turn(), "<end_of_turn>");
@@ -296,7 +310,7 @@ TEST(JinjaTemplateTest, EqualContentsAreToldApart) {
   const ChatText text = Text(
       *chat,
       {{"user", "b"}, {"assistant", "b"}, {"user", "b"}, {"assistant", "b"}});
-  ASSERT_EQ(text.assistant.size(), 2);
+  ASSERT_EQ(text.assistant.size(), 2u);
   EXPECT_EQ(text.assistant[0], std::pair(int64_t{19}, int64_t{25}));
   EXPECT_EQ(text.text.substr(0, 19), "<s>[INST] b [/INST]");
   EXPECT_THAT(Assistant(text), ElementsAre(" b</s>", " b</s>"));
