@@ -4,6 +4,7 @@
 // make HTML or random choices.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -285,6 +286,9 @@ Value ToJsonFilter(Interpreter& interpreter, const Value& of,
 Value AbsFilter(Interpreter&, const Value& of, const Arguments&) {
   if (!of.is_number()) throw Error("abs wants a number");
   if (of.is_float()) return std::fabs(of.number());
+  if (of.integer() == std::numeric_limits<int64_t>::min()) {
+    throw Error("an integer exceeds 64 bits");
+  }
   return std::abs(of.integer());
 }
 
@@ -326,6 +330,7 @@ Value RoundFilter(Interpreter&, const Value& of, const Arguments& given) {
   if (method == "ceil") return std::ceil(value * scale) / scale;
   if (method == "floor") return std::floor(value * scale) / scale;
   if (method != "common") throw Error("round's method isn't known");
+  if (!of.is_float() && digits >= 0) return of.integer();
   if (digits < 0 || digits > 300) {
     return std::nearbyint(value * scale) / scale;
   }

@@ -346,7 +346,8 @@ std::string ValidText(const std::string& text) {
   return valid;
 }
 
-Value Value::FromJson(const nlohmann::ordered_json& json) {
+Value Value::FromJson(const nlohmann::ordered_json& json, int around) {
+  if (around > kMostNested) throw LimitError("values nest too deeply");
   if (json.is_string()) return ValidText(json.get_ref<const std::string&>());
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
@@ -357,13 +358,14 @@ Value Value::FromJson(const nlohmann::ordered_json& json) {
   if (json.is_number()) return json.get<int64_t>();
   if (json.is_array()) {
     std::vector<Value> items;
-    for (const auto& item : json) items.push_back(FromJson(item));
+    for (const auto& item : json) items.push_back(FromJson(item, around + 1));
     return List(std::move(items));
   }
   if (json.is_object()) {
     Dict dict;
     for (const auto& [key, item] : json.items()) {
-      dict.items.emplace_back(Value(ValidText(key)), FromJson(item));
+      dict.items.emplace_back(Value(ValidText(key)),
+                              FromJson(item, around + 1));
     }
     return Of(std::move(dict));
   }

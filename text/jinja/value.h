@@ -87,8 +87,8 @@ class Value {
   static Value List(std::vector<Value> items);
   static Value Tuple(std::vector<Value> items);
   static Value Of(Dict dict);
-  // Bytes that are no UTF-8 become U+FFFD.
-  static Value FromJson(const nlohmann::ordered_json& json);
+  // Bytes that are no UTF-8 become U+FFFD. `around`: how many values it is in.
+  static Value FromJson(const nlohmann::ordered_json& json, int around = 0);
   // markupsafe's Markup, which escapes what is joined to it.
   static Value Markup(std::string text);
 
