@@ -214,9 +214,12 @@ Value TruncateFilter(Interpreter&, const Value& of, const Arguments& given) {
   const std::string text = ToText(of);
   const std::vector<std::string> characters = Characters(text);
   const auto count = static_cast<int64_t>(characters.size());
-  if (count <= length + leeway) return text;
-  const int64_t keep =
-      std::clamp<int64_t>(length - CharacterCount(end), 0, count);
+  // Where jinja2 asserts.
+  if (length < CharacterCount(end) || leeway < 0) {
+    throw Error("truncate's length is less than that of its end");
+  }
+  if (count - leeway <= length) return text;
+  const int64_t keep = std::min(length - CharacterCount(end), count);
   std::string kept;
   for (int64_t i = 0; i < keep; ++i) kept += characters[i];
   if (!kill_words) kept = kept.substr(0, kept.rfind(' '));

@@ -349,7 +349,8 @@ template <bool left>
 Value Justify(Interpreter& interpreter, const Value& self,
               const Arguments& given) {
   const int64_t pad =
-      NumberArgument(given, 0, "width", 0) - CharacterCount(self.string());
+      std::max<int64_t>(0, NumberArgument(given, 0, "width", 0)) -
+      CharacterCount(self.string());
   if (pad <= 0) return self;
   interpreter.SpendText(static_cast<size_t>(pad));
   std::string fill;
@@ -366,7 +367,8 @@ Value Center(Interpreter&, const Value& self, const Arguments& given) {
 Value ZeroFill(Interpreter& interpreter, const Value& self,
                const Arguments& given) {
   const int64_t pad =
-      NumberArgument(given, 0, "width", 0) - CharacterCount(self.string());
+      std::max<int64_t>(0, NumberArgument(given, 0, "width", 0)) -
+      CharacterCount(self.string());
   if (pad <= 0) return self;
   interpreter.SpendText(static_cast<size_t>(pad));
   const bool sign = absl::StartsWith(self.string(), "-") ||

@@ -127,7 +127,7 @@ std::string Replaced(absl::string_view text, absl::string_view old,
 }
 
 std::string Centered(absl::string_view text, int64_t width) {
-  const int64_t pad = width - CharacterCount(text);
+  const int64_t pad = std::max<int64_t>(0, width) - CharacterCount(text);
   if (pad <= 0) return std::string(text);
   if (pad > 100000) throw LimitError("a text is centred in too wide a field");
   // CPython's str.center.
