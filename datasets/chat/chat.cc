@@ -344,7 +344,8 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
       OfField("tokenizer", LoadTokenizer(config.tokenizer())));
   // Everything that its tokens depend on.
   CacheKey key;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
     const auto file =
         MappedFile::Open(absl::StrCat(config.tokenizer(), "/", name));
     key.Add(file.ok() ? (*file)->bytes() : "");

@@ -25,7 +25,8 @@ struct ChatMessage {
 struct ChatText {
   std::string text;
   // Byte ranges of `text` written by the assistant, ascending: each content
-  // with its end-of-turn token.
+  // with its end-of-turn token, or what a template's {% generation %} blocks
+  // write.
   std::vector<std::pair<int64_t, int64_t>> assistant;
 };
 
@@ -40,9 +41,11 @@ class ChatTemplate {
       absl::string_view name);
   static std::vector<std::string> Names();
 
-  // Detects the format of the tokenizer's own jinja template from what it
-  // renders. NOT_FOUND if it has no template; UNIMPLEMENTED if the template
-  // isn't one of the above: the error says what to set.
+  // The tokenizer's own jinja template, rendered as transformers does; its name
+  // is that of the template above that renders the same texts, if there is one.
+  // NOT_FOUND if it has no template; INVALID_ARGUMENT, with the line, if that
+  // isn't jinja or refuses a user's message; RESOURCE_EXHAUSTED if it takes too
+  // much time or memory.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Recognise(
       const Tokenizer& tokenizer);
 
@@ -52,7 +55,7 @@ class ChatTemplate {
 
   // Renders the conversation; with `generation_prompt`, the head of the
   // assistant's next turn is appended. Errors: unknown roles, roles in the
-  // wrong order, no messages.
+  // wrong order, no messages, what a template of a tokenizer raises.
   virtual absl::StatusOr<ChatText> Render(
       absl::Span<const ChatMessage> messages, bool generation_prompt) const = 0;
 

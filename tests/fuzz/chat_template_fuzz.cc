@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tokenizer's chat template, which is compared with those that are known.
+// A tokenizer's chat template, which is run on its own text.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,7 +21,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::vector<capstan::ChatMessage> talk = {{"user", jinja},
                                                   {"assistant", jinja}};
   const auto text = (*found)->Render(talk, /*generation_prompt=*/true);
-  CHECK(text.ok()) << text.status();
+  if (!text.ok()) {
+    CHECK(!text.status().message().empty());
+    return 0;
+  }
   for (const auto& [begin, end] : text->assistant) {
     CHECK_LE(0, begin);
     CHECK_LE(begin, end);

@@ -38,23 +38,6 @@ utf8proc_int32_t FirstCharacter(absl::string_view text, size_t* size) {
   return code;
 }
 
-// Strips white space, Unicode's included, from both ends, as Jinja's trim
-// (Python's str.strip) does.
-absl::string_view TrimUnicode(absl::string_view text) {
-  size_t size = 0;
-  while (!text.empty() && IsSpace(FirstCharacter(text, &size))) {
-    text.remove_prefix(size);
-  }
-  while (!text.empty()) {
-    size_t begin = text.size() - 1;
-    while (begin > 0 && (text[begin] & 0xc0) == 0x80) --begin;
-    const absl::string_view last = text.substr(begin);
-    if (!IsSpace(FirstCharacter(last, &size)) || size != last.size()) break;
-    text.remove_suffix(size);
-  }
-  return text;
-}
-
 class StyledTemplate final : public ChatTemplate {
  public:
   explicit StyledTemplate(const ChatStyle& style) : style_(style) {}
@@ -64,10 +47,11 @@ class StyledTemplate final : public ChatTemplate {
   std::string end_of_turn() const override { return style_.turn_end; }
   absl::StatusOr<ChatText> Render(absl::Span<const ChatMessage> messages,
                                   bool generation_prompt) const override;
-  absl::Status Check(const Tokenizer& tokenizer) const override;
+  absl::Status Check(const Tokenizer& tokenizer) const override {
+    return CheckTokens(style_.special_tokens, style_.name, tokenizer);
+  }
 
  private:
-  absl::Status CheckRoles(absl::Span<const ChatMessage> messages) const;
   void AppendHead(absl::string_view role, std::string* text) const {
     absl::StrAppend(text, style_.head_begin, role, style_.head_end);
   }
@@ -76,38 +60,6 @@ class StyledTemplate final : public ChatTemplate {
 
   const ChatStyle& style_;
 };
-
-absl::Status StyledTemplate::CheckRoles(
-    absl::Span<const ChatMessage> messages) const {
-  if (messages.empty()) {
-    return absl::InvalidArgumentError("the conversation has no message");
-  }
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const std::string& role = messages[i].role;
-    if (std::find(style_.roles.begin(), style_.roles.end(), role) ==
-        style_.roles.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "message ", i + 1, " has the role \"", role, "\"; the template ",
-          style_.name, " knows ", List(style_.roles)));
-    }
-  }
-  if (!style_.alternates) return absl::OkStatus();
-  const size_t first = messages[0].role == "system" ? 1 : 0;
-  if (first == messages.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the conversation has only a system message; the template ",
-        style_.name, " writes it into the first user turn"));
-  }
-  for (size_t i = first; i < messages.size(); ++i) {
-    const char* const want = (i - first) % 2 == 0 ? "user" : "assistant";
-    if (messages[i].role == want) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("message ", i + 1, " has the role \"", messages[i].role,
-                     "\" where the template ", style_.name, " wants \"", want,
-                     "\": user and assistant take turns"));
-  }
-  return absl::OkStatus();
-}
 
 void StyledTemplate::AppendTurn(const ChatMessage& message,
                                 absl::string_view prefix, ChatText* out) const {
@@ -127,7 +79,7 @@ void StyledTemplate::AppendTurn(const ChatMessage& message,
 
 absl::StatusOr<ChatText> StyledTemplate::Render(
     absl::Span<const ChatMessage> messages, bool generation_prompt) const {
-  const absl::Status roles = CheckRoles(messages);
+  const absl::Status roles = CheckRolesOf(style_, messages);
   if (!roles.ok()) return roles;
   ChatText out;
   size_t size = style_.bos.size() + style_.default_system.size() + 64;
@@ -155,9 +107,59 @@ absl::StatusOr<ChatText> StyledTemplate::Render(
   return out;
 }
 
-absl::Status StyledTemplate::Check(const Tokenizer& tokenizer) const {
+}  // namespace
+
+absl::string_view TrimUnicode(absl::string_view text) {
+  size_t size = 0;
+  while (!text.empty() && IsSpace(FirstCharacter(text, &size))) {
+    text.remove_prefix(size);
+  }
+  while (!text.empty()) {
+    size_t begin = text.size() - 1;
+    while (begin > 0 && (text[begin] & 0xc0) == 0x80) --begin;
+    const absl::string_view last = text.substr(begin);
+    if (!IsSpace(FirstCharacter(last, &size)) || size != last.size()) break;
+    text.remove_suffix(size);
+  }
+  return text;
+}
+
+absl::Status CheckRolesOf(const ChatStyle& style,
+                          absl::Span<const ChatMessage> messages) {
+  if (messages.empty()) {
+    return absl::InvalidArgumentError("the conversation has no message");
+  }
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string& role = messages[i].role;
+    if (std::find(style.roles.begin(), style.roles.end(), role) ==
+        style.roles.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "message ", i + 1, " has the role \"", role, "\"; the template ",
+          style.name, " knows ", List(style.roles)));
+    }
+  }
+  if (!style.alternates) return absl::OkStatus();
+  const size_t first = messages[0].role == "system" ? 1 : 0;
+  if (first == messages.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the conversation has only a system message; the template ", style.name,
+        " writes it into the first user turn"));
+  }
+  for (size_t i = first; i < messages.size(); ++i) {
+    const char* const want = (i - first) % 2 == 0 ? "user" : "assistant";
+    if (messages[i].role == want) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("message ", i + 1, " has the role \"", messages[i].role,
+                     "\" where the template ", style.name, " wants \"", want,
+                     "\": user and assistant take turns"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTokens(const std::vector<std::string>& tokens,
+                         absl::string_view name, const Tokenizer& tokenizer) {
   std::vector<std::string> missing;
-  for (const std::string& token : style_.special_tokens) {
+  for (const std::string& token : tokens) {
     const absl::optional<int64_t> id = tokenizer.IdOf(token);
     if (!id.has_value() || tokenizer.Encode(token) != std::vector{*id}) {
       missing.push_back(token);
@@ -166,12 +168,10 @@ absl::Status StyledTemplate::Check(const Tokenizer& tokenizer) const {
   if (missing.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "the tokenizer has no token ", List(missing), ", which the template ",
-      style_.name,
+      name,
       " writes: choose a template that fits it, or add the tokens to its "
       "tokenizer.json"));
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Named(
     absl::string_view name) {

@@ -186,65 +186,27 @@ TEST(ChatTemplateTest, OtherSpellingsAreRecognised) {
 }
 
 // A template that renders differently is another one, however similar.
-TEST(ChatTemplateTest, WhatRendersOtherwiseIsAnErrorThatSaysWhatToSet) {
+TEST(ChatTemplateTest, WhatRendersOtherwiseIsTheTokenizersOwn) {
   const std::string chatml = Get("chatml")->jinja();
   const auto changed = [&](const char* from, const char* to) {
     const std::string jinja = absl::StrReplaceAll(chatml, {{from, to}});
     EXPECT_NE(jinja, chatml);
     return Recognised(jinja, "<s>");
   };
-  const auto says_chatml = HasSubstr("set chat_template: \"chatml\"");
-  EXPECT_THAT(changed("assistant\\n", "assistant"), says_chatml);
-  EXPECT_THAT(changed("message['content']", "message['content'] | trim"),
-              says_chatml);
-  EXPECT_THAT(changed("'<|im_end|>' + '\\n'", "'<|im_end|>'"), says_chatml);
-  EXPECT_THAT(changed("{% if add_generation_prompt %}", "{% if true %}"),
-              says_chatml);
-  EXPECT_THAT(changed("{% for", "{{ bos_token }}{% for"), says_chatml);
-  EXPECT_THAT(Recognised(absl::StrReplaceAll(Get("smollm2")->jinja(),
-                                             {{"helpful", "rude"}}),
-                         "<s>"),
-              HasSubstr("set chat_template: \"smollm2\""));
-  EXPECT_THAT(
+  const std::string own = "the tokenizer's own";
+  EXPECT_EQ(changed("assistant\\n", "assistant"), own);
+  EXPECT_EQ(changed("message['content']", "message['content'] | trim"), own);
+  EXPECT_EQ(changed("'<|im_end|>' + '\\n'", "'<|im_end|>'"), own);
+  EXPECT_EQ(changed("{% if add_generation_prompt %}", "{% if true %}"), own);
+  EXPECT_EQ(changed("{% for", "{{ bos_token }}{% for"), own);
+  EXPECT_EQ(Recognised(absl::StrReplaceAll(Get("smollm2")->jinja(),
+                                           {{"helpful", "rude"}}),
+                       "<s>"),
+            own);
+  EXPECT_EQ(
       Recognised(std::string(kHeaders) + kHeaderPrompt, "<|begin_of_text|>"),
-      HasSubstr("set chat_template: \"llama3\""));
-  const auto unlike = HasSubstr("set the one to train with, for instance");
-  EXPECT_THAT(Recognised("[INST]{{ messages }}[/INST]", "<s>"), unlike);
-  EXPECT_THAT(Recognised("{{ broken {% '", "<s>"), unlike);
+      own);
   EXPECT_THAT(Recognised("", "<s>"), HasSubstr("has no chat template"));
-}
-
-// A megabyte of unclosed tags took minutes.
-TEST(ChatTemplateTest, HostileTemplatesTakeNoTime) {
-  const auto repeated = [](const std::string& text) {
-    std::string jinja;
-    while (jinja.size() + text.size() <= 1 << 20) jinja += text;
-    return jinja;
-  };
-  const auto unlike = HasSubstr("is none that is known");
-  for (const char* text :
-       {"{%", "{{", "{#", "{% '", "{{ \"\\", "{%'{{\"{#", "{{}}", "{% if ( %}",
-        "{{ ((((", "{{ a + 'b' + 'c' }}", "{{ bos_token }}", "\\", "{{ [[ "}) {
-    EXPECT_THAT(Recognised(repeated(text), "<s>"), unlike) << text;
-  }
-  EXPECT_THAT(Recognised(std::string((1 << 20) + 1, 'x'), "<s>"),
-              HasSubstr("the tokenizer's chat template has 1048577 bytes, more "
-                        "than the limit of 1048576"));
-  EXPECT_THAT(Recognised("{{ bos_token }}", std::string(1000, 's')),
-              HasSubstr("bos_token has 1000 bytes, more than the limit"));
-}
-
-// Quotes hide a close, but not in comments.
-TEST(ChatTemplateTest, TagsCloseOutsideOfQuotes) {
-  const std::string chatml = Get("chatml")->jinja();
-  for (const char* nothing :
-       {"{# ' #}", "{# %} }} \" #}", "{{ '' }}", "{{ \"\" }}"}) {
-    EXPECT_EQ(Recognised(nothing + chatml, "<s>"), "chatml") << nothing;
-  }
-  for (const char* more :
-       {"{{ '}}' }}", "{{ '\\'}}' }}", "{{ \"%}\" }}", "{{ ' }}"}) {
-    EXPECT_NE(Recognised(more + chatml, "<s>"), "chatml") << more;
-  }
 }
 
 }  // namespace

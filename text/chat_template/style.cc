@@ -46,13 +46,6 @@ constexpr char kHeaderTurns[] =
     R"({% endfor %})";
 constexpr char kHeaderPrompt[] =
     R"({{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }})";
-constexpr char kPublishedHeaderTurns[] =
-    R"({% set loop_messages = messages %}{% for message in loop_messages %})"
-    R"({% set content = '<|start_header_id|>' + message['role'] + )"
-    R"('<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' %})"
-    R"({% if loop.index0 == 0 %}{% set content = bos_token + content %})"
-    R"({% endif %}{{ content }}{% endfor %})";
-
 ChatStyle HeaderStyle(const std::string& name, const std::string& bos) {
   ChatStyle style;
   style.name = name;
@@ -67,7 +60,6 @@ ChatStyle HeaderStyle(const std::string& name, const std::string& bos) {
                           "<|eot_id|>"};
   style.jinja = "{% for message in messages %}{% if loop.first %}{{ '" + bos +
                 "' }}{% endif %}" + kHeaderTurns;
-  style.other_jinja = {kPublishedHeaderTurns};
   return style;
 }
 
@@ -76,7 +68,6 @@ ChatStyle Llama3() {
   const std::string prompt = std::string("{% if add_generation_prompt %}") +
                              kHeaderPrompt + "{% endif %}";
   style.jinja += prompt;
-  style.other_jinja[0] += prompt;
   return style;
 }
 
@@ -85,12 +76,9 @@ ChatStyle Llada() {
   ChatStyle style = HeaderStyle("llada", "<|startoftext|>");
   style.always_prompts = true;
   style.jinja += kHeaderPrompt;
-  style.other_jinja[0] += kHeaderPrompt;
   return style;
 }
 
-constexpr char kGemmaSystem[] =
-    R"({{ bos_token }}{% if messages[0]['role'] == 'system' %})";
 constexpr char kGemmaLoop[] =
     R"({% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %})"
     R"({{ raise_exception('Conversation roles must alternate )"
@@ -121,34 +109,12 @@ ChatStyle Gemma() {
   style.alternates = true;
   style.roles = {"system", "user", "assistant"};
   style.special_tokens = {"<bos>", "<start_of_turn>", "<end_of_turn>"};
-  const std::string system = kGemmaSystem;
   const std::string loop = kGemmaLoop;
   style.jinja =
       R"({{ '<bos>' }}{% if messages[0]['role'] == 'system' %})"
       R"({% set first_user_prefix = messages[0]['content'] + '\n\n' %})" +
       std::string(kGemmaSplit) + loop + kGemmaHead +
       R"({{ message['content'] | trim + '<end_of_turn>\n' }})" + kGemmaPrompt;
-  style.other_jinja = {
-      system + "{{ raise_exception('') }}{% endif %}" +
-          "{% for message in messages %}" + loop +
-          R"({{ '<start_of_turn>' + role + '\n' + message['content'] | trim + )"
-          R"('<end_of_turn>\n' }})" +
-          kGemmaPrompt,
-      system +
-          R"({% if messages[0]['content'] is string %})"
-          R"({% set first_user_prefix = messages[0]['content'] + '\n\n' %})"
-          R"({% else %}{% set first_user_prefix = )"
-          R"(messages[0]['content'][0]['text'] + '\n\n' %}{% endif %})" +
-          kGemmaSplit + loop + kGemmaHead +
-          R"({% if message['content'] is string %})"
-          R"({{ message['content'] | trim }})"
-          R"({% elif message['content'] is iterable %})"
-          R"({% for item in message['content'] %})"
-          R"({% if item['type'] == 'image' %}{{ '<start_of_image>' }})"
-          R"({% elif item['type'] == 'text' %}{{ item['text'] | trim }})"
-          R"({% endif %}{% endfor %}{% else %}{{ raise_exception('') }})"
-          R"({% endif %}{{ '<end_of_turn>\n' }})" +
-          kGemmaPrompt};
   return style;
 }
 

@@ -7,6 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/tokenizer.h"
+
 namespace capstan {
 
 // A turn is head_begin, role, head_end, content, turn_end, between_turns.
@@ -29,13 +35,20 @@ struct ChatStyle {
   std::vector<std::string> roles;
   std::vector<std::string> special_tokens;
   std::string jinja;
-  // Other Jinja sources that render accepted conversations identically;
-  // bos_token stands for `bos`.
-  std::vector<std::string> other_jinja;
 };
 
 // All styles, in the order in which errors list them.
 const std::vector<ChatStyle>& ChatStyles();
+
+// Errors of ChatTemplate::Render.
+absl::Status CheckRolesOf(const ChatStyle& style,
+                          absl::Span<const ChatMessage> messages);
+// ChatTemplate::Check, of these tokens of the template `name`.
+absl::Status CheckTokens(const std::vector<std::string>& tokens,
+                         absl::string_view name, const Tokenizer& tokenizer);
+// Strips white space, Unicode's included, from both ends, as Jinja's trim
+// (Python's str.strip) does.
+absl::string_view TrimUnicode(absl::string_view text);
 
 }  // namespace capstan
 

@@ -2,10 +2,13 @@
 //
 // CAPSTAN_SFT_ROWS may name another file like sft_rows.json, to be measured as
 // well.
+#include "datasets/chat/chat.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -70,6 +73,38 @@ TEST(ChatGoldenTest, TemplatesAreRecognised) {
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ((*found)->name(), "smollm2");
   EXPECT_TRUE((*found)->Check(*tokenizer).ok());
+}
+
+// What a row becomes depends on the folder's template file, too.
+TEST(ChatGoldenTest, AnotherTemplateFileMakesAnotherIndex) {
+  namespace fs = std::filesystem;
+  const std::string folder = ::testing::TempDir() + "/another_template";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
+    fs::copy_file(std::string("datasets/samples/tokenizer/") + name,
+                  folder + "/" + name);
+  }
+  std::ofstream(folder + "/rows.jsonl")
+      << R"({"messages": [{"role": "user", "content": "Hi"},)"
+         R"( {"role": "assistant", "content": "Yes"}]})"
+         "\n";
+  Config config;
+  config.set_path(folder + "/rows.jsonl");
+  config.set_tokenizer(folder);
+  config.set_max_length(100);
+  const auto first = Chat::Create(config);
+  ASSERT_TRUE(first.ok()) << first.status();
+  std::ofstream(folder + "/chat_template.jinja")
+      << "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+         "{% if add_generation_prompt %}assistant: {% endif %}";
+  const auto second = Chat::Create(config);
+  ASSERT_TRUE(second.ok()) << second.status();
+  int indices = 0;
+  for (const auto& entry : fs::directory_iterator(folder + "/.capstan")) {
+    indices += entry.path().filename() != "lock";
+  }
+  EXPECT_EQ(indices, 2);
 }
 
 void CheckRow(const Json& c, const Tokenizer& tokenizer,

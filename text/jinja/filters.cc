@@ -1,0 +1,778 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// jinja2's filters and tests (jinja2/filters.py, tests.py), without those that
+// make HTML or random choices.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "text/jinja/interpreter.h"
+#include "text/tokenizer/unicode.h"
+
+namespace capstan::jinja {
+namespace {
+
+using FilterFunction = Value (*)(Interpreter& interpreter, const Value& of,
+                                 const Arguments& given);
+
+// The attribute "a.b.0" of a value.
+Value AttributeOf(Interpreter& interpreter, Value of, const Value& path) {
+  if (path.is_int()) return interpreter.Item(of, path);
+  for (absl::string_view part : absl::StrSplit(ToText(path), '.')) {
+    int64_t index = 0;
+    of = absl::SimpleAtoi(part, &index)
+             ? interpreter.Item(of, Value(index))
+             : interpreter.Item(of, Value(std::string(part)));
+  }
+  return of;
+}
+
+int64_t IntegerOf(const Value& value, const char* what) {
+  if (!value.is_int() && !value.is_bool()) {
+    throw Error(
+        absl::StrCat(what, " is to be an integer, not a ", value.TypeName()));
+  }
+  return value.integer();
+}
+
+// v % divisor of a test, 0 <= v % 2 < 2 as Python's.
+double Remainder(const Value& v, int64_t divisor) {
+  if (!v.is_number()) {
+    throw Error(absl::StrCat("the remainder of a ", v.TypeName()));
+  }
+  if (v.is_float()) {
+    const double rest = std::fmod(v.number(), static_cast<double>(divisor));
+    return rest < 0 ? rest + std::fabs(static_cast<double>(divisor)) : rest;
+  }
+  if (divisor == -1) return 0.0;
+  return static_cast<double>(std::abs(v.integer() % divisor));
+}
+
+// Iterate, counted.
+std::vector<Value> ItemsOf(Interpreter& interpreter, const Value& of) {
+  std::vector<Value> items = Iterate(of);
+  interpreter.Spend(static_cast<int64_t>(items.size()));
+  return items;
+}
+
+// The same of map, select and reject, to which None is empty, too.
+std::vector<Value> ItemsIfAny(Interpreter& interpreter, const Value& of) {
+  return of.Truth() ? ItemsOf(interpreter, of) : std::vector<Value>();
+}
+
+// What sort, unique, .. compare: the attribute if there is one, in lower case
+// unless case_sensitive.
+class KeyOf {
+ public:
+  KeyOf(Interpreter& interpreter, const Value& attribute, bool case_sensitive)
+      : interpreter_(interpreter),
+        attribute_(attribute),
+        case_sensitive_(case_sensitive) {}
+  Value operator()(const Value& item) const {
+    if (attribute_.is_string() && absl::StrContains(attribute_.string(), ',')) {
+      std::vector<Value> keys;
+      for (absl::string_view one : absl::StrSplit(attribute_.string(), ',')) {
+        keys.push_back(
+            Plain(AttributeOf(interpreter_, item, Value(std::string(one)))));
+      }
+      return Value::List(std::move(keys));
+    }
+    return Plain(attribute_.is_none()
+                     ? item
+                     : AttributeOf(interpreter_, item, attribute_));
+  }
+
+ private:
+  Value Plain(Value value) const {
+    if (!case_sensitive_ && value.is_string()) return Lower(value.string());
+    return value;
+  }
+
+  Interpreter& interpreter_;
+  const Value attribute_;
+  const bool case_sensitive_;
+};
+
+void SortBy(const KeyOf& key, bool reverse, std::vector<Value>* items) {
+  std::vector<std::pair<Value, Value>> keyed;
+  for (Value& item : *items) keyed.emplace_back(key(item), item);
+  std::stable_sort(
+      keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
+        if (Equal(a.first, b.first)) return false;  // two that are undefined
+        return reverse ? Less(b.first, a.first) : Less(a.first, b.first);
+      });
+  for (size_t i = 0; i < keyed.size(); ++i) (*items)[i] = keyed[i].second;
+}
+
+// ---- Filters of texts.
+
+Value UpperFilter(Interpreter&, const Value& of, const Arguments&) {
+  return Upper(ToText(of));
+}
+Value LowerFilter(Interpreter&, const Value& of, const Arguments&) {
+  return Lower(ToText(of));
+}
+Value TitleFilter(Interpreter&, const Value& of, const Arguments&) {
+  return Title(ToText(of), /*python=*/false);
+}
+Value CapitalizeFilter(Interpreter&, const Value& of, const Arguments&) {
+  return Capitalized(ToText(of));
+}
+Value TrimFilter(Interpreter&, const Value& of, const Arguments& given) {
+  const Value characters = given.Get(0, "chars", Value());
+  const std::string text = ToText(of);
+  if (characters.is_none()) return Stripped(text, nullptr, true, true);
+  const std::string set = ToText(characters);
+  return Stripped(text, &set, true, true);
+}
+Value StringFilter(Interpreter&, const Value& of, const Arguments&) {
+  return ToText(of);
+}
+Value ReplaceFilter(Interpreter& interpreter, const Value& of,
+                    const Arguments& given) {
+  if (given.positional.size() < 2) throw Error("replace wants two texts");
+  const std::string text = ToText(of);
+  const std::string old = ToText(given.positional[0]);
+  const std::string with = ToText(given.positional[1]);
+  if (with.size() > old.size()) {
+    interpreter.SpendText((text.size() / std::max<size_t>(1, old.size()) + 1) *
+                          with.size());
+  }
+  const Value count = given.Get(2, "count", Value());
+  return Replaced(text, old, with,
+                  count.is_none() ? -1 : IntegerOf(count, "count"));
+}
+Value EscapeFilter(Interpreter&, const Value& of, const Arguments&) {
+  return Value::Markup(Escaped(of));
+}
+Value CenterFilter(Interpreter&, const Value& of, const Arguments& given) {
+  return Centered(ToText(of),
+                  IntegerOf(given.Get(0, "width", 80), "center's width"));
+}
+Value FormatFilter(Interpreter&, const Value& of, const Arguments& given) {
+  Dict names;
+  for (const auto& [name, value] : given.named) names.Set(name, value);
+  return Percent(ToText(of), given.positional,
+                 given.named.empty() ? nullptr : &names);
+}
+Value WordCountFilter(Interpreter&, const Value& of, const Arguments&) {
+  int64_t words = 0;
+  bool inside = false;
+  for (const char c : ToText(of)) {
+    const bool word = absl::ascii_isalnum(c) || c == '_' ||
+                      static_cast<unsigned char>(c) >= 0x80;
+    words += word && !inside;
+    inside = word;
+  }
+  return words;
+}
+
+Value IndentFilter(Interpreter& interpreter, const Value& of,
+                   const Arguments& given) {
+  const Value width = given.Get(0, "width", 4);
+  const bool first = given.Get(1, "first", false).Truth();
+  const bool blank = given.Get(2, "blank", false).Truth();
+  std::string space;
+  if (width.is_string()) {
+    space = width.string();
+  } else {
+    const int64_t columns = IntegerOf(width, "indent's width");
+    if (columns > 1000) throw LimitError("indent's width exceeds 1,000");
+    space.assign(static_cast<size_t>(std::max<int64_t>(0, columns)), ' ');
+  }
+  const std::string text = ToText(of);
+  std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
+  interpreter.SpendText(text.size() + lines.size() * space.size());
+  std::string out;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) out += '\n';
+    if ((i == 0 && !first) || (i > 0 && lines[i].empty() && !blank)) {
+      absl::StrAppend(&out, lines[i]);
+    } else {
+      absl::StrAppend(&out, space, lines[i]);
+    }
+  }
+  return out;
+}
+
+Value TruncateFilter(Interpreter&, const Value& of, const Arguments& given) {
+  const int64_t length = IntegerOf(given.Get(0, "length", 255), "length");
+  const bool kill_words = given.Get(1, "killwords", false).Truth();
+  const std::string end = ToText(given.Get(2, "end", "..."));
+  const Value leeway_or_none = given.Get(3, "leeway", Value());
+  const int64_t leeway =
+      leeway_or_none.is_none() ? 5 : IntegerOf(leeway_or_none, "leeway");
+  const std::string text = ToText(of);
+  const std::vector<std::string> characters = Characters(text);
+  const auto count = static_cast<int64_t>(characters.size());
+  // Where jinja2 asserts.
+  if (length < CharacterCount(end) || leeway < 0) {
+    throw Error("truncate's length is less than that of its end");
+  }
+  if (count - leeway <= length) return text;
+  const int64_t keep = std::min(length - CharacterCount(end), count);
+  std::string kept;
+  for (int64_t i = 0; i < keep; ++i) kept += characters[i];
+  if (!kill_words) kept = kept.substr(0, kept.rfind(' '));
+  return kept + end;
+}
+
+Value UrlEncodeFilter(Interpreter& interpreter, const Value& of,
+                      const Arguments&) {
+  const std::string text = ToText(of);
+  interpreter.SpendText(3 * text.size());
+  std::string out;
+  for (const char c : text) {
+    if (absl::ascii_isalnum(c) || absl::StrContains("-_.~/", c)) {
+      out += c;
+    } else {
+      absl::StrAppendFormat(&out, "%%%02X", static_cast<unsigned char>(c));
+    }
+  }
+  return out;
+}
+
+// JSON with characters beyond ASCII as \\uXXXX, in pairs beyond 16 bits.
+std::string EscapedAscii(absl::string_view json) {
+  std::string out;
+  for (size_t at = 0; at < json.size();) {
+    const uint32_t c = tokenizer::NextCharacter(json, &at);
+    if (c < 0x80) {
+      out += static_cast<char>(c);
+    } else if (c < 0x10000) {
+      absl::StrAppendFormat(&out, "\\u%04x", c);
+    } else {
+      absl::StrAppendFormat(&out, "\\u%04x\\u%04x",
+                            0xd800 + ((c - 0x10000) >> 10),
+                            0xdc00 + ((c - 0x10000) & 0x3ff));
+    }
+  }
+  return out;
+}
+
+Value ToJsonFilter(Interpreter& interpreter, const Value& of,
+                   const Arguments& given) {
+  // transformers': tojson(x, ensure_ascii=False, indent=None, separators=None,
+  // sort_keys=False).
+  const Value indent = given.Get(1, "indent", Value());
+  const Value separators = given.Get(2, "separators", Value());
+  std::string item = indent.is_none() ? ", " : ",";
+  std::string key = ": ";
+  if (!separators.is_none()) {
+    const std::vector<Value> both = Iterate(separators);
+    if (both.size() != 2) throw Error("tojson's separators are two texts");
+    item = ToText(both[0]);
+    key = ToText(both[1]);
+  }
+  const int64_t columns =
+      indent.is_none() ? -1 : IntegerOf(indent, "tojson's indent");
+  if (columns > 100) throw LimitError("tojson's indent exceeds 100");
+  std::string text =
+      ToJson(of, static_cast<int>(columns),
+             given.Get(3, "sort_keys", false).Truth(), item, key);
+  interpreter.SpendText(text.size());
+  return given.Get(0, "ensure_ascii", false).Truth() ? EscapedAscii(text)
+                                                     : text;
+}
+
+// ---- Filters of numbers.
+
+Value AbsFilter(Interpreter&, const Value& of, const Arguments&) {
+  if (!of.is_number()) throw Error("abs wants a number");
+  if (of.is_float()) return std::fabs(of.number());
+  if (of.integer() == std::numeric_limits<int64_t>::min()) {
+    throw Error("an integer exceeds 64 bits");
+  }
+  return std::abs(of.integer());
+}
+
+Value IntFilter(Interpreter&, const Value& of, const Arguments& given) {
+  const Value otherwise = given.Get(0, "default", 0);
+  const int64_t base = IntegerOf(given.Get(1, "base", 10), "int's base");
+  if (of.is_int() || of.is_bool()) return of.integer();
+  double number = of.is_float() ? of.number() : 0.0;
+  if (of.is_string()) {
+    const std::string text = Stripped(of.string(), nullptr, true, true);
+    int64_t integer = 0;
+    if (base == 10 && absl::SimpleAtoi(text, &integer)) return integer;
+    if (base == 16 && absl::SimpleHexAtoi(text, &integer)) return integer;
+    if (base != 10 || !absl::SimpleAtod(text, &number)) return otherwise;
+  } else if (!of.is_float()) {
+    return otherwise;
+  }
+  if (!std::isfinite(number) || std::fabs(number) > 9e18) return otherwise;
+  return static_cast<int64_t>(number);
+}
+
+Value FloatFilter(Interpreter&, const Value& of, const Arguments& given) {
+  double number = 0.0;
+  if (of.is_number()) return of.number();
+  if (of.is_string() &&
+      absl::SimpleAtod(Stripped(of.string(), nullptr, true, true), &number)) {
+    return number;
+  }
+  return given.Get(0, "default", 0.0);
+}
+
+Value RoundFilter(Interpreter&, const Value& of, const Arguments& given) {
+  if (!of.is_number()) throw Error("round wants a number");
+  const int64_t digits =
+      IntegerOf(given.Get(0, "precision", 0), "round's precision");
+  const std::string method = ToText(given.Get(1, "method", "common"));
+  const double scale = std::pow(10.0, static_cast<double>(digits));
+  const double value = of.number();
+  if (method == "ceil") return std::ceil(value * scale) / scale;
+  if (method == "floor") return std::floor(value * scale) / scale;
+  if (method != "common") throw Error("round's method isn't known");
+  if (!of.is_float() && digits >= 0) return of.integer();
+  if (digits < 0 || digits > 300) {
+    return std::nearbyint(value * scale) / scale;
+  }
+  // As Python: to the nearest of that many digits by the exact value.
+  double rounded = 0.0;
+  if (!absl::SimpleAtod(
+          absl::StrFormat("%.*f", static_cast<int>(digits), value), &rounded)) {
+    return value;
+  }
+  return rounded;
+}
+
+// ---- Filters of lists.
+
+Value LengthFilter(Interpreter&, const Value& of, const Arguments&) {
+  return Length(of);
+}
+Value FirstFilter(Interpreter& interpreter, const Value& of, const Arguments&) {
+  const std::vector<Value> items = ItemsOf(interpreter, of);
+  if (items.empty()) return Undefined{"there is no first item"};
+  return items.front();
+}
+Value LastFilter(Interpreter& interpreter, const Value& of, const Arguments&) {
+  const std::vector<Value> items = ItemsOf(interpreter, of);
+  if (items.empty()) return Undefined{"there is no last item"};
+  return items.back();
+}
+Value ListFilter(Interpreter& interpreter, const Value& of, const Arguments&) {
+  return Value::List(ItemsOf(interpreter, of));
+}
+Value ReverseFilter(Interpreter& interpreter, const Value& of,
+                    const Arguments&) {
+  std::vector<Value> items = ItemsOf(interpreter, of);
+  std::reverse(items.begin(), items.end());
+  if (!of.is_string()) return Value::List(std::move(items));
+  std::string text;
+  for (const Value& c : items) text += c.string();
+  return text;
+}
+Value JoinFilter(Interpreter& interpreter, const Value& of,
+                 const Arguments& given) {
+  const std::string sign = ToText(given.Get(0, "d", ""));
+  const Value attribute = given.Get(1, "attribute", Value());
+  std::string text;
+  bool first = true;
+  for (const Value& item : ItemsOf(interpreter, of)) {
+    const std::string one = ToText(
+        attribute.is_none() ? item : AttributeOf(interpreter, item, attribute));
+    interpreter.SpendText(one.size() + sign.size());
+    if (!first) text += sign;
+    first = false;
+    text += one;
+  }
+  return text;
+}
+Value SumFilter(Interpreter& interpreter, const Value& of,
+                const Arguments& given) {
+  const Value attribute = given.Get(0, "attribute", Value());
+  const Value start = given.Get(1, "start", 0);
+  double sum = start.number();
+  bool is_float = start.is_float();
+  for (const Value& item : ItemsOf(interpreter, of)) {
+    const Value one =
+        attribute.is_none() ? item : AttributeOf(interpreter, item, attribute);
+    if (!one.is_number()) throw Error("sum wants numbers");
+    is_float |= one.is_float();
+    sum += one.number();
+  }
+  if (is_float) return sum;
+  return static_cast<int64_t>(sum);
+}
+Value SortFilter(Interpreter& interpreter, const Value& of,
+                 const Arguments& given) {
+  std::vector<Value> items = ItemsOf(interpreter, of);
+  SortBy(KeyOf(interpreter, given.Get(2, "attribute", Value()),
+               given.Get(1, "case_sensitive", false).Truth()),
+         given.Get(0, "reverse", false).Truth(), &items);
+  return Value::List(std::move(items));
+}
+Value DictSortFilter(Interpreter& interpreter, const Value& of,
+                     const Arguments& given) {
+  if (!of.is_dict()) throw Error("dictsort wants a dict");
+  std::vector<Value> items;
+  for (const auto& [key, value] : of.dict()->items) {
+    items.push_back(Value::Tuple({key, value}));
+  }
+  interpreter.Spend(static_cast<int64_t>(items.size()));
+  const bool by_value = ToText(given.Get(1, "by", "key")) == "value";
+  SortBy(KeyOf(interpreter, Value(by_value ? 1 : 0),
+               given.Get(0, "case_sensitive", false).Truth()),
+         given.Get(2, "reverse", false).Truth(), &items);
+  return Value::List(std::move(items));
+}
+Value UniqueFilter(Interpreter& interpreter, const Value& of,
+                   const Arguments& given) {
+  const KeyOf key(interpreter, given.Get(1, "attribute", Value()),
+                  given.Get(0, "case_sensitive", false).Truth());
+  std::vector<Value> kept;
+  std::vector<Value> seen;
+  for (const Value& item : ItemsOf(interpreter, of)) {
+    Value mine = key(item);
+    interpreter.Spend(static_cast<int64_t>(seen.size()));
+    const bool known =
+        std::any_of(seen.begin(), seen.end(),
+                    [&](const Value& other) { return Equal(mine, other); });
+    if (known) continue;
+    seen.push_back(std::move(mine));
+    kept.push_back(item);
+  }
+  return Value::List(std::move(kept));
+}
+template <bool largest>
+Value ExtremeFilter(Interpreter& interpreter, const Value& of,
+                    const Arguments& given) {
+  const KeyOf key(interpreter, given.Get(1, "attribute", Value()),
+                  given.Get(0, "case_sensitive", false).Truth());
+  const std::vector<Value> items = ItemsOf(interpreter, of);
+  if (items.empty()) return Undefined{"there is no item"};
+  size_t best = 0;
+  for (size_t i = 1; i < items.size(); ++i) {
+    const Value a = key(items[i]);
+    const Value b = key(items[best]);
+    if (largest ? Less(b, a) : Less(a, b)) best = i;
+  }
+  return items[best];
+}
+Value GroupByFilter(Interpreter& interpreter, const Value& of,
+                    const Arguments& given) {
+  const Value attribute = given.Get(0, "attribute", Value());
+  const bool case_sensitive = given.Get(2, "case_sensitive", false).Truth();
+  const KeyOf key(interpreter, attribute, case_sensitive);
+  std::vector<Value> items = ItemsOf(interpreter, of);
+  SortBy(key, /*reverse=*/false, &items);
+  std::vector<std::pair<Value, std::vector<Value>>> groups;
+  for (Value& item : items) {
+    const Value mine = key(item);
+    if (groups.empty() || !Equal(key(groups.back().second[0]), mine)) {
+      groups.emplace_back(AttributeOf(interpreter, item, attribute),
+                          std::vector<Value>());
+    }
+    groups.back().second.push_back(std::move(item));
+  }
+  std::vector<Value> made;
+  for (auto& [name, members] : groups) {
+    made.push_back(Value::Tuple({name, Value::List(std::move(members))}));
+  }
+  return Value::List(std::move(made));
+}
+Value BatchFilter(Interpreter& interpreter, const Value& of,
+                  const Arguments& given) {
+  const int64_t size = IntegerOf(given.Get(0, "linecount", 1), "batch's size");
+  const Value fill = given.Get(1, "fill_with", Value());
+  if (size < 1 || size > 100000) throw Error("batch's size is 1 to 100,000");
+  std::vector<Value> rows;
+  std::vector<Value> row;
+  for (Value& item : ItemsOf(interpreter, of)) {
+    row.push_back(std::move(item));
+    if (static_cast<int64_t>(row.size()) == size) {
+      rows.push_back(Value::List(std::exchange(row, {})));
+    }
+  }
+  if (!row.empty()) {
+    if (!fill.is_none()) row.resize(static_cast<size_t>(size), fill);
+    interpreter.Spend(static_cast<int64_t>(row.size()));
+    rows.push_back(Value::List(std::move(row)));
+  }
+  return Value::List(std::move(rows));
+}
+Value SliceFilter(Interpreter& interpreter, const Value& of,
+                  const Arguments& given) {
+  const int64_t slices = IntegerOf(given.Get(0, "slices", 1), "slice's number");
+  const Value fill = given.Get(1, "fill_with", Value());
+  if (slices < 1 || slices > 100000)
+    throw Error("slice's number is 1 to 100,000");
+  const std::vector<Value> items = ItemsOf(interpreter, of);
+  const auto count = static_cast<int64_t>(items.size());
+  const int64_t each = count / slices;
+  const int64_t more = count % slices;
+  std::vector<Value> rows;
+  interpreter.Spend(slices);
+  for (int64_t k = 0, at = 0; k < slices; ++k) {
+    const int64_t size = each + (k < more ? 1 : 0);
+    std::vector<Value> row(items.begin() + at, items.begin() + at + size);
+    if (!fill.is_none() && k >= more) row.push_back(fill);
+    rows.push_back(Value::List(std::move(row)));
+    at += size;
+  }
+  return Value::List(std::move(rows));
+}
+
+// The rest of the arguments after the first `count`.
+Arguments Rest(const Arguments& given, size_t count) {
+  Arguments rest = given;
+  rest.positional.erase(
+      rest.positional.begin(),
+      rest.positional.begin() + std::min(count, rest.positional.size()));
+  return rest;
+}
+
+Value MapFilter(Interpreter& interpreter, const Value& of,
+                const Arguments& given) {
+  std::vector<Value> made;
+  const Value* const attribute = given.Find(1000, "attribute");
+  for (const Value& item : ItemsIfAny(interpreter, of)) {
+    if (attribute != nullptr) {
+      Value one = AttributeOf(interpreter, item, *attribute);
+      if (one.is_undefined()) one = given.Get(1000, "default", one);
+      made.push_back(std::move(one));
+    } else if (!given.positional.empty()) {
+      made.push_back(interpreter.Filter(ToText(given.positional[0]), item,
+                                        Rest(given, 1)));
+    } else {
+      throw Error("map wants a filter's name or an attribute");
+    }
+  }
+  return Value::List(std::move(made));
+}
+
+template <bool keep, bool attribute>
+Value SelectFilter(Interpreter& interpreter, const Value& of,
+                   const Arguments& given) {
+  constexpr size_t kTest = attribute ? 1 : 0;
+  if (attribute && given.positional.empty()) {
+    throw Error("selectattr and rejectattr want an attribute");
+  }
+  std::vector<Value> kept;
+  for (const Value& item : ItemsIfAny(interpreter, of)) {
+    const Value tested =
+        attribute ? AttributeOf(interpreter, item, given.positional[0]) : item;
+    const bool holds = given.positional.size() > kTest
+                           ? interpreter.Test(ToText(given.positional[kTest]),
+                                              tested, Rest(given, kTest + 1))
+                           : tested.Truth();
+    if (holds == keep) kept.push_back(item);
+  }
+  return Value::List(std::move(kept));
+}
+
+Value ItemsFilter(Interpreter& interpreter, const Value& of, const Arguments&) {
+  if (of.is_undefined()) return Value::List({});
+  if (!of.is_dict()) throw Error("items wants a dict");
+  return interpreter.Call(interpreter.Attribute(of, "items"), {});
+}
+
+// ---- Filters of any value.
+
+Value DefaultFilter(Interpreter&, const Value& of, const Arguments& given) {
+  const bool by_truth = given.Get(1, "boolean", false).Truth();
+  const bool missing = of.is_undefined() || (by_truth && !of.Truth());
+  return missing ? given.Get(0, "default_value", "") : of;
+}
+Value AttrFilter(Interpreter& interpreter, const Value& of,
+                 const Arguments& given) {
+  if (of.is_dict()) {
+    // Not a key, unlike a dot.
+    return Undefined{"a dict has no such attribute"};
+  }
+  return interpreter.Attribute(of, ToText(given.Get(0, "name", "")));
+}
+Value SafeFilter(Interpreter&, const Value& of, const Arguments&) {
+  return Value::Markup(ToText(of));
+}
+
+constexpr std::pair<const char*, FilterFunction> kFilters[] = {
+    {"abs", &AbsFilter},
+    {"attr", &AttrFilter},
+    {"batch", &BatchFilter},
+    {"capitalize", &CapitalizeFilter},
+    {"center", &CenterFilter},
+    {"count", &LengthFilter},
+    {"d", &DefaultFilter},
+    {"default", &DefaultFilter},
+    {"dictsort", &DictSortFilter},
+    {"e", &EscapeFilter},
+    {"escape", &EscapeFilter},
+    {"first", &FirstFilter},
+    {"float", &FloatFilter},
+    {"forceescape", &EscapeFilter},
+    {"format", &FormatFilter},
+    {"groupby", &GroupByFilter},
+    {"indent", &IndentFilter},
+    {"int", &IntFilter},
+    {"items", &ItemsFilter},
+    {"join", &JoinFilter},
+    {"last", &LastFilter},
+    {"length", &LengthFilter},
+    {"list", &ListFilter},
+    {"lower", &LowerFilter},
+    {"map", &MapFilter},
+    {"max", &ExtremeFilter<true>},
+    {"min", &ExtremeFilter<false>},
+    {"reject", &SelectFilter<false, false>},
+    {"rejectattr", &SelectFilter<false, true>},
+    {"replace", &ReplaceFilter},
+    {"reverse", &ReverseFilter},
+    {"round", &RoundFilter},
+    {"safe", &SafeFilter},
+    {"select", &SelectFilter<true, false>},
+    {"selectattr", &SelectFilter<true, true>},
+    {"slice", &SliceFilter},
+    {"sort", &SortFilter},
+    {"string", &StringFilter},
+    {"sum", &SumFilter},
+    {"title", &TitleFilter},
+    {"tojson", &ToJsonFilter},
+    {"trim", &TrimFilter},
+    {"truncate", &TruncateFilter},
+    {"unique", &UniqueFilter},
+    {"upper", &UpperFilter},
+    {"urlencode", &UrlEncodeFilter},
+    {"wordcount", &WordCountFilter},
+};
+
+FilterFunction FilterNamed(const std::string& name) {
+  for (const auto& [known, function] : kFilters) {
+    if (name == known) return function;
+  }
+  return nullptr;
+}
+
+// ---- Tests.
+
+using TestFunction = bool (*)(const Value& of, const Value& argument);
+
+constexpr std::pair<const char*, TestFunction> kTests[] = {
+    {"defined", [](const Value& v, const Value&) { return !v.is_undefined(); }},
+    {"undefined",
+     [](const Value& v, const Value&) { return v.is_undefined(); }},
+    {"none", [](const Value& v, const Value&) { return v.is_none(); }},
+    {"boolean", [](const Value& v, const Value&) { return v.is_bool(); }},
+    {"true", [](const Value& v,
+                const Value&) { return v.is_bool() && v.integer() != 0; }},
+    {"false", [](const Value& v,
+                 const Value&) { return v.is_bool() && v.integer() == 0; }},
+    {"integer", [](const Value& v, const Value&) { return v.is_int(); }},
+    {"float", [](const Value& v, const Value&) { return v.is_float(); }},
+    {"number", [](const Value& v, const Value&) { return v.is_number(); }},
+    {"string", [](const Value& v, const Value&) { return v.is_string(); }},
+    {"mapping", [](const Value& v, const Value&) { return v.is_dict(); }},
+    {"sequence",
+     [](const Value& v, const Value&) {
+       return v.is_sequence() || v.is_string() || v.is_dict() ||
+              v.is_undefined();
+     }},
+    {"iterable",
+     [](const Value& v, const Value&) {
+       return v.is_sequence() || v.is_string() || v.is_dict() ||
+              v.is_undefined();
+     }},
+    {"callable",
+     [](const Value& v, const Value&) {
+       // jinja2's Undefined has __call__, which raises.
+       return v.is_undefined() || (v.is_object() && v.object()->callable());
+     }},
+    {"escaped", [](const Value&, const Value&) { return false; }},
+    {"lower",
+     [](const Value& v, const Value&) {
+       const std::string text = ToText(v);
+       return text == Lower(text) && text != Upper(text);
+     }},
+    {"upper",
+     [](const Value& v, const Value&) {
+       const std::string text = ToText(v);
+       return text == Upper(text) && text != Lower(text);
+     }},
+    {"even",
+     [](const Value& v, const Value&) { return Remainder(v, 2) == 0.0; }},
+    {"odd",
+     [](const Value& v, const Value&) { return Remainder(v, 2) == 1.0; }},
+    {"divisibleby",
+     [](const Value& v, const Value& by) {
+       const int64_t divisor = IntegerOf(by, "divisibleby's number");
+       if (divisor == 0) throw Error("a division by zero");
+       return Remainder(v, divisor) == 0.0;
+     }},
+    {"eq", &Equal},
+    {"==", &Equal},
+    {"equalto", &Equal},
+    {"ne", [](const Value& v, const Value& w) { return !Equal(v, w); }},
+    {"!=", [](const Value& v, const Value& w) { return !Equal(v, w); }},
+    {"lt", &Less},
+    {"<", &Less},
+    {"lessthan", &Less},
+    {"gt", [](const Value& v, const Value& w) { return Less(w, v); }},
+    {">", [](const Value& v, const Value& w) { return Less(w, v); }},
+    {"greaterthan", [](const Value& v, const Value& w) { return Less(w, v); }},
+    {"le",
+     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); }},
+    {"<=",
+     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); }},
+    {"ge",
+     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); }},
+    {">=",
+     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); }},
+    {"in", [](const Value& v, const Value& w) { return Contains(w, v); }},
+    {"sameas",
+     [](const Value& v, const Value& w) {
+       return v.is_bool() == w.is_bool() && v.is_float() == w.is_float() &&
+              Equal(v, w);
+     }},
+};
+
+TestFunction TestNamed(const std::string& name) {
+  for (const auto& [known, function] : kTests) {
+    if (name == known) return function;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Value Interpreter::Filter(const std::string& name, const Value& of,
+                          const Arguments& arguments) {
+  const FilterFunction function = FilterNamed(name);
+  if (function == nullptr) {
+    throw Error(absl::StrCat("there is no filter `", name, "`"));
+  }
+  Spend(1);
+  if (of.is_string()) Spend(static_cast<int64_t>(of.string().size() >> 6));
+  Value made = function(*this, of, arguments);
+  if (made.is_string()) SpendText(made.string().size());
+  return made;
+}
+
+bool Interpreter::Test(const std::string& name, const Value& of,
+                       const Arguments& arguments) {
+  Spend(1);
+  if (name == "filter" || name == "test") {
+    return name == "filter" ? FilterNamed(ToText(of)) != nullptr
+                            : TestNamed(ToText(of)) != nullptr;
+  }
+  const TestFunction function = TestNamed(name);
+  if (function == nullptr) {
+    throw Error(absl::StrCat("there is no test `", name, "`"));
+  }
+  const Value argument =
+      arguments.positional.empty() ? Value() : arguments.positional[0];
+  if (argument.is_sequence()) Spend(Length(argument));
+  return function(of, argument);
+}
+
+}  // namespace capstan::jinja

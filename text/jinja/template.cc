@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/jinja/template.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/memory/memory.h"
+#include "text/jinja/ast.h"
+#include "text/jinja/interpreter.h"
+#include "text/tokenizer/unicode.h"
+
+namespace capstan::jinja {
+namespace {
+
+// Templates in use have up to 40,000 characters.
+constexpr size_t kMostBytes = 1 << 20;
+
+class ParsedTemplate final : public Template {
+ public:
+  ParsedTemplate(Parsed parsed, const Limits& limits)
+      : parsed_(std::move(parsed)), limits_(limits) {}
+
+  bool marks_generation() const override { return parsed_.marks_generation; }
+
+  absl::StatusOr<Rendered> Render(const nlohmann::ordered_json& variables,
+                                  std::time_t now) const override {
+    try {
+      Interpreter interpreter(limits_, now);
+      interpreter.Run(parsed_.body, Value::FromJson(variables));
+      return Rendered{std::move(interpreter.text()),
+                      std::move(interpreter.generation())};
+    } catch (const LimitError& error) {
+      return absl::ResourceExhaustedError(error.what());
+    } catch (const Error& error) {
+      return absl::InvalidArgumentError(error.what());
+    }
+  }
+
+ private:
+  const Parsed parsed_;
+  const Limits limits_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Template>> Template::Parse(
+    absl::string_view source, const Limits& limits) {
+  if (source.size() > kMostBytes) {
+    return absl::InvalidArgumentError("the template is larger than 1 MiB");
+  }
+  if (!tokenizer::IsUtf8(source)) {
+    return absl::InvalidArgumentError("the template isn't UTF-8");
+  }
+  try {
+    return absl::make_unique<ParsedTemplate>(
+        capstan::jinja::Parse(std::string(source)), limits);
+  } catch (const Error& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+}
+
+}  // namespace capstan::jinja

@@ -1,0 +1,595 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/jinja/value.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "text/tokenizer/unicode.h"
+
+namespace capstan::jinja {
+namespace {
+
+using tokenizer::AppendCharacter;
+using tokenizer::NextCharacter;
+
+// JSON from outside nests up to this, and templates in use hardly add to it.
+constexpr int kMostNested = 300;
+
+// Python's repr of a float: the shortest digits that read back the same.
+std::string FloatText(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  char digits[64];
+  const auto end = std::to_chars(digits, digits + sizeof(digits), value,
+                                 std::chars_format::scientific);
+  const std::string text(digits, end.ptr);
+  const size_t e = text.find('e');
+  const int exponent = std::stoi(text.substr(e + 1));
+  if (exponent < -4 || exponent >= 16) {
+    return absl::StrFormat("%se%s%02d", text.substr(0, e),
+                           exponent < 0 ? "-" : "+", std::abs(exponent));
+  }
+  const auto plain = std::to_chars(digits, digits + sizeof(digits), value,
+                                   std::chars_format::fixed);
+  std::string fixed(digits, plain.ptr);
+  if (!absl::StrContains(fixed, '.')) fixed += ".0";
+  return fixed;
+}
+
+// Whether Python's repr shows the character itself.
+bool Printable(uint32_t c) {
+  if (c == ' ') return true;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+      return false;
+    default:
+      return true;
+  }
+}
+
+std::string StringRepr(absl::string_view text) {
+  const char quote =
+      absl::StrContains(text, '\'') && !absl::StrContains(text, '"') ? '"'
+                                                                     : '\'';
+  std::string out(1, quote);
+  for (size_t at = 0; at < text.size();) {
+    const uint32_t c = NextCharacter(text, &at);
+    if (c == static_cast<unsigned char>(quote) || c == '\\') {
+      out += '\\';
+      out += static_cast<char>(c);
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (Printable(c)) {
+      AppendCharacter(c, &out);
+    } else if (c < 0x100) {
+      absl::StrAppendFormat(&out, "\\x%02x", c);
+    } else if (c < 0x10000) {
+      absl::StrAppendFormat(&out, "\\u%04x", c);
+    } else {
+      absl::StrAppendFormat(&out, "\\U%08x", c);
+    }
+  }
+  return out + quote;
+}
+
+void AppendRepr(const Value& value, int depth, std::string* out) {
+  if (value.is_string()) {
+    *out += StringRepr(value.string());
+  } else if (const Sequence* const sequence = value.sequence()) {
+    *out += sequence->tuple ? "(" : "[";
+    for (size_t i = 0; i < sequence->items.size(); ++i) {
+      if (i > 0) *out += ", ";
+      AppendRepr(sequence->items[i], depth + 1, out);
+    }
+    if (sequence->tuple && sequence->items.size() == 1) *out += ",";
+    *out += sequence->tuple ? ")" : "]";
+  } else if (const Dict* const dict = value.dict()) {
+    *out += "{";
+    for (size_t i = 0; i < dict->items.size(); ++i) {
+      if (i > 0) *out += ", ";
+      AppendRepr(dict->items[i].first, depth + 1, out);
+      *out += ": ";
+      AppendRepr(dict->items[i].second, depth + 1, out);
+    }
+    *out += "}";
+  } else if (value.is_undefined()) {
+    *out += "Undefined";
+  } else {
+    *out += ToText(value);
+  }
+}
+
+void AppendJsonString(absl::string_view text, std::string* out) {
+  *out += '"';
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+        *out += "\\\"";
+        break;
+      case '\\':
+        *out += "\\\\";
+        break;
+      case '\n':
+        *out += "\\n";
+        break;
+      case '\r':
+        *out += "\\r";
+        break;
+      case '\t':
+        *out += "\\t";
+        break;
+      case '\f':
+        *out += "\\f";
+        break;
+      case '\b':
+        *out += "\\b";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20) {
+          absl::StrAppendFormat(out, "\\u%04x", static_cast<unsigned>(c));
+        } else {
+          *out += c;
+        }
+    }
+  }
+  *out += '"';
+}
+
+// Writes a value as Python's json module does.
+class JsonWriter {
+ public:
+  JsonWriter(int indent, bool sort_keys, const std::string& item_separator,
+             const std::string& key_separator)
+      : indent_(indent),
+        sort_keys_(sort_keys),
+        item_separator_(item_separator),
+        key_separator_(key_separator) {}
+
+  void Write(const Value& value, int depth) {
+    if (value.is_string()) {
+      AppendJsonString(value.string(), &out);
+    } else if (value.is_none()) {
+      out += "null";
+    } else if (value.is_bool()) {
+      out += value.integer() != 0 ? "true" : "false";
+    } else if (value.is_float()) {
+      const double number = value.number();
+      out += std::isnan(number)   ? "NaN"
+             : std::isinf(number) ? (number > 0 ? "Infinity" : "-Infinity")
+                                  : ToText(value);
+    } else if (value.is_int()) {
+      out += ToText(value);
+    } else if (const Sequence* const sequence = value.sequence()) {
+      Items("[", "]", sequence->items.size(), depth,
+            [&](size_t i) { Write(sequence->items[i], depth + 1); });
+    } else if (const Dict* const dict = value.dict()) {
+      WriteDict(*dict, depth);
+    } else {
+      throw Error(absl::StrCat("tojson: an object of type ", value.TypeName(),
+                               " is not JSON"));
+    }
+  }
+
+  std::string out;
+
+ private:
+  void WriteDict(const Dict& dict, int depth) {
+    std::vector<const std::pair<Value, Value>*> items;
+    for (const auto& item : dict.items) items.push_back(&item);
+    if (sort_keys_) {
+      std::stable_sort(items.begin(), items.end(),
+                       [](const auto* a, const auto* b) {
+                         return Less(a->first, b->first);
+                       });
+    }
+    Items("{", "}", items.size(), depth, [&](size_t i) {
+      const Value& key = items[i]->first;
+      if (key.is_string()) {
+        AppendJsonString(key.string(), &out);
+      } else if (key.is_number() || key.is_none()) {
+        out += '"';
+        Write(key, depth + 1);
+        out += '"';
+      } else {
+        throw Error("tojson: a key is neither text nor a number");
+      }
+      out += key_separator_;
+      Write(items[i]->second, depth + 1);
+    });
+  }
+
+  template <typename WriteItem>
+  void Items(const char* open, const char* close, size_t count, int depth,
+             const WriteItem& write) {
+    out += open;
+    for (size_t i = 0; i < count; ++i) {
+      if (i > 0) out += item_separator_;
+      NewLine(depth + 1);
+      write(i);
+    }
+    if (count > 0) NewLine(depth);
+    out += close;
+  }
+  void NewLine(int depth) {
+    if (indent_ < 0) return;
+    out += '\n';
+    out.append(static_cast<size_t>(indent_) * depth, ' ');
+  }
+
+  const int indent_;
+  const bool sort_keys_;
+  const std::string& item_separator_;
+  const std::string& key_separator_;
+};
+
+bool SameNumber(const Value& a, const Value& b) {
+  return a.is_float() || b.is_float() ? a.number() == b.number()
+                                      : a.integer() == b.integer();
+}
+
+}  // namespace
+
+// ---- Objects.
+
+absl::optional<Value> Object::Attribute(absl::string_view) {
+  return absl::nullopt;
+}
+bool Object::SetAttribute(absl::string_view, Value) { return false; }
+Value Object::Call(Interpreter&, const Arguments&) {
+  throw Error("this object can't be called");
+}
+
+const Value* Dict::Find(const Value& key) const {
+  for (const auto& [k, value] : items) {
+    if (Equal(k, key)) return &value;
+  }
+  return nullptr;
+}
+const Value* Dict::Find(absl::string_view key) const {
+  for (const auto& [k, value] : items) {
+    if (k.is_string() && k.string() == key) return &value;
+  }
+  return nullptr;
+}
+void Dict::Set(Value key, Value value) {
+  for (auto& [k, old] : items) {
+    if (Equal(k, key)) {
+      old = std::move(value);
+      return;
+    }
+  }
+  items.emplace_back(std::move(key), std::move(value));
+}
+
+// ---- Values.
+
+// What a list or dict that holds `item` is, too.
+template <typename Holder>
+void Hold(const Value& item, Holder* holder) {
+  holder->depth = std::max(holder->depth, item.depth() + 1);
+  holder->holds_objects |= item.holds_objects();
+  if (holder->depth > kMostNested) throw LimitError("values nest too deeply");
+}
+
+std::shared_ptr<const Sequence> MakeSequence(std::vector<Value> items,
+                                             bool tuple) {
+  Sequence made;
+  made.tuple = tuple;
+  for (const Value& item : items) Hold(item, &made);
+  made.items = std::move(items);
+  return std::make_shared<const Sequence>(std::move(made));
+}
+
+Value Value::List(std::vector<Value> items) {
+  Value value;
+  value.data_ = MakeSequence(std::move(items), false);
+  return value;
+}
+Value Value::Tuple(std::vector<Value> items) {
+  Value value;
+  value.data_ = MakeSequence(std::move(items), true);
+  return value;
+}
+Value Value::Of(Dict dict) {
+  for (const auto& [key, item] : dict.items) {
+    Hold(key, &dict);
+    Hold(item, &dict);
+  }
+  Value value;
+  value.data_ = std::make_shared<const Dict>(std::move(dict));
+  return value;
+}
+
+int Value::depth() const {
+  if (const Sequence* const items = sequence()) return items->depth;
+  if (const Dict* const items = dict()) return items->depth;
+  return is_object() ? object()->depth() : 0;
+}
+
+bool Value::holds_objects() const {
+  if (const Sequence* const items = sequence()) return items->holds_objects;
+  if (const Dict* const items = dict()) return items->holds_objects;
+  return is_object();
+}
+
+// With U+FFFD in place of bytes that are no UTF-8.
+std::string ValidText(const std::string& text) {
+  if (tokenizer::IsUtf8(text)) return text;
+  std::string valid;
+  for (size_t at = 0; at < text.size();) {
+    utf8proc_int32_t c = -1;
+    const utf8proc_ssize_t bytes = utf8proc_iterate(
+        reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at),
+        static_cast<utf8proc_ssize_t>(text.size() - at), &c);
+    AppendCharacter(bytes > 0 ? static_cast<uint32_t>(c) : 0xfffd, &valid);
+    at += bytes > 0 ? static_cast<size_t>(bytes) : 1;
+  }
+  return valid;
+}
+
+Value Value::FromJson(const nlohmann::ordered_json& json, int around) {
+  if (around > kMostNested) throw LimitError("values nest too deeply");
+  if (json.is_string()) return ValidText(json.get_ref<const std::string&>());
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_number_unsigned() &&
+      json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
+    return static_cast<double>(json.get<uint64_t>());
+  }
+  if (json.is_number()) return json.get<int64_t>();
+  if (json.is_array()) {
+    std::vector<Value> items;
+    for (const auto& item : json) items.push_back(FromJson(item, around + 1));
+    return List(std::move(items));
+  }
+  if (json.is_object()) {
+    Dict dict;
+    for (const auto& [key, item] : json.items()) {
+      dict.items.emplace_back(Value(ValidText(key)),
+                              FromJson(item, around + 1));
+    }
+    return Of(std::move(dict));
+  }
+  return Value();
+}
+
+Value Value::Markup(std::string text) {
+  Value value(std::move(text));
+  value.markup_ = true;
+  return value;
+}
+
+std::string Escaped(const Value& text) {
+  if (text.is_markup()) return text.string();
+  return absl::StrReplaceAll(ToText(text), {{"&", "&amp;"},
+                                            {"<", "&lt;"},
+                                            {">", "&gt;"},
+                                            {"'", "&#39;"},
+                                            {"\"", "&#34;"}});
+}
+
+int64_t Value::integer() const {
+  return is_bool() ? std::get<bool>(data_) : std::get<int64_t>(data_);
+}
+double Value::number() const {
+  return is_float() ? std::get<double>(data_) : static_cast<double>(integer());
+}
+const Sequence* Value::sequence() const {
+  const auto* found = std::get_if<std::shared_ptr<const Sequence>>(&data_);
+  return found == nullptr ? nullptr : found->get();
+}
+const Dict* Value::dict() const {
+  const auto* found = std::get_if<std::shared_ptr<const Dict>>(&data_);
+  return found == nullptr ? nullptr : found->get();
+}
+Object* Value::object() const {
+  const auto* found = std::get_if<std::shared_ptr<Object>>(&data_);
+  return found == nullptr ? nullptr : found->get();
+}
+
+bool Value::Truth() const {
+  if (is_undefined() || is_none()) return false;
+  if (is_number()) return number() != 0.0;
+  if (is_string()) return !string().empty();
+  if (const Sequence* const items = sequence()) return !items->items.empty();
+  if (const Dict* const items = dict()) return !items->items.empty();
+  return true;
+}
+
+const char* Value::TypeName() const {
+  if (is_undefined()) return "Undefined";
+  if (is_none()) return "NoneType";
+  if (is_bool()) return "bool";
+  if (is_int()) return "int";
+  if (is_float()) return "float";
+  if (is_string()) return "str";
+  if (const Sequence* const items = sequence()) {
+    return items->tuple ? "tuple" : "list";
+  }
+  return is_dict() ? "dict" : "object";
+}
+
+// ---- Arguments.
+
+const Value* Arguments::Find(size_t place, absl::string_view name) const {
+  if (place < positional.size()) return &positional[place];
+  for (const auto& [n, value] : named) {
+    if (n == name) return &value;
+  }
+  return nullptr;
+}
+Value Arguments::Get(size_t place, absl::string_view name,
+                     Value otherwise) const {
+  const Value* const found = Find(place, name);
+  return found == nullptr ? std::move(otherwise) : *found;
+}
+void Arguments::AtMost(size_t count, absl::string_view function) const {
+  if (positional.size() <= count) return;
+  throw Error(absl::StrCat(function, " takes at most ", count,
+                           " arguments, is given ", positional.size()));
+}
+
+// ---- Comparison.
+
+bool Equal(const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number()) return SameNumber(a, b);
+  if (a.is_string() && b.is_string()) return a.string() == b.string();
+  if (a.is_none() || b.is_none()) return a.is_none() && b.is_none();
+  if (a.is_undefined() || b.is_undefined()) {
+    return a.is_undefined() && b.is_undefined();
+  }
+  if (a.is_sequence() && b.is_sequence()) {
+    const Sequence& x = *a.sequence();
+    const Sequence& y = *b.sequence();
+    return x.tuple == y.tuple &&
+           std::equal(x.items.begin(), x.items.end(), y.items.begin(),
+                      y.items.end(), Equal);
+  }
+  if (a.is_dict() && b.is_dict()) {
+    const Dict& x = *a.dict();
+    const Dict& y = *b.dict();
+    return x.items.size() == y.items.size() &&
+           std::all_of(x.items.begin(), x.items.end(), [&](const auto& item) {
+             const Value* const other = y.Find(item.first);
+             return other != nullptr && Equal(item.second, *other);
+           });
+  }
+  return a.is_object() && a.object() == b.object();
+}
+
+bool Less(const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number()) {
+    return a.is_float() || b.is_float() ? a.number() < b.number()
+                                        : a.integer() < b.integer();
+  }
+  // The order of UTF-8's bytes is that of its characters.
+  if (a.is_string() && b.is_string()) return a.string() < b.string();
+  if (a.is_sequence() && b.is_sequence() &&
+      a.sequence()->tuple == b.sequence()->tuple) {
+    const auto& x = a.sequence()->items;
+    const auto& y = b.sequence()->items;
+    for (size_t i = 0; i < x.size() && i < y.size(); ++i) {
+      if (!Equal(x[i], y[i])) return Less(x[i], y[i]);
+    }
+    return x.size() < y.size();
+  }
+  throw Error(absl::StrCat("a ", a.TypeName(), " and a ", b.TypeName(),
+                           " have no order"));
+}
+
+bool Contains(const Value& container, const Value& item) {
+  if (container.is_string()) {
+    if (!item.is_string()) {
+      throw Error(
+          absl::StrCat("`in` of a text wants a text, not a ", item.TypeName()));
+    }
+    return absl::StrContains(container.string(), item.string());
+  }
+  if (const Dict* const dict = container.dict()) {
+    return dict->Find(item) != nullptr;
+  }
+  const std::vector<Value> items = Iterate(container);
+  return std::any_of(items.begin(), items.end(),
+                     [&](const Value& one) { return Equal(one, item); });
+}
+
+// ---- As text.
+
+std::string ToText(const Value& value) {
+  if (value.is_string()) return value.string();
+  if (value.is_undefined()) return "";
+  if (value.is_none()) return "None";
+  if (value.is_bool()) return value.integer() != 0 ? "True" : "False";
+  if (value.is_int()) return absl::StrCat(value.integer());
+  if (value.is_float()) return FloatText(value.number());
+  if (value.is_object()) return "<object>";
+  return Repr(value);
+}
+
+std::string Repr(const Value& value) {
+  std::string out;
+  AppendRepr(value, 0, &out);
+  return out;
+}
+
+std::string ToJson(const Value& value, int indent, bool sort_keys,
+                   const std::string& item_separator,
+                   const std::string& key_separator) {
+  JsonWriter writer(indent, sort_keys, item_separator, key_separator);
+  writer.Write(value, 0);
+  return std::move(writer.out);
+}
+
+// ---- Parts.
+
+std::vector<Value> Iterate(const Value& value) {
+  if (value.is_undefined()) return {};
+  if (const Sequence* const sequence = value.sequence()) return sequence->items;
+  std::vector<Value> items;
+  if (const Dict* const dict = value.dict()) {
+    for (const auto& [key, item] : dict->items) items.push_back(key);
+  } else if (value.is_string()) {
+    for (std::string& c : Characters(value.string())) {
+      items.emplace_back(std::move(c));
+    }
+  } else {
+    throw Error(absl::StrCat("a ", value.TypeName(), " can't be iterated"));
+  }
+  return items;
+}
+
+int64_t Length(const Value& value) {
+  if (value.is_undefined()) return 0;
+  if (value.is_string()) return CharacterCount(value.string());
+  if (const Sequence* const sequence = value.sequence()) {
+    return static_cast<int64_t>(sequence->items.size());
+  }
+  if (const Dict* const dict = value.dict()) {
+    return static_cast<int64_t>(dict->items.size());
+  }
+  throw Error(absl::StrCat("a ", value.TypeName(), " has no length"));
+}
+
+std::vector<std::string> Characters(absl::string_view text) {
+  std::vector<std::string> characters;
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    NextCharacter(text, &at);
+    characters.emplace_back(text.substr(begin, at - begin));
+  }
+  return characters;
+}
+
+int64_t CharacterCount(absl::string_view text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return !tokenizer::IsContinuation(c); });
+}
+
+// Python's str.isspace.
+bool IsSpace(uint32_t c) {
+  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 ||
+         c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
+         c == 0x3000;
+}
+
+}  // namespace capstan::jinja

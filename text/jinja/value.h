@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The values of a template: Python's, as far as jinja shows them.
+#ifndef CAPSTAN_TEXT_JINJA_VALUE_H_
+#define CAPSTAN_TEXT_JINJA_VALUE_H_
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+
+namespace capstan::jinja {
+
+// What goes wrong in a template, caught where Template's functions return.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Work, depth or size beyond what is allowed.
+class LimitError : public Error {
+ public:
+  using Error::Error;
+};
+
+class Interpreter;
+class Value;
+
+struct Arguments;
+
+// A thing with attributes, or that can be called: a macro, a method, `loop`.
+class Object {
+ public:
+  virtual ~Object() = default;
+  virtual absl::optional<Value> Attribute(absl::string_view name);
+  // False: attributes can't be set.
+  virtual bool SetAttribute(absl::string_view name, Value value);
+  virtual bool callable() const { return false; }
+  virtual Value Call(Interpreter& interpreter, const Arguments& arguments);
+  // How deeply values nest in it.
+  virtual int depth() const { return 1; }
+};
+
+struct None {};
+// What a name or an attribute that isn't there gives: `what` says which.
+struct Undefined {
+  std::string what;
+};
+
+// Lists and tuples. Templates can't change them.
+struct Sequence {
+  std::vector<Value> items;
+  bool tuple = false;
+  int depth = 1;
+  bool holds_objects = false;
+};
+// In the order of insertion.
+struct Dict {
+  std::vector<std::pair<Value, Value>> items;
+  int depth = 1;
+  bool holds_objects = false;
+  const Value* Find(const Value& key) const;
+  const Value* Find(absl::string_view key) const;
+  void Set(Value key, Value value);
+};
+
+// Cheap to copy but for strings. Immutable but for objects.
+class Value {
+ public:
+  Value() : data_(None{}) {}
+  Value(bool value) : data_(value) {}                                  // NOLINT
+  Value(int64_t value) : data_(value) {}                               // NOLINT
+  Value(int value) : data_(int64_t{value}) {}                          // NOLINT
+  Value(double value) : data_(value) {}                                // NOLINT
+  Value(std::string value) : data_(std::move(value)) {}                // NOLINT
+  Value(const char* value) : data_(std::string(value)) {}              // NOLINT
+  Value(Undefined value) : data_(std::move(value)) {}                  // NOLINT
+  Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}  // NOLINT
+  // Error if values nest more deeply than destructors may call themselves.
+  static Value List(std::vector<Value> items);
+  static Value Tuple(std::vector<Value> items);
+  static Value Of(Dict dict);
+  // Bytes that are no UTF-8 become U+FFFD. `around`: how many values it is in.
+  static Value FromJson(const nlohmann::ordered_json& json, int around = 0);
+  // markupsafe's Markup, which escapes what is joined to it.
+  static Value Markup(std::string text);
+
+  bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
+  bool is_none() const { return std::holds_alternative<None>(data_); }
+  bool is_bool() const { return std::holds_alternative<bool>(data_); }
+  // Not of bool, unlike Python's isinstance.
+  bool is_int() const { return std::holds_alternative<int64_t>(data_); }
+  bool is_float() const { return std::holds_alternative<double>(data_); }
+  bool is_number() const { return is_bool() || is_int() || is_float(); }
+  bool is_string() const { return std::holds_alternative<std::string>(data_); }
+  bool is_sequence() const { return sequence() != nullptr; }
+  bool is_dict() const { return dict() != nullptr; }
+  bool is_object() const { return object() != nullptr; }
+
+  const std::string& string() const { return std::get<std::string>(data_); }
+  bool is_markup() const { return markup_; }
+  // Of a bool, too.
+  int64_t integer() const;
+  // Of any number.
+  double number() const;
+  const std::string& undefined() const {
+    return std::get<Undefined>(data_).what;
+  }
+  // Null if it isn't one.
+  const Sequence* sequence() const;
+  const Dict* dict() const;
+  Object* object() const;
+
+  int depth() const;
+  // Whether it is one, or one is in it.
+  bool holds_objects() const;
+
+  bool Truth() const;
+  // Python's name of its type, for messages.
+  const char* TypeName() const;
+
+ private:
+  std::variant<Undefined, None, bool, int64_t, double, std::string,
+               std::shared_ptr<const Sequence>, std::shared_ptr<const Dict>,
+               std::shared_ptr<Object>>
+      data_;
+  bool markup_ = false;
+};
+
+// The text for HTML: & < > ' " as references, unless it is markup.
+std::string Escaped(const Value& text);
+
+struct Arguments {
+  std::vector<Value> positional;
+  std::vector<std::pair<std::string, Value>> named;
+
+  // The argument at this place or of this name; null if neither was given.
+  const Value* Find(size_t place, absl::string_view name) const;
+  Value Get(size_t place, absl::string_view name, Value otherwise) const;
+  // Error unless there are at most `count` arguments by place.
+  void AtMost(size_t count, absl::string_view function) const;
+};
+
+// Python's ==, < (an Error if the types have no order), and `in`.
+bool Equal(const Value& a, const Value& b);
+bool Less(const Value& a, const Value& b);
+bool Contains(const Value& container, const Value& item);
+
+// Python's str() and repr().
+std::string ToText(const Value& value);
+std::string Repr(const Value& value);
+// Python's json.dumps(value, ensure_ascii=False, ..); indent < 0: on one line.
+std::string ToJson(const Value& value, int indent, bool sort_keys,
+                   const std::string& item_separator,
+                   const std::string& key_separator);
+
+// What a loop over the value gives: items, keys, characters. Error if it can't
+// be iterated; nothing of an undefined one.
+std::vector<Value> Iterate(const Value& value);
+// Python's len().
+int64_t Length(const Value& value);
+
+// Characters of valid UTF-8, and the whole text of some.
+std::vector<std::string> Characters(absl::string_view text);
+int64_t CharacterCount(absl::string_view text);
+bool IsSpace(uint32_t character);
+
+}  // namespace capstan::jinja
+
+#endif  // CAPSTAN_TEXT_JINJA_VALUE_H_
