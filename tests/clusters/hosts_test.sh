@@ -238,7 +238,7 @@ for k in 0 1; do
   cuts+=($!)
 done
 for _ in $(seq 200); do
-  [ "$(wc -l <"$work/cut/metrics.jsonl" 2>/dev/null || echo 0)" -lt 10 ] || break
+  [ "$(cat "$work/cut/metrics.jsonl" 2>/dev/null | wc -l)" -lt 10 ] || break
   sleep 0.1
 done
 ip -n "${hosts[0]}" link set "${net}v" down
