@@ -212,9 +212,7 @@ absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
       }
     }
     if (found.has_value() && found->state.step < on_disk) found.reset();
-    if (found.has_value() && found->state.step == on_disk) {
-      saved_step_ = on_disk;
-    }
+    if (found.has_value()) saved_step_ = on_disk;
     return absl::OkStatus();
   }));
   return found;

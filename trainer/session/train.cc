@@ -286,6 +286,10 @@ std::unique_ptr<Watchdog> Watch(const Session& session) {
                                           ? train.hang_ceiling_seconds()
                                           : options.ceiling_seconds);
   options.abort = train.on_hang() == Train::ABORT;
+  // A slow disk or network is told of soon, but isn't the end of a run, unless
+  // its owner knows better.
+  constexpr double kPatience = 300.0;
+  if (train.hang_floor_seconds() == 0) options.patience_seconds = kPatience;
   absl::StatusOr<std::unique_ptr<Watchdog>> watchdog = Watchdog::Start(options);
   if (watchdog.ok()) return *std::move(watchdog);
   LOG(WARNING) << "no rank watches for others that hang: "
@@ -293,7 +297,6 @@ std::unique_ptr<Watchdog> Watch(const Session& session) {
   return nullptr;
 }
 
-// Sets up the group, the device, the output folder and max_steps.
 absl::Status JoinRanks(Session* session) {
   WantLedgers();
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -309,6 +312,11 @@ absl::Status JoinRanks(Session* session) {
   if (session->config.profile().steps_size() > 0) {
     session->group = ProfileWaits(std::move(session->group));
   }
+  return absl::OkStatus();
+}
+
+// Sets up the device, the output folder and max_steps.
+absl::Status SettleRun(Session* session) {
   CAPSTAN_RETURN_IF_ERROR(CompareConfigs(*session));
   CAPSTAN_RETURN_IF_ERROR(CompareParts(*session));
   CAPSTAN_RETURN_IF_ERROR(SettleDevice(session));
@@ -535,7 +543,8 @@ absl::Status Training::RunPhases() {
   CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
       AgreeOrStop(*session_.group, StopStatus(), "start")));
   if (!session_.stopping) {
-    const auto activity = Doing("evaluation");
+    // Often nothing, which teaches nothing about evaluations.
+    const auto activity = Doing("catching up");
     CAPSTAN_RETURN_IF_ERROR(evaluator_.CatchUp());
   }
   // From a mirror the run may go on in the midst of a save.
@@ -556,9 +565,13 @@ absl::Status Training::RunPhases() {
     const bool save = Due(train.save_every(), step);
     const bool mirror = checkpoints_.MirrorDue();
     if (evaluate || save || mirror || stopping || step == session_.max_steps) {
+      const auto activity = Doing("step's end");
       CAPSTAN_RETURN_IF_ERROR(step_.CatchUp());
     }
-    if (step_.go_back()) CAPSTAN_RETURN_IF_ERROR(GoBack());
+    if (step_.go_back()) {
+      const auto activity = Doing("going back");
+      CAPSTAN_RETURN_IF_ERROR(GoBack());
+    }
     if (mirror) checkpoints_.Mirror();
     if (evaluate && !stopping) {
       const auto activity = Doing("evaluation");
@@ -569,8 +582,16 @@ absl::Status Training::RunPhases() {
       CAPSTAN_RETURN_IF_ERROR(
           evaluator_.Sample(absl::StrCat("after step ", step)));
     }
-    // Again, or a restart would repeat the evaluation.
-    if (mirror && evaluate) checkpoints_.Mirror();
+    // Again, or a restart would repeat the evaluation; once a best checkpoint
+    // that it has begun is there to go on with.
+    if (mirror && evaluate && !stopping) {
+      const auto activity = Doing("saving the best");
+      if (train.keep_best()) {
+        CAPSTAN_RETURN_IF_ERROR(
+            session_.background_save.Settle(*session_.group));
+      }
+      checkpoints_.Mirror();
+    }
     if (save && !stopping) {
       const auto activity = Doing("saving");
       CAPSTAN_RETURN_IF_ERROR(checkpoints_.Save());
@@ -591,6 +612,7 @@ absl::Status Training::SetUp() {
   CAPSTAN_RETURN_IF_ERROR(JoinRanks(&session_));
   watchdog_ = Watch(session_);
   const auto activity = Doing("set-up");
+  CAPSTAN_RETURN_IF_ERROR(SettleRun(&session_));
   const RunConfig& config = session_.config;
   const BatchPlan& batch = session_.job.batch;
   ProcessGroup& group = *session_.group;
@@ -648,7 +670,8 @@ absl::Status Training::SaveAll() {
   }
   if (!stopping) CAPSTAN_RETURN_IF_ERROR(divergence_.CheckEnd());
   if (session_.state.step > 0) {
-    const auto activity = Doing("saving");
+    // In the foreground, unlike those before.
+    const auto activity = Doing("the last save");
     CAPSTAN_RETURN_IF_ERROR(checkpoints_.SaveLast());
   }
   if (stopping) return absl::OkStatus();

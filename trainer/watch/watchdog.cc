@@ -309,18 +309,20 @@ void Watchdog::Keep(int64_t now) {
   // If nothing has moved since, the end will say so.
   const bool news =
       reported_ns_ == 0 || !options_.abort || moved_ns_ > reported_ns_;
+  const int64_t patience =
+      std::max(limit, Nanoseconds(options_.patience_seconds));
   if (age > next_report_ns_ && !in_doubt_ && news) {
-    Report(hosts);
+    Report(hosts, patience);
     next_report_ns_ = std::max(2 * next_report_ns_, limit);
     if (reported_ns_ == 0) reported_ns_ = now;
   }
   if (options_.abort && reported_ns_ != 0 && !ending_ &&
-      now - std::max(moved_ns_, reported_ns_) > limit) {
+      now - std::max(moved_ns_, reported_ns_) > patience) {
     EndAll(now);
   }
 }
 
-void Watchdog::Report(const std::vector<HostView>& hosts) {
+void Watchdog::Report(const std::vector<HostView>& hosts, int64_t patience_ns) {
   const Judgement judgement = Judge(hosts);
   const std::vector<RankView>& own = hosts[ledgers_.host].ranks;
   for (size_t i = 0; i < own.size(); ++i) {
@@ -335,9 +337,9 @@ void Watchdog::Report(const std::vector<HostView>& hosts) {
   std::string text =
       absl::StrCat("WARNING: ", Overdue(hosts), ": ", judgement.text);
   if (options_.abort) {
-    absl::StrAppendFormat(
-        &text, "; unless something moves the run ends in %.0f s",
-        static_cast<double>(ledgers_.own().limit_ns) / kSecond);
+    absl::StrAppendFormat(&text,
+                          "; unless something moves the run ends in %.0f s",
+                          static_cast<double>(patience_ns) / kSecond);
   }
   Print(absl::StrCat(text, "\n"));
 }

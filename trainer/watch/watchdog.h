@@ -23,9 +23,10 @@ struct WatchOptions {
   // A limit lies between these.
   double floor_seconds = 20.0;
   double ceiling_seconds = 1800.0;
-  // After a report, and as long again without any movement of any rank, all
-  // ranks end with kHungExitCode.
+  // After a report, and as long again (at least patience_seconds) without any
+  // movement of any rank, all ranks end with kHungExitCode.
   bool abort = true;
+  double patience_seconds = 0.0;
 };
 
 // Sees to it that a rank that hangs has a name. A thread in each rank measures
@@ -82,7 +83,8 @@ class Watchdog {
   // This host's ranks, with the states of their processes.
   std::vector<RankView> LocalViews(int64_t now);
   std::vector<HostView> AllViews(int64_t now);
-  void Report(const std::vector<HostView>& hosts);
+  // patience_ns: until all ranks end.
+  void Report(const std::vector<HostView>& hosts, int64_t patience_ns);
   // Ends the ranks of this host, and lets the other hosts know.
   void EndAll(int64_t now);
   std::string HostReportBytes();
