@@ -20,7 +20,7 @@ tabulate() {
 
 tabulate 0 0 0 0
 $soak --judge "$table"
-for grows in "700 0 0 0" "0 0.2 0 0" "0 0 0.2 0" "0 0 0 0.2"; do
+for grows in "700 0 0 0" "0 0.2 0 0" "0 0 0.2 0" "0 0 0 0.5"; do
   # shellcheck disable=SC2086
   tabulate $grows
   if $soak --judge "$table" >/dev/null; then
