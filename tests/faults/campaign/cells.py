@@ -94,9 +94,10 @@ def kill_rank(shop, random):
                 break
             one.named = seen - when
             one.rightly = f"rank {rank} " in line and "SIGKILL" in line
+            # Before the new ranks have done any.
+            step = max(step, last_step(run.out))
             after, line = run.await_line(["restarted from step"], when, 20)
             if after is not None:
-                step = max(step, last_step(run.out))
                 one.lost = max(0, step - int(line.split("step")[1].split()[0]
                                              .rstrip(",.;:")))
             back = run.await_step(step + 1, 20)
