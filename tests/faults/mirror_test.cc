@@ -28,7 +28,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kSteps = 40;
+constexpr int kSteps = 120;
 constexpr int kKills = 4;
 constexpr char kWeights[] = "/final/model.safetensors";
 

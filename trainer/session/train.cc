@@ -230,7 +230,8 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.eval_every =
       parts.eval_data != nullptr ? config.train().eval_every() : 0;
   facts.save_every = config.train().save_every();
-  facts.evaluate_again = session->evaluate_again;
+  // A run that has all steps evaluates once more at its end.
+  facts.evaluate_again = session->evaluate_again || !session->GoesOn();
   CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
   if (session->Restarted()) {
     // The user knows the rest.
