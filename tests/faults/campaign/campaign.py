@@ -22,6 +22,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cells import CELLS  # noqa: E402
 from runs import Workshop, left_over  # noqa: E402
 
+# Where tc is, which Bazel's PATH lacks.
+os.environ["PATH"] += ":/usr/sbin:/sbin"
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
