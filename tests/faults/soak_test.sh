@@ -29,4 +29,4 @@ for grows in "700 0 0 0" "0 0.2 0 0" "0 0 0.2 0" "0 0 0 0.5"; do
   fi
 done
 
-TRAINER=trainer/trainer $soak 8000
+TRAINER=trainer/trainer $soak 24000
