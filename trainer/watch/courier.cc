@@ -37,7 +37,6 @@ struct Courier::State {
   bool ended = false;  // the thread
   std::vector<Heard> heard;
   int64_t asked_ns = 0;  // 0: the store isn't being asked
-  uint64_t sent = 0;
 
   // False if there was nothing to carry. Throws what the store throws.
   bool Exchange();
@@ -81,7 +80,6 @@ bool Courier::State::Exchange() {
     before.at_ns = LedgerNow();
   }
   asked_ns = 0;
-  ++sent;
   return true;
 }
 
@@ -141,11 +139,6 @@ std::vector<Courier::Heard> Courier::heard() const {
 int64_t Courier::pending_ns() const {
   const std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->asked_ns == 0 ? 0 : LedgerNow() - state_->asked_ns;
-}
-
-uint64_t Courier::sent() const {
-  const std::lock_guard<std::mutex> lock(state_->mutex);
-  return state_->sent;
 }
 
 }  // namespace capstan

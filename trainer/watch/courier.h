@@ -40,8 +40,6 @@ class Courier {
   std::vector<Heard> heard() const;
   // How long the store hasn't answered; 0: it isn't being asked.
   int64_t pending_ns() const;
-  // How often this host's report has gone out.
-  uint64_t sent() const;
 
  private:
   struct State;
