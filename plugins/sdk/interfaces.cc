@@ -6,6 +6,8 @@
 
 #include "absl/strings/match.h"
 #include "base/gradient_sink.h"
+#include "plugins/sdk/batch_sampler.h"
+#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/command.h"
@@ -19,6 +21,8 @@
 
 namespace capstan {
 
+BatchSampler::~BatchSampler() = default;
+BatchedCache::~BatchedCache() = default;
 ChatTemplate::~ChatTemplate() = default;
 Collector::~Collector() = default;
 Command::~Command() = default;
