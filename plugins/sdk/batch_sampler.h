@@ -29,9 +29,9 @@ class BatchSampler {
   using Ended = std::function<bool(size_t row, absl::Span<const int64_t> text)>;
 
   // As Objective::Sample for each prompt, with its own seed and stop tokens in
-  // place of those in `options`, whose callbacks aren't called. `ended` is
-  // asked after each token. UNIMPLEMENTED if the model's cache is no
-  // BatchedCache.
+  // place of those in `options`, whose callbacks but `stop` aren't called.
+  // `ended` is asked after each token, except of texts that have to be
+  // continued alone. UNIMPLEMENTED if the model's cache is no BatchedCache.
   virtual absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
       Model& model, absl::Span<const BatchPrompt> prompts,
       const SampleOptions& options, const Ended& ended, UnitRunner& runner) = 0;

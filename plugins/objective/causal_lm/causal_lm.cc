@@ -225,9 +225,8 @@ class TextBatch {
                       sampler_, RandomUniform(key, text.size())));
       text.push_back(next);
       const bool at_end =
-          static_cast<int64_t>(text.size()) >= model_->max_positions() ||
           (stop_at_eos_ && Ends(*model_, prompts_[i].stop_tokens, next)) ||
-          (ended_ && ended_(i, text));
+          ended_(i, text);
       if (!at_end) left.push_back(static_cast<int64_t>(row));
     }
     return left;
@@ -374,14 +373,37 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> CausalLm::SampleBatch(
   for (const BatchPrompt& prompt : prompts) {
     CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*tokens, prompt.ids));
   }
-  if (prompts.empty()) return std::vector<std::vector<int64_t>>();
-  const int64_t wanted = std::min(
-      options.max_new_tokens > 0 ? options.max_new_tokens : max_new_tokens_,
-      tokens->max_positions());
+  const int64_t wanted =
+      options.max_new_tokens > 0 ? options.max_new_tokens : max_new_tokens_;
+  std::vector<std::vector<int64_t>> texts(prompts.size());
+  std::vector<BatchPrompt> together;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const int64_t length = static_cast<int64_t>(prompts[i].ids.size());
+    if (length + wanted <= tokens->max_positions()) {
+      together.push_back(prompts[i]);
+      places.push_back(i);
+      continue;
+    }
+    // Needs its beginning dropped on the way.
+    SampleOptions alone = options;
+    alone.seed = prompts[i].seed;
+    alone.stop_tokens = prompts[i].stop_tokens;
+    alone.on_token = nullptr;
+    CAPSTAN_ASSIGN_OR_RETURN(texts[i],
+                             Sample(model, prompts[i].ids, alone, runner));
+  }
+  if (together.empty()) return texts;
   at::AutoGradMode no_gradients(false);
-  TextBatch batch(tokens, sampler, prompts, options.stop_at_eos, ended);
+  const Ended ends = [&](size_t row, absl::Span<const int64_t> text) {
+    return ended != nullptr && ended(places[row], text);
+  };
+  TextBatch batch(tokens, sampler, together, options.stop_at_eos, ends);
   CAPSTAN_RETURN_IF_ERROR(batch.Run(wanted, options.stop, runner));
-  return batch.Take();
+  std::vector<std::vector<int64_t>> made = batch.Take();
+  for (size_t i = 0; i < made.size(); ++i)
+    texts[places[i]] = std::move(made[i]);
+  return texts;
 }
 
 }  // namespace capstan::causal_lm

@@ -55,8 +55,7 @@ class CausalLm final : public Objective, public BatchSampler {
   absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) override;
-  // In one cache; without one that may be begun anew, so a text ends at the
-  // model's last position.
+  // In one cache, but for texts longer than the model's positions.
   absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
       Model& model, absl::Span<const BatchPrompt> prompts,
       const SampleOptions& options, const Ended& ended,
