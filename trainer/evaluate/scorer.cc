@@ -151,6 +151,7 @@ absl::StatusOr<std::vector<std::vector<Score>>> ScoreContinuations(
     most = std::max(most, request.continuations.size());
     known.push_back(
         absl::MakeConstSpan(request.context).first(request.context.size() - 1));
+    context = std::max(context, static_cast<int64_t>(known.back().size()));
     for (const std::vector<int64_t>& ids : request.continuations) {
       longest = std::max(longest, static_cast<int64_t>(ids.size()));
     }

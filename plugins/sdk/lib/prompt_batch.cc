@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/sdk/lib/prompt_batch.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
@@ -77,8 +78,9 @@ at::Tensor PromptBatch::Append(const at::Tensor& tokens, UnitRunner& runner) {
   const int64_t length = tokens.size(1);
   TokenInput input;
   input.tokens = tokens;
-  input.positions = at::tensor(lengths_, at::kLong).unsqueeze(1) +
-                    at::arange(appended_, appended_ + length, at::kLong);
+  input.positions =
+      at::add(at::tensor(lengths_, at::kLong).unsqueeze(1),
+              at::arange(appended_, appended_ + length, at::kLong));
   input.cache = cache_.get();
   appended_ += length;
   return model_->Logits(input, runner).to(at::kFloat).cpu().contiguous();

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/evaluate/scorer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "plugins/sdk/lib/byte_tokenizer.h"
+#include "plugins/sdk/prefix_model_for_test.h"
+
+namespace capstan::evaluate {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::vector<EncodedRequest> kRequests = {
+    {{1, 2, 3}, {{4, 5}, {6}, {}}},
+    {{7}, {{1}, {2, 3, 4, 5, 6}}},
+    {{2, 2, 9, 8, 1, 0}, {{3}}},
+};
+
+TEST(ScorerTest, SideBySideAsAlone) {
+  PrefixModel model(11, 16);
+  PlainRunner runner;
+  const auto together = ScoreContinuations(&model, kRequests, runner);
+  ASSERT_TRUE(together.ok()) << together.status();
+  model.batched = false;
+  const auto alone = ScoreContinuations(&model, kRequests, runner);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  ASSERT_EQ(together->size(), 3u);
+  for (size_t i = 0; i < kRequests.size(); ++i) {
+    ASSERT_EQ((*together)[i].size(), kRequests[i].continuations.size());
+    for (size_t j = 0; j < (*together)[i].size(); ++j) {
+      EXPECT_NEAR((*together)[i][j].log_likelihood,
+                  (*alone)[i][j].log_likelihood, 1e-6);
+      EXPECT_EQ((*together)[i][j].greedy, (*alone)[i][j].greedy);
+    }
+  }
+  EXPECT_LT((*together)[0][0].log_likelihood, 0.0);
+  EXPECT_EQ((*together)[0][2].log_likelihood, 0.0);
+}
+
+// Room for each alone, not for the longest context and the longest answer.
+TEST(ScorerTest, WhatDoesNotFitTogetherIsSplit) {
+  PrefixModel model(11, 7);
+  PlainRunner runner;
+  const auto scores = ScoreContinuations(&model, kRequests, runner);
+  ASSERT_TRUE(scores.ok()) << scores.status();
+  PrefixModel longer(11, 16);
+  const auto wanted = ScoreContinuations(&longer, kRequests, runner);
+  EXPECT_NEAR((*scores)[1][1].log_likelihood, (*wanted)[1][1].log_likelihood,
+              1e-6);
+}
+
+TEST(ScorerTest, GreedyIsTheLikeliestOfEach) {
+  PrefixModel model(11, 16);
+  PlainRunner runner;
+  int greedy = 0;
+  for (int64_t token = 0; token < 11; ++token) {
+    const std::vector<EncodedRequest> one = {{{1, 2}, {{token}}}};
+    greedy += (*ScoreContinuations(&model, one, runner))[0][0].greedy ? 1 : 0;
+  }
+  EXPECT_EQ(greedy, 1);
+}
+
+TEST(EncodeRequestTest, SpacesMoveToTheContinuation) {
+  const std::unique_ptr<Tokenizer> bytes = NewByteTokenizer();
+  const auto request = EncodeRequest(*bytes, "ab  ", {"c", " d"}, 100);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_THAT(request->context, ElementsAre('a', 'b'));
+  EXPECT_THAT(
+      request->continuations,
+      ElementsAre(ElementsAre(' ', ' ', 'c'), ElementsAre(' ', ' ', ' ', 'd')));
+  // A text that is to be continued keeps them.
+  EXPECT_THAT(EncodeRequest(*bytes, "ab ", {}, 100)->context,
+              ElementsAre('a', 'b', ' '));
+}
+
+TEST(EncodeRequestTest, LongContextsLoseTheirStart) {
+  const std::unique_ptr<Tokenizer> bytes = NewByteTokenizer();
+  // Positions 0..3 read "cd", "e" and predict "e", "f".
+  const auto request = EncodeRequest(*bytes, "abcd", {"ef", "e"}, 3);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_THAT(request->context, ElementsAre('c', 'd'));
+  const auto none = EncodeRequest(*bytes, "abcd", {"efghi"}, 3);
+  ASSERT_FALSE(none.ok());
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr("5 tokens"));
+}
+
+TEST(EncodeRequestTest, AnEmptyContextNeedsABeginToken) {
+  const std::unique_ptr<Tokenizer> bytes = NewByteTokenizer();
+  const auto none = EncodeRequest(*bytes, "", {"a"}, 3);
+  ASSERT_FALSE(none.ok());
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr("begin token"));
+}
+
+}  // namespace
+}  // namespace capstan::evaluate

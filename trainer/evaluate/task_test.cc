@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/evaluate/task.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace capstan::evaluate {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class TaskTest : public ::testing::Test {
+ protected:
+  std::string Write(const std::string& name, const std::string& text) {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path) << text;
+    return path;
+  }
+  absl::StatusOr<Task> Load(const std::string& text) {
+    return LoadTask(Write("task.yaml", text));
+  }
+  std::string Error(const std::string& text) {
+    const absl::StatusOr<Task> task = Load(text);
+    EXPECT_FALSE(task.ok()) << text;
+    return task.ok() ? "" : std::string(task.status().message());
+  }
+
+  const std::string folder_ = [] {
+    std::string folder = std::string(std::getenv("TEST_TMPDIR") != nullptr
+                                         ? std::getenv("TEST_TMPDIR")
+                                         : "/tmp") +
+                         "/task_test";
+    std::filesystem::create_directories(folder);
+    return folder;
+  }();
+};
+
+constexpr char kChoice[] = R"(
+tag: some
+task: shapes
+dataset_path: json
+dataset_kwargs: {data_files: {test: rows.jsonl, train: more.jsonl}}
+test_split: test
+training_split: train
+output_type: multiple_choice
+doc_to_text: "Question: {{question}}\nAnswer:"
+doc_to_target: 3
+doc_to_choice: ["1", b]
+num_fewshot: 2
+metric_list:
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+metadata: {version: 1.0}
+)";
+
+TEST_F(TaskTest, ReadsChoices) {
+  const absl::StatusOr<Task> task = Load(kChoice);
+  ASSERT_TRUE(task.ok()) << task.status();
+  EXPECT_EQ(task->name, "shapes");
+  EXPECT_EQ(task->output, TaskOutput::kMultipleChoice);
+  EXPECT_EQ(task->doc_to_text, "Question: {{question}}\nAnswer:");
+  EXPECT_EQ(task->doc_to_target, Json(3));
+  EXPECT_EQ(task->doc_to_choice, Json({"1", "b"}));
+  EXPECT_EQ(task->num_fewshot, 2);
+  ASSERT_EQ(task->metrics.size(), 1u);
+  EXPECT_EQ(task->metrics[0].name, "acc");
+  EXPECT_EQ(task->docs_file, folder_ + "/rows.jsonl");
+  EXPECT_EQ(task->fewshot_file, folder_ + "/more.jsonl");
+}
+
+TEST_F(TaskTest, ReadsGenerationAndFilters) {
+  const absl::StatusOr<Task> task = Load(R"yaml(
+output_type: generate_until
+doc_to_text: question
+doc_to_target: "3"
+generation_kwargs: {until: ["Q:", "\n\n"], do_sample: false, temperature: 0.0, max_gen_toks: 32}
+metric_list:
+  - {metric: exact_match, ignore_case: true, regexes_to_ignore: [",", "\\$"]}
+  - metric: rouge_l
+filter_list:
+  - name: strict
+    filter:
+      - {function: regex, regex_pattern: "#### (\\d+)"}
+      - function: take_first
+  - name: last
+    filter:
+      - {function: regex, regex_pattern: "\\d+", group_select: -1, fallback: none}
+      - function: remove_whitespace
+)yaml");
+  ASSERT_TRUE(task.ok()) << task.status();
+  EXPECT_EQ(task->name, "task");
+  EXPECT_EQ(task->doc_to_target, Json("3"));
+  EXPECT_THAT(task->until, ElementsAre("Q:", "\n\n"));
+  EXPECT_EQ(task->max_tokens, 32);
+  EXPECT_FALSE(task->sample);
+  ASSERT_EQ(task->filters.size(), 2u);
+  EXPECT_EQ(task->filters[0].Apply("1 #### 2 #### 3"), "2");
+  EXPECT_EQ(task->filters[0].Apply("1"), "[invalid]");
+  EXPECT_EQ(task->filters[1].Apply(" 1 and 22 "), "22");
+  EXPECT_EQ(task->filters[1].Apply("x"), "none");
+  EXPECT_TRUE(ExactMatch("$1,0", "10", task->metrics[0].exact));
+}
+
+TEST_F(TaskTest, OwnKeysGoBeforeIncludedOnes) {
+  Write("base.yaml", kChoice);
+  const absl::StatusOr<Task> task =
+      Load("include: base.yaml\ntask: mine\ndescription: \"D\\n\\n\"\n");
+  ASSERT_TRUE(task.ok()) << task.status();
+  EXPECT_EQ(task->name, "mine");
+  EXPECT_EQ(task->description, "D\n\n");
+  EXPECT_EQ(task->num_fewshot, 2);
+}
+
+TEST_F(TaskTest, MistakesNameTheKey) {
+  const std::string head =
+      "output_type: multiple_choice\ndoc_to_text: a\ndoc_to_target: b\n"
+      "doc_to_choice: c\n";
+  EXPECT_THAT(Error(head + "process_docs: !function utils.f\n"),
+              HasSubstr("process_docs"));
+  EXPECT_THAT(Error("output_type: multiple_choice\ndoc_to_text: !function "
+                    "a.b\ndoc_to_target: 0\ndoc_to_choice: [a]\n"),
+              HasSubstr("doc_to_text is a function in Python"));
+  EXPECT_THAT(Error(head + "nonsense: 1\n"), HasSubstr("nonsense"));
+  EXPECT_THAT(Error(head + "metric_list: [{metric: f1}]\n"), HasSubstr("f1"));
+  EXPECT_THAT(Error("output_type: other\ndoc_to_target: a\n"),
+              HasSubstr("other"));
+  EXPECT_THAT(Error(head + "num_fewshot: many\n"),
+              HasSubstr("num_fewshot in line 5"));
+  EXPECT_THAT(Error("a: [b\n"), HasSubstr("isn't YAML"));
+  EXPECT_THAT(Error("include: task.yaml\n"), HasSubstr("includes itself"));
+  EXPECT_THAT(Error(head + "filter_list: [{name: a, filter: [{function: "
+                           "regex, regex_pattern: \"(\"}]}]\n"),
+              HasSubstr("regular expression"));
+}
+
+}  // namespace
+}  // namespace capstan::evaluate
