@@ -255,6 +255,15 @@ class DocsTest : public ::testing::Test {
     WriteText(folder_ + "/data/chats.jsonl", chats);
     fs::copy_file(Runfile("datasets/darkroom/testdata/history_small.hdf5"),
                   folder_ + "/runs/darkroom/quickstart.hdf5");
+    WriteText(folder_ + "/prompts.jsonl", "{\"prompt\": \"A\"}\n\"Be\"\n");
+    WriteText(folder_ + "/villages.yaml",
+              "task: villages\ndataset_kwargs: {data_files: villages.jsonl}\n"
+              "output_type: multiple_choice\ndoc_to_text: question\n"
+              "doc_to_target: answer\ndoc_to_choice: [\"a\", \"b\"]\n");
+    const std::string village = "{\"question\": \"Who?\", \"answer\": ";
+    WriteText(
+        folder_ + "/villages.jsonl",
+        absl::StrCat(village, "0}\n", village, "1}\n", village, "\"a\"}\n"));
     WriteText(folder_ + "/run.pbtxt", RunText().Train("max_steps: 12").Text());
     MakeModel("SmolLM2-135M",
               {"--config=sft_quickstart.pbtxt", "--set", "model.hidden_size=32",

@@ -115,6 +115,98 @@ TEST(EvalTest, AFolderWithoutARunNeedsAReader) {
   EXPECT_NEAR(by_set["loss"], by_config["loss"], 1e-6);
 }
 
+// Tasks, asked of a model of bytes.
+class TaskEvalTest : public ::testing::Test {
+ protected:
+  static nlohmann::json Rows(int first, int count) {
+    nlohmann::json rows = nlohmann::json::array();
+    for (int i = first; i < first + count; ++i) {
+      rows.push_back({{"text", absl::StrCat("a", i)},
+                      {"choices", {"b", "longer", "c"}},
+                      {"answer", i % 3}});
+    }
+    return rows;
+  }
+  static std::string Task(const std::string& more) {
+    const std::string folder = NewTestFolder("task");
+    WriteText(folder + "/rows.json", Rows(0, 12).dump());
+    return WriteText(folder + "/small.yaml",
+                     absl::StrCat("task: small\ndataset_kwargs: {data_files: "
+                                  "rows.json}\ndoc_to_text: \"{{text}}:\"\n",
+                                  more));
+  }
+  const std::string folder_ = MustTrain(SmallRun());
+};
+
+constexpr char kChoiceTask[] =
+    "output_type: multiple_choice\ndoc_to_target: answer\n"
+    "doc_to_choice: choices\n";
+
+TEST_F(TaskEvalTest, BatchesAndRanksChangeNothing) {
+  const std::string task = Task(kChoiceTask);
+  const std::vector<std::string> args = {"--model=" + folder_, "--task=" + task,
+                                         "--num_fewshot=1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), args.begin(), args.end());
+    const nlohmann::json json = Eval(more);
+    return json["tasks"]["small"];
+  };
+  const nlohmann::json alone = with({"--batch_size=1"});
+  EXPECT_EQ(alone["samples"], 12);
+  EXPECT_EQ(alone["num_fewshot"], 1);
+  EXPECT_GE(alone["acc"], 0.0);
+  EXPECT_GT(alone["acc_stderr"], 0.0);
+  EXPECT_TRUE(alone.contains("acc_norm"));
+  EXPECT_EQ(with({"--batch_size=5"}), alone);
+  EXPECT_EQ(with({"--batch_size=12"}), alone);
+}
+
+TEST_F(TaskEvalTest, SamplesSayWhatWasScored) {
+  const std::string output = NewTestFolder("task_eval") + "/made";
+  const TrainerResult result =
+      RunTrainer({"eval", "--model=" + folder_, "--task=" + Task(kChoiceTask),
+                  "--output=" + output});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("acc_norm"));
+  const std::string samples = ReadText(output + "/samples_small.jsonl");
+  const nlohmann::json first =
+      nlohmann::json::parse(samples.substr(0, samples.find('\n')));
+  EXPECT_EQ(first["context"], "a0:");
+  ASSERT_EQ(first["answers"].size(), 3u);
+  EXPECT_EQ(first["answers"][1]["text"], " longer");
+  EXPECT_LT(first["answers"][1]["log_likelihood"], 0.0);
+  EXPECT_EQ(ReadJson(output + "/eval.json")["tasks"]["small"]["samples"], 12);
+}
+
+TEST_F(TaskEvalTest, GeneratesUntil) {
+  const std::string task = Task(
+      "output_type: generate_until\ndoc_to_target: text\n"
+      "generation_kwargs: {until: [\"e\", \" \"], max_gen_toks: 9}\n");
+  const nlohmann::json alone =
+      Eval({"--model=" + folder_, "--task=" + task, "--batch_size=1"});
+  EXPECT_EQ(alone["tasks"]["small"]["exact_match"], 0.0);
+  const nlohmann::json together =
+      Eval({"--model=" + folder_, "--task=" + task, "--batch_size=7"});
+  EXPECT_EQ(together["tasks"], alone["tasks"]);
+}
+
+TEST_F(TaskEvalTest, MistakesAreOneSentence) {
+  const std::string model = "--model=" + folder_;
+  ExpectOneError(RunTrainer({"eval", model, "--chat"}), {"--chat", "--task"});
+  ExpectOneError(RunTrainer({"eval", model, "--generate=3"}),
+                 {"--generate", "trained"});
+  const std::string task = "--task=" + Task(kChoiceTask);
+  ExpectOneError(RunTrainer({"eval", model, task, "--loss_only"}),
+                 {"--loss_only", "--task"});
+  ExpectOneError(RunTrainer({"eval", model, task, "--num_fewshot=12"}),
+                 {"num_fewshot", "only 11"});
+  ExpectOneError(
+      RunTrainer({"eval", model, "--task=" + Task("output_type: nonsense\n")}),
+      {"small.yaml", "nonsense"});
+  ExpectOneError(RunTrainer({"eval", model, "--task=nowhere.yaml"}),
+                 {"nowhere.yaml"});
+}
+
 TEST(EvalTest, MistakesAreOneSentence) {
   const std::string folder = MustTrain(
       RunText().Set("train_data", TextData(CorpusPiece(8 << 10), 32)));
