@@ -23,10 +23,11 @@ struct Dynamic {
     for (int e = 0; e < 7; ++e) {
       const int parts = 1 << e;
       const float step = (1.0f - 0.1f) / static_cast<float>(parts);
-      const auto border = [&](int i) {  // torch.linspace, from both ends
+      // As torch.linspace: from both ends, each rounded once.
+      const auto border = [&](int i) {
         return i < (parts + 1) / 2
-                   ? 0.1f + step * static_cast<float>(i)
-                   : 1.0f - step * static_cast<float>(parts - i);
+                   ? std::fma(step, static_cast<float>(i), 0.1f)
+                   : std::fma(-step, static_cast<float>(parts - i), 1.0f);
       };
       const auto power = static_cast<float>(std::pow(10.0, e - 6));
       for (int i = 0; i < parts; ++i, ++place) {
