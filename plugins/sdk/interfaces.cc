@@ -13,6 +13,7 @@
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
@@ -30,6 +31,7 @@ KvCache::~KvCache() = default;
 Model::~Model() = default;
 Objective::~Objective() = default;
 Optimizer::~Optimizer() = default;
+PackedParameters::~PackedParameters() = default;
 ParameterRoles::~ParameterRoles() = default;
 Precision::~Precision() = default;
 ProcessGroup::~ProcessGroup() = default;
@@ -55,6 +57,11 @@ std::vector<OptimizerStateSpec> Optimizer::state_specs() const {
     specs.back().name = name;
   }
   return specs;
+}
+
+int64_t PackedBytesOf(const Model& model, int index) {
+  const auto* const packed = dynamic_cast<const PackedParameters*>(&model);
+  return packed == nullptr ? 0 : packed->PackedBytes(index);
 }
 
 ParameterRole RoleOf(const Model& model, int parameter) {
