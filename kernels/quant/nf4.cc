@@ -76,24 +76,30 @@ Nf4Layout::Nf4Layout(int64_t numel, bool double_quantised)
   bytes = scales + (double_quantised ? blocks : 4 * blocks);
 }
 
+void Nf4DoubleScales(const uint8_t* quantised, const void* group_scales,
+                     float offset, int64_t first, int64_t count,
+                     float* scales) {
+  const float* const values = DynamicValues();
+  for (int64_t i = 0; i < count;) {
+    const int64_t group = (first + i) / kNf4Group;
+    const int64_t end = std::min(count, (group + 1) * kNf4Group - first);
+    const float scale =
+        LoadFloat(static_cast<const uint8_t*>(group_scales) + 4 * group);
+    for (; i < end; ++i) {
+      scales[i] = values[quantised[first + i]] * scale + offset;
+    }
+  }
+}
+
 void Nf4Scales(const Nf4Matrix& matrix, int64_t first, int64_t count,
                float* scales) {
   const Nf4Layout& layout = matrix.layout;
   const uint8_t* const bytes = matrix.bytes;
-  if (!layout.double_quantised) {
+  if (layout.double_quantised) {
+    Nf4DoubleScales(bytes + layout.scales, bytes + layout.group_scales,
+                    LoadFloat(bytes + layout.offset), first, count, scales);
+  } else {
     std::memcpy(scales, bytes + layout.scales + 4 * first, 4 * count);
-    return;
-  }
-  const float* const values = DynamicValues();
-  const float offset = LoadFloat(bytes + layout.offset);
-  for (int64_t i = 0; i < count;) {
-    const int64_t group = (first + i) / kNf4Group;
-    const int64_t end = std::min(count, (group + 1) * kNf4Group - first);
-    const float scale = LoadFloat(bytes + layout.group_scales + 4 * group);
-    for (const uint8_t* const from = bytes + layout.scales + first; i < end;
-         ++i) {
-      scales[i] = values[from[i]] * scale + offset;
-    }
   }
 }
 

@@ -74,6 +74,10 @@ struct Nf4Matrix {
 // quantisation value * group scale, rounded, + offset, rounded.
 void Nf4Scales(const Nf4Matrix& matrix, int64_t first, int64_t count,
                float* scales);
+// The latter, of a matrix's quantised and group scales, which are float32 at
+// any address.
+void Nf4DoubleScales(const uint8_t* quantised, const void* group_scales,
+                     float offset, int64_t first, int64_t count, float* scales);
 
 // Values [begin, begin + count).
 void DequantizeNf4(const Nf4Matrix& matrix, int64_t begin, int64_t count,
