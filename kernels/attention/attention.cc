@@ -348,7 +348,9 @@ void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
 }
 
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const AttentionShape& shape) {
+                           const at::Tensor& v, const AttentionShape& shape,
+                           const at::Tensor& first) {
+  TORCH_CHECK(!first.defined(), "padding comes with the rest of this change");
   TORCH_CHECK(shape.causal, "a cache of keys is for causal attention");
   if (!FastPath(q)) return ComposedAttention(q, k, v, shape);
   AttentionLayout layout;
