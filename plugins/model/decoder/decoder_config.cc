@@ -184,11 +184,10 @@ class LayoutBuilder {
       AddMatrix(i, kKey, kv, hidden, c_.qkv_bias);
       AddMatrix(i, kValue, kv, hidden, c_.qkv_bias);
     }
-    const bool all = c_.head_norm == HeadNorm::kAllHeads;
-    AddNorm(i, kQueryNorm, all ? q : c_.head_dim,
-            c_.head_norm != HeadNorm::kNone);
-    AddNorm(i, kKeyNorm, all ? kv : c_.head_dim,
-            c_.head_norm != HeadNorm::kNone);
+    const bool has = c_.query_key_norm != kernels::QueryKeyNorm::kNone;
+    const bool row = c_.query_key_norm == kernels::QueryKeyNorm::kRow;
+    AddNorm(i, kQueryNorm, row ? q : c_.head_dim, has);
+    AddNorm(i, kKeyNorm, row ? kv : c_.head_dim, has);
     AddMatrix(i, kOutput, hidden, q, c_.output_bias);
     AddNorm(i, kAttentionPostNorm, hidden, c_.norm_after);
     if (c_.layer(i).experts) {

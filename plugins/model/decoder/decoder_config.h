@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,13 +96,6 @@ constexpr DecoderNames HuggingFaceNamesWith(
   return names;
 }
 
-// Norms of queries and keys, before rope.
-enum class HeadNorm {
-  kNone,
-  kPerHead,     // of each head, with one weight [head_dim] for all
-  kAllHeads,    // of all heads together, with weights [heads * head_dim]
-};
-
 // What differs from layer to layer.
 struct LayerKind {
   // How many positions a token sees, its own included; 0: all up to its own.
@@ -115,6 +109,8 @@ struct Experts {
   int64_t chosen = 0;  // for each token
   int64_t intermediate_size = 0;
   bool normalise = false;  // so that the weights of the chosen sum up to 1
+  // Of the auxiliary loss that balances their load; 0: none.
+  double loss_coefficient = 0.0;
 };
 
 // A decoder's config. Names as in Llama's config.json where it has them.
@@ -147,7 +143,8 @@ struct DecoderConfig {
   bool norm_before = true;
   bool norm_after = false;
   bool norm_plus_one = false;
-  HeadNorm head_norm = HeadNorm::kNone;
+  // Of queries and keys, before rope: of each head or of all together.
+  kernels::QueryKeyNorm query_key_norm = kernels::QueryKeyNorm::kNone;
 
   // Biases of queries, keys and values; of attention's output; of the MLP.
   bool qkv_bias = false;
