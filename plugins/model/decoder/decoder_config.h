@@ -43,6 +43,11 @@ enum LayerModule {
   kLayerModules,
 };
 
+// Those with a matrix that is a linear layer's, in the order of
+// kernels::BlockMatrix.
+inline constexpr LayerModule kBlockModules[kernels::kBlockMatrices] = {
+    kQuery, kKey, kValue, kOutput, kGate, kUp, kDown};
+
 // The names of a decoder's parts in the files of a kind of model.
 struct DecoderNames {
   // Keys of config.json, which are also the plugin's fields.

@@ -1,136 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/model/llama/llama_model.h"
+#include "plugins/model/decoder/decoder_model.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tanh.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/block_parts.h"
-#include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/layers/transformer_block.h"
 #include "plugins/model/common/parameters.h"
+#include "plugins/model/decoder/family.h"
 #include "plugins/sdk/memory.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan::llama {
-
-absl::Status NewRows::Read(const std::string& name, int64_t begin,
-                           int64_t count, float* out) {
-  const int64_t old = rows_ * width_;
-  const int64_t from_file = std::clamp<int64_t>(old - begin, 0, count);
-  if (from_file > 0) {
-    CAPSTAN_RETURN_IF_ERROR(weights_->ReadFloats(name, begin, from_file, out));
-  }
-  if (from_file == count) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<float>* const mean, Mean(name));
-  for (int64_t i = from_file; i < count; ++i) {
-    out[i] = (*mean)[(begin + i) % width_];
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<const std::vector<float>*> NewRows::Mean(
-    const std::string& name) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = means_.find(name);
-  if (found != means_.end()) return &found->second;
-  std::vector<double> sums(width_, 0.0);
-  std::vector<float> row(width_);
-  for (int64_t r = 0; r < rows_; ++r) {
-    CAPSTAN_RETURN_IF_ERROR(
-        weights_->ReadFloats(name, r * width_, width_, row.data()));
-    for (int64_t i = 0; i < width_; ++i) sums[i] += row[i];
-  }
-  std::vector<float> mean(width_);
-  for (int64_t i = 0; i < width_; ++i) {
-    mean[i] = static_cast<float>(sums[i] / static_cast<double>(rows_));
-  }
-  return &means_.emplace(name, std::move(mean)).first->second;
-}
-
-absl::StatusOr<LlamaCheckpoint> OpenCheckpoint(
-    const std::string& folder, absl::StatusOr<LlamaConfig> config,
-    int64_t vocab_size) {
-  if (!config.ok()) return FieldError("pretrained", config.status().message());
-  LlamaCheckpoint checkpoint;
-  checkpoint.config = *std::move(config);
-  LlamaConfig& sizes = checkpoint.config;
-  CAPSTAN_ASSIGN_OR_RETURN(checkpoint.weights,
-                           OpenPretrained(folder, ParameterSpecs(sizes),
-                                          [&](absl::string_view name) {
-                                            return IsUnused(sizes, name);
-                                          }));
-  const int64_t rows = sizes.vocab_size;
-  if (vocab_size == 0 || vocab_size == rows) return checkpoint;
-  if (vocab_size < rows) {
-    return FieldError("vocab_size",
-                      absl::StrCat("is ", vocab_size, ", but ", folder, " has ",
-                                   rows, " tokens already: it can only grow"));
-  }
-  sizes.vocab_size = vocab_size;
-  checkpoint.new_rows = std::make_unique<NewRows>(checkpoint.weights.get(),
-                                                  rows, sizes.hidden_size);
-  return checkpoint;
-}
-
+namespace capstan::decoder {
 namespace {
-
-// In the order of kernels::BlockMatrix.
-constexpr LayerParameter kBlockParameters[kernels::kBlockMatrices] = {
-    kQuery, kKey, kValue, kOutput, kGate, kUp, kDown};
-
-// Keys and values of each layer, [batch, max_length, kv_heads * head_dim].
-class LlamaCache final : public KvCache {
- public:
-  struct Layer {
-    at::Tensor k;
-    at::Tensor v;
-  };
-
-  // `owner`: the only model that may use it.
-  LlamaCache(const LlamaModel* owner, const LlamaConfig& config, int64_t batch,
-             int64_t max_length, const at::TensorOptions& options)
-      : owner_(owner), batch_(batch), max_length_(max_length) {
-    const std::vector<int64_t> shape = {
-        batch, max_length, config.num_key_value_heads * config.head_dim};
-    for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-      layers_.push_back({at::empty(shape, options), at::empty(shape, options)});
-    }
-  }
-
-  int64_t length() const override { return length_; }
-  void Advance(int64_t positions) { length_ += positions; }
-  const LlamaModel* owner() const { return owner_; }
-  bool Holds(int64_t batch, int64_t more) const {
-    return batch == batch_ && length_ + more <= max_length_;
-  }
-
-  // Appends k and v [B * T, ..] of a layer; returns all of them.
-  Layer Append(int layer, const at::Tensor& k, const at::Tensor& v) const {
-    const int64_t added = k.size(0) / batch_;
-    const auto put = [&](const at::Tensor& cache, const at::Tensor& x) {
-      cache.narrow(1, length_, added).copy_(x.view({batch_, added, -1}));
-      return cache.narrow(1, 0, length_ + added);
-    };
-    return {put(layers_[layer].k, k), put(layers_[layer].v, v)};
-  }
-
- private:
-  const LlamaModel* const owner_;
-  const int64_t batch_;
-  const int64_t max_length_;
-  int64_t length_ = 0;
-  std::vector<Layer> layers_;
-};
 
 // The length of a table of rotations for `length` positions: grows rarely.
 int64_t RopePositions(int64_t length) {
@@ -139,136 +33,298 @@ int64_t RopePositions(int64_t length) {
   return positions;
 }
 
-// One layer's weights and the forward's settings.
-struct LayerPass {
-  int layer = 0;
-  kernels::TransformerBlockWeights weights;
-  kernels::TransformerBlockOptions options;
-  LlamaCache* cache = nullptr;
-};
+// The number of positions that tokens reach.
+int64_t Reach(const at::Tensor& positions) {
+  return positions.max().item<int64_t>() + 1;
+}
 
-// x: [B * T, hidden].
-at::Tensor RunLayer(const LayerPass& pass, const at::Tensor& x) {
-  const kernels::TransformerBlockWeights& w = pass.weights;
-  const kernels::TransformerBlockOptions& options = pass.options;
-  if (pass.cache != nullptr) {
-    const kernels::QueryKeyValue qkv = kernels::AttentionInput(
-        x, w.attention, options.eps, options.rope_table);
-    const LlamaCache::Layer past = pass.cache->Append(pass.layer, qkv.k, qkv.v);
-    const at::Tensor mixed =
-        kernels::CachedAttention(qkv.q, past.k, past.v, options.shape);
-    return kernels::GatedMlp(
-        kernels::LinearAdd(mixed, w.output, x, w.output_adapter), w.mlp,
-        options.eps);
-  }
-  return kernels::CanFuseTransformerBlock(x)
-             ? kernels::FusedTransformerBlock(x, w, options)
-             : kernels::PlainTransformerBlock(x, w, options);
+// `scale`, rounded to the dtype as transformers does.
+double Rounded(double scale, c10::ScalarType dtype) {
+  return at::scalar_tensor(scale, at::TensorOptions().dtype(dtype))
+      .item<double>();
 }
 
 }  // namespace
 
-LlamaModel::LlamaModel(LlamaCheckpoint checkpoint)
-    : config_(std::move(checkpoint.config)),
-      weights_(std::move(checkpoint.weights)),
-      new_rows_(std::move(checkpoint.new_rows)),
-      specs_(ParameterSpecs(config_)),
-      units_(UnitNames(config_.num_hidden_layers)),
-      base_parameters_(specs_.size()) {}
+int64_t RopeBytes(const DecoderConfig& config, int64_t length) {
+  int64_t channels = 0;
+  for (const Rope& rope : config.ropes) {
+    channels += rope.Channels(config.head_dim);
+  }
+  return RopePositions(length) * channels * kernels::kFloatBytes;
+}
 
-absl::Status LlamaModel::InitialValue(int index, uint64_t seed, int64_t begin,
-                                      int64_t count, float* out) const {
-  if (static_cast<size_t>(index) >= base_parameters_) {
-    return lora_->InitialValue(index - static_cast<int>(base_parameters_), seed,
-                               begin, count, out);
+DecoderModel::DecoderModel(DecoderCheckpoint checkpoint)
+    : config_(std::move(checkpoint.config)),
+      layout_(config_),
+      weights_(std::move(checkpoint.weights)),
+      file_names_(std::move(checkpoint.file_names)),
+      new_rows_(std::move(checkpoint.new_rows)),
+      specs_(layout_.specs) {}
+
+absl::Status DecoderModel::InitialValue(int index, uint64_t seed, int64_t begin,
+                                        int64_t count, float* out) const {
+  const size_t base = layout_.specs.size();
+  if (static_cast<size_t>(index) >= base) {
+    return lora_->InitialValue(index - static_cast<int>(base), seed, begin,
+                               count, out);
   }
   const ParameterSpec& spec = specs_[index];
-  if (new_rows_ != nullptr &&
-      (index == kEmbedding || index == HeadIndex(config_))) {
-    return new_rows_->Read(spec.name, begin, count, out);
+  const std::string& name =
+      file_names_.empty() ? spec.name : file_names_[index];
+  if (new_rows_ != nullptr && (index == kEmbedding || index == layout_.head)) {
+    return new_rows_->Read(name, begin, count, out);
   }
-  if (weights_ != nullptr) {
-    return weights_->ReadFloats(spec.name, begin, count, out);
+  if (weights_ != nullptr) return weights_->ReadFloats(name, begin, count, out);
+  if (config_.norm_plus_one && spec.shape.size() == 1) {
+    std::fill(out, out + count, 0.0f);  // a norm's weight, or a bias
+    return absl::OkStatus();
   }
   FillInitial(spec, seed, config_.initializer_range, begin, count, out);
   return absl::OkStatus();
 }
 
-absl::Status LlamaModel::AddLora(const LoraSpec& spec) {
+absl::Status DecoderModel::AddLora(const LoraSpec& spec) {
   if (lora_ != nullptr || !parameters_.empty()) {
     return absl::FailedPreconditionError(
         "an adapter is added once, before the model's parameters are bound");
   }
-  CAPSTAN_ASSIGN_OR_RETURN(lora_, LlamaLora::Create(spec, specs_));
+  CAPSTAN_ASSIGN_OR_RETURN(lora_, DecoderLora::Create(spec, layout_));
   for (ParameterSpec& base : specs_) base.trainable = false;
   specs_.insert(specs_.end(), lora_->specs().begin(), lora_->specs().end());
   return absl::OkStatus();
 }
 
-void LlamaModel::Bind(std::vector<at::Tensor> parameters) {
+void DecoderModel::Bind(std::vector<at::Tensor> parameters) {
   CheckBound(parameters, specs_);
   parameters_ = std::move(parameters);
-  rope_table_.reset();
+  rope_tables_.assign(config_.ropes.size(), RopeTable());
 }
 
-at::Tensor LlamaModel::RopeAt(int64_t begin, int64_t length) {
-  if (!rope_table_.defined() || rope_table_.size(0) < begin + length) {
-    rope_table_ = kernels::RopeTable(RopePositions(begin + length),
-                                     config_.head_dim, config_.rope_theta)
+absl::Status DecoderModel::SaveConfig(const std::string& folder,
+                                      c10::ScalarType dtype) const {
+  CHECK(config_.family != nullptr && !config_.source_config.empty())
+      << "models without a family save their own config";
+  Json json = SourceKeys(config_);
+  json["model_type"] = config_.family->model_type;
+  json["architectures"] = {config_.family->architecture};
+  json["vocab_size"] = config_.vocab_size;
+  return WriteConfigFiles(config_, std::move(json), folder, dtype);
+}
+
+const at::Tensor& DecoderModel::RopeOf(size_t rope, int64_t length,
+                                       int64_t text_length) {
+  RopeTable& known = rope_tables_[rope];
+  const Rope& kind = config_.ropes[rope];
+  const int64_t decisive = DecisiveLength(kind, text_length);
+  if (known.decisive_length != decisive || known.table.size(0) < length) {
+    known.table = kernels::RopeTable(
+                      RopePositions(length),
+                      InverseFrequencies(kind, config_.head_dim, text_length),
+                      kind.attention_factor)
                       .to(parameters_[kEmbedding].device());
+    known.decisive_length = decisive;
   }
-  return rope_table_.narrow(0, begin, length);
+  return known.table;
 }
 
-kernels::TransformerBlockWeights LlamaModel::LayerWeights(
+DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
+                                          DecoderCache* cache) {
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  Pass pass;
+  pass.cache = cache;
+  pass.options.shape = {batch, config_.num_attention_heads,
+                        config_.num_key_value_heads, config_.head_dim,
+                        config_.causal};
+  pass.options.shape.scale = config_.attention_scale;
+  pass.options.shape.softcap = config_.attention_softcap;
+  pass.options.eps = config_.rms_norm_eps;
+  pass.options.norm_plus_one = config_.norm_plus_one;
+  pass.options.activation = config_.activation;
+  pass.options.sink = sink_;
+  const at::Device device = parameters_[kEmbedding].device();
+  if (lora_ != nullptr && lora_->dropout() &&
+      input.sample_positions.defined()) {
+    pass.samples = input.sample_positions.to(device);
+  }
+  const int64_t begin = cache == nullptr ? 0 : cache->length();
+  if (!input.positions.defined()) {
+    for (size_t i = 0; i < config_.ropes.size(); ++i) {
+      pass.rope_tables.push_back(
+          RopeOf(i, begin + length, begin + length).narrow(0, begin, length));
+    }
+    return pass;
+  }
+  CHECK(input.positions.sizes() == input.tokens.sizes())
+      << "tokens and positions are of one shape";
+  at::Tensor positions = input.positions;
+  if (cache != nullptr) {
+    positions = positions.to(at::kCPU).contiguous();
+    cache->NotePadding(positions);
+    positions = positions.clamp_min(0);
+  }
+  int64_t reach = begin + length;
+  for (const Rope& rope : config_.ropes) {
+    if (DecisiveLength(rope, 0) > 0) reach = Reach(positions);
+  }
+  if (cache != nullptr) {
+    TORCH_CHECK(Reach(positions) <= begin + length,
+                "positions with a cache count a row's tokens");
+  }
+  positions = positions.to(device).contiguous();
+  if (cache == nullptr) {
+    pass.options.packing = c10::make_intrusive<kernels::PackedRows>(positions);
+  }
+  for (size_t i = 0; i < config_.ropes.size(); ++i) {
+    // One row of the table per token.
+    pass.rope_tables.push_back(RopeOf(i, begin + length, reach)
+                                   .narrow(0, 0, begin + length)
+                                   .index_select(0, positions.reshape({-1})));
+  }
+  return pass;
+}
+
+kernels::Adapter DecoderModel::AdapterAt(int index,
+                                         const at::Tensor& samples) const {
+  if (lora_ == nullptr || !adapter_enabled_ || index < 0) return {};
+  return lora_->At(index, parameters_, samples);
+}
+
+kernels::TransformerBlockWeights DecoderModel::LayerWeights(
     int layer, const at::Tensor& samples) const {
-  const auto weight = [&](LayerParameter parameter) {
-    return parameters_[LayerIndex(layer, parameter)];
+  const DecoderLayout::Layer& index = layout_.layers[layer];
+  const auto weight = [&](LayerModule m) {
+    return ParameterAt(index.weight[m]);
+  };
+  const auto bias = [&](LayerModule m) { return ParameterAt(index.bias[m]); };
+  const auto adapter = [&](LayerModule m) {
+    return AdapterAt(index.weight[m], samples);
   };
   kernels::TransformerBlockWeights weights;
-  weights.attention = {weight(kInputNorm), weight(kQuery), weight(kKey),
-                       weight(kValue)};
+  kernels::AttentionWeights& attention = weights.attention;
+  attention.norm = weight(kInputNorm);
+  attention.q = weight(kQuery);
+  attention.k = weight(kKey);
+  attention.v = weight(kValue);
+  attention.adapters = {adapter(kQuery), adapter(kKey), adapter(kValue)};
+  attention.q_bias = bias(kQuery);
+  attention.k_bias = bias(kKey);
+  attention.v_bias = bias(kValue);
+  attention.q_norm = weight(kQueryNorm);
+  attention.k_norm = weight(kKeyNorm);
   weights.output = weight(kOutput);
-  weights.mlp = {weight(kPostNorm), weight(kGate), weight(kUp), weight(kDown)};
-  if (lora_ == nullptr) return weights;
-  const auto adapter = [&](LayerParameter parameter) {
-    return lora_->At(LayerIndex(layer, parameter), parameters_, samples);
-  };
-  weights.attention.adapters = {adapter(kQuery), adapter(kKey),
-                                adapter(kValue)};
+  weights.output_bias = bias(kOutput);
   weights.output_adapter = adapter(kOutput);
-  weights.mlp.adapters = {adapter(kGate), adapter(kUp), adapter(kDown)};
+  weights.attention_post_norm = weight(kAttentionPostNorm);
+  if (config_.layer(layer).experts) return weights;
+  kernels::GatedMlpWeights& mlp = weights.mlp;
+  mlp.norm = weight(kMlpNorm);
+  mlp.gate = weight(kGate);
+  mlp.up = weight(kUp);
+  mlp.down = weight(kDown);
+  mlp.adapters = {adapter(kGate), adapter(kUp), adapter(kDown)};
+  mlp.gate_bias = bias(kGate);
+  mlp.up_bias = bias(kUp);
+  mlp.down_bias = bias(kDown);
+  mlp.post_norm = weight(kMlpPostNorm);
   return weights;
 }
 
-kernels::TransformerBlockOptions LlamaModel::BlockOptions(
-    const TokenInput& input) {
-  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
-  kernels::TransformerBlockOptions options;
-  options.shape = {batch, config_.num_attention_heads,
-                   config_.num_key_value_heads, config_.head_dim,
-                   config_.causal};
-  options.eps = config_.rms_norm_eps;
-  options.rope_table =
-      RopeAt(input.cache == nullptr ? 0 : input.cache->length(), length);
-  options.sink = sink_;
-  if (!input.positions.defined()) return options;
-  CHECK(input.cache == nullptr) << "a cache holds one document a row";
-  CHECK(input.positions.sizes() == input.tokens.sizes())
-      << "tokens and positions are of one shape";
-  const at::Tensor positions =
-      input.positions.to(options.rope_table.device()).contiguous();
-  options.packing = c10::make_intrusive<kernels::PackedRows>(positions);
-  // One row of the table per token.
-  options.rope_table =
-      options.rope_table.index_select(0, positions.reshape({-1}));
+kernels::TransformerBlockOptions DecoderModel::LayerOptions(
+    int layer, const Pass& pass) const {
+  const LayerKind kind = config_.layer(layer);
+  kernels::TransformerBlockOptions options = pass.options;
+  options.shape.window = kind.window;
+  if (kind.rope >= 0) options.rope_table = pass.rope_tables[kind.rope];
+  for (int m = 0; m < kernels::kBlockMatrices; ++m) {
+    options.parameters[m] = layout_.layers[layer].weight[kBlockModules[m]];
+  }
   return options;
 }
 
-at::Tensor LlamaModel::Hidden(const TokenInput& input, UnitRunner& runner,
-                              const kernels::TiedGradient& tied) {
+at::Tensor DecoderModel::RunLayer(int layer, const Pass& pass,
+                                  const at::Tensor& x,
+                                  UnitRunner& runner) const {
+  const int unit = layout_.layers[layer].unit;
+  const auto weights = LayerWeights(layer, pass.samples);
+  const auto options = LayerOptions(layer, pass);
+  DecoderCache* const cache = pass.cache;
+  return runner.Run(
+      unit, x, [weights, options, layer, cache](const at::Tensor& input) {
+        if (cache != nullptr) {
+          return kernels::CachedTransformerBlock(
+              input, weights, options,
+              [&](const at::Tensor& k, const at::Tensor& v) {
+                return cache->Append(layer, k, v);
+              },
+              cache->first());
+        }
+        return kernels::CanFuseTransformerBlock(input)
+                   ? kernels::FusedTransformerBlock(input, weights, options)
+                   : kernels::PlainTransformerBlock(input, weights, options);
+      });
+}
+
+kernels::MoeWeights DecoderModel::ExpertWeights(int layer) const {
+  const DecoderLayout::Layer& index = layout_.layers[layer];
+  kernels::MoeWeights weights;
+  weights.norm = ParameterAt(index.weight[kMlpNorm]);
+  weights.router = ParameterAt(index.weight[kRouter]);
+  for (const auto& [gate, up, down] : index.experts) {
+    kernels::ExpertWeights expert;
+    expert.gate = parameters_[gate];
+    expert.up = parameters_[up];
+    expert.down = parameters_[down];
+    weights.experts.push_back(std::move(expert));
+  }
+  return weights;
+}
+
+at::Tensor DecoderModel::RunExperts(int layer, const Pass& pass,
+                                    const at::Tensor& x,
+                                    UnitRunner& runner) const {
+  kernels::MoeOptions options;
+  options.eps = config_.rms_norm_eps;
+  options.top_k = config_.experts.chosen;
+  options.normalise = config_.experts.normalise;
+  options.sink = sink_;
+  options.parameters = layout_.layers[layer].experts;
+  const c10::intrusive_ptr<RouterLoss> loss = pass.router_loss;
+  return runner.Run(layout_.layers[layer].mlp_unit, x,
+                    [weights = ExpertWeights(layer), options, layer,
+                     loss](const at::Tensor& input) {
+                      const kernels::MoeResult result =
+                          kernels::MoeMlp(input, weights, options);
+                      if (loss == nullptr) return result.output;
+                      return loss->Note(layer, result.output,
+                                        result.probability, result.chosen,
+                                        input.size(0));
+                    });
+}
+
+at::Tensor DecoderModel::Embed(const TokenInput& input, UnitRunner& runner,
+                               const kernels::TiedGradient& tied) {
+  const at::Tensor& embedding = parameters_[kEmbedding];
+  const kernels::WeightPlace place = {sink_, kEmbedding};
+  const double scale =
+      config_.embedding_scale == 1.0
+          ? 1.0
+          : Rounded(config_.embedding_scale, embedding.scalar_type());
+  return runner.Run(
+      0, input.tokens.to(embedding.device()),
+      [embedding, tied, place, scale](const at::Tensor& tokens) {
+        at::Tensor rows = kernels::Embedding(embedding, tokens.reshape({-1}),
+                                             tied, place);
+        return scale == 1.0 ? rows : rows.mul_(scale);
+      });
+}
+
+at::Tensor DecoderModel::Hidden(
+    const TokenInput& input, UnitRunner& runner,
+    const kernels::TiedGradient& tied,
+    const c10::intrusive_ptr<RouterLoss>& router_loss) {
   const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
-  auto* cache = dynamic_cast<LlamaCache*>(input.cache);
+  auto* cache = dynamic_cast<DecoderCache*>(input.cache);
   if (input.cache != nullptr) {
     TORCH_CHECK(cache != nullptr && cache->owner() == this,
                 "the cache is another model's: a model continues only what its "
@@ -277,76 +333,74 @@ at::Tensor LlamaModel::Hidden(const TokenInput& input, UnitRunner& runner,
         << "a cache is for use without gradients";
     CHECK(cache->Holds(batch, length)) << "the cache is too small";
   }
-  const kernels::TransformerBlockOptions options = BlockOptions(input);
-  const at::Tensor& embedding = parameters_[kEmbedding];
-  // Dropout's keys.
-  const bool dropout = lora_ != nullptr && lora_->dropout();
-  const at::Tensor samples = dropout && input.sample_positions.defined()
-                                 ? input.sample_positions.to(embedding.device())
-                                 : at::Tensor();
-  const kernels::WeightPlace place = {sink_, kEmbedding};
-  at::Tensor x = runner.Run(0, input.tokens.to(embedding.device()),
-                            [embedding, tied, place](const at::Tensor& tokens) {
-                              return kernels::Embedding(
-                                  embedding, tokens.reshape({-1}), tied, place);
-                            });
+  Pass pass = MakePass(input, cache);
+  pass.router_loss = router_loss;
+  at::Tensor x = Embed(input, runner, tied);
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
-    LayerPass pass;
-    pass.layer = layer;
-    pass.cache = cache;
-    pass.weights = LayerWeights(layer, samples);
-    pass.options = options;
-    for (int m = 0; m < kernels::kBlockMatrices; ++m) {
-      pass.options.parameters[m] = LayerIndex(layer, kBlockParameters[m]);
-    }
-    x = runner.Run(1 + layer, x, [pass](const at::Tensor& input) {
-      return RunLayer(pass, input);
-    });
+    x = RunLayer(layer, pass, x, runner);
+    if (config_.layer(layer).experts) x = RunExperts(layer, pass, x, runner);
   }
   if (cache != nullptr) cache->Advance(length);
   return x;
 }
 
-at::Tensor LlamaModel::Logits(const TokenInput& input, UnitRunner& runner) {
-  const at::Tensor hidden = Hidden(input, runner, kernels::TiedGradient());
-  const at::Tensor& norm = parameters_[NormIndex(config_)];
-  const at::Tensor& head = parameters_[HeadIndex(config_)];
+at::Tensor DecoderModel::Logits(const TokenInput& input, UnitRunner& runner) {
+  const at::Tensor hidden =
+      Hidden(input, runner, kernels::TiedGradient(), nullptr);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
   const double eps = config_.rms_norm_eps;
-  const at::Tensor logits =
-      runner.Run(head_unit(), hidden, [norm, head, eps](const at::Tensor& x) {
-        return at::linear(kernels::RmsNorm(x, norm, eps), head);
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
+  const at::Tensor logits = runner.Run(
+      head_unit(), hidden,
+      [norm, head, eps, plus_one, softcap](const at::Tensor& x) {
+        const at::Tensor logits =
+            at::linear(kernels::RmsNorm(x, norm, eps, plus_one), head);
+        return softcap == 0.0 ? logits : at::tanh(logits / softcap) * softcap;
       });
   return logits.view(
       {input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
 }
 
-at::Tensor LlamaModel::CrossEntropySum(const TokenInput& input,
-                                       const TokenTargets& targets,
-                                       UnitRunner& runner) {
+at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
+                                         const TokenTargets& targets,
+                                         UnitRunner& runner) {
   kernels::TiedGradient tied;
   if (config_.tie_word_embeddings && at::GradMode::is_enabled() &&
       parameters_[kEmbedding].requires_grad()) {
     tied = c10::make_intrusive<kernels::HeadGradient>();
   }
-  const at::Tensor hidden = Hidden(input, runner, tied);
-  const at::Tensor& norm = parameters_[NormIndex(config_)];
-  const at::Tensor& head = parameters_[HeadIndex(config_)];
+  c10::intrusive_ptr<RouterLoss> router_loss;
+  if (config_.experts.loss_coefficient != 0.0) {
+    router_loss = c10::make_intrusive<RouterLoss>(
+        static_cast<int>(config_.num_hidden_layers),
+        config_.experts.loss_coefficient);
+  }
+  const at::Tensor hidden = Hidden(input, runner, tied, router_loss);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
   const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
   const at::Tensor flat = targets.tokens.reshape({-1});
   const at::Tensor factors =
       targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
-  const kernels::WeightPlace place = {sink_, HeadIndex(config_)};
-  return runner.Run(
+  const kernels::WeightPlace place = {sink_, layout_.head};
+  const at::Tensor sum = runner.Run(
       head_unit(), hidden,
-      [norm, head, eps, flat, factors, tied, place](const at::Tensor& x) {
+      [norm, head, eps, plus_one, softcap, flat, factors, tied,
+       place](const at::Tensor& x) {
         const MemoryScope scope(MemoryCategory::kLogits);
         return kernels::HeadCrossEntropySum(
-            kernels::RmsNorm(x, norm, eps), head, flat, tied,
-            kernels::kLogitsBytes, place, factors);
+            kernels::RmsNorm(x, norm, eps, plus_one), head, flat, tied,
+            kernels::kLogitsBytes, place, factors, softcap);
       });
+  if (router_loss == nullptr) return sum;
+  return router_loss->AddTo(sum, (flat >= 0).sum().to(sum.device()));
 }
 
-absl::StatusOr<std::unique_ptr<KvCache>> LlamaModel::NewCache(
+absl::StatusOr<std::unique_ptr<KvCache>> DecoderModel::NewCache(
     int64_t batch, int64_t max_length) const {
   if (!config_.causal) return NoCacheError();
   CHECK(!parameters_.empty()) << "Bind comes first";
@@ -357,86 +411,9 @@ absl::StatusOr<std::unique_ptr<KvCache>> LlamaModel::NewCache(
                      " sequences is asked for; max_position_embeddings is ",
                      config_.max_position_embeddings));
   }
-  return std::unique_ptr<KvCache>(new LlamaCache(
-      this, config_, batch, max_length, parameters_[kEmbedding].options()));
+  return std::unique_ptr<KvCache>(
+      new DecoderCache(this, config_, batch, max_length,
+                       parameters_[kEmbedding].options()));
 }
 
-namespace {
-
-// What the embedding and the head allocate.
-UnitMemory PlanEmbedding(const LlamaConfig& c,
-                         const kernels::TokenLossShape& shape, int64_t length) {
-  const int64_t weight =
-      c.vocab_size * c.hidden_size * kernels::ElementBytes(shape.dtype);
-  UnitMemory unit;
-  unit.output = shape.rows * c.hidden_size * kernels::ElementBytes(shape.dtype);
-  unit.kept =
-      unit.output + RopePositions(length) * c.head_dim * kernels::kFloatBytes;
-  // Masked diffusion may truncate rows (TokenInput::positions), so any batch of
-  // a bidirectional model may have a table row per token.
-  if (!c.causal) unit.kept += shape.rows * c.head_dim * kernels::kFloatBytes;
-  if (!shape.trained) return unit;  // no backward comes here
-  kernels::MemoryLedger backward;
-  kernels::PlanEmbeddingBackward(shape, &backward);
-  // The strategy counts the weight's gradient, the largest one; the kernel may
-  // not hold it in addition to its place, and then this is negative.
-  unit.backward_workspace = backward.peak() - weight;
-  return unit;
-}
-
-UnitMemory PlanHead(const kernels::TokenLossShape& s, int64_t largest) {
-  // Everything but the norm's rstd is logits.
-  const int64_t rstd = s.rows * kernels::kFloatBytes;
-  kernels::MemoryLedger forward;
-  kernels::PlanRmsNorm(s.rows, s.hidden, s.dtype, &forward);
-  kernels::PlanHead(s, &forward);
-  UnitMemory unit;
-  unit.output = kernels::kFloatBytes;
-  unit.kept = unit.output + rstd;
-  // Everything but the gradient of the hidden rows waits for a tied embedding.
-  if (s.tied && s.trained) {
-    unit.logits_kept =
-        forward.live() - rstd - s.rows * s.hidden * kernels::kFloatBytes;
-  }
-  unit.logits_passing = forward.live() - rstd - unit.logits_kept;
-  unit.forward_workspace = forward.peak() - forward.live();
-  kernels::MemoryLedger backward(forward.live());
-  kernels::PlanHeadBackward(s, &backward);
-  kernels::PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, &backward);
-  unit.backward_workspace = backward.peak() - forward.live() - largest;
-  return unit;
-}
-
-}  // namespace
-
-std::vector<UnitMemory> LlamaModel::PlanUnits(int64_t samples, int64_t length,
-                                              c10::ScalarType compute) const {
-  const bool trained = lora_ == nullptr;
-  const kernels::TokenLossShape ends = {
-      samples * length, config_.hidden_size,        config_.vocab_size, compute,
-      trained,          config_.tie_word_embeddings};
-  kernels::TransformerBlockShape block;
-  block.rows = ends.rows;
-  block.hidden = config_.hidden_size;
-  block.intermediate = config_.intermediate_size;
-  block.attention = {samples, config_.num_attention_heads,
-                     config_.num_key_value_heads, config_.head_dim,
-                     config_.causal};
-  block.dtype = compute;
-  block.packed = !config_.causal;
-  block.trained = trained;
-  std::vector<UnitMemory> units = {PlanEmbedding(config_, ends, length)};
-  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
-    for (int m = 0; !trained && m < kernels::kBlockMatrices; ++m) {
-      const bool has = lora_->Has(LayerIndex(layer, kBlockParameters[m]));
-      block.adapters[m] = {has ? lora_->rank() : 0, lora_->dropout()};
-    }
-    units.push_back(PlanUnit(kernels::PlanTransformerBlock(block), block.x(),
-                             specs_, 1 + layer, compute));
-  }
-  units.push_back(
-      PlanHead(ends, LargestGradient(specs_, head_unit(), compute)));
-  return units;
-}
-
-}  // namespace capstan::llama
+}  // namespace capstan::decoder
