@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention with grouped queries, causal or bidirectional: softmax(q k^T /
-// sqrt(head_dim)) v, where query head h reads key-value head h / (heads /
-// kv_heads).
+// Attention with grouped queries, causal or bidirectional: softmax(q k^T *
+// scale) v, where query head h reads key-value head h / (heads / kv_heads).
+// Scores may be capped and keys limited to a window.
 #ifndef CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_
 #define CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_
 
@@ -118,10 +118,12 @@ struct AttentionLayout {
   int64_t kv_stride = 0;
   // The documents of each sequence; null: one each. Requires T = L.
   const PackedRows* packing = nullptr;
+  // For forward alone, see CachedAttention: [batch], or null.
+  const int64_t* first_keys = nullptr;
 
   int64_t group() const { return shape.heads / shape.kv_heads; }
   int64_t q_stride() const { return shape.heads * shape.head_dim; }
-  float scale() const;  // 1 / sqrt(head_dim)
+  float scale() const;
   // Of query head h of sequence b, and of the kv head that it reads.
   int64_t q_offset(int64_t b, int64_t h) const {
     return b * queries * q_stride() + h * shape.head_dim;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "base/gradient_sink.h"
+#include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/command.h"
@@ -16,10 +17,12 @@
 #include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/process_group.h"
+#include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/strategy.h"
 
 namespace capstan {
 
+AdapterSwitch::~AdapterSwitch() = default;
 ChatTemplate::~ChatTemplate() = default;
 Collector::~Collector() = default;
 Command::~Command() = default;
@@ -35,6 +38,7 @@ PackedParameters::~PackedParameters() = default;
 ParameterRoles::~ParameterRoles() = default;
 Precision::~Precision() = default;
 ProcessGroup::~ProcessGroup() = default;
+RowLosses::~RowLosses() = default;
 Strategy::~Strategy() = default;
 Tokenizer::~Tokenizer() = default;
 TokenModel::~TokenModel() = default;
