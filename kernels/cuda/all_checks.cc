@@ -107,6 +107,18 @@ void AddOptimizer(at::ScalarType t, bool large, List& list) {
   }
 }
 
+void AddQuant(at::ScalarType t, bool large, List& list) {
+  std::vector<int64_t> sizes = {1, 63, 64, 130, 2048, 20000, 16640};
+  if (large) sizes.push_back(10000003);
+  for (const int64_t n : sizes) {
+    for (const bool twice : {false, true}) {
+      list.Add(absl::StrCat("NF4 ", n), t, [=](const Subject& s) {
+        return CheckDequantizeNf4(s, t, n, twice);
+      });
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<NamedCheck> AllChecks(bool large) {
@@ -115,6 +127,7 @@ std::vector<NamedCheck> AllChecks(bool large) {
     AddNorms(t, large, list);
     AddTokens(t, large, list);
     AddOptimizer(t, large, list);
+    AddQuant(t, large, list);
   }
   return list.Take();
 }

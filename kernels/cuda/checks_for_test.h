@@ -43,6 +43,9 @@ Outputs CheckEmbedding(const Subject& subject, at::ScalarType dtype,
 // ScalarType::Undefined: none.
 Outputs CheckAdamW(const Subject& subject, at::ScalarType gradient,
                    at::ScalarType working, int64_t n);
+// Compares with kernels/quant on the CPU, bit by bit.
+Outputs CheckDequantizeNf4(const Subject& subject, at::ScalarType dtype,
+                           int64_t n, bool double_quantised);
 Outputs CheckSquaredSum(const Subject& subject, at::ScalarType dtype,
                         int64_t n);
 

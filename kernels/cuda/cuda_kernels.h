@@ -161,6 +161,22 @@ struct SquaredSumArgs {
   int64_t n;
 };
 
+// The values of a matrix packed as kernels/quant/nf4.h says, with the same bits
+// before they are rounded to `dtype`. Tables are part of the arguments.
+constexpr int64_t kNf4ScaleValues = 64;  // values with one scale
+struct DequantizeNf4Args {
+  DType dtype;
+  const uint8_t* packed;            // [ceil(n / 2)]
+  const float* scales;              // one a block; null: these three
+  const uint8_t* quantised_scales;  // one a block
+  const float* group_scales;        // one a 256 blocks
+  const float* offset;              // of all
+  void* out;                        // [n]
+  int64_t n;
+  float values[16];
+  float scale_values[256];
+};
+
 // Entries enqueue work on `stream` (a cudaStream_t of the current device) and
 // return null, or CUDA's error message. They neither allocate nor block, so
 // CUDA graphs can capture them.
@@ -182,6 +198,7 @@ struct CudaKernels {
   const char* (*adamw)(const AdamWArgs& args, void* stream);
   const char* (*squared_sum)(const SquaredSumArgs& args, void* stream);
   const char* (*dropout)(const DropoutArgs& args, void* stream);
+  const char* (*dequantize_nf4)(const DequantizeNf4Args& args, void* stream);
 };
 
 // The launchers, defined by the .cu files, and their table.
@@ -197,6 +214,7 @@ const char* LaunchEmbeddingBackward(const EmbeddingBackwardArgs& args,
 const char* LaunchAdamW(const AdamWArgs& args, void* stream);
 const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
 const char* LaunchDropout(const DropoutArgs& args, void* stream);
+const char* LaunchDequantizeNf4(const DequantizeNf4Args& args, void* stream);
 
 constexpr CudaKernels MakeTable(bool (*supports)(int device),
                                 void* (*current_stream)(int device)) {
@@ -206,7 +224,7 @@ constexpr CudaKernels MakeTable(bool (*supports)(int device),
           LaunchSwiGlu,          LaunchSwiGluBackward,
           LaunchCrossEntropy,    LaunchEmbeddingBackward,
           LaunchAdamW,           LaunchSquaredSum,
-          LaunchDropout};
+          LaunchDropout,         LaunchDequantizeNf4};
 }
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";

@@ -307,6 +307,15 @@ void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
   Check(cuda.embedding_backward(args, Stream(cuda, dy)), "embedding_backward");
 }
 
+void DequantizeNf4(const CudaKernels& cuda, DequantizeNf4Args args,
+                   at::Tensor& out) {
+  TORCH_CHECK(out.is_contiguous(), "dequantisation writes contiguous tensors");
+  args.dtype = TypeOf(out);
+  args.out = out.mutable_data_ptr();
+  args.n = out.numel();
+  Check(cuda.dequantize_nf4(args, Stream(cuda, out)), "dequantize_nf4");
+}
+
 at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x) {
   TORCH_CHECK(x.is_contiguous(), "the squared sum needs a contiguous tensor");
   const auto doubles = x.options().dtype(at::kDouble);

@@ -72,6 +72,11 @@ at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
 void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy,
                        const at::Tensor& tokens, at::Tensor& d_weight);
 
+// Writes a packed matrix's values to `out`, contiguous, of any shape; `args`
+// has the rest, on its device.
+void DequantizeNf4(const CudaKernels& cuda, DequantizeNf4Args args,
+                   at::Tensor& out);
+
 // The sum of squares of a contiguous tensor of any shape: a float64 scalar on
 // its device. Deterministic.
 at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x);

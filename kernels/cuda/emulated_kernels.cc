@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/elementwise.cu"
 #include "kernels/cuda/optimizer.cu"
+#include "kernels/cuda/quant.cu"
 #include "kernels/cuda/rms_norm.cu"
 #include "kernels/cuda/tokens.cu"
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 // From the BLAS in libtorch_cpu, which at::mm calls; calling it directly saves
 // the microsecond or two of making tensors and dispatching for each block of an
@@ -46,7 +47,8 @@ float* Space() {
   };
   thread_local std::unique_ptr<float, Free> space(
       static_cast<float*>(std::aligned_alloc(
-          4096, (kGemmSpace * sizeof(float) + 4095) / 4096 * 4096)));
+          4096,
+          ((kGemmSpace + kGemmRead) * sizeof(float) + 4095) / 4096 * 4096)));
   return space.get();
 }
 
@@ -89,6 +91,29 @@ void Own(const GemmKernels& kernels, const GemmProblem& p) {
   });
 }
 
+// Without loops of our own: as many of b's rows at a time as fill a megabyte.
+void BlasOfParts(const GemmProblem& p) {
+  const int64_t columns = p.b_transposed ? p.k : p.n;
+  const int64_t rows = p.b_transposed ? p.n : p.k;
+  const int64_t most = std::max<int64_t>(1, (int64_t{1} << 18) / columns);
+  std::vector<float> values(std::min(rows, most) * columns);
+  for (int64_t row = 0; row < rows; row += most) {
+    GemmProblem part = p;
+    const int64_t count = std::min(most, rows - row);
+    p.source.read(p.source.what, row, count, 0, columns, values.data());
+    part.b = {values.data(), columns};
+    if (p.b_transposed) {
+      part.n = count;
+      part.c.data += row;
+    } else {
+      part.k = count;
+      part.a.data += p.a_transposed ? row * p.a.stride : row;
+      if (row > 0) part.beta = 1.0f;
+    }
+    Blas(part);
+  }
+}
+
 }  // namespace
 
 const char* GemmName() { return Chosen() == nullptr ? "blas" : Chosen()->name; }
@@ -111,6 +136,28 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
     Blas(problem);
   } else {
     Own(*Chosen(), problem);
+  }
+}
+
+void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
+          ConstMatrix a, const MatrixSource& b, float beta, Matrix c) {
+  if (m <= 0 || n <= 0 || k <= 0) return;
+  GemmProblem problem;
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.alpha = alpha;
+  problem.a_transposed = transpose == Transpose::kLeft;
+  problem.a = a;
+  problem.b_transposed = transpose == Transpose::kRight;
+  problem.beta = beta;
+  problem.c = c;
+  problem.source = b;
+  // Also where the BLAS is faster with a matrix that is in memory.
+  if (kGemm.best().run == nullptr) {
+    BlasOfParts(problem);
+  } else {
+    Own(kGemm.best(), problem);
   }
 }
 

@@ -34,6 +34,21 @@ enum class Transpose { kNone, kLeft, kRight };
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
           ConstMatrix a, ConstMatrix b, float beta, Matrix c);
 
+// A matrix that isn't in memory as floats. `read` writes its rows [row, row +
+// rows) from column `column` on, `columns` of them, densely to `out`;
+// thread-safe.
+struct MatrixSource {
+  void (*read)(const void* what, int64_t row, int64_t rows, int64_t column,
+               int64_t columns, float* out) = nullptr;
+  const void* what = nullptr;
+};
+
+// As Gemm with such a b, which is read a panel at a time where panels are made:
+// the bits are those of Gemm with our own loops on its values. A part is read
+// again for each 512 rows of c, at most.
+void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
+          ConstMatrix a, const MatrixSource& b, float beta, Matrix c);
+
 // The implementation in use: "avx512", "avx2" or "blas".
 const char* GemmName();
 
@@ -49,6 +64,7 @@ struct GemmProblem {
   ConstMatrix b = {};
   float beta = 0.0f;  // 0 overwrites c
   Matrix c = {};
+  MatrixSource source = {};  // of b, if it isn't in memory
 };
 
 // The inner dimension is processed in blocks of at most this many terms; only
@@ -62,12 +78,15 @@ constexpr int64_t kGemmResident = 512;
 constexpr int64_t kGemmPanel = kGemmDepth * 32 + 32;
 constexpr int64_t kGemmSpace =
     kGemmPanel + kGemmDepth * (kGemmResident + 32) + 32;
+// What is read from a source before it is put into a panel, behind those.
+constexpr int64_t kGemmRead = kGemmDepth * 32;
 
 struct GemmKernels {
   const char* name;
   // Computes c's rows [row_begin, row_end) and columns [column_begin,
-  // column_end), on this thread. `space` is aligned to a cache line. Null in
-  // the plain table, for which the BLAS is used.
+  // column_end), on this thread. `space` is aligned to a cache line, and
+  // kGemmRead longer with a source. Null in the plain table, for which the BLAS
+  // is used.
   void (*run)(const GemmProblem& problem, int64_t row_begin, int64_t row_end,
               int64_t column_begin, int64_t column_end, float* space);
 };

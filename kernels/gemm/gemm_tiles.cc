@@ -191,18 +191,35 @@ void PackRows(const GemmProblem& p, int64_t row, int64_t rows, int64_t k,
   }
 }
 
-// b's panel [depth][width] from column `column` and row `k` on.
-void PackPanel(const GemmProblem& p, int64_t column, int64_t columns, int64_t k,
-               int64_t depth, int64_t width, float* panel) {
-  if (!p.b_transposed) {
-    PackColumns(p.b.data + k * p.b.stride + column, p.b.stride, columns, depth,
-                width, panel);
+// Part of b, or of what is passed transposed as b, from its first value on.
+SIMD_INLINE void PackValues(bool transposed, const float* from, int64_t stride,
+                            int64_t columns, int64_t depth, int64_t width,
+                            float* panel) {
+  if (!transposed) {
+    PackColumns(from, stride, columns, depth, width, panel);
     return;
   }
   for (int64_t i = 0; i < width; i += kLanes) {
     const int64_t rows = Min(columns - i, kLanes);
-    PackTransposed(p.b.data + (column + i) * p.b.stride + k, p.b.stride, rows,
-                   depth, width, panel + i);
+    PackTransposed(from + i * stride, stride, rows, depth, width, panel + i);
+  }
+}
+
+// b's panel [depth][width] from column `column` and row `k` on; of a source, by
+// way of `read`.
+void PackPanel(const GemmProblem& p, int64_t column, int64_t columns, int64_t k,
+               int64_t depth, int64_t width, float* read, float* panel) {
+  const bool t = p.b_transposed;
+  if (p.source.read == nullptr) {
+    const float* const from =
+        p.b.data + (t ? column * p.b.stride + k : k * p.b.stride + column);
+    PackValues(t, from, p.b.stride, columns, depth, width, panel);
+  } else if (t) {
+    p.source.read(p.source.what, column, columns, k, depth, read);
+    PackValues(t, read, depth, columns, depth, width, panel);
+  } else {
+    p.source.read(p.source.what, k, depth, column, columns, read);
+    PackValues(t, read, columns, columns, depth, width, panel);
   }
 }
 
@@ -245,7 +262,7 @@ SIMD_INLINE void Prefetch(const ConstMatrix& x, bool row_is_term, int64_t first,
 // For [row_begin, row_end) and [column_begin, column_end) of c.
 void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
                   int64_t row_end, int64_t column_begin, int64_t column_end,
-                  float* rows_space, float* panel) {
+                  float* rows_space, float* panel, float* read) {
   const Cut cut(row_end - row_begin, kTileRows);
   for (int64_t i = 0; i < cut.pieces; ++i) {
     PackRows(p, row_begin + cut.begin(i), cut.begin(i + 1) - cut.begin(i), t.k,
@@ -254,13 +271,13 @@ void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
   for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
     const int64_t columns = Min(column_end - n, kTileColumns);
     const int64_t width = Width(columns);
-    PackPanel(p, n, columns, t.k, t.depth, width, panel);
+    PackPanel(p, n, columns, t.k, t.depth, width, read, panel);
     const TileFunction* tiles = kTiles.functions[width / kLanes - 1];
     const int64_t next = n + kTileColumns;
     const int64_t left = column_end - next;
     for (int64_t i = 0; i < cut.pieces; ++i) {
       const int64_t row = cut.begin(i);
-      if (left > 0) {
+      if (left > 0 && p.source.read == nullptr) {
         Prefetch(p.b, !p.b_transposed, next, Min(left, kTileColumns), t, i,
                  cut.pieces);
       }
@@ -273,10 +290,10 @@ void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
 
 void ResidentColumns(const GemmProblem& p, const Term& t, int64_t row_begin,
                      int64_t row_end, int64_t column_begin, int64_t column_end,
-                     float* columns_space, float* panel) {
+                     float* columns_space, float* panel, float* read) {
   for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
     const int64_t columns = Min(column_end - n, kTileColumns);
-    PackPanel(p, n, columns, t.k, t.depth, Width(columns),
+    PackPanel(p, n, columns, t.k, t.depth, Width(columns), read,
               columns_space + (n - column_begin) * t.depth);
   }
   const Cut cut(row_end - row_begin, kTileRows);
@@ -316,11 +333,12 @@ void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
       if (rows_stay) {
         ResidentRows(p, term, row_begin + blocks.begin(i),
                      row_begin + blocks.begin(i + 1), column_begin, column_end,
-                     resident, space);
+                     resident, space, space + kGemmSpace);
       } else {
         ResidentColumns(p, term, row_begin, row_end,
                         column_begin + blocks.begin(i),
-                        column_begin + blocks.begin(i + 1), resident, space);
+                        column_begin + blocks.begin(i + 1), resident, space,
+                        space + kGemmSpace);
       }
     }
   }

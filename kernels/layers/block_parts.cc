@@ -208,6 +208,23 @@ at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta) {
   return table;
 }
 
+at::Tensor RopeTable(int64_t positions,
+                     c10::ArrayRef<double> inverse_frequencies, double factor) {
+  const auto half = static_cast<int64_t>(inverse_frequencies.size());
+  at::Tensor table = at::empty({positions, 2 * half}, at::kFloat);
+  float* row = table.mutable_data_ptr<float>();
+  const auto scale = static_cast<float>(factor);
+  for (int64_t p = 0; p < positions; ++p, row += 2 * half) {
+    for (int64_t i = 0; i < half; ++i) {
+      const float angle =
+          static_cast<float>(p) * static_cast<float>(inverse_frequencies[i]);
+      row[i] = std::cos(angle) * scale;
+      row[half + i] = std::sin(angle) * scale;
+    }
+  }
+  return table;
+}
+
 void ApplyRope(const at::Tensor& table, RopeDirection direction,
                at::Tensor& x) {
   const ProfileScope profile("rope");
@@ -252,16 +269,17 @@ QueryKeyValue AttentionInput(const at::Tensor& x,
                              const AttentionWeights& weights, double eps,
                              const at::Tensor& rope_table) {
   const variable_list out = AttentionInputFunction::apply(
-      x, weights.norm, weights.q, weights.k, weights.v, rope_table,
-      at::TensorList(AdapterTensors(weights.adapters)), eps,
+      x, weights.norm, weights.q.tensor, weights.k.tensor, weights.v.tensor,
+      rope_table, at::TensorList(AdapterTensors(weights.adapters)), eps,
       c10::ArrayRef<Adapter>(weights.adapters));
   return {out[0], out[1], out[2]};
 }
 
-at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
+at::Tensor LinearAdd(const at::Tensor& x, const Weight& weight,
                      const at::Tensor& residual, const Adapter& adapter) {
-  return LinearAddFunction::apply(
-      x, weight, residual, at::TensorList(AdapterTensors(adapter)), adapter);
+  return LinearAddFunction::apply(x, weight.tensor, residual,
+                                  at::TensorList(AdapterTensors(adapter)),
+                                  adapter);
 }
 
 void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger) {
@@ -352,9 +370,9 @@ void PlanGatedMlpBackward(const TransformerBlockShape& s,
 at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
                     double eps) {
   return GatedMlpFunction::apply(
-      x, weights.norm, weights.gate, weights.up, weights.down,
-      at::TensorList(AdapterTensors(weights.adapters)), eps,
-      c10::ArrayRef<Adapter>(weights.adapters));
+      x, weights.norm, weights.gate.tensor, weights.up.tensor,
+      weights.down.tensor, at::TensorList(AdapterTensors(weights.adapters)),
+      eps, c10::ArrayRef<Adapter>(weights.adapters));
 }
 
 }  // namespace capstan::kernels

@@ -7,12 +7,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
 #include <array>
 #include <cstdint>
 
+#include "base/gradient_sink.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/linear.h"
+#include "kernels/layers/weight.h"
 #include "kernels/memory.h"
 
 namespace capstan::kernels {
@@ -29,6 +32,9 @@ enum BlockMatrix {
   kBlockMatrices
 };
 
+// Of what a block's queries and keys are normalised, if at all.
+enum class QueryKeyNorm { kNone, kHead, kRow };
+
 // The properties of a transformer block that determine its memory on the CPU.
 struct TransformerBlockShape {
   int64_t rows = 0;
@@ -40,6 +46,11 @@ struct TransformerBlockShape {
   bool packed = false;
   // Whether the block's own weights have gradients.
   bool trained = true;
+  // Norms before attention and MLP; after them; of queries and keys.
+  bool input_norms = true;
+  bool post_norms = false;
+  QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
+  bool mlp = true;  // else only attention
   std::array<AdapterShape, kBlockMatrices> adapters;
 
   // Bytes of [rows, width] for widths hidden, intermediate, all query heads and
@@ -71,6 +82,13 @@ struct TransformerBlockShape {
 // float32 on CPU, a row's first half cosines, its second half sines.
 at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta);
 
+// The same for channels that rotate by given angles a position: [positions, 2 *
+// inverse_frequencies.size()], times `factor` (the attention factor of "YaRN",
+// Peng et al., 2023, section 3.4; else 1).
+at::Tensor RopeTable(int64_t positions,
+                     c10::ArrayRef<double> inverse_frequencies,
+                     double factor = 1.0);
+
 // Rotates x [rows, heads * head_dim] in place, without autograd. Row r is at
 // the position of table row r % table.size(0): narrow the table to the
 // positions of one sequence. Backward is the inverse rotation.
@@ -84,9 +102,41 @@ struct QueryKeyValue {
 };
 
 struct AttentionWeights {
-  at::Tensor norm;                  // [hidden]
-  at::Tensor q, k, v;               // [heads * head_dim, hidden] each
-  std::array<Adapter, 3> adapters;  // of q, k, v
+  at::Tensor norm;  // [hidden]; undefined: none before attention
+  // [heads * head_dim, hidden] and twice [kv_heads * head_dim, hidden]. Or k
+  // and v undefined, and in q all three, one below the other.
+  Weight q, k, v;
+  std::array<Adapter, 3> adapters = {};  // of q, k, v
+  // [rows of the matrix]; undefined: none. Of all three in q_bias, if in q.
+  at::Tensor q_bias = {}, k_bias = {}, v_bias = {};
+  // Norms of queries and keys before rope: [head_dim], of each head; or
+  // [heads * head_dim] and [kv_heads * head_dim], of the whole row; undefined:
+  // none.
+  at::Tensor q_norm = {}, k_norm = {};
+};
+
+// The activation of a gated MLP's gate: silu(x) = x * sigmoid(x), or GELU's
+// approximation by tanh (Hendrycks & Gimpel, "Gaussian Error Linear Units",
+// 2016, section 2).
+enum class Activation { kSilu, kGeluTanh };
+
+// A transformer block's inputs besides x and weights.
+struct TransformerBlockOptions {
+  AttentionShape shape;
+  double eps = 0.0;       // of all norms
+  at::Tensor rope_table;  // see ApplyRope; undefined: no rope
+  // The documents in each row; rope_table then has each token's own position.
+  Packing packing;
+  // Receives the gradients of the matrices; null: new tensors. Outlives the
+  // graph.
+  GradientSink* sink = nullptr;
+  // The sink's indices of q, k, v, output, gate, up, down; those of matrices
+  // that are undefined aren't read.
+  std::array<int, 7> parameters = {};
+  // Norms multiply by 1 + weight, in float32, and round once (Gemma); else see
+  // rms_norm.h.
+  bool norm_plus_one = false;
+  Activation activation = Activation::kSilu;
 };
 
 // The inputs of a block's attention: n = RmsNorm(x), q = rope(n Wq^T), k =
@@ -106,7 +156,7 @@ void PlanAttentionInputBackward(const TransformerBlockShape& s,
 
 // residual + x W^T, plus the adapter, with gradients to all. residual: [rows,
 // out].
-at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
+at::Tensor LinearAdd(const at::Tensor& x, const Weight& weight,
                      const at::Tensor& residual, const Adapter& adapter = {});
 
 // Adds to `ledger` what a block's LinearAdd leaves: its output.
@@ -131,10 +181,16 @@ SwiGluGradients SwiGluBackward(const at::Tensor& gate, const at::Tensor& up,
                                at::Tensor d_activation);
 
 struct GatedMlpWeights {
-  at::Tensor norm;                  // [hidden]
-  at::Tensor gate, up;              // [intermediate, hidden]
-  at::Tensor down;                  // [hidden, intermediate]
-  std::array<Adapter, 3> adapters;  // of gate, up, down
+  at::Tensor norm;  // [hidden]; undefined: none before the MLP
+  // [intermediate, hidden] each. Or up undefined, and in gate both, one below
+  // the other.
+  Weight gate, up;
+  Weight down;                           // [hidden, intermediate]
+  std::array<Adapter, 3> adapters = {};  // of gate, up, down
+  // [rows of the matrix]; undefined: none. Of both in gate_bias, if in gate.
+  at::Tensor gate_bias = {}, up_bias = {}, down_bias = {};
+  // [hidden]: of the result, before it is added to x; undefined: none.
+  at::Tensor post_norm = {};
 };
 
 // x + (silu(n Wgate^T) * (n Wup^T)) Wdown^T with n = RmsNorm(x), plus adapters,

@@ -17,6 +17,7 @@
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/memory.h"
+#include "kernels/quant/packed_linear.h"
 
 namespace capstan::kernels {
 namespace {
@@ -69,6 +70,18 @@ at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
   MatMulInto(out, a, b);
   return out;
+}
+
+void LinearInto(const at::Tensor& y, const at::Tensor& x, const Weight& weight,
+                double beta) {
+  if (weight.packed()) return PackedLinearInto(y, x, weight, beta);
+  MatMulInto(y, x, weight.tensor.t(), beta);
+}
+
+void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
+                        const Weight& weight, double beta) {
+  if (weight.packed()) return PackedLinearBackwardInto(dx, dy, weight, beta);
+  MatMulInto(dx, dy, weight.tensor, beta);
 }
 
 GradientSink::Place WeightPlace::Open() const {

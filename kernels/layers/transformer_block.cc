@@ -473,6 +473,21 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
   return GatedMlp(y, weights.mlp, options.eps);
 }
 
+at::Tensor CachedTransformerBlock(const at::Tensor& x,
+                                  const TransformerBlockWeights& weights,
+                                  const TransformerBlockOptions& options,
+                                  const AppendKeyValue& append,
+                                  const at::Tensor& first) {
+  const QueryKeyValue qkv =
+      AttentionInput(x, weights.attention, options.eps, options.rope_table);
+  const CachedKeyValue all = append(qkv.k, qkv.v);
+  const at::Tensor mixed =
+      CachedAttention(qkv.q, all.k, all.v, options.shape, first);
+  const at::Tensor y =
+      LinearAdd(mixed, weights.output, x, weights.output_adapter);
+  return GatedMlp(y, weights.mlp, options.eps);
+}
+
 bool CanFuseTransformerBlock(const at::Tensor& x) { return FastPath(x); }
 
 at::Tensor FusedTransformerBlock(const at::Tensor& x,
@@ -484,8 +499,8 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
       a.adapters[0], a.adapters[1], a.adapters[2], weights.output_adapter,
       m.adapters[0], m.adapters[1], m.adapters[2]};
   const std::array<at::Tensor, kInputs> inputs = {
-      x.contiguous(), a.norm, a.q,    a.k,  a.v,
-      weights.output, m.norm, m.gate, m.up, m.down};
+      x.contiguous(),        a.norm, a.q.tensor,    a.k.tensor,  a.v.tensor,
+      weights.output.tensor, m.norm, m.gate.tensor, m.up.tensor, m.down.tensor};
   return BlockFunction::apply(at::TensorList(inputs),
                               at::TensorList(AdapterTensors(adapters)),
                               adapters, options);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "base/gradient_sink.h"
+#include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/chat_template.h"
@@ -15,12 +16,15 @@
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/process_group.h"
+#include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/strategy.h"
 
 namespace capstan {
 
+AdapterSwitch::~AdapterSwitch() = default;
 BatchSampler::~BatchSampler() = default;
 BatchedCache::~BatchedCache() = default;
 ChatTemplate::~ChatTemplate() = default;
@@ -34,9 +38,11 @@ KvCache::~KvCache() = default;
 Model::~Model() = default;
 Objective::~Objective() = default;
 Optimizer::~Optimizer() = default;
+PackedParameters::~PackedParameters() = default;
 ParameterRoles::~ParameterRoles() = default;
 Precision::~Precision() = default;
 ProcessGroup::~ProcessGroup() = default;
+RowLosses::~RowLosses() = default;
 Strategy::~Strategy() = default;
 Tokenizer::~Tokenizer() = default;
 TokenModel::~TokenModel() = default;
@@ -59,6 +65,11 @@ std::vector<OptimizerStateSpec> Optimizer::state_specs() const {
     specs.back().name = name;
   }
   return specs;
+}
+
+int64_t PackedBytesOf(const Model& model, int index) {
+  const auto* const packed = dynamic_cast<const PackedParameters*>(&model);
+  return packed == nullptr ? 0 : packed->PackedBytes(index);
 }
 
 ParameterRole RoleOf(const Model& model, int parameter) {

@@ -16,6 +16,7 @@
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
@@ -82,6 +83,8 @@ TEST(InterfaceLayoutTest, WhatPluginsImplement) {
               &TokenModel::causal, &TokenModel::NewCache,
               &TokenModel::eos_token, &TokenModel::mask_token,
               &TokenModel::sampling_objective);
+  ExpectSlots(&PackedParameters::PackedBytes, &PackedParameters::PackedValue,
+              &PackedParameters::Unpack);
   ExpectSlots(&KvCache::length);
   ExpectSlots(&Collector::output, &Collector::Collect);
   ExpectSlots(&GradientSink::Open);

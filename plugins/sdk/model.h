@@ -37,6 +37,11 @@ struct UnitMemory {
   int64_t logits_passing = 0;
 };
 
+// The formats of frozen matrices ("QLoRA", Dettmers et al., 2023): as they are,
+// or 4 bits a value with a scale for each 64, of 32 bits or of 8 (double
+// quantisation).
+enum class Quantize : int { kFolders = 0, kNf4, kNf4Double };
+
 // Low-rank adapters ("LoRA", Hu et al., 2021, section 4.1): a module with
 // weight W [out, in] computes W x + scale * B A dropout(x), with A [rank, in]
 // and B [out, rank]. Parameters have PEFT's names:
@@ -55,6 +60,11 @@ struct LoraSpec {
   std::string pretrained;
   uint64_t seed = 0;  // the run's, for dropout
   double scale() const;
+  // Since minor version 3. How the matrices of all linear layers but the head
+  // are kept, which are frozen: the model then implements PackedParameters. The
+  // format of a folder whose matrices are packed already is kept by kFolders
+  // and must be what is asked for otherwise.
+  Quantize quantize = Quantize::kFolders;
 };
 
 // A model declares its parameters by name and shape, and computes with tensors

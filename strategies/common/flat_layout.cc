@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "plugins/sdk/packed_parameters.h"
+
 namespace capstan {
 namespace {
 
@@ -36,6 +38,17 @@ std::vector<std::vector<int>> CutWhole(const std::vector<ParameterSpec>& specs,
 }
 
 }  // namespace
+
+std::vector<ParameterSpec> StoredSpecs(const Model& model,
+                                       c10::ScalarType stored) {
+  std::vector<ParameterSpec> specs = model.parameters();
+  const auto element = static_cast<int64_t>(c10::elementSize(stored));
+  for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
+    const int64_t bytes = PackedBytesOf(model, i);
+    if (bytes > 0) specs[i].shape = {(bytes + element - 1) / element};
+  }
+  return specs;
+}
 
 LayoutRules RulesOf(const Model& model, const Optimizer* optimizer) {
   LayoutRules rules;

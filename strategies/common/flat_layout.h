@@ -2,6 +2,8 @@
 #ifndef CAPSTAN_STRATEGIES_COMMON_FLAT_LAYOUT_H_
 #define CAPSTAN_STRATEGIES_COMMON_FLAT_LAYOUT_H_
 
+#include <c10/core/ScalarType.h>
+
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,12 @@ namespace capstan {
 // Parameters start at multiples of this many elements, so that each is aligned
 // for vector instructions in any dtype.
 constexpr int64_t kFlatAlignment = 32;
+
+// The parameters as flat buffers of `stored`, the compute dtype, hold them: a
+// packed one (plugins/sdk/packed_parameters.h) as as many elements as its bytes
+// fill. Layouts and ranges are made of these.
+std::vector<ParameterSpec> StoredSpecs(const Model& model,
+                                       c10::ScalarType stored);
 
 // An optimizer's constraints on a layout.
 struct LayoutRules {

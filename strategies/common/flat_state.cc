@@ -9,6 +9,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "kernels/cuda/dispatch.h"
+#include "plugins/sdk/packed_parameters.h"
 
 namespace capstan {
 namespace {
@@ -40,6 +42,60 @@ double SumPiece(const float* x, int64_t n) {
   return sum;
 }
 
+// Calls `piece` for parts of [0, n), in parallel: what they write depends on
+// its position alone.
+absl::Status ForEachPiece(
+    int64_t n,
+    const std::function<absl::Status(int64_t begin, int64_t count)>& piece) {
+  absl::Status status;
+  std::mutex mutex;
+  at::parallel_for(0, n, kPiece, [&](int64_t begin, int64_t end) {
+    absl::Status done = piece(begin, end - begin);
+    if (done.ok()) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    status = std::move(done);
+  });
+  return status;
+}
+
+// The bytes of a packed parameter's range, which are elements of `slice`.
+absl::Status FillPacked(const StrategyContext& context, int64_t bytes,
+                        const ParameterRange& range, const at::Tensor& slice) {
+  const int64_t begin = range.begin * slice.element_size();
+  // The last element may be longer.
+  const int64_t count = std::min<int64_t>(slice.nbytes(), bytes - begin);
+  const at::Tensor place = slice.view(at::kByte).narrow(0, 0, count);
+  const at::Tensor host =
+      slice.is_cpu() ? place : at::empty({count}, at::kByte);
+  uint8_t* const out = host.mutable_data_ptr<uint8_t>();
+  const auto& packed = dynamic_cast<const PackedParameters&>(*context.model);
+  CAPSTAN_RETURN_IF_ERROR(ForEachPiece(count, [&](int64_t from, int64_t n) {
+    return packed.PackedValue(range.parameter, begin + from, n, out + from);
+  }));
+  if (!slice.is_cpu()) place.copy_(host);
+  return absl::OkStatus();
+}
+
+// A parameter's values, whose place in `values` begins at `offset`.
+at::Tensor FullValue(const Model& model, int index, const at::Tensor& values,
+                     int64_t offset) {
+  const ParameterSpec& spec = model.parameters()[index];
+  const int64_t bytes = PackedBytesOf(model, index);
+  if (bytes == 0) {
+    return values.narrow(0, offset, spec.numel())
+        .view(spec.shape)
+        .to(at::kCPU, at::kFloat);
+  }
+  const at::Tensor packed =
+      values.view(at::kByte)
+          .narrow(0, offset * values.element_size(), bytes)
+          .to(at::kCPU);
+  const at::Tensor value = at::empty(spec.shape, at::kFloat);
+  dynamic_cast<const PackedParameters&>(model).Unpack(
+      index, packed.const_data_ptr<uint8_t>(), value.mutable_data_ptr<float>());
+  return value;
+}
+
 }  // namespace
 
 at::Tensor Zeros(MemoryCategory category, int64_t numel,
@@ -58,36 +114,39 @@ absl::Status FillInitialValues(const StrategyContext& context,
   at::NoGradGuard no_grad;
   for (const ParameterRange& range : ranges) {
     const at::Tensor slice = flat.narrow(0, range.offset, range.length);
+    const int64_t bytes = PackedBytesOf(*context.model, range.parameter);
+    if (bytes > 0) {
+      CAPSTAN_RETURN_IF_ERROR(FillPacked(context, bytes, range, slice));
+      CountProgress();
+      continue;
+    }
     const at::Tensor host = slice.is_cpu() && slice.scalar_type() == at::kFloat
                                 ? slice
                                 : at::empty({range.length}, at::kFloat);
     float* out = host.mutable_data_ptr<float>();
-    // In parallel: a value depends on its position alone.
-    absl::Status status;
-    std::mutex mutex;
-    at::parallel_for(0, range.length, kPiece, [&](int64_t begin, int64_t end) {
-      absl::Status piece = context.model->InitialValue(
-          range.parameter, context.seed, range.begin + begin, end - begin,
-          out + begin);
-      if (piece.ok()) return;
-      std::lock_guard<std::mutex> lock(mutex);
-      status = std::move(piece);
-    });
-    CAPSTAN_RETURN_IF_ERROR(status);
+    CAPSTAN_RETURN_IF_ERROR(
+        ForEachPiece(range.length, [&](int64_t begin, int64_t count) {
+          return context.model->InitialValue(range.parameter, context.seed,
+                                             range.begin + begin, count,
+                                             out + begin);
+        }));
     if (!host.is_same(slice)) slice.copy_(host);
     CountProgress();
   }
   return absl::OkStatus();
 }
 
-void MakeParameters(const std::vector<ParameterSpec>& specs,
-                    const FlatLayout& layout, const at::Tensor& flat,
+void MakeParameters(const Model& model, const FlatLayout& layout,
+                    const at::Tensor& flat,
                     std::vector<at::Tensor>* parameters) {
   for (const ParameterRange& range : layout.ranges) {
-    const ParameterSpec& spec = specs[range.parameter];
-    at::Tensor parameter = flat.narrow(0, range.offset, range.length)
-                               .view(spec.shape)
-                               .variable_data();
+    const ParameterSpec& spec = model.parameters()[range.parameter];
+    const int64_t bytes = PackedBytesOf(model, range.parameter);
+    const at::Tensor stored = flat.narrow(0, range.offset, range.length);
+    at::Tensor parameter =
+        (bytes > 0 ? stored.view(at::kByte).narrow(0, 0, bytes)
+                   : stored.view(spec.shape))
+            .variable_data();
     parameter.set_requires_grad(spec.trainable);
     (*parameters)[range.parameter] = std::move(parameter);
   }
@@ -116,12 +175,13 @@ absl::Status MakeShard(const StrategyContext& context,
 
 absl::Status FrozenParameters::Make(const StrategyContext& context,
                                     std::vector<at::Tensor>* parameters) {
-  const std::vector<ParameterSpec>& specs = context.model->parameters();
+  const std::vector<ParameterSpec> specs =
+      StoredSpecs(*context.model, context.precision.compute);
   layout = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
   flat = Zeros(MemoryCategory::kParameters, layout.numel,
                context.group->device(), context.precision.compute);
   CAPSTAN_RETURN_IF_ERROR(FillInitialValues(context, layout.ranges, flat));
-  MakeParameters(specs, layout, flat, parameters);
+  MakeParameters(*context.model, layout, flat, parameters);
   return absl::OkStatus();
 }
 
@@ -133,15 +193,14 @@ void SetPlaces(const FlatLayout& layout, int buffer,
 }
 
 absl::Status ForEachPlacedParameter(
-    const std::vector<ParameterSpec>& specs,
-    const std::vector<ParameterPlace>& places, int rank,
+    const Model& model, const std::vector<ParameterPlace>& places, int rank,
     const std::function<at::Tensor(int)>& flat,
     const std::function<absl::Status(int, const at::Tensor&)>& fn) {
   at::NoGradGuard no_grad;
   absl::Status status;
   int buffer = -1;
   at::Tensor values;
-  for (size_t i = 0; i < specs.size(); ++i) {
+  for (size_t i = 0; i < places.size(); ++i) {
     if (places[i].buffer != buffer) {
       buffer = places[i].buffer;
       values.reset();  // free it before the next one is made
@@ -149,10 +208,8 @@ absl::Status ForEachPlacedParameter(
     }
     // All ranks visit all buffers, even after an error of fn.
     if (rank != 0 || !status.ok()) continue;
-    status = fn(static_cast<int>(i),
-                values.narrow(0, places[i].offset, specs[i].numel())
-                    .view(specs[i].shape)
-                    .to(at::kCPU, at::kFloat));
+    const int index = static_cast<int>(i);
+    status = fn(index, FullValue(model, index, values, places[i].offset));
   }
   return status;
 }

@@ -18,17 +18,19 @@ at::Tensor Zeros(MemoryCategory category, int64_t numel,
                  const at::TensorOptions& options, at::ScalarType dtype);
 
 // Writes the model's initial values of `ranges` to their offsets in `flat`
-// (1-D, of any floating dtype and device). Reads no others.
+// (1-D, of any floating dtype and device), and of packed parameters the bytes.
+// Reads no others.
 absl::Status FillInitialValues(const StrategyContext& context,
                                const std::vector<ParameterRange>& ranges,
                                const at::Tensor& flat);
 
 // Makes the model's working tensors: for each range of `layout` (whole
 // parameters), a tensor in the spec's shape over the memory of `flat`, stored
-// in (*parameters)[range.parameter]. Each has its own version counter, so that
-// autograd doesn't see updates of `flat` as in-place changes.
-void MakeParameters(const std::vector<ParameterSpec>& specs,
-                    const FlatLayout& layout, const at::Tensor& flat,
+// in (*parameters)[range.parameter]; for a packed one, of its bytes. Each has
+// its own version counter, so that autograd doesn't see updates of `flat` as
+// in-place changes.
+void MakeParameters(const Model& model, const FlatLayout& layout,
+                    const at::Tensor& flat,
                     std::vector<at::Tensor>* parameters);
 
 // Allocates the masters, gradients and, if the compute dtype differs, working
@@ -60,12 +62,11 @@ void SetPlaces(const FlatLayout& layout, int buffer,
 
 // Implements Strategy::ForEachFullParameter for parameters at `places` (one per
 // spec). flat(i) returns buffer i's values in any dtype (fn gets float32, the
-// dtype of all masters). It may contain collectives: all ranks call it for the
-// same buffers in the same order, and again only if another buffer was needed
-// in between.
+// dtype of all masters; a buffer with packed ones must be as it is held). It
+// may contain collectives: all ranks call it for the same buffers in the same
+// order, and again only if another buffer was needed in between.
 absl::Status ForEachPlacedParameter(
-    const std::vector<ParameterSpec>& specs,
-    const std::vector<ParameterPlace>& places, int rank,
+    const Model& model, const std::vector<ParameterPlace>& places, int rank,
     const std::function<at::Tensor(int buffer)>& flat,
     const std::function<absl::Status(int index, const at::Tensor& value)>& fn);
 

@@ -20,7 +20,7 @@ absl::Status ReplicatedStrategy::SetUp(const StrategyContext& context,
   CAPSTAN_RETURN_IF_ERROR(MakeShard(context, layout_.ranges, layout_.numel,
                                     context.group->device(), &shard_));
   CAPSTAN_RETURN_IF_ERROR(frozen_.Make(context, &parameters_));
-  MakeParameters(specs, layout_,
+  MakeParameters(*context.model, layout_,
                  shard_.working.defined() ? shard_.working : shard_.master,
                  &parameters_);
   context.model->Bind(parameters_);
@@ -66,14 +66,15 @@ absl::Status ReplicatedStrategy::ForEachFullParameter(
   SetPlaces(layout_, 0, &places);
   SetPlaces(frozen_.layout, 1, &places);
   return ForEachPlacedParameter(
-      specs, places, context_.group->rank(),
+      *context_.model, places, context_.group->rank(),
       [&](int buffer) { return buffer == 0 ? shard_.master : frozen_.flat; },
       fn);
 }
 
 StrategyPlan ReplicatedStrategy::Plan(const StrategyRequest& request) const {
-  const std::vector<ParameterSpec>& specs = request.model->parameters();
   const PrecisionPolicy& precision = request.precision;
+  const std::vector<ParameterSpec> specs =
+      StoredSpecs(*request.model, precision.compute);
   const LayoutRules rules = RulesOf(*request.model, request.optimizer);
   const int64_t trainable =
       LayOut(specs, BackwardOrder(specs, true), rules.multiple).numel;

@@ -149,7 +149,8 @@ class Fsdp final : public Strategy {
     at::NoGradGuard no_grad;
     context_ = context;
     CAPSTAN_RETURN_IF_ERROR(SplitRanks());
-    const std::vector<ParameterSpec>& specs = context.model->parameters();
+    const std::vector<ParameterSpec> specs =
+        StoredSpecs(*context.model, context.precision.compute);
     rules_ = RulesOf(*context.model, context.optimizer);
     specs_ = MakeGroups(*context.model, rules_);
     layouts_ = LayOutGroups(specs, specs_, rules_, shard_group_->size());
@@ -235,7 +236,7 @@ class Fsdp final : public Strategy {
       SetPlaces(layouts_[g], static_cast<int>(g), &places);
     }
     return ForEachPlacedParameter(
-        specs, places, context_.group->rank(),
+        *context_.model, places, context_.group->rank(),
         [&](int g) {
           const at::Tensor mine =
               offsets_[g] < 0 ? frozen_[g]
@@ -335,7 +336,8 @@ class Fsdp final : public Strategy {
       groups_.push_back(std::make_unique<ParameterGroup>(
           layouts_[g].numel, shard, shard_group_,
           context_.model->units()[specs_[g].unit]));
-      MakeParameters(specs, layouts_[g], groups_[g]->whole(), &parameters_);
+      MakeParameters(*context_.model, layouts_[g], groups_[g]->whole(),
+                     &parameters_);
       groups_[g]->Free();
       if (!specs_[g].trainable) continue;
       bucket_of_group_[g] = static_cast<int>(buckets.size());

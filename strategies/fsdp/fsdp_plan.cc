@@ -95,7 +95,8 @@ class Walk {
 StrategyPlan PlanRun(const StrategyRequest& request, int shards,
                      const ScheduleOptions& pass, const PlanOptions& options) {
   const Model& model = *request.model;
-  const std::vector<ParameterSpec>& specs = model.parameters();
+  const std::vector<ParameterSpec> specs =
+      StoredSpecs(model, request.precision.compute);
   const int64_t compute = c10::elementSize(request.precision.compute);
   const int64_t reduce = c10::elementSize(request.precision.reduce);
   const bool mixed = request.precision.compute != request.precision.master;

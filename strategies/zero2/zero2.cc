@@ -73,7 +73,9 @@ class Zero2 final : public Strategy {
     FlatLayout layout;
     const std::vector<Bucket> buckets = MakeBuckets(
         specs, RulesOf(model, request.optimizer), request.world_size, &layout);
-    const int64_t frozen = LayOut(specs, BackwardOrder(specs, false)).numel;
+    const int64_t frozen = LayOut(StoredSpecs(model, request.precision.compute),
+                                  BackwardOrder(specs, false))
+                               .numel;
 
     StrategyPlan plan;
     plan.parameters = (layout.numel + frozen) * compute;
@@ -117,7 +119,7 @@ class Zero2 final : public Strategy {
     parameters_.resize(specs.size());
     CAPSTAN_RETURN_IF_ERROR(MakeShards());
     CAPSTAN_RETURN_IF_ERROR(frozen_.Make(context, &parameters_));
-    MakeParameters(specs, layout_, working_, &parameters_);
+    MakeParameters(*context.model, layout_, working_, &parameters_);
     context.model->Bind(parameters_);
     MakeGradientBuckets();
     return absl::OkStatus();
@@ -210,7 +212,7 @@ class Zero2 final : public Strategy {
     }
     ProcessGroup& group = *context_.group;
     return ForEachPlacedParameter(
-        specs, places, group.rank(),
+        *context_.model, places, group.rank(),
         [&](int buffer) {
           if (buffer == frozen) return frozen_.flat;
           const at::Tensor& whole = slices_[buffer].whole;

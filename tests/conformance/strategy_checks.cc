@@ -189,6 +189,17 @@ void CheckBinding(ToyTrainer& trainer, RankReport* report) {
     const auto problem = [&](const std::string& text) {
       report->Problem(kBindingTopic, absl::StrCat(specs[i].name, text));
     };
+    const int64_t bytes = trainer.model().PackedBytes(static_cast<int>(i));
+    if (bytes > 0) {
+      if (bound[i].scalar_type() != at::kByte ||
+          bound[i].sizes() != at::IntArrayRef({bytes}) ||
+          !bound[i].is_contiguous() || bound[i].requires_grad()) {
+        problem(absl::StrCat(" is packed, and came as ", bound[i].toString(),
+                             " [", absl::StrJoin(bound[i].sizes(), ", "),
+                             "] rather than as ", bytes, " bytes"));
+      }
+      continue;
+    }
     if (bound[i].sizes() != at::IntArrayRef(specs[i].shape)) {
       problem(absl::StrCat(" has shape [",
                            absl::StrJoin(bound[i].sizes(), ", "), "]"));

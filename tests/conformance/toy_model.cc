@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/random.h"
+#include "base/status.h"
 #include "plugins/sdk/dataset.h"
 
 namespace capstan {
@@ -82,6 +83,15 @@ class Product : public torch::autograd::Function<Product> {
   }
 };
 
+float FromByte(uint8_t byte) {
+  return (static_cast<float>(byte) - 128.0f) / 256.0f;
+}
+
+// The values of kToyFrozen's bytes.
+at::Tensor Unpacked(const at::Tensor& bytes) {
+  return ((bytes.to(at::kFloat) - 128.0) / 256.0).view({kWidth, kWidth});
+}
+
 // A copy with a hook on its gradient.
 at::Tensor WithHook(const at::Tensor& x,
                     at::Tensor (*hook)(const at::Tensor&)) {
@@ -147,11 +157,36 @@ ToyModel::ToyModel()
 
 absl::Status ToyModel::InitialValue(int index, uint64_t seed, int64_t begin,
                                     int64_t count, float* out) const {
+  if (index == kToyFrozen) {
+    std::vector<uint8_t> bytes(count);
+    CAPSTAN_RETURN_IF_ERROR(PackedValue(index, begin, count, bytes.data()));
+    for (int64_t i = 0; i < count; ++i) out[i] = FromByte(bytes[i]);
+    return absl::OkStatus();
+  }
   const bool factor =
       index == kToyScale || index == kToyGain || index == kToyNorm;
   FillNormal(RandomKey(seed, specs_[index].name), begin, count,
              factor ? 1.0f : 0.0f, factor ? 0.1f : 0.3f, out);
   return absl::OkStatus();
+}
+
+int64_t ToyModel::PackedBytes(int index) const {
+  return index == kToyFrozen ? specs_[index].numel() : 0;
+}
+
+absl::Status ToyModel::PackedValue(int index, int64_t begin, int64_t count,
+                                   uint8_t* out) const {
+  const uint64_t key = RandomKey(5, specs_[index].name);
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = static_cast<uint8_t>(RandomBelow(key, begin + i, 256));
+  }
+  return absl::OkStatus();
+}
+
+void ToyModel::Unpack(int index, const uint8_t* bytes, float* out) const {
+  for (int64_t i = 0; i < specs_[index].numel(); ++i) {
+    out[i] = FromByte(bytes[i]);
+  }
 }
 
 at::Tensor ToyModel::LossSum(const ToyBatch& batch, UnitRunner& runner,
@@ -173,7 +208,9 @@ at::Tensor ToyModel::LossSum(const ToyBatch& batch, UnitRunner& runner,
         return in + Product::apply(h, down, kToyDown, sink) * scale;
       });
   x = runner.Run(kToyFrozenUnit, x, [w = p[kToyFrozen]](const at::Tensor& in) {
-    return in + at::tanh(at::matmul(in, w.t()));
+    const at::Tensor whole =
+        w.scalar_type() == at::kByte ? Unpacked(w).to(in.scalar_type()) : w;
+    return in + at::tanh(at::matmul(in, whole.t()));
   });
   x = runner.Run(kToyRareUnit, x,
                  [w = p[kToyRare], rare = batch.rare, any = batch.any_rare,

@@ -7,11 +7,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "base/gradient_sink.h"
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/packed_parameters.h"
 
 namespace capstan {
 namespace conformance {
@@ -28,7 +30,7 @@ enum ToyParameter : int {
   kToyBias,
   kToyDown,
   kToyScale,   // frozen, in a unit with trainable ones
-  kToyFrozen,  // frozen, alone in its unit
+  kToyFrozen,  // frozen and packed, alone in its unit
   kToyRare,    // used by one micro-batch of two in three steps, if at all
   kToyUnused,  // no forward uses it
   kToyGain,    // one element
@@ -67,7 +69,7 @@ enum class ToyFault {
   kInfiniteGradient,  // of kToyBias alone
 };
 
-class ToyModel final : public Model {
+class ToyModel final : public Model, public PackedParameters {
  public:
   ToyModel();
 
@@ -77,6 +79,12 @@ class ToyModel final : public Model {
   const std::vector<std::string>& units() const override { return units_; }
   absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
                             int64_t count, float* out) const override;
+  // kToyFrozen's bytes b are (b - 128) / 256: exact in bfloat16.
+  int64_t PackedBytes(int index) const override;
+  absl::Status PackedValue(int index, int64_t begin, int64_t count,
+                           uint8_t* out) const override;
+  void Unpack(int index, const uint8_t* bytes, float* out) const override;
+  // That one may also be bound whole.
   void Bind(std::vector<at::Tensor> parameters) override {
     bound_ = std::move(parameters);
   }

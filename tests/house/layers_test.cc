@@ -40,7 +40,7 @@ const Rooms& TheRooms() {
   static const Rooms* const rooms = new Rooms{
       {"base", {}},
       {kSdk, {"base"}},
-      {kLib, {"base", kSdk}},
+      {kLib, {"base", "kernels", kSdk}},
       {"kernels", {"base"}},
       {"text", {"base", kSdk}},
       {"packaging", {}},

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/plugin_host/plugin_host.h"
@@ -120,11 +121,26 @@ absl::Status CheckCuts(const StrategyRequest& request,
       "matrices"));
 }
 
+// Refuses a model with packed parameters, which such a strategy would make in
+// their shapes, of many times the size.
+absl::Status CheckPacked(const StrategyRequest& request) {
+  const std::vector<ParameterSpec>& specs = request.model->parameters();
+  for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
+    if (PackedBytesOf(*request.model, i) == 0) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the model keeps '", specs[i].name,
+        "' packed (quantize), of which the strategy, built for an older plugin "
+        "API, knows nothing: choose another strategy, or build it anew"));
+  }
+  return absl::OkStatus();
+}
+
 // Minors 0 and 1.
-class Strategy1 final : public Strategy {
+class Strategy1 : public Strategy {
  public:
   explicit Strategy1(Strategy* plugin) : plugin_(plugin) {}
   absl::Status Check(const StrategyRequest& request) const override {
+    CAPSTAN_RETURN_IF_ERROR(CheckPacked(request));
     CAPSTAN_RETURN_IF_ERROR(plugin_->Check(request));
     return CheckCuts(request, *plugin_);
   }
@@ -165,8 +181,25 @@ class Strategy1 final : public Strategy {
     return plugin_->ForEachFullParameter(fn);
   }
 
- private:
+ protected:
   const std::unique_ptr<Strategy> plugin_;
+};
+
+// Minor 2.
+class Strategy2 final : public Strategy1 {
+ public:
+  using Strategy1::Strategy1;
+  absl::Status Check(const StrategyRequest& request) const override {
+    CAPSTAN_RETURN_IF_ERROR(CheckPacked(request));
+    return plugin_->Check(request);
+  }
+  void BeginStep(int64_t step) override { plugin_->BeginStep(step); }
+  std::vector<std::string> state_names() const override {
+    return plugin_->state_names();
+  }
+  std::vector<at::Tensor> ShardState(int shard) override {
+    return plugin_->ShardState(shard);
+  }
 };
 
 template <typename Adapter, typename Base>
@@ -191,6 +224,7 @@ void* AdaptOlderPlugin(PluginCategory category, uint16_t minor,
       break;
     case PluginCategory::kStrategy:
       if (minor < 2) return Adapted<Strategy1, Strategy>(instance);
+      if (minor < 3) return Adapted<Strategy2, Strategy>(instance);
       break;
     default:
       break;

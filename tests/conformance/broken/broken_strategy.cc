@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/strategy.h"
 #include "tests/conformance/broken/broken_strategy.pb.h"
@@ -80,8 +81,18 @@ class BrokenStrategy final : public capstan::Strategy {
             i, context.seed, 0, value.numel(), value.mutable_data_ptr<float>());
         if (!status.ok()) return status;
       }
-      parameters_.push_back(value.to(context.precision.compute).clone());
-      parameters_[i].set_requires_grad(specs[i].trainable);
+      const int64_t bytes = capstan::PackedBytesOf(*context.model, i);
+      if (bytes > 0) {
+        const at::Tensor packed = at::zeros({bytes}, at::kByte);
+        const absl::Status status =
+            dynamic_cast<const capstan::PackedParameters&>(*context.model)
+                .PackedValue(i, 0, bytes, packed.mutable_data_ptr<uint8_t>());
+        if (!status.ok()) return status;
+        parameters_.push_back(packed);
+      } else {
+        parameters_.push_back(value.to(context.precision.compute).clone());
+        parameters_[i].set_requires_grad(specs[i].trainable);
+      }
       frozen_.push_back(specs[i].trainable ? at::Tensor() : value);
     }
     for (const auto& r : shard_.ranges) {
