@@ -98,7 +98,7 @@ class Pieces {
   // doesn't allow them. working: dtype of the working copies; kFloat: none.
   Pieces(Optimizer& optimizer, std::vector<int64_t> cuts,
          at::ScalarType working = at::kFloat)
-      : specs_(optimizer.state_specs()) {
+      : shapes_(StateShapesOf(optimizer, Specs())) {
     int64_t numel = 0;
     const std::vector<ParameterRange> all = Layout(&numel);
     for (int64_t& cut : cuts) cut = Allowed(optimizer, all, cut);
@@ -163,15 +163,17 @@ class Pieces {
     std::vector<int64_t> begins;
     int64_t numel = 0;
     for (const ParameterSpec& spec : Specs()) {
+      const int parameter = static_cast<int>(begins.size());
       begins.push_back(numel);
-      numel += StateNumel(specs_[k], spec.numel());
+      numel += StateNumel(shapes_[k], parameter, spec.numel());
     }
     at::Tensor whole = at::zeros({numel}, states[0][k].options());
     for (size_t s = 0; s < shards.size(); ++s) {
       int index = 0;
       for (const ParameterRange& r : shards[s].ranges) {
         const StatePart part =
-            StatePartOf(specs_[k], r, index++, r.offset, r.offset + r.length);
+            StatePartOf(shapes_[k], shards[s].ranges, index++, r.offset,
+                        r.offset + r.length);
         whole.narrow(0, begins[r.parameter] + part.begin, part.length)
             .copy_(states[s][k].narrow(0, part.offset, part.length));
       }
@@ -209,7 +211,7 @@ class Pieces {
     return whole;
   }
 
-  const std::vector<OptimizerStateSpec> specs_;
+  const std::vector<StateShape> shapes_;
   std::vector<int64_t> begins_;
 };
 
