@@ -29,13 +29,16 @@ int64_t& Alignment() {
 }
 
 std::vector<ParameterSpec> Specs() {
-  std::vector<ParameterSpec> specs(3);
+  std::vector<ParameterSpec> specs(4);
   specs[0].name = "a.weight";
   specs[0].shape = {37, 13};
   specs[1].name = "a.bias";
   specs[1].shape = {1};
   specs[2].name = "b.weight";
   specs[2].shape = {29, 3};
+  // Large enough to be treated as large by who treats small ones apart.
+  specs[3].name = "c.weight";
+  specs[3].shape = {70, 61};
   return specs;
 }
 
@@ -295,7 +298,8 @@ TEST_P(OptimizerConformance, PaddingStaysZero) {
 }
 
 // Unscaling, normalisation and clipping are one factor. A power of two rounds
-// nothing; another factor rounds the gradient by 2^-24.
+// nothing; another factor rounds the gradient by 2^-24, which may make the
+// state of a few elements, if kept in few bits, another one.
 TEST_P(OptimizerConformance, GradientScaleMultipliesTheGradient) {
   const double rate = optimizer().learning_rate();
   for (const double scale : {0.125, 0.3}) {
@@ -311,9 +315,12 @@ TEST_P(OptimizerConformance, GradientScaleMultipliesTheGradient) {
       ExpectEqual(given, before);
       continue;
     }
-    const at::Tensor moved = (before.Master() - Values(1, 0.5f)).abs().max();
-    EXPECT_LE((given.Master() - before.Master()).abs().max().item<double>(),
-              1e-5 * moved.item<double>() + 1e-7);
+    const double moved =
+        (before.Master() - Values(1, 0.5f)).abs().max().item<double>();
+    const at::Tensor apart = (given.Master() - before.Master()).abs();
+    EXPECT_LE((apart > 1e-5 * moved + 1e-7).sum().item<int64_t>(),
+              apart.numel() / 500);
+    EXPECT_LE(apart.max().item<double>(), 0.02 * moved);
   }
 }
 
