@@ -15,6 +15,7 @@
 
 #include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/optimizer/adamw_factors.h"
 
 namespace capstan::kernels {
 namespace {
@@ -23,21 +24,6 @@ namespace {
 constexpr int64_t kGrain = 32768;
 
 using cuda::AdamWFactors;
-
-AdamWFactors FactorsOf(const AdamWOptions& o) {
-  const double step = static_cast<double>(o.step);
-  AdamWFactors f;
-  f.gradient_scale = static_cast<float>(o.gradient_scale);
-  f.decay = static_cast<float>(1.0 - o.learning_rate * o.weight_decay);
-  f.weight1 = static_cast<float>(1.0 - o.beta1);
-  f.beta2 = static_cast<float>(o.beta2);
-  f.weight2 = static_cast<float>(1.0 - o.beta2);
-  f.rate =
-      static_cast<float>(o.learning_rate / (1.0 - std::pow(o.beta1, step)));
-  f.root2 = static_cast<float>(std::sqrt(1.0 - std::pow(o.beta2, step)));
-  f.epsilon = static_cast<float>(o.epsilon);
-  return f;
-}
 
 struct Memory {
   const void* gradient;
@@ -134,7 +120,7 @@ UpdateFn Choose(const at::Tensor& gradient, const at::Tensor& working) {
 }
 
 void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
-  AdamWFactors factors = FactorsOf(options);
+  AdamWFactors factors = AdamWFactorsOf(options);
   if (b.device_scale.defined()) {
     const float scale = *b.device_scale.const_data_ptr<float>();
     if (!std::isfinite(scale)) return;
@@ -197,7 +183,7 @@ void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
                 "AdamW's device_scale must be on the parameter's device");
     args.device_scale = b.device_scale.const_data_ptr<float>();
   }
-  args.factors = FactorsOf(options);
+  args.factors = AdamWFactorsOf(options);
   args.n = b.parameter.numel();
   const char* error =
       cuda.adamw(args, cuda.current_stream(b.parameter.get_device()));

@@ -62,7 +62,7 @@ TEST(InterfaceLayoutTest, WhatPluginsImplement) {
   ExpectSlots(&Optimizer::learning_rate, &Optimizer::state_names,
               &Optimizer::Update, /* minor 2: */ &Optimizer::Check,
               &Optimizer::Setup, &Optimizer::NeedsWhole,
-              &Optimizer::state_specs);
+              &Optimizer::state_specs, /* minor 3: */ &Optimizer::StateNumel);
   ExpectSlots(&Precision::policy, /* minor 1: */ &Precision::depends_on_device,
               &Precision::PolicyOn, &Precision::instead);
   ExpectSlots(&Objective::Check, &Objective::CountTargets,

@@ -125,6 +125,19 @@ class Optimizer {
   // The state in the order of state_names(). Default: the dtype and length of
   // the masters. Constant.
   virtual std::vector<OptimizerStateSpec> state_specs() const;
+
+  // Since minor version 3.
+
+  // The length of state_specs()[state] for a parameter: kAsSpecified, or a
+  // number of elements for each range of it, as with per_parameter, but of its
+  // own; 0: none. If any trainable parameter's length isn't kAsSpecified, a
+  // shard's state of this kind has no padding: it is that of the shard's
+  // ranges, in order, a range of length n having what is said here or n / block
+  // elements, rounded up. Constant.
+  static constexpr int64_t kAsSpecified = -1;
+  virtual int64_t StateNumel(const ParameterSpec& parameter, int state) const {
+    return kAsSpecified;
+  }
 };
 
 }  // namespace capstan

@@ -29,13 +29,16 @@ int64_t& Alignment() {
 }
 
 std::vector<ParameterSpec> Specs() {
-  std::vector<ParameterSpec> specs(3);
+  std::vector<ParameterSpec> specs(4);
   specs[0].name = "a.weight";
   specs[0].shape = {37, 13};
   specs[1].name = "a.bias";
   specs[1].shape = {1};
   specs[2].name = "b.weight";
   specs[2].shape = {29, 3};
+  // Large enough to be treated as large by who treats small ones apart.
+  specs[3].name = "c.weight";
+  specs[3].shape = {70, 61};
   return specs;
 }
 
@@ -98,7 +101,7 @@ class Pieces {
   // doesn't allow them. working: dtype of the working copies; kFloat: none.
   Pieces(Optimizer& optimizer, std::vector<int64_t> cuts,
          at::ScalarType working = at::kFloat)
-      : specs_(optimizer.state_specs()) {
+      : shapes_(StateShapesOf(optimizer, Specs())) {
     int64_t numel = 0;
     const std::vector<ParameterRange> all = Layout(&numel);
     for (int64_t& cut : cuts) cut = Allowed(optimizer, all, cut);
@@ -163,15 +166,17 @@ class Pieces {
     std::vector<int64_t> begins;
     int64_t numel = 0;
     for (const ParameterSpec& spec : Specs()) {
+      const int parameter = static_cast<int>(begins.size());
       begins.push_back(numel);
-      numel += StateNumel(specs_[k], spec.numel());
+      numel += StateNumel(shapes_[k], parameter, spec.numel());
     }
     at::Tensor whole = at::zeros({numel}, states[0][k].options());
     for (size_t s = 0; s < shards.size(); ++s) {
       int index = 0;
       for (const ParameterRange& r : shards[s].ranges) {
         const StatePart part =
-            StatePartOf(specs_[k], r, index++, r.offset, r.offset + r.length);
+            StatePartOf(shapes_[k], shards[s].ranges, index++, r.offset,
+                        r.offset + r.length);
         whole.narrow(0, begins[r.parameter] + part.begin, part.length)
             .copy_(states[s][k].narrow(0, part.offset, part.length));
       }
@@ -209,7 +214,7 @@ class Pieces {
     return whole;
   }
 
-  const std::vector<OptimizerStateSpec> specs_;
+  const std::vector<StateShape> shapes_;
   std::vector<int64_t> begins_;
 };
 
@@ -293,7 +298,8 @@ TEST_P(OptimizerConformance, PaddingStaysZero) {
 }
 
 // Unscaling, normalisation and clipping are one factor. A power of two rounds
-// nothing; another factor rounds the gradient by 2^-24.
+// nothing; another factor rounds the gradient by 2^-24, which may make the
+// state of a few elements, if kept in few bits, another one.
 TEST_P(OptimizerConformance, GradientScaleMultipliesTheGradient) {
   const double rate = optimizer().learning_rate();
   for (const double scale : {0.125, 0.3}) {
@@ -309,9 +315,12 @@ TEST_P(OptimizerConformance, GradientScaleMultipliesTheGradient) {
       ExpectEqual(given, before);
       continue;
     }
-    const at::Tensor moved = (before.Master() - Values(1, 0.5f)).abs().max();
-    EXPECT_LE((given.Master() - before.Master()).abs().max().item<double>(),
-              1e-5 * moved.item<double>() + 1e-7);
+    const double moved =
+        (before.Master() - Values(1, 0.5f)).abs().max().item<double>();
+    const at::Tensor apart = (given.Master() - before.Master()).abs();
+    EXPECT_LE((apart > 1e-5 * moved + 1e-7).sum().item<int64_t>(),
+              apart.numel() / 500);
+    EXPECT_LE(apart.max().item<double>(), 0.02 * moved);
   }
 }
 

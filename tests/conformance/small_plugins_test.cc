@@ -27,6 +27,21 @@ CAPSTAN_OPTIMIZER_CONFORMANCE(AdamW,
                               "plugins/optimizer/adamw/libcapstan_adamw.so",
                               "[plugin/capstan.adamw.Config] "
                               "{ learning_rate: 1e-2 }");
+CAPSTAN_OPTIMIZER_CONFORMANCE(AdamWBf16,
+                              "plugins/optimizer/adamw/libcapstan_adamw.so",
+                              "[plugin/capstan.adamw.Config] "
+                              "{ learning_rate: 1e-2 state: BFLOAT16 }");
+CAPSTAN_OPTIMIZER_CONFORMANCE(AdamW8Bit,
+                              "plugins/optimizer/adamw/libcapstan_adamw.so",
+                              "[plugin/capstan.adamw.Config] "
+                              "{ learning_rate: 1e-2 state: EIGHT_BIT }");
+CAPSTAN_OPTIMIZER_CONFORMANCE(
+    Adafactor, "plugins/optimizer/adafactor/libcapstan_adafactor.so",
+    "[plugin/capstan.adafactor.Config] { learning_rate: 1e-2 }");
+CAPSTAN_OPTIMIZER_CONFORMANCE(
+    AdafactorRelative, "plugins/optimizer/adafactor/libcapstan_adafactor.so",
+    "[plugin/capstan.adafactor.Config] { relative_step: true "
+    "scale_parameter: true warmup_init: true beta1: 0.9 weight_decay: 0.1 }");
 CAPSTAN_OPTIMIZER_CONFORMANCE(Sgd, "plugins/optimizer/sgd/libcapstan_sgd.so",
                               "[plugin/capstan.sgd.Config] "
                               "{ learning_rate: 1e-2 }");

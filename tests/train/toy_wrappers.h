@@ -92,6 +92,9 @@ class WrappedOptimizer final : public Optimizer {
   std::vector<OptimizerStateSpec> state_specs() const override {
     return optimizer_->state_specs();
   }
+  int64_t StateNumel(const ParameterSpec& parameter, int state) const override {
+    return optimizer_->StateNumel(parameter, state);
+  }
   absl::Status Setup(const OptimizerContext& context) override {
     return optimizer_->Setup(context);
   }

@@ -212,8 +212,9 @@ std::vector<Target> TargetsOf(const CheckpointParts& parts,
       const ParameterRange& range = ranges[i];
       for (const StateKind& kind : kinds) {
         const StatePart part =
-            StatePartOf(kind.spec, range, static_cast<int>(i), range.offset,
+            StatePartOf(kind.shape(), ranges, static_cast<int>(i), range.offset,
                         range.offset + range.length);
+        if (part.length == 0) continue;
         targets.push_back({kind.spec.name, (*parts.specs)[range.parameter].name,
                            part.begin, part.length, kind.tensors[s],
                            part.offset});
@@ -354,7 +355,7 @@ absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
   if (state != nullptr) {
     std::vector<ManifestState> wanted;
     for (StateKind& kind : OptimizerKinds(parts)) {
-      wanted.push_back(ManifestStateOf(kind.spec));
+      wanted.push_back(ManifestStateOf(kind, parts));
       kinds.push_back(std::move(kind));
     }
     CAPSTAN_RETURN_IF_ERROR(CheckState(from.name, from.manifest.state, wanted));

@@ -78,6 +78,8 @@ struct CheckpointParts {
   std::string config_text;  // the run's whole config, stored in the manifest
   // Specs of state_names; empty: all as the masters.
   std::vector<OptimizerStateSpec> state_specs;
+  // Their lengths by parameter, as StateShape::numels; empty: as specified.
+  std::vector<std::vector<int64_t>> state_numels;
   // If set, its own state is saved and restored, too.
   Strategy* strategy = nullptr;
 };

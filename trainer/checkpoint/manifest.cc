@@ -164,6 +164,7 @@ void StateToJson(const std::vector<ManifestState>& state, Json* json) {
                      {"dtype", kind.dtype},
                      {"block", kind.block},
                      {"per_parameter", kind.per_parameter}});
+    if (!kind.numels.empty()) specs.back()["numels"] = kind.numels;
   }
   (*json)["state_names"] = std::move(names);
   if (!specs.empty()) (*json)["state_specs"] = std::move(specs);
@@ -181,6 +182,9 @@ std::vector<ManifestState> StateFromJson(const Json& json) {
       kind.dtype = spec.at("dtype").get<std::string>();
       kind.block = std::max<int64_t>(1, spec.at("block").get<int64_t>());
       kind.per_parameter = spec.at("per_parameter").get<int64_t>();
+      if (spec.contains("numels")) {
+        kind.numels = spec.at("numels").get<std::map<std::string, int64_t>>();
+      }
     }
   }
   return state;
@@ -268,11 +272,13 @@ absl::StatusOr<std::map<std::string, int64_t>> Numels(
   return numels;
 }
 
-ManifestState StateOf(const Manifest& manifest, const std::string& kind) {
+const ManifestState& StateOf(const Manifest& manifest,
+                             const std::string& kind) {
+  static const ManifestState* const plain = new ManifestState();
   for (const ManifestState& state : manifest.state) {
     if (state.name == kind) return state;
   }
-  return {};
+  return *plain;
 }
 
 // The manifest's checksum, over everything but itself.
@@ -332,9 +338,16 @@ int64_t ManifestState::Numel(int64_t parameter_numel) const {
              : parameter_numel / block + (parameter_numel % block != 0 ? 1 : 0);
 }
 
+int64_t ManifestState::NumelOf(const std::string& parameter,
+                               int64_t parameter_numel) const {
+  const auto own = numels.find(parameter);
+  return own != numels.end() ? std::max<int64_t>(0, own->second)
+                             : Numel(parameter_numel);
+}
+
 bool ManifestState::operator==(const ManifestState& other) const {
   return name == other.name && dtype == other.dtype && block == other.block &&
-         per_parameter == other.per_parameter;
+         per_parameter == other.per_parameter && numels == other.numels;
 }
 
 std::string ManifestRange::Key() const {
@@ -414,10 +427,10 @@ absl::Status CheckManifest(const Manifest& manifest) {
     }
     for (const ManifestRange& range : file.ranges) {
       const auto found = numels.find(range.parameter);
-      const int64_t numel =
-          found == numels.end()
-              ? 0
-              : StateOf(manifest, range.kind).Numel(found->second);
+      const int64_t numel = found == numels.end()
+                                ? 0
+                                : StateOf(manifest, range.kind)
+                                      .NumelOf(range.parameter, found->second);
       if (range.begin < 0 || range.length <= 0 || range.begin > numel ||
           range.length > numel - range.begin) {
         return absl::InvalidArgumentError(absl::StrFormat(
@@ -433,8 +446,8 @@ absl::Status CheckManifest(const Manifest& manifest) {
     CAPSTAN_RETURN_IF_ERROR(
         index.CheckWhole(kMasterKind, parameter.name, numel));
     for (const ManifestState& kind : manifest.state) {
-      CAPSTAN_RETURN_IF_ERROR(
-          index.CheckWhole(kind.name, parameter.name, kind.Numel(numel)));
+      CAPSTAN_RETURN_IF_ERROR(index.CheckWhole(
+          kind.name, parameter.name, kind.NumelOf(parameter.name, numel)));
     }
   }
   return absl::OkStatus();

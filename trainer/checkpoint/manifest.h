@@ -58,7 +58,10 @@ struct ManifestState {
   std::string dtype;  // "": as the masters
   int64_t block = 1;
   int64_t per_parameter = 0;
+  // By name, of parameters whose state has another length; 0: none.
+  std::map<std::string, int64_t> numels;
   int64_t Numel(int64_t parameter_numel) const;
+  int64_t NumelOf(const std::string& parameter, int64_t parameter_numel) const;
   bool operator==(const ManifestState& other) const;
 };
 

@@ -77,9 +77,11 @@ std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
       const bool first = range.begin == 0 && low == range.offset;
       for (const StateKind& kind : kinds) {
         // The owner of a parameter's first element writes per-parameter state.
-        if (kind.spec.per_parameter > 0 && !first) continue;
+        const StateShape shape = kind.shape();
+        if (shape.per_parameter(range.parameter) && !first) continue;
         const StatePart part =
-            StatePartOf(kind.spec, range, static_cast<int>(i), low, high);
+            StatePartOf(shape, ranges, static_cast<int>(i), low, high);
+        if (part.length == 0) continue;
         pieces.push_back(
             {{kind.spec.name,
               (*parts.specs)[range.parameter].name,
@@ -102,7 +104,7 @@ Manifest ManifestFrame(const TrainState& train_state,
   manifest.config_text = parts.config_text;
   for (const StateKind& kind : AllKinds(parts)) {
     if (kind.spec.name == kMasterKind) continue;
-    manifest.state.push_back(ManifestStateOf(kind.spec));
+    manifest.state.push_back(ManifestStateOf(kind, parts));
   }
   for (const ParameterSpec& spec : *parts.specs) {
     manifest.parameters.push_back({spec.name, spec.shape, spec.trainable});

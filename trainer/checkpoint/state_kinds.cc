@@ -41,7 +41,9 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
              AllWithin(tensor.narrow(0, part.offset, part.length), most);
     };
     // In one pass if possible; ranges are only needed to name the culprit.
-    const bool plain = kind.spec.block == 1 && kind.spec.per_parameter == 0;
+    const StateShape shape = kind.shape();
+    const bool plain = shape.spec.block == 1 && shape.spec.per_parameter == 0 &&
+                       shape.numels.empty();
     if (slice.begin >= slice.end || IsAlwaysFinite(tensor) ||
         (plain && within({0, slice.end - slice.begin, slice.begin}))) {
       return;
@@ -52,8 +54,8 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
       const ParameterRange& range = ranges[i];
       const int64_t low = std::max(slice.begin, range.offset);
       const int64_t high = std::min(slice.end, range.offset + range.length);
-      if (low >= high || within(StatePartOf(kind.spec, range,
-                                            static_cast<int>(i), low, high))) {
+      if (low >= high ||
+          within(StatePartOf(shape, ranges, static_cast<int>(i), low, high))) {
         continue;
       }
       if (!first.has_value() || std::tie(range.parameter, number) <

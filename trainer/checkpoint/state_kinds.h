@@ -9,6 +9,7 @@
 #include "absl/types/optional.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
 
@@ -17,10 +18,19 @@ namespace capstan {
 struct StateKind {
   OptimizerStateSpec spec;          // its name is the kind in files
   std::vector<at::Tensor> tensors;  // one per shard
+  std::vector<int64_t> numels;      // as StateShape::numels
+
+  StateShape shape() const { return {spec, numels}; }
 };
 
-inline ManifestState ManifestStateOf(const OptimizerStateSpec& spec) {
+inline ManifestState ManifestStateOf(const StateKind& kind,
+                                     const CheckpointParts& parts) {
+  const OptimizerStateSpec& spec = kind.spec;
   ManifestState state = {spec.name, "", spec.block, spec.per_parameter};
+  for (size_t i = 0; i < kind.numels.size(); ++i) {
+    if (kind.numels[i] == Optimizer::kAsSpecified) continue;
+    state.numels[(*parts.specs)[i].name] = kind.numels[i];
+  }
   if (spec.dtype != c10::ScalarType::Undefined) {
     state.dtype = c10::toString(spec.dtype);
   }
@@ -44,6 +54,7 @@ inline std::vector<StateKind> OptimizerKinds(const CheckpointParts& parts) {
   for (size_t k = 0; k < parts.state_names.size(); ++k) {
     StateKind kind;
     if (!parts.state_specs.empty()) kind.spec = parts.state_specs[k];
+    if (!parts.state_numels.empty()) kind.numels = parts.state_numels[k];
     kind.spec.name = parts.state_names[k];
     for (const std::vector<at::Tensor>& state : *parts.state) {
       kind.tensors.push_back(state[k]);
@@ -57,7 +68,7 @@ inline std::vector<StateKind> StrategyKinds(const CheckpointParts& parts) {
   std::vector<StateKind> kinds;
   if (parts.strategy == nullptr) return kinds;
   for (const std::string& name : parts.strategy->state_names()) {
-    kinds.push_back({{kStrategyKind + name}, {}});
+    kinds.push_back({{kStrategyKind + name}, {}, {}});
   }
   if (kinds.empty()) return kinds;
   for (size_t s = 0; s < parts.shards.size(); ++s) {

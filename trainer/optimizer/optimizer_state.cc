@@ -65,12 +65,11 @@ absl::Status CheckRange(const Optimizer& optimizer, const Model& model,
                    "' elsewhere: choose another strategy or optimizer"));
 }
 
-at::Tensor NewState(const OptimizerStateSpec& spec,
-                    const OptimizerShard& shard) {
+at::Tensor NewState(const StateShape& shape, const OptimizerShard& shard) {
   const MemoryScope scope(MemoryCategory::kOptimizerState);
-  at::Tensor zeros = at::empty(
-      {StateLength(spec, shard)},
-      shard.master.options().dtype(DtypeOf(spec, shard.master.scalar_type())));
+  at::Tensor zeros = at::empty({StateLength(shape, shard)},
+                               shard.master.options().dtype(DtypeOf(
+                                   shape.spec, shard.master.scalar_type())));
   if (zeros.is_cpu() && zeros.numel() > 0) {
     ZeroFill(zeros.mutable_data_ptr(), zeros.nbytes());
   } else {
@@ -81,6 +80,26 @@ at::Tensor NewState(const OptimizerStateSpec& spec,
 
 }  // namespace
 
+std::vector<StateShape> StateShapesOf(const Optimizer& optimizer,
+                                      const std::vector<ParameterSpec>& specs) {
+  std::vector<StateShape> shapes;
+  for (const OptimizerStateSpec& spec : optimizer.state_specs()) {
+    StateShape shape = {spec};
+    const int index = static_cast<int>(shapes.size());
+    bool own = false;
+    for (const ParameterSpec& parameter : specs) {
+      const int64_t numel = parameter.trainable
+                                ? optimizer.StateNumel(parameter, index)
+                                : Optimizer::kAsSpecified;
+      own = own || numel >= 0;
+      shape.numels.push_back(std::max(numel, Optimizer::kAsSpecified));
+    }
+    if (!own) shape.numels.clear();
+    shapes.push_back(std::move(shape));
+  }
+  return shapes;
+}
+
 absl::Status CheckOptimizer(const Optimizer& optimizer,
                             const OptimizerRequest& request) {
   CAPSTAN_RETURN_IF_ERROR(CheckStateSpecs(optimizer));
@@ -90,9 +109,11 @@ absl::Status CheckOptimizer(const Optimizer& optimizer,
 absl::Status SetUpOptimizer(Optimizer& optimizer, const Model& model,
                             absl::Span<const OptimizerShard> shards,
                             OptimizerState* state) {
-  const std::vector<OptimizerStateSpec> specs = optimizer.state_specs();
+  const std::vector<StateShape> shapes =
+      StateShapesOf(optimizer, model.parameters());
   int64_t block = 1;
-  for (const OptimizerStateSpec& spec : specs) {
+  for (const StateShape& shape : shapes) {
+    const OptimizerStateSpec& spec = shape.spec;
     if (spec.per_parameter == 0) block = std::max(block, spec.block);
   }
   for (const OptimizerShard& shard : shards) {
@@ -100,8 +121,8 @@ absl::Status SetUpOptimizer(Optimizer& optimizer, const Model& model,
       CAPSTAN_RETURN_IF_ERROR(CheckRange(optimizer, model, range, block));
     }
     std::vector<at::Tensor> tensors;
-    for (const OptimizerStateSpec& spec : specs) {
-      tensors.push_back(NewState(spec, shard));
+    for (const StateShape& shape : shapes) {
+      tensors.push_back(NewState(shape, shard));
     }
     state->push_back(std::move(tensors));
   }
@@ -127,42 +148,82 @@ absl::Status UpdateShard(absl::string_view plugin, int64_t run_step,
 int64_t OptimizerStateBytes(const Optimizer& optimizer, const Model& model,
                             int64_t elements, c10::ScalarType master) {
   const std::vector<ParameterSpec>& parameters = model.parameters();
-  const int64_t trainable =
-      std::count_if(parameters.begin(), parameters.end(),
-                    [](const ParameterSpec& p) { return p.trainable; });
+  int64_t trainable = 0, trainable_elements = 0;
+  for (const ParameterSpec& parameter : parameters) {
+    if (!parameter.trainable) continue;
+    ++trainable;
+    trainable_elements += parameter.numel();
+  }
   int64_t bytes = 0;
-  for (const OptimizerStateSpec& spec : optimizer.state_specs()) {
-    const int64_t count = spec.per_parameter > 0
-                              ? trainable * spec.per_parameter
-                              : CeilDivide(elements, spec.block);
+  for (const StateShape& shape : StateShapesOf(optimizer, parameters)) {
+    const OptimizerStateSpec& spec = shape.spec;
+    int64_t count = spec.per_parameter > 0 ? trainable * spec.per_parameter
+                                           : CeilDivide(elements, spec.block);
+    if (!shape.numels.empty()) {
+      // The shards' part of it, without padding.
+      int64_t whole = 0;
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        if (!parameters[i].trainable) continue;
+        whole += StateNumel(shape, static_cast<int>(i), parameters[i].numel());
+      }
+      const double part = std::min(
+          1.0,
+          static_cast<double>(elements) /
+              static_cast<double>(std::max<int64_t>(1, trainable_elements)));
+      count = static_cast<int64_t>(static_cast<double>(whole) * part);
+    }
     bytes +=
         count * static_cast<int64_t>(c10::elementSize(DtypeOf(spec, master)));
   }
   return bytes;
 }
 
-int64_t StateNumel(const OptimizerStateSpec& spec, int64_t parameter_numel) {
-  return spec.per_parameter > 0 ? spec.per_parameter
-                                : CeilDivide(parameter_numel, spec.block);
+int64_t StateNumel(const StateShape& shape, int parameter,
+                   int64_t parameter_numel) {
+  if (!shape.as_specified(parameter)) return shape.numels[parameter];
+  return shape.spec.per_parameter > 0
+             ? shape.spec.per_parameter
+             : CeilDivide(parameter_numel, shape.spec.block);
 }
 
-int64_t StateLength(const OptimizerStateSpec& spec,
-                    const OptimizerShard& shard) {
+int64_t StateLength(const StateShape& shape, const OptimizerShard& shard) {
+  const OptimizerStateSpec& spec = shape.spec;
+  if (!shape.numels.empty()) {
+    int64_t length = 0;
+    for (const ParameterRange& range : shard.ranges) {
+      length += StateNumel(shape, range.parameter, range.length);
+    }
+    return length;
+  }
   if (spec.per_parameter > 0) {
     return spec.per_parameter * static_cast<int64_t>(shard.ranges.size());
   }
   return CeilDivide(shard.master.numel(), spec.block);
 }
 
-StatePart StatePartOf(const OptimizerStateSpec& spec,
-                      const ParameterRange& range, int index, int64_t low,
-                      int64_t high) {
+StatePart StatePartOf(const StateShape& shape,
+                      absl::Span<const ParameterRange> ranges, int index,
+                      int64_t low, int64_t high) {
+  const OptimizerStateSpec& spec = shape.spec;
+  const ParameterRange& range = ranges[index];
+  int64_t before = 0;  // elements of the ranges before this one
+  if (!shape.numels.empty()) {
+    for (const ParameterRange& earlier : ranges.first(index)) {
+      before += StateNumel(shape, earlier.parameter, earlier.length);
+    }
+  }
+  if (!shape.as_specified(range.parameter)) {
+    return {0, shape.numels[range.parameter], before};
+  }
   if (spec.per_parameter > 0) {
-    return {0, spec.per_parameter, index * spec.per_parameter};
+    return {0, spec.per_parameter,
+            shape.numels.empty() ? index * spec.per_parameter : before};
   }
   const int64_t begin = (range.begin + low - range.offset) / spec.block;
   const int64_t end = CeilDivide(range.begin + high - range.offset, spec.block);
-  return {begin, end - begin, low / spec.block};
+  return {begin, end - begin,
+          shape.numels.empty() ? low / spec.block
+                               : before + (low - range.offset) / spec.block};
 }
 
 }  // namespace capstan

@@ -17,6 +17,25 @@ namespace capstan {
 // state[shard][k] is the tensor of spec k.
 using OptimizerState = std::vector<std::vector<at::Tensor>>;
 
+// A kind of state as it applies to a model's parameters.
+struct StateShape {
+  OptimizerStateSpec spec;
+  // Optimizer::StateNumel by parameter; empty: all are as `spec` says.
+  std::vector<int64_t> numels;
+
+  bool as_specified(int parameter) const {
+    return numels.empty() || numels[parameter] == Optimizer::kAsSpecified;
+  }
+  // Whether each range's state is the same wherever a part of the parameter is.
+  bool per_parameter(int parameter) const {
+    return spec.per_parameter > 0 || !as_specified(parameter);
+  }
+};
+
+// One per state_specs(); a frozen parameter's length counts for nothing.
+std::vector<StateShape> StateShapesOf(const Optimizer& optimizer,
+                                      const std::vector<ParameterSpec>& specs);
+
 // Checks that the optimizer's state specs are valid and that it accepts the
 // run. Call before ranks are started.
 absl::Status CheckOptimizer(const Optimizer& optimizer,
@@ -41,22 +60,22 @@ absl::Status UpdateShard(absl::string_view plugin, int64_t run_step,
 int64_t OptimizerStateBytes(const Optimizer& optimizer, const Model& model,
                             int64_t elements, c10::ScalarType master);
 
-// Number of state elements of a parameter, and of a shard.
-int64_t StateNumel(const OptimizerStateSpec& spec, int64_t parameter_numel);
-int64_t StateLength(const OptimizerStateSpec& spec,
-                    const OptimizerShard& shard);
+// Number of state elements of a whole parameter, and of a shard.
+int64_t StateNumel(const StateShape& shape, int parameter,
+                   int64_t parameter_numel);
+int64_t StateLength(const StateShape& shape, const OptimizerShard& shard);
 
-// State of elements [low, high) of a shard, all in its range `range` (number
-// `index`): elements [begin, begin + length) of the parameter's state, at
-// `offset` in the shard's tensor.
+// State of elements [low, high) of a shard, all in ranges[index]: elements
+// [begin, begin + length) of the parameter's state, at `offset` in the shard's
+// tensor.
 struct StatePart {
   int64_t begin = 0;
   int64_t length = 0;
   int64_t offset = 0;
 };
-StatePart StatePartOf(const OptimizerStateSpec& spec,
-                      const ParameterRange& range, int index, int64_t low,
-                      int64_t high);
+StatePart StatePartOf(const StateShape& shape,
+                      absl::Span<const ParameterRange> ranges, int index,
+                      int64_t low, int64_t high);
 
 }  // namespace capstan
 

@@ -132,23 +132,50 @@ TEST(OptimizerStateTest, SpecsThatCannotBeAreRefused) {
 
 // A third of a shard, and the corresponding part of its state.
 TEST(OptimizerStateTest, PartsOfElements) {
-  const OptimizerStateSpec blocks = {"scale", at::kFloat, 64};
-  const OptimizerStateSpec each = {"count", at::kLong, 1, 2};
-  const ParameterRange range = {1, 128, 150, 320};  // ends its parameter
-  const StatePart all = StatePartOf(blocks, range, 3, 320, 470);
+  const StateShape blocks = {{"scale", at::kFloat, 64}};
+  const StateShape each = {{"count", at::kLong, 1, 2}};
+  // The last one ends its parameter.
+  const std::vector<ParameterRange> ranges = {
+      {3, 0, 64, 0}, {2, 0, 64, 64}, {0, 0, 128, 128}, {1, 128, 150, 320}};
+  const StatePart all = StatePartOf(blocks, ranges, 3, 320, 470);
   EXPECT_EQ(all.begin, 2);
   EXPECT_EQ(all.length, 3);
   EXPECT_EQ(all.offset, 5);
-  const StatePart part = StatePartOf(blocks, range, 3, 384, 448);
+  const StatePart part = StatePartOf(blocks, ranges, 3, 384, 448);
   EXPECT_EQ(part.begin, 3);
   EXPECT_EQ(part.length, 1);
   EXPECT_EQ(part.offset, 6);
-  const StatePart counts = StatePartOf(each, range, 3, 384, 448);
+  const StatePart counts = StatePartOf(each, ranges, 3, 384, 448);
   EXPECT_EQ(counts.begin, 0);
   EXPECT_EQ(counts.length, 2);
   EXPECT_EQ(counts.offset, 6);
-  EXPECT_EQ(StateNumel(blocks, 278), 5);
-  EXPECT_EQ(StateNumel(each, 278), 2);
+  EXPECT_EQ(StateNumel(blocks, 1, 278), 5);
+  EXPECT_EQ(StateNumel(each, 1, 278), 2);
+}
+
+// State of which a parameter may have a length of its own, or none.
+TEST(OptimizerStateTest, ParametersOfTheirOwnLength) {
+  const StateShape shape = {{"scale", at::kFloat, 64},
+                            {Optimizer::kAsSpecified, 0, 7}};
+  const std::vector<ParameterRange> ranges = {
+      {0, 128, 100, 0}, {1, 0, 50, 128}, {2, 0, 30, 192}, {0, 0, 64, 256}};
+  OptimizerShard shard = Shard(ranges, 320);
+  EXPECT_EQ(StateLength(shape, shard), 2 + 0 + 7 + 1);
+  EXPECT_EQ(StateNumel(shape, 0, 228), 4);
+  EXPECT_EQ(StateNumel(shape, 1, 50), 0);
+  EXPECT_EQ(StateNumel(shape, 2, 30), 7);
+  EXPECT_FALSE(shape.per_parameter(0));
+  EXPECT_TRUE(shape.per_parameter(2));
+  const StatePart cut = StatePartOf(shape, ranges, 0, 64, 100);
+  EXPECT_EQ(cut.begin, 3);
+  EXPECT_EQ(cut.length, 1);
+  EXPECT_EQ(cut.offset, 1);
+  EXPECT_EQ(StatePartOf(shape, ranges, 1, 128, 178).length, 0);
+  const StatePart own = StatePartOf(shape, ranges, 2, 192, 222);
+  EXPECT_EQ(own.begin, 0);
+  EXPECT_EQ(own.length, 7);
+  EXPECT_EQ(own.offset, 2);
+  EXPECT_EQ(StatePartOf(shape, ranges, 3, 256, 320).offset, 9);
 }
 
 TEST(OptimizerStateTest, WhatUpdateThrowsNamesPluginAndStep) {

@@ -232,6 +232,9 @@ class FaultyOptimizer final : public Optimizer {
     FaultPoint::Pass("optimizer.state_specs");
     return plugin_->state_specs();
   }
+  int64_t StateNumel(const ParameterSpec& parameter, int state) const override {
+    return plugin_->StateNumel(parameter, state);
+  }
 
  private:
   const std::unique_ptr<Optimizer> plugin_;

@@ -76,7 +76,7 @@ class Objective0 : public Objective {
 };
 
 // Minors 0 and 1.
-class Optimizer1 final : public Optimizer {
+class Optimizer1 : public Optimizer {
  public:
   explicit Optimizer1(Optimizer* plugin) : plugin_(plugin) {}
   double learning_rate() const override { return plugin_->learning_rate(); }
@@ -89,8 +89,26 @@ class Optimizer1 final : public Optimizer {
     plugin_->Update(step, specs, shard, state);
   }
 
- private:
+ protected:
   const std::unique_ptr<Optimizer> plugin_;
+};
+
+// Minor 3 added StateNumel.
+class Optimizer2 final : public Optimizer1 {
+ public:
+  using Optimizer1::Optimizer1;
+  absl::Status Check(const OptimizerRequest& request) const override {
+    return plugin_->Check(request);
+  }
+  absl::Status Setup(const OptimizerContext& context) override {
+    return plugin_->Setup(context);
+  }
+  bool NeedsWhole(const Model& model, int parameter) const override {
+    return plugin_->NeedsWhole(model, parameter);
+  }
+  std::vector<OptimizerStateSpec> state_specs() const override {
+    return plugin_->state_specs();
+  }
 };
 
 // Refuses an optimizer that needs whole matrices where a strategy that can't
@@ -221,6 +239,7 @@ void* AdaptOlderPlugin(PluginCategory category, uint16_t minor,
       break;
     case PluginCategory::kOptimizer:
       if (minor < 2) return Adapted<Optimizer1, Optimizer>(instance);
+      if (minor < 3) return Adapted<Optimizer2, Optimizer>(instance);
       break;
     case PluginCategory::kStrategy:
       if (minor < 2) return Adapted<Strategy1, Strategy>(instance);

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/session.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/profile/profiler.h"
@@ -15,7 +18,11 @@ CheckpointParts Session::Checkpointed() {
   checkpointed.shards = parts.strategy->OptimizerShards();
   checkpointed.state = &optimizer_state;
   checkpointed.state_names = parts.optimizer->state_names();
-  checkpointed.state_specs = parts.optimizer->state_specs();
+  for (StateShape& shape :
+       StateShapesOf(*parts.optimizer, *checkpointed.specs)) {
+    checkpointed.state_specs.push_back(std::move(shape.spec));
+    checkpointed.state_numels.push_back(std::move(shape.numels));
+  }
   checkpointed.strategy = parts.strategy.get();
   checkpointed.owned = parts.strategy->OwnedSlices();
   checkpointed.group = group.get();
