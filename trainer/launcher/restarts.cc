@@ -10,12 +10,18 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 namespace capstan {
 
-bool Restarts::Again(int64_t step) {
-  fruitless_ = step >= 0 ? 1 : fruitless_ + 1;
+bool Restarts::Again(int64_t step, bool gave_up_host) {
+  // Of hosts there are only so many.
+  if (step >= 0) {
+    fruitless_ = 1;
+  } else if (!gave_up_host) {
+    ++fruitless_;
+  }
   step_ = std::max(step_, step);
   if (done_ >= most_ || fruitless_ >= kFruitless) return false;
   ++done_;
@@ -44,8 +50,12 @@ std::string Restarts::Ending() const {
                        : absl::StrCat("; ", times, " (launch.max_restarts)");
 }
 
-absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone) {
+absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone,
+                                   std::string* hosts) {
   Place left = place;
+  std::vector<std::string> addresses = absl::StrSplit(*hosts, ',');
+  const bool known = static_cast<int>(addresses.size()) == place.info.nodes;
+  bool first_gone = false;
   for (const absl::string_view text : absl::StrSplit(gone, ',')) {
     int host = -1;
     if (!absl::SimpleAtoi(text, &host) || host < 0 ||
@@ -59,6 +69,22 @@ absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone) {
     }
     --left.info.nodes;
     if (host < place.info.node_rank) --left.info.node_rank;
+    first_gone |= host == 0;
+    if (known) addresses[host].clear();
+  }
+  addresses.erase(std::remove(addresses.begin(), addresses.end(), ""),
+                  addresses.end());
+  *hosts = known ? absl::StrJoin(addresses, ",") : "";
+  // Where rank 0 publishes its address, whoever it is does.
+  const bool published =
+      place.info.master_addr.empty() || place.info.master_port == 0;
+  if (first_gone && left.info.nodes > 1 && !published) {
+    if (!known) {
+      return absl::UnavailableError(
+          "rank 0's host is gone, and the others' addresses aren't known: "
+          "start the run again, and it goes on from its last checkpoint");
+    }
+    left.info.master_addr = addresses[0];
   }
   left.info.world_size = left.info.nodes * left.info.local_world_size;
   return left;
