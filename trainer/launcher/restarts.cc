@@ -15,7 +15,14 @@
 namespace capstan {
 
 bool Restarts::Again(int64_t step) {
-  fruitless_ = step >= 0 ? 1 : fruitless_ + 1;
+  if (step < 0) {
+    ++fruitless_;
+  } else {
+    // Others were redone before it: that step, or what follows it, kills.
+    same_step_ = step == died_after_;
+    fruitless_ = same_step_ ? kFruitless : 1;
+    died_after_ = step;
+  }
   step_ = std::max(step_, step);
   if (done_ >= most_ || fruitless_ >= kFruitless) return false;
   ++done_;
@@ -36,6 +43,10 @@ std::string Restarts::Ending() const {
   const std::string times =
       absl::StrCat("the ranks had been started again ",
                    done_ == 1 ? "once" : absl::StrCat(done_, " times"));
+  if (fruitless_ >= kFruitless && same_step_) {
+    return absl::StrCat("; ", times, ", and died after the same step, ",
+                        died_after_, ", again");
+  }
   if (fruitless_ >= kFruitless) {
     return absl::StrCat("; ", times, ", and ", fruitless_,
                         " deaths with no step finished between them end it");
