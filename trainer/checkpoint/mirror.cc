@@ -14,13 +14,11 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/crc32c.h"
-#include "base/files.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/manifest.h"
@@ -62,13 +60,13 @@ uint32_t CrcOf(const Header& header) {
                  sizeof(header) - kSkipped});
 }
 
-std::string PathOf(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
+// How errors name an image.
+constexpr char kImageName[] = "a mirror";
 
-// The header of a whole image; unset if there is none in the file.
-absl::optional<Header> ReadHeader(int fd) {
+// The header of a whole image; unset if there is none.
+absl::optional<Header> ReadHeader(const ReadMirror& read) {
   Header header;
-  if (pread(fd, &header, sizeof(header), 0) !=
-          static_cast<ssize_t>(sizeof(header)) ||
+  if (!read(0, sizeof(header), reinterpret_cast<char*>(&header)).ok() ||
       std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 ||
       header.crc32c != CrcOf(header)) {
     return absl::nullopt;
@@ -76,17 +74,16 @@ absl::optional<Header> ReadHeader(int fd) {
   return header;
 }
 
-// Unset if the file has no whole image.
-absl::optional<TrainState> ReadState(int fd) {
-  const absl::optional<Header> header = ReadHeader(fd);
+// Unset if there is no whole image.
+absl::optional<TrainState> ReadState(const ReadMirror& read) {
+  const absl::optional<Header> header = ReadHeader(read);
   if (!header.has_value()) return absl::nullopt;
   std::string text(static_cast<size_t>(header->state_bytes), '\0');
-  if (pread(fd, &text[0], text.size(), header->state_begin) !=
-          static_cast<ssize_t>(text.size()) ||
+  if (!read(header->state_begin, header->state_bytes, &text[0]).ok() ||
       Crc32c(text) != header->state_crc32c) {
     return absl::nullopt;
   }
-  absl::StatusOr<TrainState> state = TrainStateFromText(text, PathOf(fd));
+  absl::StatusOr<TrainState> state = TrainStateFromText(text, kImageName);
   if (!state.ok()) return absl::nullopt;
   return *std::move(state);
 }
@@ -118,29 +115,24 @@ struct ReadLayout {
   std::map<std::string, StateFile::Place> places;
 };
 
-absl::StatusOr<ReadLayout> LayoutOf(int fd) {
-  const std::string path = PathOf(fd);
-  const absl::optional<Header> header = ReadHeader(fd);
-  if (!header.has_value()) {
-    return absl::DataLossError(absl::StrCat(path, " has no whole mirror"));
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(const auto file, InputFile::Open(path));
+absl::StatusOr<ReadLayout> LayoutOf(const ReadMirror& image) {
+  const absl::Status none = absl::DataLossError("an image of it isn't whole");
+  const absl::optional<Header> header = ReadHeader(image);
+  if (!header.has_value()) return none;
   std::string text(static_cast<size_t>(header->layout_bytes), '\0');
-  CAPSTAN_RETURN_IF_ERROR(file->ReadAt(kPage, header->layout_bytes, &text[0]));
+  CAPSTAN_RETURN_IF_ERROR(image(kPage, header->layout_bytes, &text[0]));
   const size_t json = text.find('\0');
   ReadLayout read;
   CAPSTAN_ASSIGN_OR_RETURN(
       read.manifest,
-      ManifestFromJson(absl::string_view(text).substr(0, json), path));
-  absl::optional<TrainState> state = ReadState(fd);
-  if (!state.has_value()) {
-    return absl::DataLossError(absl::StrCat(path, " has no whole mirror"));
-  }
+      ManifestFromJson(absl::string_view(text).substr(0, json), kImageName));
+  absl::optional<TrainState> state = ReadState(image);
+  if (!state.has_value()) return none;
   read.manifest.train_state = *std::move(state);
   const std::vector<ManifestRange>& ranges = read.manifest.files[0].ranges;
   std::vector<int64_t> offsets(ranges.size());
   if (text.size() - json - 1 != offsets.size() * sizeof(int64_t)) {
-    return absl::DataLossError(absl::StrCat(path, " has no whole mirror"));
+    return none;
   }
   std::memcpy(offsets.data(), &text[json + 1], text.size() - json - 1);
   for (size_t i = 0; i < ranges.size(); ++i) {
@@ -160,11 +152,14 @@ absl::StatusOr<StoredState> StoredIn(const MirroredStep& step) {
   StoredState stored;
   stored.name = absl::StrCat("the mirror of step ", step.state.step);
   auto opened = std::make_shared<std::map<
-      std::string, std::pair<int, std::map<std::string, StateFile::Place>>>>();
-  for (size_t rank = 0; rank < step.fds.size(); ++rank) {
-    CAPSTAN_ASSIGN_OR_RETURN(ReadLayout read, LayoutOf(step.fds[rank]));
+      std::string,
+      std::pair<ReadMirror, std::map<std::string, StateFile::Place>>>>();
+  for (size_t rank = 0; rank < step.images.size(); ++rank) {
+    auto layout = LayoutOf(step.images[rank]);
+    if (!layout.ok()) return Annotate(layout.status(), stored.name);
+    ReadLayout read = *std::move(layout);
     ManifestFile file = std::move(read.manifest.files[0]);
-    (*opened)[file.name] = {step.fds[rank], std::move(read.places)};
+    (*opened)[file.name] = {step.images[rank], std::move(read.places)};
     if (rank == 0) {
       stored.manifest = std::move(read.manifest);
       stored.manifest.files.clear();
@@ -173,48 +168,76 @@ absl::StatusOr<StoredState> StoredIn(const MirroredStep& step) {
   }
   const absl::Status status = CheckManifest(stored.manifest);
   if (!status.ok()) return Annotate(status, stored.name);
-  stored.open = [opened](const ManifestFile& file)
+  stored.open = [opened, name = stored.name](const ManifestFile& file)
       -> absl::StatusOr<std::unique_ptr<StateFile>> {
-    const auto& [fd, places] = opened->at(file.name);
-    return StateFile::WithoutHeader(PathOf(fd), places);
+    const auto& [image, places] = opened->at(file.name);
+    return StateFile::WithoutHeader(absl::StrCat(name, ", ", file.name), image,
+                                    places);
   };
   return stored;
 }
 
 int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-int64_t ImageBytes(const PieceLayout& layout, const std::string& text) {
+int64_t BytesOfImage(const PieceLayout& layout, const std::string& text) {
   return kPage + RoundUp(static_cast<int64_t>(text.size())) + kStateRoom +
          layout.bytes;
 }
 
 }  // namespace
 
-bool MirroredStep::operator==(const MirroredStep& other) const {
-  return restart == other.restart && sequence == other.sequence;
+absl::optional<MirrorImage> MirrorImageIn(int fd) {
+  const ReadMirror read = ReadMirrorIn(fd);
+  const absl::optional<Header> header = ReadHeader(read);
+  if (!header.has_value() || !ReadState(read).has_value()) {
+    return absl::nullopt;
+  }
+  return MirrorImage{
+      {header->restart, header->sequence}, header->rank, header->world_size};
+}
+
+ReadMirror ReadMirrorIn(int fd) {
+  return [fd](int64_t offset, int64_t bytes, char* out) -> absl::Status {
+    while (bytes > 0) {
+      const ssize_t n = pread(fd, out, static_cast<size_t>(bytes), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return absl::DataLossError("an image of it is too short");
+      out += n;
+      offset += n;
+      bytes -= n;
+    }
+    return absl::OkStatus();
+  };
+}
+
+absl::optional<MirroredStep> NewestMirroredStep(
+    const std::vector<FoundMirror>& found) {
+  std::map<MirrorKey, std::map<int, const FoundMirror*>> steps;
+  for (const FoundMirror& one : found) {
+    steps[one.image.key].emplace(one.image.rank, &one);
+  }
+  for (auto it = steps.rbegin(); it != steps.rend(); ++it) {
+    const auto& [key, ranks] = *it;
+    const int world_size = ranks.begin()->second->image.world_size;
+    if (static_cast<int>(ranks.size()) != world_size) continue;
+    absl::optional<TrainState> state = ReadState(ranks.begin()->second->read);
+    if (!state.has_value()) return absl::nullopt;
+    MirroredStep step;
+    step.key = key;
+    step.state = *std::move(state);
+    for (const auto& [rank, image] : ranks) step.images.push_back(image->read);
+    return step;
+  }
+  return absl::nullopt;
 }
 
 absl::optional<MirroredStep> NewestMirroredStep(const std::vector<int>& fds) {
-  // By {restart, sequence}.
-  std::map<std::pair<int, int64_t>, MirroredStep> steps;
+  std::vector<FoundMirror> found;
   for (const int fd : fds) {
-    const absl::optional<Header> header = ReadHeader(fd);
-    absl::optional<TrainState> state = ReadState(fd);
-    if (!header.has_value() || !state.has_value()) continue;
-    MirroredStep& step = steps[{header->restart, header->sequence}];
-    step.restart = header->restart;
-    step.sequence = header->sequence;
-    step.state = *std::move(state);
-    step.fds.resize(header->world_size, -1);
-    step.fds[header->rank] = fd;
+    const absl::optional<MirrorImage> image = MirrorImageIn(fd);
+    if (image.has_value()) found.push_back({*image, ReadMirrorIn(fd)});
   }
-  for (auto it = steps.rbegin(); it != steps.rend(); ++it) {
-    const std::vector<int>& images = it->second.fds;
-    if (std::find(images.begin(), images.end(), -1) == images.end()) {
-      return it->second;
-    }
-  }
-  return absl::nullopt;
+  return NewestMirroredStep(found);
 }
 
 absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
@@ -232,15 +255,35 @@ absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
   return state;
 }
 
+absl::Status AllocateMirror(int fd, int64_t bytes) {
+  struct stat info = {};
+  if (fstat(fd, &info) != 0) {
+    return absl::ErrnoToStatus(errno, "the mirror's file");
+  }
+  // Never shorter: the other ranks may be reading it. Without memory for a page
+  // a write to the mapping would kill the process.
+  bytes = std::max<int64_t>(bytes, info.st_size);
+  const int error = posix_fallocate(fd, 0, bytes);
+  if (error == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "no memory for a mirror of ", bytes, " bytes: ", std::strerror(error)));
+}
+
+int64_t MirrorBytesMissing(int fd, int64_t bytes) {
+  struct stat info = {};
+  if (fstat(fd, &info) != 0) return 0;
+  return std::max<int64_t>(0, bytes - info.st_blocks * int64_t{512});
+}
+
 Mirror::Mirror(std::vector<int> fds, int restart,
-               const absl::optional<MirroredStep>& source)
-    : images_(fds.size()), restart_(restart) {
+               const absl::optional<MirroredStep>& source, bool peers)
+    : images_(fds.size()), restart_(restart), peers_(peers) {
   for (size_t i = 0; i < fds.size(); ++i) {
     images_[i].fd = fds[i];
     if (!source.has_value()) continue;
-    const auto& kept = source->fds;
-    if (std::find(kept.begin(), kept.end(), fds[i]) != kept.end()) {
-      next_ = static_cast<int>(1 - i);
+    const absl::optional<MirrorImage> image = MirrorImageIn(fds[i]);
+    if (image.has_value() && image->key == source->key) {
+      kept_ = static_cast<int>(i);
     }
   }
 }
@@ -251,32 +294,23 @@ Mirror::~Mirror() {
   }
 }
 
-int64_t Mirror::BytesToAllocate(const CheckpointParts& parts) const {
+int64_t Mirror::ImageBytes(const CheckpointParts& parts) const {
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
   const PieceLayout layout(pieces);
-  const int64_t bytes = ImageBytes(layout, LayoutText(pieces, layout, parts));
+  return BytesOfImage(layout, LayoutText(pieces, layout, parts));
+}
+
+int64_t Mirror::BytesToAllocate(const CheckpointParts& parts) const {
+  const int64_t bytes = ImageBytes(parts);
   int64_t missing = 0;
   for (const Image& image : images_) {
-    struct stat info = {};
-    if (fstat(image.fd, &info) != 0) continue;
-    missing += std::max<int64_t>(0, bytes - info.st_blocks * int64_t{512});
+    missing += MirrorBytesMissing(image.fd, bytes);
   }
   return missing;
 }
 
 absl::Status Mirror::Map(int64_t bytes, Image* image) {
-  struct stat info = {};
-  if (fstat(image->fd, &info) != 0) {
-    return absl::ErrnoToStatus(errno, "the mirror's file");
-  }
-  // Never shorter: the other ranks may be reading it. Without memory for a page
-  // a write to the mapping would kill the process.
-  bytes = std::max<int64_t>(bytes, info.st_size);
-  const int error = posix_fallocate(image->fd, 0, bytes);
-  if (error != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no memory for a mirror of ", bytes, " bytes: ", std::strerror(error)));
-  }
+  CAPSTAN_RETURN_IF_ERROR(AllocateMirror(image->fd, bytes));
   void* const memory =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, image->fd, 0);
   if (memory == MAP_FAILED) {
@@ -288,18 +322,34 @@ absl::Status Mirror::Map(int64_t bytes, Image* image) {
 }
 
 absl::Status Mirror::Allocate(const CheckpointParts& parts) {
-  const std::vector<StatePiece> pieces = OwnedPieces(parts);
-  const PieceLayout layout(pieces);
-  const int64_t bytes = ImageBytes(layout, LayoutText(pieces, layout, parts));
+  const int64_t bytes = ImageBytes(parts);
   for (Image& image : images_) {
     CAPSTAN_RETURN_IF_ERROR(Map(bytes, &image));
   }
   return absl::OkStatus();
 }
 
-void Mirror::Copy(const TrainState& state, const CheckpointParts& parts) {
-  Image& image = images_[next_];
-  next_ = 1 - next_;
+int Mirror::Next() const {
+  int next = -1;
+  for (int i = 0; i < static_cast<int>(images_.size()); ++i) {
+    if (i == kept_ || i == sent_) continue;
+    if (next < 0 || images_[i].sequence < images_[next].sequence) next = i;
+  }
+  return next;
+}
+
+void Mirror::PeersHave() {
+  if (sent_ < 0) return;
+  kept_ = std::exchange(sent_, -1);
+}
+
+absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
+                                            const CheckpointParts& parts) {
+  last_ = Next();
+  Image& image = images_[last_];
+  image.sequence = ++sequence_;
+  // From the next copy on this one is whole on all ranks.
+  if (!peers_) kept_ = -1;
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
   const PieceLayout layout(pieces);
   auto* const header = reinterpret_cast<Header*>(image.memory);
@@ -316,14 +366,14 @@ void Mirror::Copy(const TrainState& state, const CheckpointParts& parts) {
   next.restart = restart_;
   next.rank = parts.group->rank();
   next.world_size = parts.group->size();
-  next.sequence = ++sequence_;
+  next.sequence = sequence_;
   next.layout_bytes = static_cast<int64_t>(image.layout.size());
   next.state_begin = kPage + RoundUp(next.layout_bytes);
   next.data_begin = next.state_begin + kStateRoom;
   const std::string state_text = TrainStateText(state);
   next.state_bytes = static_cast<int64_t>(state_text.size());
   next.state_crc32c = Crc32c(state_text);
-  if (next.state_bytes > kStateRoom) return;
+  if (next.state_bytes > kStateRoom) return absl::nullopt;
   std::memcpy(image.memory + next.state_begin, state_text.data(),
               state_text.size());
   CopyPieces(pieces, layout, image.memory + next.data_begin);
@@ -332,6 +382,8 @@ void Mirror::Copy(const TrainState& state, const CheckpointParts& parts) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   // Whole from here on.
   std::memcpy(header->magic, kMagic, sizeof(kMagic));
+  return Copied{
+      {restart_, sequence_}, image.memory, next.data_begin + layout.bytes};
 }
 
 }  // namespace capstan

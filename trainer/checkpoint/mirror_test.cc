@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -123,6 +124,82 @@ TEST_F(MirrorTest, WhatTheRunGoesOnFromStaysUntilAllHaveMore) {
   // A restart that goes back has the newest all the same.
   Run(kThree, 4, {2});
   EXPECT_EQ(Newest(kTwo), 2);
+}
+
+// The last step of all ranks' files that `present` says are there.
+int64_t NewestOf(const std::vector<int>& fds) {
+  const absl::optional<MirroredStep> newest = NewestMirroredStep(fds);
+  return newest.has_value() ? newest->state.step : -1;
+}
+
+// With peers a step that they have stays until they have a newer one, however
+// many are copied meanwhile.
+TEST_F(MirrorTest, WhatPeersHaveStays) {
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, kOne);
+  const std::vector<int> files(fds_.begin(), fds_.begin() + 3);
+  Mirror mirror(files, 0, absl::nullopt, /*peers=*/true);
+  ASSERT_TRUE(mirror.Allocate(run.Parts(group)).ok());
+  const auto copy = [&](int64_t step) {
+    return mirror.Copy(StateAt(step), run.Parts(group));
+  };
+  const auto steps = [&] {
+    std::set<int64_t> found;
+    for (const int fd : files) found.insert(NewestOf({fd}));
+    return found;
+  };
+  copy(1);
+  mirror.Sending();
+  EXPECT_EQ(steps(), (std::set<int64_t>{-1, 1}));
+  // 1 is still on its way.
+  copy(2);
+  copy(3);
+  copy(4);
+  EXPECT_EQ(steps(), (std::set<int64_t>{1, 3, 4}));
+  mirror.PeersHave();
+  const auto five = copy(5);
+  mirror.Sending();
+  EXPECT_EQ(steps(), (std::set<int64_t>{1, 4, 5}));
+  ASSERT_TRUE(five.has_value());
+  EXPECT_EQ(five->key.sequence, 5);
+  copy(6);
+  copy(7);
+  EXPECT_EQ(steps(), (std::set<int64_t>{1, 5, 7}));
+  mirror.PeersHave();
+  copy(8);
+  mirror.Sending();
+  copy(9);
+  EXPECT_EQ(steps(), (std::set<int64_t>{5, 8, 9}));
+}
+
+// What a restart goes on from stays until the peers have something newer.
+TEST_F(MirrorTest, TheSourceStaysUntilPeersHaveMore) {
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, kOne);
+  const std::vector<int> files(fds_.begin(), fds_.begin() + 3);
+  {
+    Mirror first(files, 0, absl::nullopt, /*peers=*/true);
+    ASSERT_TRUE(first.Allocate(run.Parts(group)).ok());
+    for (int64_t step = 1; step <= 2; ++step) {
+      first.Copy(StateAt(step), run.Parts(group));
+    }
+  }
+  // The host that is lost had no newer one than step 1.
+  const auto source = NewestMirroredStep(std::vector<int>{files[0]});
+  ASSERT_TRUE(source.has_value());
+  Mirror mirror(files, 1, source, /*peers=*/true);
+  ASSERT_TRUE(mirror.Allocate(run.Parts(group)).ok());
+  mirror.Copy(StateAt(11), run.Parts(group));
+  mirror.Sending();
+  mirror.Copy(StateAt(12), run.Parts(group));
+  mirror.Copy(StateAt(13), run.Parts(group));
+  EXPECT_EQ(NewestOf({files[0]}), 1);
+  mirror.PeersHave();
+  mirror.Copy(StateAt(14), run.Parts(group));
+  EXPECT_EQ(NewestOf(files), 14);
+  EXPECT_EQ(NewestOf({files[0]}), 14);
 }
 
 TEST_F(MirrorTest, AnotherModelIsRefused) {

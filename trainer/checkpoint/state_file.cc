@@ -77,10 +77,12 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Open(
 }
 
 std::unique_ptr<StateFile> StateFile::WithoutHeader(
-    std::string path, std::map<std::string, Place> places) {
-  std::unique_ptr<StateFile> opened(new StateFile(std::move(path)));
+    std::string name,
+    std::function<absl::Status(int64_t offset, int64_t bytes, char* out)> read,
+    std::map<std::string, Place> places) {
+  std::unique_ptr<StateFile> opened(new StateFile(std::move(name)));
   opened->places_ = std::move(places);
-  opened->checksums_ = false;
+  opened->read_ = std::move(read);
   return opened;
 }
 
@@ -131,7 +133,7 @@ absl::Status StateFile::Check(const ManifestRange& range) const {
         path_, absl::StrFormat("its tensor '%s' is %s, %s says %s", key, dtype,
                                kManifestFile, range.dtype));
   }
-  const int64_t checksums = checksums_ ? Chunks(place.bytes) : 0;
+  const int64_t checksums = read_ == nullptr ? Chunks(place.bytes) : 0;
   if (place.numel != range.length ||
       static_cast<int64_t>(range.crc32c.size()) != checksums) {
     return DamagedError(
@@ -176,15 +178,18 @@ absl::Status StateFile::Verify(const ManifestRange& range) {
 absl::StatusOr<int64_t> StateFile::ReadChunk(const ManifestRange& range,
                                              const Place& place,
                                              int64_t index) {
-  if (file_ == nullptr) {
-    CAPSTAN_ASSIGN_OR_RETURN(file_, InputFile::Open(path_));
-  }
   const int64_t skip = index * kChunkBytes;
   const int64_t bytes = std::min(kChunkBytes, place.bytes - skip);
   if (static_cast<int64_t>(buffer_.size()) < bytes) buffer_.resize(bytes);
+  if (read_ != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(read_(place.offset + skip, bytes, buffer_.data()));
+    return bytes;
+  }
+  if (file_ == nullptr) {
+    CAPSTAN_ASSIGN_OR_RETURN(file_, InputFile::Open(path_));
+  }
   CAPSTAN_RETURN_IF_ERROR(
       file_->ReadAt(place.offset + skip, bytes, buffer_.data()));
-  if (!checksums_) return bytes;
   const uint32_t crc = Crc32c({buffer_.data(), static_cast<size_t>(bytes)});
   if (crc != range.crc32c[index]) {
     return DamagedError(

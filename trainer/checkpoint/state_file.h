@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -47,10 +49,14 @@ class StateFile {
   static absl::StatusOr<std::unique_ptr<StateFile>> Open(
       const std::string& folder, const ManifestFile& file);
 
-  // A file that holds the elements of `places`, by ManifestRange::Key, without
-  // header and checksums: a mirror's (mirror.h).
+  // What `read` reads holds the elements of `places`, by ManifestRange::Key,
+  // without header and checksums: a mirror's image (mirror.h). `name`: for
+  // errors.
   static std::unique_ptr<StateFile> WithoutHeader(
-      std::string path, std::map<std::string, Place> places);
+      std::string name,
+      std::function<absl::Status(int64_t offset, int64_t bytes, char* out)>
+          read,
+      std::map<std::string, Place> places);
 
   // Checks that the header agrees with the manifest on `range`, one of the
   // file's.
@@ -77,7 +83,8 @@ class StateFile {
                                     const Place& place, int64_t index);
 
   const std::string path_;
-  bool checksums_ = true;
+  // Of WithoutHeader; else null.
+  std::function<absl::Status(int64_t, int64_t, char*)> read_;
   std::map<std::string, Place> places_;
   std::unique_ptr<InputFile> file_;
   std::vector<char> buffer_;

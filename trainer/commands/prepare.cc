@@ -27,6 +27,7 @@ LaunchSettings SettingsOf(const Launch& launch) {
   settings.gpu_ids.assign(launch.gpu_ids().begin(), launch.gpu_ids().end());
   settings.max_restarts = launch.max_restarts();
   settings.min_processes = launch.min_processes();
+  settings.return_seconds = launch.return_seconds();
   return settings;
 }
 

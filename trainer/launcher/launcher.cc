@@ -146,10 +146,11 @@ absl::Status Supervisor::Prepare() {
 
 absl::Status Supervisor::OpenMirrors() {
   if (!restarts_.on() || !place_.mirrors) return absl::OkStatus();
-  for (const int fd : mirror_fds_) close(fd);
-  mirror_fds_.clear();
+  const int files = place_.info.nodes > 1 ? RankInfo::kOwnMirrorFilesOfHosts +
+                                                RankInfo::kHeldMirrorFiles
+                                          : RankInfo::kOwnMirrorFiles;
   CAPSTAN_ASSIGN_OR_RETURN(mirror_fds_,
-                           MirrorFiles(2 * place_.info.local_world_size));
+                           MirrorFiles(files * place_.info.local_world_size));
   return absl::OkStatus();
 }
 
@@ -339,12 +340,13 @@ absl::Status Supervisor::LeaveHosts() {
   RunProgress& page = progress_->page();
   const std::string gone(page.gone, page.gone_bytes.exchange(0));
   if (gone.empty()) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(place_, PlaceWithout(place_, gone));
+  std::string hosts = NotedHosts();
+  CAPSTAN_ASSIGN_OR_RETURN(place_, PlaceWithout(place_, gone, &hosts));
+  NoteHosts(hosts);
   PrintToStderr(absl::StrCat(
       "going on without host ", gone, ": ", place_.info.world_size,
       place_.info.world_size == 1 ? " rank is" : " ranks are", " left\n"));
-  // What they mirrored is gone: the last checkpoint has the whole state.
-  return OpenMirrors();
+  return absl::OkStatus();
 }
 
 bool Supervisor::EndForRestart() {
@@ -363,7 +365,8 @@ bool Supervisor::EndForRestart() {
     return false;
   }
   KillAll();
-  if (!restarts_.Again(progress_->page().step)) {
+  if (!restarts_.Again(progress_->page().step,
+                       progress_->page().gone_bytes > 0)) {
     // The others have died of this.
     failures_ = {cause};
     return false;

@@ -49,6 +49,11 @@ absl::Status CheckSettings(const PlaceRequest& request) {
     return FieldError("min_processes", absl::StrCat("must not be negative, is ",
                                                     settings.min_processes));
   }
+  if (!(settings.return_seconds >= 0)) {
+    return FieldError(
+        "return_seconds",
+        absl::StrCat("must not be negative, is ", settings.return_seconds));
+  }
   if (settings.min_processes > 0 && settings.max_restarts == 0) {
     return FieldError("min_processes",
                       "has no effect without max_restarts: set it, too");
@@ -179,6 +184,8 @@ absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus) {
                                    info.world_size == 1 ? " rank" : " ranks"));
   }
   info.min_processes = settings.min_processes;
+  if (settings.return_seconds > 0)
+    info.return_seconds = settings.return_seconds;
   CAPSTAN_ASSIGN_OR_RETURN(info.token, TokenOr(info.token));
   CAPSTAN_RETURN_IF_ERROR(AssignGpus(request, &place));
   return place;

@@ -63,6 +63,7 @@ struct LaunchSettings {
   std::vector<int> gpu_ids;
   int max_restarts = 0;
   int min_processes = 0;
+  double return_seconds = 0.0;
 };
 
 struct Place {

@@ -69,6 +69,19 @@ std::string NotedOutputFolder() {
   return std::string(shared.folder, shared.folder_bytes.load());
 }
 
+void NoteHosts(const std::string& addresses) {
+  RunProgress& shared = *current.load();
+  if (addresses.size() >= RunProgress::kMaxHosts) return;
+  // All ranks write the same.
+  memcpy(shared.hosts, addresses.c_str(), addresses.size() + 1);
+  shared.hosts_bytes = static_cast<int32_t>(addresses.size());
+}
+
+std::string NotedHosts() {
+  const RunProgress& shared = *current.load();
+  return std::string(shared.hosts, shared.hosts_bytes.load());
+}
+
 void NoteHostsGone(const std::string& hosts) {
   RunProgress& shared = *current.load();
   if (hosts.size() >= RunProgress::kMaxGone) return;

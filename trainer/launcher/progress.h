@@ -30,6 +30,10 @@ struct RunProgress {
   static constexpr int kMaxGone = 1024;
   std::atomic<int32_t> gone_bytes{0};
   char gone[kMaxGone] = {};
+  // As NoteHosts.
+  static constexpr int kMaxHosts = 1 << 16;
+  std::atomic<int32_t> hosts_bytes{0};
+  char hosts[kMaxHosts] = {};
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free,
               "atomics in shared memory must not need locks");
@@ -66,6 +70,12 @@ std::string NotedOutputFolder();
 // The ranks' meeting has given up hosts, "1,3": the launcher is to start those
 // that are left.
 void NoteHostsGone(const std::string& hosts);
+
+// The ranks of several hosts have met: the hosts' addresses in the traffic
+// between them, "10.0.0.1,10.0.0.2", for a restart without the first of them.
+void NoteHosts(const std::string& addresses);
+// What was noted last; "": nothing.
+std::string NotedHosts();
 
 }  // namespace capstan
 

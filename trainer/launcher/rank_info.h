@@ -63,10 +63,17 @@ struct RankInfo {
   bool comes_again = false;
   // The fewest ranks to go on with when hosts are gone; 0: all.
   int min_processes = 0;
-  // Memory that outlives the ranks: two files (memfd) for each local rank that
-  // this launcher has ever started, so that those of local rank i are 2 i and
-  // 2 i + 1; empty: there is none. Open for as long as the launcher lives, and
-  // after a restart they hold what the ranks before left in them.
+  // How long a host's ranks may take to come back after a death.
+  double return_seconds = 30.0;
+  // Memory that outlives the ranks: as many files (memfd) for each local rank,
+  // those of rank 0 first; empty: there is none. Open for as long as the
+  // launcher lives, and after a restart they hold what the ranks before left in
+  // them. A rank's are kOwnMirrorFiles of its own or, in a run that began on
+  // several hosts, kOwnMirrorFilesOfHosts and kHeldMirrorFiles for a rank of
+  // another host.
+  static constexpr int kOwnMirrorFiles = 2;
+  static constexpr int kOwnMirrorFilesOfHosts = 3;
+  static constexpr int kHeldMirrorFiles = 2;
   std::vector<int> mirror_fds;
 };
 

@@ -10,16 +10,18 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 namespace capstan {
 
-bool Restarts::Again(int64_t step) {
+bool Restarts::Again(int64_t step, bool gave_up_host) {
+  // Of hosts there are only so many.
   if (step < 0) {
-    ++fruitless_;
+    if (!gave_up_host) ++fruitless_;
   } else {
     // Others were redone before it: that step, or what follows it, kills.
-    same_step_ = step == died_after_;
+    same_step_ = step == died_after_ && !gave_up_host;
     fruitless_ = same_step_ ? kFruitless : 1;
     died_after_ = step;
   }
@@ -55,8 +57,12 @@ std::string Restarts::Ending() const {
                        : absl::StrCat("; ", times, " (launch.max_restarts)");
 }
 
-absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone) {
+absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone,
+                                   std::string* hosts) {
   Place left = place;
+  std::vector<std::string> addresses = absl::StrSplit(*hosts, ',');
+  const bool known = static_cast<int>(addresses.size()) == place.info.nodes;
+  bool first_gone = false;
   for (const absl::string_view text : absl::StrSplit(gone, ',')) {
     int host = -1;
     if (!absl::SimpleAtoi(text, &host) || host < 0 ||
@@ -70,6 +76,22 @@ absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone) {
     }
     --left.info.nodes;
     if (host < place.info.node_rank) --left.info.node_rank;
+    first_gone |= host == 0;
+    if (known) addresses[host].clear();
+  }
+  addresses.erase(std::remove(addresses.begin(), addresses.end(), ""),
+                  addresses.end());
+  *hosts = known ? absl::StrJoin(addresses, ",") : "";
+  // Where rank 0 publishes its address, whoever it is does.
+  const bool published =
+      place.info.master_addr.empty() || place.info.master_port == 0;
+  if (first_gone && left.info.nodes > 1 && !published) {
+    if (!known) {
+      return absl::UnavailableError(
+          "rank 0's host is gone, and the others' addresses aren't known: "
+          "start the run again, and it goes on from its last checkpoint");
+    }
+    left.info.master_addr = addresses[0];
   }
   left.info.world_size = left.info.nodes * left.info.local_world_size;
   return left;

@@ -27,8 +27,9 @@ class Restarts {
   int done() const { return done_; }
 
   // The ranks have died, after `step` (negative: before they had finished one
-  // since they were started). Whether to start them again; if so, counts it.
-  bool Again(int64_t step);
+  // since they were started), or have given up a host. Whether to start them
+  // again; if so, counts it.
+  bool Again(int64_t step, bool gave_up_host = false);
 
   // After a death: "after step 41", "before the first step".
   std::string When() const;
@@ -48,9 +49,12 @@ class Restarts {
 };
 
 // `place` when the hosts in `gone` ("1,3") are given up, which ranks of the
-// others have said: fewer hosts and ranks, numbered anew in the same order.
-// UNAVAILABLE if this host is one of them.
-absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone);
+// others have said: fewer hosts and ranks, numbered anew in the same order. If
+// the first host is one of them, the ranks that are left meet at the first of
+// their own. `hosts`: as NoteHosts, becomes that of the hosts left. UNAVAILABLE
+// if this host is one of those given up.
+absl::StatusOr<Place> PlaceWithout(const Place& place, absl::string_view gone,
+                                   std::string* hosts);
 
 // `count` new files of memory, which no program that is started inherits.
 absl::StatusOr<std::vector<int>> MirrorFiles(int count);

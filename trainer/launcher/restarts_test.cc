@@ -58,6 +58,8 @@ TEST(RestartsTest, CountsAndEndsEarly) {
   EXPECT_TRUE(many.Again(5));
   EXPECT_TRUE(many.Again(-1));
   EXPECT_EQ(many.When(), "after step 5");
+  // To leave out a host is no death.
+  EXPECT_TRUE(many.Again(-1, /*gave_up_host=*/true));
   EXPECT_FALSE(many.Again(-1));
   EXPECT_THAT(many.Ending(), HasSubstr("3 deaths with no step finished"));
 }
@@ -83,14 +85,47 @@ TEST(PlaceWithoutTest, NumbersAnew) {
   place.info.node_rank = 2;
   place.info.local_world_size = 2;
   place.info.world_size = 8;
-  const absl::StatusOr<Place> left = PlaceWithout(place, "1,3");
+  std::string hosts = "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4";
+  const absl::StatusOr<Place> left = PlaceWithout(place, "1,3", &hosts);
   ASSERT_TRUE(left.ok()) << left.status();
   EXPECT_EQ(left->info.nodes, 2);
   EXPECT_EQ(left->info.node_rank, 1);
   EXPECT_EQ(left->info.world_size, 4);
-  EXPECT_TRUE(absl::IsUnavailable(PlaceWithout(place, "2").status()));
-  EXPECT_FALSE(PlaceWithout(place, "4").ok());
-  EXPECT_FALSE(PlaceWithout(place, "1,x").ok());
+  EXPECT_EQ(left->info.master_addr, "127.0.0.1");
+  EXPECT_EQ(hosts, "10.0.0.1,10.0.0.3");
+  EXPECT_TRUE(absl::IsUnavailable(PlaceWithout(place, "2", &hosts).status()));
+  EXPECT_FALSE(PlaceWithout(place, "4", &hosts).ok());
+  EXPECT_FALSE(PlaceWithout(place, "1,x", &hosts).ok());
+}
+
+TEST(PlaceWithoutTest, WithoutTheFirstHostTheNextIsRank0s) {
+  Place place;
+  place.info.nodes = 3;
+  place.info.node_rank = 2;
+  place.info.local_world_size = 2;
+  place.info.world_size = 6;
+  place.info.master_addr = "n0";
+  place.info.master_port = 29500;
+  std::string hosts = "10.0.0.1,10.0.0.2,10.0.0.3";
+  absl::StatusOr<Place> left = PlaceWithout(place, "0", &hosts);
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(left->info.master_addr, "10.0.0.2");
+  EXPECT_EQ(left->info.master_port, 29500);
+  EXPECT_EQ(left->info.node_rank, 1);
+  EXPECT_EQ(hosts, "10.0.0.2,10.0.0.3");
+  // And again, to the last.
+  left = PlaceWithout(*left, "0", &hosts);
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(left->info.nodes, 1);
+  EXPECT_EQ(left->info.node_rank, 0);
+  // Nobody has told where the others are.
+  hosts.clear();
+  EXPECT_TRUE(absl::IsUnavailable(PlaceWithout(place, "0", &hosts).status()));
+  // Nor needs to, where rank 0 publishes that.
+  place.info.master_addr.clear();
+  left = PlaceWithout(place, "0", &hosts);
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(left->info.master_addr, "");
 }
 
 // Host 1 of 2 doesn't come back: host 0 goes on as the only one.

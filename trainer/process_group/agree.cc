@@ -107,6 +107,31 @@ std::vector<double> FromAllRanks(ProcessGroup& group, double mine) {
   return values;
 }
 
+std::vector<std::string> FromAllRanks(ProcessGroup& group,
+                                      const std::string& mine) {
+  const std::vector<double> sizes =
+      FromAllRanks(group, static_cast<double>(mine.size()));
+  const auto most =
+      static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  // A number for each byte.
+  std::vector<double> bytes(sizes.size() * most, 0.0);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    bytes[group.rank() * most + i] = static_cast<unsigned char>(mine[i]);
+  }
+  if (most > 0) group.AllReduceHost(absl::MakeSpan(bytes));
+  std::vector<std::string> texts;
+  for (size_t rank = 0; rank < sizes.size(); ++rank) {
+    const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(rank * most);
+    std::string text;
+    for (auto it = begin;
+         it != begin + static_cast<std::ptrdiff_t>(sizes[rank]); ++it) {
+      text.push_back(static_cast<char>(static_cast<unsigned char>(*it)));
+    }
+    texts.push_back(std::move(text));
+  }
+  return texts;
+}
+
 absl::StatusOr<std::string> FromRank0(ProcessGroup& group,
                                       const std::string& text) {
   std::string received;

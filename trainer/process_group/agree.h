@@ -58,6 +58,9 @@ absl::StatusOr<bool> AnyRank(ProcessGroup& group, bool mine);
 
 // Each rank's `mine`, by rank.
 std::vector<double> FromAllRanks(ProcessGroup& group, double mine);
+// The same for short texts.
+std::vector<std::string> FromAllRanks(ProcessGroup& group,
+                                      const std::string& mine);
 
 // Broadcasts rank 0's `text`.
 absl::StatusOr<std::string> FromRank0(ProcessGroup& group,

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
 #include "trainer/launcher/progress.h"
@@ -82,6 +85,9 @@ class Joining {
       std::string* token) const;
   // Whether there is more to try after `problem`.
   bool MayChange(const absl::Status& problem);
+  // Whether the others are to go on without rank 0's host, which nobody has
+  // heard of since the ranks were started again.
+  bool Rank0IsGone() const;
   absl::Status GiveUp(const absl::Status& problem) const;
 
   absl::StatusOr<Meeting> AwaitOthers(std::shared_ptr<MeetingServer> server,
@@ -224,6 +230,9 @@ absl::StatusOr<Meeting> Joining::AsOther() {
     absl::StatusOr<std::shared_ptr<MeetingClient>> client = TryOnce();
     if (client.ok()) return AwaitOthers(nullptr, *std::move(client));
     if (!MayChange(client.status())) return Explain(client.status());
+    if (absl::IsUnavailable(client.status()) && Rank0IsGone()) {
+      return Explain(absl::OutOfRangeError("0"));
+    }
     if (MeetingClock::now() >= deadline_) return GiveUp(client.status());
     if (info_.local_rank == 0) {
       notes_.SayIfDue([&] {
@@ -300,6 +309,12 @@ bool Joining::MayChange(const absl::Status& problem) {
   const Deadline now = MeetingClock::now();
   if (!others_since_.has_value()) others_since_ = now;
   return now - *others_since_ < kOthersLimit;
+}
+
+bool Joining::Rank0IsGone() const {
+  return Returns() && info_.min_processes > 0 && !NotedHosts().empty() &&
+         info_.world_size - info_.local_world_size >= info_.min_processes &&
+         waited() >= std::chrono::duration<double>(info_.return_seconds);
 }
 
 absl::Status Joining::GiveUp(const absl::Status& problem) const {
@@ -382,6 +397,30 @@ absl::Status Joining::Explain(const absl::Status& status) const {
                    status.message()));
 }
 
+// Has all ranks note all hosts' addresses.
+absl::Status TellHosts(const RankInfo& info, const Meeting& meeting) {
+  const auto key = [](int host) { return absl::StrCat("capstan/host/", host); };
+  std::vector<std::string> keys;
+  for (int host = 0; host < info.nodes; ++host) keys.push_back(key(host));
+  try {
+    if (info.local_rank == 0) {
+      meeting.store->set(key(info.node_rank),
+                         std::vector<uint8_t>(meeting.host_address.begin(),
+                                              meeting.host_address.end()));
+    }
+    std::vector<std::string> addresses;
+    for (const std::vector<uint8_t>& one : meeting.store->multiGet(keys)) {
+      addresses.emplace_back(one.begin(), one.end());
+    }
+    NoteHosts(absl::StrJoin(addresses, ","));
+  } catch (...) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
+                     CurrentExceptionToStatus().message()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
@@ -389,13 +428,15 @@ absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
   if (info.comes_again && info.restart > 0) {
     // Others have more patience, lest they leave before rank 0 gives somebody
     // up.
-    const milliseconds most = info.rank == 0 ? milliseconds(kReturnTimeout)
-                                             : milliseconds(4 * kReturnTimeout);
-    timeout = std::min(timeout, most);
+    const double most = info.return_seconds * (info.rank == 0 ? 1.0 : 4.0);
+    timeout = std::min(timeout, milliseconds(static_cast<int64_t>(1e3 * most)));
   }
   Joining joining(info, timeout);
   CAPSTAN_RETURN_IF_ERROR(joining.Check());
-  return info.rank == 0 ? joining.AsRank0() : joining.AsOther();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Meeting meeting, info.rank == 0 ? joining.AsRank0() : joining.AsOther());
+  if (info.comes_again) CAPSTAN_RETURN_IF_ERROR(TellHosts(info, meeting));
+  return meeting;
 }
 
 void MayLeave(const Meeting& meeting) {

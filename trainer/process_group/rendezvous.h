@@ -13,9 +13,6 @@ namespace capstan {
 
 // How long ranks wait for the others to join.
 constexpr std::chrono::seconds kJoinTimeout{300};
-// How long rank 0 waits when our launchers have started the ranks again after a
-// death: those of a host that is gone don't come.
-constexpr std::chrono::seconds kReturnTimeout{30};
 // Of collectives: none. A rank may save, sample or evaluate meanwhile for as
 // long as it likes; what is too long is the watchdog's to say (trainer/watch).
 constexpr std::chrono::hours kCollectiveTimeout{24 * 365 * 10};
@@ -37,7 +34,10 @@ struct Meeting {
 // Who doesn't have the run's key and token is turned away. If the run has one
 // host, only loopback is used, else only the chosen interface.
 //
-// With info.comes_again a rank that leaves before all have come may come again.
+// With info.comes_again a rank that leaves before all have come may come again,
+// and NoteHosts is called. When the ranks have met before, those of a host that
+// is gone don't come: after info.return_seconds rank 0 gives it up, or the
+// others rank 0's (NoteHostsGone), if info.min_processes are left.
 //
 // UNAVAILABLE, with the address and the missing ranks, on timeout or if a rank
 // leaves; FAILED_PRECONDITION if this process is not to be in the run, or an

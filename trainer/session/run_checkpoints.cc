@@ -14,7 +14,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
-#include "base/machine.h"
 #include "base/status.h"
 #include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -100,25 +99,6 @@ absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
       "): see above for hf's own words, then: ", shown));
 }
 
-// train.mirror_every, or its default.
-int64_t MirrorEvery(const RunConfig& config) {
-  if (config.train().has_mirror_every()) return config.train().mirror_every();
-  return config.launch().max_restarts() > 0 ? 1 : 0;
-}
-
-// RESOURCE_EXHAUSTED unless this host has `bytes` for each of its `ranks`, and
-// something to spare.
-absl::Status RoomInMemory(int64_t bytes, int ranks) {
-  const double needed = static_cast<double>(bytes) * static_cast<double>(ranks);
-  const auto available = static_cast<double>(AvailableHostMemory());
-  constexpr double kShare = 0.8;
-  if (needed <= kShare * available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("it needs ", ShortBytes(static_cast<int64_t>(needed)),
-                   " of memory for ", ranks, " ranks, and this host has ",
-                   ShortBytes(static_cast<int64_t>(available))));
-}
-
 }  // namespace
 
 absl::Status RunCheckpoints::Restore(const DataOrder& order) {
@@ -137,6 +117,7 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
   // A host's launcher counts its own restarts.
   CAPSTAN_ASSIGN_OR_RETURN(const bool restarted,
                            AnyRank(group, session_.rank.restart > 0));
+  CAPSTAN_RETURN_IF_ERROR(mirror_.Begin());
   if (train.resume() == Train::AUTO || restarted) {
     const TrainState mine = state;
     CAPSTAN_ASSIGN_OR_RETURN(const TrainState earlier, LoadNewest());
@@ -154,7 +135,7 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
     if (group.rank() == 0) RemoveLeftovers(session_.output_dir);
   }
   CAPSTAN_RETURN_IF_ERROR(WarnOfRoom());
-  CAPSTAN_RETURN_IF_ERROR(SetUpMirror());
+  CAPSTAN_RETURN_IF_ERROR(mirror_.SetUp(source_));
   // After the mirror, which has taken its memory.
   if (train.save_every() == 0 && !train.keep_best()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const bool background, InBackground());
@@ -191,9 +172,8 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
 }
 
 absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
-  absl::optional<MirroredStep> found;
   ProcessGroup& group = *session_.group;
-  found = NewestMirroredStep(session_.rank.mirror_fds);
+  CAPSTAN_ASSIGN_OR_RETURN(absl::optional<MirroredStep> found, mirror_.Find());
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
     int64_t on_disk = -1;
     if (group.rank() == 0) {
@@ -203,11 +183,11 @@ absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
     on_disk = static_cast<int64_t>(
         FromAllRanks(group, static_cast<double>(on_disk))[0]);
     for (const double number :
-         {found.has_value() ? static_cast<double>(found->restart) : -1.0,
-          found.has_value() ? static_cast<double>(found->sequence) : -1.0}) {
+         {found.has_value() ? static_cast<double>(found->key.restart) : -1.0,
+          found.has_value() ? static_cast<double>(found->key.sequence)
+                            : -1.0}) {
       const std::vector<double> all = FromAllRanks(group, number);
       for (const double other : all) {
-        // Of several hosts each sees its own ranks' alone.
         if (other != all[0] || other < 0) found.reset();
       }
     }
@@ -216,44 +196,6 @@ absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
     return absl::OkStatus();
   }));
   return found;
-}
-
-absl::Status RunCheckpoints::SetUpMirror() {
-  const Train& train = session_.config.train();
-  const RankInfo& rank = session_.rank;
-  const auto first = static_cast<size_t>(2 * rank.local_rank);
-  ProcessGroup& group = *session_.group;
-  if (MirrorEvery(session_.config) == 0) return absl::OkStatus();
-  // A host can't read the others' memory, and some may be gone.
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const bool none,
-      AnyRank(group, rank.nodes > 1 || rank.mirror_fds.size() < first + 2));
-  if (none) {
-    if (train.has_mirror_every()) {
-      session_.resume_notes.push_back(
-          "train.mirror_every has no effect: only on one host, with "
-          "launch.max_restarts and ranks that this trainer starts itself, is "
-          "there memory that outlives them");
-    }
-    return absl::OkStatus();
-  }
-  mirror_ = std::make_unique<capstan::Mirror>(
-      std::vector<int>{rank.mirror_fds[first], rank.mirror_fds[first + 1]},
-      rank.restart, source_);
-  const CheckpointParts parts = session_.Checkpointed();
-  const absl::Status status = CatchAll([&]() -> absl::Status {
-    CAPSTAN_RETURN_IF_ERROR(
-        RoomInMemory(mirror_->BytesToAllocate(parts), rank.local_world_size));
-    return mirror_->Allocate(parts);
-  });
-  CAPSTAN_ASSIGN_OR_RETURN(const bool failed, AnyRank(group, !status.ok()));
-  if (!failed) return absl::OkStatus();
-  mirror_.reset();
-  session_.resume_notes.push_back(absl::StrCat(
-      "the state isn't mirrored, so that a restart goes on from the last "
-      "checkpoint: ",
-      status.ok() ? "a rank has no memory for it" : status.message()));
-  return absl::OkStatus();
 }
 
 absl::Status RunCheckpoints::WarnOfRoom() {
@@ -273,20 +215,9 @@ absl::Status RunCheckpoints::WarnOfRoom() {
   return absl::OkStatus();
 }
 
-bool RunCheckpoints::MirrorDue() const {
-  return mirror_ != nullptr &&
-         Due(MirrorEvery(session_.config), session_.state.step);
-}
-
-void RunCheckpoints::Mirror() {
-  // A step whose line can't be written isn't one to go on from.
-  const Reporter* const reporter = session_.reporter.get();
-  if (reporter != nullptr && !reporter->status().ok()) return;
-  const double start = MonotonicSeconds();
+absl::Status RunCheckpoints::Mirror(bool again) {
   RememberScale();
-  mirror_->Copy(session_.state, session_.Checkpointed());
-  ++session_.saving_cost.mirrored_steps;
-  session_.saving_cost.mirror_seconds += MonotonicSeconds() - start;
+  return mirror_.Copy(again);
 }
 
 void RunCheckpoints::RememberScale() {

@@ -3,7 +3,6 @@
 #define CAPSTAN_TRAINER_SESSION_RUN_CHECKPOINTS_H_
 
 #include <cstdint>
-#include <memory>
 #include <set>
 
 #include "absl/status/status.h"
@@ -14,6 +13,7 @@
 #include "trainer/checkpoint/save.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/session/divergence.h"
+#include "trainer/session/run_mirror.h"
 #include "trainer/session/session.h"
 
 namespace capstan {
@@ -22,7 +22,7 @@ namespace capstan {
 class RunCheckpoints {
  public:
   RunCheckpoints(Session* session, Divergence* divergence)
-      : session_(*session), divergence_(*divergence) {}
+      : session_(*session), divergence_(*divergence), mirror_(session) {}
 
   // Fills session->state and, if the run resumes or the launcher has started
   // its ranks anew, loads weights and optimizer state: from the mirror or the
@@ -34,10 +34,9 @@ class RunCheckpoints {
   absl::Status Save();
   // The same, and waits until it is on disk.
   absl::Status SaveLast();
-  // Whether the state is to be mirrored after this step, and does so. The
-  // second is this rank's alone.
-  bool MirrorDue() const;
-  void Mirror();
+  // As RunMirror's Due and Copy.
+  bool MirrorDue() const { return mirror_.Due(); }
+  absl::Status Mirror(bool again = false);
   // After a loss spike: weights, optimizer state and number of updates become
   // those of the run's last checkpoint, while steps and data position go on, as
   // if the updates since had been skipped. Without a checkpoint there is just a
@@ -56,7 +55,6 @@ class RunCheckpoints {
   // The newest mirrored step, if it is newer than any checkpoint; unset if the
   // ranks don't all see it.
   absl::StatusOr<absl::optional<MirroredStep>> FindMirrored();
-  absl::Status SetUpMirror();
   // A note if the disk has no room for a checkpoint.
   absl::Status WarnOfRoom();
   absl::Status SaveStep(bool background);
@@ -69,8 +67,8 @@ class RunCheckpoints {
   int64_t saved_step_ = -1;    // the latest
   std::set<int64_t> damaged_;  // steps of checkpoints; rank 0's
   absl::optional<bool> in_background_;
-  absl::optional<MirroredStep> source_;      // what the run goes on from
-  std::unique_ptr<capstan::Mirror> mirror_;  // null: there is none
+  absl::optional<MirroredStep> source_;  // what the run goes on from
+  RunMirror mirror_;
   // How often the run has gone back to the checkpoint of which step.
   int64_t back_to_ = -1;
   int times_back_ = 0;

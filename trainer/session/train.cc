@@ -172,11 +172,12 @@ absl::Status SettleOutputDir(Session* session) {
     }
     folder = PrepareOutputFolder(config, session->job.workspace_folder,
                                  session->rank.placed_by);
-    if (folder.ok()) NoteOutputFolder(*folder);
   }
   CAPSTAN_RETURN_IF_ERROR(
       Agree(group, folder.status(), "make the output folder"));
   CAPSTAN_ASSIGN_OR_RETURN(session->output_dir, FromRank0(group, *folder));
+  // Any host's first rank may be rank 0 after a restart.
+  NoteOutputFolder(session->output_dir);
   return absl::OkStatus();
 }
 
@@ -573,7 +574,7 @@ absl::Status Training::RunPhases() {
       const auto activity = Doing("going back");
       CAPSTAN_RETURN_IF_ERROR(GoBack());
     }
-    if (mirror) checkpoints_.Mirror();
+    if (mirror) CAPSTAN_RETURN_IF_ERROR(checkpoints_.Mirror());
     if (evaluate && !stopping) {
       const auto activity = Doing("evaluation");
       CAPSTAN_RETURN_IF_ERROR(evaluator_.Evaluate());
@@ -591,7 +592,7 @@ absl::Status Training::RunPhases() {
         CAPSTAN_RETURN_IF_ERROR(
             session_.background_save.Settle(*session_.group));
       }
-      checkpoints_.Mirror();
+      CAPSTAN_RETURN_IF_ERROR(checkpoints_.Mirror(/*again=*/true));
     }
     if (save && !stopping) {
       const auto activity = Doing("saving");

@@ -359,6 +359,23 @@ absl::Status ReceiveSome(int fd, Deadline deadline, std::string* bytes) {
   }
 }
 
+absl::Status ReceiveAll(int fd, char* out, size_t bytes, Deadline deadline) {
+  while (bytes > 0) {
+    const ssize_t n = recv(fd, out, bytes, 0);
+    if (n > 0) {
+      out += n;
+      bytes -= static_cast<size_t>(n);
+      continue;
+    }
+    if (n == 0) return absl::UnavailableError("the connection was closed");
+    if (errno == EINTR) continue;
+    if (!WouldBlock(errno)) return SocketError("the connection broke", errno);
+    const absl::Status ready = WaitFor(fd, POLLIN, deadline);
+    if (!ready.ok()) return ready;
+  }
+  return absl::OkStatus();
+}
+
 void AllowOpenFiles(int wanted) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

@@ -134,6 +134,9 @@ absl::Status SendAll(int fd, absl::string_view bytes, Deadline deadline);
 // or broken, DEADLINE_EXCEEDED.
 absl::Status ReceiveSome(int fd, Deadline deadline, std::string* bytes);
 
+// Fills `out` with `bytes` bytes. Errors as ReceiveSome's.
+absl::Status ReceiveAll(int fd, char* out, size_t bytes, Deadline deadline);
+
 // Raises this process's soft limit of open files to at least `wanted`, if the
 // hard one allows.
 void AllowOpenFiles(int wanted);

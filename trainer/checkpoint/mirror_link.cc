@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/mirror_link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/status.h"
+#include "trainer/process_group/meeting/protocol.h"
+
+namespace capstan {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr int64_t kPage = 4096;
+// Of memory beside the images, for each connection.
+constexpr int64_t kBuffer = 1 << 20;
+constexpr seconds kProofLimit{10};
+// For a connection, which Shutdown can't cut short.
+constexpr seconds kConnectLimit{1};
+// For what the other end sends or takes without being asked for more: a network
+// that moves nothing for so long is broken.
+constexpr seconds kSilence{60};
+constexpr std::chrono::hours kForEver{24 * 365};
+
+enum Verb : uint32_t { kRead = 1, kPut = 2 };
+
+// Ranks of one run are of one build (session/compare_ranks.h).
+struct Request {
+  uint32_t verb = kRead;
+  int32_t file = 0;     // of kRead
+  int32_t restart = 0;  // of kPut
+  int32_t unused = 0;
+  int64_t sequence_or_offset = 0;
+  int64_t bytes = 0;  // of kPut: of the image
+};
+static_assert(sizeof(Request) == 32, "as the header says");
+
+template <typename T>
+absl::string_view BytesOf(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
+Deadline Soon(seconds limit) { return MeetingClock::now() + limit; }
+
+// Sends or receives piece by piece, as long as it goes on.
+absl::Status SendSlowly(int fd, const char* bytes, int64_t count) {
+  for (int64_t done = 0; done < count; done += kBuffer) {
+    const int64_t piece = std::min(kBuffer, count - done);
+    CAPSTAN_RETURN_IF_ERROR(SendAll(
+        fd, {bytes + done, static_cast<size_t>(piece)}, Soon(kSilence)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReceiveSlowly(int fd, char* out, int64_t count) {
+  for (int64_t done = 0; done < count; done += kBuffer) {
+    const int64_t piece = std::min(kBuffer, count - done);
+    CAPSTAN_RETURN_IF_ERROR(
+        ReceiveAll(fd, out + done, static_cast<size_t>(piece), Soon(kSilence)));
+  }
+  return absl::OkStatus();
+}
+
+// The next message of the handshake. Nothing follows it without an answer.
+absl::StatusOr<std::string> ReceiveFrame(int fd, Deadline deadline) {
+  FrameBuffer input(kMaxStrangerPayload);
+  while (true) {
+    CAPSTAN_ASSIGN_OR_RETURN(absl::optional<std::string> payload, input.Next());
+    if (payload.has_value()) return *std::move(payload);
+    CAPSTAN_RETURN_IF_ERROR(ReceiveSome(fd, deadline, input.bytes()));
+  }
+}
+
+// A thread to which signals don't come.
+std::thread StartThread(std::function<void()> body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread(std::move(body));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MirrorServer>> MirrorServer::Start(
+    const Options& options) {
+  auto server = absl::WrapUnique(new MirrorServer(options));
+  absl::optional<SocketAddress> address =
+      SocketAddress::Parse(options.host, /*port=*/0);
+  if (!address.has_value()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("\"", options.host, "\" isn't this host's address"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(server->listening_, ListenAt(&*address));
+  server->wake_ = SocketFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!server->wake_.valid()) return absl::ErrnoToStatus(errno, "eventfd");
+  server->token_ = absl::BytesToHexString(RandomBytes(16));
+  server->address_ =
+      absl::StrCat(server->token_, " ", address->port(), " ", address->host());
+  server->accepting_ = StartThread([self = server.get()] { self->Accept(); });
+  return server;
+}
+
+MirrorServer::~MirrorServer() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+    for (const int fd : connections_) shutdown(fd, SHUT_RDWR);
+  }
+  const uint64_t one = 1;
+  // It can't be full.
+  if (wake_.valid() && write(wake_.get(), &one, sizeof(one)) < 0) return;
+  if (accepting_.joinable()) accepting_.join();
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return connections_.empty(); });
+}
+
+void MirrorServer::TakeIn(const absl::optional<MirrorKey>& source) {
+  const std::lock_guard<std::mutex> lock(put_mutex_);
+  takes_in_ = true;
+  source_ = source;
+}
+
+void MirrorServer::Accept() {
+  pthread_setname_np(pthread_self(), "mirror-accept");
+  while (true) {
+    pollfd fds[] = {{wake_.get(), POLLIN, 0}, {listening_.get(), POLLIN, 0}};
+    if (poll(fds, 2, /*timeout=*/-1) < 0 && errno != EINTR) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_) return;
+    SocketFd fd(accept4(listening_.get(), nullptr, nullptr,
+                        SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd.valid()) {
+      // Out of descriptors: it would be reported again at once.
+      if (errno == EMFILE || errno == ENFILE) usleep(10000);
+      continue;
+    }
+    if (static_cast<int>(connections_.size()) >= options_.most_connections) {
+      continue;
+    }
+    SetUpConnection(fd.get());
+    connections_.insert(fd.get());
+    StartThread([this, raw = fd.Release()] { Serve(SocketFd(raw)); }).detach();
+  }
+}
+
+void MirrorServer::Serve(const SocketFd& fd) {
+  pthread_setname_np(pthread_self(), "mirror-serve");
+  absl::Status status = Admit(fd.get());
+  while (status.ok()) status = Answer(fd.get());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  connections_.erase(fd.get());
+  changed_.notify_all();
+}
+
+absl::Status MirrorServer::Admit(int fd) const {
+  const Deadline deadline = Soon(kProofLimit);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string said, ReceiveFrame(fd, deadline));
+  CAPSTAN_RETURN_IF_ERROR(ParseHello(said).status());
+  Challenge challenge;
+  challenge.nonce = RandomBytes(kNonceBytes);
+  challenge.proof = ProofOf(Prover::kRank0, token_, said, challenge.nonce);
+  CAPSTAN_RETURN_IF_ERROR(SendAll(fd, Encode(challenge), deadline));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string answer,
+                           ReceiveFrame(fd, deadline));
+  CAPSTAN_ASSIGN_OR_RETURN(const Proof proof, ParseProof(answer));
+  if (!SameProof(proof.proof,
+                 ProofOf(Prover::kRank, token_, said, challenge.nonce))) {
+    return absl::PermissionDeniedError("it has another token");
+  }
+  return SendAll(fd, EncodeBare(MessageKind::kAdmitted), deadline);
+}
+
+absl::Status MirrorServer::Answer(int fd) {
+  Request request;
+  CAPSTAN_RETURN_IF_ERROR(ReceiveAll(fd, reinterpret_cast<char*>(&request),
+                                     sizeof(request),
+                                     MeetingClock::now() + kForEver));
+  if (request.verb == kRead) {
+    return AnswerRead(fd, request.file, request.sequence_or_offset,
+                      request.bytes);
+  }
+  if (request.verb == kPut) {
+    return TakeImage(fd, {request.restart, request.sequence_or_offset},
+                     request.bytes);
+  }
+  return absl::InvalidArgumentError("no such request");
+}
+
+absl::Status MirrorServer::AnswerRead(int fd, int file, int64_t offset,
+                                      int64_t bytes) {
+  const bool there = file >= 0 &&
+                     file < static_cast<int>(options_.files.size()) &&
+                     offset >= 0 && bytes >= 0 && bytes <= kBuffer;
+  std::string data(there ? static_cast<size_t>(bytes) : 0, '\0');
+  const bool read =
+      there && ReadMirrorIn(options_.files[file])(offset, bytes, &data[0]).ok();
+  const int64_t answer = read ? bytes : -1;
+  CAPSTAN_RETURN_IF_ERROR(SendAll(fd, BytesOf(answer), Soon(kSilence)));
+  return read ? SendAll(fd, data, Soon(kSilence)) : absl::OkStatus();
+}
+
+int MirrorServer::FileFor(const MirrorKey& key) const {
+  const size_t first = options_.files.size() - options_.held;
+  int oldest = -1;
+  MirrorKey oldest_key;
+  for (size_t i = first; i < options_.files.size(); ++i) {
+    const absl::optional<MirrorImage> image = MirrorImageIn(options_.files[i]);
+    const MirrorKey found = image.has_value() ? image->key : MirrorKey();
+    // Again, as its sender hasn't heard that it had arrived.
+    if (found == key) return options_.files[i];
+    if (source_.has_value() && !last_.has_value() && found == *source_) {
+      continue;
+    }
+    if (oldest < 0 || found < oldest_key) {
+      oldest = options_.files[i];
+      oldest_key = found;
+    }
+  }
+  return oldest;
+}
+
+absl::Status MirrorServer::TakeImage(int fd, const MirrorKey& key,
+                                     int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(put_mutex_);
+  const int file = takes_in_ ? FileFor(key) : -1;
+  struct stat info = {};
+  if (file < 0 || fstat(file, &info) != 0 || bytes <= kPage ||
+      bytes > info.st_size) {
+    const int64_t refusal = -1;
+    SendAll(fd, BytesOf(refusal), Soon(kSilence)).IgnoreError();
+    return absl::FailedPreconditionError("there is no room for the image");
+  }
+  void* const memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (memory == MAP_FAILED) return absl::ErrnoToStatus(errno, "mmap");
+  char* const image = static_cast<char*>(memory);
+  // Not whole, until the end.
+  std::memset(image, 0, kPage);
+  const absl::Status received = [&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(ReceiveSlowly(fd, image + kPage, bytes - kPage));
+    char header[kPage];
+    CAPSTAN_RETURN_IF_ERROR(ReceiveSlowly(fd, header, kPage));
+    // What tells that it is whole comes first there.
+    std::memcpy(image + sizeof(uint64_t), header + sizeof(uint64_t),
+                kPage - sizeof(uint64_t));
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    std::memcpy(image, header, sizeof(uint64_t));
+    last_ = key;
+    return absl::OkStatus();
+  }();
+  munmap(memory, bytes);
+  CAPSTAN_RETURN_IF_ERROR(received);
+  const int64_t done = 0;
+  return SendAll(fd, BytesOf(done), Soon(kSilence));
+}
+
+absl::Status MirrorConnection::Connect() {
+  if (fd_.valid()) return absl::OkStatus();
+  const std::vector<std::string> parts = absl::StrSplit(address_, ' ');
+  int port = 0;
+  absl::optional<SocketAddress> address;
+  if (parts.size() == 3 && absl::SimpleAtoi(parts[1], &port)) {
+    address = SocketAddress::Parse(parts[2], port);
+  }
+  if (!address.has_value()) {
+    return absl::UnavailableError("the other host's mirrors have no address");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(SocketFd fd,
+                           ConnectTo(*address, Soon(kConnectLimit)));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (shut_down_) return absl::CancelledError("shut down");
+    fd_ = std::move(fd);
+  }
+  return Introduce(fd_.get(), parts[0]);
+}
+
+absl::Status MirrorConnection::Introduce(int fd,
+                                         const std::string& token) const {
+  const Deadline deadline = Soon(kProofLimit);
+  Hello hello;
+  hello.world_size = 1;
+  hello.pid = getpid();
+  hello.nonce = RandomBytes(kNonceBytes);
+  const std::string frame = Encode(hello);
+  CAPSTAN_RETURN_IF_ERROR(SendAll(fd, frame, deadline));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string said, ReceiveFrame(fd, deadline));
+  CAPSTAN_ASSIGN_OR_RETURN(const Challenge challenge, ParseChallenge(said));
+  const absl::string_view payload = PayloadOf(frame);
+  if (!SameProof(challenge.proof,
+                 ProofOf(Prover::kRank0, token, payload, challenge.nonce))) {
+    return absl::NotFoundError("what answers there isn't this run");
+  }
+  Proof proof;
+  proof.proof = ProofOf(Prover::kRank, token, payload, challenge.nonce);
+  CAPSTAN_RETURN_IF_ERROR(SendAll(fd, Encode(proof), deadline));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string answer,
+                           ReceiveFrame(fd, deadline));
+  return KindOf(answer) == MessageKind::kAdmitted
+             ? absl::OkStatus()
+             : absl::NotFoundError("what answers there isn't this run");
+}
+
+absl::Status MirrorConnection::Checked(const absl::Status& status) {
+  if (status.ok()) return status;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  fd_.Close();
+  return status;
+}
+
+absl::Status MirrorConnection::TryRead(int file, int64_t offset, int64_t bytes,
+                                       char* out) {
+  CAPSTAN_RETURN_IF_ERROR(Connect());
+  for (int64_t done = 0; done < bytes; done += kBuffer) {
+    Request request;
+    request.verb = kRead;
+    request.file = file;
+    request.sequence_or_offset = offset + done;
+    request.bytes = std::min(kBuffer, bytes - done);
+    CAPSTAN_RETURN_IF_ERROR(
+        SendAll(fd_.get(), BytesOf(request), Soon(kSilence)));
+    int64_t answer = 0;
+    CAPSTAN_RETURN_IF_ERROR(ReceiveSlowly(
+        fd_.get(), reinterpret_cast<char*>(&answer), sizeof(answer)));
+    if (answer != request.bytes) {
+      return absl::DataLossError("an image of it isn't where it was");
+    }
+    CAPSTAN_RETURN_IF_ERROR(
+        ReceiveSlowly(fd_.get(), out + done, request.bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MirrorConnection::Read(int file, int64_t offset, int64_t bytes,
+                                    char* out) {
+  return Checked(TryRead(file, offset, bytes, out));
+}
+
+absl::Status MirrorConnection::TryPut(const Mirror::Copied& image) {
+  CAPSTAN_RETURN_IF_ERROR(Connect());
+  Request request;
+  request.verb = kPut;
+  request.restart = image.key.restart;
+  request.sequence_or_offset = image.key.sequence;
+  request.bytes = image.bytes;
+  CAPSTAN_RETURN_IF_ERROR(SendAll(fd_.get(), BytesOf(request), Soon(kSilence)));
+  CAPSTAN_RETURN_IF_ERROR(
+      SendSlowly(fd_.get(), image.memory + kPage, image.bytes - kPage));
+  CAPSTAN_RETURN_IF_ERROR(SendSlowly(fd_.get(), image.memory, kPage));
+  int64_t answer = -1;
+  CAPSTAN_RETURN_IF_ERROR(ReceiveSlowly(
+      fd_.get(), reinterpret_cast<char*>(&answer), sizeof(answer)));
+  return answer == 0
+             ? absl::OkStatus()
+             : absl::ResourceExhaustedError("the other host has no room");
+}
+
+absl::Status MirrorConnection::Put(const Mirror::Copied& image) {
+  return Checked(TryPut(image));
+}
+
+void MirrorConnection::Shutdown() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  shut_down_ = true;
+  if (fd_.valid()) shutdown(fd_.get(), SHUT_RDWR);
+}
+
+MirrorSender::MirrorSender(const std::string& address) : connection_(address) {
+  thread_ = StartThread([this] { Run(); });
+}
+
+MirrorSender::~MirrorSender() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  connection_.Shutdown();
+  thread_.join();
+}
+
+void MirrorSender::Send(const Mirror::Copied& image) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    image_ = image;
+  }
+  changed_.notify_all();
+}
+
+bool MirrorSender::through() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return !image_.has_value();
+}
+
+absl::Status MirrorSender::problem() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return problem_;
+}
+
+void MirrorSender::Run() {
+  pthread_setname_np(pthread_self(), "mirror-send");
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopped_ || image_.has_value(); });
+    if (stopped_) return;
+    const Mirror::Copied image = *image_;
+    lock.unlock();
+    const absl::Status sent = connection_.Put(image);
+    lock.lock();
+    problem_ = sent;
+    if (sent.ok()) {
+      image_.reset();
+      continue;
+    }
+    changed_.wait_for(lock, seconds(1), [this] { return stopped_; });
+  }
+}
+
+}  // namespace capstan

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/run_mirror.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/types/span.h"
+#include "base/clock.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "trainer/launcher/progress.h"
+#include "trainer/metrics/console.h"
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+namespace {
+
+// Reads images of `file` of the rank `holder`, on another host.
+ReadMirror ReadMirrorOf(std::shared_ptr<MirrorConnection> connection,
+                        int holder, int file) {
+  return [connection = std::move(connection), holder, file](
+             int64_t offset, int64_t bytes, char* out) -> absl::Status {
+    const absl::Status read = connection->Read(file, offset, bytes, out);
+    if (read.ok()) return read;
+    return Annotate(read, absl::StrCat("what rank ", holder, "'s host holds"));
+  };
+}
+
+}  // namespace
+
+int64_t MirrorEvery(const RunConfig& config) {
+  if (config.train().has_mirror_every()) return config.train().mirror_every();
+  return config.launch().max_restarts() > 0 ? 1 : 0;
+}
+
+absl::Status RoomInMemory(int64_t bytes, int ranks) {
+  const double needed = static_cast<double>(bytes) * static_cast<double>(ranks);
+  const auto available = static_cast<double>(AvailableHostMemory());
+  constexpr double kShare = 0.8;
+  if (needed <= kShare * available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("it needs ", ShortBytes(static_cast<int64_t>(needed)),
+                   " of memory for ", ranks, " ranks, and this host has ",
+                   ShortBytes(static_cast<int64_t>(available))));
+}
+
+absl::Status RunMirror::Begin() {
+  const RankInfo& rank = session_.rank;
+  ProcessGroup& group = *session_.group;
+  if (MirrorEvery(session_.config) == 0) return absl::OkStatus();
+  const size_t each = rank.mirror_fds.size() /
+                      static_cast<size_t>(std::max(1, rank.local_world_size));
+  const bool for_hosts =
+      each == RankInfo::kOwnMirrorFilesOfHosts + RankInfo::kHeldMirrorFiles;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const bool none,
+      AnyRank(group, each == 0 || (rank.nodes > 1 && !for_hosts)));
+  if (none) {
+    if (session_.config.train().has_mirror_every()) {
+      session_.resume_notes.push_back(
+          "train.mirror_every has no effect: only with launch.max_restarts and "
+          "ranks that this trainer starts itself is there memory that outlives "
+          "them");
+    }
+    return absl::OkStatus();
+  }
+  const auto first = rank.mirror_fds.begin() +
+                     static_cast<std::ptrdiff_t>(each) * rank.local_rank;
+  files_.assign(first, first + static_cast<std::ptrdiff_t>(each));
+  held_ = for_hosts ? RankInfo::kHeldMirrorFiles : 0;
+  if (rank.nodes == 1) return absl::OkStatus();
+
+  MirrorServer::Options options;
+  const std::vector<std::string> hosts = absl::StrSplit(NotedHosts(), ',');
+  if (static_cast<int>(hosts.size()) == rank.nodes) {
+    options.host = hosts[rank.node_rank];
+  }
+  options.files = files_;
+  options.held = held_;
+  options.most_connections = 2 * group.size() + 16;
+  absl::StatusOr<std::unique_ptr<MirrorServer>> server =
+      MirrorServer::Start(options);
+  CAPSTAN_ASSIGN_OR_RETURN(const bool failed, AnyRank(group, !server.ok()));
+  if (failed) {
+    files_.clear();
+    session_.resume_notes.push_back(absl::StrCat(
+        "the state isn't mirrored, so that a restart goes on from the last "
+        "checkpoint: ",
+        server.ok() ? "a rank can't listen for the others' mirrors"
+                    : server.status().message()));
+    return absl::OkStatus();
+  }
+  server_ = *std::move(server);
+  return CatchAll([&] {
+    addresses_ = FromAllRanks(group, server_->address());
+    return absl::OkStatus();
+  });
+}
+
+std::vector<FoundMirror> RunMirror::FoundByAll() {
+  // Of each file: restart + 1 (0: there is no whole image), sequence, rank and
+  // world size.
+  constexpr size_t kNumbers = 4;
+  const RankInfo& rank = session_.rank;
+  ProcessGroup& group = *session_.group;
+  const size_t files = files_.size();
+  std::vector<double> numbers(group.size() * files * kNumbers, 0.0);
+  for (size_t i = 0; i < files; ++i) {
+    const absl::optional<MirrorImage> image = MirrorImageIn(files_[i]);
+    if (!image.has_value()) continue;
+    double* const to = &numbers[(group.rank() * files + i) * kNumbers];
+    to[0] = image->key.restart + 1.0;
+    to[1] = static_cast<double>(image->key.sequence);
+    to[2] = image->rank;
+    to[3] = image->world_size;
+  }
+  group.AllReduceHost(absl::MakeSpan(numbers));
+  std::vector<FoundMirror> here;
+  std::vector<FoundMirror> elsewhere;
+  for (int holder = 0; holder < group.size(); ++holder) {
+    const auto connection =
+        std::make_shared<MirrorConnection>(addresses_[holder]);
+    for (size_t i = 0; i < files; ++i) {
+      const double* const from = &numbers[(holder * files + i) * kNumbers];
+      if (from[0] == 0.0) continue;
+      FoundMirror found;
+      found.image.key = {static_cast<int>(from[0]) - 1,
+                         static_cast<int64_t>(from[1])};
+      found.image.rank = static_cast<int>(from[2]);
+      found.image.world_size = static_cast<int>(from[3]);
+      const int local = rank.local_world_size;
+      if (holder / local == rank.node_rank) {
+        found.read = ReadMirrorIn(rank.mirror_fds[holder % local * files + i]);
+        here.push_back(std::move(found));
+      } else {
+        found.read = ReadMirrorOf(connection, holder, static_cast<int>(i));
+        elsewhere.push_back(std::move(found));
+      }
+    }
+  }
+  here.insert(here.end(), elsewhere.begin(), elsewhere.end());
+  return here;
+}
+
+absl::StatusOr<absl::optional<MirroredStep>> RunMirror::Find() {
+  absl::optional<MirroredStep> found;
+  if (server_ == nullptr) {
+    if (!files_.empty()) found = NewestMirroredStep(session_.rank.mirror_fds);
+    return found;
+  }
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    found = NewestMirroredStep(FoundByAll());
+    return absl::OkStatus();
+  }));
+  return found;
+}
+
+absl::Status RunMirror::Allocate(int64_t held_bytes) {
+  const CheckpointParts parts = session_.Checkpointed();
+  int64_t bytes = mirror_->BytesToAllocate(parts);
+  std::vector<int> held;
+  if (server_ != nullptr) held.assign(files_.end() - held_, files_.end());
+  for (const int file : held) bytes += MirrorBytesMissing(file, held_bytes);
+  CAPSTAN_RETURN_IF_ERROR(RoomInMemory(bytes, session_.rank.local_world_size));
+  for (const int file : held) {
+    CAPSTAN_RETURN_IF_ERROR(AllocateMirror(file, held_bytes));
+  }
+  return mirror_->Allocate(parts);
+}
+
+absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
+  if (files_.empty()) return absl::OkStatus();
+  const RankInfo& rank = session_.rank;
+  ProcessGroup& group = *session_.group;
+  mirror_ = std::make_unique<Mirror>(
+      std::vector<int>(files_.begin(), files_.end() - held_), rank.restart,
+      source, /*peers=*/server_ != nullptr);
+  int64_t held_bytes = 0;
+  const int size = group.size();
+  if (server_ != nullptr) {
+    const int64_t mine = mirror_->ImageBytes(session_.Checkpointed());
+    CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+      const int before = (group.rank() + size - rank.local_world_size) % size;
+      held_bytes = static_cast<int64_t>(
+          FromAllRanks(group, static_cast<double>(mine))[before]);
+      return absl::OkStatus();
+    }));
+  }
+  const absl::Status status = CatchAll([&] { return Allocate(held_bytes); });
+  CAPSTAN_ASSIGN_OR_RETURN(const bool failed, AnyRank(group, !status.ok()));
+  if (failed) {
+    mirror_.reset();
+    session_.resume_notes.push_back(absl::StrCat(
+        "the state isn't mirrored, so that a restart goes on from the last "
+        "checkpoint: ",
+        status.ok() ? "a rank has no memory for it" : status.message()));
+    return absl::OkStatus();
+  }
+  if (server_ == nullptr) return absl::OkStatus();
+  absl::optional<MirrorKey> key;
+  if (source.has_value()) key = source->key;
+  server_->TakeIn(key);
+  sender_ = std::make_unique<MirrorSender>(
+      addresses_[(group.rank() + rank.local_world_size) % size]);
+  return absl::OkStatus();
+}
+
+bool RunMirror::Due() const {
+  return mirror_ != nullptr &&
+         capstan::Due(MirrorEvery(session_.config), session_.state.step);
+}
+
+absl::Status RunMirror::Copy(bool again) {
+  // A step whose line can't be written isn't one to go on from.
+  const Reporter* const reporter = session_.reporter.get();
+  const bool written = reporter == nullptr || reporter->status().ok();
+  bool through = true;
+  const double start = MonotonicSeconds();
+  if (sender_ == nullptr) {
+    if (!written) return absl::OkStatus();
+  } else {
+    double counts[] = {sender_->through() ? 0.0 : 1.0, written ? 0.0 : 1.0};
+    CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+      session_.group->AllReduceHost(absl::MakeSpan(counts));
+      return absl::OkStatus();
+    }));
+    if (counts[1] > 0) return absl::OkStatus();
+    through = counts[0] == 0;
+    if (through) mirror_->PeersHave();
+  }
+  const absl::optional<Mirror::Copied> copied =
+      mirror_->Copy(session_.state, session_.Checkpointed());
+  if (sender_ != nullptr && copied.has_value()) {
+    if (through) {
+      mirror_->Sending();
+      sender_->Send(*copied);
+      sent_step_ = session_.state.step;
+    } else if (!again) {
+      NoteSkipped();
+    }
+  }
+  ++session_.saving_cost.mirrored_steps;
+  session_.saving_cost.mirror_seconds += MonotonicSeconds() - start;
+  return absl::OkStatus();
+}
+
+void RunMirror::NoteSkipped() {
+  if (std::exchange(told_, true)) return;
+  const absl::Status problem = sender_->problem();
+  session_.Note(absl::StrCat(
+      "the mirror of step ", sent_step_,
+      " is still on its way to the next hosts: that of step ",
+      session_.state.step,
+      " stays on its own, and so do others that come too soon. A host that is "
+      "lost then costs the steps since; a larger train.mirror_every sends less",
+      problem.ok() ? "" : absl::StrCat(" (", problem.message(), ")")));
+}
+
+}  // namespace capstan

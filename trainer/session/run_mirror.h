@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_SESSION_RUN_MIRROR_H_
+#define CAPSTAN_TRAINER_SESSION_RUN_MIRROR_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "trainer/checkpoint/mirror.h"
+#include "trainer/checkpoint/mirror_link.h"
+#include "trainer/session/session.h"
+
+namespace capstan {
+
+// A run's state in memory that outlives its ranks (checkpoint/mirror.h). On
+// several hosts each rank also sends its images to the rank of the same number
+// on the next host, and takes in those of the one before. Collective, but Due.
+class RunMirror {
+ public:
+  explicit RunMirror(Session* session) : session_(*session) {}
+
+  // First. Has the ranks of several hosts serve their images to each other.
+  absl::Status Begin();
+  // The newest step that is mirrored. Ranks may differ: the caller compares.
+  absl::StatusOr<absl::optional<MirroredStep>> Find();
+  // Last, before training. `source`: what the run goes on from, if that is a
+  // mirror.
+  absl::Status SetUp(const absl::optional<MirroredStep>& source);
+
+  // Whether the state is to be mirrored after this step.
+  bool Due() const;
+  // Does so. `again`: the second time after this step, of which nothing needs
+  // to be said. On one host not collective.
+  absl::Status Copy(bool again);
+
+ private:
+  // What all ranks' files hold, this host's first.
+  std::vector<FoundMirror> FoundByAll();
+  absl::Status Allocate(int64_t held_bytes);
+  void NoteSkipped();
+
+  Session& session_;
+  std::vector<int> files_;  // this rank's; empty: there is no mirror
+  int held_ = 0;            // the last of them hold a peer's images
+  std::unique_ptr<MirrorServer> server_;  // null on one host
+  std::vector<std::string> addresses_;    // of the servers, by rank; secret
+  std::unique_ptr<Mirror> mirror_;        // null until SetUp, or for ever
+  std::unique_ptr<MirrorSender> sender_;  // null on one host
+  int64_t sent_step_ = 0;
+  bool told_ = false;
+};
+
+// train.mirror_every, or its default.
+int64_t MirrorEvery(const RunConfig& config);
+
+// RESOURCE_EXHAUSTED unless this host has `bytes` for each of its `ranks`, and
+// something to spare.
+absl::Status RoomInMemory(int64_t bytes, int ranks);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_RUN_MIRROR_H_
