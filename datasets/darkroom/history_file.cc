@@ -1,332 +1,138 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// HistoryReader's child reads the file with libhdf5, which trusts what files
+// say: one that is made to do so has it read beyond its memory, crash or loop.
+// Here its answers are taken as bytes from outside.
 #include "datasets/darkroom/history_file.h"
 
-#include <fcntl.h>
-#include <hdf5/serial/hdf5.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
+#include <exception>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "base/files.h"
 #include "base/status.h"
+#include "datasets/darkroom/hdf5_histories.h"
+#include "datasets/darkroom/history_datasets.h"
+#include "datasets/darkroom/reader_child.h"
 
 namespace capstan::darkroom {
 namespace {
-
-// An HDF5 identifier with the function that closes it; below 0: none.
-class Hdf5Handle {
- public:
-  using Close = herr_t (*)(hid_t);
-
-  Hdf5Handle(hid_t id, Close close) : id_(id), close_(close) {}
-  ~Hdf5Handle() {
-    if (id_ >= 0) close_(id_);
-  }
-  Hdf5Handle(const Hdf5Handle&) = delete;
-  Hdf5Handle& operator=(const Hdf5Handle&) = delete;
-
-  operator hid_t() const { return id_; }
-
- private:
-  const hid_t id_;
-  const Close close_;
-};
-
-// Suppresses HDF5's error messages on this thread during its lifetime.
-class QuietHdf5 {
- public:
-  QuietHdf5() {
-    H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
-    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-  }
-  ~QuietHdf5() { H5Eset_auto2(H5E_DEFAULT, function_, data_); }
-  QuietHdf5(const QuietHdf5&) = delete;
-  QuietHdf5& operator=(const QuietHdf5&) = delete;
-
- private:
-  H5E_auto2_t function_ = nullptr;
-  void* data_ = nullptr;
-};
 
 template <typename... Parts>
 absl::Status Bad(const Parts&... problem) {
   return absl::InvalidArgumentError(absl::StrCat(problem...));
 }
 
-struct Dataset {
-  const char* name;
-  int rank;  // 3: [T, S, 2], 2: [T, S]
-  std::vector<uint8_t> History::*values;
-  bool is_bool;
-  const char* what;  // a value
+// Both are the same program: the structs go as they are.
+struct Question {
+  enum Kind : int32_t { kTasks, kShape, kRead };
+  Kind kind = kTasks;
+  int32_t task = 0;
+  Room room;
+  int64_t steps = -1;
+  int64_t streams = -1;
 };
 
-constexpr Dataset kDatasets[] = {
-    {"states", 3, &History::states, false, "a state"},
-    {"actions", 2, &History::actions, false, "an action"},
-    {"rewards", 2, &History::rewards, false, "a reward"},
-    {"next_states", 3, &History::next_states, false, "a state"},
-    {"dones", 2, &History::dones, true, "a bool"},
-    {"compress_markers", 2, &History::compress_markers, false, "a marker"},
-};
-constexpr const Dataset& kStates = kDatasets[0];
-constexpr const Dataset& kMarkers = kDatasets[5];
-
-bool IsMarkers(const Dataset& dataset) {
-  return dataset.values == kMarkers.values;
-}
-
-// The exclusive upper bound of a dataset's values.
-int Bound(const Dataset& dataset, const Room& room) {
-  if (dataset.rank == 3) return room.size;
-  if (dataset.values == &History::actions) return kActions;
-  return IsMarkers(dataset) ? 3 : 2;
-}
-
-bool Has(hid_t group, const char* name) {
-  return H5Lexists(group, name, H5P_DEFAULT) > 0;
-}
-
-// Whether the name stands for something in this file, and is no link to a name
-// in it or in another.
-bool IsOwn(hid_t group, const char* name) {
-  H5L_info_t info;
-  return H5Lget_info(group, name, &info, H5P_DEFAULT) >= 0 &&
-         info.type == H5L_TYPE_HARD;
-}
-
-// A dataset may keep its data in files of any name, or be put together from
-// other datasets, itself among them. Before anything else is asked of it.
-bool KeepsItsData(hid_t dataset) {
-  const Hdf5Handle made(H5Dget_create_plist(dataset), H5Pclose);
-  return made >= 0 && H5Pget_external_count(made) == 0 &&
-         H5Pget_layout(made) != H5D_VIRTUAL;
-}
-
-// What a dataset of so many values may take, whatever its file says: deflate
-// makes at most 1032 bytes of one, other filters more of nothing but zeros.
-constexpr hsize_t kMostBytesPerStoredByte = 2048;
-constexpr hsize_t kAlwaysFine = 1 << 20;
-// Of a dataset's values, how many are read at a time.
-constexpr int64_t kValuesAtATime = 8 << 20;
-
-std::string Dimensions(const std::vector<hsize_t>& sizes) {
-  return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
-}
-
-class Source {
- public:
-  // `file_bytes`: the file's length.
-  Source(const std::string& path, int task, hid_t group, const Dataset& layout,
-         int64_t file_bytes)
-      : layout_(layout),
-        what_(absl::StrCat(path, ": ", task, "/", layout.name)),
-        file_bytes_(file_bytes),
-        is_own_(IsOwn(group, layout.name)),
-        id_(is_own_ ? H5Dopen2(group, layout.name, H5P_DEFAULT) : -1, H5Dclose),
-        keeps_its_data_(id_ >= 0 && KeepsItsData(id_)),
-        space_(keeps_its_data_ ? H5Dget_space(id_) : -1, H5Sclose) {}
-
-  absl::Status CheckType() const {
-    if (!is_own_) {
-      return Error("is a link to something else: copy the data into this file");
-    }
-    if (id_ < 0) return Error("is not a dataset");
-    if (!keeps_its_data_) {
-      return Error(
-          "has its data in other files or datasets: copy it into this file");
-    }
-    const H5T_class_t kind = Class();
-    if (kind == H5T_INTEGER || kind == H5T_FLOAT ||
-        (layout_.is_bool && kind == H5T_ENUM)) {
-      return absl::OkStatus();
-    }
-    return Error("must be of ", layout_.is_bool ? "bools" : "numbers",
-                 ", and isn't");
-  }
-
-  // [T, S] of [T, S] or [T, S, 2].
-  absl::StatusOr<HistoryShape> Shape() const {
-    std::vector<hsize_t> sizes(std::max(0, H5Sget_simple_extent_ndims(space_)));
-    H5Sget_simple_extent_dims(space_, sizes.data(), nullptr);
-    if (static_cast<int>(sizes.size()) != layout_.rank ||
-        (layout_.rank == 3 && sizes[2] != 2) || sizes[0] == 0 ||
-        sizes[1] == 0) {
-      return Error("must be [steps, streams", layout_.rank == 3 ? ", 2" : "",
-                   "], none of them 0, and is ", Dimensions(sizes));
-    }
-    const hsize_t stored = std::min<hsize_t>(H5Dget_storage_size(id_),
-                                             static_cast<hsize_t>(file_bytes_));
-    const hsize_t most =
-        std::max(kAlwaysFine, stored * kMostBytesPerStoredByte / ValueBytes());
-    const hsize_t cells = most / (layout_.rank == 3 ? 2 : 1);
-    if (sizes[0] > cells || sizes[1] > cells / sizes[0]) {
-      return Error("says that it is ", Dimensions(sizes), ", but has only ",
-                   stored, " bytes of data: the file is damaged");
-    }
-    return HistoryShape{static_cast<int64_t>(sizes[0]),
-                        static_cast<int64_t>(sizes[1])};
-  }
-
-  // Reads that many steps and streams; each value must be below `bound`.
-  absl::Status Read(const HistoryShape& part, int bound,
-                    std::vector<uint8_t>* values) const {
-    const int64_t row = part.streams * (layout_.rank == 3 ? 2 : 1);
-    values->resize(part.steps * row);
-    const int64_t most = std::max<int64_t>(1, kValuesAtATime / row);
-    for (int64_t begin = 0; begin < part.steps; begin += most) {
-      const Rows rows = {begin, std::min(most, part.steps - begin),
-                         part.streams, values->data() + begin * row};
-      // Integers that don't fit an int32 are clamped.
-      CAPSTAN_RETURN_IF_ERROR(
-          Class() == H5T_FLOAT
-              ? ReadAs<double>(H5T_NATIVE_DOUBLE, rows, bound)
-              : ReadAs<int32_t>(H5T_NATIVE_INT32, rows, bound));
-    }
-    return absl::OkStatus();
-  }
-
-  template <typename... Parts>
-  absl::Status Error(const Parts&... problem) const {
-    return Bad(what_, " ", problem...);
-  }
-
- private:
-  H5T_class_t Class() const {
-    const Hdf5Handle type(H5Dget_type(id_), H5Tclose);
-    return H5Tget_class(type);
-  }
-
-  size_t ValueBytes() const {
-    const Hdf5Handle type(H5Dget_type(id_), H5Tclose);
-    return std::max<size_t>(1, H5Tget_size(type));
-  }
-
-  // Steps [begin, begin + count) of the first `streams` streams.
-  struct Rows {
-    int64_t begin;
-    int64_t count;
-    int64_t streams;
-    uint8_t* values;
-  };
-
-  template <typename T>
-  absl::Status ReadAs(hid_t type, const Rows& rows, int bound) const {
-    const hsize_t start[3] = {static_cast<hsize_t>(rows.begin), 0, 0};
-    const hsize_t sizes[3] = {static_cast<hsize_t>(rows.count),
-                              static_cast<hsize_t>(rows.streams), 2};
-    if (H5Sselect_hyperslab(space_, H5S_SELECT_SET, start, nullptr, sizes,
-                            nullptr) < 0) {
-      return Error("can't be read");
-    }
-    const Hdf5Handle memory(H5Screate_simple(layout_.rank, sizes, nullptr),
-                            H5Sclose);
-    std::vector<T> wide(rows.count * rows.streams *
-                        (layout_.rank == 3 ? 2 : 1));
-    if (H5Dread(id_, type, memory, space_, H5P_DEFAULT, wide.data()) < 0) {
-      return Error("can't be read: the file is damaged");
-    }
-    for (size_t i = 0; i < wide.size(); ++i) {
-      // NaN fails both comparisons.
-      const bool within = wide[i] >= 0 && wide[i] < bound;
-      rows.values[i] = within ? static_cast<uint8_t>(wide[i]) : 0;
-      if (!within || rows.values[i] != wide[i]) {
-        return NotOneOf(wide[i], bound, rows, i);
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status NotOneOf(double value, int bound, const Rows& rows,
-                        size_t index) const {
-    const hsize_t inner[3] = {0, static_cast<hsize_t>(rows.streams), 2};
-    std::vector<hsize_t> at(layout_.rank);
-    for (int d = layout_.rank - 1; d > 0; --d) {
-      at[d] = index % inner[d];
-      index /= inner[d];
-    }
-    at[0] = rows.begin + index;
-    return Error("has ", absl::StrFormat("%.10g", value), " at ",
-                 Dimensions(at), ", but ", layout_.what,
-                 layout_.rank == 3 ? absl::StrCat(" in a room of ", bound,
-                                                  " x ", bound, " has two")
-                                   : " is one",
-                 " of the whole numbers 0 to ", bound - 1);
-  }
-
-  const Dataset& layout_;
-  const std::string what_;
-  const int64_t file_bytes_;
-  const bool is_own_;
-  const Hdf5Handle id_;
-  const bool keeps_its_data_;
-  const Hdf5Handle space_;
+// Behind it come the error's message, or the tasks, or a history's datasets in
+// the order of kDatasets.
+struct Answer {
+  int32_t code = 0;  // absl::StatusCode
+  int32_t has_markers = 0;
+  int64_t size = 0;  // the message's bytes, or the number of tasks
+  HistoryShape shape;
 };
 
-// The size of HDF5's chunk cache is 1 MiB.
-constexpr int64_t kChunkBytes = 1 << 20;
-constexpr int kGzipLevel = 4;
+constexpr int64_t kMostMessage = 1 << 16;
+// A variant has hundreds at most.
+constexpr int64_t kMostTasks = 1 << 20;
 
-// h5py's type for numpy's bool.
-hid_t BoolType() {
-  const hid_t type = H5Tenum_create(H5T_NATIVE_INT8);
-  const int8_t no = 0, yes = 1;
-  H5Tenum_insert(type, "FALSE", &no);
-  H5Tenum_insert(type, "TRUE", &yes);
-  return type;
+// ---- The child.
+
+bool Say(int fd, const absl::Status& status) {
+  const std::string text(status.message().substr(0, kMostMessage));
+  Answer answer;
+  answer.code = static_cast<int32_t>(status.code());
+  answer.size = static_cast<int64_t>(text.size());
+  return SendAll(fd, &answer, sizeof(answer)) &&
+         SendAll(fd, text.data(), text.size());
 }
 
-// Writes values [steps, streams] or [steps, streams, 2] as `Stored`.
-template <typename Stored>
-bool WriteDataset(hid_t group, const char* name, hid_t type,
-                  const History& history, const std::vector<uint8_t>& values) {
-  const int64_t row = values.size() / history.steps;
-  const hsize_t sizes[3] = {static_cast<hsize_t>(history.steps),
-                            static_cast<hsize_t>(history.streams), 2};
-  hsize_t chunk[3] = {sizes[0], sizes[1], sizes[2]};
-  const hsize_t fitting = kChunkBytes / (row * sizeof(Stored));
-  if (chunk[0] > fitting) chunk[0] = fitting > 0 ? fitting : 1;
-  const int rank = row == history.streams ? 2 : 3;
-  const Hdf5Handle space(H5Screate_simple(rank, sizes, nullptr), H5Sclose);
-  const Hdf5Handle layout(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-  if (H5Pset_chunk(layout, rank, chunk) < 0 || H5Pset_shuffle(layout) < 0 ||
-      H5Pset_deflate(layout, kGzipLevel) < 0 ||
-      H5Pset_obj_track_times(layout, false) < 0) {
-    return false;
-  }
-  const Hdf5Handle dataset(
-      H5Dcreate2(group, name, type, space, H5P_DEFAULT, layout, H5P_DEFAULT),
-      H5Dclose);
-  const std::vector<Stored> stored(values.begin(), values.end());
-  return dataset >= 0 && H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT,
-                                  stored.data()) >= 0;
-}
-
-bool WriteGroup(hid_t group, const History& history) {
-  const Hdf5Handle bools(BoolType(), H5Tclose);
-  if (group < 0) return false;
+bool SayHistory(int fd, const History& history) {
+  Answer answer;
+  answer.has_markers = history.compress_markers.empty() ? 0 : 1;
+  answer.shape = {history.steps, history.streams};
+  if (!SendAll(fd, &answer, sizeof(answer))) return false;
   for (const Dataset& dataset : kDatasets) {
     const std::vector<uint8_t>& values = history.*dataset.values;
-    if (IsMarkers(dataset) && values.empty()) continue;
-    const bool written =
-        dataset.is_bool
-            ? WriteDataset<int8_t>(group, dataset.name, bools, history, values)
-            : WriteDataset<int32_t>(group, dataset.name, H5T_NATIVE_INT32,
-                                    history, values);
-    if (!written) return false;
+    if (!SendAll(fd, values.data(), values.size())) return false;
   }
   return true;
 }
 
+bool AnswerOne(int fd, const Hdf5Histories& file, const Question& question) {
+  if (question.kind == Question::kTasks) {
+    Answer answer;
+    answer.size = static_cast<int64_t>(file.tasks().size());
+    return SendAll(fd, &answer, sizeof(answer)) &&
+           SendAll(fd, file.tasks().data(), file.tasks().size() * sizeof(int));
+  }
+  if (question.kind == Question::kShape) {
+    const auto shape = file.Shape(question.task);
+    if (!shape.ok()) return Say(fd, shape.status());
+    Answer answer;
+    answer.shape = *shape;
+    return SendAll(fd, &answer, sizeof(answer));
+  }
+  const auto history =
+      file.Read(question.task, question.room, question.steps, question.streams);
+  return history.ok() ? SayHistory(fd, *history) : Say(fd, history.status());
+}
+
+// Until the parent has no more questions.
+void Serve(const std::string& path, int fd) {
+  std::unique_ptr<Hdf5Histories> file;
+  Question question;
+  while (ReceiveAll(fd, &question, sizeof(question))) {
+    absl::Status status;
+    try {
+      if (file == nullptr) {
+        auto opened = Hdf5Histories::Open(path);
+        status = opened.status();
+        if (opened.ok()) file = *std::move(opened);
+      }
+      // Who doesn't hear it asks no more.
+      if (file != nullptr) AnswerOne(fd, *file, question);
+    } catch (const std::exception& error) {
+      // No memory: an answer is said when there is all of it.
+      status = Bad(path, " can't be read: ", error.what());
+    }
+    if (!status.ok()) Say(fd, status);
+  }
+}
+
+// ---- The parent.
+
+// Of the right type, and with no value that isn't one.
+absl::Status CheckValues(const std::string& path, const Dataset& dataset,
+                         const Room& room, const std::vector<uint8_t>& values) {
+  const int bound = Bound(dataset, room);
+  const bool within = std::all_of(values.begin(), values.end(),
+                                  [bound](uint8_t v) { return v < bound; });
+  if (within) return absl::OkStatus();
+  return Bad(path, ": ", dataset.name, " can't be read: the file is damaged");
+}
+
 }  // namespace
+
+HistoryReader::HistoryReader(std::string path, int64_t bytes,
+                             std::unique_ptr<ReaderChild> child)
+    : path_(std::move(path)), bytes_(bytes), child_(std::move(child)) {}
+
+HistoryReader::~HistoryReader() = default;
 
 absl::StatusOr<std::unique_ptr<HistoryReader>> HistoryReader::Open(
     const std::string& path) {
@@ -334,58 +140,53 @@ absl::StatusOr<std::unique_ptr<HistoryReader>> HistoryReader::Open(
   if (access(path.c_str(), R_OK) != 0 || stat(path.c_str(), &info) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be read"));
   }
-  if (!S_ISREG(info.st_mode)) {
-    return Bad(path, " is not a file");
-  }
-  const QuietHdf5 quiet;
-  if (H5Fis_hdf5(path.c_str()) <= 0) {
-    return Bad(path,
-               " is not an HDF5 file; learning histories are expected, as "
-               "`trainer collect` makes them");
-  }
-  const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
-  if (file < 0) {
-    return Bad(path,
-               " is an HDF5 file that is damaged, cut short, or still being "
-               "written");
-  }
+  if (!S_ISREG(info.st_mode)) return Bad(path, " is not a file");
+  ChildLimits limits;
+  limits.cpu_seconds += info.st_size >> 20;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      auto child,
+      ReaderChild::Start(limits, [&path](int fd) { Serve(path, fd); }));
   std::unique_ptr<HistoryReader> reader(
-      new HistoryReader(path, file, info.st_size));
-  CAPSTAN_RETURN_IF_ERROR(reader->ListTasks());
+      new HistoryReader(path, info.st_size, std::move(child)));
+  CAPSTAN_RETURN_IF_ERROR(reader->AskForTasks());
   return reader;
 }
 
-HistoryReader::~HistoryReader() { H5Fclose(file_); }
+// Asks, and takes the answer's beginning, or the error that it is.
+template <typename Question, typename Answer>
+absl::Status HistoryReader::Ask(const Question& question,
+                                Answer* answer) const {
+  absl::Status status = child_->Send(&question, sizeof(question));
+  if (status.ok()) status = child_->Receive(answer, sizeof(*answer));
+  if (!status.ok()) return Died(status);
+  if (answer->code == 0) return absl::OkStatus();
+  if (answer->size < 0 || answer->size > kMostMessage) {
+    return Bad(path_, " can't be read: the file is damaged");
+  }
+  std::string message(static_cast<size_t>(answer->size), '\0');
+  status = child_->Receive(&message[0], message.size());
+  if (!status.ok()) return Died(status);
+  return {static_cast<absl::StatusCode>(answer->code), message};
+}
 
-absl::Status HistoryReader::ListTasks() {
-  H5G_info_t info;
-  if (H5Gget_info(file_, &info) < 0) {
-    return Bad(path_, " is damaged: its groups can't be listed");
+absl::Status HistoryReader::Died(const absl::Status& death) const {
+  return Bad(path_, " can't be read: the process that reads it with libhdf5 ",
+             death.message(), "; the file is damaged");
+}
+
+absl::Status HistoryReader::AskForTasks() {
+  Answer answer;
+  CAPSTAN_RETURN_IF_ERROR(Ask(Question(), &answer));
+  if (answer.size < 1 || answer.size > kMostTasks) {
+    return Bad(path_, " can't be read: the file is damaged");
   }
-  for (hsize_t i = 0; i < info.nlinks; ++i) {
-    char name[64] = "";
-    H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, i, name,
-                       sizeof(name), H5P_DEFAULT);
-    int task = -1;
-    if (!absl::SimpleAtoi(name, &task) || absl::StrCat(task) != name ||
-        task < 0) {
-      return Bad(
-          path_, " has something called \"", name,
-          "\"; learning histories have a group for each task, \"0\", \"1\", "
-          "..");
-    }
-    if (!IsOwn(file_, name)) {
-      return Bad(path_, ": ", task,
-                 " is a link to something else: copy the group into this file");
-    }
-    tasks_.push_back(task);
+  tasks_.resize(static_cast<size_t>(answer.size));
+  const absl::Status status =
+      child_->Receive(tasks_.data(), tasks_.size() * sizeof(int));
+  if (!status.ok()) return Died(status);
+  if (!std::is_sorted(tasks_.begin(), tasks_.end()) || tasks_[0] < 0) {
+    return Bad(path_, " can't be read: the file is damaged");
   }
-  if (tasks_.empty()) {
-    return Bad(path_,
-               " has no group; learning histories have one for "
-               "each task, \"0\", \"1\", ..");
-  }
-  std::sort(tasks_.begin(), tasks_.end());
   return absl::OkStatus();
 }
 
@@ -403,112 +204,55 @@ absl::Status HistoryReader::CheckVariant(Variant variant,
 }
 
 absl::StatusOr<HistoryShape> HistoryReader::Shape(int task) const {
-  const QuietHdf5 quiet;
-  if (!std::binary_search(tasks_.begin(), tasks_.end(), task)) {
-    return Bad(path_, " has no history of task ", task);
+  Question question;
+  question.kind = Question::kShape;
+  question.task = task;
+  Answer answer;
+  CAPSTAN_RETURN_IF_ERROR(Ask(question, &answer));
+  CAPSTAN_RETURN_IF_ERROR(CheckShape(answer.shape));
+  return answer.shape;
+}
+
+// As much as such a file can hold.
+absl::Status HistoryReader::CheckShape(const HistoryShape& shape) const {
+  const auto most = static_cast<int64_t>(
+      std::max(kAlwaysFine, kMostBytesPerStoredByte * uint64_t(bytes_)));
+  if (shape.steps < 1 || shape.streams < 1 || shape.steps > most ||
+      shape.streams > most / shape.steps) {
+    return Bad(path_, " can't be read: the file is damaged");
   }
-  const Hdf5Handle group(
-      H5Gopen2(file_, absl::StrCat(task).c_str(), H5P_DEFAULT), H5Gclose);
-  if (group < 0) {
-    return Bad(path_, ": ", task, " must be a group, and isn't");
-  }
-  HistoryShape shape;
-  for (const Dataset& dataset : kDatasets) {
-    if (!Has(group, dataset.name)) {
-      if (IsMarkers(dataset)) continue;
-      return Bad(path_, ": group ", task, " has no dataset \"", dataset.name,
-                 "\"");
-    }
-    const Source source(path_, task, group, dataset, bytes_);
-    CAPSTAN_RETURN_IF_ERROR(source.CheckType());
-    CAPSTAN_ASSIGN_OR_RETURN(const HistoryShape own, source.Shape());
-    if (dataset.values == kStates.values) shape = own;
-    if (own.steps != shape.steps || own.streams != shape.streams) {
-      return source.Error("is of ", own.steps, " steps and ", own.streams,
-                          " streams, states ", "of ", shape.steps, " and ",
-                          shape.streams);
-    }
-  }
-  return shape;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<History> HistoryReader::Read(int task, const Room& room,
                                             int64_t steps,
                                             int64_t streams) const {
-  CAPSTAN_ASSIGN_OR_RETURN(HistoryShape shape, Shape(task));
-  if (steps > shape.steps || streams > shape.streams) {
-    return Bad(path_, ": group ", task, " has ", shape.steps, " steps of ",
-               shape.streams, " streams; ", std::max(steps, int64_t{1}), " of ",
-               std::max(streams, int64_t{1}), " are wanted");
+  Question question;
+  question.kind = Question::kRead;
+  question.task = task;
+  question.room = room;
+  question.steps = steps;
+  question.streams = streams;
+  Answer answer;
+  CAPSTAN_RETURN_IF_ERROR(Ask(question, &answer));
+  CAPSTAN_RETURN_IF_ERROR(CheckShape(answer.shape));
+  if ((steps >= 0 && answer.shape.steps != steps) ||
+      (streams >= 0 && answer.shape.streams != streams)) {
+    return Bad(path_, " can't be read: the file is damaged");
   }
-  if (steps >= 0) shape.steps = steps;
-  if (streams >= 0) shape.streams = streams;
-  const QuietHdf5 quiet;
-  const Hdf5Handle group(
-      H5Gopen2(file_, absl::StrCat(task).c_str(), H5P_DEFAULT), H5Gclose);
   History history;
-  history.steps = shape.steps;
-  history.streams = shape.streams;
+  history.steps = answer.shape.steps;
+  history.streams = answer.shape.streams;
   for (const Dataset& dataset : kDatasets) {
-    if (IsMarkers(dataset) && !Has(group, dataset.name)) continue;
-    CAPSTAN_RETURN_IF_ERROR(
-        Source(path_, task, group, dataset, bytes_)
-            .Read(shape, Bound(dataset, room), &(history.*dataset.values)));
+    if (IsMarkers(dataset) && answer.has_markers == 0) continue;
+    std::vector<uint8_t>& values = history.*dataset.values;
+    values.resize(static_cast<size_t>(history.steps * history.streams *
+                                      (dataset.rank - 1)));
+    const absl::Status status = child_->Receive(values.data(), values.size());
+    if (!status.ok()) return Died(status);
+    CAPSTAN_RETURN_IF_ERROR(CheckValues(path_, dataset, room, values));
   }
   return history;
-}
-
-absl::StatusOr<std::unique_ptr<HistoryWriter>> HistoryWriter::Create(
-    const std::string& path) {
-  const std::string partial = absl::StrCat(path, ".partial.", getpid());
-  // HDF5 doesn't say why it can't create a file.
-  const int fd =
-      open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) {
-    return WriteError(path, errno);
-  }
-  close(fd);
-  const QuietHdf5 quiet;
-  const hid_t file =
-      H5Fcreate(partial.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
-  if (file < 0) {
-    unlink(partial.c_str());
-    return absl::InternalError(
-        absl::StrCat(path, ": HDF5 can't make a file there"));
-  }
-  return std::unique_ptr<HistoryWriter>(new HistoryWriter(path, partial, file));
-}
-
-HistoryWriter::~HistoryWriter() {
-  if (file_ < 0) return;
-  const QuietHdf5 quiet;
-  H5Fclose(file_);
-  unlink(partial_.c_str());
-}
-
-absl::Status HistoryWriter::Write(int task, const History& history) {
-  const QuietHdf5 quiet;
-  const Hdf5Handle group(H5Gcreate2(file_, absl::StrCat(task).c_str(),
-                                    H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                         H5Gclose);
-  if (WriteGroup(group, history)) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      path_, ": the history of task ", task,
-      " can't be written; is the disk full, or the task there already?"));
-}
-
-absl::Status HistoryWriter::Commit() {
-  const QuietHdf5 quiet;
-  const bool closed = H5Fclose(std::exchange(file_, -1)) >= 0;
-  absl::Status status =
-      closed ? SyncPath(partial_)
-             : absl::UnavailableError(absl::StrCat(
-                   path_, " can't be completed; is the disk full?"));
-  if (status.ok() && std::rename(partial_.c_str(), path_.c_str()) != 0) {
-    status = WriteError(path_, errno);
-  }
-  if (!status.ok()) unlink(partial_.c_str());
-  return status;
 }
 
 }  // namespace capstan::darkroom

@@ -17,7 +17,9 @@
 // What is read must be in the file itself: HDF5 could take it from any file of
 // the user's, by links, external storage or virtual datasets.
 //
-// HDF5 is to be called from one thread at a time. Nothing of it is printed.
+// libhdf5 trusts a file's bytes: a reader has a process of its own for it, so
+// that a hostile file costs that process. Writing is done by one thread at a
+// time. Nothing of HDF5 is printed.
 #ifndef CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_
 #define CAPSTAN_DATASETS_DARKROOM_HISTORY_FILE_H_
 
@@ -49,10 +51,14 @@ struct HistoryShape {
   int64_t streams = 0;
 };
 
+class ReaderChild;
+
+// One thread at a time, of the process that has opened it. Any call returns
+// INVALID_ARGUMENT if the process that reads for it has died of the file.
 class HistoryReader {
  public:
   // Returns the file's errors (NOT_FOUND etc.), and INVALID_ARGUMENT if it
-  // isn't HDF5, is damaged, or contains anything but groups of tasks.
+  // isn't HDF5, is damaged, or contains anything but groups of tasks. Forks.
   static absl::StatusOr<std::unique_ptr<HistoryReader>> Open(
       const std::string& path);
   ~HistoryReader();
@@ -80,14 +86,18 @@ class HistoryReader {
                                int64_t streams = -1) const;
 
  private:
-  HistoryReader(std::string path, int64_t file, int64_t bytes)
-      : path_(std::move(path)), file_(file), bytes_(bytes) {}
+  HistoryReader(std::string path, int64_t bytes,
+                std::unique_ptr<ReaderChild> child);
 
-  absl::Status ListTasks();
+  absl::Status AskForTasks();
+  template <typename Question, typename Answer>
+  absl::Status Ask(const Question& question, Answer* answer) const;
+  absl::Status CheckShape(const HistoryShape& shape) const;
+  absl::Status Died(const absl::Status& death) const;
 
   const std::string path_;
-  const int64_t file_;   // HDF5's handle
   const int64_t bytes_;  // the file's
+  const std::unique_ptr<ReaderChild> child_;
   std::vector<int> tasks_;
 };
 

@@ -15,14 +15,35 @@
 
 namespace capstan {
 
-void BackgroundSave::Begin(std::function<absl::Status()> work) {
-  work_ = std::async(std::launch::async,
-                     [work = std::move(work)] { return CatchAll(work); });
+BackgroundSave::~BackgroundSave() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void BackgroundSave::Begin(std::function<absl::Status(Shared*)> work) {
+  std::packaged_task<absl::Status()> task(
+      [shared = shared_, work = std::move(work)] {
+        return CatchAll([&] { return work(shared.get()); });
+      });
+  work_ = task.get_future();
+  thread_ = std::thread(std::move(task));
 }
 
 absl::Status BackgroundSave::Await() {
-  if (work_.valid()) status_.Update(work_.get());
+  if (!work_.valid()) return status_;
+  status_.Update(work_.get());
+  thread_.join();
   return status_;
+}
+
+bool BackgroundSave::AwaitUntil(
+    std::chrono::steady_clock::time_point deadline) {
+  if (!work_.valid()) return true;
+  if (work_.wait_until(deadline) != std::future_status::ready) {
+    thread_.detach();
+    return false;
+  }
+  Await().IgnoreError();
+  return true;
 }
 
 bool BackgroundSave::written() {
@@ -48,9 +69,9 @@ void BackgroundSave::Prepare(const CheckpointParts& parts) {
     if (!piece.elements.device().is_cpu()) return;
   }
   const int64_t bytes = PieceLayout(pieces).bytes;
-  Begin([this, bytes] {
+  Begin([bytes](Shared* shared) {
     // If it fails, the first save says so.
-    snapshot_.Reserve(bytes).IgnoreError();
+    shared->snapshot.Reserve(bytes).IgnoreError();
     return absl::OkStatus();
   });
 }
@@ -59,11 +80,16 @@ void BackgroundSave::Complete() {
   if (!written()) return;
   save_->completing = true;
   if (save_->rank != 0) return;
-  Begin([this] { return CommitSave(save_->request, save_->manifest); });
+  Begin([](Shared* shared) {
+    return CommitSave(shared->save->request, shared->save->manifest);
+  });
 }
 
-void BackgroundSave::CompleteAlone(std::chrono::milliseconds limit) {
-  if (!save_.has_value() || !Await().ok() || save_->rank != 0) return;
+void BackgroundSave::CompleteAlone(std::chrono::milliseconds limit,
+                                   std::chrono::milliseconds own_limit) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!AwaitUntil(now + own_limit)) return;
+  if (!save_.has_value() || !status_.ok() || save_->rank != 0) return;
   const auto deadline = std::chrono::steady_clock::now() + limit;
   while (!save_->completing &&
          !AllHaveWritten(save_->request.temporary(), save_->world_size)) {
@@ -71,7 +97,7 @@ void BackgroundSave::CompleteAlone(std::chrono::milliseconds limit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   Complete();
-  Await().IgnoreError();
+  AwaitUntil(now + own_limit);
 }
 
 absl::Status BackgroundSave::Start(const SaveRequest& request,
@@ -91,7 +117,7 @@ absl::Status BackgroundSave::StartAfter(const SaveRequest& request,
   save.rank = group.rank();
   save.world_size = group.size();
   absl::Status status = CatchAll([&]() -> absl::Status {
-    CAPSTAN_RETURN_IF_ERROR(snapshot_.Take(pieces));
+    CAPSTAN_RETURN_IF_ERROR(shared_->snapshot.Take(pieces));
     if (save.rank == 0) {
       save.manifest = ManifestFrame(request.train_state, parts);
     }
@@ -104,9 +130,10 @@ absl::Status BackgroundSave::StartAfter(const SaveRequest& request,
     return status;
   }
   save_ = std::move(save);
-  Begin([this] {
-    return WriteRank(save_->request.temporary(), save_->rank, save_->world_size,
-                     snapshot_.pieces());
+  Begin([](Shared* shared) {
+    const Save& save = *shared->save;
+    return WriteRank(save.request.temporary(), save.rank, save.world_size,
+                     shared->snapshot.pieces());
   });
   return absl::OkStatus();
 }

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,9 +24,14 @@ namespace capstan {
 // then, as after a kill, the checkpoint before is the newest.
 //
 // One save is under way at a time. One thread calls all this; the destructor
-// waits for the threads.
+// waits for the thread, unless CompleteAlone has given it up.
 class BackgroundSave {
  public:
+  BackgroundSave() = default;
+  ~BackgroundSave();
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
   // Takes the memory for copies of `parts` in a thread, so that the first save
   // needn't wait for it.
   void Prepare(const CheckpointParts& parts);
@@ -37,14 +44,17 @@ class BackgroundSave {
   // All ranks have written. Without effect unless written().
   void Complete();
   // For a run that ends with an error, perhaps of another rank: publishes the
-  // save that is under way if all ranks write their parts within `limit`. Not
-  // collective.
-  void CompleteAlone(std::chrono::milliseconds limit);
+  // save that is under way if all ranks write their parts within `limit`, this
+  // one within `own_limit`, which is also for publishing. What takes longer, as
+  // on a disk that hangs, is given up. The last call. Not collective.
+  void CompleteAlone(
+      std::chrono::milliseconds limit,
+      std::chrono::milliseconds own_limit = std::chrono::seconds(10));
   // This rank's error, as soon as there is one: "PATH can't be written: ..".
   absl::Status status();
 
   // Call before the parts change: a GPU's copies may still read them.
-  void BeforeChange() { snapshot_.BeforeChange(); }
+  void BeforeChange() { shared_->snapshot.BeforeChange(); }
 
   // Waits until the save that is under way, if any, is complete or has failed.
   // Collective; all ranks return the same outcome.
@@ -62,17 +72,28 @@ class BackgroundSave {
     bool completing = false;
   };
 
+  // What the thread works on, which it may outlive this.
+  struct Shared {
+    absl::optional<Save> save;
+    Snapshot snapshot;
+  };
+
   absl::Status StartAfter(const SaveRequest& request,
                           const CheckpointParts& parts);
   absl::Status SettleTogether(ProcessGroup& group);
-  void Begin(std::function<absl::Status()> work);
+  // `work` may use shared_, not this.
+  void Begin(std::function<absl::Status(Shared*)> work);
   // Waits for the thread's work.
   absl::Status Await();
+  // The same until `deadline`; false: it is given up.
+  bool AwaitUntil(std::chrono::steady_clock::time_point deadline);
 
-  absl::optional<Save> save_;
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  // The main thread's view of shared_->save, which no work changes.
+  absl::optional<Save>& save_ = shared_->save;
   absl::Status status_;
-  Snapshot snapshot_;
-  std::future<absl::Status> work_;  // last: its destructor waits
+  std::future<absl::Status> work_;
+  std::thread thread_;
 };
 
 }  // namespace capstan

@@ -180,9 +180,11 @@ TEST(SaveTest, ADiskWithoutRoomIsToldBefore) {
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr(out), HasSubstr("MiB free"),
                     HasSubstr("needs 1099511627776.0 MiB")));
-  EXPECT_TRUE(absl::IsResourceExhausted(
-      BeginSave(RequestAt(out, 3), int64_t{1} << 60)));
-  EXPECT_THAT(Names(out + "/checkpoints"), ElementsAre());
+  // It may be wrong.
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(BeginSave(RequestAt(out, 3), int64_t{1} << 60).ok());
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("MiB free"), HasSubstr("trying all the same")));
 }
 
 }  // namespace

@@ -60,6 +60,9 @@ struct TrainState {
   // last loss.
   std::vector<double> recent_losses;
   int64_t spikes_in_a_row = 0;
+  // How often it went back to the checkpoint of which step (GO_BACK; -1: none).
+  int64_t back_to = -1;
+  int64_t times_back = 0;
   // Samples of train_data and eval_data that the run has passed over
   // (train.skip_bad_samples), ascending.
   std::vector<int64_t> bad_samples;

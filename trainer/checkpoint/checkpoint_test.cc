@@ -80,6 +80,8 @@ TEST(CheckpointTest, TrainStateIsExact) {
   EXPECT_EQ(got->evals_without_better, want.evals_without_better);
   EXPECT_EQ(got->recent_losses, want.recent_losses);
   EXPECT_EQ(got->spikes_in_a_row, want.spikes_in_a_row);
+  EXPECT_EQ(got->back_to, want.back_to);
+  EXPECT_EQ(got->times_back, want.times_back);
   EXPECT_EQ(got->bad_samples, want.bad_samples);
   EXPECT_EQ(got->bad_eval_samples, want.bad_eval_samples);
 }

@@ -231,6 +231,8 @@ inline TrainState StateAt(int64_t step) {
   state.last_loss = 2.0000000000000004;
   state.recent_losses = {1.0 / 3.0, 5e-324, 1e300};
   state.spikes_in_a_row = 2;
+  state.back_to = 40;
+  state.times_back = 2;
   state.bad_samples = {0, int64_t{1} << 40};
   state.bad_eval_samples = {7};
   return state;

@@ -78,6 +78,10 @@ Json TrainStateToJson(const TrainState& state) {
     json["recent_losses"] = state.recent_losses;
     json["spikes_in_a_row"] = state.spikes_in_a_row;
   }
+  if (state.times_back > 0) {
+    json["back_to"] = state.back_to;
+    json["times_back"] = state.times_back;
+  }
   if (!state.bad_samples.empty()) json["bad_samples"] = state.bad_samples;
   if (!state.bad_eval_samples.empty()) {
     json["bad_eval_samples"] = state.bad_eval_samples;
@@ -143,6 +147,10 @@ TrainState TrainStateFromJson(const Json& json) {
   if (json.contains("recent_losses")) {
     state.recent_losses = json.at("recent_losses").get<std::vector<double>>();
     state.spikes_in_a_row = json.at("spikes_in_a_row").get<int64_t>();
+  }
+  if (json.contains("times_back")) {
+    state.back_to = json.at("back_to").get<int64_t>();
+    state.times_back = json.at("times_back").get<int64_t>();
   }
   for (const auto& [name, samples] :
        {std::make_pair("bad_samples", &state.bad_samples),

@@ -126,12 +126,11 @@ absl::Status BeginSave(const SaveRequest& request, int64_t bytes) {
     CAPSTAN_RETURN_IF_ERROR(RemoveTree(temporary));  // left by a killed run
     CAPSTAN_RETURN_IF_ERROR(MakeFolder(temporary));
     if (first) CAPSTAN_RETURN_IF_ERROR(SyncPath(request.output_dir));
+    // What a file system says of itself may be wrong, where it compresses or
+    // grows: it is tried all the same.
     const absl::Status room = CheckRoom(root, bytes);
-    if (room.ok()) return room;
-    RemoveTree(temporary).IgnoreError();
-    return absl::ResourceExhaustedError(absl::StrCat(
-        temporary,
-        " can't be written: No space left on device: ", room.message()));
+    if (!room.ok()) LOG(WARNING) << room.message() << "; trying all the same";
+    return absl::OkStatus();
   });
 }
 
@@ -142,8 +141,9 @@ absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
       CAPSTAN_ASSIGN_OR_RETURN(
           const ManifestFile file,
           WriteStateFile(temporary, RankFileName(rank, world_size), pieces));
-      const absl::Status note = WriteWholeFile(RankNotePath(temporary, rank),
-                                               ManifestFileToJson(file));
+      // Whole as soon as it is there: others look for it (AllHaveWritten).
+      const absl::Status note = ReplaceFile(RankNotePath(temporary, rank),
+                                            ManifestFileToJson(file));
       // Another attempt begins with neither.
       if (!note.ok()) {
         RemoveTree(absl::StrCat(temporary, "/", file.name)).IgnoreError();

@@ -38,7 +38,7 @@ struct SaveRequest {
 std::string RankFileName(int rank, int world_size);
 
 // Rank 0's, before all others: makes request.temporary() after removing what a
-// killed run has left there. RESOURCE_EXHAUSTED if the file system has no room
+// killed run has left there. Warns if the file system says that it has no room
 // for `bytes`.
 absl::Status BeginSave(const SaveRequest& request, int64_t bytes);
 
@@ -47,7 +47,7 @@ absl::Status BeginSave(const SaveRequest& request, int64_t bytes);
 absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
                        const std::vector<StatePiece>& pieces);
 
-// Whether all ranks have.
+// Whether all ranks have: each note is there, and whole.
 bool AllHaveWritten(const std::string& temporary, int world_size);
 
 // Rank 0's, after all have written: publishes the checkpoint and removes old

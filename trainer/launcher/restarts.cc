@@ -17,10 +17,13 @@ namespace capstan {
 
 bool Restarts::Again(int64_t step, bool gave_up_host) {
   // Of hosts there are only so many.
-  if (step >= 0) {
-    fruitless_ = 1;
-  } else if (!gave_up_host) {
-    ++fruitless_;
+  if (step < 0) {
+    if (!gave_up_host) ++fruitless_;
+  } else {
+    // Others were redone before it: that step, or what follows it, kills.
+    same_step_ = step == died_after_ && !gave_up_host;
+    fruitless_ = same_step_ ? kFruitless : 1;
+    died_after_ = step;
   }
   step_ = std::max(step_, step);
   if (done_ >= most_ || fruitless_ >= kFruitless) return false;
@@ -42,6 +45,10 @@ std::string Restarts::Ending() const {
   const std::string times =
       absl::StrCat("the ranks had been started again ",
                    done_ == 1 ? "once" : absl::StrCat(done_, " times"));
+  if (fruitless_ >= kFruitless && same_step_) {
+    return absl::StrCat("; ", times, ", and died after the same step, ",
+                        died_after_, ", again");
+  }
   if (fruitless_ >= kFruitless) {
     return absl::StrCat("; ", times, ", and ", fruitless_,
                         " deaths with no step finished between them end it");

@@ -15,8 +15,8 @@ namespace capstan {
 // How often a run's ranks are started again.
 class Restarts {
  public:
-  // So many deaths with no step finished between them end a run: the next start
-  // would end as they did.
+  // So many deaths with no step finished between them end a run, as two after
+  // the same step do: the next start would end as they did.
   static constexpr int kFruitless = 3;
 
   // most: launch.max_restarts.
@@ -43,6 +43,9 @@ class Restarts {
   int done_ = 0;
   int fruitless_ = 0;  // deaths in a row
   int64_t step_ = -1;  // the latest finished
+  // Of the latest death with a step finished before it.
+  int64_t died_after_ = -1;
+  bool same_step_ = false;
 };
 
 // `place` when the hosts in `gone` ("1,3") are given up, which ranks of the

@@ -64,6 +64,21 @@ TEST(RestartsTest, CountsAndEndsEarly) {
   EXPECT_THAT(many.Ending(), HasSubstr("3 deaths with no step finished"));
 }
 
+// From a checkpoint each start does some steps, and dies in the same one.
+TEST(RestartsTest, TheSameStepTwiceIsEnough) {
+  Restarts restarts(1000);
+  EXPECT_TRUE(restarts.Again(56));
+  EXPECT_FALSE(restarts.Again(56));
+  EXPECT_THAT(restarts.Ending(),
+              HasSubstr("started again once, and died after the same step, 56"));
+
+  // Deaths here and there aren't its fault.
+  Restarts random(1000);
+  for (const int64_t step : {56, 40, 56, 57, 30}) {
+    EXPECT_TRUE(random.Again(step)) << step;
+  }
+}
+
 TEST(PlaceWithoutTest, NumbersAnew) {
   Place place;
   place.info.nodes = 4;

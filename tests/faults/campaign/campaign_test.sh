@@ -6,5 +6,6 @@ set -euo pipefail
 cd "$TEST_SRCDIR/$TEST_WORKSPACE"
 command -v python3 >/dev/null || { echo "skipped: no python3"; exit 0; }
 exec python3 tests/faults/campaign/campaign.py --trainer=trainer/trainer \
-  --corpus=tests/testdata/corpus.txt --times=3 --seed="${CAMPAIGN_SEED:-1}" \
-  --json="${TEST_UNDECLARED_OUTPUTS_DIR:-/tmp}/campaign.json"
+  --corpus=tests/testdata/corpus.txt --tokenizer=datasets/samples/tokenizer \
+  --times=3 --seed="${CAMPAIGN_SEED:-1}" \
+  --log="${TEST_UNDECLARED_OUTPUTS_DIR:-$TEST_TMPDIR/campaign}"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults of the campaign. Each cell is a function of (shop, random) that tries its
-fault once or several times, and returns a list of Try."""
-import dataclasses
+"""Faults of processes, signals, disks and memory. Each cell is a function of (shop,
+random) that tries its fault once or several times, and returns a list of Try."""
 import os
 import pathlib
 import re
@@ -10,99 +9,95 @@ import signal
 import subprocess
 import time
 
-from runs import Run, Way, alive, last_step, results, send
-
-# Long beside what is measured here, short beside a person's patience.
-PATIENCE = 60
-WAYS = [("ddp", 2), ("zero2", 2), ("fsdp", 2), ("ddp", 4), ("zero2", 3),
-        ("fsdp", 4)]
+from ledger import doing
+from runs import Run, Way, alive, last_step, send
+from tries import (CELLS, PATIENCE, WAYS, Try, a_way, cell, judge, resumed, stop,
+                   wait_for)
 
 
-@dataclasses.dataclass
-class Try:
-    """One fault: what was seen of it."""
-    named: float = None      # seconds until a line said what had happened
-    rightly: bool = False    # the line has the right rank, file, ..
-    back: float = None       # seconds until the next step, where the run goes on
-    lost: int = 0            # finished steps that were computed again
-    same: bool = False       # the curve and weights of the undisturbed run
-    note: str = ""           # what is wrong, if anything
+# What a kill may aim at; else it comes at any moment.
+PLACES = ["set-up", "catching up", "data", "forward", "backward", "optimizer",
+          "step's end", "evaluation", "saving", "the last save", "finishing"]
 
 
-CELLS = {}
+def aim(pid, place, seconds):
+    """Waits until a rank is there, and stops it; says what it does by then."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and alive(pid):
+        seen = doing(pid)
+        if seen is not None and seen.place() == place:
+            break
+    return stop(pid)
 
 
-def cell(function):
-    CELLS[function.__name__] = function
-    return function
-
-
-def a_way(random, **more):
-    strategy, ranks = random.choice(WAYS)
-    return Way(strategy, ranks, **more)
-
-
-def judge(tries, shop, way, output_dir, code, text):
-    """Compares a run that has ended with the undisturbed one, for its tries."""
-    note = ""
-    if code != 0:
-        note = f"exit code {code}: {text[-800:]}"
-    else:
-        losses, weights = results(output_dir)
-        wanted, sha = shop.reference(way)
-        if losses != wanted:
-            note = f"another curve: {losses if isinstance(losses, str) else ''}"
-        elif weights != sha:
-            note = "other weights"
-    for one in tries:
-        one.same = not note
-        one.note = one.note or note
-    return tries
-
-
-def resumed(shop, way, folder, tries, train=""):
-    """Starts the run again, undisturbed, to its end, and judges it."""
-    with Run(shop, way, folder, train) as run:
-        code = run.wait(PATIENCE)
-        return judge(tries, shop, way, run.out, code, run.text())
+def kill_one(run, way, random, step):
+    """kill -9 of one rank. The Try; None if the run has ended."""
+    ranks = run.ranks()
+    if len(ranks) != way.ranks:
+        return None
+    rank = random.randrange(way.ranks)
+    pid = ranks[rank]
+    place = random.choice(PLACES)
+    seen = aim(pid, place, 0.5) if random.random() < 0.6 else stop(pid)
+    one = Try(doing=seen.place() if seen else "before the ranks have met")
+    if seen is not None:
+        rank = seen.rank
+    when = time.monotonic()
+    send(pid, signal.SIGKILL)
+    line_at, line = run.await_line(["starting the ranks again"], when, 20)
+    if line_at is None:
+        if not run.running() and run.process.returncode == 0:
+            return None
+        one.note = f"no restart: {run.text()[-400:]}"
+        return one
+    one.named = line_at - when
+    one.rightly = f"rank {rank} " in line and "SIGKILL" in line
+    # Before the new ranks have done any.
+    step = max(step, last_step(run.out))
+    after, line = run.await_line(["restarted from"], when, 20)
+    if after is not None:
+        begins = line.split("step")[1].split()[0] if "step" in line else "0"
+        one.lost = max(0, step - int(begins.rstrip(",.;:")))
+    if step < way.steps:
+        back = run.await_step(step + 1, 20)
+        one.back = None if back is None else back - when
+    return one
 
 
 @cell
 def kill_rank(shop, random):
-    """kill -9 of a rank at any moment, again and again; the launcher restarts."""
+    """kill -9 of a rank in each phase, again and again; the launcher restarts."""
     way = a_way(random, steps=400)
     folder = shop.new_folder("kill")
     tries = []
     shop.reference(way)
+    # The last step seen, and the deaths since: three without a step end a run.
+    step, fruitless = 0, 0
     with Run(shop, way, folder, launch="max_restarts: 1000") as run:
-        run.reach(1)
-        while run.running():
-            time.sleep(random.expovariate(2.0))
-            ranks = run.ranks()
-            step = last_step(run.out)
-            if len(ranks) != way.ranks or step >= way.steps - 20:
+        def goes_on():
+            return last_step(run.out) > step + 1 or not run.running()
+
+        until = time.monotonic() + 4 * PATIENCE
+        while run.running() and time.monotonic() < until:
+            early = fruitless < 2 and random.random() < 0.2
+            if early:
+                time.sleep(random.uniform(0.0, 0.5))
+            elif step >= way.steps - 1 or not wait_for(goes_on, PATIENCE):
                 break
-            rank = random.randrange(way.ranks)
-            when = time.monotonic()
-            send(ranks[rank], signal.SIGKILL)
-            one = Try()
-            seen, line = run.await_line(["starting the ranks again"], when, 20)
-            if seen is None:
-                if run.running() or run.process.returncode != 0:
-                    one.note = "no restart"
-                    tries.append(one)
-                break
-            one.named = seen - when
-            one.rightly = f"rank {rank} " in line and "SIGKILL" in line
-            # Before the new ranks have done any.
-            step = max(step, last_step(run.out))
-            after, line = run.await_line(["restarted from step"], when, 20)
-            if after is not None:
-                one.lost = max(0, step - int(line.split("step")[1].split()[0]
-                                             .rstrip(",.;:")))
-            back = run.await_step(step + 1, 20)
-            one.back = None if back is None else back - when
+            else:
+                time.sleep(random.expovariate(4.0))
+            now = last_step(run.out)
+            if now > step + 1:
+                fruitless = 0
+            one = kill_one(run, way, random, now)
+            if one is None:
+                continue
             tries.append(one)
+            if one.note:
+                break
+            step = max(step, last_step(run.out)) if one.back is None else (
+                last_step(run.out))
+            fruitless += 1
         code = run.wait(PATIENCE)
         return judge(tries, shop, way, run.out, code, run.text())
 
@@ -114,15 +109,17 @@ def kill_launcher(shop, random):
     folder = shop.new_folder("launcher")
     one = Try()
     with Run(shop, way, folder) as run:
-        run.reach(random.randrange(1, 100))
+        if random.random() < 0.7:
+            run.reach(random.randrange(1, 120))
+        else:
+            time.sleep(random.uniform(0.0, 1.0))
         family = run.family()
+        seen = doing(random.choice(family)) if family else None
+        one.doing = seen.place() if seen else "before the ranks have met"
         when = time.monotonic()
         send(run.process.pid, signal.SIGKILL)
-        while any(alive(pid) for pid in family):
-            if time.monotonic() > when + 10:
-                one.note = "a rank outlives the launcher"
-                break
-            time.sleep(0.005)
+        if not wait_for(lambda: not any(alive(pid) for pid in family), 10):
+            one.note = "a rank outlives the launcher"
         one.named = time.monotonic() - when
         one.rightly = not one.note
     return resumed(shop, way, folder, [one])
@@ -130,7 +127,8 @@ def kill_launcher(shop, random):
 
 @cell
 def stop_rank(shop, random):
-    """SIGSTOP of a rank: the watchdog names it and ends the run, which restarts."""
+    """SIGSTOP of a rank: the watchdog names it, says in what it is, and ends the
+    run, which restarts."""
     way = a_way(random)
     folder = shop.new_folder("stopped")
     one = Try()
@@ -140,12 +138,17 @@ def stop_rank(shop, random):
         ranks = run.ranks()
         rank = random.randrange(way.ranks)
         when = time.monotonic()
-        send(ranks[rank], signal.SIGSTOP)
+        seen = stop(ranks[rank])
         step = last_step(run.out)
-        seen, line = run.await_line([" is late"], when, 20)
-        if seen is not None:
-            one.named = seen - when
-            one.rightly = f"rank {rank} is late" in line and "stopped" in line
+        at, line = run.await_line([" is late"], when, 20)
+        one.doing = seen.place() if seen else ""
+        if at is not None:
+            one.named = at - when
+            one.rightly = (seen is not None and "stopped" in line and
+                           f"rank {seen.rank} is late" in line and
+                           seen.told_in(line))
+        if not one.rightly:
+            one.note = f"{seen}: {line}"
         back = run.await_step(step + 2, 20)
         one.back = None if back is None else back - when
         code = run.wait(PATIENCE)
@@ -432,108 +435,6 @@ def not_a_number(shop, random):
         if code == 0:
             return judge([one], shop, way, run.out, code, text)
     return resumed(shop, way, folder, [one])
-
-
-class TwoHosts:
-    """Two network namespaces with a link, one of which runs node 1."""
-
-    ADDRESSES = ("10.213.91.1", "10.213.91.2")
-
-    def __init__(self):
-        self.names = [f"camp{os.getpid()}{letter}" for letter in "ab"]
-        self.link = f"camp{os.getpid()}"
-
-    def __enter__(self):
-        for name in self.names:
-            self.ip("netns", "add", name)
-        self.ip("link", "add", self.link, "netns", self.names[0], "type", "veth",
-                "peer", "name", self.link, "netns", self.names[1])
-        for name, address in zip(self.names, self.ADDRESSES):
-            self.ip("-n", name, "address", "add", f"{address}/24", "dev",
-                    self.link)
-            self.ip("-n", name, "link", "set", self.link, "up")
-            self.ip("-n", name, "link", "set", "lo", "up")
-        return self
-
-    def __exit__(self, *_):
-        for name in self.names:
-            pids = subprocess.run(["ip", "netns", "pids", name], check=False,
-                                  capture_output=True, text=True).stdout
-            for pid in pids.split():
-                send(int(pid), signal.SIGKILL)
-            subprocess.run(["ip", "netns", "delete", name], check=False)
-
-    @staticmethod
-    def ip(*words):
-        subprocess.run(["ip", *words], check=True)
-
-    def start(self, node, shop, way, folder, train="", launch=""):
-        own = folder / f"node{node}"
-        own.mkdir(exist_ok=True)
-        run = Run(shop, way, own, train, launch,
-                  flags=["--nodes=2", f"--node_rank={node}",
-                         f"--rendezvous={self.ADDRESSES[0]}:29531",
-                         "--set", f"output_dir={folder / 'out'}"],
-                  before=["ip", "netns", "exec", self.names[node]],
-                  env={"CAPSTAN_HOST_ID": self.names[node]})
-        run.out = folder / "out"
-        return run
-
-
-def on_two_hosts(disturb, words, train="hang_floor_seconds: 2"):
-    """A cell: disturb(hosts, runs) of a run of 2 + 2 ranks. The first host must say
-    one of `words` (none: nothing is to happen); then the run is started again."""
-    def fault(shop, random):
-        if os.geteuid() != 0 or shutil.which("ip") is None:
-            return None
-        strategy, _ = random.choice(WAYS)
-        way = Way(strategy, 2)
-        folder = shop.new_folder("hosts")
-        one = Try()
-        with TwoHosts() as hosts:
-            with hosts.start(0, shop, way, folder, train) as first, \
-                    hosts.start(1, shop, way, folder, train) as second:
-                first.reach(random.randrange(20, 90))
-                when = time.monotonic()
-                disturb(hosts, (first, second))
-                code = first.wait(PATIENCE)
-                second.wait(PATIENCE)
-                one.named = time.monotonic() - when
-                text = first.text()
-                if words:
-                    one.rightly = (code not in (0, None) and
-                                   any(word in text for word in words))
-                else:
-                    one.rightly = code == 0 and "is late" not in text
-                if not one.rightly:
-                    one.note = f"exit code {code}: {text[-500:]}"
-            four = Way(strategy, 4)
-            if code == 0:
-                return judge([one], shop, four, folder / "out", code, text)
-            return resumed(shop, four, folder, [one])
-    return fault
-
-
-def _kill_host(_, runs):
-    for pid in runs[1].family() + [runs[1].process.pid]:
-        send(pid, signal.SIGKILL)
-
-
-def _cut_link(hosts, _):
-    hosts.ip("-n", hosts.names[1], "link", "set", hosts.link, "down")
-
-
-def _slow_link(hosts, _):
-    for name in hosts.names:
-        subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev",
-                        hosts.link, "root", "tbf", "rate", "20mbit", "burst",
-                        "32kbit", "latency", "400ms"], check=True)
-
-
-CELLS["kill_host"] = on_two_hosts(_kill_host, ["rank 2", "rank 3"])
-CELLS["cut_link"] = on_two_hosts(_cut_link, ["doesn't answer", "is late",
-                                             "rank 2", "rank 3"])
-CELLS["slow_link"] = on_two_hosts(_slow_link, [])
 
 
 @cell

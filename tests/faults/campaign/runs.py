@@ -12,14 +12,18 @@ import tempfile
 import threading
 import time
 
+LLAMA = """model { [plugin/capstan.llama.Config] {
+  vocab_size: %d hidden_size: 32 intermediate_size: 88 num_hidden_layers: 2
+  num_attention_heads: 4 num_key_value_heads: 2 max_position_embeddings: 128 } }
+objective { [plugin/capstan.causal_lm.Config] {} }
+"""
+PARTS = LLAMA % 256 + """
+train_data { [plugin/capstan.text.Config] {
+  path: "@DATA@" tokenizer { bytes {} } sequence_length: 32 shuffle: true
+  validation_fraction: 0.1 } }
+"""
 CONFIG = """
-model {{ [plugin/capstan.llama.Config] {{
-  vocab_size: 256 hidden_size: 32 intermediate_size: 88 num_hidden_layers: 2
-  num_attention_heads: 4 num_key_value_heads: 2 max_position_embeddings: 128 }} }}
-objective {{ [plugin/capstan.causal_lm.Config] {{}} }}
-train_data {{ [plugin/capstan.text.Config] {{
-  path: "{data}" tokenizer {{ bytes {{}} }} sequence_length: 32 shuffle: true
-  validation_fraction: 0.1 }} }}
+{parts}
 strategy {{ [plugin/capstan.{strategy}.Config] {{}} }}
 precision {{ [plugin/capstan.fp32.Config] {{}} }}
 optimizer {{ [plugin/capstan.adamw.Config] {{ learning_rate: 3e-3 }} }}
@@ -34,16 +38,21 @@ launch {{ processes: {ranks} {launch} }}
 class Workshop:
     """Where the runs of a campaign live: a folder of its own, removed at the end."""
 
-    def __init__(self, trainer, corpus):
+    def __init__(self, trainer, corpus, tokenizer):
+        self.tokenizer = tokenizer
         self.trainer = os.path.abspath(trainer)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="capstan-campaign."))
         self.data = self.folder / "corpus.txt"
         shutil.copyfile(corpus, self.data)
         self.undisturbed = {}
+        self.sessions = set()  # of the processes that runs have started
         self.count = 0
 
     def close(self):
-        subprocess.run(["pkill", "-KILL", "-f", f"{self.folder}/"], check=False)
+        for entry in os.listdir("/proc"):
+            stat = stat_of(int(entry)) if entry.isdigit() else None
+            if stat and int(stat[3]) in self.sessions:
+                send(int(entry), signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def new_folder(self, name):
@@ -52,10 +61,18 @@ class Workshop:
         folder.mkdir()
         return folder
 
+    def command(self, *words):
+        """Runs another command of the trainer, which must succeed."""
+        done = subprocess.run([self.trainer, *words], check=False, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode != 0:
+            raise SystemExit(f"trainer {' '.join(words)} fails:\n{done.stdout}")
+
     def config(self, way, folder, train="", launch=""):
         path = folder / "run.pbtxt"
         path.write_text(CONFIG.format(
-            data=way.data or self.data, strategy=way.strategy, steps=way.steps,
+            parts=way.parts.replace("@DATA@", str(way.data or self.data)),
+            strategy=way.strategy, steps=way.steps,
             ranks=way.ranks, eval_every=way.eval_every,
             save_every=way.save_every, train=train, launch=launch))
         return path
@@ -66,7 +83,7 @@ class Workshop:
         if key not in self.undisturbed:
             folder = self.new_folder("undisturbed")
             plain = Way(way.strategy, way.ranks, way.steps, way.save_every,
-                        way.eval_every)
+                        way.eval_every, parts=way.parts)
             with Run(self, plain, folder) as run:
                 if run.wait(300) != 0:
                     raise SystemExit(f"the undisturbed run fails:\n{run.text()}")
@@ -79,16 +96,18 @@ class Way:
     """How a run trains."""
 
     def __init__(self, strategy="ddp", ranks=2, steps=120, save_every=25,
-                 eval_every=40, data=None):
+                 eval_every=40, data=None, parts=PARTS):
         self.strategy = strategy
         self.ranks = ranks
         self.steps = steps
         self.save_every = save_every
         self.eval_every = eval_every
         self.data = data
+        # The config's model, objective and data; @DATA@: data's path.
+        self.parts = parts
 
     def key(self):
-        return (self.strategy, self.ranks, self.steps, self.eval_every)
+        return (self.strategy, self.ranks, self.steps, self.eval_every, self.parts)
 
 
 def results(output_dir):
@@ -136,6 +155,7 @@ class Run:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", start_new_session=True,
             env=dict(os.environ, OMP_NUM_THREADS="1", **(env or {})))
+        shop.sessions.add(self.process.pid)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
