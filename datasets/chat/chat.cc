@@ -294,8 +294,8 @@ absl::StatusOr<const TokenRow*> Chat::ReadRow(const OpenedSource& source,
   }
   CAPSTAN_RETURN_IF_ERROR(source.file.file->Check());
   return absl::DataLossError(absl::StrCat(
-      source.file.path, ":",
-      LineOf(text, std::min<uint64_t>(row.offset, text.size())),
+      source.file.PlaceOf(
+          LineOf(text, std::min<uint64_t>(row.offset, text.size()))),
       ": the file has changed since the run began (", status.message(), ")"));
 }
 
