@@ -220,7 +220,7 @@ TEST_P(DecoderGoldenTest, FiveAdamWSteps) {
   OptimizerStep step;
   step.learning_rate = (*optimizer)->learning_rate();
   const Json& losses = wanted["losses"];
-  ASSERT_EQ(losses.size(), 5);
+  ASSERT_EQ(losses.size(), size_t{5});
   for (step.step = 1; step.step <= 5; ++step.step) {
     EXPECT_NEAR(Backward(), losses[step.step - 1].get<double>(), 2e-6)
         << step.step;
