@@ -171,22 +171,22 @@ TEST_P(LayersMemoryTest, GatedMlp) {
   OperatorMemory planned = MemoryOf(forward, backward);
   planned.backward -= s.x();
   ExpectNear(planned, Measure([&] {
-               return GatedMlp(block.x(), block.weights().mlp, 1e-5);
+               return GatedMlp(block.x(), block.weights().mlp, block.options());
              }),
              0.17);
 }
 
-TEST_P(LayersMemoryTest, LinearAdd) {
+TEST_P(LayersMemoryTest, AttentionOutput) {
   const Block block(GetParam(), at::kFloat);
   const TransformerBlockShape& s = block.shape();
   MemoryLedger forward;
-  PlanLinearAdd(s, &forward);
+  PlanAttentionOutput(s, &forward);
   MemoryLedger backward(forward.live());
-  PlanLinearAddBackward(s, &backward);
+  PlanAttentionOutputBackward(s, &backward);
   // x serves as the attention's output and as the residual.
   ExpectNear(MemoryOf(forward, backward), Measure([&] {
-               return LinearAdd(block.x(), block.weights().output,
-                                block.x().detach());
+               return AttentionOutput(block.x(), block.x().detach(),
+                                      block.weights(), block.options());
              }),
              0.25);
 }
@@ -197,8 +197,7 @@ TEST_P(LayersMemoryTest, AttentionInput) {
   PlanAttentionInput(block.shape(), &planned);
   QueryKeyValue out;  // what Measure doesn't hold
   const OperatorMemory measured = Measure([&] {
-    out = AttentionInput(block.x(), block.weights().attention, 1e-5,
-                         block.options().rope_table);
+    out = AttentionInput(block.x(), block.weights().attention, block.options());
     return out.v;
   });
   const double most = 0.1 * static_cast<double>(planned.peak());
