@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/mm.h>
+#include <glog/logging.h>
 
 #include <algorithm>
 #include <cmath>

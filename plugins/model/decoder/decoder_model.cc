@@ -109,6 +109,7 @@ absl::Status DecoderModel::SaveConfig(const std::string& folder,
   json["model_type"] = config_.family->model_type;
   json["architectures"] = {config_.family->architecture};
   json["vocab_size"] = config_.vocab_size;
+  if (config_.ropes.size() == 1) AddRopeSpellings(config_.ropes[0], &json);
   return WriteConfigFiles(config_, std::move(json), folder, dtype);
 }
 
@@ -310,13 +311,12 @@ at::Tensor DecoderModel::Embed(const TokenInput& input, UnitRunner& runner,
       config_.embedding_scale == 1.0
           ? 1.0
           : Rounded(config_.embedding_scale, embedding.scalar_type());
-  return runner.Run(
-      0, input.tokens.to(embedding.device()),
-      [embedding, tied, place, scale](const at::Tensor& tokens) {
-        at::Tensor rows = kernels::Embedding(embedding, tokens.reshape({-1}),
-                                             tied, place);
-        return scale == 1.0 ? rows : rows.mul_(scale);
-      });
+  return runner.Run(0, input.tokens.to(embedding.device()),
+                    [embedding, tied, place, scale](const at::Tensor& tokens) {
+                      at::Tensor rows = kernels::Embedding(
+                          embedding, tokens.reshape({-1}), tied, place);
+                      return scale == 1.0 ? rows : rows.mul_(scale);
+                    });
 }
 
 at::Tensor DecoderModel::Hidden(
@@ -387,15 +387,15 @@ at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
   const at::Tensor factors =
       targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
   const kernels::WeightPlace place = {sink_, layout_.head};
-  const at::Tensor sum = runner.Run(
-      head_unit(), hidden,
-      [norm, head, eps, plus_one, softcap, flat, factors, tied,
-       place](const at::Tensor& x) {
-        const MemoryScope scope(MemoryCategory::kLogits);
-        return kernels::HeadCrossEntropySum(
-            kernels::RmsNorm(x, norm, eps, plus_one), head, flat, tied,
-            kernels::kLogitsBytes, place, factors, softcap);
-      });
+  const at::Tensor sum =
+      runner.Run(head_unit(), hidden,
+                 [norm, head, eps, plus_one, softcap, flat, factors, tied,
+                  place](const at::Tensor& x) {
+                   const MemoryScope scope(MemoryCategory::kLogits);
+                   return kernels::HeadCrossEntropySum(
+                       kernels::RmsNorm(x, norm, eps, plus_one), head, flat,
+                       tied, kernels::kLogitsBytes, place, factors, softcap);
+                 });
   if (router_loss == nullptr) return sum;
   return router_loss->AddTo(sum, (flat >= 0).sum().to(sum.device()));
 }
@@ -411,9 +411,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> DecoderModel::NewCache(
                      " sequences is asked for; max_position_embeddings is ",
                      config_.max_position_embeddings));
   }
-  return std::unique_ptr<KvCache>(
-      new DecoderCache(this, config_, batch, max_length,
-                       parameters_[kEmbedding].options()));
+  return std::unique_ptr<KvCache>(new DecoderCache(
+      this, config_, batch, max_length, parameters_[kEmbedding].options()));
 }
 
 }  // namespace capstan::decoder

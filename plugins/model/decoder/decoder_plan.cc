@@ -61,9 +61,9 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
                                                 c10::ScalarType compute) const {
   const bool trained = lora_ == nullptr;
   const DecoderConfig& c = config_;
-  kernels::TokenLossShape ends = {
-      samples * length, c.hidden_size, c.vocab_size, compute, trained,
-      c.tie_word_embeddings};
+  kernels::TokenLossShape ends = {samples * length, c.hidden_size,
+                                  c.vocab_size,     compute,
+                                  trained,          c.tie_word_embeddings};
   ends.softcap = c.logit_softcap != 0.0;
   kernels::TransformerBlockShape block;
   block.rows = ends.rows;
