@@ -186,6 +186,29 @@ TEST(HubUploadTest, AFailureIsTheRunsButTheFolderIsThere) {
   EXPECT_EQ(ReadJson(run.output() + "/summary.json")["status"], "completed");
 }
 
+// hf kills its parent, rank 0, the first time it is called.
+TEST(HubUploadTest, ADeathInItsMidstDoesntLoseIt) {
+  const RunText run = Uploading().Ddp(2).Set("launch", "processes: 2 max_restarts: 1");
+  const std::string bin = NewTestFolder("bin");
+  WriteText(bin + "/hf", absl::StrCat("#!/bin/sh\n[ -e ", bin,
+                                      "/asked ] && exit 0\ntouch ", bin,
+                                      "/asked\nkill -9 $PPID\n"));
+  chmod((bin + "/hf").c_str(), 0755);
+  TrainerOptions options;
+  options.environment["PATH"] = bin + ":/usr/bin:/bin";
+  const std::vector<std::string> words = {"--config=" + run.File(), "--set",
+                                          "train.resume=AUTO"};
+  TrainerResult result = RunTrainer(words, options);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 0 was killed by signal 9"));
+  EXPECT_THAT(result.out, HasSubstr("uploaded "));
+  // It is done: once is enough.
+  result = RunTrainer(words, options);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("is finished after 2 steps"),
+                                Not(HasSubstr("uploaded "))));
+}
+
 TEST(AutomaticBatchTest, TakesWhatFitsAndChangesNoLoss) {
   RunText run;
   run.Ddp(2)

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <utility>
@@ -102,6 +103,30 @@ TEST(HangTest, AStoppedRankEndsTheRun) {
   EXPECT_THAT(result.err, HasSubstr("rank 1 is late: in "));
   EXPECT_THAT(result.err, HasSubstr("ERROR: nothing has moved for "));
   EXPECT_THAT(result.err, Not(HasSubstr("killed by signal"))) << "one cause";
+}
+
+TEST(HangTest, AnEvaluationIsWatchedToo) {
+  const RunText run =
+      RunText().Train("max_steps: 1").Output(NewTestFolder("run") + "/out");
+  MustTrain(run);
+  const std::string data = NewTestFolder("data") + "/long.txt";
+  std::ofstream(data) << std::string(40 << 20, 'a');
+  TrainerProcess trainer({"eval", "--model=" + run.output(), "--data=" + data,
+                          "--loss_only", "--set", "train.hang_floor_seconds=2",
+                          "--set", "train.hang_ceiling_seconds=3"});
+  while (trainer.Running() && trainer.Children().size() < 2 &&
+         trainer.Seconds() < 60) {
+    usleep(2000);
+  }
+  // Once they have met, which takes a moment.
+  sleep(3);
+  const std::vector<pid_t> ranks = trainer.Children();
+  ASSERT_GE(ranks.size(), 2u) << trainer.Err();
+  kill(ranks[1], SIGSTOP);
+  const TrainerResult result = trainer.Wait();
+  EXPECT_EQ(result.exit_code, kHungExitCode) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 1 is late: in evaluation for "));
+  EXPECT_TRUE(result.all_gone);
 }
 
 TEST(HangTest, AStopOfAllIsNoAlarm) {

@@ -142,8 +142,8 @@ absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
           const ManifestFile file,
           WriteStateFile(temporary, RankFileName(rank, world_size), pieces));
       // Whole as soon as it is there: others look for it (AllHaveWritten).
-      const absl::Status note = ReplaceFile(RankNotePath(temporary, rank),
-                                            ManifestFileToJson(file));
+      const absl::Status note =
+          ReplaceFile(RankNotePath(temporary, rank), ManifestFileToJson(file));
       // Another attempt begins with neither.
       if (!note.ok()) {
         RemoveTree(absl::StrCat(temporary, "/", file.name)).IgnoreError();

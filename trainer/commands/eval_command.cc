@@ -35,6 +35,9 @@
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/process_group/create.h"
 #include "trainer/session/evaluator.h"
+#include "trainer/session/watch.h"
+#include "trainer/watch/ledger.h"
+#include "trainer/watch/watchdog.h"
 
 namespace capstan {
 namespace {
@@ -224,8 +227,12 @@ absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
                                  const RankInfo& rank) {
   const RunConfig& config = generator.loaded.config;
   at::set_num_threads(rank.threads);
+  WantLedgers();
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
                            CreateProcessGroup(rank, /*gpus=*/0));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Watchdog> watchdog,
+                           Watch(config.train(), *group));
+  const Watchdog::Activity activity(watchdog.get(), "evaluation", /*step=*/0);
   PlainRunner runner;
   WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
   EvaluationRequest request;

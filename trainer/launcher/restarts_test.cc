@@ -69,8 +69,9 @@ TEST(RestartsTest, TheSameStepTwiceIsEnough) {
   Restarts restarts(1000);
   EXPECT_TRUE(restarts.Again(56));
   EXPECT_FALSE(restarts.Again(56));
-  EXPECT_THAT(restarts.Ending(),
-              HasSubstr("started again once, and died after the same step, 56"));
+  EXPECT_THAT(
+      restarts.Ending(),
+      HasSubstr("started again once, and died after the same step, 56"));
 
   // Deaths here and there aren't its fault.
   Restarts random(1000);

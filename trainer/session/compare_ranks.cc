@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
+#include "base/status.h"
+#include "trainer/config/load_config.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
@@ -92,6 +95,31 @@ absl::Status CompareFacts(ProcessGroup& group,
         facts[i].value, ", where rank 0 has ", other, "; ", hint));
   }
   return Agree(group, same, "start with what rank 0 has");
+}
+
+absl::Status CompareConfigs(const Session& session) {
+  RunConfig config = session.config;
+  config.clear_launch();
+  config.clear_output_dir();
+  const std::string mine = PrintConfig(config);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string rank0s,
+                           FromRank0(*session.group, mine));
+  absl::Status same;
+  if (mine != rank0s) {
+    const std::vector<std::string> here = absl::StrSplit(mine, '\n');
+    const std::vector<std::string> there = absl::StrSplit(rank0s, '\n');
+    size_t i = 0;
+    while (i < here.size() && i < there.size() && here[i] == there[i]) ++i;
+    const auto line = [i](const std::vector<std::string>& lines) {
+      return i < lines.size() ? absl::StripAsciiWhitespace(lines[i])
+                              : "nothing";
+    };
+    same = absl::FailedPreconditionError(absl::StrCat(
+        "rank ", session.group->rank(), " has another config than rank 0: `",
+        line(here), "` where rank 0 has `", line(there),
+        "`; start all hosts with the same files and flags"));
+  }
+  return Agree(*session.group, same, "start with rank 0's config");
 }
 
 absl::Status CompareParts(const Session& session) {

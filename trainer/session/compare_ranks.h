@@ -28,6 +28,10 @@ absl::Status CompareFacts(ProcessGroup& group,
                           const std::vector<RankFact>& facts,
                           const std::string& hint);
 
+// Refuses a config that isn't rank 0's, but for where ranks and output are:
+// each host reads files and flags of its own. Collective.
+absl::Status CompareConfigs(const Session& session);
+
 // The trainer's build, the data and the model, before anything is set up; and
 // what the run goes on with once a checkpoint is restored. Collective.
 absl::Status CompareParts(const Session& session);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -60,9 +61,11 @@ ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
 
 // Runs the program that uploads `folder`, without a shell, with this process's
 // environment and output; it manages its own token. Returns a line for the
-// user: what was done or, without such a program, would have been.
+// user: what was done (then sets *uploaded) or, without such a program, would
+// have been.
 absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
-                                        const std::string& folder) {
+                                        const std::string& folder,
+                                        bool* uploaded) {
   // hf upload REPO FOLDER . [--private]
   std::vector<std::string> command = {"hf", "upload", upload.repo(), folder,
                                       "."};
@@ -90,6 +93,7 @@ absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+    *uploaded = true;
     return absl::StrCat("uploaded ", folder, " to ", upload.repo());
   }
   return absl::FailedPreconditionError(absl::StrCat(
@@ -97,6 +101,11 @@ absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
       WIFEXITED(status) ? absl::StrCat("exit code ", WEXITSTATUS(status))
                         : absl::StrCat("signal ", WTERMSIG(status)),
       "): see above for hf's own words, then: ", shown));
+}
+
+// Holds the name of the repository that final/ has been uploaded to.
+std::string UploadMark(const Session& session) {
+  return session.output_dir + "/.uploaded";
 }
 
 }  // namespace
@@ -231,8 +240,7 @@ absl::StatusOr<bool> RunCheckpoints::InBackground() {
   in_background_ = session_.config.train().saving() == Train::BACKGROUND;
   if (!*in_background_) return false;
   const absl::Status room =
-      RoomInMemory(BytesOf(OwnedPieces(session_.Checkpointed())),
-                   session_.rank.local_world_size);
+      RoomInMemory(BytesOf(OwnedPieces(session_.Checkpointed())), session_);
   CAPSTAN_ASSIGN_OR_RETURN(const bool none,
                            AnyRank(*session_.group, !room.ok()));
   if (none) {
@@ -306,9 +314,9 @@ absl::Status RunCheckpoints::GoBack() {
     return absl::OkStatus();
   }
   const std::string folder = CheckpointFolder(session_.output_dir, saved_step_);
-  times_back_ = back_to_ == saved_step_ ? times_back_ + 1 : 1;
-  back_to_ = saved_step_;
-  if (times_back_ > kMostTimes) {
+  state.times_back = state.back_to == saved_step_ ? state.times_back + 1 : 1;
+  state.back_to = saved_step_;
+  if (state.times_back > kMostTimes) {
     return absl::FailedPreconditionError(absl::StrCat(
         "step ", state.step,
         ": the loss has spiked again after the run went "
@@ -379,11 +387,25 @@ absl::Status RunCheckpoints::SaveFinal() {
                                *session_.group);
 }
 
+bool RunCheckpoints::AwaitsUpload() const {
+  if (!session_.config.has_hub_upload()) return false;
+  const auto repo = ReadWholeFile(UploadMark(session_));
+  return !repo.ok() || *repo != session_.config.hub_upload().repo();
+}
+
 absl::Status RunCheckpoints::UploadFinal() {
-  const absl::StatusOr<std::string> told =
-      UploadToHub(session_.config.hub_upload(), session_.output_dir + "/final");
-  if (told.ok()) session_.Note(*told);
-  return told.status();
+  const HubUpload& upload = session_.config.hub_upload();
+  bool uploaded = false;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string told,
+      UploadToHub(upload, session_.output_dir + "/final", &uploaded));
+  if (session_.reporter != nullptr) {
+    session_.Note(told);
+  } else {
+    Console(STDOUT_FILENO).Write(told + "\n");
+  }
+  if (!uploaded) return absl::OkStatus();
+  return ReplaceFile(UploadMark(session_), upload.repo());
 }
 
 }  // namespace capstan

@@ -46,6 +46,9 @@ class RunCheckpoints {
   absl::Status RestoreBest();
   // Writes OUTPUT/final: weights, tokenizer, config and model card.
   absl::Status SaveFinal();
+  // Whether the config asks for an upload that hasn't succeeded yet, as after a
+  // death in its midst.
+  bool AwaitsUpload() const;
   // Uploads that folder to the config's hub_upload, from this rank alone. On
   // error the folder is intact, and the error says how to retry.
   absl::Status UploadFinal();
@@ -69,9 +72,6 @@ class RunCheckpoints {
   absl::optional<bool> in_background_;
   absl::optional<MirroredStep> source_;  // what the run goes on from
   RunMirror mirror_;
-  // How often the run has gone back to the checkpoint of which step.
-  int64_t back_to_ = -1;
-  int times_back_ = 0;
 };
 
 }  // namespace capstan

@@ -13,6 +13,8 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "trainer/launcher/progress.h"
+#include "trainer/memory/memory_plan.h"
+#include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/process_group/agree.h"
 
@@ -32,26 +34,44 @@ ReadMirror ReadMirrorOf(std::shared_ptr<MirrorConnection> connection,
 
 }  // namespace
 
-int64_t MirrorEvery(const RunConfig& config) {
+int64_t MirrorEvery(const RunConfig& config, bool on_gpu) {
   if (config.train().has_mirror_every()) return config.train().mirror_every();
-  return config.launch().max_restarts() > 0 ? 1 : 0;
+  if (config.launch().max_restarts() == 0) return 0;
+  // From a GPU a copy takes as long as some steps: the loop waits for the
+  // device, and what the bus brings goes through pages that aren't pinned.
+  constexpr int64_t kOnGpus = 50;
+  return on_gpu ? kOnGpus : 1;
 }
 
-absl::Status RoomInMemory(int64_t bytes, int ranks) {
-  const double needed = static_cast<double>(bytes) * static_cast<double>(ranks);
+absl::Status RoomInMemory(int64_t bytes, const Session& session) {
+  const int ranks = session.rank.local_world_size;
+  const auto of_all = [ranks](int64_t of_one) {
+    return static_cast<double>(of_one) * static_cast<double>(ranks);
+  };
+  const double needed = of_all(bytes);
+  const MemoryPlan& plan = session.job.memory;
+  int64_t to_come = 0;
+  if (session.group->device().is_cpu() && plan.activations_known) {
+    to_come =
+        std::max<int64_t>(0, Total(plan.at_peak) - Total(TrackedMemory().live));
+  }
   const auto available = static_cast<double>(AvailableHostMemory());
   constexpr double kShare = 0.8;
-  if (needed <= kShare * available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("it needs ", ShortBytes(static_cast<int64_t>(needed)),
-                   " of memory for ", ranks, " ranks, and this host has ",
-                   ShortBytes(static_cast<int64_t>(available))));
+  if (needed <= kShare * (available - of_all(to_come))) return absl::OkStatus();
+  const auto text = [](double count) {
+    return ShortBytes(static_cast<int64_t>(count));
+  };
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "it needs ", text(needed), " of memory for ", ranks,
+      ranks == 1 ? " rank" : " ranks",
+      to_come > 0 ? absl::StrCat(", their steps ", text(of_all(to_come))) : "",
+      ", and this host has ", text(available)));
 }
 
 absl::Status RunMirror::Begin() {
   const RankInfo& rank = session_.rank;
   ProcessGroup& group = *session_.group;
-  if (MirrorEvery(session_.config) == 0) return absl::OkStatus();
+  if (Every() == 0) return absl::OkStatus();
   const size_t each = rank.mirror_fds.size() /
                       static_cast<size_t>(std::max(1, rank.local_world_size));
   const bool for_hosts =
@@ -165,7 +185,7 @@ absl::Status RunMirror::Allocate(int64_t held_bytes) {
   std::vector<int> held;
   if (server_ != nullptr) held.assign(files_.end() - held_, files_.end());
   for (const int file : held) bytes += MirrorBytesMissing(file, held_bytes);
-  CAPSTAN_RETURN_IF_ERROR(RoomInMemory(bytes, session_.rank.local_world_size));
+  CAPSTAN_RETURN_IF_ERROR(RoomInMemory(bytes, session_));
   for (const int file : held) {
     CAPSTAN_RETURN_IF_ERROR(AllocateMirror(file, held_bytes));
   }
@@ -209,9 +229,12 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
   return absl::OkStatus();
 }
 
+int64_t RunMirror::Every() const {
+  return MirrorEvery(session_.config, session_.group->device().is_cuda());
+}
+
 bool RunMirror::Due() const {
-  return mirror_ != nullptr &&
-         capstan::Due(MirrorEvery(session_.config), session_.state.step);
+  return mirror_ != nullptr && capstan::Due(Every(), session_.state.step);
 }
 
 absl::Status RunMirror::Copy(bool again) {
@@ -234,6 +257,13 @@ absl::Status RunMirror::Copy(bool again) {
   }
   const absl::optional<Mirror::Copied> copied =
       mirror_->Copy(session_.state, session_.Checkpointed());
+  if (!copied.has_value() && !std::exchange(told_of_size_, true)) {
+    session_.Note(absl::StrCat(
+        "from step ", session_.state.step,
+        " on the state isn't mirrored, as its lists (of bad samples, of recent "
+        "losses) have grown too long: a restart goes on from the last "
+        "checkpoint or mirror before"));
+  }
   if (sender_ != nullptr && copied.has_value()) {
     if (through) {
       mirror_->Sending();

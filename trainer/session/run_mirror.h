@@ -39,6 +39,7 @@ class RunMirror {
  private:
   // What all ranks' files hold, this host's first.
   std::vector<FoundMirror> FoundByAll();
+  int64_t Every() const;
   absl::Status Allocate(int64_t held_bytes);
   void NoteSkipped();
 
@@ -51,14 +52,15 @@ class RunMirror {
   std::unique_ptr<MirrorSender> sender_;  // null on one host
   int64_t sent_step_ = 0;
   bool told_ = false;
+  bool told_of_size_ = false;
 };
 
 // train.mirror_every, or its default.
-int64_t MirrorEvery(const RunConfig& config);
+int64_t MirrorEvery(const RunConfig& config, bool on_gpu);
 
-// RESOURCE_EXHAUSTED unless this host has `bytes` for each of its `ranks`, and
-// something to spare.
-absl::Status RoomInMemory(int64_t bytes, int ranks);
+// RESOURCE_EXHAUSTED unless this host has `bytes` for each of its ranks, beside
+// what their steps have yet to allocate, and something to spare.
+absl::Status RoomInMemory(int64_t bytes, const Session& session);
 
 }  // namespace capstan
 

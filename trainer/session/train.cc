@@ -5,33 +5,25 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <glog/logging.h>
 #include <malloc.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <set>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
 #include "base/fault_point.h"
@@ -53,10 +45,12 @@
 #include "trainer/profile/profiler.h"
 #include "trainer/session/compare_ranks.h"
 #include "trainer/session/evaluator.h"
+#include "trainer/session/exit_guard.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
-#include "trainer/session/schedule.h"
+#include "trainer/session/settle_run.h"
 #include "trainer/session/step.h"
+#include "trainer/session/watch.h"
 #include "trainer/watch/ledger.h"
 #include "trainer/watch/watchdog.h"
 
@@ -87,113 +81,6 @@ bool HoldsWeights(const std::string& folder) {
     if (PathExists(absl::StrCat(folder, "/", name))) return true;
   }
   return false;
-}
-
-// Settles the run's device: the least capable over all machines.
-absl::Status SettleDevice(Session* session) {
-  TrainJob& job = session->job;
-  RunParts& parts = session->parts;
-  if (!parts.precision->depends_on_device()) return absl::OkStatus();
-  const int mine = parts.device.compute_capability;
-  const std::vector<double> all = FromAllRanks(*session->group, mine);
-  const int least = static_cast<int>(*std::min_element(all.begin(), all.end()));
-  if (least == mine) return absl::OkStatus();
-  parts.device.compute_capability = least;
-  parts.precision_name = PrecisionName(session->config, parts);
-  session->scaler = LossScaler(parts.policy().loss_scaling);
-  const MemoryRequest memory = MemoryRequestOf(job, session->group->size());
-  job.memory = PlanMemory(*parts.strategy, memory);
-  return job.loaded.Locate(parts.strategy->Check(memory.strategy), "strategy");
-}
-
-// Each host reads files and flags of its own: refuses a config that isn't rank
-// 0's, but for where ranks and output are.
-absl::Status CompareConfigs(const Session& session) {
-  RunConfig config = session.config;
-  config.clear_launch();
-  config.clear_output_dir();
-  const std::string mine = PrintConfig(config);
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string rank0s,
-                           FromRank0(*session.group, mine));
-  absl::Status same;
-  if (mine != rank0s) {
-    const std::vector<std::string> here = absl::StrSplit(mine, '\n');
-    const std::vector<std::string> there = absl::StrSplit(rank0s, '\n');
-    size_t i = 0;
-    while (i < here.size() && i < there.size() && here[i] == there[i]) ++i;
-    const auto line = [i](const std::vector<std::string>& lines) {
-      return i < lines.size() ? absl::StripAsciiWhitespace(lines[i])
-                              : "nothing";
-    };
-    same = absl::FailedPreconditionError(absl::StrCat(
-        "rank ", session.group->rank(), " has another config than rank 0: `",
-        line(here), "` where rank 0 has `", line(there),
-        "`; start all hosts with the same files and flags"));
-  }
-  return Agree(*session.group, same, "start with rank 0's config");
-}
-
-// Whether all hosts see rank 0's output folder, before anything is trained.
-absl::Status CheckShared(const Session& session) {
-  ProcessGroup& group = *session.group;
-  if (session.rank.nodes == 1) return absl::OkStatus();
-  const std::string path =
-      absl::StrCat(session.output_dir, "/.shared-", session.rank.run_key);
-  absl::Status mine;
-  if (group.rank() == 0) mine = WriteWholeFile(path, "");
-  CAPSTAN_RETURN_IF_ERROR(Agree(group, mine, "write into the output folder"));
-  // Opening the folder has an NFS client look again.
-  std::error_code error;
-  const std::filesystem::directory_iterator look(session.output_dir, error);
-  if (!PathExists(path)) {
-    mine = absl::FailedPreconditionError(
-        absl::StrCat("rank ", group.rank(), " doesn't see rank 0's files in ",
-                     session.output_dir,
-                     ": output_dir must be a folder that all hosts share"));
-  }
-  mine = Agree(group, mine, "see rank 0's files in the output folder");
-  if (group.rank() == 0) std::filesystem::remove(path, error);
-  return mine;
-}
-
-// Under a launcher rank 0 chooses, and broadcasts.
-absl::Status SettleOutputDir(Session* session) {
-  session->output_dir = session->job.output_dir;
-  if (!session->output_dir.empty()) return absl::OkStatus();
-  ProcessGroup& group = *session->group;
-  absl::StatusOr<std::string> folder = std::string();
-  if (group.rank() == 0) {
-    RunConfig config = session->config;
-    // After a death the run goes on where it was.
-    if (session->Restarted()) {
-      config.mutable_train()->set_resume(Train::AUTO);
-      const std::string chosen = NotedOutputFolder();
-      if (!chosen.empty()) config.set_output_dir(chosen);
-    }
-    folder = PrepareOutputFolder(config, session->job.workspace_folder,
-                                 session->rank.placed_by);
-  }
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(group, folder.status(), "make the output folder"));
-  CAPSTAN_ASSIGN_OR_RETURN(session->output_dir, FromRank0(group, *folder));
-  // Any host's first rank may be rank 0 after a restart.
-  NoteOutputFolder(session->output_dir);
-  return absl::OkStatus();
-}
-
-// Each rank planned its own; a resumed run's depends on its folder.
-absl::Status CompareBatches(const Session& session) {
-  const std::vector<double> all = FromAllRanks(
-      *session.group, static_cast<double>(session.job.batch.global_batch_size));
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", rank, " has a global batch of ", all[rank], ", rank 0 one of ",
-        all[0],
-        ": all ranks must have the same config and see the same files "
-        "in output_dir"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status OpenReporter(Session* session, const std::string& note) {
@@ -276,29 +163,6 @@ void PrepareProcess(const Session& session) {
   }
 }
 
-// For all that follows; without it the run is as good, but for its reports.
-std::unique_ptr<Watchdog> Watch(const Session& session) {
-  const Train& train = session.config.train();
-  WatchOptions options;
-  if (train.hang_floor_seconds() > 0) {
-    options.floor_seconds = train.hang_floor_seconds();
-  }
-  options.ceiling_seconds =
-      std::max(options.floor_seconds, train.hang_ceiling_seconds() > 0
-                                          ? train.hang_ceiling_seconds()
-                                          : options.ceiling_seconds);
-  options.abort = train.on_hang() == Train::ABORT;
-  // A slow disk or network is told of soon, but isn't the end of a run, unless
-  // its owner knows better.
-  constexpr double kPatience = 300.0;
-  if (train.hang_floor_seconds() == 0) options.patience_seconds = kPatience;
-  absl::StatusOr<std::unique_ptr<Watchdog>> watchdog = Watchdog::Start(options);
-  if (watchdog.ok()) return *std::move(watchdog);
-  LOG(WARNING) << "no rank watches for others that hang: "
-               << watchdog.status().message();
-  return nullptr;
-}
-
 absl::Status JoinRanks(Session* session) {
   WantLedgers();
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -314,21 +178,6 @@ absl::Status JoinRanks(Session* session) {
   if (session->config.profile().steps_size() > 0) {
     session->group = ProfileWaits(std::move(session->group));
   }
-  return absl::OkStatus();
-}
-
-// Sets up the device, the output folder and max_steps.
-absl::Status SettleRun(Session* session) {
-  CAPSTAN_RETURN_IF_ERROR(CompareConfigs(*session));
-  CAPSTAN_RETURN_IF_ERROR(CompareParts(*session));
-  CAPSTAN_RETURN_IF_ERROR(SettleDevice(session));
-  CAPSTAN_RETURN_IF_ERROR(SettleOutputDir(session));
-  CAPSTAN_RETURN_IF_ERROR(CheckShared(*session));
-  CAPSTAN_RETURN_IF_ERROR(CompareBatches(*session));
-  session->config_text = PrintConfig(session->config);
-  session->max_steps =
-      StepsOfRun(session->config.train(), session->parts.train_data->size(),
-                 session->job.batch.global_batch_size);
   return absl::OkStatus();
 }
 
@@ -431,45 +280,6 @@ double SecondsSinceStart(const Session& session) {
   return *std::max_element(all.begin(), all.end());
 }
 
-// ---- An end from outside.
-
-// Names the plugin whose code calls exit(), which would otherwise end the
-// process without a word, perhaps as if all had gone well.
-class ExitGuard {
- public:
-  explicit ExitGuard(const Session* session)
-      : session_(*session), pid_(getpid()), thread_(pthread_self()) {
-    static const int installed = on_exit(&OnExit, nullptr);
-    (void)installed;
-    current_ = this;
-  }
-  ~ExitGuard() { current_ = nullptr; }
-  ExitGuard(const ExitGuard&) = delete;
-  ExitGuard& operator=(const ExitGuard&) = delete;
-
- private:
-  static void OnExit(int code, void*) {
-    const ExitGuard* const guard = current_;
-    if (guard == nullptr || guard->pid_ != getpid()) return;
-    const bool on_main = pthread_equal(guard->thread_, pthread_self()) != 0;
-    // Our launcher prints an error of its own.
-    const bool alone = guard->session_.job.output_dir.empty();
-    std::cerr << (alone ? "ERROR: " : "")
-              << ExitText(guard->session_, code, on_main) << std::endl;
-    fflush(nullptr);
-    // Static destructors would run beside threads that are still at work.
-    _exit(code == 0 ? 1 : code);
-  }
-
-  static std::atomic<const ExitGuard*> current_;
-
-  const Session& session_;
-  const pid_t pid_;
-  const pthread_t thread_;
-};
-
-std::atomic<const ExitGuard*> ExitGuard::current_{nullptr};
-
 // ---- The run.
 
 // How long rank 0 waits for the others' parts of a checkpoint when a run ends
@@ -503,6 +313,7 @@ class Training {
   // signal only the checkpoint.
   absl::Status SaveAll();
   absl::Status Finish();
+  absl::Status Upload();
   absl::Status GoBack();
   // The status of a run stopped by a signal.
   absl::Status Stopped() const;
@@ -540,7 +351,7 @@ absl::Status Training::RunPhases() {
   const absl::Status set_up = SetUp();
   if (absl::IsCancelled(set_up)) return Stopped();
   CAPSTAN_RETURN_IF_ERROR(set_up);
-  if (finished_before_) return absl::OkStatus();
+  if (finished_before_) return Upload();
   // A signal may have arrived meanwhile.
   CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
       AgreeOrStop(*session_.group, StopStatus(), "start")));
@@ -612,7 +423,8 @@ absl::Status Training::Step() {
 absl::Status Training::SetUp() {
   PrepareProcess(session_);
   CAPSTAN_RETURN_IF_ERROR(JoinRanks(&session_));
-  watchdog_ = Watch(session_);
+  CAPSTAN_ASSIGN_OR_RETURN(watchdog_,
+                           Watch(session_.config.train(), *session_.group));
   const auto activity = Doing("set-up");
   CAPSTAN_RETURN_IF_ERROR(SettleRun(&session_));
   const RunConfig& config = session_.config;
@@ -699,9 +511,13 @@ absl::Status Training::Finish() {
   }
   CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "write its output"));
   if (session_.stopping) return Stopped();
-  // Last, as it may take long: no other rank waits for it.
   activity.reset();
-  if (reporter == nullptr || !session_.config.has_hub_upload()) {
+  return Upload();
+}
+
+// Last, as it may take long: no other rank waits for it.
+absl::Status Training::Upload() {
+  if (session_.group->rank() != 0 || !checkpoints_.AwaitsUpload()) {
     return absl::OkStatus();
   }
   return checkpoints_.UploadFinal();

@@ -35,23 +35,30 @@ constexpr int kMaxThreads = 512;
 constexpr long kPauseNs = 1000 * 1000;
 constexpr int kPauses = 200;
 constexpr int kLooks = 20;
+// How many threads may fail to answer in time.
+constexpr int kMostLate = 32;
 
 // glibc has the first real-time signals for itself, and skips them here.
 int Signal() { return SIGRTMIN + 7; }
 
-// Where the thread that was asked writes its stack: one at a time is asked.
+// Where the thread that was asked writes its stack: one at a time is asked. One
+// that is late may still write, so that its place is nobody else's.
 struct Answer {
   std::atomic<pid_t> asked{0};
   std::atomic<int> frames{-1};  // -1: not yet
   void* pcs[kMaxFrames];
 };
-Answer answer;
+Answer answers[kMostLate];
+std::atomic<int> place{0};
 
 // glibc's backtrace takes no lock once libgcc is loaded, which PrepareStacks
 // sees to: the unwinder finds tables by _dl_find_object (glibc 2.35).
 void OnSignal(int, siginfo_t*, void*) {
   const int error = errno;
-  if (answer.asked.load() == static_cast<pid_t>(syscall(SYS_gettid))) {
+  const int mine = place.load();
+  if (mine < kMostLate &&
+      answers[mine].asked.load() == static_cast<pid_t>(syscall(SYS_gettid))) {
+    Answer& answer = answers[mine];
     const int frames = backtrace(answer.pcs, kMaxFrames);
     answer.frames.store(frames);
   }
@@ -119,6 +126,8 @@ std::string StackOf(pid_t thread) {
     if (i == kLooks) return "    (takes no signals)";
     Pause();
   }
+  if (place == kMostLate) return "    (isn't asked: too many don't answer)";
+  Answer& answer = answers[place];
   answer.frames = -1;
   answer.asked = thread;
   if (syscall(SYS_tgkill, getpid(), thread, Signal()) != 0) return "";
@@ -127,7 +136,10 @@ std::string StackOf(pid_t thread) {
   }
   answer.asked = 0;
   const int frames = answer.frames.load();
-  if (frames < 0) return "    (doesn't answer)";
+  if (frames < 0) {
+    ++place;
+    return "    (doesn't answer)";
+  }
   std::vector<std::string> lines;
   for (int i = kHandlerFrames; i < frames; ++i) {
     lines.push_back(FrameText(answer.pcs[i]));

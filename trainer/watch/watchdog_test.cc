@@ -70,6 +70,31 @@ TEST(StacksTest, NameTheFunctions) {
   EXPECT_THAT(stacks, HasSubstr("StacksTest_NameTheFunctions")) << stacks;
 }
 
+// A thread that waits for its vfork's child answers when that has ended.
+TEST(StacksTest, ALateAnswerIsNobodyElses) {
+  PrepareStacks();
+  std::thread late([] {
+    const pid_t child = vfork();
+    if (child == 0) {
+      usleep(600000);
+      _exit(0);
+    }
+    waitpid(child, nullptr, 0);
+  });
+  usleep(100000);
+  std::string stacks;
+  std::thread([&] { stacks = StacksOfThreads(); }).join();
+  EXPECT_THAT(stacks, HasSubstr("doesn't answer"));
+  std::atomic<bool> stop{false};
+  std::thread spins([&] { SpinsUntil(stop); });
+  late.join();
+  std::thread([&] { stacks = StacksOfThreads(); }).join();
+  stop = true;
+  spins.join();
+  EXPECT_THAT(stacks, HasSubstr("SpinsUntil"));
+  EXPECT_THAT(stacks, Not(HasSubstr("doesn't answer")));
+}
+
 TEST(StacksTest, AThreadThatTakesNoSignals) {
   PrepareStacks();
   std::atomic<bool> stop{false};

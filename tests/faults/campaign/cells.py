@@ -30,7 +30,7 @@ def aim(pid, place, seconds):
     return stop(pid)
 
 
-def kill_one(run, way, random, step):
+def kill_one(run, way, random):
     """kill -9 of one rank. The Try; None if the run has ended."""
     ranks = run.ranks()
     if len(ranks) != way.ranks:
@@ -42,6 +42,8 @@ def kill_one(run, way, random, step):
     one = Try(doing=seen.place() if seen else "before the ranks have met")
     if seen is not None:
         rank = seen.rank
+    # The others do no other step while one is stopped.
+    step = last_step(run.out)
     when = time.monotonic()
     send(pid, signal.SIGKILL)
     line_at, line = run.await_line(["starting the ranks again"], when, 20)
@@ -52,14 +54,12 @@ def kill_one(run, way, random, step):
         return one
     one.named = line_at - when
     one.rightly = f"rank {rank} " in line and "SIGKILL" in line
-    # Before the new ranks have done any.
-    step = max(step, last_step(run.out))
     after, line = run.await_line(["restarted from"], when, 20)
     if after is not None:
         begins = line.split("step")[1].split()[0] if "step" in line else "0"
         one.lost = max(0, step - int(begins.rstrip(",.;:")))
-    if step < way.steps:
-        back = run.await_step(step + 1, 20)
+    if step < way.steps - 1:
+        back = run.await_step(step + 2, 20)
         one.back = None if back is None else back - when
     return one
 
@@ -89,7 +89,7 @@ def kill_rank(shop, random):
             now = last_step(run.out)
             if now > step + 1:
                 fruitless = 0
-            one = kill_one(run, way, random, now)
+            one = kill_one(run, way, random)
             if one is None:
                 continue
             tries.append(one)
