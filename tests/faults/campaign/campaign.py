@@ -20,6 +20,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cells import CELLS  # noqa: E402
+import host_cells  # noqa: E402,F401  (more CELLS)
 from runs import Workshop, left_over  # noqa: E402
 
 # Where tc is, which Bazel's PATH lacks.
