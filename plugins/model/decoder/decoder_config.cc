@@ -40,10 +40,9 @@ double ParameterCount(const DecoderConfig& c) {
   const double hidden = static_cast<double>(c.hidden_size);
   const double heads = 2.0 * (static_cast<double>(c.num_attention_heads) +
                               static_cast<double>(c.num_key_value_heads));
-  const double inner =
-      static_cast<double>(c.intermediate_size) +
-      static_cast<double>(c.experts.count) *
-          static_cast<double>(c.experts.intermediate_size);
+  const double inner = static_cast<double>(c.intermediate_size) +
+                       static_cast<double>(c.experts.count) *
+                           static_cast<double>(c.experts.intermediate_size);
   const double layer =
       hidden * (heads * static_cast<double>(c.head_dim) + 3.0 * inner);
   return static_cast<double>(c.num_hidden_layers) * layer +
@@ -87,9 +86,8 @@ void CheckRope(const DecoderConfig& c, const Rope& rope, ConfigCheck* check) {
     check->Fail("rope_type", "\"dynamic\" needs heads of more channels");
   }
   const auto pairs = static_cast<size_t>(channels / 2);
-  if (rope.kind == RopeKind::kLongRope &&
-      (rope.short_factors.size() != pairs ||
-       rope.long_factors.size() != pairs)) {
+  if (rope.kind == RopeKind::kLongRope && (rope.short_factors.size() != pairs ||
+                                           rope.long_factors.size() != pairs)) {
     check->Fail("short_factor and long_factor",
                 absl::StrCat("must have ", pairs, " numbers each, have ",
                              rope.short_factors.size(), " and ",
@@ -219,9 +217,9 @@ class LayoutBuilder {
       std::array<int, 3> indices = {};
       for (int m = 0; m < 3; ++m) {
         const bool down = m == 2;
-        indices[m] = Add(absl::StrCat(prefix, e, ".", c_.names->in_expert[m]),
-                         ".weight",
-                         {down ? hidden : inner, down ? inner : hidden});
+        indices[m] =
+            Add(absl::StrCat(prefix, e, ".", c_.names->in_expert[m]), ".weight",
+                {down ? hidden : inner, down ? inner : hidden});
       }
       layout_.layers[i].experts.push_back(indices);
     }

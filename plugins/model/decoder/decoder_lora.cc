@@ -56,8 +56,7 @@ absl::Status CheckNumbers(const LoraSpec& spec) {
 }
 
 // Checks that each name in target_modules is a module of the model.
-absl::Status CheckNames(const LoraSpec& spec,
-                        const DecoderLayout& layout) {
+absl::Status CheckNames(const LoraSpec& spec, const DecoderLayout& layout) {
   std::set<std::string> last_parts, modules;
   for (const std::string& module : Modules(layout)) {
     if (module.empty()) continue;
@@ -163,7 +162,7 @@ absl::Status DecoderLora::OpenPretrained() {
 }
 
 absl::Status DecoderLora::InitialValue(int index, uint64_t seed, int64_t begin,
-                                     int64_t count, float* out) const {
+                                       int64_t count, float* out) const {
   const ParameterSpec& spec = specs_[index];
   if (pretrained_ != nullptr) {
     return pretrained_->ReadFloats(spec.name, begin, count, out);
@@ -179,8 +178,8 @@ absl::Status DecoderLora::InitialValue(int index, uint64_t seed, int64_t begin,
 }
 
 kernels::Adapter DecoderLora::At(int index,
-                               const std::vector<at::Tensor>& parameters,
-                               const at::Tensor& samples) const {
+                                 const std::vector<at::Tensor>& parameters,
+                                 const at::Tensor& samples) const {
   kernels::Adapter adapter;
   if (!Has(index)) return adapter;
   adapter.a = parameters[place_[index]];

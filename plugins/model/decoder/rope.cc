@@ -28,8 +28,8 @@ void StretchYarn(const Rope& rope, double channels,
   high = std::min(high, channels - 1.0);
   if (low == high) high += 0.001;
   for (size_t i = 0; i < frequencies->size(); ++i) {
-    const double ramp = std::clamp(
-        (static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    const double ramp =
+        std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     double& f = (*frequencies)[i];
     f = f / rope.factor * ramp + f * (1.0 - ramp);
   }
@@ -70,9 +70,8 @@ std::vector<double> InverseFrequencies(const Rope& rope, int64_t head_dim,
   const auto channels = static_cast<double>(rope.Channels(head_dim));
   double theta = rope.theta;
   if (rope.kind == RopeKind::kDynamic) {
-    const double stretch =
-        static_cast<double>(DecisiveLength(rope, length)) /
-        static_cast<double>(rope.trained_positions);
+    const double stretch = static_cast<double>(DecisiveLength(rope, length)) /
+                           static_cast<double>(rope.trained_positions);
     theta *= std::pow(rope.factor * stretch - (rope.factor - 1.0),
                       channels / (channels - 2.0));
   }
