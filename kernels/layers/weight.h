@@ -23,16 +23,31 @@ struct Weight {
   Weight(at::Tensor dense)  // NOLINT(google-explicit-constructor)
       : tensor(std::move(dense)) {}
   Weight(at::Tensor bytes, WeightFormat format, int64_t out, int64_t in)
-      : tensor(std::move(bytes)), format(format), out(out), in(in) {}
+      : tensor(std::move(bytes)),
+        format(format),
+        out(out),
+        in(in),
+        stored_rows(out) {}
 
   bool defined() const { return tensor.defined(); }
   bool packed() const { return format != WeightFormat::kDense; }
   int64_t rows() const { return packed() ? out : tensor.size(0); }
   int64_t columns() const { return packed() ? in : tensor.size(1); }
 
+  // Rows [begin, begin + count), in the same memory.
+  Weight Rows(int64_t begin, int64_t count) const {
+    if (!packed()) return Weight(tensor.narrow(0, begin, count));
+    Weight part(tensor, format, count, in);
+    part.first_row = first_row + begin;
+    part.stored_rows = stored_rows;
+    return part;
+  }
+
   at::Tensor tensor;
   WeightFormat format = WeightFormat::kDense;
-  int64_t out = 0, in = 0;  // of packed ones
+  // Of packed ones: the shape, and which rows of those that are stored.
+  int64_t out = 0, in = 0;
+  int64_t first_row = 0, stored_rows = 0;
 };
 
 }  // namespace capstan::kernels
