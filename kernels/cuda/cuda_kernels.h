@@ -164,6 +164,7 @@ struct SquaredSumArgs {
 // The values of a matrix packed as kernels/quant/nf4.h says, with the same bits
 // before they are rounded to `dtype`. Tables are part of the arguments.
 constexpr int64_t kNf4ScaleValues = 64;  // values with one scale
+constexpr int64_t kNf4ThreadValues = 8;
 struct DequantizeNf4Args {
   DType dtype;
   const uint8_t* packed;            // [ceil(n / 2)]
@@ -171,7 +172,8 @@ struct DequantizeNf4Args {
   const uint8_t* quantised_scales;  // one a block
   const float* group_scales;        // one a 256 blocks
   const float* offset;              // of all
-  void* out;                        // [n]
+  void* out;                        // [n]: the values from `first` on
+  int64_t first;                    // a multiple of kNf4ThreadValues
   int64_t n;
   float values[16];
   float scale_values[256];

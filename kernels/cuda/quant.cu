@@ -7,7 +7,7 @@
 namespace capstan::kernels::cuda {
 namespace {
 
-constexpr int kValues = 8;  // a thread's, of one block of kNf4ScaleValues
+constexpr int kValues = kNf4ThreadValues;  // of one block of kNf4ScaleValues
 constexpr int kTables = 16 + 256;
 
 __device__ __forceinline__ float ScaleOf(const DequantizeNf4Args& a,
@@ -29,8 +29,9 @@ __global__ void DequantizeNf4Kernel(const DequantizeNf4Args a) {
   const int64_t at =
       (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kValues;
   if (at >= a.n) return;
-  const float scale = ScaleOf(a, tables + 16, at / kNf4ScaleValues);
-  const uint8_t* packed = a.packed + at / 2;
+  const int64_t from = a.first + at;
+  const float scale = ScaleOf(a, tables + 16, from / kNf4ScaleValues);
+  const uint8_t* packed = a.packed + from / 2;
   const int bytes =
       static_cast<int>(a.n - at < kValues ? (a.n - at + 1) / 2 : kValues / 2);
   float x[kValues];

@@ -26,12 +26,14 @@ namespace {
 constexpr int64_t kGrain = int64_t{1} << 18;
 
 struct Source {
-  Nf4Matrix matrix;
+  Nf4Matrix matrix;  // as it is stored
+  int64_t first_row = 0;
   int64_t columns = 0;
 };
 
 Source SourceOf(const Weight& weight) {
   return {{weight.tensor.const_data_ptr<uint8_t>(), LayoutOf(weight)},
+          weight.first_row,
           weight.in};
 }
 
@@ -39,6 +41,7 @@ Source SourceOf(const Weight& weight) {
 void Read(const void* what, int64_t row, int64_t rows, int64_t column,
           int64_t columns, float* out) {
   const auto& source = *static_cast<const Source*>(what);
+  row += source.first_row;
   for (int64_t r = row; r < row + rows; ++r, out += columns) {
     DequantizeNf4(source.matrix, r * source.columns + column, columns, out);
   }
@@ -75,8 +78,9 @@ void FewRows(const at::Tensor& y, const at::Tensor& x, const Source& source) {
       [&](int64_t row, int64_t end) {
         std::vector<float> scales(blocks);
         for (; row < end; ++row) {
-          Nf4Scales(source.matrix, row * blocks, blocks, scales.data());
-          loops.dot(source.matrix.bytes + row * columns / 2, scales.data(),
+          const int64_t stored = source.first_row + row;
+          Nf4Scales(source.matrix, stored * blocks, blocks, scales.data());
+          loops.dot(source.matrix.bytes + stored * columns / 2, scales.data(),
                     columns, ordered.data(), rows, out + row, stride);
         }
       });
@@ -139,13 +143,14 @@ at::Tensor PlainDequantize(const at::Tensor& bytes, const Nf4Layout& layout) {
 }  // namespace
 
 cuda::DequantizeNf4Args CudaArguments(const at::Tensor& packed,
-                                      const Nf4Layout& layout) {
+                                      const Nf4Layout& layout, int64_t first) {
   const uint8_t* const bytes = packed.const_data_ptr<uint8_t>();
   const auto floats = [bytes](int64_t offset) {
     return reinterpret_cast<const float*>(bytes + offset);
   };
   cuda::DequantizeNf4Args args = {};
   args.packed = bytes;
+  args.first = first;
   if (layout.double_quantised) {
     args.quantised_scales = bytes + layout.scales;
     args.group_scales = floats(layout.group_scales);
@@ -159,13 +164,14 @@ cuda::DequantizeNf4Args CudaArguments(const at::Tensor& packed,
 }
 
 Nf4Layout LayoutOf(const Weight& weight) {
-  const Nf4Layout layout(weight.out * weight.in,
+  const Nf4Layout layout(weight.stored_rows * weight.in,
                          weight.format == WeightFormat::kNf4Double);
   TORCH_CHECK(weight.packed() && weight.tensor.scalar_type() == at::kByte &&
                   weight.tensor.is_contiguous() &&
-                  weight.tensor.numel() == layout.bytes,
-              "a packed matrix [", weight.out, ", ", weight.in, "] has ",
-              layout.bytes, " bytes, not ", weight.tensor.sizes());
+                  weight.tensor.numel() == layout.bytes &&
+                  weight.first_row + weight.out <= weight.stored_rows,
+              "a packed matrix [", weight.stored_rows, ", ", weight.in,
+              "] has ", layout.bytes, " bytes, not ", weight.tensor.sizes());
   return layout;
 }
 
@@ -200,14 +206,20 @@ void PackedLinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
 
 at::Tensor Dequantize(const Weight& weight, c10::ScalarType dtype) {
   const Nf4Layout layout = LayoutOf(weight);
+  const int64_t first = weight.first_row * weight.in;
   at::Tensor out =
       at::empty({weight.out, weight.in}, weight.tensor.options().dtype(dtype));
   if (const auto* cuda = cuda::For(out)) {
-    cuda::DequantizeNf4(*cuda, CudaArguments(weight.tensor, layout), out);
-    return out;
+    if (first % cuda::kNf4ThreadValues == 0) {
+      cuda::DequantizeNf4(*cuda, CudaArguments(weight.tensor, layout, first),
+                          out);
+      return out;
+    }
   }
   if (!out.is_cpu()) {
-    return out.copy_(PlainDequantize(weight.tensor, layout).view_as(out));
+    return out.copy_(PlainDequantize(weight.tensor, layout)
+                         .narrow(0, first, out.numel())
+                         .view_as(out));
   }
   const Source source = SourceOf(weight);
   at::parallel_for(0, weight.out, std::max<int64_t>(1, kGrain / weight.in),

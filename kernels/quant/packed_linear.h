@@ -33,9 +33,11 @@ void PackedLinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
 // W [out, in], rounded to `dtype` (float32, bfloat16 or float16).
 at::Tensor Dequantize(const Weight& weight, c10::ScalarType dtype);
 
-// The arguments of the CUDA kernel for bytes on a GPU, but for its output.
+// The arguments of the CUDA kernel for bytes on a GPU, from value `first` on,
+// but for its output.
 cuda::DequantizeNf4Args CudaArguments(const at::Tensor& packed,
-                                      const Nf4Layout& layout);
+                                      const Nf4Layout& layout,
+                                      int64_t first = 0);
 
 // Bytes that a product of the two with W [out, in] allocates on the CPU.
 int64_t PlanPackedLinear(int64_t out, int64_t in, c10::ScalarType dtype);

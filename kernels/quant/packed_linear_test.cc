@@ -110,6 +110,27 @@ TEST(PackedLinearTest, SixteenBitsRoundTheValues) {
   }
 }
 
+TEST(PackedLinearTest, RowsAreThoseOfTheWhole) {
+  for (const auto& [out, in] : kSizes) {
+    if (out < 9) continue;
+    const Weight weight = Packed(out, in, true);
+    const Weight rows = weight.Rows(2, out - 4).Rows(3, out - 8);
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor values = Dequantize(weight, type).narrow(0, 5, out - 8);
+      EXPECT_TRUE(at::equal(Dequantize(rows, type), values));
+    }
+    const at::Tensor values = Dequantize(rows, at::kFloat).to(at::kDouble);
+    for (const int64_t n : {2, 7}) {
+      const at::Tensor x = Normal({n, in}, 4), dy = Normal({n, out - 8}, 5);
+      const at::Tensor y = at::empty({n, out - 8}), dx = at::empty({n, in});
+      PackedLinearInto(y, x, rows);
+      PackedLinearBackwardInto(dx, dy, rows);
+      ExpectClose(y, at::mm(x.to(at::kDouble), values.t()), "rows");
+      ExpectClose(dx, at::mm(dy.to(at::kDouble), values), "rows backward");
+    }
+  }
+}
+
 TEST(PackedLinearTest, RefusesOtherBytesAndShapes) {
   Weight weight = Packed(48, 96, true);
   const at::Tensor x = Normal({2, 96}, 4), y = at::empty({2, 48});

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/quantized_folder.h"
 
 namespace capstan {
 
@@ -50,9 +51,11 @@ absl::optional<int64_t> ConfigKeys::Token(const char* key) {
 }
 
 void ConfigKeys::RejectQuantized() {
-  if (Find("quantization_config") == nullptr) return;
-  Fail("quantization_config",
-       "is not implemented, only weights that aren't quantized");
+  const ConfigJson* const value = Find("quantization_config");
+  if (value == nullptr) return;
+  const absl::Status readable = CheckQuantizationConfig(
+      value->dump(-1, ' ', false, ConfigJson::error_handler_t::replace));
+  if (!readable.ok()) Fail("quantization_config", readable.message());
 }
 
 absl::Status ConfigKeys::FailIf(const absl::Status& check) {

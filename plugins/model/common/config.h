@@ -65,7 +65,8 @@ class ConfigKeys : public JsonKeys {
   bool Has(const char* key) const { return json_.contains(key); }
   // A token id; of a list, the first.
   absl::optional<int64_t> Token(const char* key);
-  // Fails if the weights are quantized.
+  // Fails if the weights are quantized, but as OpenWeights reads them
+  // (plugins/sdk/lib/quantized_folder.h).
   void RejectQuantized();
   // Fails with the FieldError of a check of what was read; returns status().
   absl::Status FailIf(const absl::Status& check);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/quantized_folder.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -140,7 +141,7 @@ absl::Status CheckAlone(const google::protobuf::Message& config,
 absl::StatusOr<std::unique_ptr<SafetensorsReader>> OpenPretrained(
     const std::string& folder, const std::vector<ParameterSpec>& specs,
     const std::function<bool(absl::string_view name)>& unused) {
-  auto weights = SafetensorsReader::Open(folder);
+  auto weights = OpenWeights(folder);
   const absl::Status status =
       weights.ok()
           ? CheckTensors(

@@ -69,6 +69,12 @@ absl::Status DecoderModel::InitialValue(int index, uint64_t seed, int64_t begin,
     return lora_->InitialValue(index - static_cast<int>(base), seed, begin,
                                count, out);
   }
+  if (Packed(index)) return packed_->at(index)->ReadValues(begin, count, out);
+  return BaseValue(index, seed, begin, count, out);
+}
+
+absl::Status DecoderModel::BaseValue(int index, uint64_t seed, int64_t begin,
+                                     int64_t count, float* out) const {
   const ParameterSpec& spec = specs_[index];
   const std::string& name =
       file_names_.empty() ? spec.name : file_names_[index];
@@ -90,13 +96,29 @@ absl::Status DecoderModel::AddLora(const LoraSpec& spec) {
         "an adapter is added once, before the model's parameters are bound");
   }
   CAPSTAN_ASSIGN_OR_RETURN(lora_, DecoderLora::Create(spec, layout_));
+  const uint64_t seed = spec.seed;
+  absl::StatusOr<std::unique_ptr<PackedMatrices>> packed =
+      PackedMatrices::Create(
+          spec.quantize, layout_, weights_.get(), file_names_,
+          [this, seed](int index, int64_t begin, int64_t count, float* out) {
+            return BaseValue(index, seed, begin, count, out);
+          });
+  if (!packed.ok()) {
+    lora_.reset();
+    return packed.status();
+  }
+  packed_ = *std::move(packed);
   for (ParameterSpec& base : specs_) base.trainable = false;
   specs_.insert(specs_.end(), lora_->specs().begin(), lora_->specs().end());
   return absl::OkStatus();
 }
 
 void DecoderModel::Bind(std::vector<at::Tensor> parameters) {
-  CheckBound(parameters, specs_);
+  if (packed_ == nullptr) {
+    CheckBound(parameters, specs_);
+  } else {
+    packed_->CheckBound(parameters, specs_);
+  }
   parameters_ = std::move(parameters);
   rope_tables_.assign(config_.ropes.size(), RopeTable());
 }
@@ -191,12 +213,28 @@ kernels::Adapter DecoderModel::AdapterAt(int index,
   return lora_->At(index, parameters_, samples);
 }
 
+int64_t DecoderModel::PackedBytes(int index) const {
+  return Packed(index) ? packed_->at(index)->bytes() : 0;
+}
+
+absl::Status DecoderModel::PackedValue(int index, int64_t begin, int64_t count,
+                                       uint8_t* out) const {
+  return packed_->at(index)->ReadBytes(begin, count, out);
+}
+
+kernels::Weight DecoderModel::MatrixAt(int index) const {
+  if (index < 0) return {};
+  if (Packed(index)) return packed_->Bound(index, parameters_[index]);
+  return parameters_[index];
+}
+
 kernels::TransformerBlockWeights DecoderModel::LayerWeights(
     int layer, const at::Tensor& samples) const {
   const DecoderLayout::Layer& index = layout_.layers[layer];
   const auto weight = [&](LayerModule m) {
     return ParameterAt(index.weight[m]);
   };
+  const auto matrix = [&](LayerModule m) { return MatrixAt(index.weight[m]); };
   const auto bias = [&](LayerModule m) { return ParameterAt(index.bias[m]); };
   const auto adapter = [&](LayerModule m) {
     return AdapterAt(index.weight[m], samples);
@@ -204,25 +242,25 @@ kernels::TransformerBlockWeights DecoderModel::LayerWeights(
   kernels::TransformerBlockWeights weights;
   kernels::AttentionWeights& attention = weights.attention;
   attention.norm = weight(kInputNorm);
-  attention.q = weight(kQuery);
-  attention.k = weight(kKey);
-  attention.v = weight(kValue);
+  attention.q = matrix(kQuery);
+  attention.k = matrix(kKey);
+  attention.v = matrix(kValue);
   attention.adapters = {adapter(kQuery), adapter(kKey), adapter(kValue)};
   attention.q_bias = bias(kQuery);
   attention.k_bias = bias(kKey);
   attention.v_bias = bias(kValue);
   attention.q_norm = weight(kQueryNorm);
   attention.k_norm = weight(kKeyNorm);
-  weights.output = weight(kOutput);
+  weights.output = matrix(kOutput);
   weights.output_bias = bias(kOutput);
   weights.output_adapter = adapter(kOutput);
   weights.attention_post_norm = weight(kAttentionPostNorm);
   if (config_.layer(layer).experts) return weights;
   kernels::GatedMlpWeights& mlp = weights.mlp;
   mlp.norm = weight(kMlpNorm);
-  mlp.gate = weight(kGate);
-  mlp.up = weight(kUp);
-  mlp.down = weight(kDown);
+  mlp.gate = matrix(kGate);
+  mlp.up = matrix(kUp);
+  mlp.down = matrix(kDown);
   mlp.adapters = {adapter(kGate), adapter(kUp), adapter(kDown)};
   mlp.gate_bias = bias(kGate);
   mlp.up_bias = bias(kUp);
@@ -273,9 +311,9 @@ kernels::MoeWeights DecoderModel::ExpertWeights(int layer) const {
   weights.router = ParameterAt(index.weight[kRouter]);
   for (const auto& [gate, up, down] : index.experts) {
     kernels::ExpertWeights expert;
-    expert.gate = parameters_[gate];
-    expert.up = parameters_[up];
-    expert.down = parameters_[down];
+    expert.gate = MatrixAt(gate);
+    expert.up = MatrixAt(up);
+    expert.down = MatrixAt(down);
     weights.experts.push_back(std::move(expert));
   }
   return weights;

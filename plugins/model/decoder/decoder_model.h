@@ -21,14 +21,19 @@
 #include "plugins/model/decoder/decoder_cache.h"
 #include "plugins/model/decoder/decoder_config.h"
 #include "plugins/model/decoder/decoder_lora.h"
+#include "plugins/model/decoder/packed.h"
 #include "plugins/model/decoder/router_loss.h"
 #include "plugins/model/decoder/weights.h"
 #include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/packed_parameters.h"
 
 namespace capstan::decoder {
 
-class DecoderModel : public Model, public TokenModel, public AdapterSwitch {
+class DecoderModel : public Model,
+                     public TokenModel,
+                     public AdapterSwitch,
+                     public PackedParameters {
  public:
   const std::vector<ParameterSpec>& parameters() const override {
     return specs_;
@@ -69,6 +74,14 @@ class DecoderModel : public Model, public TokenModel, public AdapterSwitch {
   }
   int64_t mask_token() const override {
     return config_.mask_token_id.value_or(-1);
+  }
+
+  // Below adapters (LoraSpec::quantize).
+  int64_t PackedBytes(int index) const override;
+  absl::Status PackedValue(int index, int64_t begin, int64_t count,
+                           uint8_t* out) const override;
+  void Unpack(int index, const uint8_t* bytes, float* out) const override {
+    packed_->Unpack(index, bytes, out);
   }
 
   bool has_adapter() const override { return lora_ != nullptr; }
@@ -117,6 +130,16 @@ class DecoderModel : public Model, public TokenModel, public AdapterSwitch {
   kernels::TransformerBlockWeights LayerWeights(
       int layer, const at::Tensor& samples) const;
   kernels::MoeWeights ExpertWeights(int layer) const;
+  // As InitialValue, of the model's own parameters before they are packed.
+  absl::Status BaseValue(int index, uint64_t seed, int64_t begin, int64_t count,
+                         float* out) const;
+  bool Packed(int index) const {
+    return packed_ != nullptr && packed_->at(index) != nullptr;
+  }
+  // A matrix of a linear layer; undefined for an index of -1.
+  kernels::Weight MatrixAt(int index) const;
+  // Bytes that the largest product of a unit's packed matrices allocates.
+  int64_t PlanPacked(int unit, c10::ScalarType compute) const;
   // Undefined for an index of -1.
   at::Tensor ParameterAt(int index) const {
     return index < 0 ? at::Tensor() : parameters_[index];
@@ -129,8 +152,9 @@ class DecoderModel : public Model, public TokenModel, public AdapterSwitch {
   const std::unique_ptr<SafetensorsReader> weights_;  // see DecoderCheckpoint
   const std::vector<std::string> file_names_;
   const std::unique_ptr<NewRows> new_rows_;
-  std::vector<ParameterSpec> specs_;   // the adapters', too
-  std::unique_ptr<DecoderLora> lora_;  // null: none
+  std::vector<ParameterSpec> specs_;        // the adapters', too
+  std::unique_ptr<DecoderLora> lora_;       // null: none
+  std::unique_ptr<PackedMatrices> packed_;  // null: none
   bool adapter_enabled_ = true;
   std::vector<at::Tensor> parameters_;
   GradientSink* sink_ = nullptr;

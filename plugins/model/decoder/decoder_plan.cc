@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a decoder's units allocate.
+#include <algorithm>
+
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/moe.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/loss/token_loss.h"
+#include "kernels/quant/packed_linear.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/decoder/decoder_model.h"
 
@@ -57,6 +60,17 @@ UnitMemory PlanHead(const kernels::TokenLossShape& s, int64_t largest) {
 
 }  // namespace
 
+int64_t DecoderModel::PlanPacked(int unit, c10::ScalarType compute) const {
+  int64_t most = 0;
+  for (size_t i = 0; i < layout_.specs.size(); ++i) {
+    const ParameterSpec& spec = layout_.specs[i];
+    if (spec.unit != unit || !Packed(static_cast<int>(i))) continue;
+    most = std::max(
+        most, kernels::PlanPackedLinear(spec.shape[0], spec.shape[1], compute));
+  }
+  return most;
+}
+
 std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
                                                 c10::ScalarType compute) const {
   const bool trained = lora_ == nullptr;
@@ -96,6 +110,11 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
     if (block.mlp) continue;
     units.push_back(PlanUnit(kernels::PlanMoeMlp(experts), block.x(), specs_,
                              index.mlp_unit, compute));
+  }
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    const int64_t packed = PlanPacked(static_cast<int>(unit), compute);
+    units[unit].forward_workspace += packed;
+    units[unit].backward_workspace += packed;
   }
   units.push_back(
       PlanHead(ends, LargestGradient(specs_, head_unit(), compute)));

@@ -129,6 +129,7 @@ absl::Status WriteConfigFiles(const DecoderConfig& c, Json json,
                               c10::ScalarType dtype) {
   json["dtype"] = DtypeName(dtype);
   json["torch_dtype"] = DtypeName(dtype);
+  json.erase("quantization_config");  // what is saved isn't
   Json generation = {{"_from_model_config", true}};
   if (!c.source_generation_config.empty()) {
     generation = ParseJson<Json>(c.source_generation_config);
