@@ -128,13 +128,14 @@ class Optimizer {
 
   // Since minor version 3.
 
-  // The length of state_specs()[state] for a parameter: kAsSpecified, or a
-  // number of elements for each range of it, as with per_parameter, but of its
-  // own; 0: none. If any trainable parameter's length isn't kAsSpecified, a
-  // shard's state of this kind has no padding: it is that of the shard's
-  // ranges, in order, a range of length n having what is said here or n / block
-  // elements, rounded up. Constant.
+  // The length of state_specs()[state] for a parameter: kAsSpecified; kByRange,
+  // as specified, too; or a number of elements for each range of it, as with
+  // per_parameter, but of its own (0: none). Unless it is kAsSpecified for all
+  // trainable parameters, a shard's state of this kind has no padding: it is
+  // that of the shard's ranges, in order, n / block elements, rounded up, of a
+  // range of length n, or what is said here. Constant.
   static constexpr int64_t kAsSpecified = -1;
+  static constexpr int64_t kByRange = -2;
   virtual int64_t StateNumel(const ParameterSpec& parameter, int state) const {
     return kAsSpecified;
   }

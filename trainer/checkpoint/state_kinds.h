@@ -28,7 +28,7 @@ inline ManifestState ManifestStateOf(const StateKind& kind,
   const OptimizerStateSpec& spec = kind.spec;
   ManifestState state = {spec.name, "", spec.block, spec.per_parameter};
   for (size_t i = 0; i < kind.numels.size(); ++i) {
-    if (kind.numels[i] == Optimizer::kAsSpecified) continue;
+    if (kind.numels[i] < 0) continue;
     state.numels[(*parts.specs)[i].name] = kind.numels[i];
   }
   if (spec.dtype != c10::ScalarType::Undefined) {

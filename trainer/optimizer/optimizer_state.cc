@@ -91,8 +91,8 @@ std::vector<StateShape> StateShapesOf(const Optimizer& optimizer,
       const int64_t numel = parameter.trainable
                                 ? optimizer.StateNumel(parameter, index)
                                 : Optimizer::kAsSpecified;
-      own = own || numel >= 0;
-      shape.numels.push_back(std::max(numel, Optimizer::kAsSpecified));
+      own = own || numel != Optimizer::kAsSpecified;
+      shape.numels.push_back(numel);
     }
     if (!own) shape.numels.clear();
     shapes.push_back(std::move(shape));

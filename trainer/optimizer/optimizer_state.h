@@ -24,7 +24,7 @@ struct StateShape {
   std::vector<int64_t> numels;
 
   bool as_specified(int parameter) const {
-    return numels.empty() || numels[parameter] == Optimizer::kAsSpecified;
+    return numels.empty() || numels[parameter] < 0;
   }
   // Whether each range's state is the same wherever a part of the parameter is.
   bool per_parameter(int parameter) const {

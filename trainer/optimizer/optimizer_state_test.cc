@@ -156,7 +156,7 @@ TEST(OptimizerStateTest, PartsOfElements) {
 // State of which a parameter may have a length of its own, or none.
 TEST(OptimizerStateTest, ParametersOfTheirOwnLength) {
   const StateShape shape = {{"scale", at::kFloat, 64},
-                            {Optimizer::kAsSpecified, 0, 7}};
+                            {Optimizer::kByRange, 0, 7}};
   const std::vector<ParameterRange> ranges = {
       {0, 128, 100, 0}, {1, 0, 50, 128}, {2, 0, 30, 192}, {0, 0, 64, 256}};
   OptimizerShard shard = Shard(ranges, 320);

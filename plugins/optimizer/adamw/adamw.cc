@@ -92,7 +92,7 @@ class AdamW final : public Optimizer {
   // A parameter has the first two or the others.
   int64_t StateNumel(const ParameterSpec& parameter, int state) const override {
     if (state_ != Config::EIGHT_BIT) return kAsSpecified;
-    return (state < 2) == IsSmall(parameter) ? kAsSpecified : 0;
+    return (state < 2) == IsSmall(parameter) ? kByRange : 0;
   }
 
   // Overwrites the gradient on a GPU.
