@@ -432,7 +432,7 @@ absl::Status FillList(const array& list, Row* row) {
   std::string_view answer;
   object by_key;
   if (list.size() != 2 || list.at(0).get(question) != simdjson::SUCCESS) {
-    return Bad("is a list, but not of a question and its answer");
+    return Bad("is a list, not an object or [question, answer]");
   }
   row->Add("user", View(question));
   if (list.at(1).get(answer) == simdjson::SUCCESS) {

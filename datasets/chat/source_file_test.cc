@@ -66,9 +66,9 @@ TEST(RowScannerTest, AnObjectsDataIsAList) {
 }
 
 TEST(RowScannerTest, ALineMayBeAList) {
-  EXPECT_THAT(Rows("\n[\"q\", {\"answer\": \"a\"}]\n[\"r\", \"b\"]\n"),
-              ElementsAre("2:[\"q\", {\"answer\": \"a\"}]",
-                          "3:[\"r\", \"b\"]"));
+  EXPECT_THAT(
+      Rows("\n[\"q\", {\"answer\": \"a\"}]\n[\"r\", \"b\"]\n"),
+      ElementsAre("2:[\"q\", {\"answer\": \"a\"}]", "3:[\"r\", \"b\"]"));
   EXPECT_THAT(Rows("[[\"q\", \"a\"],\n[\"r\", \"b\"]]"),
               ElementsAre("1:[\"q\", \"a\"]", "2:[\"r\", \"b\"]"));
 }

@@ -20,6 +20,7 @@
 #include "arrow/record_batch.h"
 #include "arrow/result.h"
 #include "arrow/type.h"
+#include "arrow/util/utf8.h"
 #include "datasets/tables/json_rows.h"
 #include "parquet/arrow/reader.h"
 #include "parquet/file_reader.h"
@@ -202,6 +203,7 @@ extern "C" __attribute__((visibility("default"))) bool capstan_table_to_json(
     const capstan::TableJob* job, char* error, size_t room) {
   std::string why;
   try {
+    arrow::util::InitializeUTF8();
     if (job->size != sizeof(capstan::TableJob)) {
       why = "libcapstan_tables.so is of another build";
     } else {
