@@ -200,9 +200,13 @@ void ReadStretch(ConfigKeys& keys, const DecoderConfig& c,
       "attention_factor", DefaultAttentionFactor(*rope, reader));
 }
 
+// `otherwise`, if the key is absent and the vocabulary has it.
 absl::optional<int64_t> TokenOr(const char* key, ConfigKeys& keys,
-                                absl::optional<int64_t> otherwise) {
-  return keys.Has(key) ? keys.Token(key) : otherwise;
+                                absl::optional<int64_t> otherwise,
+                                int64_t vocab_size) {
+  if (keys.Has(key)) return keys.Token(key);
+  if (otherwise.has_value() && *otherwise >= vocab_size) return absl::nullopt;
+  return otherwise;
 }
 
 // The object that says how to rotate, and its name; null: there is none.
@@ -259,8 +263,8 @@ void ReadSizes(ConfigKeys& keys, DecoderConfig* config) {
   c.tie_word_embeddings =
       keys.Bool("tie_word_embeddings", c.tie_word_embeddings);
   c.initializer_range = keys.Double("initializer_range", c.initializer_range);
-  c.bos_token_id = TokenOr("bos_token_id", keys, c.bos_token_id);
-  c.eos_token_id = TokenOr("eos_token_id", keys, c.eos_token_id);
+  c.bos_token_id = TokenOr("bos_token_id", keys, c.bos_token_id, c.vocab_size);
+  c.eos_token_id = TokenOr("eos_token_id", keys, c.eos_token_id, c.vocab_size);
   for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop"}) {
     keys.Only(key, 0.0, 0);
   }
