@@ -100,11 +100,11 @@ class Block {
   }
   at::Tensor Norm() const {
     const at::Tensor ones = at::ones({case_.hidden}, at::dtype(dtype_));
-    return shape_.trained ? Weight(ones) : ones;
+    return shape_.trained ? TrainedWeight(ones) : ones;
   }
   at::Tensor Matrix(int64_t out, int64_t in) {
     const at::Tensor matrix = Random({out, in});
-    matrices_.push_back(shape_.trained ? Weight(matrix) : matrix);
+    matrices_.push_back(shape_.trained ? TrainedWeight(matrix) : matrix);
     return matrices_.back();
   }
   // Two documents per row, of different lengths in each.
@@ -126,8 +126,8 @@ class Block {
   void Adapt() {
     const auto adapt = [&](BlockMatrix matrix, Adapter* adapter) {
       const at::Tensor& w = matrices_[matrix];
-      adapter->a = Weight(Random({case_.rank, w.size(1)}));
-      adapter->b = Weight(Random({w.size(0), case_.rank}));
+      adapter->a = TrainedWeight(Random({case_.rank, w.size(1)}));
+      adapter->b = TrainedWeight(Random({w.size(0), case_.rank}));
       adapter->dropout = {case_.dropout, /*key=*/3, at::arange(case_.batch)};
       shape_.adapters[matrix] = {case_.rank, case_.dropout > 0.0};
     };
