@@ -19,7 +19,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp2.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/log2.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
@@ -108,9 +107,8 @@ at::Tensor SoftCap(at::Tensor& logits, double cap) {
   if (cap == 0.0) return at::Tensor();
   if (!FastPath(logits) || !logits.is_contiguous()) {
     at::Tensor t = logits.to(at::kFloat, false, /*copy=*/true);
-    t.div_(cap).tanh_();
-    at::mul_out(logits, t, at::full({}, cap, t.options()));
-    return t.square_().neg_().add_(1.0);
+    logits.copy_(t.div_(cap).tanh_().mul_(cap));
+    return t.div_(cap).square_().neg_().add_(1.0);
   }
   at::Tensor slope = at::empty_like(logits);
   float *x = Data(logits), *dx = Data(slope);
@@ -125,9 +123,15 @@ void SoftCapBackward(at::Tensor& gradient, const at::Tensor& slope) {
   if (slope.defined()) gradient.mul_(slope);
 }
 
-// Bytes of a chunk's row of logits, and of their soft-cap's derivative.
+// Bytes that a soft-cap takes besides `logits` of them: the derivative, and
+// 16-bit logits widened to be multiplied by it.
+int64_t SoftCapBytes(int64_t logits, int64_t element) {
+  return logits * kFloatBytes * (element == kFloatBytes ? 1 : 2);
+}
+
+// Bytes of a chunk's row of logits.
 int64_t RowBytes(int64_t vocab, int64_t element, bool softcap) {
-  return vocab * (element + (softcap ? kFloatBytes : 0));
+  return vocab * element + (softcap ? SoftCapBytes(vocab, element) : 0);
 }
 
 // sum += product, where an undefined sum is 0.
@@ -344,10 +348,10 @@ struct LossBytes {
   const int64_t weight = s.vocab * s.hidden * element;
   const int64_t wide_weight = s.vocab * s.hidden * kFloatBytes;
   const int64_t logits = pieces.rows * s.vocab * element;
-  // The derivative of the soft-cap.
-  const int64_t slope = s.softcap ? pieces.rows * s.vocab * kFloatBytes : 0;
+  const int64_t slope =
+      s.softcap ? SoftCapBytes(pieces.rows * s.vocab, element) : 0;
   const int64_t last_slope =
-      s.softcap ? pieces.last * s.vocab * kFloatBytes : 0;
+      s.softcap ? SoftCapBytes(pieces.last * s.vocab, element) : 0;
   const int64_t last_logits = pieces.last * s.vocab * element;
 };
 
