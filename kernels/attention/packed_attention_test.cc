@@ -229,11 +229,11 @@ TEST(PackedAttentionTest, RopeTakesATableOfEachTokensPosition) {
   for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor x = Wave({6, 16}).to(type);
     at::Tensor packed = x.clone();
-    ApplyRope(gathered, RopeDirection::kForward, packed);
+    ApplyRope(gathered, RopeDirection::kForward, 8, packed);
     int64_t begin = 0;
     for (int64_t length : {2, 1, 3}) {
       at::Tensor alone = x.narrow(0, begin, length).clone();
-      ApplyRope(table.narrow(0, 0, length), RopeDirection::kForward, alone);
+      ApplyRope(table.narrow(0, 0, length), RopeDirection::kForward, 8, alone);
       EXPECT_TRUE(at::equal(packed.narrow(0, begin, length), alone));
       begin += length;
     }

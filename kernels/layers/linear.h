@@ -93,11 +93,11 @@ void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
 // a b, without autograd.
 at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b);
 
-// y [rows, out] = x W^T + beta * y, for x [rows, in] and any Weight.
+// y [rows, out] = x W^T + beta * y, for x [rows, in], without autograd; a beta
+// of 0 overwrites y. Packed matrices take 0 and 1 alone.
 void LinearInto(const at::Tensor& y, const at::Tensor& x, const Weight& weight,
                 double beta = 0.0);
-
-// dx [rows, in] = dy W + beta * dx: its gradient to x, given dy [rows, out].
+// dx [rows, in] = dy W + beta * dx, for dy [rows, out].
 void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
                         const Weight& weight, double beta = 0.0);
 

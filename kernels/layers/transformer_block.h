@@ -14,19 +14,7 @@
 
 namespace capstan::kernels {
 
-struct TransformerBlockWeights {
-  AttentionWeights attention;
-  Weight output;  // [hidden, heads * head_dim]
-  // gate, up and down undefined: the block ends after attention (experts
-  // follow).
-  GatedMlpWeights mlp;
-  Adapter output_adapter = {};
-  at::Tensor output_bias = {};  // [hidden]; undefined: none
-  // [hidden]: of attention's output, before it is added to x; undefined: none.
-  at::Tensor attention_post_norm = {};
-};
-
-//  y = x + Attention(AttentionInput(x)) Woutput^T,  GatedMlp(y)
+//  y = AttentionOutput(Attention(AttentionInput(x)), x),  GatedMlp(y)
 // for x [rows, hidden], plus adapters, with gradients to x, the weights and the
 // adapters. Plain: of several nodes; fused: one, which rounds alike except
 // where it adds in a different order.

@@ -11,7 +11,7 @@
 // in any file of the plugin, once for each model_type; use the constant, so
 // that it is kept:
 //   CAPSTAN_READS_MODEL_TYPE(kModelType, "qwen3");
-#define CAPSTAN_READS_MODEL_TYPE(name, model_type)                         \
+#define CAPSTAN_READS_MODEL_TYPE(name, model_type)                           \
   static const char name[] __attribute__((section("capstan_types"), used)) = \
       model_type
 

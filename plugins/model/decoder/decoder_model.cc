@@ -131,6 +131,7 @@ absl::Status DecoderModel::SaveConfig(const std::string& folder,
   json["model_type"] = config_.family->model_type;
   json["architectures"] = {config_.family->architecture};
   json["vocab_size"] = config_.vocab_size;
+  if (config_.ropes.size() == 1) AddRopeSpellings(config_.ropes[0], &json);
   return WriteConfigFiles(config_, std::move(json), folder, dtype);
 }
 

@@ -100,6 +100,30 @@ Json SourceKeys(const DecoderConfig& config) {
                                       : ParseJson<Json>(config.source_config);
 }
 
+void AddRopeSpellings(const Rope& rope, Json* json) {
+  Json given = Json::object();
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const auto it = json->find(key);
+    if (it != json->end() && it->is_object()) given = *it;
+  }
+  if (!given.contains("rope_type")) {
+    given["rope_type"] = given.value("type", Json("default"));
+  }
+  const auto add = [&](const char* key, const Json& value) {
+    Json& there = (*json)[key];
+    if (there.is_null()) there = value;
+  };
+  add("rope_theta", rope.theta);
+  if (rope.share != 1.0) add("partial_rotary_factor", rope.share);
+  for (const char* key : {"rope_theta", "partial_rotary_factor"}) {
+    given.erase(key);
+  }
+  if (rope.kind != RopeKind::kDefault) add("rope_scaling", given);
+  given["rope_theta"] = rope.theta;
+  if (rope.share != 1.0) given["partial_rotary_factor"] = rope.share;
+  add("rope_parameters", given);
+}
+
 absl::Status WriteConfigFiles(const DecoderConfig& c, Json json,
                               const std::string& folder,
                               c10::ScalarType dtype) {

@@ -56,6 +56,10 @@ absl::StatusOr<DecoderConfig> ReadConfigFile(const std::string& path);
 // The source config's keys, or none.
 Json SourceKeys(const DecoderConfig& config);
 
+// Adds to a model's config.json, which has `rope`, the spelling of transformers
+// 4 (rope_theta, rope_scaling) or 5 (rope_parameters) that it lacks.
+void AddRopeSpellings(const Rope& rope, Json* json);
+
 // Adds the dtype of the weights and the token ids to `json`, and writes it to
 // config.json, and the ids also to generation_config.json.
 absl::Status WriteConfigFiles(const DecoderConfig& config, Json json,

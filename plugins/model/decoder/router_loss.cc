@@ -69,6 +69,10 @@ at::Tensor RouterLoss::Note(int layer, const at::Tensor& output,
   return NoteFunction::apply(output, probability, SharedFrom(this));
 }
 
+at::Tensor RouterLoss::Gradient() const {
+  return incoming_ * per_probability_;
+}
+
 at::Tensor RouterLoss::AddTo(const at::Tensor& sum, const at::Tensor& targets) {
   at::Tensor probability, chosen;
   int64_t layers = 0;

@@ -35,7 +35,7 @@ class RouterLoss : public torch::CustomClassHolder {
 
   // Used by the nodes. d(what AddTo returned) / d(any layer's probability),
   // [experts].
-  at::Tensor Gradient() const { return incoming_ * per_probability_; }
+  at::Tensor Gradient() const;
   void SetIncoming(const at::Tensor& gradient) { incoming_ = gradient; }
 
  private:

@@ -10,10 +10,9 @@
 namespace capstan::decoder {
 
 constexpr DecoderNames GemmaNames() {
-  return HuggingFaceNamesWith(
-      {{kAttentionPostNorm, "post_attention_layernorm"},
-       {kMlpNorm, "pre_feedforward_layernorm"},
-       {kMlpPostNorm, "post_feedforward_layernorm"}});
+  return HuggingFaceNamesWith({{kAttentionPostNorm, "post_attention_layernorm"},
+                               {kMlpNorm, "pre_feedforward_layernorm"},
+                               {kMlpPostNorm, "post_feedforward_layernorm"}});
 }
 
 // The sizes, norms before and behind with 1 + weight, GELU, scaled embeddings

@@ -28,8 +28,8 @@ void ReadLayers(ConfigKeys& keys, DecoderConfig* c) {
   window.scaling_key = nullptr;
   c->ropes = {ReadRope(keys, *c, whole), ReadRope(keys, *c, window)};
   // Files of transformers 5 may have it with an underscore.
-  const int64_t pattern = keys.Int(
-      "sliding_window_pattern", keys.Int("_sliding_window_pattern", 6));
+  const int64_t pattern = keys.Int("sliding_window_pattern",
+                                   keys.Int("_sliding_window_pattern", 6));
   if (pattern < 1) keys.Fail("sliding_window_pattern", "must be at least 1");
   if (!keys.status().ok()) return;
   std::vector<bool> sliding(c->num_hidden_layers);

@@ -10,9 +10,9 @@ namespace {
 
 CAPSTAN_READS_MODEL_TYPE(kModelType, "olmo2");
 
-constexpr DecoderNames kNames = HuggingFaceNamesWith(
-    {{kAttentionPostNorm, "post_attention_layernorm"},
-     {kMlpPostNorm, "post_feedforward_layernorm"}});
+constexpr DecoderNames kNames =
+    HuggingFaceNamesWith({{kAttentionPostNorm, "post_attention_layernorm"},
+                          {kMlpPostNorm, "post_feedforward_layernorm"}});
 
 void Read(ConfigKeys& keys, DecoderConfig* c) {
   c->max_position_embeddings = 2048;

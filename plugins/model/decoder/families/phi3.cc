@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Phi-3 and Phi-4 (Abdin et al., 2024): one matrix for queries, keys and values,
-// one for gate and up; a part of each head may rotate.
+// Phi-3 and Phi-4 (Abdin et al., 2024): one matrix for queries, keys and
+// values, one for gate and up; a part of each head may rotate.
 #include <vector>
 
 #include "plugins/model/decoder/families/reading.h"

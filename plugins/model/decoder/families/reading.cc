@@ -14,8 +14,8 @@ namespace {
 using Json = ConfigJson;
 
 constexpr std::pair<const char*, RopeKind> kRopeKinds[] = {
-    {"default", RopeKind::kDefault}, {"linear", RopeKind::kLinear},
-    {"dynamic", RopeKind::kDynamic}, {"yarn", RopeKind::kYarn},
+    {"default", RopeKind::kDefault},   {"linear", RopeKind::kLinear},
+    {"dynamic", RopeKind::kDynamic},   {"yarn", RopeKind::kYarn},
     {"longrope", RopeKind::kLongRope}, {"su", RopeKind::kLongRope},
     {"llama3", RopeKind::kLlama3},
 };
@@ -111,9 +111,8 @@ class RopeReader {
 
   void RejectUnknown() {
     for (const auto& [key, value] : json_.items()) {
-      const bool known =
-          std::any_of(std::begin(kRopeKeys), std::end(kRopeKeys),
-                      [&](const char* k) { return key == k; });
+      const bool known = std::any_of(std::begin(kRopeKeys), std::end(kRopeKeys),
+                                     [&](const char* k) { return key == k; });
       if (!known && !value.is_null()) {
         Fail(key, absl::StrCat("is not known; known are ",
                                absl::StrJoin(kRopeKeys, ", ")));
@@ -141,9 +140,9 @@ double DefaultAttentionFactor(const Rope& rope, RopeReader& reader) {
                : YarnScale(rope.factor, 1.0);
   }
   if (rope.kind == RopeKind::kLongRope && rope.factor > 1.0) {
-    return std::sqrt(1.0 + std::log(rope.factor) /
-                               std::log(static_cast<double>(
-                                   rope.trained_positions)));
+    return std::sqrt(1.0 +
+                     std::log(rope.factor) /
+                         std::log(static_cast<double>(rope.trained_positions)));
   }
   return 1.0;
 }
@@ -160,10 +159,9 @@ void ReadStretch(ConfigKeys& keys, const DecoderConfig& c,
     constexpr const char* kTrained = "original_max_position_embeddings";
     const auto inside = static_cast<int64_t>(
         std::min(reader.Positive(kTrained, positions), 1e15));
-    rope->trained_positions =
-        keys.Int(kTrained, reading.trained_positions > 0
-                               ? reading.trained_positions
-                               : inside);
+    rope->trained_positions = keys.Int(kTrained, reading.trained_positions > 0
+                                                     ? reading.trained_positions
+                                                     : inside);
     // Its logarithm divides.
     if (rope->trained_positions < 2) {
       keys.Fail(kTrained, absl::StrCat("must be greater than 1, is ",
