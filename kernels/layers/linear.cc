@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/mm.h>
-#include <glog/logging.h>
 
 #include <algorithm>
 #include <cmath>

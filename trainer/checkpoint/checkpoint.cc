@@ -23,6 +23,7 @@
 #include "base/files.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/save.h"
@@ -436,11 +437,21 @@ absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
   const std::vector<ParameterSpec>& specs = model.parameters();
   for (size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].trainable) continue;
+    const int index = static_cast<int>(i);
+    if (const int64_t packed = PackedBytesOf(model, index); packed > 0) {
+      // Bytes, which are there without a pass over the others.
+      std::vector<uint8_t> some(std::min(kValues, packed));
+      CAPSTAN_RETURN_IF_ERROR(
+          dynamic_cast<const PackedParameters&>(model).PackedValue(
+              index, 0, static_cast<int64_t>(some.size()), some.data()));
+      bytes.append(some.begin(), some.end());
+      continue;
+    }
     const int64_t count = std::min(kValues, specs[i].numel());
     std::vector<float> values(count);
     for (const int64_t begin : {int64_t{0}, (specs[i].numel() - count) / 2}) {
-      CAPSTAN_RETURN_IF_ERROR(model.InitialValue(static_cast<int>(i), seed,
-                                                 begin, count, values.data()));
+      CAPSTAN_RETURN_IF_ERROR(
+          model.InitialValue(index, seed, begin, count, values.data()));
       bytes.append(reinterpret_cast<const char*>(values.data()),
                    values.size() * sizeof(float));
     }

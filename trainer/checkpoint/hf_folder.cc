@@ -182,7 +182,10 @@ absl::Status WriteOtherFiles(const std::string& path, const FinalFolder& folder,
         WriteWholeFile(absl::StrCat(path, "/", name), text));
   }
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
-      path + "/capstan.json", CapstanJson(folder.config_text, base_checksum)));
+      path + "/capstan.json",
+      CapstanJson(folder.config_text, base_checksum,
+                  folder.lora.has_value() ? folder.lora->quantize
+                                          : Quantize::kFolders)));
   return AddBaseFiles(path, folder);
 }
 
@@ -335,10 +338,14 @@ absl::StatusOr<uint32_t> BaseChecksum(const Model& model, uint64_t seed) {
 }
 
 std::string CapstanJson(const std::string& config,
-                        const absl::optional<uint32_t>& base_checksum) {
+                        const absl::optional<uint32_t>& base_checksum,
+                        Quantize quantize) {
   nlohmann::ordered_json json = {{"format", 1}, {"config", config}};
   if (base_checksum.has_value()) {
     json[kKey] = absl::StrFormat("%08x", *base_checksum);
+  }
+  if (QuantizeName(quantize) != nullptr) {
+    json[kQuantizeKey] = QuantizeName(quantize);
   }
   return json.dump(2) + "\n";
 }

@@ -73,9 +73,10 @@ absl::StatusOr<uint32_t> BaseChecksum(
 absl::StatusOr<uint32_t> BaseChecksum(const Model& model, uint64_t seed);
 
 // A folder's capstan.json: `config` of the run and, for an adapter, the
-// checksum of its base.
+// checksum of its base, and what that was quantised to for training.
 std::string CapstanJson(const std::string& config,
-                        const absl::optional<uint32_t>& base_checksum);
+                        const absl::optional<uint32_t>& base_checksum,
+                        Quantize quantize = Quantize::kFolders);
 // The checksum in an adapter folder's capstan.json; nullopt for folders from
 // elsewhere, such as PEFT's.
 absl::optional<uint32_t> ReadBaseChecksum(const std::string& adapter);

@@ -7,18 +7,25 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
+#include "plugins/sdk/lib/packed_matrix.h"
+#include "plugins/sdk/lib/quantized_folder.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/model_files.h"
@@ -97,13 +104,89 @@ absl::StatusOr<std::map<std::string, Factors>> FactorsOf(
   return factors;
 }
 
+// How far merged weights are from what they were rounded to.
+struct Rounding {
+  // The norm of all differences over that of all weights.
+  double relative() const {
+    return sum == 0.0 ? 0.0 : std::sqrt(squared_error / sum);
+  }
+  double sum = 0.0, squared_error = 0.0;  // of squares
+  double most = 0.0;  // difference over its matrix's largest weight
+};
+
+// `weight`, in float32, rounded to the file's dtype.
+at::Tensor Rounded(const at::Tensor& weight, c10::ScalarType dtype,
+                   Rounding* rounding) {
+  at::Tensor stored = weight.to(dtype).contiguous();
+  if (dtype == at::kFloat) return stored;
+  const at::Tensor exact = weight.to(at::kDouble);
+  const at::Tensor error = stored.to(at::kDouble) - exact;
+  rounding->sum += exact.square().sum().item<double>();
+  rounding->squared_error += error.square().sum().item<double>();
+  const double largest = exact.abs().max().item<double>();
+  if (largest > 0.0) {
+    rounding->most =
+        std::max(rounding->most, error.abs().max().item<double>() / largest);
+  }
+  return stored;
+}
+
+// The base as the adapter knows it: as its folder has it, or quantised.
+class Base {
+ public:
+  Base(std::unique_ptr<SafetensorsReader> folder, Quantize quantize)
+      : folder_(std::move(folder)), quantize_(quantize) {}
+
+  const SafetensorsReader& folder() const { return *folder_; }
+  // Whether the folder itself has packed matrices.
+  bool folder_is_quantised() const {
+    return dynamic_cast<const QuantizedReader*>(folder_.get()) != nullptr;
+  }
+  bool quantised() const {
+    return quantize_ != Quantize::kFolders || folder_is_quantised();
+  }
+
+  // Of an adapted module, what the adapter was trained on; of other tensors,
+  // the folder's values.
+  absl::Status Read(const std::string& name, bool adapted, int64_t begin,
+                    int64_t count, float* out) const {
+    if (!adapted || quantize_ == Quantize::kFolders || folder_is_quantised()) {
+      return folder_->ReadFloats(name, begin, count, out);
+    }
+    std::unique_ptr<PackedMatrix>& matrix = matrices_[name];
+    if (matrix == nullptr) {
+      matrix = QuantizeMatrix(
+          folder_->tensors().at(name).numel, quantize_ == Quantize::kNf4Double,
+          [this, name](int64_t from, int64_t n, float* values) {
+            return folder_->ReadFloats(name, from, n, values);
+          },
+          name);
+    }
+    return matrix->ReadValues(begin, count, out);
+  }
+
+ private:
+  const std::unique_ptr<SafetensorsReader> folder_;
+  const Quantize quantize_;
+  mutable std::map<std::string, std::unique_ptr<PackedMatrix>> matrices_;
+};
+
+absl::StatusOr<at::Tensor> ReadBase(const Base& base, const std::string& name,
+                                    bool adapted) {
+  const TensorEntry& entry = base.folder().tensors().at(name);
+  at::Tensor tensor = at::empty(entry.shape, at::kFloat);
+  CAPSTAN_RETURN_IF_ERROR(base.Read(name, adapted, 0, entry.numel,
+                                    tensor.mutable_data_ptr<float>()));
+  return tensor;
+}
+
 // Writes one of the base's files, merged.
 absl::Status WriteMerged(const std::string& path,
                          const std::vector<std::string>& names,
-                         const SafetensorsReader& base,
-                         const SafetensorsReader& adapter,
+                         const Base& whole, const SafetensorsReader& adapter,
                          const std::map<std::string, Factors>& factors,
-                         double scale) {
+                         double scale, Rounding* rounding) {
+  const SafetensorsReader& base = whole.folder();
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
                            SafetensorsWriter::Create(path));
   for (const std::string& name : names) {
@@ -113,17 +196,24 @@ absl::Status WriteMerged(const std::string& path,
   for (const std::string& name : names) {
     const TensorEntry& entry = base.tensors().at(name);
     const auto found = factors.find(name);
-    if (found == factors.end()) {
+    if (found == factors.end() && entry.data != nullptr) {
       CAPSTAN_RETURN_IF_ERROR(writer->Append(entry.data, entry.bytes));
       continue;
     }
-    CAPSTAN_ASSIGN_OR_RETURN(at::Tensor weight, ReadTensor(base, name));
+    CAPSTAN_ASSIGN_OR_RETURN(at::Tensor weight,
+                             ReadBase(whole, name, found != factors.end()));
+    if (found == factors.end()) {
+      const at::Tensor stored = Rounded(weight, entry.dtype, rounding);
+      CAPSTAN_RETURN_IF_ERROR(
+          writer->Append(stored.const_data_ptr(), entry.bytes));
+      continue;
+    }
     CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor a,
                              ReadTensor(adapter, found->second.a));
     CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor b,
                              ReadTensor(adapter, found->second.b));
     weight.add_(at::mm(b, a).mul_(scale));
-    const at::Tensor stored = weight.to(entry.dtype).contiguous();
+    const at::Tensor stored = Rounded(weight, entry.dtype, rounding);
     CAPSTAN_RETURN_IF_ERROR(
         writer->Append(stored.const_data_ptr(), entry.bytes));
   }
@@ -138,6 +228,35 @@ absl::Status CopyIndex(const std::string& base, const std::string& to) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
                            ReadWholeFile(base + kIndex));
   return WriteWholeFile(to + kIndex, text);
+}
+
+// The same for a base whose index lists the parts of packed matrices.
+absl::Status WriteIndex(
+    const SafetensorsReader& base,
+    const std::map<std::string, std::vector<std::string>>& files,
+    const std::string& to) {
+  if (files.size() == 1) return absl::OkStatus();
+  int64_t bytes = 0;
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  for (const auto& [file, names] : files) {
+    for (const std::string& name : names) {
+      map[name] = file;
+      bytes += base.tensors().at(name).bytes;
+    }
+  }
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", bytes}}},
+                                        {"weight_map", map}};
+  return WriteWholeFile(to + "/model.safetensors.index.json",
+                        index.dump(2) + "\n");
+}
+
+// The merged weights aren't quantised.
+absl::Status DropQuantization(const std::string& path) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(nlohmann::ordered_json json,
+                           ParseObject(path, text));
+  if (json.erase("quantization_config") == 0) return absl::OkStatus();
+  return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
 // Copies the base's other files, except for the tokenizer if the adapter has
@@ -183,19 +302,19 @@ absl::Status WriteCard(const AdapterMerge& merge, const std::string& to) {
 }
 
 // Whether the adapter was trained on these weights, if it records that.
-absl::Status CheckBase(const AdapterMerge& merge, const SafetensorsReader& base,
+absl::Status CheckBase(const AdapterMerge& merge, const Base& base,
                        const std::map<std::string, Factors>& factors) {
   const absl::optional<uint32_t> want = ReadBaseChecksum(merge.adapter);
   if (!want.has_value() || merge.other_base) return absl::OkStatus();
   std::map<std::string, int64_t> weights;
   for (const auto& [name, found] : factors) {
-    weights[name] = base.tensors().at(name).numel;
+    weights[name] = base.folder().tensors().at(name).numel;
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       const uint32_t is,
       BaseChecksum(weights, [&base](const std::string& name, int64_t begin,
                                     int64_t count, float* out) {
-        return base.ReadFloats(name, begin, count, out);
+        return base.Read(name, /*adapted=*/true, begin, count, out);
       }));
   if (is == *want) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
@@ -211,28 +330,43 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
   const at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const LoraSpec spec,
                            ReadAdapterConfig(merge.adapter));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsReader> base,
-                           SafetensorsReader::Open(merge.base));
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsReader> opened,
+                           OpenWeights(merge.base));
+  const Base whole(std::move(opened), spec.quantize);
+  const SafetensorsReader* const base = &whole.folder();
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsReader> adapter,
                            SafetensorsReader::Open(absl::StrCat(
                                merge.adapter, "/", kAdapterWeights)));
   CAPSTAN_ASSIGN_OR_RETURN(
       const auto factors, FactorsOf(*adapter, *base, spec.rank, merge.adapter));
-  CAPSTAN_RETURN_IF_ERROR(CheckBase(merge, *base, factors));
+  CAPSTAN_RETURN_IF_ERROR(CheckBase(merge, whole, factors));
   std::map<std::string, std::vector<std::string>> files;
   for (const auto& [name, entry] : base->tensors()) {
     files[fs::path(entry.file).filename().string()].push_back(name);
   }
+  Rounding rounding;
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(to));  // left by a killed run
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(to));
   for (const auto& [file, names] : files) {
     CAPSTAN_RETURN_IF_ERROR(WriteMerged(absl::StrCat(to, "/", file), names,
-                                        *base, *adapter, factors,
-                                        spec.scale()));
+                                        whole, *adapter, factors, spec.scale(),
+                                        &rounding));
   }
-  CAPSTAN_RETURN_IF_ERROR(CopyIndex(merge.base, to));
+  CAPSTAN_RETURN_IF_ERROR(whole.folder_is_quantised()
+                              ? WriteIndex(*base, files, to)
+                              : CopyIndex(merge.base, to));
   CAPSTAN_RETURN_IF_ERROR(WriteCard(merge, to));
-  return CopyOtherFiles(merge, to);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string note, CopyOtherFiles(merge, to));
+  if (!whole.quantised()) return note;
+  CAPSTAN_RETURN_IF_ERROR(DropQuantization(to + "/config.json"));
+  return absl::StrCat(
+      note, note.empty() ? "" : "\n",
+      absl::StrFormat(
+          "the base is what NF4 keeps of it, as in training; rounding the "
+          "merged weights to the file's dtype moved them by %.1e of their "
+          "size (root mean square), and none by more than %.1e of its "
+          "matrix's largest",
+          rounding.relative(), rounding.most));
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/generator.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -19,6 +21,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/command.h"
@@ -232,12 +235,32 @@ absl::StatusOr<std::unique_ptr<Base>> Create(const google::protobuf::Any& any,
   return host.Create<Base>(TypeOf(any), category, any.value());
 }
 
+// The bytes of a packed parameter.
+absl::StatusOr<at::Tensor> PackedWeight(const Model& model, int index) {
+  const int64_t bytes = PackedBytesOf(model, index);
+  at::Tensor weight = at::empty({bytes}, at::kByte);
+  auto* const out = weight.mutable_data_ptr<uint8_t>();
+  const auto& packed = dynamic_cast<const PackedParameters&>(model);
+  absl::Status status;
+  std::mutex mutex;
+  constexpr int64_t kPiece = 1 << 16;
+  at::parallel_for(0, bytes, kPiece, [&](int64_t begin, int64_t end) {
+    absl::Status piece =
+        packed.PackedValue(index, begin, end - begin, out + begin);
+    const std::lock_guard<std::mutex> lock(mutex);
+    status.Update(std::move(piece));
+  });
+  if (!status.ok()) return status;
+  return weight;
+}
+
 // Binds float32 tensors filled from the model's initial values (a folder's
-// weights) or a checkpoint's.
+// weights) or a checkpoint's, and the bytes of packed parameters.
 absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
                          Model& model) {
   const std::vector<ParameterSpec>& specs = model.parameters();
   const auto initial = [&](int index, uint64_t seed, float* out) {
+    if (PackedBytesOf(model, index) > 0) return absl::OkStatus();  // below
     return model.InitialValue(index, seed, 0, specs[index].numel(), out);
   };
   std::vector<at::Tensor> weights;
@@ -251,6 +274,11 @@ absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
                                       weight.mutable_data_ptr<float>()));
       weights.push_back(std::move(weight));
     }
+  }
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (PackedBytesOf(model, static_cast<int>(i)) == 0) continue;
+    CAPSTAN_ASSIGN_OR_RETURN(weights[i],
+                             PackedWeight(model, static_cast<int>(i)));
   }
   model.Bind(std::move(weights));
   return absl::OkStatus();

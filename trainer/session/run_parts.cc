@@ -12,6 +12,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/session/loss_spikes.h"
 #include "trainer/session/schedule.h"
@@ -101,6 +102,19 @@ absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
   if (lora.target_modules_size() > 0) {
     spec.target_modules.assign(lora.target_modules().begin(),
                                lora.target_modules().end());
+  }
+  switch (lora.quantize()) {
+    case Lora::NONE:
+      break;
+    case Lora::NF4:
+      spec.quantize = Quantize::kNf4;
+      break;
+    case Lora::NF4_DOUBLE:
+      spec.quantize = Quantize::kNf4Double;
+      break;
+    default:
+      return FieldError("quantize",
+                        absl::StrCat("no such value: ", lora.quantize()));
   }
   return spec;
 }
@@ -340,6 +354,14 @@ absl::StatusOr<std::unique_ptr<Model>> CreateModel(
   if (spec.has_value()) {
     CAPSTAN_RETURN_IF_ERROR(
         loaded.Locate(model->AddLora(*spec), "adapter.lora"));
+    if (spec->quantize != Quantize::kFolders &&
+        dynamic_cast<PackedParameters*>(model.get()) == nullptr) {
+      return loaded.Locate(
+          FieldError("quantize",
+                     "this model can't keep its weights quantised: leave it "
+                     "out"),
+          "adapter.lora");
+    }
   }
   if (lora != nullptr) *lora = spec;
   return model;

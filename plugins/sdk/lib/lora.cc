@@ -130,6 +130,21 @@ Json Plain(double value) {
   return value;
 }
 
+// What capstan.json says the base was quantised to.
+Quantize ReadQuantize(const std::string& folder) {
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(folder + "/capstan.json");
+  if (!text.ok()) return Quantize::kFolders;
+  const Json json = ParseJson<Json>(*text);
+  for (const Quantize quantize : {Quantize::kNf4, Quantize::kNf4Double}) {
+    if (json.is_object() && json.contains(kQuantizeKey) &&
+        json[kQuantizeKey] == QuantizeName(quantize)) {
+      return quantize;
+    }
+  }
+  return Quantize::kFolders;
+}
+
 }  // namespace
 
 std::string AdapterConfigJson(const LoraSpec& spec,
@@ -169,7 +184,19 @@ absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder) {
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
   CAPSTAN_ASSIGN_OR_RETURN(LoraSpec spec, ConfigReader(path, json).Read());
   spec.pretrained = folder;
+  spec.quantize = ReadQuantize(folder);
   return spec;
+}
+
+const char* QuantizeName(Quantize quantize) {
+  switch (quantize) {
+    case Quantize::kNf4:
+      return "nf4";
+    case Quantize::kNf4Double:
+      return "nf4_double";
+    default:
+      return nullptr;
+  }
 }
 
 bool IsAdapterParameter(absl::string_view name) {

@@ -25,11 +25,17 @@ std::string AdapterConfigJson(const LoraSpec& spec,
                               const std::string& base_model);
 
 // Reads rank, alpha, dropout, rslora and target_modules from an adapter's
-// folder, and sets `pretrained` to the folder. Errors name file and key: for
+// folder, and `quantize` from its capstan.json, if it has one; sets
+// `pretrained` to the folder. Errors name file and key: for
 // malformed files, and for settings that change the adapter's computation and
 // that LoraSpec lacks (use_dora, lora_bias, rank_pattern, modules_to_save, a
 // regular expression as target_modules ..).
 absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder);
+
+// Capstan.json's key and value for a spec's `quantize`; a null value for
+// kFolders, which it doesn't have.
+constexpr char kQuantizeKey[] = "base_quantized";
+const char* QuantizeName(Quantize quantize);
 
 // Whether the name is that of an adapter's parameter.
 bool IsAdapterParameter(absl::string_view name);
