@@ -32,7 +32,7 @@ namespace {
 // Rows at a time of Parquet, so that memory is that of few rows.
 constexpr int64_t kBatchRows = 256;
 // A row of CSV must be shorter than this.
-constexpr int32_t kCsvBlock = 32 << 20;
+constexpr int32_t kCsvBlock = 8 << 20;
 // Arrow's defaults are 100 MB and a million.
 constexpr int32_t kMostThriftString = 16 << 20;
 
