@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -110,7 +111,8 @@ class MirrorLinkTest : public ::testing::Test {
 };
 
 TEST_F(MirrorLinkTest, APeerHoldsTheLastTwo) {
-  MirrorSender sender(hosts_[1].server->address());
+  MirrorSender sender(hosts_[1].server->address(), std::chrono::seconds(1),
+                      [] { ADD_FAILURE() << "the host is there"; });
   EXPECT_TRUE(sender.through());
   for (int64_t step = 1; step <= 5; ++step) {
     hosts_[0].mirror->PeersHave();
@@ -238,7 +240,8 @@ TEST_F(MirrorLinkTest, ASenderThatNobodyHears) {
   hosts_[1].server.reset();
   const auto begin = std::chrono::steady_clock::now();
   {
-    MirrorSender sender(address);
+    MirrorSender sender(address, std::chrono::milliseconds(1),
+                        [] { ADD_FAILURE() << "the host is there"; });
     sender.Send(Copy(1));
     for (int i = 0; i < 1000 && sender.problem().ok(); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -247,6 +250,18 @@ TEST_F(MirrorLinkTest, ASenderThatNobodyHears) {
     EXPECT_FALSE(sender.through());
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+// An address that nobody has (RFC 5737): as of a host without power.
+TEST_F(MirrorLinkTest, AHostThatIsSilent) {
+  std::atomic<int> told{0};
+  MirrorSender sender("00 9 192.0.2.1", std::chrono::milliseconds(100),
+                      [&told] { ++told; });
+  for (int i = 0; i < 1000 && told == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(told, 1);
 }
 
 }  // namespace
