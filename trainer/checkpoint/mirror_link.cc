@@ -38,6 +38,9 @@ constexpr int64_t kBuffer = 1 << 20;
 constexpr seconds kProofLimit{10};
 // For a connection, which Shutdown can't cut short.
 constexpr seconds kConnectLimit{1};
+// How long nobody may be where the server was: others hear of a death by
+// themselves, and can say more of it.
+constexpr seconds kGone{1};
 // How often an idle connection is looked at.
 constexpr std::chrono::milliseconds kLook{500};
 // For what the other end sends or takes without being asked for more: a network
@@ -405,10 +408,8 @@ void MirrorConnection::Shutdown() {
 
 MirrorSender::MirrorSender(const std::string& address,
                            std::chrono::milliseconds silence,
-                           std::function<void()> silent)
-    : connection_(address, silence),
-      silence_(silence),
-      silent_(std::move(silent)) {
+                           std::function<void(const std::string&)> lost)
+    : connection_(address, silence), silence_(silence), lost_(std::move(lost)) {
   thread_ = StartThread([this] { Run(); });
 }
 
@@ -462,20 +463,30 @@ void MirrorSender::Run() {
   }
 }
 
+void MirrorSender::MayLeave() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  lost_ = nullptr;
+}
+
 void MirrorSender::Note(const absl::Status& status, bool was_connected) {
-  // Whoever refuses a connection is there.
-  if (!IsSilentHost(status)) {
-    heard_ = MeetingClock::now();
-    return;
-  }
+  if (status.ok()) heard_ = MeetingClock::now();
+  // Other errors are of a server that is there.
+  if (!absl::IsUnavailable(status)) return;
+  const MeetingClock::duration since = MeetingClock::now() - heard_;
+  const bool silent = IsSilentHost(status);
+  // A connection ends with a silent host only after that time.
+  const bool over = silent ? was_connected || since >= silence_
+                           : !was_connected && since >= kGone;
+  if (!over) return;
+  std::function<void(const std::string&)> lost;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_ || silent_ == nullptr) return;
+    if (stopped_ || lost_ == nullptr) return;
+    lost = std::exchange(lost_, nullptr);
   }
-  // A connection ends so only after that time.
-  if (was_connected || MeetingClock::now() - heard_ >= silence_) {
-    std::exchange(silent_, nullptr)();
-  }
+  const double seconds = std::chrono::duration<double>(silence_).count();
+  lost(silent ? absl::StrCat("its host has not answered for ", seconds, " s")
+              : absl::StrCat("its process is gone (", status.message(), ")"));
 }
 
 }  // namespace capstan

@@ -131,11 +131,12 @@ class MirrorConnection {
 // Sends images to a server in the background, on a thread of its own.
 class MirrorSender {
  public:
-  // silent: called on the sender's thread, at most once, when the other host
-  // hasn't answered for `silence`, as if it had lost its power or its network;
-  // not when only its process is gone or stopped. Null: never.
+  // lost: called on the sender's thread, at most once, with what has become of
+  // the server: its host hasn't answered for `silence`, as if it had lost its
+  // power or its network, or its process is gone. Not when that is only busy or
+  // stopped. Null: never.
   MirrorSender(const std::string& address, std::chrono::milliseconds silence,
-               std::function<void()> silent);
+               std::function<void(const std::string& how)> lost);
   // Breaks off.
   ~MirrorSender();
   MirrorSender(const MirrorSender&) = delete;
@@ -146,6 +147,8 @@ class MirrorSender {
   void Send(const Mirror::Copied& image);
   // Whether all that was to be sent has arrived.
   bool through() const;
+  // The server may go from now on: `lost` isn't called any more.
+  void MayLeave();
   // What failed last; OK once something has arrived.
   absl::Status problem() const;
 
@@ -156,9 +159,8 @@ class MirrorSender {
 
   MirrorConnection connection_;
   const std::chrono::milliseconds silence_;
-  std::function<void()> silent_;
-  // Of the sender's thread: when it last heard of the other host, while it
-  // tries to connect.
+  std::function<void(const std::string&)> lost_;
+  // Of the sender's thread: when the connection was last as it should be.
   Deadline heard_ = MeetingClock::now();
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -39,12 +39,10 @@ ReadMirror ReadMirrorOf(std::shared_ptr<MirrorConnection> connection,
 // longer, but its network isn't.
 constexpr double kSilentSeconds = 10.0;
 
-// The rank `next` is on a host that doesn't answer: no collective will end. The
-// launcher starts the ranks again.
-[[noreturn]] void EndWithout(int mine, int next, double seconds) {
-  std::cerr << absl::StrCat("rank ", mine, ": the host of rank ", next,
-                            " has not answered for ", seconds,
-                            " s, and counts as lost\n")
+// The rank `next` is lost, and a collective may never end. The launcher starts
+// the ranks again.
+[[noreturn]] void EndWithout(int next, const std::string& how) {
+  std::cerr << absl::StrCat("rank ", next, " is lost: ", how, "\n")
             << std::flush;
   _exit(kHungExitCode);
 }
@@ -228,8 +226,12 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
   sender_ = std::make_unique<MirrorSender>(
       addresses_[next],
       std::chrono::milliseconds(static_cast<int64_t>(1e3 * limit)),
-      [mine = group.rank(), next, limit] { EndWithout(mine, next, limit); });
+      [next](const std::string& how) { EndWithout(next, how); });
   return absl::OkStatus();
+}
+
+void RunMirror::RanksMayLeave() {
+  if (sender_ != nullptr) sender_->MayLeave();
 }
 
 bool RunMirror::Due() const {
