@@ -124,8 +124,7 @@ for victim in 1 0; do
   reach "$name" 40
   at=$(lines "$name")
   kill_host "$victim"
-  wait "${started[$left]}" || true
-  wait
+  wait 2>/dev/null
   expect_text "$work/$name.$left.log" "going on without host $victim: 2 ranks are left" \
     "global batch of 8 = micro 2 x 2 ranks x accumulation 2" "completed"
   same "$name" undisturbed4 1e-4
@@ -135,7 +134,7 @@ done
 
 # Rank 0's host of three: the others meet at the next one. Then that is lost, too.
 start three 3 1 29543 --set strategy=capstan.fsdp --set batch.global_batch_size=12 \
-  --set launch.min_processes=1 --set launch.return_seconds=2
+  --set launch.min_processes=1 --set launch.return_seconds=4
 reach three 30
 at=$(lines three)
 kill_host 0
@@ -143,7 +142,7 @@ reach three 70
 lost three 1 "$at"
 at=$(lines three)
 kill_host 1
-wait
+wait 2>/dev/null
 expect_text "$work/three.1.log" "going on without host 0: 2 ranks are left"
 expect_text "$work/three.2.log" "going on without host 0: 2 ranks are left" \
   "going on without host 0: 1 rank is left" "completed"
