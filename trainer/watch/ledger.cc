@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/watch/ledger.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,14 +9,13 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
-#include <random>
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/shared_memory.h"
 #include "base/status.h"
 #include "trainer/watch/process_state.h"
 
@@ -36,11 +32,6 @@ std::atomic<LedgerSlot*> own_slot{&private_slot};
 
 bool wanted = false;
 Ledgers joined;
-
-absl::Status SystemError(absl::string_view call) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no shared memory: ", call, ": ", strerror(errno)));
-}
 
 size_t SegmentBytes(int slots) {
   return sizeof(LedgerHeader) + static_cast<size_t>(slots) * sizeof(LedgerSlot);
@@ -112,7 +103,7 @@ absl::Status LedgerSegment::Map(int slots) {
   slots_ = slots;
   void* const memory = mmap(nullptr, SegmentBytes(slots),
                             PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-  if (memory == MAP_FAILED) return SystemError("mmap");
+  if (memory == MAP_FAILED) return SharedMemoryError("mmap");
   header_ = static_cast<LedgerHeader*>(memory);
   return absl::OkStatus();
 }
@@ -121,42 +112,32 @@ absl::StatusOr<std::unique_ptr<LedgerSegment>> LedgerSegment::Create(
     int slots) {
   auto segment = absl::WrapUnique(new LedgerSegment);
   segment->fd_ = memfd_create("capstan-ledger", MFD_CLOEXEC);
-  if (segment->fd_ < 0) return SystemError("memfd_create");
+  if (segment->fd_ < 0) return SharedMemoryError("memfd_create");
   if (ftruncate(segment->fd_, static_cast<off_t>(SegmentBytes(slots))) != 0) {
-    return SystemError("ftruncate");
+    return SharedMemoryError("ftruncate");
   }
   CAPSTAN_RETURN_IF_ERROR(segment->Map(slots));
-  std::random_device random;
-  segment->header_->nonce = (static_cast<uint64_t>(random()) << 32) | random();
+  segment->header_->nonce = NewMemoryNonce();
   segment->header_->slots = static_cast<uint64_t>(slots);
   segment->address_ =
-      absl::StrCat(getpid(), " ", segment->fd_, " ", segment->header_->nonce);
+      SharedMemoryAddress(segment->fd_, segment->header_->nonce);
   return segment;
 }
 
 absl::StatusOr<std::unique_ptr<LedgerSegment>> LedgerSegment::Open(
     const std::string& address, int slots) {
-  const std::vector<std::string> parts = absl::StrSplit(address, ' ');
-  int pid = 0;
-  int number = 0;
-  uint64_t nonce = 0;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &pid) ||
-      !absl::SimpleAtoi(parts[1], &number) ||
-      !absl::SimpleAtoi(parts[2], &nonce)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no address of a ledger: '", address, "'"));
-  }
-  const std::string path = absl::StrCat("/proc/", pid, "/fd/", number);
+  CAPSTAN_ASSIGN_OR_RETURN(const OpenedMemory memory,
+                           OpenSharedMemory(address));
+  const std::string& path = memory.path;
   auto segment = absl::WrapUnique(new LedgerSegment);
-  segment->fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (segment->fd_ < 0) return SystemError(path);
+  segment->fd_ = memory.fd;
   struct stat file = {};
   if (fstat(segment->fd_, &file) != 0 ||
       file.st_size != static_cast<off_t>(SegmentBytes(slots))) {
     return absl::NotFoundError(absl::StrCat(path, " isn't the host's ledger"));
   }
   CAPSTAN_RETURN_IF_ERROR(segment->Map(slots));
-  if (segment->header_->nonce != nonce) {
+  if (segment->header_->nonce != memory.nonce) {
     return absl::NotFoundError(absl::StrCat(path, " isn't the host's ledger"));
   }
   segment->address_ = address;

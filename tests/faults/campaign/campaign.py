@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import statistics
 import sys
 import time
@@ -174,6 +175,8 @@ def main():
     before = set(left_over())
     deadline = time.monotonic() + 3600 * options.hours
     wanted = wanted_times(options.times, options.cells.split(","))
+    # As Ctrl-C: what runs is ended, and the folder removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     shop = Workshop(options.trainer, options.corpus, options.tokenizer)
     try:
         failed = run_all(wanted, deadline, options.seed, shop, log)

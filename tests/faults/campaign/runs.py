@@ -261,6 +261,18 @@ def alive(pid):
     return stat is not None and stat[0] != "Z"
 
 
+def at_rest(pid):
+    """Whether all threads of a process are stopped, or it is gone."""
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            text = pathlib.Path(f"/proc/{pid}/task/{task}/stat").read_text()
+            if text.rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    except OSError:
+        pass
+    return True
+
+
 def left_over():
     """What runs must not leave on the machine."""
     found = []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all cells share: a Try, and its comparison with an undisturbed run."""
 import dataclasses
+import signal
 import time
 
 from ledger import doing
-from runs import Run, Way, results, send
-import signal
+from runs import Run, Way, at_rest, results, send
 
 # Long beside what is measured here, short beside a person's patience.
 PATIENCE = 60
@@ -42,6 +42,8 @@ def a_way(random, **more):
 def stop(pid):
     """Stops a process, and says what it is doing: None if that can't be seen."""
     send(pid, signal.SIGSTOP)
+    # A thread at work stops when it is next interrupted.
+    wait_for(lambda: at_rest(pid), 1)
     return doing(pid)
 
 

@@ -3,7 +3,6 @@
 
 #include <c10/core/ScalarType.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -17,14 +16,12 @@
 #include <algorithm>
 #include <memory>
 #include <new>
-#include <random>
 #include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "base/shared_memory.h"
 #include "base/status.h"
 
 #ifndef SYS_pidfd_open
@@ -51,11 +48,6 @@ int64_t SlotsBegin(int ranks) {
 
 int64_t SegmentBytes(int ranks, int buffers) {
   return SlotsBegin(ranks) + (ranks + buffers) * kShmSlots * kShmSlotBytes;
-}
-
-absl::Status SystemError(absl::string_view call) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no shared memory: ", call, ": ", strerror(errno)));
 }
 
 using Clock = std::chrono::steady_clock;
@@ -118,7 +110,7 @@ absl::Status ShmSegment::Map(int fd, int ranks, int buffers) {
   bytes_ = SegmentBytes(ranks, buffers);
   void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                       MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
-  if (memory == MAP_FAILED) return SystemError("mmap");
+  if (memory == MAP_FAILED) return SharedMemoryError("mmap");
   memory_ = memory;
   // The first state's space holds the header.
   states_ = static_cast<ShmRankState*>(memory) + 1;
@@ -139,45 +131,35 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks,
     return segment;
   }
   segment->fd_ = memfd_create("capstan", MFD_CLOEXEC);
-  if (segment->fd_ < 0) return SystemError("memfd_create");
+  if (segment->fd_ < 0) return SharedMemoryError("memfd_create");
   if (ftruncate(segment->fd_, SegmentBytes(ranks, buffers)) != 0) {
-    return SystemError("ftruncate");
+    return SharedMemoryError("ftruncate");
   }
   CAPSTAN_RETURN_IF_ERROR(segment->Map(segment->fd_, ranks, buffers));
-  std::random_device random;
-  const uint64_t nonce = (static_cast<uint64_t>(random()) << 32) | random();
+  const uint64_t nonce = NewMemoryNonce();
   new (segment->memory_) Header{nonce, ranks, buffers};
   // The file is zero-initialized, as are the states.
-  segment->address_ = absl::StrCat(getpid(), " ", segment->fd_, " ", nonce);
+  segment->address_ = SharedMemoryAddress(segment->fd_, nonce);
   return segment;
 }
 
 absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Open(
     const std::string& address, int ranks, int buffers) {
-  const std::vector<std::string> parts = absl::StrSplit(address, ' ');
-  int pid = 0;
-  int number = 0;
-  uint64_t nonce = 0;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &pid) ||
-      !absl::SimpleAtoi(parts[1], &number) ||
-      !absl::SimpleAtoi(parts[2], &nonce)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no address of shared memory: '", address, "'"));
-  }
-  const std::string path = absl::StrCat("/proc/", pid, "/fd/", number);
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return SystemError(path);
+  CAPSTAN_ASSIGN_OR_RETURN(const OpenedMemory memory,
+                           OpenSharedMemory(address));
+  const std::string& path = memory.path;
+  const int fd = memory.fd;
   auto segment = absl::WrapUnique(new ShmSegment);
   segment->fd_ = fd;
   Header header = {};
   if (pread(fd, &header, sizeof(header), 0) != sizeof(header) ||
-      header.nonce != nonce || header.ranks != ranks ||
+      header.nonce != memory.nonce || header.ranks != ranks ||
       header.buffers != buffers) {
     return absl::NotFoundError(
         absl::StrCat(path, " isn't the group's shared memory"));
   }
   struct stat info;
-  if (fstat(fd, &info) != 0) return SystemError(path);
+  if (fstat(fd, &info) != 0) return SharedMemoryError(path);
   // What is mapped beyond its end would raise SIGBUS.
   if (info.st_size < SegmentBytes(ranks, buffers)) {
     return absl::NotFoundError(
