@@ -28,6 +28,8 @@ struct ActivationCheckpointing {
   // The first unit with a trainable parameter; those before it have no
   // backward.
   int first_trainable = 0;
+  // Whether their inputs are in host memory until backward. Only on a GPU.
+  bool offload = false;
 
   // Whether `unit` is recomputed, provided its input is floating-point (token
   // ids are an embedding's input, which keeps nothing).
