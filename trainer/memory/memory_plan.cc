@@ -5,12 +5,18 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "trainer/metrics/console.h"
 #include "trainer/optimizer/optimizer_state.h"
+#include "trainer/optimizer/paged_state.h"
 
 namespace capstan {
 namespace {
@@ -51,6 +57,12 @@ class TimeLine {
   MemoryByCategory at_peak_;
 };
 
+// Whether unit `i`'s input goes to host memory.
+bool Offloaded(const ActivationCheckpointing& checkpointing, size_t i) {
+  return i > 0 && checkpointing.offload &&
+         checkpointing.Covers(static_cast<int>(i));
+}
+
 // A micro-step: forward unit by unit, then backward in reverse.
 void AddMicroStep(const StrategyPlan& strategy,
                   const std::vector<UnitMemory>& units,
@@ -58,7 +70,20 @@ void AddMicroStep(const StrategyPlan& strategy,
                   TimeLine* line) {
   // The first unit reads the data, which has no gradient.
   const auto checkpointed = [&](size_t i) {
-    return i > 0 && checkpointing.Covers(static_cast<int>(i));
+    return i > 0 && i < units.size() &&
+           checkpointing.Covers(static_cast<int>(i));
+  };
+  // A unit's input that isn't kept but is there while the unit runs.
+  const auto fetched = [&](size_t i) {
+    return Offloaded(checkpointing, i) ? units[i - 1].output : 0;
+  };
+  // What stays of a unit until its backward.
+  const auto kept_of = [&](size_t i) {
+    const int64_t bytes = checkpointed(i) ? units[i].output : units[i].kept;
+    // Its output goes to the host once the next unit has run.
+    return bytes - (Offloaded(checkpointing, i + 1)
+                        ? std::min(bytes, units[i].output)
+                        : 0);
   };
   TimeLine::Moment kept;  // by the units run so far
   for (size_t i = 0; i < units.size(); ++i) {
@@ -66,17 +91,17 @@ void AddMicroStep(const StrategyPlan& strategy,
     kept.logits += unit.logits_kept;
     TimeLine::Moment now = kept;
     now.buckets = At(strategy.forward_buckets, i);
-    now.activations += unit.kept + unit.forward_workspace;
+    now.activations += unit.kept + unit.forward_workspace + fetched(i);
     now.logits += unit.logits_passing;
     line->Add(now);
-    kept.activations += checkpointed(i) ? unit.output : unit.kept;
+    kept.activations += kept_of(i);
   }
   for (size_t i = units.size(); i-- > 0;) {
     const UnitMemory& unit = units[i];
-    kept.activations -= checkpointed(i) ? unit.output : unit.kept;
+    kept.activations -= kept_of(i);
     TimeLine::Moment now = kept;
     now.buckets = At(strategy.backward_buckets, i);
-    now.activations += unit.kept;
+    now.activations += unit.kept + fetched(i);
     now.logits += unit.logits_passing;
     now.workspace = unit.output;  // the gradient of its output
     if (checkpointed(i)) {
@@ -118,6 +143,16 @@ int64_t OffloadedBytes(const StrategyPlan& plan, int64_t optimizer_state) {
   }
   if (plan.parameters_on_host) bytes += plan.parameters;
   return bytes;
+}
+
+// What of paged state is on the device at a time.
+int64_t PagedPiece(const StrategyPlan& strategy, int64_t optimizer_state,
+                   bool on_gpu) {
+  if (!on_gpu || strategy.optimizer_elements == 0) return 0;
+  const double part =
+      std::min(1.0, static_cast<double>(kElementsOfPiece) /
+                        static_cast<double>(strategy.optimizer_elements));
+  return static_cast<int64_t>(part * static_cast<double>(optimizer_state));
 }
 
 // A table; the first column is left-aligned, the others right-aligned.
@@ -168,8 +203,8 @@ bool MemoryPlan::Knows(MemoryCategory category) const {
 
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
                       const std::vector<UnitMemory>& units,
-                      const ActivationCheckpointing& checkpointing,
-                      bool on_gpu) {
+                      const ActivationCheckpointing& checkpointing, bool on_gpu,
+                      bool paged_state) {
   MemoryByCategory always{};
   if (!on_gpu || !strategy.parameters_on_host) {
     In(always, MemoryCategory::kParameters) = strategy.parameters;
@@ -177,7 +212,9 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
   if (!on_gpu || !strategy.optimizer_on_host) {
     In(always, MemoryCategory::kGradients) = strategy.gradients;
     In(always, MemoryCategory::kMasters) = strategy.masters;
-    In(always, MemoryCategory::kOptimizerState) = optimizer_state;
+    In(always, MemoryCategory::kOptimizerState) =
+        paged_state ? PagedPiece(strategy, optimizer_state, on_gpu)
+                    : optimizer_state;
   }
   TimeLine line(always);
   line.Add({/*buckets=*/strategy.publish_buckets});
@@ -193,8 +230,31 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
   plan.at_peak = line.at_peak();
   plan.activations_known = !units.empty();
   plan.sent = strategy.sent_for_gradients + strategy.sent_for_parameters;
-  if (on_gpu) plan.host = OffloadedBytes(strategy, optimizer_state);
+  if (on_gpu) {
+    plan.host = OffloadedBytes(strategy, optimizer_state);
+    if (paged_state && !strategy.optimizer_on_host) {
+      plan.host += optimizer_state;
+    }
+    for (size_t i = 1; i < units.size(); ++i) {
+      if (Offloaded(checkpointing, i)) plan.host += units[i - 1].output;
+    }
+  } else if (paged_state) {
+    plan.file = optimizer_state;
+  }
   return plan;
+}
+
+int64_t SavedBytes(const MemoryRequest& request) {
+  const c10::ScalarType master = request.strategy.precision.master;
+  int64_t elements = 0;
+  for (const ParameterSpec& spec : request.strategy.model->parameters()) {
+    if (spec.trainable) elements += spec.numel();
+  }
+  const int64_t all =
+      elements * static_cast<int64_t>(c10::elementSize(master)) +
+      OptimizerStateBytes(*request.optimizer, *request.strategy.model, elements,
+                          master);
+  return all / std::max(1, request.strategy.world_size);
 }
 
 MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
@@ -204,10 +264,14 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
     units = request.strategy.model->PlanUnits(
         request.samples, request.length, request.strategy.precision.compute);
   }
-  MemoryPlan memory = PlanMemory(plan, StateBytes(plan, request), units,
-                                 request.checkpointing, request.on_gpu);
+  MemoryPlan memory =
+      PlanMemory(plan, StateBytes(plan, request), units, request.checkpointing,
+                 request.on_gpu, request.paged_state);
+  if (request.snapshot) memory.snapshot = SavedBytes(request);
+  if (request.mirror) memory.mirror = 2 * SavedBytes(request);
   if (memory.activations_known && !request.on_gpu && request.resident > 0) {
-    memory.process = ExpectedProcess(request.resident, Total(memory.at_peak),
+    memory.process = memory.snapshot +
+                     ExpectedProcess(request.resident, Total(memory.at_peak),
                                      request.strategy.precision.compute);
   }
   return memory;
@@ -252,9 +316,13 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
   grid.Row("memory of a rank",
            [](const PlannedStrategy& s) { return s.settings; });
   bool all_known = true, any_on_host = false, any_process = false;
+  bool any_file = false, any_snapshot = false, any_mirror = false;
   for (const PlannedStrategy& s : strategies) {
     all_known = all_known && s.plan.activations_known;
     any_on_host = any_on_host || s.plan.host > 0;
+    any_file = any_file || s.plan.file > 0;
+    any_snapshot = any_snapshot || s.plan.snapshot > 0;
+    any_mirror = any_mirror || s.plan.mirror > 0;
     any_process = any_process || s.plan.process.has_value();
   }
   for (int i = 1; i < kMemoryCategories; ++i) {  // kOther isn't planned
@@ -281,6 +349,20 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
     grid.Row("  in host memory, beside it",
              [](const PlannedStrategy& s) { return ShortBytes(s.plan.host); });
   }
+  if (any_file) {
+    grid.Row("  in a file, mapped",
+             [](const PlannedStrategy& s) { return ShortBytes(s.plan.file); });
+  }
+  if (any_snapshot) {
+    grid.Row("  copy being saved, on the host", [](const PlannedStrategy& s) {
+      return ShortBytes(s.plan.snapshot);
+    });
+  }
+  if (any_mirror) {
+    grid.Row("  mirror, on the host", [](const PlannedStrategy& s) {
+      return ShortBytes(s.plan.mirror);
+    });
+  }
   grid.Row("sent in a step",
            [](const PlannedStrategy& s) { return ShortBytes(s.plan.sent); });
   std::string text = grid.Text();
@@ -301,6 +383,66 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
                     named ? "" : absl::StrCat(strategy.name, ": "),
                     strategy.reason, "\n");
   }
+  return text;
+}
+
+GpuRoom RoomOfGpu(int64_t bytes, int ranks) {
+  // LibTorch's CUDA libraries load some 500 MiB of kernels and the context,
+  // cuBLAS and cuDNN take workspaces.
+  constexpr int64_t kContext = int64_t{640} << 20;
+  constexpr int64_t kNccl = int64_t{384} << 20;
+  constexpr double kFragmentation = 0.05;
+  GpuRoom room;
+  room.bytes = bytes;
+  room.context = kContext;
+  room.nccl = ranks > 1 ? kNccl : 0;
+  room.fragmentation =
+      static_cast<int64_t>(kFragmentation * static_cast<double>(bytes));
+  return room;
+}
+
+absl::StatusOr<int64_t> BytesFromText(absl::string_view text) {
+  constexpr std::pair<absl::string_view, double> kUnits[] = {
+      {"KiB", 1024.0},       {"MiB", 1048576.0},
+      {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
+      {"MB", 1e6},           {"GB", 1e9},
+      {"TB", 1e12},          {"B", 1.0}};
+  absl::string_view number = absl::StripAsciiWhitespace(text);
+  double factor = 1.0;
+  for (const auto& [unit, bytes] : kUnits) {
+    if (absl::ConsumeSuffix(&number, unit)) {
+      factor = bytes;
+      break;
+    }
+  }
+  double value = 0.0;
+  if (!absl::SimpleAtod(absl::StripAsciiWhitespace(number), &value) ||
+      !(value > 0.0) || !(value * factor < 9e15)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", text, "' isn't an amount of memory: write 24GiB or 80GB"));
+  }
+  return static_cast<int64_t>(value * factor);
+}
+
+std::string DeviceTable(const MemoryPlan& plan, const GpuRoom& room,
+                        int ranks) {
+  std::string text =
+      absl::StrCat("Each of ", ranks, ranks == 1 ? " GPU" : " GPUs", " of ",
+                   ShortBytes(room.bytes), "\n");
+  const auto row = [&text](absl::string_view title, int64_t bytes) {
+    absl::StrAppendFormat(&text, "  %-34s %10s\n", title, ShortBytes(bytes));
+  };
+  const int64_t tensors = Total(plan.at_peak);
+  row("tensors", tensors);
+  row("CUDA context, kernels, workspaces", room.context);
+  if (room.nccl > 0) row("NCCL", room.nccl);
+  row("fragmentation", room.fragmentation);
+  const int64_t left = room.for_tensors() - tensors;
+  row(left >= 0 ? "left" : "missing", left >= 0 ? left : -left);
+  absl::StrAppend(&text, "Their machine's memory\n");
+  row("offloaded", plan.host * ranks);
+  row("copies being saved", plan.snapshot * ranks);
+  row("mirrors", plan.mirror * ranks);
   return text;
 }
 

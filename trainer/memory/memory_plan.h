@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/strategy.h"
@@ -28,6 +30,8 @@ struct ActivationCheckpointing {
   // The first unit with a trainable parameter; those before it have no
   // backward.
   int first_trainable = 0;
+  // Whether their inputs are in host memory until backward. Only on a GPU.
+  bool offload = false;
 
   // Whether `unit` is recomputed, provided its input is floating-point (token
   // ids are an embedding's input, which keeps nothing).
@@ -48,6 +52,12 @@ struct MemoryRequest {
   // What a rank's process holds before its first tensor, by inheritance; 0:
   // unknown.
   int64_t resident = 0;
+  // train.offload.optimizer_state.
+  bool paged_state = false;
+  // Whether checkpoints are written in the background, and whether the state is
+  // mirrored.
+  bool snapshot = false;
+  bool mirror = false;
 };
 
 // Prediction for the rank that holds most; in bytes.
@@ -56,6 +66,12 @@ struct MemoryPlan {
   MemoryByCategory at_peak{};
   // Host memory next to a GPU (offload), from set-up to the end.
   int64_t host = 0;
+  // On CPUs: paged optimizer state, in a file.
+  int64_t file = 0;
+  // Host memory for copies of what the rank saves: of the one that is written
+  // in the background, from the first save on, and of the mirror's two.
+  int64_t snapshot = 0;
+  int64_t mirror = 0;
   // Whether the model declares what its units allocate. If not, activations,
   // logits and workspace are left out.
   bool activations_known = false;
@@ -80,11 +96,35 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request);
 int64_t ExpectedProcess(int64_t resident, int64_t tensors,
                         c10::ScalarType compute);
 
-// PlanMemory from what a strategy and a model declare.
+// PlanMemory from what a strategy and a model declare. `paged_state`: the
+// optimizer's state isn't on the device but for a piece.
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
                       const std::vector<UnitMemory>& units,
-                      const ActivationCheckpointing& checkpointing,
-                      bool on_gpu);
+                      const ActivationCheckpointing& checkpointing, bool on_gpu,
+                      bool paged_state = false);
+
+// What a rank of `request` saves: its part of masters and optimizer state, 12
+// bytes a trainable parameter for all ranks together with AdamW in float32.
+int64_t SavedBytes(const MemoryRequest& request);
+
+// What a GPU of `bytes` has for tensors: without the CUDA context and loaded
+// kernels, NCCL's buffers and fragmentation. Estimates, never compared with a
+// card.
+struct GpuRoom {
+  int64_t bytes = 0;
+  int64_t context = 0;
+  int64_t nccl = 0;
+  int64_t fragmentation = 0;
+  int64_t for_tensors() const { return bytes - context - nccl - fragmentation; }
+};
+GpuRoom RoomOfGpu(int64_t bytes, int ranks);
+
+// "24GiB", "80 GB", "512MiB" or a number of bytes.
+absl::StatusOr<int64_t> BytesFromText(absl::string_view text);
+
+// What one of `ranks` GPUs, and one machine with all of them, holds. Plain
+// text.
+std::string DeviceTable(const MemoryPlan& plan, const GpuRoom& room, int ranks);
 
 // An error if the offload of `ranks` ranks on this machine needs more host
 // memory than the `available` bytes.

@@ -206,5 +206,41 @@ TEST(MemoryPlanTest, AvailableMemoryIsSane) {
   EXPECT_LT(AvailableHostMemory(), int64_t{1} << 50);
 }
 
+// Inputs of recomputed units are on the host, and on the device only while
+// their unit runs.
+TEST(MemoryPlanTest, OffloadedActivationsAreOnTheHost) {
+  std::vector<UnitMemory> units(6);
+  for (UnitMemory& unit : units) {
+    unit.kept = 100;
+    unit.output = 10;
+  }
+  ActivationCheckpointing checkpointing = EveryUnit();
+  checkpointing.units = 6;
+  const auto plan = [&](bool offload) {
+    checkpointing.offload = offload;
+    return PlanMemory(Holding(), 0, units, checkpointing, /*on_gpu=*/true);
+  };
+  const MemoryPlan kept = plan(false);
+  const MemoryPlan offloaded = plan(true);
+  EXPECT_EQ(kept.host, 0);
+  // Units 1 to 4 are recomputed.
+  EXPECT_EQ(offloaded.host, 40);
+  EXPECT_LT(In(offloaded, MemoryCategory::kActivations),
+            In(kept, MemoryCategory::kActivations));
+}
+
+TEST(MemoryPlanTest, PagedStateIsOnTheHostOrInAFile) {
+  const StrategyPlan strategy = Holding();
+  const MemoryPlan cpu = PlanMemory(strategy, 6000, {}, {}, false, true);
+  EXPECT_EQ(In(cpu, MemoryCategory::kOptimizerState), 0);
+  EXPECT_EQ(cpu.file, 6000);
+  EXPECT_EQ(cpu.host, 0);
+  const MemoryPlan gpu = PlanMemory(strategy, 6000, {}, {}, true, true);
+  // The shard is smaller than a piece.
+  EXPECT_EQ(In(gpu, MemoryCategory::kOptimizerState), 6000);
+  EXPECT_EQ(gpu.host, 6000);
+  EXPECT_EQ(gpu.file, 0);
+}
+
 }  // namespace
 }  // namespace capstan

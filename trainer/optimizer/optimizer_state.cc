@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plugins/sdk/memory.h"
+#include "trainer/optimizer/paged_state.h"
 
 namespace capstan {
 namespace {
@@ -65,11 +66,16 @@ absl::Status CheckRange(const Optimizer& optimizer, const Model& model,
                    "' elsewhere: choose another strategy or optimizer"));
 }
 
-at::Tensor NewState(const StateShape& shape, const OptimizerShard& shard) {
+absl::StatusOr<at::Tensor> NewState(const StateShape& shape,
+                                    const OptimizerShard& shard,
+                                    const StateHome& home) {
   const MemoryScope scope(MemoryCategory::kOptimizerState);
-  at::Tensor zeros = at::empty({StateLength(shape, shard)},
-                               shard.master.options().dtype(DtypeOf(
-                                   shape.spec, shard.master.scalar_type())));
+  const int64_t length = StateLength(shape, shard);
+  const at::ScalarType dtype = DtypeOf(shape.spec, shard.master.scalar_type());
+  if (home.paged) {
+    return NewPagedState(length, dtype, shard.master.device(), home.folder);
+  }
+  at::Tensor zeros = at::empty({length}, shard.master.options().dtype(dtype));
   if (zeros.is_cpu() && zeros.numel() > 0) {
     ZeroFill(zeros.mutable_data_ptr(), zeros.nbytes());
   } else {
@@ -108,7 +114,7 @@ absl::Status CheckOptimizer(const Optimizer& optimizer,
 
 absl::Status SetUpOptimizer(Optimizer& optimizer, const Model& model,
                             absl::Span<const OptimizerShard> shards,
-                            OptimizerState* state) {
+                            OptimizerState* state, const StateHome& home) {
   const std::vector<StateShape> shapes =
       StateShapesOf(optimizer, model.parameters());
   int64_t block = 1;
@@ -122,7 +128,8 @@ absl::Status SetUpOptimizer(Optimizer& optimizer, const Model& model,
     }
     std::vector<at::Tensor> tensors;
     for (const StateShape& shape : shapes) {
-      tensors.push_back(NewState(shape, shard));
+      CAPSTAN_ASSIGN_OR_RETURN(at::Tensor tensor, NewState(shape, shard, home));
+      tensors.push_back(std::move(tensor));
     }
     state->push_back(std::move(tensors));
   }
@@ -137,7 +144,7 @@ absl::Status UpdateShard(absl::string_view plugin, int64_t run_step,
                          const Model& model, OptimizerShard& shard,
                          absl::Span<at::Tensor> state) {
   try {
-    optimizer.Update(step, model.parameters(), shard, state);
+    UpdateWhereItIs(optimizer, step, model, shard, state);
     return absl::OkStatus();
   } catch (...) {
     return Annotate(CurrentExceptionToStatus(),

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -41,15 +42,24 @@ std::vector<StateShape> StateShapesOf(const Optimizer& optimizer,
 absl::Status CheckOptimizer(const Optimizer& optimizer,
                             const OptimizerRequest& request);
 
+// Where the state is kept.
+struct StateHome {
+  // In page-locked host memory where the shard is on a GPU, else in a file
+  // (paged_state.h).
+  bool paged = false;
+  std::string folder;  // for that file
+};
+
 // Call on each rank after the strategy's Setup. Checks that the shards are cut
 // as the optimizer requires (a strategy may ignore that), allocates its state
 // in MemoryCategory::kOptimizerState, and calls its Setup.
 absl::Status SetUpOptimizer(Optimizer& optimizer, const Model& model,
                             absl::Span<const OptimizerShard> shards,
-                            OptimizerState* state);
+                            OptimizerState* state, const StateHome& home = {});
 
-// One Update. Exceptions become errors prefixed with the run's step and the
-// plugin's name: "step 7: acme.lion: ..".
+// One Update; in pieces, if the state isn't where the shard is. Exceptions
+// become errors prefixed with the run's step and the plugin's name: "step 7:
+// acme.lion: ..".
 absl::Status UpdateShard(absl::string_view plugin, int64_t run_step,
                          Optimizer& optimizer, const OptimizerStep& step,
                          const Model& model, OptimizerShard& shard,

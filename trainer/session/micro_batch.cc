@@ -68,6 +68,13 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.checkpointing =
       CheckpointingOf(job.loaded.config.train(), *job.parts.model);
   request.on_gpu = job.gpus > 0;
+  const Train& train = job.loaded.config.train();
+  request.paged_state = train.offload().optimizer_state();
+  request.snapshot =
+      train.saving() == Train::BACKGROUND && train.save_every() > 0;
+  request.mirror = train.has_mirror_every()
+                       ? train.mirror_every() > 0
+                       : job.loaded.config.launch().max_restarts() > 0;
   request.resident = ReadProcessMemory().anonymous;
   return request;
 }

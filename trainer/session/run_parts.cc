@@ -235,6 +235,21 @@ absl::Status CheckTrain(const Train& train) {
   return absl::OkStatus();
 }
 
+absl::Status CheckOffload(const Train& train, bool on_gpu) {
+  if (!train.offload().activations()) return absl::OkStatus();
+  if (!on_gpu) {
+    return FieldError("offload.activations",
+                      "needs a GPU: without one activations are in host memory "
+                      "anyway; leave it out");
+  }
+  if (train.activation_checkpointing() == Train::NONE) {
+    return FieldError("offload.activations",
+                      "moves the inputs of recomputed units: set "
+                      "activation_checkpointing: EVERY_UNIT, too");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckEvaluation(const Train& train, const RunParts& parts) {
   for (const auto& [field, asked] :
        {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
@@ -304,6 +319,7 @@ ActivationCheckpointing CheckpointingOf(const Train& train,
   } else if (train.activation_checkpointing() == Train::EVERY_N) {
     checkpointing.every = train.activation_checkpointing_n();
   }
+  checkpointing.offload = train.offload().activations();
   return checkpointing;
 }
 
@@ -464,6 +480,8 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
   const int64_t steps =
       StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckOffload(train, parts.device.gpu), "train"));
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(CheckProfile(config.profile(), steps), "profile"));
   CAPSTAN_RETURN_IF_ERROR(

@@ -20,12 +20,26 @@ using torch::autograd::variable_list;
 
 // A unit's body, saved for backward.
 struct KeptBody : public torch::CustomClassHolder {
-  KeptBody(UnitRunner::Body body, Strategy* strategy, int unit)
-      : body(std::move(body)), strategy(strategy), unit(unit) {}
+  KeptBody(UnitRunner::Body body, Strategy* strategy, int unit, bool offload)
+      : body(std::move(body)),
+        strategy(strategy),
+        unit(unit),
+        offload(offload) {}
   UnitRunner::Body body;
   Strategy* const strategy;  // null: wants no callbacks
   const int unit;
+  const bool offload;  // the input to host memory
 };
+
+// A copy in host memory, page-locked where there is a GPU to copy from; the
+// current stream makes it, and later what it is copied back to.
+at::Tensor OnHost(const at::Tensor& input) {
+  const at::Tensor host = at::empty(
+      input.sizes(),
+      input.options().device(at::kCPU).pinned_memory(input.is_cuda()));
+  host.copy_(input, /*non_blocking=*/true);
+  return host;
+}
 
 // Saves a unit's input and rebuilds its graph in backward. The inner backward
 // writes the gradients of the unit's parameters.
@@ -36,7 +50,8 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input,
                             const at::Tensor& marker,
                             const c10::intrusive_ptr<KeptBody>& kept) {
-    ctx->save_for_backward({input});
+    ctx->saved_data["device"] = input.device();
+    ctx->save_for_backward({kept->offload ? OnHost(input) : input});
     ctx->saved_data["kept"] = c10::IValue::make_capsule(kept);
     return kept->body(input);  // grad mode is off here
   }
@@ -46,6 +61,11 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
         ctx->saved_data["kept"].toCapsule());
     if (kept->strategy != nullptr) kept->strategy->PreBackward(kept->unit);
     at::Tensor input = ctx->get_saved_variables()[0].detach();
+    if (kept->offload) {
+      const MemoryScope scope(MemoryCategory::kActivations);
+      input = input.to(ctx->saved_data["device"].toDevice(),
+                       /*non_blocking=*/true);
+    }
     const bool wanted = ctx->needs_input_grad(0);
     input.set_requires_grad(wanted);
     at::Tensor output;
@@ -74,10 +94,10 @@ at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
       input.is_floating_point()) {
     const at::Tensor marker =
         at::empty({0}, input.options()).set_requires_grad(true);
-    output =
-        RecomputedUnit::apply(input, marker,
-                              c10::make_intrusive<KeptBody>(
-                                  body, callbacks ? strategy_ : nullptr, unit));
+    output = RecomputedUnit::apply(
+        input, marker,
+        c10::make_intrusive<KeptBody>(body, callbacks ? strategy_ : nullptr,
+                                      unit, checkpointing_.offload));
     if (callbacks) strategy_->PostForward(unit);
     return output;
   }

@@ -125,6 +125,24 @@ TEST(StrategyRunnerTest, RecomputedUnitsGiveTheSameGradients) {
                                 "pre backward 1", "pre backward 0"}));
 }
 
+// Without a GPU the copy is another one in the same memory; the values are
+// what counts here.
+TEST(StrategyRunnerTest, OffloadedInputsGiveTheSameGradients) {
+  Recorder strategy(/*wants=*/false);
+  Squares plain, offloaded;
+  StrategyRunner plain_runner(&strategy);
+  torch::autograd::backward({plain.Loss(plain_runner)}, {});
+  ActivationCheckpointing checkpointing = {/*every=*/1, /*units=*/4};
+  checkpointing.offload = true;
+  StrategyRunner runner(&strategy, checkpointing);
+  torch::autograd::backward({offloaded.Loss(runner)}, {});
+  EXPECT_EQ(offloaded.bodies, std::vector<int>({0, 1, 2, 3, 2, 1, 0}));
+  for (int unit = 0; unit < 4; ++unit) {
+    EXPECT_TRUE(
+        offloaded.weights[unit].grad().equal(plain.weights[unit].grad()));
+  }
+}
+
 TEST(StrategyRunnerTest, EverySecondUnitIsRecomputed) {
   Recorder strategy(/*wants=*/false);
   Squares squares;

@@ -225,7 +225,9 @@ absl::Status SetUpStrategy(Session* session) {
     CAPSTAN_RETURN_IF_ERROR(CheckState(parts.strategy_name, *parts.strategy));
     return SetUpOptimizer(*parts.optimizer, *parts.model,
                           parts.strategy->OptimizerShards(),
-                          &session->optimizer_state);
+                          &session->optimizer_state,
+                          {session->config.train().offload().optimizer_state(),
+                           session->output_dir});
   });
   return AgreeAfterCollectives(*session->group, status, "set up");
 }

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/memory/fit.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace capstan {
+namespace {
+
+// A setting and what it costs.
+struct Option {
+  double cost;
+  void (*apply)(FitChoice* choice);
+};
+
+std::vector<Option> Strategies(const FitLimits& limits) {
+  if (limits.gpus == 1) {
+    return {{1.0, [](FitChoice* c) { c->strategy = "capstan.single"; }},
+            {2.5, [](FitChoice* c) {
+               c->strategy = "capstan.fsdp";
+               c->strategy_sets = {"cpu_offload: true"};
+             }}};
+  }
+  return {{1.0, [](FitChoice* c) { c->strategy = "capstan.ddp"; }},
+          {1.01, [](FitChoice* c) { c->strategy = "capstan.zero2"; }},
+          {1.05, [](FitChoice* c) { c->strategy = "capstan.fsdp"; }},
+          {1.7,
+           [](FitChoice* c) {
+             c->strategy = "capstan.zero2";
+             c->strategy_sets = {"offload_optimizer { device: CPU }"};
+           }},
+          {2.5, [](FitChoice* c) {
+             c->strategy = "capstan.fsdp";
+             c->strategy_sets = {"cpu_offload: true"};
+           }}};
+}
+
+// What activations take. Recomputing is a third more work; a unit's input
+// crosses to the host and back in less time than the unit takes.
+std::vector<Option> Checkpointing() {
+  return {{1.0, [](FitChoice*) {}},
+          {1.17, [](FitChoice* c) { c->checkpoint_every = 2; }},
+          {1.33, [](FitChoice* c) { c->checkpoint_every = 1; }},
+          {1.4, [](FitChoice* c) {
+             c->checkpoint_every = 1;
+             c->offload_activations = true;
+           }}};
+}
+
+// Fewer bits cost hardly any time; they are tried after what changes nothing
+// in the curve.
+std::vector<Option> States(const FitLimits& limits) {
+  std::vector<Option> states = {{1.0, [](FitChoice*) {}}};
+  if (!limits.adamw || limits.few_trained) return states;
+  states.push_back(
+      {1.06, [](FitChoice* c) { c->optimizer_sets = {"state: BFLOAT16"}; }});
+  states.push_back(
+      {1.07, [](FitChoice* c) { c->optimizer_sets = {"state: EIGHT_BIT"}; }});
+  states.push_back({1.3, [](FitChoice* c) { c->paged_state = true; }});
+  states.push_back({1.32, [](FitChoice* c) {
+                      c->paged_state = true;
+                      c->optimizer_sets = {"state: EIGHT_BIT"};
+                    }});
+  return states;
+}
+
+std::vector<Option> Weights(const FitLimits& limits) {
+  std::vector<Option> weights = {{1.0, [](FitChoice*) {}}};
+  if (limits.quantizable) {
+    weights.push_back({1.25, [](FitChoice* c) { c->quantize = true; }});
+  }
+  return weights;
+}
+
+}  // namespace
+
+std::string FitChoice::ConfigText() const {
+  std::string text =
+      absl::StrCat("strategy { [plugin/", strategy, ".Config] { ",
+                   absl::StrJoin(strategy_sets, " "),
+                   strategy_sets.empty() ? "" : " ", "} }\n");
+  if (!optimizer_sets.empty()) {
+    absl::StrAppend(&text, "optimizer { [plugin/capstan.adamw.Config] { ",
+                    absl::StrJoin(optimizer_sets, " "), " } }\n");
+  }
+  absl::StrAppend(&text, "batch { micro_batch_size: ", micro_batch, " }\n");
+  absl::StrAppend(&text, "train {\n  activation_checkpointing: ",
+                  checkpoint_every == 0   ? "NONE"
+                  : checkpoint_every == 1 ? "EVERY_UNIT"
+                                          : "EVERY_N",
+                  "\n");
+  if (checkpoint_every > 1) {
+    absl::StrAppend(&text, "  activation_checkpointing_n: ", checkpoint_every,
+                    "\n");
+  }
+  if (offload_activations || paged_state) {
+    absl::StrAppend(&text, "  offload {",
+                    paged_state ? " optimizer_state: true" : "",
+                    offload_activations ? " activations: true" : "", " }\n");
+  }
+  absl::StrAppend(&text, "}\n");
+  if (quantize) {
+    absl::StrAppend(&text, "adapter { lora { quantize: NF4_DOUBLE } }\n");
+  }
+  return text;
+}
+
+std::vector<FitChoice> FitChoices(const FitLimits& limits) {
+  std::vector<FitChoice> choices;
+  for (const Option& weights : Weights(limits)) {
+    for (const Option& strategy : Strategies(limits)) {
+      for (const Option& state : States(limits)) {
+        for (const Option& checkpointing : Checkpointing()) {
+          for (const int64_t micro_batch : limits.micro_batches) {
+            FitChoice choice;
+            choice.micro_batch = micro_batch;
+            // Small products and many launches.
+            choice.cost = weights.cost * strategy.cost * state.cost *
+                          checkpointing.cost *
+                          (1.0 + 0.3 / static_cast<double>(micro_batch));
+            for (const Option* option :
+                 {&weights, &strategy, &state, &checkpointing}) {
+              option->apply(&choice);
+            }
+            // State on the host is there already.
+            if (choice.paged_state && !choice.strategy_sets.empty()) continue;
+            choices.push_back(std::move(choice));
+          }
+        }
+      }
+    }
+  }
+  std::stable_sort(
+      choices.begin(), choices.end(),
+      [](const FitChoice& a, const FitChoice& b) { return a.cost < b.cost; });
+  return choices;
+}
+
+}  // namespace capstan

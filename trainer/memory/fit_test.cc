@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/memory/fit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "trainer/memory/memory_plan.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+FitLimits Limits(int gpus) {
+  FitLimits limits;
+  limits.gpus = gpus;
+  limits.micro_batches = {1, 4};
+  limits.adamw = true;
+  return limits;
+}
+
+TEST(FitTest, BeginsWithWhatCostsNothing) {
+  const std::vector<FitChoice> choices = FitChoices(Limits(8));
+  const FitChoice& first = choices.front();
+  EXPECT_EQ(first.strategy, "capstan.ddp");
+  EXPECT_EQ(first.micro_batch, 4);
+  EXPECT_EQ(first.checkpoint_every, 0);
+  EXPECT_TRUE(first.optimizer_sets.empty());
+  EXPECT_TRUE(std::is_sorted(
+      choices.begin(), choices.end(),
+      [](const FitChoice& a, const FitChoice& b) { return a.cost < b.cost; }));
+}
+
+TEST(FitTest, OnlyWhatTheRunHas) {
+  for (const FitChoice& choice : FitChoices(Limits(1))) {
+    EXPECT_TRUE(choice.strategy == "capstan.single" ||
+                choice.strategy == "capstan.fsdp");
+    EXPECT_FALSE(choice.quantize);
+  }
+  FitLimits lora = Limits(2);
+  lora.adamw = false;
+  lora.quantizable = true;
+  const std::vector<FitChoice> choices = FitChoices(lora);
+  EXPECT_TRUE(std::any_of(choices.begin(), choices.end(),
+                          [](const FitChoice& c) { return c.quantize; }));
+  for (const FitChoice& choice : choices) {
+    EXPECT_TRUE(choice.optimizer_sets.empty());
+    EXPECT_FALSE(choice.paged_state);
+  }
+}
+
+TEST(FitTest, LinesOfAConfig) {
+  FitChoice choice;
+  choice.strategy = "capstan.zero2";
+  choice.strategy_sets = {"offload_optimizer { device: CPU }"};
+  choice.optimizer_sets = {"state: EIGHT_BIT"};
+  choice.micro_batch = 2;
+  choice.checkpoint_every = 2;
+  EXPECT_EQ(choice.ConfigText(),
+            "strategy { [plugin/capstan.zero2.Config] { offload_optimizer { "
+            "device: CPU } } }\n"
+            "optimizer { [plugin/capstan.adamw.Config] { state: EIGHT_BIT } }\n"
+            "batch { micro_batch_size: 2 }\n"
+            "train {\n"
+            "  activation_checkpointing: EVERY_N\n"
+            "  activation_checkpointing_n: 2\n"
+            "}\n");
+  choice = FitChoice();
+  choice.strategy = "capstan.single";
+  choice.checkpoint_every = 1;
+  choice.offload_activations = choice.quantize = true;
+  EXPECT_THAT(choice.ConfigText(), HasSubstr("offload { activations: true }"));
+  EXPECT_THAT(choice.ConfigText(), HasSubstr("quantize: NF4_DOUBLE"));
+  EXPECT_THAT(choice.ConfigText(), Not(HasSubstr("optimizer {")));
+}
+
+TEST(FitTest, AmountsOfMemory) {
+  EXPECT_EQ(*BytesFromText("24GiB"), int64_t{24} << 30);
+  EXPECT_EQ(*BytesFromText("80 GB"), int64_t{80000000000});
+  EXPECT_EQ(*BytesFromText("1.5KiB"), 1536);
+  EXPECT_EQ(*BytesFromText("4096"), 4096);
+  for (const char* wrong : {"", "GiB", "-1GiB", "24 Gi", "nan", "1e30GiB"}) {
+    EXPECT_FALSE(BytesFromText(wrong).ok()) << wrong;
+  }
+}
+
+TEST(FitTest, ATableForEachGpu) {
+  MemoryPlan plan;
+  plan.at_peak[1] = int64_t{20} << 30;
+  plan.snapshot = int64_t{3} << 30;
+  const std::string fits =
+      DeviceTable(plan, RoomOfGpu(int64_t{24} << 30, 2), 2);
+  EXPECT_THAT(fits, HasSubstr("Each of 2 GPUs of 24.0 GiB\n"));
+  EXPECT_THAT(fits, ::testing::ContainsRegex("\n  tensors +20.0 GiB\n"));
+  EXPECT_THAT(fits, ::testing::ContainsRegex("\n  left +"));
+  EXPECT_THAT(fits, ::testing::ContainsRegex("copies being saved +6.00 GiB\n"));
+  EXPECT_THAT(DeviceTable(plan, RoomOfGpu(int64_t{16} << 30, 1), 1),
+              HasSubstr("\n  missing "));
+}
+
+}  // namespace
+}  // namespace capstan
