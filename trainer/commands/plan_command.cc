@@ -16,7 +16,6 @@
 #include "trainer/memory/memory_plan.h"
 #include "trainer/metrics/console.h"
 #include "trainer/session/micro_batch.h"
-#include "trainer/session/run_mirror.h"
 
 namespace capstan {
 namespace {
@@ -64,37 +63,6 @@ Plans PlanAll(const Prepared& prepared) {
   return plans;
 }
 
-// What a host's memory holds for restarts (checkpoint/mirror.h); "": nothing.
-std::string MirrorText(const Prepared& prepared) {
-  const RunConfig& config = prepared.job.loaded.config;
-  const RankInfo& info = prepared.place.info;
-  if (MirrorEvery(config) == 0 || config.launch().max_restarts() == 0 ||
-      !prepared.place.forks) {
-    return "";
-  }
-  int64_t trained = 0;
-  for (const ParameterSpec& spec : prepared.job.parts.model->parameters()) {
-    if (spec.trainable) trained += spec.numel();
-  }
-  // Masters and the optimizer's state, in single precision.
-  const int64_t image =
-      trained * 4 *
-      static_cast<int64_t>(1 +
-                           prepared.job.parts.optimizer->state_names().size()) /
-      prepared.processes;
-  const bool hosts = info.nodes > 1;
-  const int images =
-      hosts ? RankInfo::kOwnMirrorFilesOfHosts + RankInfo::kHeldMirrorFiles
-            : RankInfo::kOwnMirrorFiles;
-  return absl::StrCat(
-      "about ", ShortBytes(image * images * info.local_world_size),
-      " of each host's memory, ", images, " copies for each rank",
-      hosts ? absl::StrCat("; a rank sends ", ShortBytes(image),
-                           " to the next host every ", MirrorEvery(config),
-                           MirrorEvery(config) == 1 ? " step" : " steps")
-            : "");
-}
-
 std::string Heading(const Prepared& prepared) {
   const TrainJob& job = prepared.job;
   int64_t parameters = 0;
@@ -114,8 +82,6 @@ std::string Heading(const Prepared& prepared) {
                                : std::string())},
       {"accumulation", absl::StrCat(job.batch.accumulation)},
   };
-  const std::string mirror = MirrorText(prepared);
-  if (!mirror.empty()) rows.push_back({"mirror", mirror});
   return absl::StrCat("Capstan plan: ", job.loaded.config.name(), "\n",
                       TableText(rows), "\n");
 }

@@ -268,7 +268,7 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
       PlanMemory(plan, StateBytes(plan, request), units, request.checkpointing,
                  request.on_gpu, request.paged_state);
   if (request.snapshot) memory.snapshot = SavedBytes(request);
-  if (request.mirror) memory.mirror = 2 * SavedBytes(request);
+  memory.mirror = request.mirror_images * SavedBytes(request);
   if (memory.activations_known && !request.on_gpu && request.resident > 0) {
     memory.process = memory.snapshot +
                      ExpectedProcess(request.resident, Total(memory.at_peak),

@@ -54,10 +54,10 @@ struct MemoryRequest {
   int64_t resident = 0;
   // train.offload.optimizer_state.
   bool paged_state = false;
-  // Whether checkpoints are written in the background, and whether the state is
-  // mirrored.
+  // Whether checkpoints are written in the background, and how many images of
+  // the state a rank's mirror has.
   bool snapshot = false;
-  bool mirror = false;
+  int mirror_images = 0;
 };
 
 // Prediction for the rank that holds most; in bytes.
@@ -69,7 +69,7 @@ struct MemoryPlan {
   // On CPUs: paged optimizer state, in a file.
   int64_t file = 0;
   // Host memory for copies of what the rank saves: of the one that is written
-  // in the background, from the first save on, and of the mirror's two.
+  // in the background, from the first save on, and of the mirror's.
   int64_t snapshot = 0;
   int64_t mirror = 0;
   // Whether the model declares what its units allocate. If not, activations,

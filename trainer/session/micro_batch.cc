@@ -9,7 +9,9 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "trainer/data/data_loader.h"
+#include "trainer/launcher/rank_info.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/session/run_mirror.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step.h"
 
@@ -72,9 +74,14 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.paged_state = train.offload().optimizer_state();
   request.snapshot =
       train.saving() == Train::BACKGROUND && train.save_every() > 0;
-  request.mirror = train.has_mirror_every()
-                       ? train.mirror_every() > 0
-                       : job.loaded.config.launch().max_restarts() > 0;
+  const Launch& launch = job.loaded.config.launch();
+  if (launch.max_restarts() > 0 &&
+      MirrorEvery(job.loaded.config, request.on_gpu) > 0) {
+    request.mirror_images = launch.nodes() > 1
+                                ? RankInfo::kOwnMirrorFilesOfHosts +
+                                      RankInfo::kHeldMirrorFiles
+                                : RankInfo::kOwnMirrorFiles;
+  }
   request.resident = ReadProcessMemory().anonymous;
   return request;
 }
