@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -144,7 +145,7 @@ class NormRopeFunction : public torch::autograd::Function<NormRopeFunction> {
     // Newly made by attention, and used only here.
     at::Tensor dy = grads[0].contiguous();
     ApplyRope(o.rope_table, RopeDirection::kBackward, o.shape.head_dim, dy);
-    const at::IntArrayRef by_norm = {-1, weight.size(0)};
+    const std::array<int64_t, 2> by_norm = {-1, weight.size(0)};
     RmsNormGradients made = RmsNormBackward(
         dy.view(by_norm), x.view(by_norm), weight, rstd, at::Tensor(),
         ctx->needs_input_grad(1), o.norm_plus_one);

@@ -12,6 +12,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
@@ -27,15 +28,20 @@
 namespace capstan::kernels {
 namespace {
 
-at::Tensor PlainLoss(const at::Tensor& hidden, const at::Tensor& weight,
-                     const at::Tensor& targets,
-                     const at::Tensor& row_weights = {}) {
-  const at::Tensor logs = at::log_softmax(at::linear(hidden, weight), -1);
+at::Tensor PlainLossOf(const at::Tensor& logits, const at::Tensor& targets,
+                       const at::Tensor& row_weights = {}) {
+  const at::Tensor logs = at::log_softmax(logits, -1);
   const at::Tensor picked =
       logs.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1);
   const at::Tensor counts = targets.ge(0).to(picked.dtype());
   if (!row_weights.defined()) return -(picked * counts).sum();
   return -(picked * counts * row_weights.to(picked.dtype())).sum();
+}
+
+at::Tensor PlainLoss(const at::Tensor& hidden, const at::Tensor& weight,
+                     const at::Tensor& targets,
+                     const at::Tensor& row_weights = {}) {
+  return PlainLossOf(at::linear(hidden, weight), targets, row_weights);
 }
 
 const std::vector<int64_t> kTargets = {3, -100, 0, 10, 10, -100, 7};
@@ -50,6 +56,25 @@ TEST(HeadTest, HeadInPiecesOfRows) {
                                      rows * 11 * in[1].element_size());
         },
         [&](const Tensors& in) { return PlainLoss(in[0], in[1], targets); },
+        {Wave({7, 5}), Wave({11, 5}, 3.0)});
+  }
+}
+
+TEST(HeadTest, CappedLogits) {
+  const at::Tensor targets = at::tensor(kTargets, at::kLong);
+  constexpr double kCap = 3.0;
+  for (int64_t rows : {7, 3, 1}) {
+    ExpectSame(
+        [&](const Tensors& in) {
+          return HeadCrossEntropySum(in[0], in[1], targets, TiedGradient(),
+                                     rows * 11 * (in[1].element_size() + 4), {},
+                                     {}, kCap);
+        },
+        [&](const Tensors& in) {
+          const at::Tensor logits =
+              kCap * at::tanh(at::linear(in[0], in[1]) / kCap);
+          return PlainLossOf(logits, targets);
+        },
         {Wave({7, 5}), Wave({11, 5}, 3.0)});
   }
 }

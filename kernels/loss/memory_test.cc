@@ -28,6 +28,7 @@ struct Case {
   at::ScalarType dtype;
   bool sink = false;
   bool trained = true;
+  double softcap = 0.0;
 };
 
 constexpr Case kCases[] = {
@@ -38,15 +39,20 @@ constexpr Case kCases[] = {
     {"frozen", 256, 64, 5000, at::kFloat, false, false},
     {"half", 256, 64, 5000, at::kBFloat16},
     {"half_in_two_pieces", 1000, 64, 40000, at::kBFloat16},
+    {"capped", 256, 64, 5000, at::kFloat, false, true, 30.0},
+    {"capped_in_pieces", 600, 64, 40000, at::kFloat, true, true, 30.0},
+    {"half_capped_in_pieces", 1000, 64, 40000, at::kBFloat16, false, true,
+     30.0},
     {"half_frozen", 256, 64, 5000, at::kBFloat16, false, false},
 };
 
 class LossMemoryTest : public ::testing::TestWithParam<Case> {
  protected:
   LossMemoryTest()
-      : shape_{GetParam().rows,  GetParam().hidden,  GetParam().vocab,
-               GetParam().dtype, GetParam().trained,
-               /*tied=*/false,   GetParam().sink} {
+      : shape_{
+            GetParam().rows,  GetParam().hidden,  GetParam().vocab,
+            GetParam().dtype, GetParam().trained,
+            /*tied=*/false,   GetParam().sink,    GetParam().softcap != 0.0} {
     const Case& c = GetParam();
     weight_ = (at::randn({c.vocab, c.hidden}) * 0.05).to(c.dtype);
     if (c.trained) weight_ = TrainedWeight(weight_);
@@ -72,7 +78,7 @@ TEST_P(LossMemoryTest, Head) {
   PlanHeadBackward(shape_, &backward);
   ExpectNear(MemoryOf(forward, backward), Measure([&] {
                return HeadCrossEntropySum(hidden, weight_, tokens_, nullptr,
-                                          kLogitsBytes, to_);
+                                          kLogitsBytes, to_, {}, c.softcap);
              }),
              bound());
 }

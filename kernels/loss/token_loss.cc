@@ -12,10 +12,12 @@
 // works on copies of the others.
 #include "kernels/loss/token_loss.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp2.h>
 #include <ATen/ops/log2.h>
 #include <ATen/ops/mm.h>
@@ -27,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/simd/tanh.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/loss/tokens.h"
@@ -96,6 +99,39 @@ at::Tensor Spread(const at::Tensor& x, const at::Tensor& rows, int64_t all) {
 // Rows [begin, begin + n) of a tensor that may be undefined.
 at::Tensor RowsOf(const at::Tensor& t, int64_t begin, int64_t n) {
   return t.defined() ? t.narrow(0, begin, n) : t;
+}
+
+// logits = cap * tanh(logits / cap), rounded once; returns the derivative,
+// float32. Neither for a cap of 0.
+at::Tensor SoftCap(at::Tensor& logits, double cap) {
+  if (cap == 0.0) return at::Tensor();
+  if (!FastPath(logits) || !logits.is_contiguous()) {
+    at::Tensor t = logits.to(at::kFloat, false, /*copy=*/true);
+    logits.copy_(t.div_(cap).tanh_().mul_(cap));
+    return t.div_(cap).square_().neg_().add_(1.0);
+  }
+  at::Tensor slope = at::empty_like(logits);
+  float *x = Data(logits), *dx = Data(slope);
+  at::parallel_for(0, logits.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
+    TanhLoops().softcap(x + i, end - i, static_cast<float>(cap), dx + i);
+  });
+  return slope;
+}
+
+// The gradient of capped logits becomes that of logits.
+void SoftCapBackward(at::Tensor& gradient, const at::Tensor& slope) {
+  if (slope.defined()) gradient.mul_(slope);
+}
+
+// Bytes that a soft-cap takes besides `logits` of them: the derivative, and
+// 16-bit logits widened to be multiplied by it.
+int64_t SoftCapBytes(int64_t logits, int64_t element) {
+  return logits * kFloatBytes * (element == kFloatBytes ? 1 : 2);
+}
+
+// Bytes of a chunk's row of logits.
+int64_t RowBytes(int64_t vocab, int64_t element, bool softcap) {
+  return vocab * element + (softcap ? SoftCapBytes(vocab, element) : 0);
 }
 
 // sum += product, where an undefined sum is 0.
@@ -197,6 +233,7 @@ struct HeadRows {
   at::Tensor seen;     // [n] int64, of hidden; undefined: all
   at::Tensor targets;  // [n]
   at::Tensor weights;  // [n] float32; undefined: all 1
+  double softcap = 0.0;
 };
 
 struct HeadCall {
@@ -229,8 +266,11 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       const int64_t n = std::min(piece, rows - r);
       const at::Tensor h = hidden.narrow(0, r, n);
       at::Tensor logits = MatMul(h, weight.t());
+      at::Tensor slope = SoftCap(logits, of.softcap);
       sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), true,
                              Lift(logits), RowsOf(factors, r, n));
+      SoftCapBackward(logits, slope);
+      slope.reset();
       if (r + n == rows) {
         head->d_logits = logits;
         head->hidden = h;
@@ -301,12 +341,17 @@ struct LossBytes {
   const TokenLossShape& s;
   const bool half = s.dtype != c10::ScalarType::Float;
   const int64_t element = ElementBytes(s.dtype);
-  const LogitsPieces pieces = PiecesOf(s.rows, s.vocab* element);
+  const LogitsPieces pieces =
+      PiecesOf(s.rows, RowBytes(s.vocab, element, s.softcap));
   const int64_t x = s.rows * s.hidden * element;
   const int64_t wide_x = s.rows * s.hidden * kFloatBytes;
   const int64_t weight = s.vocab * s.hidden * element;
   const int64_t wide_weight = s.vocab * s.hidden * kFloatBytes;
   const int64_t logits = pieces.rows * s.vocab * element;
+  const int64_t slope =
+      s.softcap ? SoftCapBytes(pieces.rows * s.vocab, element) : 0;
+  const int64_t last_slope =
+      s.softcap ? SoftCapBytes(pieces.last * s.vocab, element) : 0;
   const int64_t last_logits = pieces.last * s.vocab * element;
 };
 
@@ -336,14 +381,17 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const TiedGradient& tied, int64_t logits_bytes,
                                const WeightPlace& place,
                                const at::Tensor& row_weights, double softcap) {
-  TORCH_CHECK(softcap == 0.0, "softcap comes with the rest of this change");
   TORCH_CHECK(!row_weights.defined() || row_weights.sizes() == targets.sizes(),
               "each row must have one target and one weight");
   const at::Tensor seen = RowsToSee(targets);
-  const HeadRows of = {seen, Select(targets, seen), Select(row_weights, seen)};
+  const HeadRows of = {seen, Select(targets, seen), Select(row_weights, seen),
+                       softcap};
   const int64_t rows = of.targets.size(0);
   const int64_t piece =
-      PiecesOf(rows, weight.size(0) * weight.element_size(), logits_bytes).rows;
+      PiecesOf(rows,
+               RowBytes(weight.size(0), weight.element_size(), softcap != 0.0),
+               logits_bytes)
+          .rows;
   if (at::GradMode::is_enabled() &&
       (hidden.requires_grad() || weight.requires_grad())) {
     return HeadFunction::apply(hidden, weight, of, piece,
@@ -354,6 +402,7 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   for (int64_t r = 0; r < rows; r += piece) {
     const int64_t n = std::min(piece, rows - r);
     at::Tensor logits = MatMul(x.narrow(0, r, n), weight.t());
+    SoftCap(logits, softcap);
     sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), false,
                            /*factor=*/1.0, RowsOf(of.weights, r, n));
   }
@@ -374,6 +423,7 @@ void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
   ledger->Take(b.wide_x);
   if (b.pieces.count > 1) {
     const int64_t weight = s.trained ? b.wide_weight : 0;
+    ledger->Pass(b.logits + b.slope + (b.pieces.count > 2 ? weight : 0));
     ledger->Pass(b.logits + weight);
     if (b.half) {
       // Products of widened logits: with the weight, then (besides the sum of
@@ -384,6 +434,7 @@ void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
     ledger->Take(weight);  // so_far
   }
   ledger->Take(b.last_logits);
+  ledger->Pass(b.last_slope);
 }
 
 void PlanHeadBackward(const TokenLossShape& s, MemoryLedger* ledger) {

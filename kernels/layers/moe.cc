@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows are copied together by expert, so that an expert is one MLP on its rows.
+// Backward recomputes what is cheap: n, and the experts' activations.
+#include "kernels/layers/moe.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_softmax_backward_data.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/profile.h"
+#include "kernels/fast_path.h"
+#include "kernels/keep.h"
+#include "kernels/layers/block_parts.h"
+#include "kernels/layers/rms_norm.h"
+#include "kernels/layers/stored_linear.h"
+
+namespace capstan::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int kX = 0, kNorm = 1, kRouter = 2;  // the node's first inputs
+enum ExpertMatrix { kGate, kUp, kDown, kExpertMatrices };
+
+// What the router decides.
+struct Routing {
+  at::Tensor probability;  // [rows, experts] float32
+  at::Tensor share;        // [rows, top_k] float32: of the chosen experts
+  at::Tensor sum;          // [rows, 1] that was divided by; undefined: none
+  at::Tensor expert;       // [rows, top_k] int64
+  // Choices sorted by expert, and by row within one: the place r * top_k + i of
+  // each in `share`, its row r, and how many each expert has. order: where each
+  // place's choice is among them.
+  at::Tensor place, row, order;
+  std::vector<int64_t> counts;
+
+  // [rows * top_k, 1] of `type`: the shares, sorted.
+  at::Tensor SortedShares(at::ScalarType type) const {
+    return share.reshape({-1, 1}).index_select(0, place).to(type);
+  }
+  // [rows, width]: the sum over each row's choices of sorted [rows * top_k,
+  // width]; the same on each device at each run.
+  at::Tensor SumByRow(const at::Tensor& sorted) const {
+    return sorted.index_select(0, order)
+        .view({expert.size(0), expert.size(1), sorted.size(1)})
+        .sum({1});
+  }
+};
+
+// Forward's results that backward reads.
+struct Call {
+  MoeOptions options;
+  std::vector<StoredLinear> stored;  // kExpertMatrices an expert
+  int inputs = 0;
+  at::Tensor x, norm, router;
+  at::Tensor rstd;
+  Routing routing;
+  at::Tensor gate, up;  // [rows * top_k, intermediate], sorted by expert
+};
+
+at::Tensor New(int64_t rows, int64_t width, const at::Tensor& like) {
+  return at::empty({rows, width}, like.options().requires_grad(false));
+}
+
+// Sorts the choices by expert.
+void Group(int64_t experts, Routing* r) {
+  const int64_t top_k = r->expert.size(1);
+  r->place = r->expert.reshape({-1}).argsort(/*stable=*/true, /*dim=*/0,
+                                             /*descending=*/false);
+  r->row = r->place.div(top_k, "floor");
+  r->order = at::empty_like(r->place);
+  r->order.index_copy_(0, r->place,
+                       at::arange(r->place.numel(), r->place.options()));
+  const at::Tensor on_cpu = r->expert.to(at::kCPU).contiguous();
+  const int64_t* expert = on_cpu.const_data_ptr<int64_t>();
+  r->counts.assign(experts, 0);
+  for (int64_t i = 0; i < on_cpu.numel(); ++i) ++r->counts[expert[i]];
+}
+
+Routing Route(const at::Tensor& n, const at::Tensor& router,
+              const MoeOptions& options) {
+  const ProfileScope profile("router");
+  Routing r;
+  // As in transformers, logits are of n's dtype, and the rest is float32.
+  const at::Tensor logits = MatMul(n, router.t());
+  r.probability = at::softmax(logits, -1, at::kFloat);
+  auto [value, index] = at::topk(r.probability, options.top_k, -1);
+  r.expert = std::move(index);
+  r.share = std::move(value);
+  if (options.normalise) {
+    r.sum = r.share.sum({-1}, /*keepdim=*/true);
+    r.share = r.share / r.sum;
+  }
+  Group(router.size(0), &r);
+  return r;
+}
+
+// Calls body(expert, first, count) for each that has rows.
+template <typename Body>
+void ForExperts(const std::vector<int64_t>& counts, const Body& body) {
+  int64_t first = 0;
+  for (size_t e = 0; e < counts.size(); ++e) {
+    if (counts[e] > 0) body(static_cast<int>(e), first, counts[e]);
+    first += counts[e];
+  }
+}
+
+LinearPart Part(const Call& call, int expert, ExpertMatrix matrix) {
+  const int of = expert * kExpertMatrices + matrix;
+  return {call.stored[of], of};
+}
+
+using SharedCall = std::shared_ptr<Call>;
+
+at::Tensor Forward(Call* call) {
+  const RmsNormResult n =
+      RmsNormForward(call->x, call->norm, call->options.eps);
+  call->rstd = n.rstd;
+  call->routing = Route(n.y, call->router, call->options);
+  const Routing& r = call->routing;
+  const at::Tensor sorted = n.y.index_select(0, r.row);
+  const int64_t choices = sorted.size(0);
+  const int64_t inner = call->stored[kGate].weight.rows();
+  call->gate = New(choices, inner, sorted);
+  call->up = New(choices, inner, sorted);
+  const at::Tensor out = New(choices, sorted.size(1), sorted);
+  ForExperts(r.counts, [&](int e, int64_t first, int64_t count) {
+    const at::Tensor rows = sorted.narrow(0, first, count);
+    const at::Tensor gate = call->gate.narrow(0, first, count);
+    const at::Tensor up = call->up.narrow(0, first, count);
+    ForwardInto(Part(*call, e, kGate), rows, gate);
+    ForwardInto(Part(*call, e, kUp), rows, up);
+    ForwardInto(Part(*call, e, kDown), Gated(Activation::kSilu, gate, up),
+                out.narrow(0, first, count));
+  });
+  at::Tensor(out).mul_(r.SortedShares(out.scalar_type()));
+  return r.SumByRow(out).add_(call->x);
+}
+
+class Backward {
+ public:
+  Backward(Call* call, AutogradContext* ctx)
+      : call_(*call), ctx_(ctx), gradients_(call->inputs + 1) {
+    of_stored_.reserve(call->stored.size());
+    for (const StoredLinear& stored : call->stored) {
+      of_stored_.emplace_back(stored, ctx, call->options.sink);
+    }
+  }
+
+  // dy [rows, hidden]; d_probability [experts] float32.
+  variable_list Run(const at::Tensor& dy, const at::Tensor& d_probability) {
+    n_ = RmsNormAgain(call_.x, call_.norm, call_.rstd);
+    const at::Tensor d_share = Experts(dy);
+    Router(d_share, d_probability);
+    for (StoredGradients& of : of_stored_) of.MoveTo(&gradients_);
+    RmsNormGradients made =
+        RmsNormBackward(dn_, call_.x, call_.norm, call_.rstd, dy,
+                        ctx_->needs_input_grad(kNorm));
+    gradients_[kX] = std::move(made.x);
+    gradients_[kNorm] = std::move(made.weight);
+    return std::move(gradients_);
+  }
+
+ private:
+  // Returns the gradient of the shares, [rows, top_k] float32.
+  at::Tensor Experts(const at::Tensor& dy) {
+    const Routing& r = call_.routing;
+    const at::Tensor x = n_.index_select(0, r.row);
+    const at::Tensor d_out = dy.index_select(0, r.row);
+    const at::Tensor share = r.SortedShares(dy.scalar_type());
+    const at::Tensor dx = New(x.size(0), x.size(1), x);
+    const at::Tensor d_share = at::empty({x.size(0)}, r.share.options());
+    ForExperts(r.counts, [&](int e, int64_t first, int64_t count) {
+      const auto rows = [&](const at::Tensor& t) {
+        return t.narrow(0, first, count);
+      };
+      Expert(e, {rows(x), rows(d_out), rows(share), rows(call_.gate),
+                 rows(call_.up), rows(dx), rows(d_share)});
+    });
+    NothingForTheOthers();
+    dn_ = r.SumByRow(dx);
+    return d_share.index_select(0, r.order).view(r.share.sizes());
+  }
+
+  struct ExpertRows {
+    at::Tensor x, d_out, share, gate, up;
+    at::Tensor dx, d_share;  // written
+  };
+  void Expert(int e, ExpertRows rows) {
+    const LinearPart gate = Part(call_, e, kGate), up = Part(call_, e, kUp);
+    const LinearPart down = Part(call_, e, kDown);
+    // As if the share was 1: its own gradient, d_out . (activation Wdown^T), is
+    // (d_out Wdown) . activation.
+    at::Tensor d_activation = New(rows.x.size(0), down.columns(), rows.x);
+    BackwardInto(down, rows.d_out, d_activation);
+    rows.d_share.copy_(
+        (d_activation * Gated(Activation::kSilu, rows.gate, rows.up))
+            .sum({-1}, /*keepdim=*/false, at::kFloat));
+    d_activation.mul_(rows.share);
+    rows.d_out.mul_(rows.share);
+    const GatedGradients d = GatedBackward(Activation::kSilu, rows.gate,
+                                           rows.up, std::move(d_activation));
+    of_stored_[down.of].Add(down, d.activation, rows.d_out);
+    of_stored_[gate.of].Add(gate, rows.x, d.gate);
+    of_stored_[up.of].Add(up, rows.x, d.up);
+    BackwardInto(gate, d.gate, rows.dx);
+    BackwardInto(up, d.up, rows.dx, /*beta=*/1.0);
+  }
+
+  // Matrices of experts without rows have gradients of 0.
+  void NothingForTheOthers() {
+    const auto& counts = call_.routing.counts;
+    for (size_t e = 0; e < counts.size(); ++e) {
+      if (counts[e] > 0) continue;
+      for (const ExpertMatrix matrix : {kGate, kUp, kDown}) {
+        const LinearPart part = Part(call_, static_cast<int>(e), matrix);
+        const at::Tensor none = New(0, part.columns(), n_);
+        of_stored_[part.of].Add(part, none, New(0, part.rows(), n_));
+      }
+    }
+  }
+
+  // From the gradient of the shares to that of the router and n.
+  void Router(const at::Tensor& d_share, const at::Tensor& d_probability) {
+    const ProfileScope profile("router");
+    const Routing& r = call_.routing;
+    // share = p / sum: d p = (d share - sum of d share * share) / sum.
+    at::Tensor d_chosen = d_share;
+    if (r.sum.defined()) {
+      d_chosen =
+          (d_share - (d_share * r.share).sum({-1}, /*keepdim=*/true)) / r.sum;
+    }
+    at::Tensor d = at::zeros_like(r.probability);
+    d.scatter_(1, r.expert, d_chosen);
+    if (d_probability.defined()) d.add_(d_probability);
+    const at::Tensor d_logits =
+        at::_softmax_backward_data(d, r.probability, -1, at::kFloat)
+            .to(n_.scalar_type());
+    MatMulInto(dn_, d_logits, call_.router, /*beta=*/1.0);
+    if (ctx_->needs_input_grad(kRouter)) {
+      gradients_[kRouter] = MatMul(d_logits.t(), n_);
+    }
+  }
+
+  Call& call_;
+  AutogradContext* const ctx_;
+  at::Tensor n_, dn_;
+  std::vector<StoredGradients> of_stored_;
+  variable_list gradients_;
+};
+
+class MoeFunction : public torch::autograd::Function<MoeFunction> {
+ public:
+  // The output and MoeResult's sums.
+  static variable_list forward(AutogradContext* ctx, at::TensorList /*inputs*/,
+                               const SharedCall& call) {
+    Keep(ctx, call);
+    at::Tensor out = Forward(call.get());
+    const Routing& r = call->routing;
+    std::vector<float> counts(r.counts.begin(), r.counts.end());
+    at::Tensor chosen = at::tensor(counts).to(out.device());
+    ctx->mark_non_differentiable({chosen});
+    return {std::move(out), r.probability.sum({0}), std::move(chosen)};
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Call& call = *KeptOf<SharedCall>(ctx);
+    TORCH_CHECK(call.gate.defined(), "the experts' backward can run only once");
+    variable_list gradients =
+        Backward(&call, ctx).Run(grads[0].contiguous(), grads[1]);
+    call = Call();
+    return gradients;
+  }
+};
+
+}  // namespace
+
+OperatorMemory PlanMoeMlp(const MoeShape& s) {
+  const int64_t element = ElementBytes(s.dtype), choices = s.rows * s.top_k;
+  const int64_t x = s.rows * s.hidden * element, sorted = s.top_k * x;
+  const int64_t inner = choices * s.intermediate * element;
+  const int64_t routing = s.rows * (s.experts + 2 * s.top_k + 2) * kFloatBytes +
+                          4 * choices * static_cast<int64_t>(sizeof(int64_t));
+  // Of an expert, if all have equally many rows.
+  const int64_t expert = inner / std::max<int64_t>(1, s.experts);
+  OperatorMemory memory;
+  memory.kept = x + routing + 2 * inner;
+  // n, its rows sorted, and the experts' outputs; at the end these twice, and
+  // their sums.
+  memory.forward = std::max(2 * sorted + expert, 3 * sorted - x) + x;
+  int64_t gradients = 0;
+  const std::pair<int64_t, int64_t> out_in[] = {{s.intermediate, s.hidden},
+                                                {s.intermediate, s.hidden},
+                                                {s.hidden, s.intermediate}};
+  for (int m = 0; m < 3; ++m) {
+    gradients += s.experts * PlanLinear(0, out_in[m].second, out_in[m].first,
+                                        s.dtype, s.trained, s.adapters[m])
+                                 .gradients;
+  }
+  // In float32 those of matrices are in the sink's places.
+  if (s.trained && s.dtype == c10::ScalarType::Float) gradients = 0;
+  memory.backward =
+      x + 3 * sorted + std::max(sorted + x, 4 * expert) + gradients;
+  return memory;
+}
+
+MoeResult MoeMlp(const at::Tensor& x, const MoeWeights& weights,
+                 const MoeOptions& options) {
+  auto call = std::make_shared<Call>();
+  call->options = options;
+  if (!FastPath(x)) call->options.sink = nullptr;
+  call->x = x.contiguous();
+  call->norm = weights.norm;
+  call->router = weights.router;
+  for (size_t e = 0; e < weights.experts.size(); ++e) {
+    const ExpertWeights& expert = weights.experts[e];
+    const std::array<int, 3> to = e < options.parameters.size()
+                                      ? options.parameters[e]
+                                      : std::array<int, 3>{-1, -1, -1};
+    const Weight* const matrices[] = {&expert.gate, &expert.up, &expert.down};
+    for (int m = 0; m < kExpertMatrices; ++m) {
+      // It depends on a row's place in the batch.
+      TORCH_CHECK(!expert.adapters[m].dropout.active(),
+                  "adapters of experts have no dropout");
+      call->stored.push_back({*matrices[m], {}, expert.adapters[m], to[m]});
+    }
+  }
+  NodeInputs inputs;
+  inputs.Add(call->x);
+  inputs.Add(call->norm);
+  inputs.Add(call->router);
+  for (StoredLinear& stored : call->stored) stored.AddTo(&inputs);
+  call->inputs = static_cast<int>(inputs.tensors().size());
+  const variable_list out = MoeFunction::apply(inputs.tensors(), call);
+  return {out[0], out[1], out[2]};
+}
+
+}  // namespace capstan::kernels
