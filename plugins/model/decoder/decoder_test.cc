@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plugin: what it opens, makes and adapts; tests/golden compares the
+// results with transformers.
+#include "plugins/model/decoder/decoder.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+
+#include "absl/strings/strip.h"
+#include "base/status.h"
+#include "plugins/model/common/plan_testing.h"
+#include "plugins/model/decoder/decoder_testing.h"
+#include "plugins/sdk/lib/safetensors.h"
+
+namespace capstan::decoder {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::unique_ptr<Decoder> Make(const Config& config) {
+  auto model = Decoder::Create(config);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return model.ok() ? *std::move(model) : nullptr;
+}
+
+Config RandomOf(const std::string& family) {
+  Config config;
+  config.set_config("tests/golden/testdata/" + family + "/config.json");
+  return config;
+}
+
+Config PretrainedIn(const std::string& folder) {
+  Config config;
+  config.set_pretrained(folder);
+  return config;
+}
+
+std::vector<float> Value(const Model& model, int index) {
+  std::vector<float> value(model.parameters()[index].numel());
+  EXPECT_TRUE(model.InitialValue(index, 3, 0, value.size(), value.data()).ok());
+  return value;
+}
+
+TEST(DecoderTest, RandomWeightsOfAConfigFile) {
+  Config config = RandomOf("qwen3");
+  EXPECT_EQ(Make(config)->vocab_size(), 512);
+  config.set_vocab_size(99);
+  const auto model = Make(config);
+  EXPECT_EQ(model->vocab_size(), 99);
+  EXPECT_EQ(Value(*model, 1), std::vector<float>(64, 1.0f));
+  // Gemma's norms are 1 + weight.
+  EXPECT_EQ(Value(*Make(RandomOf("gemma2")), 1), std::vector<float>(64, 0.0f));
+  const std::string folder = TestFolder("saved");
+  ASSERT_TRUE(model->SaveConfig(folder, at::kBFloat16).ok());
+  const Json saved = Json::parse(std::ifstream(folder + "/config.json"));
+  EXPECT_EQ(saved["vocab_size"], 99);
+  EXPECT_EQ(saved["model_type"], "qwen3");
+  EXPECT_EQ(saved["dtype"], "bfloat16");
+  EXPECT_EQ(saved["architectures"], Json({"Qwen3ForCausalLM"}));
+}
+
+TEST(DecoderTest, BadConfigsNameTheirField) {
+  const auto expect = [](const Config& config, const std::string& field,
+                         const std::string& words) {
+    const absl::Status status = Decoder::Create(config).status();
+    EXPECT_EQ(FieldOf(status), field) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  };
+  expect({}, "pretrained", "is missing");
+  Config both = RandomOf("qwen3");
+  both.set_pretrained("somewhere");
+  expect(both, "pretrained", "is set beside `config`");
+  Config absent;
+  absent.set_config("nowhere/config.json");
+  expect(absent, "config", "nowhere/config.json");
+  Config small = RandomOf("qwen3");
+  small.set_vocab_size(2);
+  expect(small, "eos_token_id", "must be below vocab_size");
+  expect(PretrainedIn("nowhere"), "pretrained", "nowhere");
+}
+
+// Writes what a model that sees images would: the golden text model's tensors
+// as `rename` calls them, and one that sees.
+std::string WriteWhole(
+    const std::string& name,
+    const std::function<std::string(const std::string&)>& rename) {
+  const std::string text = "tests/golden/testdata/gemma3";
+  const std::string folder = TestFolder(name);
+  const Json whole = {{"architectures", {"Gemma3ForConditionalGeneration"}},
+                      {"model_type", "gemma3"},
+                      {"text_config", GoldenConfig("gemma3")},
+                      {"vision_config", {{"hidden_size", 4}}}};
+  std::ofstream(folder + "/config.json") << whole.dump();
+  const auto from = SafetensorsReader::Open(text + "/model.safetensors");
+  EXPECT_TRUE(from.ok());
+  std::remove((folder + "/model.safetensors").c_str());
+  auto to = SafetensorsWriter::Create(folder + "/model.safetensors");
+  EXPECT_TRUE(to.ok());
+  for (const auto& [tensor, entry] : (*from)->tensors()) {
+    (*to)->Declare(rename(tensor), entry.dtype, entry.shape);
+  }
+  const std::vector<float> eye = {1.0f, 2.0f};
+  (*to)->Declare("vision_tower.vision_model.post_layernorm.weight",
+                 c10::ScalarType::Float, {2});
+  for (const auto& [tensor, entry] : (*from)->tensors()) {
+    EXPECT_TRUE((*to)->Append(entry.data, entry.bytes).ok());
+  }
+  EXPECT_TRUE((*to)->Append(eye.data(), 8).ok());
+  EXPECT_TRUE((*to)->Close().ok());
+  return folder;
+}
+
+TEST(DecoderTest, TheTextPartOfAModelThatSees) {
+  const auto wanted = Make(PretrainedIn("tests/golden/testdata/gemma3"));
+  for (const std::string& start : {std::string("language_model.model."),
+                                   std::string("model.language_model.")}) {
+    const std::string folder =
+        WriteWhole(start.substr(0, 5), [&](const std::string& name) {
+          return start + std::string(absl::StripPrefix(name, "model."));
+        });
+    const auto model = Make(PretrainedIn(folder));
+    ASSERT_NE(model, nullptr);
+    ASSERT_EQ(model->parameters().size(), wanted->parameters().size());
+    for (size_t i = 0; i < model->parameters().size(); ++i) {
+      EXPECT_EQ(model->parameters()[i].name, wanted->parameters()[i].name);
+      EXPECT_EQ(Value(*model, static_cast<int>(i)),
+                Value(*wanted, static_cast<int>(i)));
+    }
+    Config grown = PretrainedIn(folder);
+    grown.set_vocab_size(514);
+    EXPECT_EQ(Value(*Make(grown), 0).size(), 514u * 64u);
+    const std::string saved = TestFolder("saved");
+    ASSERT_TRUE(model->SaveConfig(saved, at::kFloat).ok());
+    const Json json = Json::parse(std::ifstream(saved + "/config.json"));
+    EXPECT_EQ(json["model_type"], "gemma3_text");
+    EXPECT_EQ(json["architectures"], Json({"Gemma3ForCausalLM"}));
+    EXPECT_FALSE(json.contains("vision_config"));
+    EXPECT_EQ(json["hidden_size"], 64);
+  }
+}
+
+std::set<std::string> AdaptedModules(const std::string& family) {
+  const auto model = Make(RandomOf(family));
+  LoraSpec spec;
+  spec.target_modules = {"all-linear"};
+  const size_t base = model->parameters().size();
+  EXPECT_TRUE(model->AddLora(spec).ok());
+  std::set<std::string> modules;
+  for (size_t i = base; i < model->parameters().size(); ++i) {
+    const std::string& name = model->parameters()[i].name;
+    const std::string end = name.substr(0, name.rfind(".lora_"));
+    modules.insert(end.substr(end.rfind('.') + 1));
+  }
+  return modules;
+}
+
+TEST(DecoderTest, AllLinearModulesAsPeftNamesThem) {
+  EXPECT_THAT(AdaptedModules("phi3"),
+              ::testing::ElementsAre("down_proj", "gate_up_proj", "o_proj",
+                                     "qkv_proj"));
+  EXPECT_THAT(AdaptedModules("gemma3"),
+              ::testing::ElementsAre("down_proj", "gate_proj", "k_proj",
+                                     "o_proj", "q_proj", "up_proj", "v_proj"));
+  EXPECT_THAT(AdaptedModules("qwen3_moe"),
+              ::testing::ElementsAre("k_proj", "o_proj", "q_proj", "v_proj"));
+}
+
+TEST(DecoderTest, AnAdapterCanBeSwitchedOff) {
+  for (const char* family : {"phi3", "qwen3", "gemma2", "qwen3_moe"}) {
+    SCOPED_TRACE(family);
+    const auto plain = Make(RandomOf(family)), model = Make(RandomOf(family));
+    EXPECT_FALSE(model->has_adapter());
+    LoraSpec spec;
+    spec.target_modules = {"all-linear"};
+    ASSERT_TRUE(model->AddLora(spec).ok());
+    EXPECT_TRUE(model->has_adapter());
+    std::vector<at::Tensor> parameters;
+    for (size_t i = 0; i < model->parameters().size(); ++i) {
+      const auto& shape = model->parameters()[i].shape;
+      parameters.push_back(i < plain->parameters().size()
+                               ? at::randn(shape) * 0.1
+                               : at::randn(shape) * 0.3);
+    }
+    model->Bind(parameters);
+    parameters.resize(plain->parameters().size());
+    plain->Bind(parameters);
+    const at::AutoGradMode no_gradients(false);
+    PlainRunner runner;
+    const at::Tensor ids = at::randint(512, {2, 6}, at::kLong);
+    const at::Tensor without = plain->Logits({ids}, runner);
+    EXPECT_FALSE(model->Logits({ids}, runner).allclose(without, 1e-3, 1e-3));
+    model->SetAdapterEnabled(false);
+    EXPECT_TRUE(model->Logits({ids}, runner).equal(without));
+    model->SetAdapterEnabled(true);
+    EXPECT_FALSE(model->Logits({ids}, runner).allclose(without, 1e-3, 1e-3));
+  }
+}
+
+TEST(DecoderTest, PaddingAfterTheFirstTokenIsRefused) {
+  const auto model = Make(RandomOf("llama31"));
+  BindRandom(*model, at::kFloat);
+  const at::AutoGradMode no_gradients(false);
+  const auto cache = model->NewCache(1, 8);
+  ASSERT_TRUE(cache.ok());
+  PlainRunner runner;
+  TokenInput input;
+  input.tokens = at::randint(512, {1, 3}, at::kLong);
+  input.cache = cache->get();
+  input.positions = at::tensor({-1, 0, -1}, at::kLong).view({1, 3});
+  EXPECT_THROW(model->Logits(input, runner), c10::Error);
+}
+
+class DecoderPlanTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    InstallTrackingAllocator();
+  }
+};
+
+// What a step of each family allocates, as planned.
+TEST_P(DecoderPlanTest, Float32) {
+  const auto model = Make(RandomOf(GetParam()));
+  BindRandom(*model, at::kFloat);
+  const int64_t samples = 4, length = 96;
+  const MemoryByCategory planned =
+      PlannedPeak(*model, samples, length, at::kFloat);
+  Places places(*model);
+  model->BindGradients(&places);
+  const at::Tensor tokens = at::randint(512, {samples, length}, at::kLong);
+  ExpectNear(planned, MeasuredPeak(*model, tokens, {tokens}), 0.02);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, DecoderPlanTest,
+                         ::testing::Values("llama31", "llama_biases", "mistral",
+                                           "qwen2", "qwen3", "qwen3_moe",
+                                           "gemma2", "gemma3", "smollm3",
+                                           "olmo2", "phi3"),
+                         [](const auto& info) {
+                           return std::string(info.param);
+                         });
+
+}  // namespace
+}  // namespace capstan::decoder
