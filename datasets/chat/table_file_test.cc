@@ -106,7 +106,7 @@ TEST_F(TableTest, PackedTablesAreTheSameTables) {
 }
 
 TEST_F(TableTest, ParquetHasItsNestedColumns) {
-  const std::string rows = Rows(kChats);
+  const std::string rows = Rows(File("chats.parquet", BytesOfFile(kChats)));
   EXPECT_TRUE(absl::StartsWith(
       rows, "{\"messages\":[{\"role\":\"user\",\"content\":\""))
       << rows;
