@@ -38,6 +38,11 @@ constexpr int64_t kBuffer = 1 << 20;
 constexpr seconds kProofLimit{10};
 // For a connection, which Shutdown can't cut short.
 constexpr seconds kConnectLimit{1};
+// How long nobody may be where the server was: others hear of a death by
+// themselves, and can say more of it.
+constexpr seconds kGone{1};
+// How often an idle connection is looked at.
+constexpr std::chrono::milliseconds kLook{500};
 // For what the other end sends or takes without being asked for more: a network
 // that moves nothing for so long is broken.
 constexpr seconds kSilence{60};
@@ -291,6 +296,7 @@ absl::Status MirrorConnection::Connect() {
   }
   CAPSTAN_ASSIGN_OR_RETURN(SocketFd fd,
                            ConnectTo(*address, Soon(kConnectLimit)));
+  if (silence_.count() > 0) NoticeSilence(fd.get(), silence_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (shut_down_) return absl::CancelledError("shut down");
@@ -383,13 +389,27 @@ absl::Status MirrorConnection::Put(const Mirror::Copied& image) {
   return Checked(TryPut(image));
 }
 
+absl::Status MirrorConnection::Check() {
+  return Checked([this]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(Connect());
+    // Nothing comes without being asked for: time passes, or it has ended.
+    char byte = 0;
+    const absl::Status status =
+        ReceiveAll(fd_.get(), &byte, 1, MeetingClock::now());
+    return absl::IsDeadlineExceeded(status) ? absl::OkStatus() : status;
+  }());
+}
+
 void MirrorConnection::Shutdown() {
   const std::lock_guard<std::mutex> lock(mutex_);
   shut_down_ = true;
   if (fd_.valid()) shutdown(fd_.get(), SHUT_RDWR);
 }
 
-MirrorSender::MirrorSender(const std::string& address) : connection_(address) {
+MirrorSender::MirrorSender(const std::string& address,
+                           std::chrono::milliseconds silence,
+                           std::function<void(const std::string&)> lost)
+    : connection_(address, silence), silence_(silence), lost_(std::move(lost)) {
   thread_ = StartThread([this] { Run(); });
 }
 
@@ -424,20 +444,49 @@ absl::Status MirrorSender::problem() const {
 void MirrorSender::Run() {
   pthread_setname_np(pthread_self(), "mirror-send");
   std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stopped_ || image_.has_value(); });
-    if (stopped_) return;
-    const Mirror::Copied image = *image_;
+  while (!stopped_) {
+    const absl::optional<Mirror::Copied> image = image_;
     lock.unlock();
-    const absl::Status sent = connection_.Put(image);
+    const bool was_connected = connection_.connected();
+    const absl::Status status =
+        image.has_value() ? connection_.Put(*image) : connection_.Check();
+    Note(status, was_connected);
     lock.lock();
-    problem_ = sent;
-    if (sent.ok()) {
-      image_.reset();
-      continue;
+    problem_ = status;
+    if (status.ok()) {
+      if (image.has_value()) image_.reset();
+      changed_.wait_for(lock, kLook,
+                        [this] { return stopped_ || image_.has_value(); });
+    } else {
+      changed_.wait_for(lock, seconds(1), [this] { return stopped_; });
     }
-    changed_.wait_for(lock, seconds(1), [this] { return stopped_; });
   }
+}
+
+void MirrorSender::MayLeave() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  lost_ = nullptr;
+}
+
+void MirrorSender::Note(const absl::Status& status, bool was_connected) {
+  if (status.ok()) heard_ = MeetingClock::now();
+  // Other errors are of a server that is there.
+  if (!absl::IsUnavailable(status)) return;
+  const MeetingClock::duration since = MeetingClock::now() - heard_;
+  const bool silent = IsSilentHost(status);
+  // A connection ends with a silent host only after that time.
+  const bool over = silent ? was_connected || since >= silence_
+                           : !was_connected && since >= kGone;
+  if (!over) return;
+  std::function<void(const std::string&)> lost;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_ || lost_ == nullptr) return;
+    lost = std::exchange(lost_, nullptr);
+  }
+  const double seconds = std::chrono::duration<double>(silence_).count();
+  lost(silent ? absl::StrCat("its host has not answered for ", seconds, " s")
+              : absl::StrCat("its process is gone (", status.message(), ")"));
 }
 
 }  // namespace capstan

@@ -16,8 +16,10 @@
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_MIRROR_LINK_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_MIRROR_LINK_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -95,13 +97,19 @@ class MirrorServer {
 // Shutdown.
 class MirrorConnection {
  public:
-  explicit MirrorConnection(std::string address)
-      : address_(std::move(address)) {}
+  // silence: how long the other host may not answer (NoticeSilence); 0: for the
+  // system to say.
+  explicit MirrorConnection(std::string address,
+                            std::chrono::milliseconds silence = {})
+      : address_(std::move(address)), silence_(silence) {}
 
   // Bytes of an image in the server's file `file`.
   absl::Status Read(int file, int64_t offset, int64_t bytes, char* out);
   // Has the server hold an image, which doesn't change meanwhile.
   absl::Status Put(const Mirror::Copied& image);
+  // Whether the connection is there; connects if it isn't. Between requests.
+  absl::Status Check();
+  bool connected() const { return fd_.valid(); }
   // Ends what is under way, for ever. Any thread.
   void Shutdown();
 
@@ -114,6 +122,7 @@ class MirrorConnection {
   absl::Status Checked(const absl::Status& status);
 
   const std::string address_;
+  const std::chrono::milliseconds silence_;
   std::mutex mutex_;  // of what Shutdown needs
   SocketFd fd_;
   bool shut_down_ = false;
@@ -122,7 +131,12 @@ class MirrorConnection {
 // Sends images to a server in the background, on a thread of its own.
 class MirrorSender {
  public:
-  explicit MirrorSender(const std::string& address);
+  // lost: called on the sender's thread, at most once, with what has become of
+  // the server: its host hasn't answered for `silence`, as if it had lost its
+  // power or its network, or its process is gone. Not when that is only busy or
+  // stopped. Null: never.
+  MirrorSender(const std::string& address, std::chrono::milliseconds silence,
+               std::function<void(const std::string& how)> lost);
   // Breaks off.
   ~MirrorSender();
   MirrorSender(const MirrorSender&) = delete;
@@ -133,13 +147,21 @@ class MirrorSender {
   void Send(const Mirror::Copied& image);
   // Whether all that was to be sent has arrived.
   bool through() const;
+  // The server may go from now on: `lost` isn't called any more.
+  void MayLeave();
   // What failed last; OK once something has arrived.
   absl::Status problem() const;
 
  private:
   void Run();
+  // What became of a try; without mutex_. was_connected: before it.
+  void Note(const absl::Status& status, bool was_connected);
 
   MirrorConnection connection_;
+  const std::chrono::milliseconds silence_;
+  std::function<void(const std::string&)> lost_;
+  // Of the sender's thread: when the connection was last as it should be.
+  Deadline heard_ = MeetingClock::now();
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   absl::optional<Mirror::Copied> image_;  // until it has arrived

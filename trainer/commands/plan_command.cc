@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "trainer/memory/memory_plan.h"
 #include "trainer/metrics/console.h"
 #include "trainer/session/micro_batch.h"
+#include "trainer/session/run_mirror.h"
 
 namespace capstan {
 namespace {
@@ -62,6 +64,37 @@ Plans PlanAll(const Prepared& prepared) {
   return plans;
 }
 
+// What a host's memory holds for restarts (checkpoint/mirror.h); "": nothing.
+std::string MirrorText(const Prepared& prepared) {
+  const RunConfig& config = prepared.job.loaded.config;
+  const RankInfo& info = prepared.place.info;
+  if (MirrorEvery(config) == 0 || config.launch().max_restarts() == 0 ||
+      !prepared.place.forks) {
+    return "";
+  }
+  int64_t trained = 0;
+  for (const ParameterSpec& spec : prepared.job.parts.model->parameters()) {
+    if (spec.trainable) trained += spec.numel();
+  }
+  // Masters and the optimizer's state, in single precision.
+  const int64_t image =
+      trained * 4 *
+      static_cast<int64_t>(1 +
+                           prepared.job.parts.optimizer->state_names().size()) /
+      prepared.processes;
+  const bool hosts = info.nodes > 1;
+  const int images =
+      hosts ? RankInfo::kOwnMirrorFilesOfHosts + RankInfo::kHeldMirrorFiles
+            : RankInfo::kOwnMirrorFiles;
+  return absl::StrCat(
+      "about ", ShortBytes(image * images * info.local_world_size),
+      " of each host's memory, ", images, " copies for each rank",
+      hosts ? absl::StrCat("; a rank sends ", ShortBytes(image),
+                           " to the next host every ", MirrorEvery(config),
+                           MirrorEvery(config) == 1 ? " step" : " steps")
+            : "");
+}
+
 std::string Heading(const Prepared& prepared) {
   const TrainJob& job = prepared.job;
   int64_t parameters = 0;
@@ -69,21 +102,22 @@ std::string Heading(const Prepared& prepared) {
     parameters += spec.numel();
   }
   const int64_t length = job.parts.train_data->max_sequence_length();
-  return absl::StrCat(
-      "Capstan plan: ", job.loaded.config.name(), "\n",
-      TableText({
-          {"ranks", absl::StrCat(prepared.processes,
-                                 job.gpus > 0 ? " x GPU" : " x CPU")},
-          {"precision", job.parts.precision_name},
-          {"parameters", ShortCount(static_cast<double>(parameters))},
-          {"micro-batch",
-           absl::StrCat(job.batch.micro_batch_size,
-                        job.batch.automatic ? " (AUTO)" : "",
-                        length > 0 ? absl::StrCat(" x ", length, " tokens")
-                                   : std::string())},
-          {"accumulation", absl::StrCat(job.batch.accumulation)},
-      }),
-      "\n");
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"ranks",
+       absl::StrCat(prepared.processes, job.gpus > 0 ? " x GPU" : " x CPU")},
+      {"precision", job.parts.precision_name},
+      {"parameters", ShortCount(static_cast<double>(parameters))},
+      {"micro-batch",
+       absl::StrCat(job.batch.micro_batch_size,
+                    job.batch.automatic ? " (AUTO)" : "",
+                    length > 0 ? absl::StrCat(" x ", length, " tokens")
+                               : std::string())},
+      {"accumulation", absl::StrCat(job.batch.accumulation)},
+  };
+  const std::string mirror = MirrorText(prepared);
+  if (!mirror.empty()) rows.push_back({"mirror", mirror});
+  return absl::StrCat("Capstan plan: ", job.loaded.config.name(), "\n",
+                      TableText(rows), "\n");
 }
 
 absl::StatusOr<int> Plan(const RunOptions& options) {

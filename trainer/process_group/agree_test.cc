@@ -46,6 +46,10 @@ TEST_P(AgreeTest, OnNumbers) {
     Require(FromAllRanks(*group, 10.0 + group->rank()) ==
                 std::vector<double>({10.0, 11.0, 12.0}),
             "numbers");
+    Require(FromAllRanks(*group, std::string(group->rank(), 'a') + "\xff") ==
+                std::vector<std::string>({"\xff", "a\xff", "aa\xff"}),
+            "texts");
+    Require(FromAllRanks(*group, std::string()).size() == 3, "no texts");
     Require(*AnyRank(*group, group->rank() == 2), "any");
     Require(!*AnyRank(*group, false), "none");
   };

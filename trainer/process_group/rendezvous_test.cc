@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/files.h"
+#include "trainer/launcher/progress.h"
 #include "trainer/process_group/meeting/client.h"
 #include "trainer/process_group/meeting/meeting_file.h"
 #include "trainer/process_group/meeting/meeting_for_test.h"
@@ -330,6 +331,39 @@ TEST(MeetTest, ARankThatReturnsSaysWhatToDoWithoutRank0) {
       MessageOf(status),
       HasSubstr("start the run on other hosts: it goes on from its last "
                 "checkpoint"));
+}
+
+// Each rank notes where the hosts are, and with that the others can go on
+// without rank 0's host, if they are enough.
+TEST(MeetTest, WithoutRank0TheOthersGoOn) {
+  std::unique_ptr<SharedProgress> page = *SharedProgress::Create();
+  std::vector<RankInfo> ranks = Ranks(2, FreePort());
+  for (RankInfo& rank : ranks) {
+    rank.nodes = 2;
+    rank.node_rank = rank.rank;
+    rank.local_rank = 0;
+    rank.local_world_size = 1;
+    rank.comes_again = true;
+    rank.return_seconds = 0.5;
+  }
+  absl::StatusOr<Meeting> rank1;
+  std::thread later = MeetLater(ranks[1], milliseconds(0), &rank1);
+  ASSERT_TRUE(Meet(ranks[0], seconds(60)).ok());
+  later.join();
+  ASSERT_TRUE(rank1.ok()) << rank1.status();
+  const std::vector<std::string> hosts = absl::StrSplit(NotedHosts(), ',');
+  ASSERT_EQ(hosts.size(), 2);
+  EXPECT_EQ(hosts[0], hosts[1]);
+  EXPECT_TRUE(SocketAddress::Parse(hosts[0], 0).has_value()) << hosts[0];
+  ranks[1].restart = 1;
+  absl::Status status = Meet(ranks[1], seconds(1)).status();
+  EXPECT_THAT(MessageOf(status), HasSubstr("start the run on other hosts"));
+  EXPECT_EQ(page->page().gone_bytes, 0);
+  ranks[1].min_processes = 1;
+  status = Meet(ranks[1], seconds(60)).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("host 0 has not come back in "));
+  EXPECT_EQ(std::string(page->page().gone), "0");
 }
 
 // Beyond what a connection may take.

@@ -34,7 +34,8 @@ class RunCheckpoints {
   absl::Status Save();
   // The same, and waits until it is on disk.
   absl::Status SaveLast();
-  // As RunMirror's Due and Copy.
+  // As RunMirror's.
+  void RanksMayLeave() { mirror_.RanksMayLeave(); }
   bool MirrorDue() const { return mirror_.Due(); }
   absl::Status Mirror(bool again = false);
   // After a loss spike: weights, optimizer state and number of updates become

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/run_mirror.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iostream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
+#include "base/exit_codes.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "trainer/launcher/progress.h"
@@ -30,6 +35,18 @@ ReadMirror ReadMirrorOf(std::shared_ptr<MirrorConnection> connection,
     if (read.ok()) return read;
     return Annotate(read, absl::StrCat("what rank ", holder, "'s host holds"));
   };
+}
+
+// How long a host may not answer: its process may be busy or stopped for
+// longer, but its network isn't.
+constexpr double kSilentSeconds = 10.0;
+
+// The rank `next` is lost, and a collective may never end. The launcher starts
+// the ranks again.
+[[noreturn]] void EndWithout(int next, const std::string& how) {
+  std::cerr << absl::StrCat("rank ", next, " is lost: ", how, "\n")
+            << std::flush;
+  _exit(kHungExitCode);
 }
 
 }  // namespace
@@ -224,13 +241,21 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
   absl::optional<MirrorKey> key;
   if (source.has_value()) key = source->key;
   server_->TakeIn(key);
+  const int next = (group.rank() + rank.local_world_size) % size;
+  const double limit = std::min(kSilentSeconds, rank.return_seconds);
   sender_ = std::make_unique<MirrorSender>(
-      addresses_[(group.rank() + rank.local_world_size) % size]);
+      addresses_[next],
+      std::chrono::milliseconds(static_cast<int64_t>(1e3 * limit)),
+      [next](const std::string& how) { EndWithout(next, how); });
   return absl::OkStatus();
 }
 
 int64_t RunMirror::Every() const {
   return MirrorEvery(session_.config, session_.group->device().is_cuda());
+}
+
+void RunMirror::RanksMayLeave() {
+  if (sender_ != nullptr) sender_->MayLeave();
 }
 
 bool RunMirror::Due() const {

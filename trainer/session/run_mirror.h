@@ -30,6 +30,10 @@ class RunMirror {
   // mirror.
   absl::Status SetUp(const absl::optional<MirroredStep>& source);
 
+  // From now on a rank that is gone is no reason to start the ranks again. Not
+  // collective.
+  void RanksMayLeave();
+
   // Whether the state is to be mirrored after this step.
   bool Due() const;
   // Does so. `again`: the second time after this step, of which nothing needs

@@ -335,6 +335,7 @@ class Training {
 
 absl::Status Training::Run() {
   const absl::Status status = CatchAll([this] { return RunPhases(); });
+  checkpoints_.RanksMayLeave();
   PhaseGroup* const phases =
       session_.group == nullptr ? nullptr : PhaseGroupOf(*session_.group);
   if (phases != nullptr && !status.ok() && !absl::IsCancelled(status) &&
@@ -411,6 +412,7 @@ absl::Status Training::RunPhases() {
     }
     session_.saving_cost.train_seconds = MonotonicSeconds() - began;
   }
+  checkpoints_.RanksMayLeave();
   return Finish();
 }
 

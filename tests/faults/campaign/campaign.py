@@ -28,6 +28,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cells  # noqa: E402,F401  pylint: disable=unused-import
 import file_cells  # noqa: E402,F401  pylint: disable=unused-import
 import host_cells  # noqa: E402,F401  pylint: disable=unused-import
+import mirror_cells  # noqa: E402,F401  pylint: disable=unused-import
 from runs import Workshop, left_over  # noqa: E402
 from tries import CELLS, Try  # noqa: E402
 

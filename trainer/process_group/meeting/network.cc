@@ -18,13 +18,23 @@
 #include <memory>
 #include <random>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
 namespace capstan {
 namespace {
 
+// Marks errors for IsSilentHost.
+constexpr char kSilentHost[] = "capstan/silent_host";
+
 absl::Status SocketError(absl::string_view what, int error) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", strerror(error)));
+  absl::Status status =
+      absl::UnavailableError(absl::StrCat(what, ": ", strerror(error)));
+  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
+      error == EHOSTDOWN) {
+    status.SetPayload(kSilentHost, absl::Cord());
+  }
+  return status;
 }
 
 const sockaddr_in* V4(const SocketAddress& address) {
@@ -326,6 +336,20 @@ void SetUpConnection(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, 30);
   SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, 15);
   SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, 6);
+}
+
+bool IsSilentHost(const absl::Status& status) {
+  return status.GetPayload(kSilentHost).has_value();
+}
+
+void NoticeSilence(int fd, std::chrono::milliseconds limit) {
+  const int seconds = std::max<int>(1, static_cast<int>(limit.count() / 1000));
+  // For what has been sent, and for a connection on which nothing is.
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT,
+            std::max<int>(1000, static_cast<int>(limit.count())));
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, seconds);
 }
 
 absl::Status SendAll(int fd, absl::string_view bytes, Deadline deadline) {

@@ -123,6 +123,14 @@ absl::StatusOr<SocketFd> ListenAt(SocketAddress* address);
 absl::StatusOr<SocketFd> ConnectTo(const SocketAddress& address,
                                    Deadline deadline);
 
+// Whether an error of these functions is that the other host, not just its
+// process, doesn't answer or can't be reached.
+bool IsSilentHost(const absl::Status& status);
+
+// Has a connection fail so (IsSilentHost) once the other host hasn't answered
+// for `limit`, whether or not there is something to send.
+void NoticeSilence(int fd, std::chrono::milliseconds limit);
+
 // Small messages leave at once, and a peer whose host has vanished is noticed
 // within two minutes.
 void SetUpConnection(int fd);

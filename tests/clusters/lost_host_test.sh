@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Three hosts, which are network namespaces on one bridge, and runs without a single
+# checkpoint: what ranks go on from after a death is in the memory of the hosts that are
+# left. Whichever host is lost, rank 0's too, no finished step is.
+source "$(dirname "$0")/common.sh"
+need ip python3
+need_root "ip netns"
+
+readonly steps=150
+readonly net="cam$$"
+hosts=()
+stop_cluster() {
+  local host
+  for host in "${hosts[@]}"; do
+    ip netns pids "$host" 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true
+    ip netns delete "$host" 2>/dev/null || true
+  done
+  ip link delete "$net" 2>/dev/null || true
+}
+ip link add "$net" type bridge 2>/dev/null || skip "no bridge"
+ip link set "$net" up
+for k in 0 1 2; do
+  ip netns add "$net$k" 2>/dev/null || skip "can't add network namespaces"
+  hosts+=("$net$k")
+  ip link add "$net.$k" type veth peer name eth0 netns "${hosts[$k]}" || skip "no veth"
+  ip link set "$net.$k" master "$net"
+  ip link set "$net.$k" up
+  ip -n "${hosts[$k]}" address add "10.213.78.$((k + 1))/24" dev eth0
+  ip -n "${hosts[$k]}" link set eth0 up
+  ip -n "${hosts[$k]}" link set lo up
+done
+before=$(ls /dev/shm | wc -l)
+
+# start NAME HOSTS RANKS PORT FLAG..: a run on so many hosts with RANKS each; its
+# processes' ids are in `started`.
+start() {
+  local name=$1 count=$2 ranks=$3 port=$4 k
+  shift 4
+  started=()
+  for ((k = 0; k < count; k++)); do
+    CAPSTAN_HOST_ID=${hosts[$k]} timeout 120 ip netns exec "${hosts[$k]}" "$trainer" \
+      --nodes="$count" --node_rank="$k" --rendezvous="10.213.78.1:$port" \
+      --config="$config" --set output_dir="$work/$name" --set launch.processes="$ranks" \
+      --set train.max_steps="$steps" --set launch.max_restarts=50 "$@" \
+      >"$work/$name.$k.log" 2>&1 &
+    started+=($!)
+  done
+}
+lines() { cat "$work/$1/metrics.jsonl" 2>/dev/null | wc -l; }
+# reach NAME STEPS: waits until so many are in the file.
+reach() {
+  local i
+  for ((i = 0; i < 3000; i++)); do
+    [ "$(lines "$1")" -lt "$2" ] || return 0
+    sleep 0.02
+  done
+  fail "$1 doesn't reach step $2"
+  tail -n 20 "$work/$1".*.log >&2
+}
+# same NAME REFERENCE MOST: the curve, within MOST; 0: and the weights.
+same() {
+  python3 - "$work/$2" "$work/$1" "$3" "$1" <<'PY' | tee -a "$table"
+import hashlib, json, sys
+*folders, most, name = sys.argv[1:]
+def read(folder):
+    lines = [json.loads(line) for line in open(folder + "/metrics.jsonl")]
+    weights = open(folder + "/final/model.safetensors", "rb").read()
+    return ([(m["step"], m["loss"]) for m in lines if "loss" in m],
+            hashlib.sha256(weights).hexdigest())
+(a, weights_a), (b, weights_b) = map(read, folders)
+assert [s for s, _ in a] == [s for s, _ in b], "steps are missing or there twice"
+worst = max(abs(x - y) for (_, x), (_, y) in zip(a, b))
+print(f"{name:44} {worst:9.1e}  {weights_b[:16]}")
+sys.exit(0 if worst <= float(most) and (float(most) > 0 or weights_a == weights_b)
+         else 1)
+PY
+  [ "${PIPESTATUS[0]}" -eq 0 ] || fail "$1 isn't the undisturbed run"
+}
+# lost NAME HOST STEP: where the run went on, by the log of the host that now has rank 0,
+# is at most one step before STEP, which was in the file when the host was lost: the
+# mirror of the last may have been on its way.
+lost() {
+  local from
+  from=$(grep -o "restarted from step [0-9]*" "$work/$1.$2.log" | tail -n 1 |
+    grep -o "[0-9]*$") || true
+  if [ -z "$from" ] || [ "$from" -lt $(($3 - 2)) ]; then
+    fail "$1 had step $3, and went on from ${from:-the beginning}"
+    cat "$work/$1.$2.log" >&2
+  fi
+}
+kill_host() {
+  ip netns pids "${hosts[$1]}" | xargs -r kill -KILL
+  ip link set "$net.$1" down
+}
+
+# Undisturbed: four ranks, and three with another global batch.
+for ranks in 4 3; do
+  "$trainer" --config="$config" --set launch.processes=$ranks \
+    --set output_dir="$work/undisturbed$ranks" --set train.max_steps=$steps \
+    --set batch.global_batch_size=$((ranks == 4 ? 8 : 12)) \
+    >"$work/undisturbed$ranks.log" 2>&1 || { cat "$work/undisturbed$ranks.log" >&2; exit 1; }
+done
+
+# Ranks of both hosts die: the same bits.
+for strategy in ddp zero2 fsdp; do
+  start "killed_$strategy" 2 2 29541 --set "strategy=capstan.$strategy"
+  while read -r at victim; do
+    reach "killed_$strategy" "$at"
+    ip netns pids "${hosts[$victim]}" | tail -n 1 | xargs -r kill -KILL
+  done <<<$'20 0\n60 1\n100 0'
+  wait "${started[@]}"
+  expect_text "$work/killed_$strategy.0.log" "(3 of 50)" "completed"
+  same "killed_$strategy" undisturbed4 0
+  lost "killed_$strategy" 0 100
+done
+
+# Host 1 of two is lost, then host 0 of two.
+for victim in 1 0; do
+  name="without_$victim"
+  left=$((1 - victim))
+  start "$name" 2 2 29542 --set launch.min_processes=2 --set launch.return_seconds=2
+  reach "$name" 40
+  at=$(lines "$name")
+  kill_host "$victim"
+  wait 2>/dev/null
+  expect_text "$work/$name.$left.log" "going on without host $victim: 2 ranks are left" \
+    "global batch of 8 = micro 2 x 2 ranks x accumulation 2" "completed"
+  same "$name" undisturbed4 1e-4
+  lost "$name" "$left" "$at"
+  ip link set "$net.$victim" up
+done
+
+# Rank 0's host of three: the others meet at the next one. Then that is lost, too.
+start three 3 1 29543 --set strategy=capstan.fsdp --set batch.global_batch_size=12 \
+  --set launch.min_processes=1 --set launch.return_seconds=4
+reach three 30
+at=$(lines three)
+kill_host 0
+reach three 70
+lost three 1 "$at"
+at=$(lines three)
+kill_host 1
+wait 2>/dev/null
+expect_text "$work/three.1.log" "going on without host 0: 2 ranks are left"
+expect_text "$work/three.2.log" "going on without host 0: 2 ranks are left" \
+  "going on without host 0: 1 rank is left" "completed"
+lost three 2 "$at"
+same three undisturbed3 1e-4
+
+[ "$(ls /dev/shm | wc -l)" -le "$before" ] || fail "something is left in /dev/shm"
+end
