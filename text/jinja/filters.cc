@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// jinja2's filters and tests (jinja2/filters.py, tests.py), without those that
-// make HTML or random choices.
+// jinja2's filters (jinja2/filters.py), without those that make HTML or random
+// choices.
+#include "text/jinja/filters.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -21,9 +23,6 @@
 namespace capstan::jinja {
 namespace {
 
-using FilterFunction = Value (*)(Interpreter& interpreter, const Value& of,
-                                 const Arguments& given);
-
 // The attribute "a.b.0" of a value.
 Value AttributeOf(Interpreter& interpreter, Value of, const Value& path) {
   if (path.is_int()) return interpreter.Item(of, path);
@@ -34,27 +33,6 @@ Value AttributeOf(Interpreter& interpreter, Value of, const Value& path) {
              : interpreter.Item(of, Value(std::string(part)));
   }
   return of;
-}
-
-int64_t IntegerOf(const Value& value, const char* what) {
-  if (!value.is_int() && !value.is_bool()) {
-    throw Error(
-        absl::StrCat(what, " is to be an integer, not a ", value.TypeName()));
-  }
-  return value.integer();
-}
-
-// v % divisor of a test, 0 <= v % 2 < 2 as Python's.
-double Remainder(const Value& v, int64_t divisor) {
-  if (!v.is_number()) {
-    throw Error(absl::StrCat("the remainder of a ", v.TypeName()));
-  }
-  if (v.is_float()) {
-    const double rest = std::fmod(v.number(), static_cast<double>(divisor));
-    return rest < 0 ? rest + std::fabs(static_cast<double>(divisor)) : rest;
-  }
-  if (divisor == -1) return 0.0;
-  return static_cast<double>(std::abs(v.integer() % divisor));
 }
 
 // Iterate, counted.
@@ -111,177 +89,6 @@ void SortBy(const KeyOf& key, bool reverse, std::vector<Value>* items) {
         return reverse ? Less(b.first, a.first) : Less(a.first, b.first);
       });
   for (size_t i = 0; i < keyed.size(); ++i) (*items)[i] = keyed[i].second;
-}
-
-// ---- Filters of texts.
-
-Value UpperFilter(Interpreter&, const Value& of, const Arguments&) {
-  return Upper(ToText(of));
-}
-Value LowerFilter(Interpreter&, const Value& of, const Arguments&) {
-  return Lower(ToText(of));
-}
-Value TitleFilter(Interpreter&, const Value& of, const Arguments&) {
-  return Title(ToText(of), /*python=*/false);
-}
-Value CapitalizeFilter(Interpreter&, const Value& of, const Arguments&) {
-  return Capitalized(ToText(of));
-}
-Value TrimFilter(Interpreter&, const Value& of, const Arguments& given) {
-  const Value characters = given.Get(0, "chars", Value());
-  const std::string text = ToText(of);
-  if (characters.is_none()) return Stripped(text, nullptr, true, true);
-  const std::string set = ToText(characters);
-  return Stripped(text, &set, true, true);
-}
-Value StringFilter(Interpreter&, const Value& of, const Arguments&) {
-  return ToText(of);
-}
-Value ReplaceFilter(Interpreter& interpreter, const Value& of,
-                    const Arguments& given) {
-  if (given.positional.size() < 2) throw Error("replace wants two texts");
-  const std::string text = ToText(of);
-  const std::string old = ToText(given.positional[0]);
-  const std::string with = ToText(given.positional[1]);
-  if (with.size() > old.size()) {
-    interpreter.SpendText((text.size() / std::max<size_t>(1, old.size()) + 1) *
-                          with.size());
-  }
-  const Value count = given.Get(2, "count", Value());
-  return Replaced(text, old, with,
-                  count.is_none() ? -1 : IntegerOf(count, "count"));
-}
-Value EscapeFilter(Interpreter&, const Value& of, const Arguments&) {
-  return Value::Markup(Escaped(of));
-}
-Value CenterFilter(Interpreter&, const Value& of, const Arguments& given) {
-  return Centered(ToText(of),
-                  IntegerOf(given.Get(0, "width", 80), "center's width"));
-}
-Value FormatFilter(Interpreter&, const Value& of, const Arguments& given) {
-  Dict names;
-  for (const auto& [name, value] : given.named) names.Set(name, value);
-  return Percent(ToText(of), given.positional,
-                 given.named.empty() ? nullptr : &names);
-}
-Value WordCountFilter(Interpreter&, const Value& of, const Arguments&) {
-  int64_t words = 0;
-  bool inside = false;
-  for (const char c : ToText(of)) {
-    const bool word = absl::ascii_isalnum(c) || c == '_' ||
-                      static_cast<unsigned char>(c) >= 0x80;
-    words += word && !inside;
-    inside = word;
-  }
-  return words;
-}
-
-Value IndentFilter(Interpreter& interpreter, const Value& of,
-                   const Arguments& given) {
-  const Value width = given.Get(0, "width", 4);
-  const bool first = given.Get(1, "first", false).Truth();
-  const bool blank = given.Get(2, "blank", false).Truth();
-  std::string space;
-  if (width.is_string()) {
-    space = width.string();
-  } else {
-    const int64_t columns = IntegerOf(width, "indent's width");
-    if (columns > 1000) throw LimitError("indent's width exceeds 1,000");
-    space.assign(static_cast<size_t>(std::max<int64_t>(0, columns)), ' ');
-  }
-  const std::string text = ToText(of);
-  std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
-  interpreter.SpendText(text.size() + lines.size() * space.size());
-  std::string out;
-  for (size_t i = 0; i < lines.size(); ++i) {
-    if (i > 0) out += '\n';
-    if ((i == 0 && !first) || (i > 0 && lines[i].empty() && !blank)) {
-      absl::StrAppend(&out, lines[i]);
-    } else {
-      absl::StrAppend(&out, space, lines[i]);
-    }
-  }
-  return out;
-}
-
-Value TruncateFilter(Interpreter&, const Value& of, const Arguments& given) {
-  const int64_t length = IntegerOf(given.Get(0, "length", 255), "length");
-  const bool kill_words = given.Get(1, "killwords", false).Truth();
-  const std::string end = ToText(given.Get(2, "end", "..."));
-  const Value leeway_or_none = given.Get(3, "leeway", Value());
-  const int64_t leeway =
-      leeway_or_none.is_none() ? 5 : IntegerOf(leeway_or_none, "leeway");
-  const std::string text = ToText(of);
-  const std::vector<std::string> characters = Characters(text);
-  const auto count = static_cast<int64_t>(characters.size());
-  // Where jinja2 asserts.
-  if (length < CharacterCount(end) || leeway < 0) {
-    throw Error("truncate's length is less than that of its end");
-  }
-  if (count - leeway <= length) return text;
-  const int64_t keep = std::min(length - CharacterCount(end), count);
-  std::string kept;
-  for (int64_t i = 0; i < keep; ++i) kept += characters[i];
-  if (!kill_words) kept = kept.substr(0, kept.rfind(' '));
-  return kept + end;
-}
-
-Value UrlEncodeFilter(Interpreter& interpreter, const Value& of,
-                      const Arguments&) {
-  const std::string text = ToText(of);
-  interpreter.SpendText(3 * text.size());
-  std::string out;
-  for (const char c : text) {
-    if (absl::ascii_isalnum(c) || absl::StrContains("-_.~/", c)) {
-      out += c;
-    } else {
-      absl::StrAppendFormat(&out, "%%%02X", static_cast<unsigned char>(c));
-    }
-  }
-  return out;
-}
-
-// JSON with characters beyond ASCII as \\uXXXX, in pairs beyond 16 bits.
-std::string EscapedAscii(absl::string_view json) {
-  std::string out;
-  for (size_t at = 0; at < json.size();) {
-    const uint32_t c = tokenizer::NextCharacter(json, &at);
-    if (c < 0x80) {
-      out += static_cast<char>(c);
-    } else if (c < 0x10000) {
-      absl::StrAppendFormat(&out, "\\u%04x", c);
-    } else {
-      absl::StrAppendFormat(&out, "\\u%04x\\u%04x",
-                            0xd800 + ((c - 0x10000) >> 10),
-                            0xdc00 + ((c - 0x10000) & 0x3ff));
-    }
-  }
-  return out;
-}
-
-Value ToJsonFilter(Interpreter& interpreter, const Value& of,
-                   const Arguments& given) {
-  // transformers': tojson(x, ensure_ascii=False, indent=None, separators=None,
-  // sort_keys=False).
-  const Value indent = given.Get(1, "indent", Value());
-  const Value separators = given.Get(2, "separators", Value());
-  std::string item = indent.is_none() ? ", " : ",";
-  std::string key = ": ";
-  if (!separators.is_none()) {
-    const std::vector<Value> both = Iterate(separators);
-    if (both.size() != 2) throw Error("tojson's separators are two texts");
-    item = ToText(both[0]);
-    key = ToText(both[1]);
-  }
-  const int64_t columns =
-      indent.is_none() ? -1 : IntegerOf(indent, "tojson's indent");
-  if (columns > 100) throw LimitError("tojson's indent exceeds 100");
-  std::string text =
-      ToJson(of, static_cast<int>(columns),
-             given.Get(3, "sort_keys", false).Truth(), item, key);
-  interpreter.SpendText(text.size());
-  return given.Get(0, "ensure_ascii", false).Truth() ? EscapedAscii(text)
-                                                     : text;
 }
 
 // ---- Filters of numbers.
@@ -647,103 +454,22 @@ constexpr std::pair<const char*, FilterFunction> kFilters[] = {
     {"wordcount", &WordCountFilter},
 };
 
+}  // namespace
+
+int64_t IntegerOf(const Value& value, const char* what) {
+  if (!value.is_int() && !value.is_bool()) {
+    throw Error(
+        absl::StrCat(what, " is to be an integer, not a ", value.TypeName()));
+  }
+  return value.integer();
+}
+
 FilterFunction FilterNamed(const std::string& name) {
   for (const auto& [known, function] : kFilters) {
     if (name == known) return function;
   }
   return nullptr;
 }
-
-// ---- Tests.
-
-using TestFunction = bool (*)(const Value& of, const Value& argument);
-
-constexpr std::pair<const char*, TestFunction> kTests[] = {
-    {"defined", [](const Value& v, const Value&) { return !v.is_undefined(); }},
-    {"undefined",
-     [](const Value& v, const Value&) { return v.is_undefined(); }},
-    {"none", [](const Value& v, const Value&) { return v.is_none(); }},
-    {"boolean", [](const Value& v, const Value&) { return v.is_bool(); }},
-    {"true", [](const Value& v,
-                const Value&) { return v.is_bool() && v.integer() != 0; }},
-    {"false", [](const Value& v,
-                 const Value&) { return v.is_bool() && v.integer() == 0; }},
-    {"integer", [](const Value& v, const Value&) { return v.is_int(); }},
-    {"float", [](const Value& v, const Value&) { return v.is_float(); }},
-    {"number", [](const Value& v, const Value&) { return v.is_number(); }},
-    {"string", [](const Value& v, const Value&) { return v.is_string(); }},
-    {"mapping", [](const Value& v, const Value&) { return v.is_dict(); }},
-    {"sequence",
-     [](const Value& v, const Value&) {
-       return v.is_sequence() || v.is_string() || v.is_dict() ||
-              v.is_undefined();
-     }},
-    {"iterable",
-     [](const Value& v, const Value&) {
-       return v.is_sequence() || v.is_string() || v.is_dict() ||
-              v.is_undefined();
-     }},
-    {"callable",
-     [](const Value& v, const Value&) {
-       // jinja2's Undefined has __call__, which raises.
-       return v.is_undefined() || (v.is_object() && v.object()->callable());
-     }},
-    {"escaped", [](const Value&, const Value&) { return false; }},
-    {"lower",
-     [](const Value& v, const Value&) {
-       const std::string text = ToText(v);
-       return text == Lower(text) && text != Upper(text);
-     }},
-    {"upper",
-     [](const Value& v, const Value&) {
-       const std::string text = ToText(v);
-       return text == Upper(text) && text != Lower(text);
-     }},
-    {"even",
-     [](const Value& v, const Value&) { return Remainder(v, 2) == 0.0; }},
-    {"odd",
-     [](const Value& v, const Value&) { return Remainder(v, 2) == 1.0; }},
-    {"divisibleby",
-     [](const Value& v, const Value& by) {
-       const int64_t divisor = IntegerOf(by, "divisibleby's number");
-       if (divisor == 0) throw Error("a division by zero");
-       return Remainder(v, divisor) == 0.0;
-     }},
-    {"eq", &Equal},
-    {"==", &Equal},
-    {"equalto", &Equal},
-    {"ne", [](const Value& v, const Value& w) { return !Equal(v, w); }},
-    {"!=", [](const Value& v, const Value& w) { return !Equal(v, w); }},
-    {"lt", &Less},
-    {"<", &Less},
-    {"lessthan", &Less},
-    {"gt", [](const Value& v, const Value& w) { return Less(w, v); }},
-    {">", [](const Value& v, const Value& w) { return Less(w, v); }},
-    {"greaterthan", [](const Value& v, const Value& w) { return Less(w, v); }},
-    {"le",
-     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); }},
-    {"<=",
-     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); }},
-    {"ge",
-     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); }},
-    {">=",
-     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); }},
-    {"in", [](const Value& v, const Value& w) { return Contains(w, v); }},
-    {"sameas",
-     [](const Value& v, const Value& w) {
-       return v.is_bool() == w.is_bool() && v.is_float() == w.is_float() &&
-              Equal(v, w);
-     }},
-};
-
-TestFunction TestNamed(const std::string& name) {
-  for (const auto& [known, function] : kTests) {
-    if (name == known) return function;
-  }
-  return nullptr;
-}
-
-}  // namespace
 
 Value Interpreter::Filter(const std::string& name, const Value& of,
                           const Arguments& arguments) {
@@ -756,23 +482,6 @@ Value Interpreter::Filter(const std::string& name, const Value& of,
   Value made = function(*this, of, arguments);
   if (made.is_string()) SpendText(made.string().size());
   return made;
-}
-
-bool Interpreter::Test(const std::string& name, const Value& of,
-                       const Arguments& arguments) {
-  Spend(1);
-  if (name == "filter" || name == "test") {
-    return name == "filter" ? FilterNamed(ToText(of)) != nullptr
-                            : TestNamed(ToText(of)) != nullptr;
-  }
-  const TestFunction function = TestNamed(name);
-  if (function == nullptr) {
-    throw Error(absl::StrCat("there is no test `", name, "`"));
-  }
-  const Value argument =
-      arguments.positional.empty() ? Value() : arguments.positional[0];
-  if (argument.is_sequence()) Spend(Length(argument));
-  return function(of, argument);
 }
 
 }  // namespace capstan::jinja
