@@ -237,6 +237,43 @@ TEST(PlanCommandTest, SeventyBillionParametersTakeNoTimeAndNoMemory) {
                                     "to do";
 }
 
+TEST(PlanCommandTest, FindsWhatFits) {
+  const RunText run =
+      Layers()
+          .Set("model", Llama("hidden_size: 4096 intermediate_size: 14336 "
+                              "num_hidden_layers: 32 num_attention_heads: 32 "
+                              "num_key_value_heads: 8 vocab_size: 128256 "
+                              "tie_word_embeddings: false"))
+          .Precision("bf16")
+          .Train("save_every: 2")
+          .Batch(1, 8);
+  const std::string config = "--config=" + run.File();
+  const TrainerResult roomy =
+      RunTrainer({"plan", "--fit", "--gpus=8", "--gpu_memory=80GiB", config});
+  EXPECT_EQ(roomy.exit_code, 0) << roomy.err;
+  EXPECT_THAT(roomy.out, HasSubstr("strategy { [plugin/capstan.fsdp.Config]"));
+  EXPECT_THAT(roomy.out, ContainsRegex("\n  left +[1-9]"));
+  EXPECT_THAT(roomy.out, ContainsRegex("\n  copies being saved +[1-9]"));
+  const TrainerResult full =
+      RunTrainer({"plan", "--fit", "--gpus=1", "--gpu_memory=2GiB", config});
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_THAT(full.err, HasSubstr("nothing fits: "));
+  ExpectOneError(RunTrainer({"plan", "--fit", config}),
+                 {"--fit needs --gpu_memory"});
+}
+
+// 12 bytes a parameter for the copy, by two ranks, and twice that for the
+// mirror.
+TEST(PlanCommandTest, CountsCopiesOfTheState) {
+  const RunText run = Layers().Ddp(2).Batch(2, 4).Train(
+      "save_every: 1 max_steps: 3 mirror_every: 1");
+  const TrainerResult result = RunTrainer({"plan", "--config=" + run.File()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              ContainsRegex("\n  copy being saved, on the host +[1-9]"));
+  EXPECT_THAT(result.out, ContainsRegex("\n  mirror, on the host +[1-9]"));
+}
+
 TEST(PlanCommandTest, OffloadWithoutTheMemoryForItIsRefused) {
   const RunText run =
       Layers()

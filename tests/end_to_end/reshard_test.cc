@@ -58,6 +58,8 @@ struct Numerics {
   std::string precision;
   std::string fields;
   int micro_batch;  // 0: as Legs() say
+  std::string name;
+  std::string optimizer;  // "": as SmallRun's
 };
 
 void PrintTo(const Numerics& numerics, std::ostream* out) {
@@ -68,7 +70,9 @@ class ReshardTest : public ::testing::TestWithParam<Numerics> {
  protected:
   RunText RunHere(int micro_batch) const {
     const Numerics& numerics = GetParam();
-    return SmallRun()
+    RunText run = SmallRun();
+    if (!numerics.optimizer.empty()) run.Set("optimizer", numerics.optimizer);
+    return run
         .Set("precision", absl::StrCat("[plugin/capstan.", numerics.precision,
                                        ".Config] { ", numerics.fields, " }"))
         .Batch(numerics.micro_batch > 0 ? numerics.micro_batch : micro_batch,
@@ -95,7 +99,9 @@ TEST_P(ReshardTest, TheCurveOfAnUndisturbedRun) {
     EXPECT_EQ(got.Values(key), ReadMetrics(straight).Values(key)) << key;
   }
   for (int i = 0; i < kSteps; ++i) {
-    EXPECT_NEAR(got.losses()[i], want[i], 1e-6 * want[i]) << "step " << i + 1;
+    // The last place of a sum may decide which of two codes a moment gets.
+    const double bound = GetParam().optimizer.empty() ? 1e-6 : 1e-4;
+    EXPECT_NEAR(got.losses()[i], want[i], bound * want[i]) << "step " << i + 1;
   }
   if (GetParam().precision == "fp16") {
     const std::vector<double> scales = got.Values("loss_scale");
@@ -110,9 +116,18 @@ TEST_P(ReshardTest, TheCurveOfAnUndisturbedRun) {
 INSTANTIATE_TEST_SUITE_P(
     All, ReshardTest,
     ::testing::Values(
-        Numerics{"fp32", "", 0}, Numerics{"bf16", "", 2},
-        Numerics{"fp16", "initial_scale: 16777216 growth_interval: 3", 2}),
-    [](const auto& info) { return info.param.precision; });
+        Numerics{"fp32", "", 0, "fp32"}, Numerics{"bf16", "", 2, "bf16"},
+        Numerics{"fp16", "initial_scale: 16777216 growth_interval: 3", 2,
+                 "fp16"},
+        Numerics{"bf16", "", 2, "State8Bit",
+                 "[plugin/capstan.adamw.Config] { learning_rate: 3e-3 state: "
+                 "EIGHT_BIT }"},
+        Numerics{"bf16", "", 2, "StateBf16",
+                 "[plugin/capstan.adamw.Config] { learning_rate: 3e-3 state: "
+                 "BFLOAT16 }"},
+        Numerics{"fp32", "", 0, "Adafactor",
+                 "[plugin/capstan.adafactor.Config] { learning_rate: 3e-3 }"}),
+    [](const auto& info) { return info.param.name; });
 
 // What a checkpoint holds is what any other layout makes of it, bit for bit:
 // with no step left to do, only the weights are written.

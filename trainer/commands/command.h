@@ -65,6 +65,8 @@ struct RunOptions {
   // Whether the run is to start; otherwise it's only looked at.
   bool starts_run = false;
   bool force = false;  // `collect` may replace existing data
+  // `plan` for this many GPUs, which needn't be here; 0: those that are.
+  int planned_gpus = 0;
   // Config text made by a command, instead of `configs`.
   std::string config_text;
 };

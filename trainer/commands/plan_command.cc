@@ -2,17 +2,23 @@
 //
 // plan: what a run holds and sends under its own and every other available
 // strategy.
+#include <algorithm>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
 #include "base/status.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
+#include "trainer/config/load_config.h"
+#include "trainer/memory/fit.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/metrics/console.h"
 #include "trainer/session/micro_batch.h"
@@ -86,21 +92,201 @@ std::string Heading(const Prepared& prepared) {
                       TableText(rows), "\n");
 }
 
-absl::StatusOr<int> Plan(const RunOptions& options) {
+struct PlanOptions {
+  RunOptions run;
+  bool fit = false;
+  std::string gpu_memory;
+  int gpus = 0;
+};
+
+// The plugins of a choice; those of another are made anew.
+struct ChosenParts {
+  std::unique_ptr<Model> model;  // null: the prepared one
+  std::unique_ptr<Strategy> strategy;
+  std::unique_ptr<Optimizer> optimizer;
+};
+
+absl::StatusOr<ChosenParts> MakeChosen(const RunOptions& options,
+                                       const FitChoice& choice,
+                                       const Prepared& prepared) {
+  std::vector<std::string> overrides = options.overrides;
+  for (std::string& set : choice.Overrides()) {
+    overrides.push_back(std::move(set));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const LoadedConfig loaded,
+      LoadConfig(options.configs, overrides, prepared.context));
+  PluginHost& host = *prepared.host;
+  ChosenParts parts;
+  const auto& strategy = loaded.config.strategy();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      parts.strategy,
+      host.Create<Strategy>(TypeOf(strategy), PluginCategory::kStrategy,
+                            strategy.value()));
+  const auto& optimizer = loaded.config.optimizer();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      parts.optimizer,
+      host.Create<Optimizer>(TypeOf(optimizer), PluginCategory::kOptimizer,
+                             optimizer.value()));
+  if (choice.quantize) {
+    CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host));
+  }
+  return parts;
+}
+
+FitLimits LimitsOf(const Prepared& prepared) {
+  const TrainJob& job = prepared.job;
+  const RunConfig& config = job.loaded.config;
+  FitLimits limits;
+  limits.gpus = prepared.processes;
+  for (const int64_t size :
+       MicroBatchSizes(job.batch.global_batch_size, prepared.processes)) {
+    if (size <= 64) limits.micro_batches.push_back(size);
+  }
+  limits.adamw = TypeOf(config.optimizer()) == "capstan.adamw.Config";
+  limits.quantizable =
+      config.adapter().has_lora() &&
+      Lora::descriptor()->FindFieldByName("quantize") != nullptr;
+  int64_t all = 0, trained = 0;
+  for (const ParameterSpec& spec : job.parts.model->parameters()) {
+    all += spec.numel();
+    if (spec.trainable) trained += spec.numel();
+  }
+  limits.few_trained = trained < all / 20;
+  return limits;
+}
+
+// A choice with its plan.
+struct Fitted {
+  FitChoice choice;
+  MemoryPlan plan;
+};
+
+// The first choice whose tensors take at most `room`; if there is none, that
+// which takes least, and `fits` is false.
+absl::StatusOr<Fitted> Fit(const RunOptions& options, const Prepared& prepared,
+                           int64_t room, bool* fits) {
+  const TrainJob& job = prepared.job;
+  std::map<std::string, ChosenParts> made;
+  absl::optional<Fitted> least;
+  for (FitChoice& choice : FitChoices(LimitsOf(prepared))) {
+    const std::string key = absl::StrJoin(choice.Overrides(), " ");
+    auto found = made.find(key);
+    if (found == made.end()) {
+      CAPSTAN_ASSIGN_OR_RETURN(ChosenParts parts,
+                               MakeChosen(options, choice, prepared));
+      found = made.emplace(key, std::move(parts)).first;
+    }
+    const ChosenParts& parts = found->second;
+    MemoryRequest request = MemoryRequestOf(job, prepared.processes);
+    if (parts.model != nullptr) request.strategy.model = parts.model.get();
+    request.optimizer = request.strategy.optimizer = parts.optimizer.get();
+    request.samples = choice.micro_batch;
+    request.strategy.accumulation =
+        WithMicroBatch(job.batch, choice.micro_batch, prepared.processes)
+            .accumulation;
+    request.checkpointing.every = choice.checkpoint_every;
+    request.checkpointing.offload = choice.offload_activations;
+    request.paged_state = choice.paged_state;
+    if (!parts.strategy->Check(request.strategy).ok()) continue;
+    Fitted fitted = {std::move(choice), PlanMemory(*parts.strategy, request)};
+    if (!fitted.plan.activations_known) {
+      return absl::FailedPreconditionError(
+          "--fit: this model doesn't tell what its activations take");
+    }
+    *fits = Total(fitted.plan.at_peak) <= room;
+    if (*fits) return fitted;
+    if (!least.has_value() ||
+        Total(fitted.plan.at_peak) < Total(least->plan.at_peak)) {
+      least = std::move(fitted);
+    }
+  }
+  if (!least.has_value()) {
+    return absl::FailedPreconditionError(
+        "--fit: no strategy can run this config on these GPUs");
+  }
+  return *std::move(least);
+}
+
+absl::StatusOr<int> PrintFit(const RunOptions& options,
+                             const Prepared& prepared, const GpuRoom& room) {
+  bool fits = false;
+  CAPSTAN_ASSIGN_OR_RETURN(const Fitted fitted,
+                           Fit(options, prepared, room.for_tensors(), &fits));
+  const std::string table = DeviceTable(fitted.plan, room, prepared.processes);
+  if (!fits) {
+    std::cout << "Even with\n" << fitted.choice.ConfigText() << "\n" << table;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "nothing fits: ",
+        ShortBytes(Total(fitted.plan.at_peak) - room.for_tensors()),
+        " are missing on each GPU; take more or larger GPUs, shorter "
+        "sequences, an adapter (adapter { lora {} }) or a smaller model"));
+  }
+  std::cout << "This fits, and costs the least time of what does, by an "
+               "estimate. Lines for\nthe config, or for a file to add with "
+               "a second --config:\n\n"
+            << fitted.choice.ConfigText() << "\n"
+            << table;
+  return 0;
+}
+
+absl::StatusOr<int> Plan(const PlanOptions& given) {
+  RunOptions options = given.run;
+  options.planned_gpus = given.gpus;
+  GpuRoom room;
+  if (given.fit || !given.gpu_memory.empty()) {
+    if (given.gpu_memory.empty()) {
+      return absl::InvalidArgumentError(
+          "--fit needs --gpu_memory: what a GPU has, 24GiB");
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t bytes,
+                             BytesFromText(given.gpu_memory));
+    options.planned_gpus = std::max(1, given.gpus);
+    room = RoomOfGpu(bytes, options.planned_gpus);
+  }
+  RunOptions preparing = options;
+  if (given.fit) {
+    // What it chooses must not be in the way.
+    for (const char* set :
+         {"batch.micro_batch_size=1", "strategy=capstan.fsdp"}) {
+      preparing.overrides.push_back(set);
+    }
+  }
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
-                           Prepare(options));
+                           Prepare(preparing));
   if (prepared == nullptr) return 0;
+  std::cout << Heading(*prepared);
+  if (given.fit) return PrintFit(options, *prepared, room);
   const Plans plans = PlanAll(*prepared);
-  std::cout << Heading(*prepared) << PlanTable(plans.planned, plans.refused);
+  std::cout << PlanTable(plans.planned, plans.refused);
+  if (room.bytes > 0) {
+    std::cout << "\n"
+              << DeviceTable(prepared->job.memory, room, prepared->processes);
+  }
   for (const std::string& note : prepared->job.notes) {
     std::cout << note << "\n";
   }
   return 0;
 }
 
-const RegisterFunction<RunOptions> plan(
+void AddPlanOptions(Flags& flags, PlanOptions* options) {
+  AddRunOptions(flags, &options->run);
+  flags
+      .Add("--gpus", &options->gpus,
+           "Plan for this many GPUs, which needn't be here")
+      .Type("NUMBER");
+  flags
+      .Add("--gpu_memory", &options->gpu_memory,
+           "What each has, 24GiB or 80GB: adds a table of a GPU")
+      .Type("BYTES");
+  flags.Add("--fit", &options->fit,
+            "Find the strategy, micro-batch, recomputation, optimizer state, "
+            "quantisation and offload that fit and cost the least time");
+}
+
+const RegisterFunction<PlanOptions> plan(
     30, "plan", "The memory and traffic that a run will need, by strategy",
-    AddRunOptions, Plan);
+    AddPlanOptions, Plan);
 
 }  // namespace
 }  // namespace capstan

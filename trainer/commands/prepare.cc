@@ -75,7 +75,8 @@ absl::Status AsTyped(const absl::Status& status, const RunOptions& options) {
                                      : absl::Status(status.code(), message);
 }
 // Settles batch and memory of `prepared->processes` ranks.
-absl::Status PlanRun(Prepared* prepared) {
+// With `here` the run is for this machine, whose memory it needs.
+absl::Status PlanRun(Prepared* prepared, bool here = true) {
   TrainJob& job = prepared->job;
   CAPSTAN_ASSIGN_OR_RETURN(
       job.batch, CheckRun(job.loaded, prepared->processes, job.parts));
@@ -88,10 +89,12 @@ absl::Status PlanRun(Prepared* prepared) {
     job.batch = WithMicroBatch(job.batch, micro, prepared->processes);
   }
   const MemoryRequest memory = MemoryRequestOf(job, prepared->processes);
-  CAPSTAN_RETURN_IF_ERROR(
-      job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory, ranks_here,
-                                        AvailableHostMemory()),
-                        "strategy"));
+  if (here) {
+    CAPSTAN_RETURN_IF_ERROR(
+        job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory,
+                                          ranks_here, AvailableHostMemory()),
+                          "strategy"));
+  }
   job.memory = PlanMemory(*job.parts.strategy, memory);
   return absl::OkStatus();
 }
@@ -121,15 +124,17 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   job.command = ThisCall().words;
   job.workspace_folder = prepared->context.workspace_folder;
   job.gpus = CountGpus();
-  if (job.gpus > 0 && !HasGpuParts()) {
+  if (job.gpus > 0 && !HasGpuParts() && options.planned_gpus == 0) {
     std::cerr << "this build has no GPU parts (it found no CUDA Toolkit with "
                  "NCCL): training on CPU\n";
     job.gpus = 0;
   }
+  if (options.planned_gpus > 0) job.gpus = options.planned_gpus;
   CAPSTAN_ASSIGN_OR_RETURN(prepared->place, PlaceOf(job.loaded, job.gpus));
   const Place& place = prepared->place;
   if (options.starts_run) CAPSTAN_RETURN_IF_ERROR(place.may_train);
-  prepared->processes = place.info.world_size;
+  prepared->processes =
+      options.planned_gpus > 0 ? options.planned_gpus : place.info.world_size;
   if (!place.forks && job.loaded.config.launch().max_restarts() > 0) {
     job.notes.push_back(
         absl::StrCat("launch.max_restarts isn't used: ", place.info.placed_by,
@@ -141,7 +146,8 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
                                          options.collect && place.Alone()));
   CAPSTAN_ASSIGN_OR_RETURN(
       job.parts, CreateRunParts(job.loaded, job.gpus, *prepared->host));
-  CAPSTAN_RETURN_IF_ERROR(PlanRun(prepared.get()));
+  CAPSTAN_RETURN_IF_ERROR(
+      PlanRun(prepared.get(), /*here=*/options.planned_gpus == 0));
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);

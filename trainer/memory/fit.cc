@@ -2,9 +2,11 @@
 #include "trainer/memory/fit.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 namespace capstan {
 namespace {
@@ -20,7 +22,7 @@ std::vector<Option> Strategies(const FitLimits& limits) {
     return {{1.0, [](FitChoice* c) { c->strategy = "capstan.single"; }},
             {2.5, [](FitChoice* c) {
                c->strategy = "capstan.fsdp";
-               c->strategy_sets = {"cpu_offload: true"};
+               c->strategy_sets = {"cpu_offload=true"};
              }}};
   }
   return {{1.0, [](FitChoice* c) { c->strategy = "capstan.ddp"; }},
@@ -29,12 +31,25 @@ std::vector<Option> Strategies(const FitLimits& limits) {
           {1.7,
            [](FitChoice* c) {
              c->strategy = "capstan.zero2";
-             c->strategy_sets = {"offload_optimizer { device: CPU }"};
+             c->strategy_sets = {"offload_optimizer.device=CPU"};
            }},
           {2.5, [](FitChoice* c) {
              c->strategy = "capstan.fsdp";
-             c->strategy_sets = {"cpu_offload: true"};
+             c->strategy_sets = {"cpu_offload=true"};
            }}};
+}
+
+// {"a.b=C", "d=E"}: "a { b: C } d: E ".
+std::string FieldsOf(const std::vector<std::string>& sets) {
+  std::string text;
+  for (const std::string& set : sets) {
+    const std::vector<std::string> sides = absl::StrSplit(set, '=');
+    const std::vector<std::string> path = absl::StrSplit(sides[0], '.');
+    absl::StrAppend(&text, absl::StrJoin(path, " { "), ": ", sides[1]);
+    for (size_t i = 1; i < path.size(); ++i) absl::StrAppend(&text, " }");
+    absl::StrAppend(&text, " ");
+  }
+  return text;
 }
 
 // What activations take. Recomputing is a third more work; a unit's input
@@ -55,13 +70,13 @@ std::vector<Option> States(const FitLimits& limits) {
   std::vector<Option> states = {{1.0, [](FitChoice*) {}}};
   if (!limits.adamw || limits.few_trained) return states;
   states.push_back(
-      {1.06, [](FitChoice* c) { c->optimizer_sets = {"state: BFLOAT16"}; }});
+      {1.06, [](FitChoice* c) { c->optimizer_sets = {"state=BFLOAT16"}; }});
   states.push_back(
-      {1.07, [](FitChoice* c) { c->optimizer_sets = {"state: EIGHT_BIT"}; }});
+      {1.07, [](FitChoice* c) { c->optimizer_sets = {"state=EIGHT_BIT"}; }});
   states.push_back({1.3, [](FitChoice* c) { c->paged_state = true; }});
   states.push_back({1.32, [](FitChoice* c) {
                       c->paged_state = true;
-                      c->optimizer_sets = {"state: EIGHT_BIT"};
+                      c->optimizer_sets = {"state=EIGHT_BIT"};
                     }});
   return states;
 }
@@ -76,6 +91,18 @@ std::vector<Option> Weights(const FitLimits& limits) {
 
 }  // namespace
 
+std::vector<std::string> FitChoice::Overrides() const {
+  std::vector<std::string> overrides = {absl::StrCat("strategy=", strategy)};
+  for (const std::string& set : strategy_sets) {
+    overrides.push_back(absl::StrCat("strategy.", set));
+  }
+  for (const std::string& set : optimizer_sets) {
+    overrides.push_back(absl::StrCat("optimizer.", set));
+  }
+  if (quantize) overrides.push_back("adapter.lora.quantize=NF4_DOUBLE");
+  return overrides;
+}
+
 std::string FitChoice::ConfigText() const {
   std::string text =
       absl::StrCat("strategy { [plugin/", strategy, ".Config] { ",
@@ -83,7 +110,7 @@ std::string FitChoice::ConfigText() const {
                    strategy_sets.empty() ? "" : " ", "} }\n");
   if (!optimizer_sets.empty()) {
     absl::StrAppend(&text, "optimizer { [plugin/capstan.adamw.Config] { ",
-                    absl::StrJoin(optimizer_sets, " "), " } }\n");
+                    FieldsOf(optimizer_sets), "} }\n");
   }
   absl::StrAppend(&text, "batch { micro_batch_size: ", micro_batch, " }\n");
   absl::StrAppend(&text, "train {\n  activation_checkpointing: ",

@@ -17,8 +17,7 @@ struct FitLimits {
   bool adamw = false;                  // the optimizer is capstan.adamw
   // A frozen base under an adapter, which may be quantised.
   bool quantizable = false;
-  // Parameters per trainable one: what offload of the optimizer's share saves
-  // little of, if few are trained.
+  // So few parameters are trained that their state doesn't matter.
   bool few_trained = false;
 };
 
@@ -29,13 +28,15 @@ struct FitChoice {
   bool offload_activations = false;
   bool paged_state = false;
   bool quantize = false;
-  // Fields of the strategy and the optimizer as `--set` takes them.
+  // Fields of the strategy and the optimizer: "state=EIGHT_BIT".
   std::vector<std::string> strategy_sets;
   std::vector<std::string> optimizer_sets;
   // The estimated time of a step relative to the fastest choice's. Made to
   // order choices; not measured.
   double cost = 1.0;
 
+  // For LoadConfig: those that make plugins of their own.
+  std::vector<std::string> Overrides() const;
   // Lines of a config that is merged over the run's.
   std::string ConfigText() const;
 };

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "trainer/memory/memory_plan.h"
@@ -56,8 +57,8 @@ TEST(FitTest, OnlyWhatTheRunHas) {
 TEST(FitTest, LinesOfAConfig) {
   FitChoice choice;
   choice.strategy = "capstan.zero2";
-  choice.strategy_sets = {"offload_optimizer { device: CPU }"};
-  choice.optimizer_sets = {"state: EIGHT_BIT"};
+  choice.strategy_sets = {"offload_optimizer.device=CPU"};
+  choice.optimizer_sets = {"state=EIGHT_BIT"};
   choice.micro_batch = 2;
   choice.checkpoint_every = 2;
   EXPECT_EQ(choice.ConfigText(),
@@ -69,6 +70,10 @@ TEST(FitTest, LinesOfAConfig) {
             "  activation_checkpointing: EVERY_N\n"
             "  activation_checkpointing_n: 2\n"
             "}\n");
+  EXPECT_EQ(choice.Overrides(),
+            std::vector<std::string>({"strategy=capstan.zero2",
+                                      "strategy.offload_optimizer.device=CPU",
+                                      "optimizer.state=EIGHT_BIT"}));
   choice = FitChoice();
   choice.strategy = "capstan.single";
   choice.checkpoint_every = 1;
