@@ -16,6 +16,7 @@
 #include "datasets/chat/cached_file.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
+#include "plugins/sdk/pair_batch.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan::chat {
@@ -79,6 +80,29 @@ absl::StatusOr<Config> Complete(Config config) {
   return config;
 }
 
+// Either all sources are preferences or none, and these aren't packed.
+absl::StatusOr<bool> ArePairs(const Config& config) {
+  const auto pairs = std::count_if(
+      config.source().begin(), config.source().end(),
+      [](const Source& source) { return source.kind() == PREFERENCE; });
+  if (pairs != 0 && pairs != config.source_size()) {
+    return FieldError("source",
+                      "some are kind: PREFERENCE and some aren't: pairs and "
+                      "single texts can't be in one batch");
+  }
+  if (pairs != 0 && config.packing() != NONE) {
+    return FieldError("packing",
+                      "pairs of texts (kind: PREFERENCE) can't be "
+                      "packed: leave it out");
+  }
+  return pairs != 0;
+}
+
+absl::Status IndexChanged(const std::string& path) {
+  return absl::DataLossError(absl::StrCat(
+      path, ": a cached file of its index has changed since the run began"));
+}
+
 // Tensor `name` of the batch in this shape; reuses an existing one if it fits.
 int64_t* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
   at::Tensor& tensor = (*batch)[name];
@@ -96,6 +120,7 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(
   auto data = std::make_shared<Data>();
   CAPSTAN_ASSIGN_OR_RETURN(data->config, Complete(config));
   data->tokenizer = std::move(tokenizer);
+  CAPSTAN_ASSIGN_OR_RETURN(data->pairs, ArePairs(data->config));
   CAPSTAN_RETURN_IF_ERROR(ChooseTemplate(data.get()));
   const Tokenizer::SpecialIds ids = data->tokenizer->special_ids();
   // Any id will do: nothing is trained on it or attends to it.
@@ -185,7 +210,7 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> Chat::Validation() const {
       new Chat(data_, kHeldOut, std::move(mixture)));
 }
 
-int64_t Chat::sample_length(int64_t index) const {
+int64_t Chat::RowLength(int64_t index) const {
   if (data_->config.packing() != NONE) return 0;
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
@@ -214,12 +239,12 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   out.length = packed ? data_->config.max_length() : 0;
   if (!packed) {
     for (int64_t index : indices) {
-      out.length = std::max(out.length, sample_length(index));
+      out.length = std::max(out.length, RowLength(index));
     }
     out.length = std::min(out.length, data_->config.max_length());
   }
-  const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
-                                        out.length};
+  const std::array<int64_t, 2> shape = {
+      texts() * static_cast<int64_t>(indices.size()), out.length};
   out.ids = Room(kInputIds, shape, batch);
   out.labels = Room(kLabels, shape, batch);
   int64_t* tokens = Room(kTokenCounts, shape[0], batch);
@@ -228,7 +253,12 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   } else {
     batch->erase(kPositions);
   }
+  if (!data_->pairs) batch->erase(kPairKeys);
+  if (data_->pairs) {
+    CAPSTAN_RETURN_IF_ERROR(ReadPairs(indices, out, tokens, batch));
+  }
   for (int64_t index : indices) {
+    if (data_->pairs) break;
     CAPSTAN_ASSIGN_OR_RETURN(*tokens++, ReadSample(index, out));
     out.ids += out.length;
     out.labels += out.length;
@@ -245,19 +275,16 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
   const absl::Span<const IndexedRow> all = source.index->rows();
-  const auto changed = [&] {
-    return absl::DataLossError(absl::StrCat(
-        source.file.path,
-        ": a cached file of its index has changed since the run began"));
-  };
+  const auto changed = [&] { return IndexChanged(source.file.path); };
   uint32_t one = 0;
   int64_t at = 0;
   const auto rows = source.samples->Rows(part_, draw.sample, &one);
   if (rows.empty()) return changed();
   for (const uint32_t row : rows) {
     if (row >= all.size()) return changed();
-    CAPSTAN_ASSIGN_OR_RETURN(const TokenRow* const tokens,
+    CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
                              ReadRow(source, all[row]));
+    const TokenRow* const tokens = &reader->tokens;
     const auto count = static_cast<int64_t>(tokens->ids.size());
     if (count > out.length - at) return changed();
     std::copy_n(tokens->ids.begin(), count, out.ids + at);
@@ -277,8 +304,44 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
   return at;
 }
 
-absl::StatusOr<const TokenRow*> Chat::ReadRow(const OpenedSource& source,
-                                              IndexedRow row) const {
+// The rows of a pair: [index, n + index].
+absl::Status Chat::ReadPairs(absl::Span<const int64_t> indices, const Out& out,
+                             int64_t* tokens, Batch* batch) const {
+  const auto n = static_cast<int64_t>(indices.size());
+  int64_t* const keys = Room(kPairKeys, n, batch);
+  for (int64_t i = 0; i < n; ++i) {
+    const Mixture::Draw draw = mixture_.At(indices[i]);
+    const OpenedSource& source = data_->sources[draw.source];
+    const absl::Span<const IndexedRow> all = source.index->rows();
+    uint32_t one = 0;
+    const auto rows = source.samples->Rows(part_, draw.sample, &one);
+    if (rows.empty() || rows[0] >= all.size() ||
+        all[rows[0]].tokens > out.length) {
+      return IndexChanged(source.file.path);
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
+                             ReadRow(source, all[rows[0]]));
+    CacheKey key;
+    for (const int64_t row : {i, n + i}) {
+      const TokenRow& text = row == i ? reader->tokens : reader->rejected;
+      const auto count = static_cast<int64_t>(text.ids.size());
+      int64_t* const ids = out.ids + row * out.length;
+      int64_t* const labels = out.labels + row * out.length;
+      std::fill(std::copy(text.ids.begin(), text.ids.end(), ids),
+                ids + out.length, data_->pad);
+      std::fill(std::copy(text.labels.begin(), text.labels.end(), labels),
+                labels + out.length, kIgnoredTarget);
+      tokens[row] = count;
+      key.Add(BytesOf(text.ids.data(), text.ids.size()))
+          .Add(BytesOf(text.labels.data(), text.labels.size()));
+    }
+    keys[i] = static_cast<int64_t>(key.hash());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const RowReader*> Chat::ReadRow(const OpenedSource& source,
+                                               IndexedRow row) const {
   thread_local RowReader reader;
   const absl::string_view text = source.file.text;
   absl::Status status = absl::DataLossError("a row is somewhere else");
@@ -286,8 +349,8 @@ absl::StatusOr<const TokenRow*> Chat::ReadRow(const OpenedSource& source,
     const absl::string_view json = text.substr(row.offset, row.bytes);
     status = reader.Read(json, source.kind, *source.encoder);
     if (status.ok()) {
-      if (reader.tokens.ids.size() == row.tokens && HashOf(json) == row.hash) {
-        return &reader.tokens;
+      if (reader.length() == row.tokens && HashOf(json) == row.hash) {
+        return &reader;
       }
       status = absl::DataLossError("a row has another text");
     }

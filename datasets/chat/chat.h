@@ -24,6 +24,10 @@ namespace capstan::chat {
 // of the batch, and shorter rows are padded at the end. kTokenCounts says what
 // isn't padding. Rows and indexes are mapped files, so only batches take
 // memory.
+//
+// A sample of a PREFERENCE is two texts: of n samples, rows 0 to n - 1 are the
+// chosen ones and rows n to 2 n - 1 the rejected ones, all of one length. What
+// counts a sample's tokens then counts both.
 class Chat final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Chat>> Create(const Config& config);
@@ -41,9 +45,11 @@ class Chat final : public DatasetReader {
                     Batch* batch) const override;
   absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override;
   int64_t max_sequence_length() const override {
-    return data_->config.max_length();
+    return texts() * data_->config.max_length();
   }
-  int64_t sample_length(int64_t index) const override;
+  int64_t sample_length(int64_t index) const override {
+    return texts() * RowLength(index);
+  }
   std::vector<std::string> notes() const override;
   // A user's turn, if any row is a conversation.
   std::vector<int64_t> PromptIds(absl::string_view text) const override;
@@ -64,6 +70,7 @@ class Chat final : public DatasetReader {
     absl::Status no_template;
     std::vector<OpenedSource> sources;
     int64_t pad = 0;
+    bool pairs = false;  // the sources are preferences
   };
   // A batch's memory, row-major.
   struct Out {
@@ -80,13 +87,19 @@ class Chat final : public DatasetReader {
   static absl::Status OpenSources(uint64_t tokenizer_hash, Data* data);
   static absl::StatusOr<Mixture> Mix(const Data& data, Part part);
 
+  int64_t texts() const { return data_->pairs ? 2 : 1; }  // of a sample
+  // Of the sample's longest row; 0 with packing.
+  int64_t RowLength(int64_t index) const;
   absl::Status CheckIndices(absl::Span<const int64_t> indices) const;
+  // For preferences: the rows of a batch of `n` samples.
+  absl::Status ReadPairs(absl::Span<const int64_t> indices, const Out& out,
+                         int64_t* tokens, Batch* batch) const;
   // Returns its number of tokens; the rest is padding.
   absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
   // The row's tokens, checked against the index; this thread's next call
   // overwrites them.
-  absl::StatusOr<const TokenRow*> ReadRow(const OpenedSource& source,
-                                          IndexedRow row) const;
+  absl::StatusOr<const RowReader*> ReadRow(const OpenedSource& source,
+                                           IndexedRow row) const;
 
   const std::shared_ptr<const Data> data_;
   const Part part_;
