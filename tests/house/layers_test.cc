@@ -77,6 +77,8 @@ const Rooms& TheRooms() {
         "trainer/config", "trainer/data", "trainer/launcher", "trainer/memory",
         "trainer/metrics", "trainer/optimizer", "trainer/plugin_host",
         "trainer/process_group", "trainer/profile", "trainer/watch"}},
+      {"trainer/evaluate",
+       {"base", "text", kSdk, kLib, "trainer/process_group"}},
       {"trainer/compare",
        {"base", kSdk, "trainer", "trainer/config", "trainer/launcher",
         "trainer/metrics", "trainer/plugin_host", "trainer/session"}},
@@ -84,8 +86,8 @@ const Rooms& TheRooms() {
       {"trainer/commands/new_plugin", {"base", "strategies", kSdk, kLib}},
       {"trainer/commands",
        {"base", "text", kSdk, kLib, "trainer", "trainer/checkpoint",
-        "trainer/compare", "trainer/config", "trainer/data", "trainer/launcher",
-        "trainer/memory", "trainer/metrics", "trainer/plugin_host",
+        "trainer/compare", "trainer/config", "trainer/data", "trainer/evaluate",
+        "trainer/launcher", "trainer/memory", "trainer/metrics", "trainer/plugin_host",
         "trainer/process_group", "trainer/profile", "trainer/session"}},
   };
   return *rooms;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // eval: a model's loss on data and its objective's measurements, without
-// training. In float32 on the CPU; writes only to --output. The model is loaded
-// once and shared by the forked ranks.
+// training, what it answers, and tasks (eval_tasks.h). In float32 on the CPU;
+// writes only to --output. The model is loaded once and shared by the forked
+// ranks.
 #include <ATen/Parallel.h>
 #include <google/protobuf/descriptor.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@
 #include "base/status.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/eval_tasks.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
 #include "trainer/config/load_config.h"
@@ -50,6 +52,13 @@ struct EvalOptions {
   int64_t batch_size = 0;            // samples per forward; 0: the run's
   int64_t max_batches = 0;           // 0: all data
   bool loss_only = false;
+  int64_t generate = 0;  // samples to answer; 0: none
+  int64_t max_new_tokens = 256;
+  std::vector<std::string> tasks;  // files; empty: loss on data
+  std::string fewshot_data;
+  absl::optional<int64_t> num_fewshot;
+  int64_t max_samples = 0;
+  bool chat = false;
   bool json = false;
   std::string output;                  // folder; empty: write nothing
   std::vector<std::string> overrides;  // of eval_data, objective etc.
@@ -64,7 +73,8 @@ struct Outcome {
   int64_t samples = 0;
   double seconds = 0.0;
   EvaluationResult result;
-  Numbers numbers;  // loss, derived numbers, and the objective's
+  Numbers numbers;  // loss, derived numbers, the objective's, of answers
+  std::vector<std::string> answers;  // a JSON object each
 };
 
 // The overrides that --data implies, from the reader's field options.
@@ -172,10 +182,45 @@ int64_t BatchSize(const EvalOptions& options, const RunConfig& config) {
   return of_run > 0 && of_run != Batching::AUTO ? of_run : kDefaultBatch;
 }
 
+// Lets the model answer samples of the data, and adds what that is worth.
+absl::Status Answer(const EvalOptions& options, const Generator& generator,
+                    const DatasetReader& data,
+                    const std::vector<evaluate::Request>& requests,
+                    ProcessGroup* group, WorkBar* bar, Outcome* outcome) {
+  PlainRunner runner;
+  evaluate::Answerer answerer;
+  answerer.model = generator.model.get();
+  answerer.objective = generator.objective.get();
+  answerer.tokenizer = data.tokenizer();
+  answerer.group = group;
+  answerer.runner = &runner;
+  answerer.batch_size = BatchSize(options, generator.loaded.config);
+  answerer.seed = generator.loaded.config.train().seed();
+  const int64_t eos = data.tokenizer()->special_ids().eos;
+  if (eos >= 0) answerer.stop_tokens = {eos};
+  if (group->rank() == 0) {
+    answerer.progress = [bar](double done) { bar->Show(done, "answering"); };
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(evaluate::TaskResult result,
+                           evaluate::RunTask(AnswerTask(options.max_new_tokens),
+                                             requests, answerer));
+  outcome->numbers.emplace_back("answers", result.requests);
+  for (const evaluate::TaskNumber& number : result.numbers) {
+    outcome->numbers.emplace_back(number.name, number.value);
+    if (number.standard_error.has_value()) {
+      outcome->numbers.emplace_back(number.name + "_stderr",
+                                    *number.standard_error);
+    }
+  }
+  outcome->answers = std::move(result.samples);
+  return absl::OkStatus();
+}
+
 // One rank's part; all ranks get the same outcome.
 absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
                                  const Generator& generator,
                                  const DatasetReader& data,
+                                 const std::vector<evaluate::Request>& requests,
                                  const RankInfo& rank) {
   const RunConfig& config = generator.loaded.config;
   at::set_num_threads(rank.threads);
@@ -200,7 +245,6 @@ absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
   }
   Outcome outcome;
   CAPSTAN_ASSIGN_OR_RETURN(outcome.result, capstan::Evaluate(request));
-  outcome.seconds = bar.Seconds();
   outcome.samples = data.size();
   if (options.max_batches > 0) {
     outcome.samples = std::min(outcome.samples,
@@ -222,6 +266,11 @@ absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
   for (const auto& [tag, value] : tagged) {
     outcome.numbers.emplace_back(tag.substr(tag.rfind('/') + 1), value);
   }
+  if (!requests.empty()) {
+    CAPSTAN_RETURN_IF_ERROR(Answer(options, generator, data, requests,
+                                   group.get(), &bar, &outcome));
+  }
+  outcome.seconds = bar.Seconds();
   return outcome;
 }
 
@@ -278,6 +327,9 @@ absl::Status Write(const std::string& folder, const std::string& json,
           WriteNpy<double>(absl::StrCat(folder, "/", array.name, ".npy"),
                            array.shape, array.values));
     }
+  }
+  if (!outcome.answers.empty()) {
+    CAPSTAN_RETURN_IF_ERROR(WriteSamples(folder, "answers", outcome.answers));
   }
   // Written last: its presence marks the folder as complete.
   return ReplaceFile(folder + "/eval.json", json);
@@ -336,6 +388,36 @@ void AddFlags(Flags& flags, EvalOptions* options) {
       .Positive();
   flags.Add("--loss_only", &options->loss_only,
             "Leave out accuracy, which doubles the time");
+  flags
+      .Add(
+          "--generate", &options->generate,
+          "Also let the model answer so many samples of the data (prompts with "
+          "trained answers): exact match and ROUGE-L")
+      .Positive();
+  flags
+      .Add("--max_new_tokens", &options->max_new_tokens,
+           "Of an answer of --generate")
+      .Positive()
+      .ShowDefault();
+  flags
+      .Add("--task", &options->tasks,
+           "Instead of the loss, a task in the Language Model Evaluation "
+           "Harness's format; may be given several times")
+      .Type("FILE.yaml")
+      .OneEach();
+  flags
+      .Add("--fewshot_data", &options->fewshot_data,
+           "Rows that a task shows as examples; default: those it names, else "
+           "its own")
+      .Type("FILE");
+  flags.Add("--num_fewshot", &options->num_fewshot,
+            "How many examples a task shows; default: the task's");
+  flags
+      .Add("--max_samples", &options->max_samples,
+           "Only the first so many of a task")
+      .Positive();
+  flags.Add("--chat", &options->chat,
+            "Ask a task's questions in the model's chat template");
   flags.Add("--json", &options->json, "Print JSON");
   flags
       .Add("--output", &options->output,
@@ -344,23 +426,73 @@ void AddFlags(Flags& flags, EvalOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
+// Whether flags that exclude each other were given.
+absl::Status CheckFlags(const EvalOptions& options) {
+  const bool tasks = !options.tasks.empty();
+  const std::pair<bool, const char*> of_loss[] = {
+      {!options.configs.empty(), "--config"},
+      {options.max_batches > 0, "--max_batches"},
+      {options.loss_only, "--loss_only"},
+      {options.generate > 0, "--generate"}};
+  for (const auto& [given, flag] : of_loss) {
+    if (tasks && given) return FieldError(flag, "isn't for tasks (--task)");
+  }
+  const std::pair<bool, const char*> of_tasks[] = {
+      {!options.fewshot_data.empty(), "--fewshot_data"},
+      {options.num_fewshot.has_value(), "--num_fewshot"},
+      {options.max_samples > 0, "--max_samples"},
+      {options.chat, "--chat"}};
+  for (const auto& [given, flag] : of_tasks) {
+    if (!tasks && given) return FieldError(flag, "is for tasks (--task)");
+  }
+  if (options.num_fewshot.value_or(0) < 0) {
+    return FieldError("--num_fewshot", "must be 0 or greater");
+  }
+  return absl::OkStatus();
+}
+
+EvalTaskOptions TaskOptions(const EvalOptions& options,
+                            const std::string& output) {
+  EvalTaskOptions of_tasks;
+  of_tasks.model = options.model;
+  of_tasks.adapter = options.adapter;
+  of_tasks.tasks = options.tasks;
+  of_tasks.data = options.data;
+  of_tasks.fewshot_data = options.fewshot_data;
+  of_tasks.num_fewshot = options.num_fewshot;
+  of_tasks.max_samples = options.max_samples;
+  of_tasks.batch_size = options.batch_size;
+  of_tasks.chat = options.chat;
+  of_tasks.json = options.json;
+  of_tasks.output = output;
+  of_tasks.overrides = options.overrides;
+  of_tasks.plugin_path = options.plugin_path;
+  return of_tasks;
+}
+
 absl::StatusOr<int> Eval(const EvalOptions& options) {
+  CAPSTAN_RETURN_IF_ERROR(CheckFlags(options));
   // Must start no threads before forking ranks.
   at::set_num_threads(1);
   const std::string output =
       options.output.empty() ? "" : FromCaller(options.output);
   if (!output.empty()) CAPSTAN_RETURN_IF_ERROR(PrepareOutput(output));
+  if (!options.tasks.empty()) return EvalTasks(TaskOptions(options, output));
   CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
   const Generator& generator = loaded.generator;
   const DatasetReader& data = *loaded.data;
   CAPSTAN_RETURN_IF_ERROR(generator.loaded.Locate(
       generator.objective->Check(*generator.model, data), "eval_data"));
   for (const std::string& note : data.notes()) std::cerr << note << "\n";
+  std::vector<evaluate::Request> requests;
+  if (options.generate > 0) {
+    CAPSTAN_ASSIGN_OR_RETURN(requests, AnswersOf(data, options.generate));
+  }
   return LaunchRanks(Ranks(options, generator, data),
                      [&](const RankInfo& rank) -> absl::Status {
                        CAPSTAN_ASSIGN_OR_RETURN(
                            const Outcome outcome,
-                           Evaluate(options, generator, data, rank));
+                           Evaluate(options, generator, data, requests, rank));
                        return rank.rank == 0 ? Report(options, output, outcome)
                                              : absl::OkStatus();
                      });

@@ -18,10 +18,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/types/span.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
@@ -150,7 +152,8 @@ struct GenerateOptions : SamplingOptions {
   std::vector<int64_t> prompt_ids;
   // A file of prompts, one per line (ReadPrompts); "-": standard input.
   std::string input;
-  std::string output;  // file for prompts and texts; empty: print
+  std::string output;      // file for prompts and texts; empty: print
+  int64_t batch_size = 8;  // texts at once, with `output`
 };
 
 // A prompt as the model sees it.
@@ -316,10 +319,8 @@ absl::Status WriteInAnyOrder(const Task& task, const Generator& generator,
 }
 
 // The text after the prompt, up to the first end of text.
-absl::StatusOr<std::string> TextOf(const Task& task, const Generator& generator,
-                                   const SampleOptions& sample) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                           generator.Sample(task.ids, sample));
+std::string TextOf(const Task& task, const Generator& generator,
+                   const std::vector<int64_t>& all) {
   const absl::Span<const int64_t> text =
       absl::MakeConstSpan(all).subspan(task.ids.size());
   std::vector<int64_t> stops = task.stops;
@@ -328,6 +329,34 @@ absl::StatusOr<std::string> TextOf(const Task& task, const Generator& generator,
   const auto end =
       std::find_first_of(text.begin(), text.end(), stops.begin(), stops.end());
   return generator.tokenizer->Decode(text.first(end - text.begin()));
+}
+
+// The texts of tasks [begin, end), prompts included: at once if the objective
+// and the model can, which changes no text.
+absl::StatusOr<std::vector<std::vector<int64_t>>> SampleTasks(
+    absl::Span<const Task> tasks, uint64_t first_seed,
+    const Generator& generator, SampleOptions sample) {
+  std::vector<BatchPrompt> prompts;
+  for (const Task& task : tasks) {
+    prompts.push_back({task.ids, first_seed + prompts.size(), task.stops});
+  }
+  auto* const sampler = dynamic_cast<BatchSampler*>(generator.objective.get());
+  if (sampler != nullptr && prompts.size() > 1) {
+    PlainRunner runner;
+    absl::StatusOr<std::vector<std::vector<int64_t>>> texts =
+        sampler->SampleBatch(*generator.model, prompts, sample, nullptr,
+                             runner);
+    if (!absl::IsUnimplemented(texts.status())) return texts;
+  }
+  std::vector<std::vector<int64_t>> texts;
+  for (const BatchPrompt& prompt : prompts) {
+    sample.seed = prompt.seed;
+    sample.stop_tokens = prompt.stop_tokens;
+    CAPSTAN_ASSIGN_OR_RETURN(std::vector<int64_t> text,
+                             generator.Sample(prompt.ids, sample));
+    texts.push_back(std::move(text));
+  }
+  return texts;
 }
 
 absl::Status WriteFile(const std::vector<Task>& tasks,
@@ -341,18 +370,21 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
   RanksHaveMet();
   sample.stop = [] { return StopRequested() != 0; };
   size_t done = 0;
-  for (; done < tasks.size(); ++done) {
-    const size_t i = done;
+  while (done < tasks.size()) {
     if (console.terminal()) {
-      console.Write(absl::StrCat("\r\x1b[K", i, " of ", tasks.size()));
+      console.Write(absl::StrCat("\r\x1b[K", done, " of ", tasks.size()));
     }
-    sample.seed = options.seed + i;
-    sample.stop_tokens = tasks[i].stops;
-    const absl::StatusOr<std::string> text =
-        TextOf(tasks[i], generator, sample);
-    if (absl::IsCancelled(text.status())) break;
-    if (!text.ok()) return Annotate(text.status(), tasks[i].prompt->place);
-    CAPSTAN_RETURN_IF_ERROR(file->Write(OutputRow(*tasks[i].prompt, *text)));
+    const absl::Span<const Task> batch =
+        absl::MakeConstSpan(tasks).subspan(done, options.batch_size);
+    const auto texts =
+        SampleTasks(batch, options.seed + done, generator, sample);
+    if (absl::IsCancelled(texts.status())) break;
+    if (!texts.ok()) return Annotate(texts.status(), batch[0].prompt->place);
+    for (size_t i = 0; i < batch.size(); ++i) {
+      CAPSTAN_RETURN_IF_ERROR(file->Write(OutputRow(
+          *batch[i].prompt, TextOf(batch[i], generator, (*texts)[i]))));
+    }
+    done += batch.size();
   }
   if (done == 0) {
     return absl::CancelledError("stopped before the first text was done");
@@ -426,6 +458,11 @@ void AddFlags(Flags& flags, GenerateOptions* options) {
            "Write the texts into a new file, rows {\"prompt\": .., \"text\": "
            "..}, instead of showing them")
       .Type("FILE");
+  flags
+      .Add("--batch_size", &options->batch_size,
+           "Texts made at once for --output; changes none of them")
+      .Positive()
+      .ShowDefault();
   flags
       .Add("--prompt_ids", &options->prompt_ids,
            "Token ids to continue, 1,2,3; prints ids: for folders without a "

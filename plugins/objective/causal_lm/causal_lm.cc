@@ -2,6 +2,7 @@
 #include "plugins/objective/causal_lm/causal_lm.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 
@@ -17,6 +18,7 @@
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/sdk/lib/field_check.h"
+#include "plugins/sdk/lib/prompt_batch.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -120,6 +122,13 @@ at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
                           kIgnoredTarget);
 }
 
+bool Ends(const TokenModel& model, const std::vector<int64_t>& stop_tokens,
+          int64_t token) {
+  return token == model.eos_token() ||
+         std::find(stop_tokens.begin(), stop_tokens.end(), token) !=
+             stop_tokens.end();
+}
+
 // The end of a text that the model sees, with cached keys and values. When the
 // model runs out of positions, the later half is started again.
 class Context {
@@ -152,6 +161,84 @@ class Context {
   const int64_t capacity_;
   std::unique_ptr<KvCache> cache_;
   int64_t begin_ = 0;  // offset in the text of the cache's start
+};
+
+// Several texts, of which those that have ended leave the batch.
+class TextBatch {
+ public:
+  TextBatch(TokenModel* model, const SamplerOptions& sampler,
+            absl::Span<const BatchPrompt> prompts, bool stop_at_eos,
+            const BatchSampler::Ended& ended)
+      : model_(model),
+        sampler_(sampler),
+        prompts_(prompts),
+        stop_at_eos_(stop_at_eos),
+        ended_(ended) {
+    for (const BatchPrompt& prompt : prompts) texts_.push_back(prompt.ids);
+    active_.resize(prompts.size());
+    std::iota(active_.begin(), active_.end(), 0);
+  }
+
+  absl::Status Run(int64_t wanted, const std::function<bool()>& stop,
+                   UnitRunner& runner) {
+    // The last token of each prompt is what the first step appends.
+    std::vector<absl::Span<const int64_t>> known;
+    for (const std::vector<int64_t>& text : texts_) {
+      known.push_back(absl::MakeConstSpan(text).first(text.size() - 1));
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<PromptBatch> batch,
+        PromptBatch::Create(model_, known, wanted, runner));
+    for (int64_t i = 0; i < wanted && !active_.empty(); ++i) {
+      if (stop()) return absl::CancelledError("sampling was stopped");
+      const at::Tensor last =
+          at::empty({static_cast<int64_t>(active_.size()), 1}, at::kLong);
+      for (size_t row = 0; row < active_.size(); ++row) {
+        last.mutable_data_ptr<int64_t>()[row] = texts_[active_[row]].back();
+      }
+      CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> left,
+                               Choose(batch->Append(last, runner)));
+      if (left.size() == active_.size()) continue;
+      std::vector<size_t> active;
+      for (const int64_t row : left) active.push_back(active_[row]);
+      active_ = std::move(active);
+      if (!left.empty()) batch->KeepRows(left);
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<std::vector<int64_t>> Take() { return std::move(texts_); }
+
+ private:
+  // Adds a token to each active text by logits [active, 1, V]; returns the rows
+  // that go on.
+  absl::StatusOr<std::vector<int64_t>> Choose(const at::Tensor& logits) {
+    const size_t vocab = static_cast<size_t>(logits.size(2));
+    std::vector<int64_t> left;
+    for (size_t row = 0; row < active_.size(); ++row) {
+      const size_t i = active_[row];
+      std::vector<int64_t>& text = texts_[i];
+      const uint64_t key = RandomKey(prompts_[i].seed, "sample");
+      CAPSTAN_ASSIGN_OR_RETURN(
+          const int64_t next,
+          SampleToken({logits.const_data_ptr<float>() + row * vocab, vocab},
+                      sampler_, RandomUniform(key, text.size())));
+      text.push_back(next);
+      const bool at_end =
+          (stop_at_eos_ && Ends(*model_, prompts_[i].stop_tokens, next)) ||
+          ended_(i, text);
+      if (!at_end) left.push_back(static_cast<int64_t>(row));
+    }
+    return left;
+  }
+
+  TokenModel* const model_;
+  const SamplerOptions& sampler_;
+  const absl::Span<const BatchPrompt> prompts_;
+  const bool stop_at_eos_;
+  const BatchSampler::Ended& ended_;
+  std::vector<std::vector<int64_t>> texts_;
+  std::vector<size_t> active_;  // indices of texts_, a row of the cache each
 };
 
 }  // namespace
@@ -271,14 +358,52 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
                     sampler, RandomUniform(key, text.size())));
     text.push_back(next);
     if (options.on_token) options.on_token(next);
-    const auto& stops = options.stop_tokens;
-    if (options.stop_at_eos &&
-        (next == tokens->eos_token() ||
-         std::find(stops.begin(), stops.end(), next) != stops.end())) {
-      break;
-    }
+    if (options.stop_at_eos && Ends(*tokens, options.stop_tokens, next)) break;
   }
   return text;
+}
+
+absl::StatusOr<std::vector<std::vector<int64_t>>> CausalLm::SampleBatch(
+    Model& model, absl::Span<const BatchPrompt> prompts,
+    const SampleOptions& options, const Ended& ended, UnitRunner& runner) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
+  TokenModel* tokens = model.token_model();
+  const SamplerOptions sampler = Merged(options);
+  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
+  for (const BatchPrompt& prompt : prompts) {
+    CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*tokens, prompt.ids));
+  }
+  const int64_t wanted =
+      options.max_new_tokens > 0 ? options.max_new_tokens : max_new_tokens_;
+  std::vector<std::vector<int64_t>> texts(prompts.size());
+  std::vector<BatchPrompt> together;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const int64_t length = static_cast<int64_t>(prompts[i].ids.size());
+    if (length + wanted <= tokens->max_positions()) {
+      together.push_back(prompts[i]);
+      places.push_back(i);
+      continue;
+    }
+    // Needs its beginning dropped on the way.
+    SampleOptions alone = options;
+    alone.seed = prompts[i].seed;
+    alone.stop_tokens = prompts[i].stop_tokens;
+    alone.on_token = nullptr;
+    CAPSTAN_ASSIGN_OR_RETURN(texts[i],
+                             Sample(model, prompts[i].ids, alone, runner));
+  }
+  if (together.empty()) return texts;
+  at::AutoGradMode no_gradients(false);
+  const Ended ends = [&](size_t row, absl::Span<const int64_t> text) {
+    return ended != nullptr && ended(places[row], text);
+  };
+  TextBatch batch(tokens, sampler, together, options.stop_at_eos, ends);
+  CAPSTAN_RETURN_IF_ERROR(batch.Run(wanted, options.stop, runner));
+  std::vector<std::vector<int64_t>> made = batch.Take();
+  for (size_t i = 0; i < made.size(); ++i)
+    texts[places[i]] = std::move(made[i]);
+  return texts;
 }
 
 }  // namespace capstan::causal_lm

@@ -6,6 +6,7 @@
 #define CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plugins/objective/causal_lm/causal_lm.pb.h"
+#include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/objective.h"
 
 namespace capstan::causal_lm {
@@ -36,7 +38,7 @@ absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
                                     const SamplerOptions& options,
                                     double uniform);
 
-class CausalLm final : public Objective {
+class CausalLm final : public Objective, public BatchSampler {
  public:
   static absl::StatusOr<std::unique_ptr<CausalLm>> Create(const Config& config);
 
@@ -53,6 +55,11 @@ class CausalLm final : public Objective {
   absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) override;
+  // In one cache, but for texts longer than the model's positions.
+  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
+      Model& model, absl::Span<const BatchPrompt> prompts,
+      const SampleOptions& options, const Ended& ended,
+      UnitRunner& runner) override;
 
  private:
   CausalLm(const SamplerOptions& sampler, int64_t max_new_tokens)
