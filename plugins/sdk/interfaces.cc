@@ -7,7 +7,6 @@
 #include "absl/strings/match.h"
 #include "base/gradient_sink.h"
 #include "plugins/sdk/adapter_switch.h"
-||||||| f1135f1
 #include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/chat_template.h"
@@ -25,7 +24,6 @@
 namespace capstan {
 
 AdapterSwitch::~AdapterSwitch() = default;
-||||||| f1135f1
 BatchSampler::~BatchSampler() = default;
 BatchedCache::~BatchedCache() = default;
 ChatTemplate::~ChatTemplate() = default;

@@ -136,7 +136,9 @@ absl::StatusOr<std::unique_ptr<Dpo>> Dpo::Create(const Config& config) {
   options.label_smoothing = config.label_smoothing();
   if (config.has_simpo_gamma()) options.gamma = config.simpo_gamma();
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(config, options));
-  return std::unique_ptr<Dpo>(new Dpo(config, options));
+  CAPSTAN_ASSIGN_OR_RETURN(const CausalSampler sampler,
+                           CausalSampler::Create(config));
+  return std::unique_ptr<Dpo>(new Dpo(config, options, sampler));
 }
 
 absl::Status Dpo::Check(Model& model, const DatasetReader& data) const {

@@ -17,16 +17,18 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "plugins/objective/common/causal_sampler.h"
 #include "plugins/objective/dpo/dpo.pb.h"
 #include "plugins/objective/dpo/pair_losses.h"
 #include "plugins/objective/dpo/reference_file.h"
+#include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/objective.h"
 
 namespace capstan::dpo {
 
 // The loss is a mean over pairs; ORPO's also has the mean over the tokens of
 // all chosen texts, prompts included.
-class Dpo final : public Objective {
+class Dpo final : public Objective, public BatchSampler {
  public:
   static absl::StatusOr<std::unique_ptr<Dpo>> Create(const Config& config);
 
@@ -51,13 +53,23 @@ class Dpo final : public Objective {
                         const MeasureInfo& info) const override;
   absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
-      const SampleOptions& options, UnitRunner& runner) override;
+      const SampleOptions& options, UnitRunner& runner) override {
+    return sampler_.Sample(*model.token_model(), prompt, options, runner);
+  }
+  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
+      Model& model, absl::Span<const BatchPrompt> prompts,
+      const SampleOptions& options, const Ended& ended,
+      UnitRunner& runner) override {
+    return sampler_.SampleBatch(*model.token_model(), prompts, options, ended,
+                                runner);
+  }
 
  private:
   struct Rows;
 
-  Dpo(const Config& config, const LossOptions& options)
-      : config_(config), options_(options) {}
+  Dpo(const Config& config, const LossOptions& options,
+      const CausalSampler& sampler)
+      : config_(config), options_(options), sampler_(sampler) {}
 
   bool writes() const { return !config_.write_reference().empty(); }
   absl::Status CheckReference(Model& model) const;
@@ -70,6 +82,7 @@ class Dpo final : public Objective {
 
   const Config config_;
   const LossOptions options_;
+  const CausalSampler sampler_;
   // Opened by Check, since whoever only samples doesn't need it.
   mutable std::unique_ptr<ReferenceFile> reference_;
   bool compared_models_ = false;
