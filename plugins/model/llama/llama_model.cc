@@ -16,6 +16,7 @@
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/transformer_block.h"
+#include "kernels/loss/row_loss.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/sdk/memory.h"
 // Last: its CHECK is the one to use.
@@ -230,7 +231,7 @@ kernels::TransformerBlockWeights LlamaModel::LayerWeights(
                        weight(kValue)};
   weights.output = weight(kOutput);
   weights.mlp = {weight(kPostNorm), weight(kGate), weight(kUp), weight(kDown)};
-  if (lora_ == nullptr) return weights;
+  if (lora_ == nullptr || !adapter_enabled_) return weights;
   const auto adapter = [&](LayerParameter parameter) {
     return lora_->At(LayerIndex(layer, parameter), parameters_, samples);
   };
@@ -280,7 +281,7 @@ at::Tensor LlamaModel::Hidden(const TokenInput& input, UnitRunner& runner,
   const kernels::TransformerBlockOptions options = BlockOptions(input);
   const at::Tensor& embedding = parameters_[kEmbedding];
   // Dropout's keys.
-  const bool dropout = lora_ != nullptr && lora_->dropout();
+  const bool dropout = lora_ != nullptr && adapter_enabled_ && lora_->dropout();
   const at::Tensor samples = dropout && input.sample_positions.defined()
                                  ? input.sample_positions.to(embedding.device())
                                  : at::Tensor();
@@ -320,14 +321,37 @@ at::Tensor LlamaModel::Logits(const TokenInput& input, UnitRunner& runner) {
       {input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
 }
 
+kernels::TiedGradient LlamaModel::NewTiedGradient() const {
+  const bool wanted = config_.tie_word_embeddings &&
+                      at::GradMode::is_enabled() &&
+                      parameters_[kEmbedding].requires_grad();
+  return wanted ? c10::make_intrusive<kernels::HeadGradient>()
+                : kernels::TiedGradient();
+}
+
+at::Tensor LlamaModel::CrossEntropyRows(const TokenInput& input,
+                                        const at::Tensor& targets,
+                                        UnitRunner& runner) {
+  const kernels::TiedGradient tied = NewTiedGradient();
+  const at::Tensor hidden = Hidden(input, runner, tied);
+  const at::Tensor& norm = parameters_[NormIndex(config_)];
+  const at::Tensor& head = parameters_[HeadIndex(config_)];
+  const double eps = config_.rms_norm_eps;
+  const kernels::WeightPlace place = {sink_, HeadIndex(config_)};
+  return runner.Run(
+      head_unit(), hidden,
+      [norm, head, eps, targets, tied, place](const at::Tensor& x) {
+        const MemoryScope scope(MemoryCategory::kLogits);
+        return kernels::HeadCrossEntropyRows(kernels::RmsNorm(x, norm, eps),
+                                             head, targets, tied,
+                                             kernels::kLogitsBytes, place);
+      });
+}
+
 at::Tensor LlamaModel::CrossEntropySum(const TokenInput& input,
                                        const TokenTargets& targets,
                                        UnitRunner& runner) {
-  kernels::TiedGradient tied;
-  if (config_.tie_word_embeddings && at::GradMode::is_enabled() &&
-      parameters_[kEmbedding].requires_grad()) {
-    tied = c10::make_intrusive<kernels::HeadGradient>();
-  }
+  const kernels::TiedGradient tied = NewTiedGradient();
   const at::Tensor hidden = Hidden(input, runner, tied);
   const at::Tensor& norm = parameters_[NormIndex(config_)];
   const at::Tensor& head = parameters_[HeadIndex(config_)];

@@ -27,8 +27,10 @@
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/llama/llama_lora.h"
 #include "plugins/model/llama/llama_sizes.h"
+#include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/row_losses.h"
 
 namespace capstan::llama {
 
@@ -87,7 +89,10 @@ absl::StatusOr<LlamaCheckpoint> MakeCheckpoint(
   return checkpoint;
 }
 
-class LlamaModel : public Model, public TokenModel {
+class LlamaModel : public Model,
+                   public TokenModel,
+                   public RowLosses,
+                   public AdapterSwitch {
  public:
   const std::vector<ParameterSpec>& parameters() const override {
     return specs_;
@@ -111,6 +116,11 @@ class LlamaModel : public Model, public TokenModel {
   at::Tensor CrossEntropySum(const TokenInput& input,
                              const TokenTargets& targets,
                              UnitRunner& runner) override;
+  at::Tensor CrossEntropyRows(const TokenInput& input,
+                              const at::Tensor& targets,
+                              UnitRunner& runner) override;
+  bool has_adapter() const override { return lora_ != nullptr; }
+  void SetAdapterEnabled(bool enabled) override { adapter_enabled_ = enabled; }
   bool causal() const override { return config_.causal; }
   absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
       int64_t batch, int64_t max_length) const override;
@@ -132,6 +142,8 @@ class LlamaModel : public Model, public TokenModel {
                     const kernels::TiedGradient& tied);
   // Cosines and sines of `length` positions from `begin` on.
   at::Tensor RopeAt(int64_t begin, int64_t length);
+  // For the head's loss: null unless the embedding is the head and is trained.
+  kernels::TiedGradient NewTiedGradient() const;
   // Weights and adapters of a layer.
   kernels::TransformerBlockWeights LayerWeights(
       int layer, const at::Tensor& samples) const;
@@ -145,7 +157,8 @@ class LlamaModel : public Model, public TokenModel {
   std::vector<ParameterSpec> specs_;
   const std::vector<std::string> units_;
   std::unique_ptr<LlamaLora> lora_;  // null: none
-  size_t base_parameters_;           // those before the adapters'
+  bool adapter_enabled_ = true;
+  size_t base_parameters_;  // those before the adapters'
   std::vector<at::Tensor> parameters_;
   GradientSink* sink_ = nullptr;
   at::Tensor rope_table_;  // grows with the longest sequence
