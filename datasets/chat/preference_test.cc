@@ -122,7 +122,7 @@ TEST(PreferenceTest, MessagesInEachOfTheirForms) {
   const std::string head =
       "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
   const std::vector<std::string> texts = Texts(Of(rows));
-  ASSERT_EQ(texts.size(), 10);
+  ASSERT_EQ(texts.size(), 10u);
   for (size_t i = 0; i < texts.size(); i += 2) {
     // As TRL does, all that follows the prompt.
     EXPECT_EQ(texts[i], head + "[Hello<|im_end|>\n]") << i / 2;

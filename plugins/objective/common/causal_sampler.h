@@ -56,8 +56,8 @@ class CausalSampler {
   absl::StatusOr<std::vector<int64_t>> Sample(
       TokenModel& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) const;
-  // As BatchSampler::SampleBatch. In one cache; without one that may be begun
-  // anew, so a text ends at the model's last position.
+  // As BatchSampler::SampleBatch. In one cache, but for texts longer than the
+  // model's positions.
   absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
       TokenModel& model, absl::Span<const BatchPrompt> prompts,
       const SampleOptions& options, const BatchSampler::Ended& ended,
