@@ -100,12 +100,23 @@ class Recorder(DPOTrainer):
         return loss
 
 
+def save_adapter(model):
+    folder = OUT / "adapter"
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text())
+    config["base_model_name_or_path"] = None
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "adapter_model.safetensors").chmod(0o644)
+
+
 def train(pairs, adapter=None, **settings):
     torch.manual_seed(7)
     with tempfile.TemporaryDirectory() as folder:
         config = DPOConfig(
             output_dir=folder, per_device_train_batch_size=PAIRS_A_STEP,
-            max_steps=STEPS, learning_rate=1e-3, lr_scheduler_type="constant",
+            max_steps=STEPS, lr_scheduler_type="constant",
             warmup_steps=0, weight_decay=0.01, max_grad_norm=0.0, bf16=False,
             use_cpu=True, gradient_checkpointing=False, logging_steps=1,
             report_to=[], save_strategy="no", disable_tqdm=True, **settings)
@@ -117,7 +128,7 @@ def train(pairs, adapter=None, **settings):
                 [{k: text(v) for k, v in pair.items()} for pair in pairs]),
             peft_config=adapter)
         if adapter is not None:
-            trainer.model.save_pretrained(OUT / "adapter")
+            save_adapter(trainer.model)
         data = trainer.train_dataset
         for pair, row in zip(pairs, data):
             assert row["prompt_ids"] == pair["prompt"], (row, pair)
@@ -181,11 +192,11 @@ def main():
     golden = {
         "pairs": pairs,
         "formulas": formulas(),
-        "sigmoid": train(pairs, beta=0.2, loss_type=["sigmoid"],
+        "sigmoid": train(pairs, learning_rate=1e-3, beta=0.2, loss_type=["sigmoid"],
                          precompute_ref_log_probs=True),
-        "ipo": train(pairs, beta=0.2, loss_type=["ipo"],
+        "ipo": train(pairs, learning_rate=1e-3, beta=0.2, loss_type=["ipo"],
                      precompute_ref_log_probs=True),
-        "lora": train(pairs, adapter=lora, beta=0.2, loss_type=["sigmoid"]),
+        "lora": train(pairs, adapter=lora, learning_rate=2e-2, beta=0.2, loss_type=["sigmoid"]),
         "tokens": tokens(),
     }
     (OUT / "golden.json").write_text(json.dumps(golden) + "\n")
