@@ -79,9 +79,9 @@ Batch BatchOf(int64_t begin, int64_t n) {
 }
 
 // A model with its parameters, and AdamW on those that are trained.
-class Run {
+class Trained {
  public:
-  Run(const std::string& adapter, double learning_rate) {
+  Trained(const std::string& adapter, double learning_rate) {
     llama::Config config;
     config.set_pretrained(kBase);
     auto model = llama::Llama::Create(config);
@@ -163,7 +163,7 @@ class Pairs final : public DatasetReader {
   }
 };
 
-void ExpectTrlsSteps(const char* name, Run& run, dpo::Dpo& objective) {
+void ExpectTrlsSteps(const char* name, Trained& run, dpo::Dpo& objective) {
   const Json& wanted = Golden()[name];
   ASSERT_TRUE(objective.Check(run.model(), Pairs()).ok());
   const std::vector<MetricTags> tags = objective.metrics();
@@ -191,9 +191,10 @@ void ExpectTrlsSteps(const char* name, Run& run, dpo::Dpo& objective) {
 std::string MadeReference() {
   const std::string path = ::testing::TempDir() + "/dpo_golden.reference";
   std::filesystem::remove(path);
-  Run run("", 1e-3);
+  Trained run("", 1e-3);
   dpo::Config config;
-  config.set_write_reference(path);
+  config.set_reference(path);
+  config.set_write_reference(true);
   auto objective = dpo::Dpo::Create(config);
   EXPECT_TRUE(objective.ok()) << objective.status();
   PlainRunner runner;
@@ -226,7 +227,7 @@ TEST(DpoGoldenTest, TenStepsOfAllWeightsWithAReferenceFile) {
     config.set_reference(path);
     auto objective = dpo::Dpo::Create(config);
     ASSERT_TRUE(objective.ok()) << objective.status();
-    Run run("", 1e-3);
+    Trained run("", 1e-3);
     ExpectTrlsSteps(name, run, **objective);
   }
 }
@@ -236,7 +237,7 @@ TEST(DpoGoldenTest, TenStepsOfAnAdapterThatIsSwitchedOffForTheReference) {
   config.set_beta(0.2);
   auto objective = dpo::Dpo::Create(config);
   ASSERT_TRUE(objective.ok()) << objective.status();
-  Run run(std::string(kDpo) + "/adapter", 2e-2);
+  Trained run(std::string(kDpo) + "/adapter", 2e-2);
   ExpectTrlsSteps("lora", run, **objective);
 }
 

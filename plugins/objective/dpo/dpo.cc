@@ -28,7 +28,7 @@ namespace capstan::dpo {
 namespace {
 
 constexpr char kHowToMake[] =
-    "`trainer dpo-reference --config=FILE` with this run's config makes it";
+    "`trainer dpo-reference` with this run's config, model and data makes it";
 
 // Pairs of a batch.
 int64_t PairsOf(const Batch& batch) {
@@ -110,11 +110,14 @@ absl::Status CheckOptions(const Config& config, const LossOptions& options) {
     return FieldError("simpo_gamma", absl::StrCat("is for loss: SIMPO, not ",
                                                   Loss_Name(options.loss)));
   }
-  if (!NeedsReference(options.loss) &&
-      !(config.reference().empty() && config.write_reference().empty())) {
-    return FieldError(
-        config.reference().empty() ? "write_reference" : "reference",
-        absl::StrCat("isn't used by loss: ", Loss_Name(options.loss)));
+  if (!NeedsReference(options.loss) && !config.reference().empty()) {
+    return FieldError("reference", absl::StrCat("isn't used by loss: ",
+                                                Loss_Name(options.loss)));
+  }
+  if (config.write_reference() && config.reference().empty()) {
+    return FieldError("reference",
+                      "is not set: name the file to write, which training then "
+                      "reads");
   }
   return absl::OkStatus();
 }
@@ -401,7 +404,7 @@ Measurement Dpo::Summarize(absl::Span<const double> sums,
   Measurement measurement;
   if (info.rank != 0) return measurement;
   const absl::StatusOr<int64_t> pairs =
-      WriteReference(config_.write_reference(), fingerprint_, std::move(table));
+      WriteReference(config_.reference(), fingerprint_, std::move(table));
   if (!pairs.ok()) throw std::runtime_error(pairs.status().ToString());
   measurement.scalars.emplace_back("eval/reference_pairs",
                                    static_cast<double>(*pairs));

@@ -71,7 +71,7 @@ class Dpo final : public Objective, public BatchSampler {
       const CausalSampler& sampler)
       : config_(config), options_(options), sampler_(sampler) {}
 
-  bool writes() const { return !config_.write_reference().empty(); }
+  bool writes() const { return config_.write_reference(); }
   absl::Status CheckReference(Model& model) const;
   // Log-probabilities of a batch's texts, the reference's included.
   Rows Forward(Model& model, const Batch& batch, const StepInfo& info,

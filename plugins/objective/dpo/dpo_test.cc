@@ -270,7 +270,8 @@ std::string NewPath() {
 void WriteFile(const std::string& path, FakeModel& model) {
   const at::NoGradGuard no_gradients;
   Config config = Of(SIGMOID);
-  config.set_write_reference(path);
+  config.set_reference(path);
+  config.set_write_reference(true);
   PlainRunner runner;
   const std::vector<std::vector<int>> batches[] = {{{0}, {2}}, {{1}, {2}}};
   std::vector<double> sums;
@@ -354,7 +355,7 @@ TEST(DpoTest, WithoutAReferenceItSaysWhatToRun) {
   Config config = Of(SIGMOID);
   const absl::Status none = Make(config)->Check(model, Data(12));
   EXPECT_EQ(FieldOf(none), "reference");
-  EXPECT_THAT(none.message(), HasSubstr("`trainer dpo-reference --config="));
+  EXPECT_THAT(none.message(), HasSubstr("`trainer dpo-reference`"));
   EXPECT_TRUE(Make(config)->Check(adapted, Data(12)).ok());
   EXPECT_TRUE(Make(Of(SIMPO))->Check(model, Data(12)).ok());
   config.set_reference(NewPath());
@@ -385,6 +386,8 @@ TEST(DpoTest, WrongSettings) {
               c->set_loss(ORPO);
               c->set_reference("a");
             }),
+            "reference");
+  EXPECT_EQ(field([](Config* c) { c->set_write_reference(true); }),
             "reference");
   EXPECT_EQ(field([](Config* c) { c->set_top_p(2); }), "top_p");
   EXPECT_EQ(field([](Config*) {}), "");
