@@ -31,7 +31,7 @@ class DropGradient final : public torch::autograd::PostAccumulateGradHook {
 namespace kernels {
 
 // A leaf whose gradient is dropped.
-inline at::Tensor Weight(at::Tensor value) {
+inline at::Tensor TrainedWeight(at::Tensor value) {
   value.set_requires_grad(true);
   torch::autograd::impl::set_post_acc_grad_hooks(
       value, std::make_unique<DropGradient>());

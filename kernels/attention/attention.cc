@@ -15,15 +15,22 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include "base/simd/simd.h"
+#include "base/simd/tanh.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/keep.h"
@@ -39,78 +46,139 @@ constexpr int64_t kQueryBlock = 64;
 // An independent part of a sequence: a document, or all. If causal, its queries
 // are the last of its keys' positions.
 struct Part {
-  int64_t begin = 0;  // first query, and first key
+  int64_t query = 0;  // the first
+  int64_t key = 0;    // the first
   int64_t queries = 0;
   int64_t keys = 0;
-  bool causal = true;
 };
 
 template <typename Body>
 void ForParts(const AttentionLayout& layout, int64_t b, const Body& body) {
-  const bool causal = layout.shape.causal;
+  if (layout.first_keys != nullptr) {
+    // Queries before the first key see nothing.
+    const int64_t first = layout.first_keys[b];
+    const int64_t skipped =
+        std::max<int64_t>(0, first - (layout.keys - layout.queries));
+    return body(
+        Part{skipped, first, layout.queries - skipped, layout.keys - first});
+  }
   if (layout.packing == nullptr) {
-    return body(Part{0, layout.queries, layout.keys, causal});
+    return body(Part{0, 0, layout.queries, layout.keys});
   }
   for (const PackedRows::Document& document : layout.packing->row(b)) {
-    body(Part{document.begin, document.length, document.length, causal});
+    body(
+        Part{document.begin, document.begin, document.length, document.length});
   }
 }
+
+// Scores of `keys` keys, rounded up for base/simd.
+int64_t ScoreStride(int64_t keys) { return (keys + 15) / 16 * 16; }
 
 // A block of query rows of one head, and its rows of scores. Queries and keys
 // are counted from the start of the part.
 struct Block {
-  Block(const Part& part, int64_t begin)
-      : rows(std::min(kQueryBlock, part.queries - begin)),
-        first(part.causal ? part.keys - part.queries + begin : part.keys - 1),
-        keys(part.causal ? first + rows : part.keys),
-        stride((keys + 15) / 16 * 16) {}
+  Block(const AttentionShape& shape, const Part& part, int64_t query)
+      : rows(std::min(kQueryBlock, part.queries - query)),
+        last(shape.causal ? part.keys - part.queries + query : part.keys - 1),
+        window(shape.window),
+        begin(window > 0 ? std::max<int64_t>(0, last - window + 1) : 0),
+        keys((shape.causal ? last + rows : part.keys) - begin),
+        stride(ScoreStride(keys)) {}
   const int64_t rows;    // queries
-  const int64_t first;   // the last key that the first query sees
-  const int64_t keys;    // keys visible to any query of it
-  const int64_t stride;  // of its scores, rounded up for base/simd
+  const int64_t last;    // the last key that the first query sees
+  const int64_t window;  // 0: none
+  const int64_t begin;   // the first key that the first query sees
+  const int64_t keys;    // from there on, those visible to any query of it
+  const int64_t stride;  // of its scores
+
+  // The last column of scores that the first row sees.
+  int64_t first() const { return last - begin; }
+
+  // Overwrites the scores before each row's window.
+  void FillBeforeWindows(float* scores, float value) const {
+    if (window == 0) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t hidden = last + r - window + 1 - begin;
+      if (hidden > 0) std::fill_n(scores + r * stride, hidden, value);
+    }
+  }
 };
 
+// Of one part of a row, for one thread.
 std::vector<float> ScoreBuffer(const AttentionLayout& layout) {
   const PackedRows* packing = layout.packing;
+  const int64_t window = layout.shape.window;
   const int64_t queries = packing ? packing->longest() : layout.queries;
-  const int64_t keys = packing ? packing->longest() : layout.keys;
-  return std::vector<float>(std::min(kQueryBlock, queries) *
-                            ((keys + 15) / 16 * 16));
+  int64_t keys = packing ? packing->longest() : layout.keys;
+  if (window > 0) keys = std::min(keys, window + kQueryBlock - 1);
+  return std::vector<float>(std::min(kQueryBlock, queries) * ScoreStride(keys));
 }
+
+// The scores of a block: q k^T, scaled and capped. slope: the cap's derivative,
+// laid out as the scores; may be null.
+void Scores(const AttentionLayout& layout, const Block& block, ConstMatrix q,
+            ConstMatrix k, float* scores, float* slope) {
+  Gemm(Transpose::kRight, block.rows, block.keys, layout.shape.head_dim,
+       layout.scale(), q, k, 0.0f, {scores, block.stride});
+  if (layout.shape.softcap == 0.0) return;
+  TanhLoops().softcap(scores, block.rows * block.stride,
+                      static_cast<float>(layout.shape.softcap), slope);
+}
+
+// Buffers of one thread's backward, each of ScoreBuffer's size.
+struct BackwardScores {
+  explicit BackwardScores(const AttentionLayout& layout)
+      : probs(ScoreBuffer(layout)), d_scores(ScoreBuffer(layout)) {
+    if (layout.shape.softcap != 0.0) slope = ScoreBuffer(layout);
+  }
+  std::vector<float> probs, d_scores, slope;
+};
 
 // A part for one query head. Adds to dk and dv, except for the first head of a
 // group.
 void BackwardPart(const AttentionLayout& layout,
                   const AttentionBackwardBuffers& p, int64_t b, int64_t h,
-                  const Part& part, float* probs, float* d_scores) {
+                  const Part& part, BackwardScores* buffers) {
   const int64_t hd = layout.shape.head_dim, ld = layout.q_stride();
   const int64_t kld = layout.kv_stride;
-  const int64_t qo = layout.q_offset(b, h) + part.begin * ld;
-  const int64_t ko = layout.kv_offset(b, h) + part.begin * kld;
+  const int64_t qo = layout.q_offset(b, h) + part.query * ld;
+  const int64_t part_keys = layout.kv_offset(b, h) + part.key * kld;
   const float* lse = p.log_sum_exp +
-                     (b * layout.shape.heads + h) * layout.queries + part.begin;
+                     (b * layout.shape.heads + h) * layout.queries + part.query;
+  float* const probs = buffers->probs.data();
+  float* const d_scores = buffers->d_scores.data();
   float delta[kQueryBlock];
-  // From the last block on: it sees all keys, so for the first head it
-  // overwrites all of dk and dv, and the others add.
+  // From the last block on: it sees all keys but those before its window, so
+  // for the first head it overwrites dk and dv, and the others add.
   const int64_t last = (part.queries - 1) / kQueryBlock * kQueryBlock;
   for (int64_t i = last; i >= 0; i -= kQueryBlock) {
-    const Block block(part, i);
-    const float beta = i == last && h % layout.group() == 0 ? 0.0f : 1.0f;
+    const Block block(layout.shape, part, i);
+    const bool overwrite = i == last && h % layout.group() == 0;
+    const float beta = overwrite ? 0.0f : 1.0f;
+    for (int64_t key = 0; overwrite && key < block.begin; ++key) {
+      std::fill_n(p.dk + part_keys + key * kld, hd, 0.0f);
+      std::fill_n(p.dv + part_keys + key * kld, hd, 0.0f);
+    }
+    const int64_t ko = part_keys + block.begin * kld;
     const ConstMatrix q{p.q + qo + i * ld, ld};
     const ConstMatrix d_out{p.d_out + qo + i * ld, ld};
     for (int64_t r = 0; r < block.rows; ++r) {
       delta[r] = Simd().dot(d_out.data + r * ld, p.out + qo + (i + r) * ld, hd);
     }
-    Gemm(Transpose::kRight, block.rows, block.keys, hd, layout.scale(), q,
-         {p.k + ko, kld}, 0.0f, {probs, block.stride});
+    Scores(layout, block, q, {p.k + ko, kld}, probs, buffers->slope.data());
     Simd().causal_softmax(probs, block.rows, block.keys, block.stride,
-                          block.first, lse + i);
+                          block.first(), lse + i);
+    block.FillBeforeWindows(probs, 0.0f);
     Gemm(Transpose::kLeft, block.keys, hd, block.rows, 1.0f,
          {probs, block.stride}, d_out, beta, {p.dv + ko, kld});
     Gemm(Transpose::kRight, block.rows, block.keys, hd, 1.0f, d_out,
          {p.v + ko, kld}, 0.0f, {d_scores, block.stride});
     Simd().softmax_backward(probs, d_scores, block.rows, block.stride, delta,
                             layout.scale());
+    if (layout.shape.softcap != 0.0) {
+      TanhLoops().multiply(d_scores, buffers->slope.data(),
+                           block.rows * block.stride);
+    }
     Gemm(Transpose::kNone, block.rows, hd, block.keys, 1.0f,
          {d_scores, block.stride}, {p.k + ko, kld}, 0.0f,
          {p.dq + qo + i * ld, ld});
@@ -158,6 +226,11 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   }
 };
 
+double ScoreScale(const AttentionShape& shape) {
+  return shape.scale != 0.0 ? shape.scale
+                            : 1.0 / std::sqrt(double(shape.head_dim));
+}
+
 // [batch, heads, T, head_dim] of [.., heads * head_dim].
 at::Tensor PerHead(const at::Tensor& x, const AttentionShape& shape) {
   return x
@@ -165,30 +238,79 @@ at::Tensor PerHead(const at::Tensor& x, const AttentionShape& shape) {
       .transpose(1, 2);
 }
 
-// `mask`: see PackedRows; without one, by shape.causal.
+// Whether queries that are the last of `keys` positions see each key: [1, 1,
+// queries, keys] bool, or, with `first` (see CachedAttention), [batch, ..].
+// Queries before the first key see themselves, as a softmax over nothing isn't
+// a number.
+at::Tensor Band(const AttentionShape& shape, int64_t queries, int64_t keys,
+                const at::Device& device, const at::Tensor& first) {
+  const at::AutoGradMode no_gradients(false);
+  const at::Tensor key = at::arange(keys, at::dtype(at::kLong).device(device));
+  const at::Tensor query = key.narrow(0, keys - queries, queries).unsqueeze(1);
+  at::Tensor seen = key <= query;
+  if (shape.window > 0) seen &= key > query - shape.window;
+  if (!first.defined()) return seen.view({1, 1, queries, keys});
+  const at::Tensor begin = first.to(device).view({-1, 1, 1, 1});
+  return (seen & (key >= begin)) | (key == query);
+}
+
+// [.., L, head_dim] of a group's heads, for each of them.
+at::Tensor ForGroup(const at::Tensor& x, const AttentionShape& shape) {
+  return shape.heads == shape.kv_heads
+             ? x
+             : x.repeat_interleave(shape.heads / shape.kv_heads, 1);
+}
+
+// With capped scores, which ATen's fused attention doesn't know. As in
+// transformers, the softmax is float32 and rounded.
+at::Tensor CappedAttention(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, const AttentionShape& shape,
+                           const std::optional<at::Tensor>& mask) {
+  at::Tensor scores =
+      at::matmul(q, k.transpose(2, 3)) * ScoreScale(shape) / shape.softcap;
+  scores = at::tanh(scores) * shape.softcap;
+  if (mask.has_value()) {
+    scores = scores.masked_fill(mask->logical_not(),
+                                -std::numeric_limits<double>::infinity());
+  }
+  const at::Tensor probs = at::softmax(scores, -1, at::kFloat);
+  return at::matmul(probs.to(q.scalar_type()), v);
+}
+
+// `mask`: see PackedRows; without one, by shape.causal. first: see
+// CachedAttention.
 at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
                              const at::Tensor& v, const AttentionShape& shape,
-                             std::optional<at::Tensor> mask = std::nullopt) {
+                             std::optional<at::Tensor> mask = std::nullopt,
+                             const at::Tensor& first = {}) {
   const at::Tensor qh = PerHead(q, shape);
   at::Tensor kh = PerHead(k, shape), vh = PerHead(v, shape);
   const int64_t queries = qh.size(2), keys = kh.size(2);
+  const bool windowed = shape.window > 0 && keys > shape.window;
+  const bool capped = shape.softcap != 0.0;
+  if (windowed || first.defined() || (capped && shape.causal && !mask)) {
+    const at::Tensor band = Band(shape, queries, keys, q.device(), first);
+    mask = mask.has_value() ? *mask & band : band;
+  }
   bool grouped = shape.heads != shape.kv_heads;
-  if (grouped && (q.device().is_cpu() || mask.has_value())) {
+  if (grouped && (q.device().is_cpu() || mask.has_value() || capped)) {
     // ATen's fused attention doesn't support groups on CPUs, nor with a mask.
-    kh = kh.repeat_interleave(shape.heads / shape.kv_heads, 1);
-    vh = vh.repeat_interleave(shape.heads / shape.kv_heads, 1);
+    kh = ForGroup(kh, shape);
+    vh = ForGroup(vh, shape);
     grouped = false;
   }
-  const bool masked = mask.has_value();
-  const bool causal = shape.causal && !masked;
+  const bool causal = shape.causal && !mask.has_value();
   if (causal && queries != keys && queries > 1) {
     mask = at::ones({queries, keys}, q.options().dtype(at::kBool))
                .tril(keys - queries);
   }
+  std::optional<double> scale;
+  if (shape.scale != 0.0) scale = shape.scale;
   const at::Tensor out =
-      at::scaled_dot_product_attention(qh, kh, vh, mask, /*dropout_p=*/0.0,
-                                       /*is_causal=*/causal && queries == keys,
-                                       /*scale=*/std::nullopt, grouped);
+      capped ? CappedAttention(qh, kh, vh, shape, mask)
+             : at::scaled_dot_product_attention(
+                   qh, kh, vh, mask, /*dropout_p=*/0.0,
+                   /*is_causal=*/causal && queries == keys, scale, grouped);
   return out.transpose(1, 2).reshape({q.size(0), q.size(1)});
 }
 
@@ -242,7 +364,9 @@ struct AttentionBytes {
 }  // namespace
 
 float AttentionLayout::scale() const {
-  return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+  return shape.scale != 0.0
+             ? static_cast<float>(shape.scale)
+             : 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
 void AttentionForward(const AttentionLayout& layout, const float* q,
@@ -252,20 +376,23 @@ void AttentionForward(const AttentionLayout& layout, const float* q,
   const int64_t ld = layout.q_stride();
   const int64_t kld = layout.kv_stride;
   const auto head = [&](int64_t b, int64_t h, const Part& part, float* scores) {
-    const float* qh = q + layout.q_offset(b, h) + part.begin * ld;
-    const float* kh = k + layout.kv_offset(b, h) + part.begin * kld;
-    const float* vh = v + layout.kv_offset(b, h) + part.begin * kld;
-    float* oh = out + layout.q_offset(b, h) + part.begin * ld;
-    float* lse = log_sum_exp + (b * heads + h) * layout.queries + part.begin;
+    const float* qh = q + layout.q_offset(b, h) + part.query * ld;
+    const float* kh = k + layout.kv_offset(b, h) + part.key * kld;
+    const float* vh = v + layout.kv_offset(b, h) + part.key * kld;
+    float* oh = out + layout.q_offset(b, h) + part.query * ld;
+    float* lse = log_sum_exp + (b * heads + h) * layout.queries + part.query;
     float inverse_sum[kQueryBlock];
     for (int64_t i = 0; i < part.queries; i += kQueryBlock) {
-      const Block block(part, i);
-      Gemm(Transpose::kRight, block.rows, block.keys, hd, layout.scale(),
-           {qh + i * ld, ld}, {kh, kld}, 0.0f, {scores, block.stride});
+      const Block block(layout.shape, part, i);
+      Scores(layout, block, {qh + i * ld, ld}, {kh + block.begin * kld, kld},
+             scores, /*slope=*/nullptr);
+      block.FillBeforeWindows(scores, -std::numeric_limits<float>::infinity());
       Simd().causal_exp(scores, block.rows, block.keys, block.stride,
-                        block.first, inverse_sum, lse + i);
+                        block.first(), inverse_sum, lse + i);
+      block.FillBeforeWindows(scores, 0.0f);  // not quite 0
       Gemm(Transpose::kNone, block.rows, hd, block.keys, 1.0f,
-           {scores, block.stride}, {vh, kld}, 0.0f, {oh + i * ld, ld});
+           {scores, block.stride}, {vh + block.begin * kld, kld}, 0.0f,
+           {oh + i * ld, ld});
       for (int64_t r = 0; r < block.rows; ++r) {
         Simd().scale(oh + (i + r) * ld, hd, inverse_sum[r]);
       }
@@ -287,14 +414,12 @@ void AttentionBackward(const AttentionLayout& layout,
   const int64_t kv_heads = layout.shape.kv_heads;
   at::parallel_for(
       0, layout.shape.batch * kv_heads, 1, [&](int64_t begin, int64_t end) {
-        std::vector<float> probs = ScoreBuffer(layout);
-        std::vector<float> d_scores = ScoreBuffer(layout);
+        BackwardScores scores(layout);
         for (int64_t i = begin; i < end; ++i) {
           const int64_t first = i % kv_heads * layout.group();
           for (int64_t h = first; h < first + layout.group(); ++h) {
             ForParts(layout, i / kv_heads, [&](const Part& part) {
-              BackwardPart(layout, buffers, i / kv_heads, h, part, probs.data(),
-                           d_scores.data());
+              BackwardPart(layout, buffers, i / kv_heads, h, part, &scores);
             });
           }
         }
@@ -304,6 +429,8 @@ void AttentionBackward(const AttentionLayout& layout,
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, const AttentionShape& shape,
                      const Packing& packing) {
+  TORCH_CHECK(shape.causal || shape.window == 0,
+              "a window is for causal attention");
   if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
   return packing ? ComposedPackedAttention(q, k, v, shape, *packing)
                  : ComposedAttention(q, k, v, shape);
@@ -348,16 +475,22 @@ void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
 }
 
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const AttentionShape& shape) {
+                           const at::Tensor& v, const AttentionShape& shape,
+                           const at::Tensor& first) {
   TORCH_CHECK(shape.causal, "a cache of keys is for causal attention");
-  if (!FastPath(q)) return ComposedAttention(q, k, v, shape);
+  if (!FastPath(q)) {
+    return ComposedAttention(q, k, v, shape, std::nullopt, first);
+  }
   AttentionLayout layout;
   layout.shape = shape;
   layout.queries = q.size(0) / shape.batch;
   layout.keys = k.size(1);
   layout.kv_batch_stride = k.stride(0);
   layout.kv_stride = k.stride(1);
-  at::Tensor out = at::empty(q.sizes(), q.options());
+  if (first.defined()) layout.first_keys = first.const_data_ptr<int64_t>();
+  // Queries before the first key stay 0.
+  at::Tensor out = first.defined() ? at::zeros(q.sizes(), q.options())
+                                   : at::empty(q.sizes(), q.options());
   std::vector<float> log_sum_exp(shape.batch * shape.heads * layout.queries);
   AttentionForward(layout, ConstData(q), ConstData(k), ConstData(v), Data(out),
                    log_sum_exp.data());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention with grouped queries, causal or bidirectional: softmax(q k^T /
-// sqrt(head_dim)) v, where query head h reads key-value head h / (heads /
-// kv_heads).
+// Attention with grouped queries, causal or bidirectional: softmax(q k^T *
+// scale) v, where query head h reads key-value head h / (heads / kv_heads).
+// Scores may be capped and keys limited to a window.
 #ifndef CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_
 #define CAPSTAN_KERNELS_ATTENTION_ATTENTION_H_
 
@@ -65,6 +65,11 @@ struct AttentionShape {
   int64_t head_dim = 1;
   // Whether a query sees only the keys up to its own position, or all.
   bool causal = true;
+  double scale = 0.0;    // of scores; 0: 1 / sqrt(head_dim)
+  double softcap = 0.0;  // scores become cap * tanh(score / cap); 0: none
+  // A query at position t sees only keys after t - window; 0: all. For causal
+  // attention.
+  int64_t window = 0;
 };
 
 // Attention within each sequence, or each document of a packed one, with
@@ -76,9 +81,12 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
 
 // Causal attention without gradients for T queries, the last of L positions. k,
 // v: [batch, L, kv_heads * head_dim], with any strides in the first two
-// dimensions.
+// dimensions. first: [batch] int64 on the CPU, the first key of each sequence
+// that exists, as after padding on the left; undefined: 0. The rows of queries
+// before it hold any finite numbers.
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const AttentionShape& shape);
+                           const at::Tensor& v, const AttentionShape& shape,
+                           const at::Tensor& first = {});
 
 // Adds to `ledger` what Attention leaves on the CPU for q [rows, ..]: its
 // output and what it keeps, which includes k and v or copies of them.
@@ -110,10 +118,12 @@ struct AttentionLayout {
   int64_t kv_stride = 0;
   // The documents of each sequence; null: one each. Requires T = L.
   const PackedRows* packing = nullptr;
+  // For forward alone, see CachedAttention: [batch], or null.
+  const int64_t* first_keys = nullptr;
 
   int64_t group() const { return shape.heads / shape.kv_heads; }
   int64_t q_stride() const { return shape.heads * shape.head_dim; }
-  float scale() const;  // 1 / sqrt(head_dim)
+  float scale() const;
   // Of query head h of sequence b, and of the kv head that it reads.
   int64_t q_offset(int64_t b, int64_t h) const {
     return b * queries * q_stride() + h * shape.head_dim;

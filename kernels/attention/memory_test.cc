@@ -14,7 +14,7 @@ void Compare(const AttentionShape& shape, int64_t length, at::ScalarType dtype,
              double bound) {
   const int64_t rows = shape.batch * length;
   const auto input = [&](int64_t heads) {
-    return Weight(at::randn({rows, heads * shape.head_dim}).to(dtype));
+    return TrainedWeight(at::randn({rows, heads * shape.head_dim}).to(dtype));
   };
   const at::Tensor q = input(shape.heads);
   const at::Tensor k = input(shape.kv_heads), v = input(shape.kv_heads);

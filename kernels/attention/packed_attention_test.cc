@@ -9,6 +9,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
@@ -65,6 +66,19 @@ std::vector<Case> Cases() {
                                 {3, 4, 2, 8, causal}},
                                {{{150}, {149, 1}}, {2, 2, 1, 16, causal}}});
   }
+  // Windows, soft-caps and scales, as in Gemma 2: all at once.
+  const Lengths lengths = {{65, 1, 64, 7}, {3, 130, 1, 3}, {137}};
+  AttentionShape shape = {3, 4, 2, 8};
+  for (const int64_t window : {1, 5, 63, 64, 70}) {
+    shape.window = window;
+    cases.push_back({lengths, shape});
+  }
+  for (const bool causal : {true, false}) {
+    cases.push_back({lengths, {3, 4, 2, 8, causal, 0.5, 3.0}});
+  }
+  cases.push_back({lengths, {3, 4, 2, 8, true, 0.25, 0.0}});
+  cases.push_back({lengths, {3, 4, 2, 8, true, 0.5, 2.0, 9}});
+  cases.push_back({{{200}}, {1, 3, 1, 4, true, 0.5, 2.0, 67}});
   return cases;
 }
 
@@ -85,11 +99,17 @@ at::Tensor PlainAttention(const Tensors& in, const AttentionShape& shape,
   if (shape.causal) {
     hidden = hidden | (t.unsqueeze(0) > t.unsqueeze(1)).unsqueeze(0);
   }
-  const at::Tensor scores =
-      (at::matmul(heads(in[0], 1), heads(in[1], group).transpose(2, 3)) /
-       std::sqrt(double(hd)))
-          .masked_fill(hidden.unsqueeze(1),
-                       -std::numeric_limits<double>::infinity());
+  if (shape.window > 0) {
+    hidden = hidden | (t.unsqueeze(0) <= t.unsqueeze(1) - shape.window);
+  }
+  at::Tensor scores =
+      at::matmul(heads(in[0], 1), heads(in[1], group).transpose(2, 3)) *
+      (shape.scale != 0.0 ? shape.scale : 1.0 / std::sqrt(double(hd)));
+  if (shape.softcap != 0.0) {
+    scores = at::tanh(scores / shape.softcap) * shape.softcap;
+  }
+  scores = scores.masked_fill(hidden.unsqueeze(1),
+                              -std::numeric_limits<double>::infinity());
   return at::matmul(at::softmax(scores, -1), heads(in[2], group))
       .transpose(1, 2)
       .reshape(in[0].sizes());
@@ -171,8 +191,7 @@ TEST(PackedAttentionTest, OneDocumentARowIsNoPacking) {
 }
 
 TEST(PackedAttentionTest, SameBitsOnAnyNumberOfThreads) {
-  for (const int i : {2, 6}) {  // causal and not
-    const Case c = Cases()[i];
+  for (const Case& c : Cases()) {
     const Tensors inputs = c.Inputs();
     at::set_num_threads(1);
     const Tensors one = RunBoth(c.Packed(), inputs, at::kFloat);
@@ -210,11 +229,11 @@ TEST(PackedAttentionTest, RopeTakesATableOfEachTokensPosition) {
   for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor x = Wave({6, 16}).to(type);
     at::Tensor packed = x.clone();
-    ApplyRope(gathered, RopeDirection::kForward, packed);
+    ApplyRope(gathered, RopeDirection::kForward, 8, packed);
     int64_t begin = 0;
     for (int64_t length : {2, 1, 3}) {
       at::Tensor alone = x.narrow(0, begin, length).clone();
-      ApplyRope(table.narrow(0, 0, length), RopeDirection::kForward, alone);
+      ApplyRope(table.narrow(0, 0, length), RopeDirection::kForward, 8, alone);
       EXPECT_TRUE(at::equal(packed.narrow(0, begin, length), alone));
       begin += length;
     }

@@ -21,7 +21,7 @@ EncoderBlockShape Shape(at::ScalarType dtype, bool last_only, bool dropout) {
 
 OperatorMemory Measured(const EncoderBlockShape& s) {
   const auto weight = [&](at::IntArrayRef shape) {
-    return Weight((at::randn(shape) * 0.1).to(s.dtype));
+    return TrainedWeight((at::randn(shape) * 0.1).to(s.dtype));
   };
   const EncoderBlockWeights weights = {weight({3 * kWidth, kWidth}),
                                        weight({3 * kWidth}),

@@ -41,10 +41,19 @@ at::Tensor Plain(const at::Tensor& x, const at::Tensor& w, const at::Tensor& a,
   return x.mm(w.t()) + kScale * x.mm(a.t()).mm(b.t());
 }
 
-TEST(AdapterTest, LinearAdd) {
+TransformerBlockOptions Options() {
+  TransformerBlockOptions options;
+  options.eps = kEps;
+  return options;
+}
+
+TEST(AdapterTest, AttentionOutput) {
   ExpectSame(
       [](const Tensors& in) {
-        return LinearAdd(in[0], in[1], in[2], MakeAdapter(in[3], in[4]));
+        TransformerBlockWeights w;
+        w.output = in[1];
+        w.output_adapter = MakeAdapter(in[3], in[4]);
+        return AttentionOutput(in[0], in[2], w, Options());
       },
       [](const Tensors& in) {
         return in[2] + Plain(in[0], in[1], in[3], in[4]);
@@ -68,7 +77,10 @@ TEST(AdapterTest, AttentionInput) {
         AttentionWeights w = {in[1], in[2], in[3], in[4]};
         w.adapters[0] = MakeAdapter(in[5], in[6]);
         w.adapters[2] = MakeAdapter(in[7], in[8]);
-        const QueryKeyValue out = AttentionInput(in[0], w, kEps, table);
+        TransformerBlockOptions options = Options();
+        options.shape.head_dim = kHeadDim;
+        options.rope_table = table;
+        const QueryKeyValue out = AttentionInput(in[0], w, options);
         return at::cat({out.q, out.k, out.v}, 1);
       },
       [&](const Tensors& in) {
@@ -92,7 +104,8 @@ TEST(AdapterTest, GatedMlp) {
           w.adapters[1] = MakeAdapter(in[7], in[8]);
           w.adapters[2] = MakeAdapter(in[9], in[10]);
           // Every input has a gradient.
-          return GatedMlp(in[0], w, kEps) + (in[5].sum() + in[6].sum()) * 0.0;
+          return GatedMlp(in[0], w, Options()) +
+                 (in[5].sum() + in[6].sum()) * 0.0;
         },
         [&](const Tensors& in) {
           const at::Tensor n = PlainNorm(in[0], in[1]);

@@ -1,26 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/layers/block_parts.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/silu_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <cmath>
 #include <utility>
 #include <vector>
 
-#include "base/profile.h"
-#include "base/simd/simd.h"
-#include "kernels/cuda/dispatch.h"
-#include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
+#include "kernels/layers/stored_linear.h"
 
 namespace capstan::kernels {
 
@@ -29,206 +21,343 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void ComposedRope(const at::Tensor& table, RopeDirection direction,
-                  at::Tensor& x) {
-  const int64_t positions = table.size(0), head_dim = table.size(1);
-  const int64_t half = head_dim / 2;
-  at::Tensor heads = x.view({x.size(0) / positions, positions, -1, head_dim});
-  const at::Tensor c = table.narrow(1, 0, half).unsqueeze(1);
-  at::Tensor s = table.narrow(1, half, half).unsqueeze(1);
-  if (direction == RopeDirection::kBackward) s = -s;
-  const at::Tensor a = heads.narrow(3, 0, half).to(at::kFloat);
-  const at::Tensor b = heads.narrow(3, half, half).to(at::kFloat);
-  heads.copy_(at::cat({a * c - b * s, b * c + a * s}, 3));
+constexpr int kX = 0;  // x is each node's first input
+
+// The norm before a branch; without a weight, none.
+struct InputNorm {
+  at::Tensor weight;
+  double eps = 0.0;
+  bool plus_one = false;
+  int input = -1;  // of the node
+
+  // The normalised rows, and what backward needs.
+  RmsNormResult Forward(const at::Tensor& x) const {
+    if (!weight.defined()) return {x, at::Tensor()};
+    return RmsNormForward(x, weight, eps, plus_one);
+  }
+  at::Tensor Again(const at::Tensor& x, const at::Tensor& rstd) const {
+    return weight.defined() ? RmsNormAgain(x, weight, rstd, plus_one) : x;
+  }
+  // To x, plus `residual` if defined; and to the weight.
+  void Backward(AutogradContext* ctx, const at::Tensor& dn, const at::Tensor& x,
+                const at::Tensor& rstd, const at::Tensor& residual,
+                variable_list* gradients) const {
+    if (!weight.defined()) {
+      (*gradients)[kX] = residual.defined() ? dn + residual : dn;
+      return;
+    }
+    RmsNormGradients made = RmsNormBackward(
+        dn, x, weight, rstd, residual, ctx->needs_input_grad(input), plus_one);
+    (*gradients)[kX] = std::move(made.x);
+    (*gradients)[input] = std::move(made.weight);
+  }
+};
+
+at::Tensor Rows(const at::Tensor& like, int64_t width) {
+  return at::empty({like.size(0), width}, like.options().requires_grad(false));
 }
 
-class AttentionInputFunction
-    : public torch::autograd::Function<AttentionInputFunction> {
+// y_i = n W_i^T with n = norm(x), of which the first `rotated` get a rope.
+struct ProjectionsCall {
+  InputNorm norm;
+  std::vector<StoredLinear> stored;
+  std::vector<LinearPart> parts;
+  int rotated = 0;
+  at::Tensor rope_table;
+  int64_t head_dim = 0;
+  int inputs = 0;  // of the node
+};
+
+class ProjectionsFunction
+    : public torch::autograd::Function<ProjectionsFunction> {
  public:
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
-                               const at::Tensor& norm, const at::Tensor& wq,
-                               const at::Tensor& wk, const at::Tensor& wv,
-                               const at::Tensor& rope_table,
-                               at::TensorList adapter_tensors, double eps,
-                               c10::ArrayRef<Adapter> adapters) {
-    const RmsNormResult n = RmsNormForward(x, norm, eps);
+  static variable_list forward(AutogradContext* ctx, at::TensorList inputs,
+                               const ProjectionsCall& call) {
+    const at::Tensor& x = inputs[kX];
+    const RmsNormResult n = call.norm.Forward(x);
     variable_list out;
-    for (const at::Tensor& weight : {wq, wk, wv}) {
-      out.push_back(MatMul(n.y, weight.t()));
-      AddAdapter(adapters[out.size() - 1], n.y, out.back());
+    for (const LinearPart& part : call.parts) {
+      out.push_back(Rows(x, part.rows()));
+      ForwardInto(part, n.y, out.back());
     }
-    ApplyRope(rope_table, RopeDirection::kForward, out[0]);
-    ApplyRope(rope_table, RopeDirection::kForward, out[1]);
-    ctx->save_for_backward({x, norm, wq, wk, wv, n.rstd, rope_table});
-    Keep(ctx, adapters.vec());
+    for (int i = 0; i < call.rotated; ++i) {
+      ApplyRope(call.rope_table, RopeDirection::kForward, call.head_dim,
+                out[i]);
+    }
+    ctx->save_for_backward({x, n.rstd});
+    Keep(ctx, call);
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &norm = saved[1], &rstd = saved[5];
-    const at::Tensor& rope_table = saved[6];
-    const auto& adapters = KeptOf<std::vector<Adapter>>(ctx);
-    const at::Tensor n = RmsNormAgain(x, norm, rstd);
+    const at::Tensor &x = saved[0], &rstd = saved[1];
+    const auto& call = KeptOf<ProjectionsCall>(ctx);
+    const at::Tensor n = call.norm.Again(x, rstd);
+    std::vector<StoredGradients> gradients;
+    for (const StoredLinear& stored : call.stored) {
+      gradients.emplace_back(stored, ctx, /*sink=*/nullptr);
+    }
     at::Tensor dn;
-    variable_list out(6);
-    for (int i = 0; i < 3; ++i) {  // q, k, v
-      const at::Tensor& weight = saved[2 + i];
+    for (size_t i = 0; i < call.parts.size(); ++i) {
+      const LinearPart& part = call.parts[i];
       // Newly made by attention, and used only here.
       at::Tensor dy = grads[i].contiguous();
-      if (i < 2) ApplyRope(rope_table, RopeDirection::kBackward, dy);
-      if (ctx->needs_input_grad(2 + i)) {
-        out[2 + i] = MatMul(dy.t(), n);
+      if (static_cast<int>(i) < call.rotated) {
+        ApplyRope(call.rope_table, RopeDirection::kBackward, call.head_dim, dy);
       }
-      if (i == 0) {
-        dn = MatMul(dy, weight);
-      } else {
-        MatMulInto(dn, dy, weight, /*beta=*/1.0);
-      }
-      const AdapterBackward adapter(adapters[i], dy);
-      adapter.AddTo(dn);
-      adapter.AppendWeights(n, &out);
+      gradients[part.of].Add(part, n, dy);
+      if (i == 0) dn = Rows(x, x.size(1));
+      BackwardInto(part, dy, dn, i == 0 ? 0.0 : 1.0);
     }
-    RmsNormGradients gradients = RmsNormBackward(
-        dn, x, norm, rstd, at::Tensor(), ctx->needs_input_grad(1));
-    out[0] = gradients.x;
-    out[1] = gradients.weight;
-    out.resize(out.size() + 2);  // eps, adapters
+    variable_list out(call.inputs + 1);  // and the call
+    for (StoredGradients& of : gradients) of.MoveTo(&out);
+    call.norm.Backward(ctx, dn, x, rstd, at::Tensor(), &out);
     return out;
   }
 };
 
-class LinearAddFunction : public torch::autograd::Function<LinearAddFunction> {
+// The norm of queries or keys, then rope.
+struct NormRopeCall {
+  TransformerBlockOptions options;
+};
+
+class NormRopeFunction : public torch::autograd::Function<NormRopeFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight,
-                            const at::Tensor& residual,
-                            at::TensorList adapter_tensors,
-                            const Adapter& adapter) {
-    ctx->save_for_backward({x, weight});
-    Keep(ctx, adapter);
-    at::Tensor out = residual.clone();
-    MatMulInto(out, x, weight.t(), /*beta=*/1.0);
-    AddAdapter(adapter, x, out);
-    return out;
+                            const NormRopeCall& call) {
+    const TransformerBlockOptions& o = call.options;
+    RmsNormResult n = RmsNormForward(x.view({-1, weight.size(0)}), weight,
+                                     o.eps, o.norm_plus_one);
+    at::Tensor y = n.y.view(x.sizes());
+    ApplyRope(o.rope_table, RopeDirection::kForward, o.shape.head_dim, y);
+    ctx->save_for_backward({x, weight, n.rstd});
+    Keep(ctx, call);
+    return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &dy = grads[0];
-    const AdapterBackward adapter(KeptOf<Adapter>(ctx), dy);
-    variable_list out(3);
-    if (ctx->needs_input_grad(0)) {
-      out[0] = MatMul(dy, weight);
-      adapter.AddTo(out[0]);
-    }
-    if (ctx->needs_input_grad(1)) out[1] = MatMul(dy.t(), x);
-    out[2] = dy;
-    adapter.AppendWeights(x, &out);
-    out.emplace_back();  // the adapter
+    const at::Tensor &x = saved[0], &weight = saved[1], &rstd = saved[2];
+    const TransformerBlockOptions& o = KeptOf<NormRopeCall>(ctx).options;
+    // Newly made by attention, and used only here.
+    at::Tensor dy = grads[0].contiguous();
+    ApplyRope(o.rope_table, RopeDirection::kBackward, o.shape.head_dim, dy);
+    const at::IntArrayRef by_norm = {-1, weight.size(0)};
+    RmsNormGradients made = RmsNormBackward(
+        dy.view(by_norm), x.view(by_norm), weight, rstd, at::Tensor(),
+        ctx->needs_input_grad(1), o.norm_plus_one);
+    return {made.x.view(x.sizes()), made.weight, at::Tensor()};
+  }
+};
+
+// y = x W^T + bias, plus residual if there is one.
+struct LinearCall {
+  StoredLinear stored;
+  LinearPart part;
+  int residual = -1;  // the input
+  int inputs = 0;
+};
+
+class LinearFunction : public torch::autograd::Function<LinearFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, at::TensorList inputs,
+                            const LinearCall& call) {
+    const at::Tensor& x = inputs[kX];
+    ctx->save_for_backward({x});
+    Keep(ctx, call);
+    const bool add = call.residual >= 0;
+    at::Tensor out =
+        add ? inputs[call.residual].clone() : Rows(x, call.part.rows());
+    ForwardInto(call.part, x, out, add ? 1.0 : 0.0);
     return out;
   }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const at::Tensor& dy = grads[0];
+    const auto& call = KeptOf<LinearCall>(ctx);
+    variable_list out(call.inputs + 1);
+    if (ctx->needs_input_grad(kX)) {
+      out[kX] = Rows(x, x.size(1));
+      BackwardInto(call.part, dy, out[kX]);
+    }
+    StoredGradients gradients(call.stored, ctx, /*sink=*/nullptr);
+    gradients.Add(call.part, x, dy);
+    gradients.MoveTo(&out);
+    if (call.residual >= 0) out[call.residual] = dy;
+    return out;
+  }
+};
+
+// (act(gate) * up) Wdown^T, plus x if `add`.
+struct MlpCall {
+  InputNorm norm;
+  Activation activation = Activation::kSilu;
+  bool add = true;
+  std::vector<StoredLinear> stored;  // the last: down
+  LinearPart gate, up, down;
+  int inputs = 0;
 };
 
 class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& norm, const at::Tensor& w_gate,
-                            const at::Tensor& w_up, const at::Tensor& w_down,
-                            at::TensorList adapter_tensors, double eps,
-                            c10::ArrayRef<Adapter> adapters) {
-    const RmsNormResult n = RmsNormForward(x, norm, eps);
-    const at::Tensor gate = MatMul(n.y, w_gate.t());
-    AddAdapter(adapters[0], n.y, gate);
-    const at::Tensor up = MatMul(n.y, w_up.t());
-    AddAdapter(adapters[1], n.y, up);
-    ctx->save_for_backward({x, norm, w_gate, w_up, w_down, n.rstd, gate, up});
-    Keep(ctx, adapters.vec());
-    const at::Tensor activation = SwiGlu(gate, up);
-    at::Tensor out = x.clone();
-    MatMulInto(out, activation, w_down.t(), /*beta=*/1.0);
-    AddAdapter(adapters[2], activation, out);
+  static at::Tensor forward(AutogradContext* ctx, at::TensorList inputs,
+                            const MlpCall& call) {
+    const at::Tensor& x = inputs[kX];
+    const RmsNormResult n = call.norm.Forward(x);
+    const at::Tensor gate = Rows(x, call.gate.rows());
+    ForwardInto(call.gate, n.y, gate);
+    const at::Tensor up = Rows(x, call.up.rows());
+    ForwardInto(call.up, n.y, up);
+    ctx->save_for_backward({x, n.rstd, gate, up});
+    Keep(ctx, call);
+    const at::Tensor activation = Gated(call.activation, gate, up);
+    at::Tensor out = call.add ? x.clone() : Rows(x, call.down.rows());
+    ForwardInto(call.down, activation, out, call.add ? 1.0 : 0.0);
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &norm = saved[1], &w_gate = saved[2];
-    const at::Tensor &w_up = saved[3], &w_down = saved[4], &rstd = saved[5];
-    const at::Tensor &gate = saved[6], &up = saved[7];
+    const at::Tensor &x = saved[0], &rstd = saved[1];
+    const at::Tensor &gate = saved[2], &up = saved[3];
     const at::Tensor dy = grads[0].contiguous();
-    const auto& adapters = KeptOf<std::vector<Adapter>>(ctx);
-    variable_list out(5), of_down;
-    const AdapterBackward down(adapters[2], dy);
-    at::Tensor d_activation = MatMul(dy, w_down);
-    down.AddTo(d_activation);
-    SwiGluGradients d = SwiGluBackward(gate, up, std::move(d_activation));
-    if (ctx->needs_input_grad(4)) {
-      out[4] = MatMul(dy.t(), d.activation);
+    const auto& call = KeptOf<MlpCall>(ctx);
+    std::vector<StoredGradients> gradients;
+    for (const StoredLinear& stored : call.stored) {
+      gradients.emplace_back(stored, ctx, /*sink=*/nullptr);
     }
-    down.AppendWeights(d.activation, &of_down);
+    at::Tensor d_activation = Rows(x, call.down.columns());
+    BackwardInto(call.down, dy, d_activation);
+    GatedGradients d =
+        GatedBackward(call.activation, gate, up, std::move(d_activation));
+    gradients[call.down.of].Add(call.down, d.activation, dy);
     d.activation.reset();
-    const at::Tensor n = RmsNormAgain(x, norm, rstd);
-    if (ctx->needs_input_grad(2)) out[2] = MatMul(d.gate.t(), n);
-    if (ctx->needs_input_grad(3)) out[3] = MatMul(d.up.t(), n);
-    at::Tensor dn = MatMul(d.gate, w_gate);
-    MatMulInto(dn, d.up, w_up, /*beta=*/1.0);
-    for (int i = 0; i < 2; ++i) {
-      const AdapterBackward adapter(adapters[i], i == 0 ? d.gate : d.up);
-      adapter.AddTo(dn);
-      adapter.AppendWeights(n, &out);
-    }
-    out.insert(out.end(), of_down.begin(), of_down.end());
-    RmsNormGradients gradients =
-        RmsNormBackward(dn, x, norm, rstd, dy, ctx->needs_input_grad(1));
-    out[0] = gradients.x;
-    out[1] = gradients.weight;
-    out.resize(out.size() + 2);  // eps, adapters
+    const at::Tensor n = call.norm.Again(x, rstd);
+    gradients[call.gate.of].Add(call.gate, n, d.gate);
+    gradients[call.up.of].Add(call.up, n, d.up);
+    const at::Tensor dn = Rows(x, x.size(1));
+    LinearBackwardInto(dn, d.gate, call.gate.weight);
+    LinearBackwardInto(dn, d.up, call.up.weight, /*beta=*/1.0);
+    AdapterBackward(call.gate.adapter, d.gate).AddTo(dn);
+    AdapterBackward(call.up.adapter, d.up).AddTo(dn);
+    variable_list out(call.inputs + 1);
+    for (StoredGradients& of : gradients) of.MoveTo(&out);
+    call.norm.Backward(ctx, dn, x, rstd, call.add ? dy : at::Tensor(), &out);
     return out;
   }
 };
 
-}  // namespace
-
-at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta) {
-  const int64_t half = head_dim / 2;
-  at::Tensor table = at::empty({positions, head_dim}, at::kFloat);
-  float* row = table.mutable_data_ptr<float>();
-  for (int64_t p = 0; p < positions; ++p, row += head_dim) {
-    for (int64_t i = 0; i < half; ++i) {
-      // Frequency and angle are rounded to float32 to match transformers'
-      // modeling_rope_utils.py.
-      const float inverse = static_cast<float>(
-          1.0 / std::pow(theta, static_cast<double>(2 * i) / head_dim));
-      const float angle = static_cast<float>(p) * inverse;
-      row[i] = std::cos(angle);
-      row[half + i] = std::sin(angle);
-    }
-  }
-  return table;
+// Adds the stored ones and the norm to a node's inputs, after x.
+NodeInputs InputsOf(const at::Tensor& x, InputNorm* norm,
+                    std::vector<StoredLinear>* stored) {
+  NodeInputs inputs;
+  inputs.Add(x);
+  norm->input = inputs.Add(norm->weight);
+  for (StoredLinear& of : *stored) of.AddTo(&inputs);
+  return inputs;
 }
 
-void ApplyRope(const at::Tensor& table, RopeDirection direction,
-               at::Tensor& x) {
-  const ProfileScope profile("rope");
-  const float sign = direction == RopeDirection::kForward ? 1.0f : -1.0f;
-  if (const auto* cuda = cuda::For(x)) return cuda::Rope(*cuda, table, sign, x);
-  if (!HasRowKernels(x)) return ComposedRope(table, direction, x);
-  const int64_t positions = table.size(0), head_dim = table.size(1);
-  const int64_t half = head_dim / 2, width = x.size(1);
-  const float* angles = table.const_data_ptr<float>();
-  WithStorage(x.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    T* xp = WriteAs<T>(x);
-    at::parallel_for(
-        0, x.size(0), RowGrain(width), [&](int64_t r, int64_t end) {
-          for (; r < end; ++r) {
-            const float* row = angles + r % positions * head_dim;
-            Simd().rows<T>().rotate(row, row + half, sign, width / head_dim,
-                                    half, xp + r * width);
-          }
-        });
-  });
+// residual + RmsNorm(branch).
+at::Tensor AddNormalised(const at::Tensor& residual, const at::Tensor& branch,
+                         const at::Tensor& norm,
+                         const TransformerBlockOptions& options) {
+  return residual + RmsNorm(branch, norm, options.eps, options.norm_plus_one);
+}
+
+}  // namespace
+
+std::vector<StoredLinear> AttentionMatrices(
+    const AttentionWeights& w, const TransformerBlockOptions& options,
+    std::vector<LinearPart>* parts) {
+  const AttentionShape& shape = options.shape;
+  const auto& to = options.parameters;
+  std::vector<StoredLinear> stored = {
+      {w.q, w.q_bias, w.adapters[0], to[kQueryMatrix]}};
+  if (w.k.defined()) {
+    stored.push_back({w.k, w.k_bias, w.adapters[1], to[kKeyMatrix]});
+    stored.push_back({w.v, w.v_bias, w.adapters[2], to[kValueMatrix]});
+    *parts = {{stored[0], 0}, {stored[1], 1}, {stored[2], 2}};
+    return stored;
+  }
+  const int64_t q = shape.heads * shape.head_dim;
+  const int64_t kv = shape.kv_heads * shape.head_dim;
+  *parts = {
+      {stored[0], 0, 0, q}, {stored[0], 0, q, kv}, {stored[0], 0, q + kv, kv}};
+  return stored;
+}
+
+std::vector<StoredLinear> MlpMatrices(const GatedMlpWeights& w,
+                                      const std::array<int, 7>& to,
+                                      std::vector<LinearPart>* parts) {
+  std::vector<StoredLinear> stored = {
+      {w.gate, w.gate_bias, w.adapters[0], to[kGateMatrix]}};
+  if (w.up.defined()) {
+    stored.push_back({w.up, w.up_bias, w.adapters[1], to[kUpMatrix]});
+    *parts = {{stored[0], 0}, {stored[1], 1}};
+  } else {
+    const int64_t inner = w.gate.rows() / 2;
+    *parts = {{stored[0], 0, 0, inner}, {stored[0], 0, inner, inner}};
+  }
+  stored.push_back({w.down, w.down_bias, w.adapters[2], to[kDownMatrix]});
+  parts->emplace_back(stored.back(), static_cast<int>(stored.size()) - 1);
+  return stored;
+}
+
+QueryKeyValue AttentionInput(const at::Tensor& x,
+                             const AttentionWeights& weights,
+                             const TransformerBlockOptions& options) {
+  const bool normed = weights.q_norm.defined();
+  TORCH_CHECK(normed == weights.k_norm.defined(),
+              "queries and keys are both normalised, or neither is");
+  ProjectionsCall call;
+  call.norm = {weights.norm, options.eps, options.norm_plus_one};
+  call.stored = AttentionMatrices(weights, options, &call.parts);
+  call.rotated = normed ? 0 : 2;
+  call.rope_table = options.rope_table;
+  call.head_dim = options.shape.head_dim;
+  const NodeInputs inputs = InputsOf(x, &call.norm, &call.stored);
+  call.inputs = static_cast<int>(inputs.tensors().size());
+  const variable_list out = ProjectionsFunction::apply(inputs.tensors(), call);
+  if (!normed) return {out[0], out[1], out[2]};
+  const NormRopeCall rope = {options};
+  return {NormRopeFunction::apply(out[0], weights.q_norm, rope),
+          NormRopeFunction::apply(out[1], weights.k_norm, rope), out[2]};
+}
+
+at::Tensor AttentionOutput(const at::Tensor& mixed, const at::Tensor& x,
+                           const TransformerBlockWeights& weights,
+                           const TransformerBlockOptions& options) {
+  LinearCall call;
+  call.stored = {weights.output, weights.output_bias, weights.output_adapter};
+  call.part = {call.stored, 0};
+  NodeInputs inputs;
+  inputs.Add(mixed);
+  call.stored.AddTo(&inputs);
+  const at::Tensor& norm = weights.attention_post_norm;
+  if (!norm.defined()) call.residual = inputs.Add(x);
+  call.inputs = static_cast<int>(inputs.tensors().size());
+  const at::Tensor out = LinearFunction::apply(inputs.tensors(), call);
+  return norm.defined() ? AddNormalised(x, out, norm, options) : out;
+}
+
+at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
+                    const TransformerBlockOptions& options) {
+  MlpCall call;
+  call.norm = {weights.norm, options.eps, options.norm_plus_one};
+  call.activation = options.activation;
+  call.add = !weights.post_norm.defined();
+  std::vector<LinearPart> parts;
+  call.stored = MlpMatrices(weights, options.parameters, &parts);
+  call.gate = parts[0];
+  call.up = parts[1];
+  call.down = parts[2];
+  const NodeInputs inputs = InputsOf(x, &call.norm, &call.stored);
+  call.inputs = static_cast<int>(inputs.tensors().size());
+  const at::Tensor out = GatedMlpFunction::apply(inputs.tensors(), call);
+  return call.add ? out : AddNormalised(x, out, weights.post_norm, options);
 }
 
 void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger) {
@@ -248,77 +377,16 @@ void PlanAttentionInputBackward(const TransformerBlockShape& s,
   PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
 }
 
-QueryKeyValue AttentionInput(const at::Tensor& x,
-                             const AttentionWeights& weights, double eps,
-                             const at::Tensor& rope_table) {
-  const variable_list out = AttentionInputFunction::apply(
-      x, weights.norm, weights.q, weights.k, weights.v, rope_table,
-      at::TensorList(AdapterTensors(weights.adapters)), eps,
-      c10::ArrayRef<Adapter>(weights.adapters));
-  return {out[0], out[1], out[2]};
-}
-
-at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
-                     const at::Tensor& residual, const Adapter& adapter) {
-  return LinearAddFunction::apply(
-      x, weight, residual, at::TensorList(AdapterTensors(adapter)), adapter);
-}
-
-void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger) {
+void PlanAttentionOutput(const TransformerBlockShape& s, MemoryLedger* ledger) {
   ledger->Take(s.x());
   ledger->Pass(s.Linear(kOutputMatrix).forward);
 }
 
-void PlanLinearAddBackward(const TransformerBlockShape& s,
-                           MemoryLedger* ledger) {
+void PlanAttentionOutputBackward(const TransformerBlockShape& s,
+                                 MemoryLedger* ledger) {
   const LinearMemory output = s.Linear(kOutputMatrix);
   ledger->Take(s.q());
   ledger->Pass(output.gradients + output.backward);
-}
-
-at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up) {
-  const ProfileScope profile("swiglu");
-  if (const auto* cuda = cuda::For(gate)) return cuda::SwiGlu(*cuda, gate, up);
-  if (!HasRowKernels(gate) || !HasRowKernels(up)) return at::silu(gate) * up;
-  at::Tensor out = at::empty_like(gate);
-  WithStorage(gate.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    const T *g = ReadAs<T>(gate), *u = ReadAs<T>(up);
-    T* o = WriteAs<T>(out);
-    at::parallel_for(0, gate.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
-      Simd().rows<T>().swiglu(g + i, u + i, end - i, o + i);
-    });
-  });
-  return out;
-}
-
-SwiGluGradients SwiGluBackward(const at::Tensor& gate, const at::Tensor& up,
-                               at::Tensor d_activation) {
-  const ProfileScope profile("swiglu");
-  if (const auto* cuda = cuda::For(gate)) {
-    SwiGluGradients out{at::empty_like(gate), at::empty_like(up),
-                        d_activation.contiguous()};
-    cuda::SwiGluBackward(*cuda, gate, up, out.activation, out.gate, out.up);
-    return out;
-  }
-  if (!HasRowKernels(gate) || !HasRowKernels(up) ||
-      !HasRowKernels(d_activation)) {
-    const at::Tensor silu = at::silu(gate);
-    return {at::silu_backward(d_activation * up, gate), d_activation * silu,
-            silu * up};
-  }
-  SwiGluGradients out{at::empty_like(gate), at::empty_like(up), d_activation};
-  WithStorage(gate.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    const T *g = ReadAs<T>(gate), *u = ReadAs<T>(up);
-    T *d = WriteAs<T>(d_activation), *dg = WriteAs<T>(out.gate);
-    T* du = WriteAs<T>(out.up);
-    at::parallel_for(0, gate.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
-      Simd().rows<T>().swiglu_backward(g + i, u + i, end - i, d + i, dg + i,
-                                       du + i);
-    });
-  });
-  return out;
 }
 
 void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger) {
@@ -347,14 +415,6 @@ void PlanGatedMlpBackward(const TransformerBlockShape& s,
   // Gradients of parameters live until backward's next operator.
   ledger->Free(gate.gradients + up.gradients + down.gradients +
                s.norm_gradient());
-}
-
-at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
-                    double eps) {
-  return GatedMlpFunction::apply(
-      x, weights.norm, weights.gate, weights.up, weights.down,
-      at::TensorList(AdapterTensors(weights.adapters)), eps,
-      c10::ArrayRef<Adapter>(weights.adapters));
 }
 
 }  // namespace capstan::kernels

@@ -7,12 +7,17 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
+#include "base/gradient_sink.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/linear.h"
+#include "kernels/layers/stored_linear.h"
+#include "kernels/layers/weight.h"
 #include "kernels/memory.h"
 
 namespace capstan::kernels {
@@ -29,6 +34,9 @@ enum BlockMatrix {
   kBlockMatrices
 };
 
+// Of what a block's queries and keys are normalised, if at all.
+enum class QueryKeyNorm { kNone, kHead, kRow };
+
 // The properties of a transformer block that determine its memory on the CPU.
 struct TransformerBlockShape {
   int64_t rows = 0;
@@ -40,6 +48,11 @@ struct TransformerBlockShape {
   bool packed = false;
   // Whether the block's own weights have gradients.
   bool trained = true;
+  // Norms before attention and MLP; after them; of queries and keys.
+  bool input_norms = true;
+  bool post_norms = false;
+  QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
+  bool mlp = true;  // else only attention
   std::array<AdapterShape, kBlockMatrices> adapters;
 
   // Bytes of [rows, width] for widths hidden, intermediate, all query heads and
@@ -71,11 +84,20 @@ struct TransformerBlockShape {
 // float32 on CPU, a row's first half cosines, its second half sines.
 at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta);
 
-// Rotates x [rows, heads * head_dim] in place, without autograd. Row r is at
-// the position of table row r % table.size(0): narrow the table to the
-// positions of one sequence. Backward is the inverse rotation.
+// The same for channels that rotate by given angles a position: [positions, 2 *
+// inverse_frequencies.size()], times `factor` (the attention factor of "YaRN",
+// Peng et al., 2023, section 3.4; else 1).
+at::Tensor RopeTable(int64_t positions,
+                     c10::ArrayRef<double> inverse_frequencies,
+                     double factor = 1.0);
+
+// Rotates the first table.size(1) channels of each head of x [rows, heads *
+// head_dim] in place, without autograd. Row r is at the position of table row r
+// % table.size(0): narrow the table to the positions of one sequence. Backward
+// is the inverse rotation. An undefined table rotates nothing.
 enum class RopeDirection { kForward, kBackward };
-void ApplyRope(const at::Tensor& table, RopeDirection direction, at::Tensor& x);
+void ApplyRope(const at::Tensor& table, RopeDirection direction,
+               int64_t head_dim, at::Tensor& x);
 
 struct QueryKeyValue {
   at::Tensor q;  // [rows, heads * head_dim]
@@ -84,18 +106,84 @@ struct QueryKeyValue {
 };
 
 struct AttentionWeights {
-  at::Tensor norm;                  // [hidden]
-  at::Tensor q, k, v;               // [heads * head_dim, hidden] each
-  std::array<Adapter, 3> adapters;  // of q, k, v
+  at::Tensor norm;  // [hidden]; undefined: none before attention
+  // [heads * head_dim, hidden] and twice [kv_heads * head_dim, hidden]. Or k
+  // and v undefined, and in q all three, one below the other.
+  Weight q, k, v;
+  std::array<Adapter, 3> adapters = {};  // of q, k, v
+  // [rows of the matrix]; undefined: none. Of all three in q_bias, if in q.
+  at::Tensor q_bias = {}, k_bias = {}, v_bias = {};
+  // Norms of queries and keys before rope: [head_dim], of each head; or
+  // [heads * head_dim] and [kv_heads * head_dim], of the whole row; undefined:
+  // none.
+  at::Tensor q_norm = {}, k_norm = {};
+};
+
+struct GatedMlpWeights {
+  at::Tensor norm;  // [hidden]; undefined: none before the MLP
+  // [intermediate, hidden] each. Or up undefined, and in gate both, one below
+  // the other.
+  Weight gate, up;
+  Weight down;                           // [hidden, intermediate]
+  std::array<Adapter, 3> adapters = {};  // of gate, up, down
+  // [rows of the matrix]; undefined: none. Of both in gate_bias, if in gate.
+  at::Tensor gate_bias = {}, up_bias = {}, down_bias = {};
+  // [hidden]: of the result, before it is added to x; undefined: none.
+  at::Tensor post_norm = {};
+};
+
+struct TransformerBlockWeights {
+  AttentionWeights attention;
+  Weight output;  // [hidden, heads * head_dim]
+  // gate, up and down undefined: the block ends after attention (experts
+  // follow).
+  GatedMlpWeights mlp;
+  Adapter output_adapter = {};
+  at::Tensor output_bias = {};  // [hidden]; undefined: none
+  // [hidden]: of attention's output, before it is added to x; undefined: none.
+  at::Tensor attention_post_norm = {};
+};
+
+// The activation of a gated MLP's gate: silu(x) = x * sigmoid(x), or GELU's
+// approximation by tanh (Hendrycks & Gimpel, "Gaussian Error Linear Units",
+// 2016, section 2).
+enum class Activation { kSilu, kGeluTanh };
+
+// A transformer block's inputs besides x and weights.
+struct TransformerBlockOptions {
+  AttentionShape shape;
+  double eps = 0.0;       // of all norms
+  at::Tensor rope_table;  // see ApplyRope; undefined: no rope
+  // The documents in each row; rope_table then has each token's own position.
+  Packing packing;
+  // Receives the gradients of the matrices; null: new tensors. Outlives the
+  // graph.
+  GradientSink* sink = nullptr;
+  // The sink's indices of q, k, v, output, gate, up, down; those of matrices
+  // that are undefined aren't read.
+  std::array<int, 7> parameters = {};
+  // Norms multiply by 1 + weight, in float32, and round once (Gemma); else see
+  // rms_norm.h.
+  bool norm_plus_one = false;
+  Activation activation = Activation::kSilu;
 };
 
 // The inputs of a block's attention: n = RmsNorm(x), q = rope(n Wq^T), k =
-// rope(n Wk^T), v = n Wv^T, plus adapters, with gradients to x, the weights and
-// the adapters. x: [rows, hidden]; rope_table: see ApplyRope. Keeps x for
-// backward, but not n.
+// rope(n Wk^T), v = n Wv^T, plus biases and adapters, with norms of q and k
+// before rope if there are any; with gradients to x, the weights and the
+// adapters. x: [rows, hidden]. Keeps x for backward, but not n.
 QueryKeyValue AttentionInput(const at::Tensor& x,
-                             const AttentionWeights& weights, double eps,
-                             const at::Tensor& rope_table);
+                             const AttentionWeights& weights,
+                             const TransformerBlockOptions& options);
+
+// The matrices as they are stored, and q, k, v (gate, up, down) as parts of
+// them, for the nodes that use them.
+std::vector<StoredLinear> AttentionMatrices(
+    const AttentionWeights& weights, const TransformerBlockOptions& options,
+    std::vector<LinearPart>* parts);
+std::vector<StoredLinear> MlpMatrices(const GatedMlpWeights& weights,
+                                      const std::array<int, 7>& parameters,
+                                      std::vector<LinearPart>* parts);
 
 // Adds to `ledger` what AttentionInput leaves: q, k, v and what it keeps
 // besides x.
@@ -104,44 +192,40 @@ void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger);
 void PlanAttentionInputBackward(const TransformerBlockShape& s,
                                 MemoryLedger* ledger);
 
-// residual + x W^T, plus the adapter, with gradients to all. residual: [rows,
-// out].
-at::Tensor LinearAdd(const at::Tensor& x, const at::Tensor& weight,
-                     const at::Tensor& residual, const Adapter& adapter = {});
+// x + post_norm(mixed Woutput^T + bias + adapter), with gradients to all.
+// mixed: [rows, heads * head_dim].
+at::Tensor AttentionOutput(const at::Tensor& mixed, const at::Tensor& x,
+                           const TransformerBlockWeights& weights,
+                           const TransformerBlockOptions& options);
 
-// Adds to `ledger` what a block's LinearAdd leaves: its output.
-void PlanLinearAdd(const TransformerBlockShape& s, MemoryLedger* ledger);
+// Adds to `ledger` what AttentionOutput leaves: its output.
+void PlanAttentionOutput(const TransformerBlockShape& s, MemoryLedger* ledger);
 // Continues from there, given the output's gradient, which is also the
 // residual's: leaves that of x.
-void PlanLinearAddBackward(const TransformerBlockShape& s,
-                           MemoryLedger* ledger);
+void PlanAttentionOutputBackward(const TransformerBlockShape& s,
+                                 MemoryLedger* ledger);
 
-// silu(gate) * up, the activation of a SwiGLU layer (Shazeer, "GLU Variants
-// Improve Transformer", 2020), without autograd. All tensors are contiguous and
-// of one shape and dtype.
-at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up);
+// act(gate) * up, the activation of a gated MLP (Shazeer, "GLU Variants Improve
+// Transformer", 2020), without autograd. All tensors are contiguous and of one
+// shape and dtype.
+at::Tensor Gated(Activation activation, const at::Tensor& gate,
+                 const at::Tensor& up);
 
-struct SwiGluGradients {
+struct GatedGradients {
   at::Tensor gate;
   at::Tensor up;
-  at::Tensor activation;  // silu(gate) * up, which backward needs too
+  at::Tensor activation;  // act(gate) * up, which backward needs too
 };
 // Consumes `d_activation`, whose memory a result may reuse.
-SwiGluGradients SwiGluBackward(const at::Tensor& gate, const at::Tensor& up,
-                               at::Tensor d_activation);
+GatedGradients GatedBackward(Activation activation, const at::Tensor& gate,
+                             const at::Tensor& up, at::Tensor d_activation);
 
-struct GatedMlpWeights {
-  at::Tensor norm;                  // [hidden]
-  at::Tensor gate, up;              // [intermediate, hidden]
-  at::Tensor down;                  // [hidden, intermediate]
-  std::array<Adapter, 3> adapters;  // of gate, up, down
-};
-
-// x + (silu(n Wgate^T) * (n Wup^T)) Wdown^T with n = RmsNorm(x), plus adapters,
-// for x [rows, hidden], with gradients to x, the weights and the adapters.
-// Keeps x and the two projections for backward, which recomputes the rest.
+// x + post_norm((act(n Wgate^T) * (n Wup^T)) Wdown^T) with n = RmsNorm(x), plus
+// biases and adapters, for x [rows, hidden], with gradients to x, the weights
+// and the adapters. Keeps x and the two projections for backward, which
+// recomputes the rest.
 at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
-                    double eps);
+                    const TransformerBlockOptions& options);
 
 // Adds to `ledger` what GatedMlp leaves: its output and what it keeps besides
 // x.

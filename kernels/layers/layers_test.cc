@@ -26,6 +26,12 @@
 namespace capstan::kernels {
 namespace {
 
+TransformerBlockOptions Options() {
+  TransformerBlockOptions options;
+  options.eps = kEps;
+  return options;
+}
+
 at::Tensor PlainRope(const at::Tensor& x, const at::Tensor& table) {
   const int64_t hd = table.size(1), half = hd / 2, positions = table.size(0);
   const at::Tensor t = table.to(x.dtype()).unsqueeze(1);
@@ -93,7 +99,7 @@ TEST(LayersTest, NoRows) {
     EXPECT_EQ(norm[2].abs().max().item<float>(), 0.0f);
     const Tensors mlp = RunBoth(
         [](const Tensors& in) {
-          return GatedMlp(in[0], {in[1], in[2], in[3], in[4]}, kEps);
+          return GatedMlp(in[0], {in[1], in[2], in[3], in[4]}, Options());
         },
         {Wave({0, 5}), Wave({5}), Wave({7, 5}), Wave({7, 5}), Wave({5, 7})},
         type);
@@ -104,10 +110,15 @@ TEST(LayersTest, NoRows) {
   }
 }
 
-TEST(LayersTest, LinearAdd) {
-  ExpectSame([](const Tensors& in) { return LinearAdd(in[0], in[1], in[2]); },
-             [](const Tensors& in) { return in[2] + at::linear(in[0], in[1]); },
-             {Wave({9, 7}), Wave({5, 7}), Wave({9, 5})});
+TEST(LayersTest, AttentionOutput) {
+  ExpectSame(
+      [](const Tensors& in) {
+        TransformerBlockWeights weights;
+        weights.output = in[1];
+        return AttentionOutput(in[0], in[2], weights, Options());
+      },
+      [](const Tensors& in) { return in[2] + at::linear(in[0], in[1]); },
+      {Wave({9, 7}), Wave({5, 7}), Wave({9, 5})});
 }
 
 TEST(LayersTest, RopeTableHoldsAnglesByPosition) {
@@ -126,8 +137,11 @@ TEST(LayersTest, AttentionInput) {
   const at::Tensor table = RopeTable(9, 6, 100.0).narrow(0, 4, 5);
   ExpectSame(
       [&](const Tensors& in) {
+        TransformerBlockOptions options = Options();
+        options.shape = {2, 3, 1, 6};
+        options.rope_table = table;
         const QueryKeyValue out =
-            AttentionInput(in[0], {in[1], in[2], in[3], in[4]}, kEps, table);
+            AttentionInput(in[0], {in[1], in[2], in[3], in[4]}, options);
         return at::cat({out.q, out.k, out.v}, 1);
       },
       [&](const Tensors& in) {
@@ -144,7 +158,7 @@ TEST(LayersTest, AttentionInput) {
 TEST(LayersTest, GatedMlp) {
   ExpectSame(
       [](const Tensors& in) {
-        return GatedMlp(in[0], {in[1], in[2], in[3], in[4]}, kEps);
+        return GatedMlp(in[0], {in[1], in[2], in[3], in[4]}, Options());
       },
       [](const Tensors& in) {
         const at::Tensor n = PlainNorm(in[0], in[1]);
@@ -222,7 +236,7 @@ TEST(LayersTest, FrozenWeightsGetNoGradient) {
   const at::Tensor up = Wave({8, 6}).to(at::kFloat);
   const at::Tensor down = Wave({6, 8}).to(at::kFloat);
   at::Tensor gate = Wave({8, 6}).to(at::kFloat).requires_grad_(true);
-  GatedMlp(x, {norm, gate, up, down}, kEps).sum().backward();
+  GatedMlp(x, {norm, gate, up, down}, Options()).sum().backward();
   EXPECT_TRUE(x.grad().defined());
   EXPECT_TRUE(gate.grad().defined());
   for (const at::Tensor& t : {norm, up, down}) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/mm.h>
+#include <glog/logging.h>
 
 #include <algorithm>
 #include <cmath>
@@ -69,6 +70,18 @@ at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
   MatMulInto(out, a, b);
   return out;
+}
+
+void LinearInto(const at::Tensor& y, const at::Tensor& x, const Weight& weight,
+                double beta) {
+  CHECK(!weight.packed()) << "packed matrices come with kernels/quant";
+  MatMulInto(y, x, weight.tensor.t(), beta);
+}
+
+void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
+                        const Weight& weight, double beta) {
+  CHECK(!weight.packed()) << "packed matrices come with kernels/quant";
+  MatMulInto(dx, dy, weight.tensor, beta);
 }
 
 GradientSink::Place WeightPlace::Open() const {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/gradient_sink.h"
+#include "kernels/layers/weight.h"
 
 namespace capstan::kernels {
 
@@ -91,6 +92,14 @@ void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
 
 // a b, without autograd.
 at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b);
+
+// y [rows, out] = x W^T + beta * y, for x [rows, in], without autograd; a beta
+// of 0 overwrites y. Packed matrices take 0 and 1 alone.
+void LinearInto(const at::Tensor& y, const at::Tensor& x, const Weight& weight,
+                double beta = 0.0);
+// dx [rows, in] = dy W + beta * dx, for dy [rows, out].
+void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
+                        const Weight& weight, double beta = 0.0);
 
 // The destination of a weight's gradient: `sink`'s place for `parameter`, or,
 // without a sink, a new tensor.

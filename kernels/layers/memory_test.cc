@@ -100,11 +100,11 @@ class Block {
   }
   at::Tensor Norm() const {
     const at::Tensor ones = at::ones({case_.hidden}, at::dtype(dtype_));
-    return shape_.trained ? Weight(ones) : ones;
+    return shape_.trained ? TrainedWeight(ones) : ones;
   }
   at::Tensor Matrix(int64_t out, int64_t in) {
     const at::Tensor matrix = Random({out, in});
-    matrices_.push_back(shape_.trained ? Weight(matrix) : matrix);
+    matrices_.push_back(shape_.trained ? TrainedWeight(matrix) : matrix);
     return matrices_.back();
   }
   // Two documents per row, of different lengths in each.
@@ -126,8 +126,8 @@ class Block {
   void Adapt() {
     const auto adapt = [&](BlockMatrix matrix, Adapter* adapter) {
       const at::Tensor& w = matrices_[matrix];
-      adapter->a = Weight(Random({case_.rank, w.size(1)}));
-      adapter->b = Weight(Random({w.size(0), case_.rank}));
+      adapter->a = TrainedWeight(Random({case_.rank, w.size(1)}));
+      adapter->b = TrainedWeight(Random({w.size(0), case_.rank}));
       adapter->dropout = {case_.dropout, /*key=*/3, at::arange(case_.batch)};
       shape_.adapters[matrix] = {case_.rank, case_.dropout > 0.0};
     };
@@ -171,22 +171,22 @@ TEST_P(LayersMemoryTest, GatedMlp) {
   OperatorMemory planned = MemoryOf(forward, backward);
   planned.backward -= s.x();
   ExpectNear(planned, Measure([&] {
-               return GatedMlp(block.x(), block.weights().mlp, 1e-5);
+               return GatedMlp(block.x(), block.weights().mlp, block.options());
              }),
              0.17);
 }
 
-TEST_P(LayersMemoryTest, LinearAdd) {
+TEST_P(LayersMemoryTest, AttentionOutput) {
   const Block block(GetParam(), at::kFloat);
   const TransformerBlockShape& s = block.shape();
   MemoryLedger forward;
-  PlanLinearAdd(s, &forward);
+  PlanAttentionOutput(s, &forward);
   MemoryLedger backward(forward.live());
-  PlanLinearAddBackward(s, &backward);
+  PlanAttentionOutputBackward(s, &backward);
   // x serves as the attention's output and as the residual.
   ExpectNear(MemoryOf(forward, backward), Measure([&] {
-               return LinearAdd(block.x(), block.weights().output,
-                                block.x().detach());
+               return AttentionOutput(block.x(), block.x().detach(),
+                                      block.weights(), block.options());
              }),
              0.25);
 }
@@ -197,8 +197,7 @@ TEST_P(LayersMemoryTest, AttentionInput) {
   PlanAttentionInput(block.shape(), &planned);
   QueryKeyValue out;  // what Measure doesn't hold
   const OperatorMemory measured = Measure([&] {
-    out = AttentionInput(block.x(), block.weights().attention, 1e-5,
-                         block.options().rope_table);
+    out = AttentionInput(block.x(), block.weights().attention, block.options());
     return out.v;
   });
   const double most = 0.1 * static_cast<double>(planned.peak());

@@ -30,6 +30,25 @@ bool OnRows(const at::Tensor& x, const at::Tensor& weight) {
          weight.scalar_type() == x.scalar_type();
 }
 
+// cuda::For, if they are of one dtype.
+const cuda::CudaKernels* CudaFor(const at::Tensor& x,
+                                 const at::Tensor& weight) {
+  return x.scalar_type() == weight.scalar_type() ? cuda::For(x) : nullptr;
+}
+
+// weight * h, with a float32 h: rounded to `type` before a weight of that type,
+// or once after a float32 one.
+at::Tensor Times(const at::Tensor& weight, const at::Tensor& h,
+                 at::ScalarType type) {
+  return weight.scalar_type() == type ? weight * h.to(type)
+                                      : (weight * h).to(type);
+}
+
+// What y is a multiple of: float32 if 1 was added.
+at::Tensor Factor(const at::Tensor& weight, bool plus_one) {
+  return plus_one ? weight.detach().to(at::kFloat) + 1.0 : weight;
+}
+
 // As RowKernels::rms_norm_backward, in float32.
 RmsNormGradients ComposedBackward(const at::Tensor& dy, const at::Tensor& x,
                                   const at::Tensor& weight,
@@ -45,7 +64,7 @@ RmsNormGradients ComposedBackward(const at::Tensor& dy, const at::Tensor& x,
   RmsNormGradients gradients;
   gradients.x = dx.to(x.scalar_type());
   if (want_weight) {
-    gradients.weight = at::sum(dyf * h, {0}).to(weight.scalar_type());
+    gradients.weight = at::sum(dyf * h, {0});
   }
   return gradients;
 }
@@ -71,34 +90,37 @@ void WeightGradient(const at::Tensor& dy, const at::Tensor& x,
 class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight, double eps) {
-    RmsNormResult result = RmsNormForward(x, weight, eps);
+                            const at::Tensor& weight, double eps,
+                            bool plus_one) {
+    RmsNormResult result = RmsNormForward(x, weight, eps, plus_one);
     ctx->save_for_backward({x, weight, result.rstd});
+    ctx->saved_data["plus_one"] = plus_one;
     return result.y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    RmsNormGradients gradients =
-        RmsNormBackward(grads[0], saved[0], saved[1], saved[2], at::Tensor(),
-                        ctx->needs_input_grad(1));
-    return {gradients.x, gradients.weight, at::Tensor()};
+    RmsNormGradients gradients = RmsNormBackward(
+        grads[0], saved[0], saved[1], saved[2], at::Tensor(),
+        ctx->needs_input_grad(1), ctx->saved_data["plus_one"].toBool());
+    return {gradients.x, gradients.weight, at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
-                             double eps) {
+RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& of,
+                             double eps, bool plus_one) {
+  const at::Tensor weight = Factor(of, plus_one);
   const ProfileScope profile("rms_norm");
-  if (const auto* cuda = cuda::For(x)) {
+  if (const auto* cuda = CudaFor(x, weight)) {
     cuda::NormResult made = cuda::RmsNorm(*cuda, x, weight, eps);
     return {std::move(made.y), std::move(made.rstd)};
   }
   if (!OnRows(x, weight)) {
     const at::Tensor xf = x.to(at::kFloat);
     const at::Tensor rstd = at::rsqrt(at::mean(xf * xf, {-1}) + eps);
-    return {weight * (xf * rstd.unsqueeze(-1)).to(x.scalar_type()), rstd};
+    return {Times(weight, xf * rstd.unsqueeze(-1), x.scalar_type()), rstd};
   }
   const int64_t rows = x.size(0), n = x.size(1);
   RmsNormResult result{at::empty({rows, n}, x.options()),
@@ -116,14 +138,16 @@ RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
   return result;
 }
 
-at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
-                        const at::Tensor& rstd) {
+at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& of,
+                        const at::Tensor& rstd, bool plus_one) {
+  const at::Tensor weight = Factor(of, plus_one);
   const ProfileScope profile("rms_norm");
-  if (const auto* cuda = cuda::For(x)) {
+  if (const auto* cuda = CudaFor(x, weight)) {
     return cuda::RmsNormAgain(*cuda, x, weight, rstd);
   }
   if (!OnRows(x, weight)) {
-    return weight * (x.to(at::kFloat) * rstd.unsqueeze(-1)).to(x.scalar_type());
+    return Times(weight, x.to(at::kFloat) * rstd.unsqueeze(-1),
+                 x.scalar_type());
   }
   const int64_t rows = x.size(0), n = x.size(1);
   at::Tensor y = at::empty({rows, n}, x.options());
@@ -141,12 +165,13 @@ at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
 }
 
 RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
-                                 const at::Tensor& weight,
-                                 const at::Tensor& rstd,
-                                 const at::Tensor& residual, bool want_weight) {
+                                 const at::Tensor& of, const at::Tensor& rstd,
+                                 const at::Tensor& residual, bool want_weight,
+                                 bool plus_one) {
+  const at::Tensor weight = Factor(of, plus_one);
   const ProfileScope profile("rms_norm");
   RmsNormGradients gradients;
-  if (const auto* cuda = cuda::For(x)) {
+  if (const auto* cuda = CudaFor(x, weight)) {
     if (want_weight) gradients.weight = at::empty_like(weight);
     gradients.x = cuda::RmsNormBackward(*cuda, dy_any, x, weight, rstd,
                                         residual, gradients.weight);
@@ -154,7 +179,12 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
   }
   if (!OnRows(x, weight) || dy_any.scalar_type() != x.scalar_type() ||
       (residual.defined() && residual.scalar_type() != x.scalar_type())) {
-    return ComposedBackward(dy_any, x, weight, rstd, residual, want_weight);
+    gradients =
+        ComposedBackward(dy_any, x, weight, rstd, residual, want_weight);
+    if (want_weight) {
+      gradients.weight = gradients.weight.to(of.scalar_type());
+    }
+    return gradients;
   }
   const int64_t rows = x.size(0), n = x.size(1);
   const at::Tensor dy = dy_any.contiguous();
@@ -181,7 +211,7 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
         });
     if (want_weight && !alone) WeightGradient<T>(dy, x, rstd, sums);
   });
-  if (want_weight) gradients.weight = sums.to(weight.scalar_type());
+  if (want_weight) gradients.weight = sums.to(of.scalar_type());
   return gradients;
 }
 
@@ -198,8 +228,9 @@ void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
   ledger->Take(dx + (want_weight ? n * ElementBytes(dtype) : 0));
 }
 
-at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return RmsNormFunction::apply(x, weight, eps);
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps,
+                   bool plus_one) {
+  return RmsNormFunction::apply(x, weight, eps, plus_one);
 }
 
 }  // namespace capstan::kernels

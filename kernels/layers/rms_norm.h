@@ -2,8 +2,10 @@
 //
 // Root-mean-square normalisation (Zhang & Sennrich, 2019), as in Llama:
 //   rstd = 1 / sqrt(mean(x^2) + eps),  y = weight * (x * rstd)
-// with rstd and x * rstd in float32, rounded to x's dtype before the weight.
-// All tensors but rstd are of one dtype.
+// with rstd and x * rstd in float32, rounded to x's dtype before the weight;
+// or, with `plus_one`, as in Gemma,
+//   y = (1 + weight) * (x * rstd)
+// in float32, rounded once. All tensors but rstd are of one dtype.
 #ifndef CAPSTAN_KERNELS_LAYERS_RMS_NORM_H_
 #define CAPSTAN_KERNELS_LAYERS_RMS_NORM_H_
 
@@ -14,7 +16,8 @@
 namespace capstan::kernels {
 
 // With gradients to x [rows, n] and weight [n].
-at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps,
+                   bool plus_one = false);
 
 // The parts, without autograd, for operators that fuse the norm.
 struct RmsNormResult {
@@ -22,11 +25,11 @@ struct RmsNormResult {
   at::Tensor rstd;  // [rows] float32
 };
 RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
-                             double eps);
+                             double eps, bool plus_one = false);
 
 // Recomputes y from rstd; x is the input that was normalised.
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
-                        const at::Tensor& rstd);
+                        const at::Tensor& rstd, bool plus_one = false);
 
 struct RmsNormGradients {
   at::Tensor x;       // residual (if defined) + the gradient to x
@@ -37,7 +40,8 @@ struct RmsNormGradients {
 RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                  const at::Tensor& weight,
                                  const at::Tensor& rstd,
-                                 const at::Tensor& residual, bool want_weight);
+                                 const at::Tensor& residual, bool want_weight,
+                                 bool plus_one = false);
 
 // Add to `ledger` what forward (y and rstd) and backward (the gradients) leave
 // on the CPU, for x [rows, n].

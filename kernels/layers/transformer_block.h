@@ -6,37 +6,15 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
+#include <functional>
 
-#include "base/gradient_sink.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/memory.h"
 
 namespace capstan::kernels {
 
-struct TransformerBlockWeights {
-  AttentionWeights attention;
-  at::Tensor output;  // [hidden, heads * head_dim]
-  GatedMlpWeights mlp;
-  Adapter output_adapter;
-};
-
-// TransformerBlock's inputs besides tensors.
-struct TransformerBlockOptions {
-  AttentionShape shape;
-  double eps = 0.0;
-  at::Tensor rope_table;  // see ApplyRope
-  // The documents in each row; rope_table then has each token's own position.
-  Packing packing;
-  // Receives the gradients of the matrices; null: new tensors. Outlives the
-  // graph.
-  GradientSink* sink = nullptr;
-  // The sink's indices of q, k, v, output, gate, up, down.
-  std::array<int, 7> parameters = {};
-};
-
-//  y = x + Attention(AttentionInput(x)) Woutput^T,  GatedMlp(y)
+//  y = AttentionOutput(Attention(AttentionInput(x)), x),  GatedMlp(y)
 // for x [rows, hidden], plus adapters, with gradients to x, the weights and the
 // adapters. Plain: of several nodes; fused: one, which rounds alike except
 // where it adds in a different order.
@@ -53,6 +31,25 @@ bool CanFuseTransformerBlock(const at::Tensor& x);
 at::Tensor FusedTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);
+
+// All keys and values so far, [batch, L, kv_heads * head_dim], with any strides
+// in the first two dimensions.
+struct CachedKeyValue {
+  at::Tensor k;
+  at::Tensor v;
+};
+// Appends k and v [batch * T, kv_heads * head_dim] of new tokens to a cache.
+using AppendKeyValue =
+    std::function<CachedKeyValue(const at::Tensor& k, const at::Tensor& v)>;
+
+// The same for x [batch * T, hidden], the last T of L positions, without
+// gradients. rope_table then has those positions' rows, or one row per row of
+// x. first: see CachedAttention.
+at::Tensor CachedTransformerBlock(const at::Tensor& x,
+                                  const TransformerBlockWeights& weights,
+                                  const TransformerBlockOptions& options,
+                                  const AppendKeyValue& append,
+                                  const at::Tensor& first = {});
 
 // What a block allocates on the CPU: the fused one for float32, with its
 // matrices' gradients in a sink; the plain one for other types.

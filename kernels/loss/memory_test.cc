@@ -49,7 +49,7 @@ class LossMemoryTest : public ::testing::TestWithParam<Case> {
                /*tied=*/false,   GetParam().sink} {
     const Case& c = GetParam();
     weight_ = (at::randn({c.vocab, c.hidden}) * 0.05).to(c.dtype);
-    if (c.trained) weight_ = Weight(weight_);
+    if (c.trained) weight_ = TrainedWeight(weight_);
     place_ = std::make_unique<OnePlace>(weight_);
     if (c.sink) to_ = {place_.get(), 0};
     tokens_ = at::randint(c.vocab, {c.rows}, at::kLong);

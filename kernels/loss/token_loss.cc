@@ -335,7 +335,8 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& targets,
                                const TiedGradient& tied, int64_t logits_bytes,
                                const WeightPlace& place,
-                               const at::Tensor& row_weights) {
+                               const at::Tensor& row_weights, double softcap) {
+  TORCH_CHECK(softcap == 0.0, "softcap comes with the rest of this change");
   TORCH_CHECK(!row_weights.defined() || row_weights.sizes() == targets.sizes(),
               "each row must have one target and one weight");
   const at::Tensor seen = RowsToSee(targets);

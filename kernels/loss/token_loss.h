@@ -42,14 +42,13 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 // forward alone; Embedding must then be part of the same graph whenever the
 // weight needs a gradient. Logits exist for one chunk of rows at a time; on
 // CPUs, if an eighth or more of the rows has no target, only for the others.
+// With a softcap, logits become cap * tanh(logit / cap) first.
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;
-at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
-                               const at::Tensor& weight,
-                               const at::Tensor& targets,
-                               const TiedGradient& tied,
-                               int64_t logits_bytes = kLogitsBytes,
-                               const WeightPlace& place = {},
-                               const at::Tensor& row_weights = {});
+at::Tensor HeadCrossEntropySum(
+    const at::Tensor& hidden, const at::Tensor& weight,
+    const at::Tensor& targets, const TiedGradient& tied,
+    int64_t logits_bytes = kLogitsBytes, const WeightPlace& place = {},
+    const at::Tensor& row_weights = {}, double softcap = 0.0);
 
 // The properties of the two ends that determine their memory on the CPU.
 struct TokenLossShape {
@@ -60,6 +59,7 @@ struct TokenLossShape {
   bool trained = true;  // whether the weight has a gradient
   bool tied = false;
   bool sink = true;  // whether float32 gradients go to a sink's places
+  bool softcap = false;
 };
 
 // Rows of logits per chunk, and in the last chunk.

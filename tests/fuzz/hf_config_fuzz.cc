@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "plugins/model/llama/llama.h"
-#include "plugins/model/llama/llama_sizes.h"
+#include "plugins/model/decoder/decoder_config.h"
+#include "plugins/model/decoder/family.h"
 #include "plugins/sdk/lib/lora.h"
 #include "tests/fuzz/scratch_folder.h"
 
@@ -16,9 +16,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
   folder.Write("config.json", bytes);
   folder.Write("adapter_config.json", bytes);
-  const auto config = capstan::llama::ConfigFromFolder(folder.path());
+  const auto config = capstan::decoder::ReadFolder(folder.path());
   // Products of sizes that no memory holds are found by the plan.
-  if (config.ok()) capstan::llama::ParameterSpecs(*config);
+  if (config.ok()) capstan::decoder::ParameterSpecs(*config);
   const auto spec = capstan::ReadAdapterConfig(folder.path());
   if (spec.ok()) capstan::AdapterConfigJson(*spec, "base");
   return 0;

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "base/files.h"
@@ -142,8 +144,30 @@ std::string ObjectiveText(const RunConfig& run) {
   return PrintConfig(objective);
 }
 
+// The package of the plugin that reads folders of a model_type: one that says
+// so (plugins/sdk/model_types.h), else capstan.MODEL_TYPE.
+absl::StatusOr<std::string> ModelPackage(const std::string& path,
+                                         const std::string& model_type,
+                                         const PluginHost& host) {
+  const std::map<std::string, std::string> readers = host.ModelTypes();
+  const auto reader = readers.find(model_type);
+  if (reader != readers.end()) return reader->second;
+  CAPSTAN_RETURN_IF_ERROR(CheckName(path, "model_type", model_type));
+  const std::string package = absl::StrCat("capstan.", model_type);
+  const std::vector<std::string> packages = host.Available();
+  if (std::find(packages.begin(), packages.end(), package) != packages.end()) {
+    return package;
+  }
+  return absl::NotFoundError(absl::StrCat(
+      path, ": model_type \"", model_type,
+      "\" is read by no plugin; known are ",
+      absl::StrJoin(readers, ", ", [](std::string* out, const auto& known) {
+        absl::StrAppend(out, "\"", known.first, "\"");
+      })));
+}
+
 // The config of a Hugging Face folder's model and objective. The model's
-// package follows from its config.json: model_type "llama" is capstan.llama.
+// package follows from the model_type in its config.json.
 // The objective is `run`'s, else the one the model names, else follows from the
 // architecture: "LlamaForCausalLM" is sampled by capstan.causal_lm.
 absl::StatusOr<std::string> FolderConfig(const std::string& folder,
@@ -167,11 +191,11 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
         absl::StrCat(path, ": no model_type in it"));
   }
   const std::string model_type = json["model_type"];
-  CAPSTAN_RETURN_IF_ERROR(CheckName(path, "model_type", model_type));
-  const std::string slot = absl::StrCat(
-      "model { [plugin/capstan.", model_type,
-      ".Config] { pretrained: ", InQuotes(fs::absolute(folder).string()),
-      " } }\n");
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string package,
+                           ModelPackage(path, model_type, *context.host));
+  const std::string slot =
+      absl::StrCat("model { [plugin/", package, ".Config] { pretrained: ",
+                   InQuotes(fs::absolute(folder).string()), " } }\n");
   if (run.has_value() && run->has_objective())
     return slot + ObjectiveText(*run);
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,

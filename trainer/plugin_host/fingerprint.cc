@@ -13,7 +13,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
 #include "base/files.h"
+#include "base/status.h"
 #include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
@@ -102,7 +104,11 @@ absl::Status CompareFingerprints(absl::string_view core,
                    "): build it again with this trainer's SDK and compiler"));
 }
 
-absl::StatusOr<std::string> ReadFingerprint(const std::string& path) {
+namespace {
+
+// The bytes of a section of an ELF file; nullopt if it has none of that name.
+absl::StatusOr<absl::optional<std::string>> ReadSection(const std::string& path,
+                                                        const char* name) {
   Elf64_Ehdr header;
   std::ifstream file;
   if (IsRegularFile(path)) file.open(path, std::ios::binary);
@@ -126,21 +132,38 @@ absl::StatusOr<std::string> ReadFingerprint(const std::string& path) {
   if (!ReadAt(file, strings.sh_offset, &names[0], strings.sh_size)) {
     return absl::FailedPreconditionError("it is a damaged shared library");
   }
-  constexpr uint64_t kMaxFingerprint = 1 << 16;
+  constexpr uint64_t kMaxText = 1 << 16;
   for (const Elf64_Shdr& section : sections) {
     if (section.sh_name >= names.size() ||
-        std::strcmp(&names[section.sh_name], "capstan_fp") != 0 ||
-        section.sh_size > kMaxFingerprint) {
+        std::strcmp(&names[section.sh_name], name) != 0 ||
+        section.sh_size > kMaxText) {
       continue;
     }
     std::string text(section.sh_size, '\0');
     if (ReadAt(file, section.sh_offset, &text[0], text.size())) {
-      return std::string(text.c_str());
+      return absl::optional<std::string>(std::move(text));
     }
   }
+  return absl::optional<std::string>();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadFingerprint(const std::string& path) {
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> text,
+                           ReadSection(path, "capstan_fp"));
+  if (text.has_value()) return std::string(text->c_str());
   return absl::FailedPreconditionError(
       "it is no Capstan plugin: it has no fingerprint (is CAPSTAN_PLUGIN "
       "missing?)");
+}
+
+std::vector<std::string> ReadModelTypes(const std::string& path) {
+  const absl::StatusOr<absl::optional<std::string>> text =
+      ReadSection(path, "capstan_types");
+  if (!text.ok() || !text->has_value()) return {};
+  // The constants, each ended by at least one '\0'.
+  return absl::StrSplit(**text, '\0', absl::SkipEmpty());
 }
 
 }  // namespace capstan

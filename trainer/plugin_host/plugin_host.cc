@@ -372,17 +372,36 @@ absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
   return plugin;
 }
 
+namespace {
+
+// "/a/libcapstan_ddp.so" -> "capstan.ddp"
+std::string PackageIn(const fs::path& path) {
+  std::string package = path.stem().string().substr(3);
+  // Packages have two levels: the first '_' separates vendor and name.
+  const size_t separator = package.find('_');
+  if (separator != std::string::npos) package[separator] = '.';
+  return package;
+}
+
+}  // namespace
+
 std::vector<std::string> PluginHost::Available() const {
   std::set<std::string> packages;
   ForEachLibrary(folders_, [&](const fs::path& path, const absl::Status& read) {
-    if (!read.ok()) return;
-    std::string package = path.stem().string().substr(3);
-    // Packages have two levels: the first '_' separates vendor and name.
-    const size_t separator = package.find('_');
-    if (separator != std::string::npos) package[separator] = '.';
-    packages.insert(package);
+    if (read.ok()) packages.insert(PackageIn(path));
   });
   return std::vector<std::string>(packages.begin(), packages.end());
+}
+
+std::map<std::string, std::string> PluginHost::ModelTypes() const {
+  std::map<std::string, std::string> packages;
+  ForEachLibrary(folders_, [&](const fs::path& path, const absl::Status& read) {
+    if (!read.ok()) return;
+    for (const std::string& type : ReadModelTypes(path.string())) {
+      packages.emplace(type, PackageIn(path));
+    }
+  });
+  return packages;
 }
 
 std::map<std::string, absl::Status> PluginHost::Unreadable() const {

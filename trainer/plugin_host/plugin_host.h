@@ -53,6 +53,10 @@ class PluginHost {
   // Packages ("capstan.ddp") of all plugins in the search path, sorted.
   std::vector<std::string> Available() const;
 
+  // Packages by the model_types of the folders that they read
+  // (plugins/sdk/model_types.h); the first in the search path, if several do.
+  std::map<std::string, std::string> ModelTypes() const;
+
   // Shared libraries in the search path that aren't plugins, by path, and why.
   std::map<std::string, absl::Status> Unreadable() const;
 
@@ -122,6 +126,10 @@ absl::Status CompareFingerprints(absl::string_view core,
 
 // Reads the fingerprint from an ELF file's section, without loading the file.
 absl::StatusOr<std::string> ReadFingerprint(const std::string& path);
+
+// The model_types that a plugin reads, in the same way; none if it says
+// nothing.
+std::vector<std::string> ReadModelTypes(const std::string& path);
 
 // The entry of `names` closest to `name` by edit distance; "" if none is close.
 std::string NearestName(absl::string_view name,

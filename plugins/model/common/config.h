@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/types/optional.h"
@@ -56,14 +57,21 @@ using ConfigJson = JsonKeys::Json;
 // The keys of a config.json.
 class ConfigKeys : public JsonKeys {
  public:
-  using JsonKeys::JsonKeys;
+  // `json` must outlive this.
+  ConfigKeys(std::string path, const ConfigJson& json)
+      : JsonKeys(std::move(path), json), json_(json) {}
 
+  // Whether the key is there, if only with null.
+  bool Has(const char* key) const { return json_.contains(key); }
   // A token id; of a list, the first.
   absl::optional<int64_t> Token(const char* key);
   // Fails if the weights are quantized.
   void RejectQuantized();
   // Fails with the FieldError of a check of what was read; returns status().
   absl::Status FailIf(const absl::Status& check);
+
+ private:
+  const ConfigJson& json_;
 };
 
 // The weights' dtype as config.json calls it: "bfloat16", "float16", "float32".

@@ -6,17 +6,21 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plugins/model/common/config.h"
+#include "plugins/model/decoder/family.h"
+#include "plugins/sdk/model_types.h"
 
 namespace capstan::llada {
 namespace {
 
-using llama::Json;
-using llama::LlamaConfig;
+using decoder::DecoderConfig;
+using decoder::Json;
+
+CAPSTAN_READS_MODEL_TYPE(kModelType, "llada");
 
 // Switches of LLaDA's code, with the only value that this model supports. If
 // one of the first group is absent, LLaDA's code assumes another value.
 constexpr std::pair<const char*, const char*> kTexts[] = {
-    {"model_type", "llada"},
+    {"model_type", kModelType},
     {"block_type", "llama"},
     {"layer_norm_type", "rms"},
     {"activation_type", "silu"},
@@ -52,7 +56,7 @@ void RejectWhatIsMissingHere(ConfigKeys& keys) {
 }
 
 // The names of LLaDAModelLM (GSAI-ML/LLaDA-8B-Base).
-constexpr llama::LlamaNames kLladaNames = {
+constexpr decoder::DecoderNames kLladaNames = {
     "d_model",
     "mlp_hidden_size",
     "n_layers",
@@ -63,15 +67,15 @@ constexpr llama::LlamaNames kLladaNames = {
     "init_std",
     "model.transformer.wte",
     "model.transformer.blocks.",
-    {"attn_norm", "q_proj", "k_proj", "v_proj", "attn_out", "ff_norm",
-     "ff_proj", "up_proj", "ff_out"},
+    {"attn_norm", "q_proj", "k_proj", "v_proj", nullptr, nullptr, "attn_out",
+     nullptr, "ff_norm", nullptr, "ff_proj", "up_proj", "ff_out", nullptr},
     "model.transformer.ln_f",
     "model.transformer.ff_out",
 };
 
 // From the sizes in `config`, with defaults filled in. FieldError otherwise.
-absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
-  LlamaConfig c;
+absl::StatusOr<DecoderConfig> ConfigFromSizes(const Config& config) {
+  DecoderConfig c;
   c.names = &kLladaNames;
   c.causal = false;
   c.hidden_size = config.d_model();
@@ -82,7 +86,7 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   c.vocab_size = config.vocab_size();
   c.max_position_embeddings = OrDefault(config.max_sequence_length(), 4096);
   c.rms_norm_eps = OrDefault(config.rms_norm_eps(), 1e-5);
-  c.rope_theta = OrDefault(config.rope_theta(), 500000.0);
+  c.ropes[0].theta = OrDefault(config.rope_theta(), 500000.0);
   c.tie_word_embeddings = config.weight_tying();
   c.initializer_range = OrDefault(config.init_std(), 0.02);
   c.mask_token_id = config.has_mask_token_id() ? config.mask_token_id()
@@ -91,16 +95,17 @@ absl::StatusOr<LlamaConfig> ConfigFromSizes(const Config& config) {
   if (config.has_eos_token_id()) c.eos_token_id = config.eos_token_id();
   c.pad_token_id = c.eos_token_id;
   if (config.has_pad_token_id()) c.pad_token_id = config.pad_token_id();
-  CAPSTAN_RETURN_IF_ERROR(llama::FinishSizes(&c));
+  CAPSTAN_RETURN_IF_ERROR(decoder::FinishSizes(&c));
   return c;
 }
 
 // From a folder. An error names the file and the key. vocab_size is the number
 // of rows of the embedding, which the folder calls embedding_size.
-absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
-  return llama::ReadFolder(folder, [](ConfigKeys& keys, LlamaConfig* config) {
+absl::StatusOr<DecoderConfig> ConfigFromFolder(const std::string& folder) {
+  return decoder::ReadFolder(folder, [](ConfigKeys& keys,
+                                        DecoderConfig* config) {
     RejectWhatIsMissingHere(keys);
-    LlamaConfig& c = *config;
+    DecoderConfig& c = *config;
     c.names = &kLladaNames;
     c.causal = false;
     c.hidden_size = keys.Int("d_model", absl::nullopt);
@@ -117,7 +122,7 @@ absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
     }
     c.max_position_embeddings = keys.Int("max_sequence_length", absl::nullopt);
     c.rms_norm_eps = keys.Double("rms_norm_eps", 1e-5);
-    c.rope_theta = keys.Double("rope_theta", 10000.0);
+    c.ropes[0].theta = keys.Double("rope_theta", 10000.0);
     c.tie_word_embeddings = keys.Bool("weight_tying", true);
     c.initializer_range = keys.Double("init_std", 0.02);
     c.mask_token_id = keys.Int("mask_token_id", absl::nullopt);
@@ -131,15 +136,15 @@ absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder) {
 
 absl::StatusOr<std::unique_ptr<Llada>> Llada::Create(const Config& config) {
   CAPSTAN_ASSIGN_OR_RETURN(
-      llama::LlamaCheckpoint checkpoint,
-      llama::MakeCheckpoint(config, &ConfigFromSizes, &ConfigFromFolder));
+      decoder::DecoderCheckpoint checkpoint,
+      decoder::MakeCheckpoint(config, &ConfigFromSizes, &ConfigFromFolder));
   return std::unique_ptr<Llada>(new Llada(std::move(checkpoint)));
 }
 
 absl::Status Llada::SaveConfig(const std::string& folder,
                                c10::ScalarType dtype) const {
-  const LlamaConfig& c = config();
-  Json json = llama::SourceKeys(c);
+  const DecoderConfig& c = config();
+  Json json = decoder::SourceKeys(c);
   json["architectures"] = {"LLaDAModelLM"};
   for (const auto& [key, value] : kTexts) json[key] = value;
   json["d_model"] = c.hidden_size;
@@ -155,7 +160,7 @@ absl::Status Llada::SaveConfig(const std::string& folder,
   }
   json["max_sequence_length"] = c.max_position_embeddings;
   json["rms_norm_eps"] = c.rms_norm_eps;
-  json["rope_theta"] = c.rope_theta;
+  json["rope_theta"] = c.ropes[0].theta;
   json["weight_tying"] = c.tie_word_embeddings;
   json["init_std"] = c.initializer_range;
   for (const auto& [key, value] : kSwitches) json[key] = value;
@@ -165,7 +170,7 @@ absl::Status Llada::SaveConfig(const std::string& folder,
   json["mask_token_id"] = *c.mask_token_id;
   if (!c.pad_token_id.has_value()) json["pad_token_id"] = nullptr;
   json["use_cache"] = false;
-  return llama::WriteConfigFiles(c, std::move(json), folder, dtype);
+  return decoder::WriteConfigFiles(c, std::move(json), folder, dtype);
 }
 
 }  // namespace capstan::llada

@@ -13,12 +13,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "plugins/model/decoder/decoder_model.h"
 #include "plugins/model/llada/llada.pb.h"
-#include "plugins/model/llama/llama_model.h"
 
 namespace capstan::llada {
 
-class Llada final : public llama::LlamaModel {
+class Llada final : public decoder::DecoderModel {
  public:
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<Llada>> Create(const Config& config);
@@ -31,8 +31,8 @@ class Llada final : public llama::LlamaModel {
   }
 
  private:
-  explicit Llada(llama::LlamaCheckpoint checkpoint)
-      : LlamaModel(std::move(checkpoint)) {}
+  explicit Llada(decoder::DecoderCheckpoint checkpoint)
+      : DecoderModel(std::move(checkpoint)) {}
 };
 
 }  // namespace capstan::llada

@@ -10,27 +10,31 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "plugins/model/decoder/decoder_model.h"
 #include "plugins/model/llama/llama.pb.h"
-#include "plugins/model/llama/llama_model.h"
 
 namespace capstan::llama {
 
-// From a Hugging Face folder. An error names the file and the key.
-absl::StatusOr<LlamaConfig> ConfigFromFolder(const std::string& folder);
+// From a Hugging Face folder whose model_type is "llama". An error names the
+// file and the key.
+absl::StatusOr<decoder::DecoderConfig> ConfigFromFolder(
+    const std::string& folder);
 
-// LlamaForCausalLM.
-class Llama final : public LlamaModel {
+// LlamaForCausalLM. capstan.decoder opens folders of other families, too; this
+// one also makes models of given sizes.
+class Llama final : public decoder::DecoderModel {
  public:
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<Llama>> Create(const Config& config);
 
-  // With the key names of older and newer transformers.
+  // A folder's as DecoderModel does; given sizes with the key names of older
+  // and newer transformers.
   absl::Status SaveConfig(const std::string& folder,
                           c10::ScalarType dtype) const override;
 
  private:
-  explicit Llama(LlamaCheckpoint checkpoint)
-      : LlamaModel(std::move(checkpoint)) {}
+  explicit Llama(decoder::DecoderCheckpoint checkpoint)
+      : DecoderModel(std::move(checkpoint)) {}
 };
 
 }  // namespace capstan::llama

@@ -197,14 +197,14 @@ TEST_F(LlamaFolderTest, ReadsOlderAndNewerKeys) {
   Write(path, json.dump());
   auto config = ConfigFromFolder(folder_);
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->rope_theta, 500.0);
+  EXPECT_EQ(config->ropes[0].theta, 500.0);
   json.erase("rope_theta");
   json.erase("rope_scaling");
   json["rope_parameters"] = {{"rope_theta", 600.0}, {"rope_type", "default"}};
   Write(path, json.dump());
   config = ConfigFromFolder(folder_);
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->rope_theta, 600.0);
+  EXPECT_EQ(config->ropes[0].theta, 600.0);
 }
 
 TEST_F(LlamaFolderTest, NumbersThatNobodyReadsMayBeOfAnySize) {
@@ -224,17 +224,24 @@ TEST_F(LlamaFolderTest, WhatIsNotImplementedNamesFileAndKey) {
                     {"model_type", "gemma2"});
   ExpectConfigError([](Json& j) { j["hidden_act"] = "gelu"; },
                     {"hidden_act", "gelu"});
-  ExpectConfigError([](Json& j) { j["attention_bias"] = true; },
-                    {"attention_bias"});
-  ExpectConfigError([](Json& j) { j["mlp_bias"] = true; }, {"mlp_bias"});
+  ExpectConfigError([](Json& j) { j["model_type"] = "gpt2"; },
+                    {"model_type \"gpt2\" is not implemented; known are",
+                     "\"gemma3\"", "\"llama\"", "\"qwen3_moe\""});
+  ExpectConfigError([](Json& j) { j.erase("model_type"); },
+                    {"model_type must be one of", "missing"});
+  ExpectConfigError([](Json& j) { j["attention_dropout"] = 0.1; },
+                    {"attention_dropout 0.1 is not implemented"});
   ExpectConfigError(
       [](Json& j) {
-        j["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}};
+        j["rope_scaling"] = {{"rope_type", "spiral"}, {"factor", 8.0}};
       },
-      {"rope_scaling.rope_type", "llama3"});
+      {"rope_scaling.rope_type", "spiral", "\"llama3\""});
   ExpectConfigError(
       [](Json& j) { j["rope_parameters"]["rope_type"] = "linear"; },
-      {"rope_parameters.rope_type", "linear"});
+      {"rope_parameters.factor is missing"});
+  ExpectConfigError(
+      [](Json& j) { j["rope_parameters"]["mrope_section"] = {1, 1}; },
+      {"rope_parameters.mrope_section is not known"});
   ExpectConfigError([](Json& j) { j["quantization_config"] = Json::object(); },
                     {"quantization_config"});
 }

@@ -2,7 +2,7 @@
 //
 // The parameters that an adapter adds, their initial values, and what is
 // refused; tests/golden compares the results with PEFT.
-#include "plugins/model/llama/llama_lora.h"
+#include "plugins/model/decoder/decoder_lora.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "base/status.h"
-#include "plugins/model/llama/llama_sizes.h"
 #include "plugins/model/llama/llama_testing.h"
 #include "plugins/sdk/lib/lora.h"
 
@@ -117,7 +116,7 @@ TEST(LlamaLoraTest, InitialValues) {
   ASSERT_TRUE(model->InitialValue(base, 7, 21, 9, part.data()).ok());
   EXPECT_TRUE(std::equal(part.begin(), part.end(), a.begin() + 21));
   EXPECT_EQ(Value(*model, base + 1, 7), std::vector<float>(50 * 12, 0.0f));
-  EXPECT_NE(Value(*model, LayerIndex(0, kDown)),
+  EXPECT_NE(Value(*model, LayerIndex(*model, 0, "mlp.down_proj")),
             std::vector<float>(12 * 10, 0.0f));
 }
 

@@ -10,7 +10,6 @@
 #include <cmath>
 
 #include "base/status.h"
-#include "plugins/model/llama/llama_sizes.h"
 #include "plugins/model/llama/llama_testing.h"
 
 namespace capstan::llama {
@@ -34,13 +33,13 @@ TEST(LlamaTest, ParametersAreHuggingFacesInOrderOfUse) {
   ASSERT_EQ(specs.size(), 2 + 2 * 9);
   EXPECT_EQ(specs[0].name, "model.embed_tokens.weight");
   EXPECT_EQ(specs[0].shape, (std::vector<int64_t>{7, 12}));
-  EXPECT_EQ(specs[LayerIndex(1, kKey)].name,
+  EXPECT_EQ(specs[LayerIndex(*model, 1, "self_attn.k_proj")].name,
             "model.layers.1.self_attn.k_proj.weight");
-  EXPECT_EQ(specs[LayerIndex(1, kKey)].shape, (std::vector<int64_t>{4, 12}));
-  EXPECT_EQ(specs[LayerIndex(1, kKey)].unit, 2);
-  EXPECT_EQ(specs[LayerIndex(0, kDown)].name,
+  EXPECT_EQ(specs[LayerIndex(*model, 1, "self_attn.k_proj")].shape, (std::vector<int64_t>{4, 12}));
+  EXPECT_EQ(specs[LayerIndex(*model, 1, "self_attn.k_proj")].unit, 2);
+  EXPECT_EQ(specs[LayerIndex(*model, 0, "mlp.down_proj")].name,
             "model.layers.0.mlp.down_proj.weight");
-  EXPECT_EQ(specs[LayerIndex(0, kDown)].shape, (std::vector<int64_t>{12, 10}));
+  EXPECT_EQ(specs[LayerIndex(*model, 0, "mlp.down_proj")].shape, (std::vector<int64_t>{12, 10}));
   EXPECT_EQ(specs.back().name, "model.norm.weight");
   EXPECT_EQ(specs.back().unit, 3);
   EXPECT_EQ(model->units(), (std::vector<std::string>{"embed", "layers.0",
@@ -70,17 +69,17 @@ TEST(LlamaTest, InitialValuesDependOnSeedAndNameAlone) {
   Config config = SmallSizes();
   config.set_initializer_range(0.5);
   const auto model = Make(config);
-  const int query = LayerIndex(0, kQuery);
+  const int query = LayerIndex(*model, 0, "self_attn.q_proj");
   const std::vector<float> whole = Value(*model, query, 3);
   EXPECT_NE(whole, Value(*model, query, 4));
-  EXPECT_NE(whole, Value(*model, LayerIndex(1, kQuery), 3));
+  EXPECT_NE(whole, Value(*model, LayerIndex(*model, 1, "self_attn.q_proj"), 3));
   std::vector<float> part(20);
   ASSERT_TRUE(model->InitialValue(query, 3, 11, 20, part.data()).ok());
   EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 11));
   double squares = 0.0;
   for (float x : whole) squares += x * x;
   EXPECT_NEAR(std::sqrt(squares / whole.size()), 0.5, 0.1);
-  EXPECT_EQ(Value(*model, LayerIndex(1, kPostNorm)),
+  EXPECT_EQ(Value(*model, LayerIndex(*model, 1, "post_attention_layernorm")),
             std::vector<float>(12, 1.0f));
 }
 
@@ -136,12 +135,12 @@ TEST(LlamaTest, FrozenEmbeddingLeavesTheRestTrainable) {
   PlainRunner runner;
   const at::Tensor ids = at::tensor({1, 2, 3}, at::kLong).view({1, 3});
   model->CrossEntropySum({ids}, {ids}, runner).backward();
-  const at::Tensor wanted = parameters[LayerIndex(0, kGate)].grad().clone();
+  const at::Tensor wanted = parameters[LayerIndex(*model, 0, "mlp.gate_proj")].grad().clone();
   for (at::Tensor& p : parameters) p.mutable_grad().reset();
-  parameters[kEmbedding].requires_grad_(false);
+  parameters[0].requires_grad_(false);
   model->CrossEntropySum({ids}, {ids}, runner).backward();
-  EXPECT_TRUE(parameters[LayerIndex(0, kGate)].grad().equal(wanted));
-  EXPECT_FALSE(parameters[kEmbedding].grad().defined());
+  EXPECT_TRUE(parameters[LayerIndex(*model, 0, "mlp.gate_proj")].grad().equal(wanted));
+  EXPECT_FALSE(parameters[0].grad().defined());
 }
 
 TEST(LlamaTest, LogitsAndLossGiveTheSameGradients) {

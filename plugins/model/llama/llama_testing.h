@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "plugins/model/llama/llama.h"
 
 namespace capstan::llama {
@@ -27,6 +29,18 @@ inline std::unique_ptr<Llama> Make(const Config& config) {
   auto model = Llama::Create(config);
   EXPECT_TRUE(model.ok()) << model.status();
   return model.ok() ? *std::move(model) : nullptr;
+}
+
+// The index of "model.layers.LAYER.MODULE.weight".
+inline int LayerIndex(const Model& model, int layer,
+                      const std::string& module) {
+  const std::string name =
+      absl::StrCat("model.layers.", layer, ".", module, ".weight");
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    if (model.parameters()[i].name == name) return static_cast<int>(i);
+  }
+  ADD_FAILURE() << "no parameter " << name;
+  return 0;
 }
 
 inline std::vector<float> Value(const Model& model, int index,

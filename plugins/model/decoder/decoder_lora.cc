@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/model/llama/llama_lora.h"
+#include "plugins/model/decoder/decoder_lora.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,22 +17,25 @@
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/lora.h"
 
-namespace capstan::llama {
+namespace capstan::decoder {
 namespace {
 
 constexpr char kAllLinear[] = "all-linear";
 
-// The linear layer with this weight; "" for a parameter without adapters:
-// norms, the embedding and the head.
-std::string ModuleOf(const ParameterSpec& spec,
-                     const std::vector<ParameterSpec>& base) {
-  absl::string_view module = spec.name;
-  const bool in_layer = spec.unit > 0 && spec.unit < base.back().unit;
-  if (!in_layer || spec.shape.size() != 2 ||
-      !absl::ConsumeSuffix(&module, ".weight")) {
-    return "";
+// The names of linear layers by the index of their weights; "" for parameters
+// without adapters: norms, biases, experts, the embedding and the head.
+std::vector<std::string> Modules(const DecoderLayout& layout) {
+  std::vector<std::string> modules(layout.specs.size());
+  for (const DecoderLayout::Layer& layer : layout.layers) {
+    for (const LayerModule module : kBlockModules) {
+      const int index = layer.weight[module];
+      if (index < 0) continue;
+      absl::string_view name = layout.specs[index].name;
+      absl::ConsumeSuffix(&name, ".weight");
+      modules[index] = std::string(name);
+    }
   }
-  return std::string(module);
+  return modules;
 }
 
 // Whether `target` is the module's name or a suffix of it after a dot.
@@ -53,11 +56,9 @@ absl::Status CheckNumbers(const LoraSpec& spec) {
 }
 
 // Checks that each name in target_modules is a module of the model.
-absl::Status CheckNames(const LoraSpec& spec,
-                        const std::vector<ParameterSpec>& base) {
+absl::Status CheckNames(const LoraSpec& spec, const DecoderLayout& layout) {
   std::set<std::string> last_parts, modules;
-  for (const ParameterSpec& parameter : base) {
-    const std::string module = ModuleOf(parameter, base);
+  for (const std::string& module : Modules(layout)) {
     if (module.empty()) continue;
     modules.insert(module);
     last_parts.insert(module.substr(module.rfind('.') + 1));
@@ -96,12 +97,12 @@ bool IsTarget(const LoraSpec& spec, const std::string& module) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LlamaLora>> LlamaLora::Create(
-    const LoraSpec& spec, const std::vector<ParameterSpec>& base) {
+absl::StatusOr<std::unique_ptr<DecoderLora>> DecoderLora::Create(
+    const LoraSpec& spec, const DecoderLayout& layout) {
   CAPSTAN_RETURN_IF_ERROR(CheckNumbers(spec));
-  CAPSTAN_RETURN_IF_ERROR(CheckNames(spec, base));
-  std::unique_ptr<LlamaLora> lora(new LlamaLora(spec));
-  lora->AddAdapters(base);
+  CAPSTAN_RETURN_IF_ERROR(CheckNames(spec, layout));
+  std::unique_ptr<DecoderLora> lora(new DecoderLora(spec));
+  lora->AddAdapters(layout);
   if (!spec.pretrained.empty()) {
     const absl::Status opened = lora->OpenPretrained();
     if (!opened.ok()) return FieldError("pretrained", opened.message());
@@ -109,11 +110,13 @@ absl::StatusOr<std::unique_ptr<LlamaLora>> LlamaLora::Create(
   return lora;
 }
 
-void LlamaLora::AddAdapters(const std::vector<ParameterSpec>& base) {
+void DecoderLora::AddAdapters(const DecoderLayout& layout) {
+  const std::vector<ParameterSpec>& base = layout.specs;
+  const std::vector<std::string> modules = Modules(layout);
   place_.assign(base.size(), -1);
   keys_.assign(base.size(), 0);
   for (size_t i = 0; i < base.size(); ++i) {
-    const std::string module = ModuleOf(base[i], base);
+    const std::string& module = modules[i];
     if (!IsTarget(spec_, module)) continue;
     place_[i] = static_cast<int>(base.size() + specs_.size());
     keys_[i] = RandomKey(spec_.seed, absl::StrCat("lora_dropout.", module));
@@ -129,7 +132,7 @@ void LlamaLora::AddAdapters(const std::vector<ParameterSpec>& base) {
   }
 }
 
-absl::Status LlamaLora::OpenPretrained() {
+absl::Status DecoderLora::OpenPretrained() {
   const std::string& folder = spec_.pretrained;
   CAPSTAN_ASSIGN_OR_RETURN(const LoraSpec saved, ReadAdapterConfig(folder));
   const auto differs = [&](const char* key, const auto& is,
@@ -158,8 +161,8 @@ absl::Status LlamaLora::OpenPretrained() {
       /*any_float=*/true);
 }
 
-absl::Status LlamaLora::InitialValue(int index, uint64_t seed, int64_t begin,
-                                     int64_t count, float* out) const {
+absl::Status DecoderLora::InitialValue(int index, uint64_t seed, int64_t begin,
+                                       int64_t count, float* out) const {
   const ParameterSpec& spec = specs_[index];
   if (pretrained_ != nullptr) {
     return pretrained_->ReadFloats(spec.name, begin, count, out);
@@ -174,9 +177,9 @@ absl::Status LlamaLora::InitialValue(int index, uint64_t seed, int64_t begin,
   return absl::OkStatus();
 }
 
-kernels::Adapter LlamaLora::At(int index,
-                               const std::vector<at::Tensor>& parameters,
-                               const at::Tensor& samples) const {
+kernels::Adapter DecoderLora::At(int index,
+                                 const std::vector<at::Tensor>& parameters,
+                                 const at::Tensor& samples) const {
   kernels::Adapter adapter;
   if (!Has(index)) return adapter;
   adapter.a = parameters[place_[index]];
@@ -186,4 +189,4 @@ kernels::Adapter LlamaLora::At(int index,
   return adapter;
 }
 
-}  // namespace capstan::llama
+}  // namespace capstan::decoder

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_LORA_H_
-#define CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_LORA_H_
+#ifndef CAPSTAN_PLUGINS_MODEL_DECODER_DECODER_LORA_H_
+#define CAPSTAN_PLUGINS_MODEL_DECODER_DECODER_LORA_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -11,19 +11,22 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/layers/linear.h"
+#include "plugins/model/decoder/decoder_config.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 
-namespace capstan::llama {
+namespace capstan::decoder {
 
 // The low-rank adapters of a model's layers: which matrices have one, their
 // parameters and initial values.
-class LlamaLora {
+class DecoderLora {
  public:
-  // `base`: the model's own parameters; the adapters' follow them. FieldError
-  // for a spec or a pretrained adapter that doesn't fit them.
-  static absl::StatusOr<std::unique_ptr<LlamaLora>> Create(
-      const LoraSpec& spec, const std::vector<ParameterSpec>& base);
+  // The adapters' parameters follow the model's own, which are those of
+  // `layout`. FieldError for a spec or a pretrained adapter that doesn't fit
+  // them. Adapters are for the linear layers that transformers has: experts are
+  // stacked there, and no modules of their own.
+  static absl::StatusOr<std::unique_ptr<DecoderLora>> Create(
+      const LoraSpec& spec, const DecoderLayout& layout);
 
   // A and B of each adapter, in the order of first use.
   const std::vector<ParameterSpec>& specs() const { return specs_; }
@@ -38,14 +41,14 @@ class LlamaLora {
   kernels::Adapter At(int index, const std::vector<at::Tensor>& parameters,
                       const at::Tensor& samples) const;
 
-  bool Has(int index) const { return place_[index] >= 0; }
+  bool Has(int index) const { return index >= 0 && place_[index] >= 0; }
   int64_t rank() const { return spec_.rank; }
   bool dropout() const { return spec_.dropout > 0.0; }
 
  private:
-  explicit LlamaLora(const LoraSpec& spec) : spec_(spec) {}
+  explicit DecoderLora(const LoraSpec& spec) : spec_(spec) {}
 
-  void AddAdapters(const std::vector<ParameterSpec>& base);
+  void AddAdapters(const DecoderLayout& layout);
   absl::Status OpenPretrained();
 
   const LoraSpec spec_;
@@ -57,6 +60,6 @@ class LlamaLora {
   std::unique_ptr<SafetensorsReader> pretrained_;  // null: random
 };
 
-}  // namespace capstan::llama
+}  // namespace capstan::decoder
 
-#endif  // CAPSTAN_PLUGINS_MODEL_LLAMA_LLAMA_LORA_H_
+#endif  // CAPSTAN_PLUGINS_MODEL_DECODER_DECODER_LORA_H_

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loops of tanh.h.
+#include "base/simd/tanh.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector crosses a call
+#include "base/simd/target.h"
+
+namespace capstan::kernels {
+namespace {
+
+#include "base/simd/simd_vector.inc"
+
+// To about 2 ulp; NaN stays NaN. Below 0.625 the polynomial of Cephes' tanhf
+// (Moshier, netlib.org/cephes), as 1 - 2 / (e^2x + 1) cancels there.
+template <typename V>
+SIMD_INLINE V TanhRegister(const V& x) {
+  const V size = x < 0.0f ? -x : x;
+  const V large = 1.0f - 2.0f / (ExpRegister(size + size) + 1.0f);
+  const V z = x * x;
+  V p = -5.70498872745e-3f - V{};
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const V small = p * z * x + x;
+  return size < 0.625f ? small : (x < 0.0f ? -large : large);
+}
+
+SIMD_INLINE Floats Tanh(const Floats& x) {
+  return Map(x, [](const auto& v) SIMD_LAMBDA { return TanhRegister(v); });
+}
+
+// gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 u) with u = sqrt(2 / pi) *
+// (x + 0.044715 x^3).
+constexpr float kTwiceRoot = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+constexpr float kCubic = 0.044715f;
+
+SIMD_INLINE Floats GeluGate(const Floats& x) {
+  return Sigmoid(kTwiceRoot * x * (1.0f + kCubic * (x * x)));
+}
+
+template <typename T>
+void GeGlu(const T* gate, const T* up, int64_t n, T* out) {
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    const Floats g = load(gate + i);
+    store(out + i, Round<T>(g * GeluGate(g)) * load(up + i));
+  });
+}
+
+template <typename T>
+void GeGluBackward(const T* gate, const T* up, int64_t n, T* d_out, T* d_gate,
+                   T* d_up) {
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    const Floats g = load(gate + i), u = load(up + i), d = load(d_out + i);
+    const Floats s = GeluGate(g);
+    const Floats gelu = g * s, rounded = Round<T>(gelu);
+    const Floats inner = kTwiceRoot * (1.0f + 3.0f * kCubic * (g * g));
+    store(d_up + i, d * rounded);
+    store(d_gate + i, Round<T>(d * u) * (s + gelu * (1.0f - s) * inner));
+    store(d_out + i, rounded * u);
+  });
+}
+
+void SoftCap(float* x, int64_t n, float cap, float* slope) {
+  const float inverse = 1.0f / cap;
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    const Floats t = Tanh(load(x + i) * inverse);
+    store(x + i, t * cap);
+    if (slope != nullptr) store(slope + i, 1.0f - t * t);
+  });
+}
+
+void Multiply(float* x, const float* factors, int64_t n) {
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    store(x + i, load(x + i) * load(factors + i));
+  });
+}
+
+}  // namespace
+
+const TanhKernels SIMD_SYMBOL(kTanh) = {
+    SIMD_NAME,
+    {GeGlu<float>, GeGluBackward<float>},
+    {GeGlu<Bf16>, GeGluBackward<Bf16>},
+    {GeGlu<Fp16>, GeGluBackward<Fp16>},
+    SoftCap,
+    Multiply,
+};
+
+}  // namespace capstan::kernels

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention with a cache equals the last rows of attention without one, also
+// for sequences that are padded on the left.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "kernels/attention/attention.h"
+#include "kernels/testing.h"
+
+namespace capstan::kernels {
+namespace {
+
+constexpr int64_t kKeys = 90;
+
+AttentionShape Gemma() { return {2, 4, 2, 8, true, 0.5, 2.0, 17}; }
+
+struct Cached {
+  explicit Cached(const AttentionShape& shape, at::ScalarType type)
+      : q(Make(shape.heads, shape, type)),
+        k(Make(shape.kv_heads, shape, type)),
+        v(Make(shape.kv_heads, shape, type)) {}
+  static at::Tensor Make(int64_t heads, const AttentionShape& shape,
+                         at::ScalarType type) {
+    return Wave({shape.batch, kKeys, heads * shape.head_dim}, 2.0).to(type);
+  }
+  at::Tensor q, k, v;  // [batch, kKeys, ..]
+};
+
+// Rows [batch * n, ..] of positions [begin, kKeys).
+at::Tensor Rows(const at::Tensor& x, int64_t begin) {
+  return x.narrow(1, begin, kKeys - begin)
+      .reshape({-1, x.size(2)})
+      .contiguous();
+}
+
+double Bound(at::ScalarType type) { return type == at::kFloat ? 1e-6 : 0.02; }
+
+TEST(CachedAttentionTest, EqualsTheLastRows) {
+  for (const AttentionShape& shape :
+       {AttentionShape{2, 4, 2, 8},
+        AttentionShape{2, 4, 4, 8, true, 0.0, 0.0, 17}, Gemma()}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const Cached c(shape, type);
+      const at::Tensor all =
+          Attention(Rows(c.q, 0), Rows(c.k, 0), Rows(c.v, 0), shape)
+              .view(c.q.sizes());
+      for (const int64_t queries : {1, 2, 70, 90}) {
+        const at::Tensor got =
+            CachedAttention(Rows(c.q, kKeys - queries), c.k, c.v, shape);
+        EXPECT_LT(Difference(got, Rows(all, kKeys - queries)), Bound(type))
+            << queries;
+      }
+    }
+  }
+}
+
+TEST(CachedAttentionTest, PaddingIsNotSeen) {
+  const AttentionShape shape = Gemma();
+  const at::Tensor first = at::tensor({40, 0}, at::kLong);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Cached c(shape, type);
+    AttentionShape alone = shape;
+    alone.batch = 1;
+    const auto real = [](const at::Tensor& x) {
+      return x.narrow(0, 0, 1)
+          .narrow(1, 40, kKeys - 40)
+          .reshape({-1, x.size(2)});
+    };
+    const at::Tensor wanted = Attention(real(c.q), real(c.k), real(c.v), alone);
+    // What stands in the padding is of no matter.
+    c.k[0].narrow(0, 0, 40).fill_(1e4);
+    c.v[0].narrow(0, 0, 40).fill_(1e4);
+    for (const int64_t queries : {1, 50, 70, 90}) {
+      const at::Tensor got =
+          CachedAttention(Rows(c.q, kKeys - queries), c.k, c.v, shape, first)
+              .view({2, queries, -1});
+      EXPECT_TRUE(got.isfinite().all().item<bool>());
+      const int64_t seen = std::min<int64_t>(queries, kKeys - 40);
+      EXPECT_LT(Difference(got[0].narrow(0, queries - seen, seen),
+                           wanted.narrow(0, kKeys - 40 - seen, seen)),
+                Bound(type))
+          << queries;
+      const at::Tensor whole =
+          CachedAttention(Rows(c.q, kKeys - queries), c.k, c.v, shape)
+              .view({2, queries, -1});
+      EXPECT_LT(Difference(got[1], whole[1]), Bound(type)) << queries;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace capstan::kernels

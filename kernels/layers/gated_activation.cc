@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+
+#include "base/profile.h"
+#include "base/simd/simd.h"
+#include "base/simd/tanh.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/fast_path.h"
+#include "kernels/layers/block_parts.h"
+
+namespace capstan::kernels {
+
+at::Tensor Gated(Activation activation, const at::Tensor& gate,
+                 const at::Tensor& up) {
+  const bool silu = activation == Activation::kSilu;
+  const ProfileScope profile("swiglu");
+  if (const auto* cuda = cuda::For(gate); cuda != nullptr && silu) {
+    return cuda::SwiGlu(*cuda, gate, up);
+  }
+  if (!HasRowKernels(gate) || !HasRowKernels(up)) {
+    return (silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
+  }
+  at::Tensor out = at::empty_like(gate);
+  WithStorage(gate.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *g = ReadAs<T>(gate), *u = ReadAs<T>(up);
+    T* o = WriteAs<T>(out);
+    at::parallel_for(0, gate.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
+      if (silu) {
+        Simd().rows<T>().swiglu(g + i, u + i, end - i, o + i);
+      } else {
+        TanhLoops().gelu<T>().geglu(g + i, u + i, end - i, o + i);
+      }
+    });
+  });
+  return out;
+}
+
+GatedGradients GatedBackward(Activation activation, const at::Tensor& gate,
+                             const at::Tensor& up, at::Tensor d_activation) {
+  const bool silu = activation == Activation::kSilu;
+  const ProfileScope profile("swiglu");
+  if (const auto* cuda = cuda::For(gate); cuda != nullptr && silu) {
+    GatedGradients out{at::empty_like(gate), at::empty_like(up),
+                       d_activation.contiguous()};
+    cuda::SwiGluBackward(*cuda, gate, up, out.activation, out.gate, out.up);
+    return out;
+  }
+  if (!HasRowKernels(gate) || !HasRowKernels(up) ||
+      !HasRowKernels(d_activation)) {
+    const at::Tensor d_inner = d_activation * up;
+    const at::Tensor inner = silu ? at::silu(gate) : at::gelu(gate, "tanh");
+    return {silu ? at::silu_backward(d_inner, gate)
+                 : at::gelu_backward(d_inner, gate, "tanh"),
+            d_activation * inner, inner * up};
+  }
+  GatedGradients out{at::empty_like(gate), at::empty_like(up), d_activation};
+  WithStorage(gate.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const T *g = ReadAs<T>(gate), *u = ReadAs<T>(up);
+    T *d = WriteAs<T>(d_activation), *dg = WriteAs<T>(out.gate);
+    T* du = WriteAs<T>(out.up);
+    at::parallel_for(0, gate.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
+      if (silu) {
+        Simd().rows<T>().swiglu_backward(g + i, u + i, end - i, d + i, dg + i,
+                                         du + i);
+      } else {
+        TanhLoops().gelu<T>().geglu_backward(g + i, u + i, end - i, d + i,
+                                             dg + i, du + i);
+      }
+    });
+  });
+  return out;
+}
+
+}  // namespace capstan::kernels

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The matrix of a linear layer, y = x W^T, as operators take it: dense, or
+// frozen and packed.
+#ifndef CAPSTAN_KERNELS_LAYERS_WEIGHT_H_
+#define CAPSTAN_KERNELS_LAYERS_WEIGHT_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace capstan::kernels {
+
+// What the bytes of a matrix mean; kernels/quant has the packed formats.
+enum class WeightFormat { kDense, kNf4, kNf4Double };
+
+// W [out, in]: a tensor of a floating dtype, or a 1-D uint8 tensor, which has
+// no gradient.
+struct Weight {
+  Weight() = default;
+  // Implicit: a dense matrix.
+  Weight(at::Tensor dense)  // NOLINT(google-explicit-constructor)
+      : tensor(std::move(dense)) {}
+  Weight(at::Tensor bytes, WeightFormat format, int64_t out, int64_t in)
+      : tensor(std::move(bytes)),
+        format(format),
+        out(out),
+        in(in),
+        stored_rows(out) {}
+
+  bool defined() const { return tensor.defined(); }
+  bool packed() const { return format != WeightFormat::kDense; }
+  int64_t rows() const { return packed() ? out : tensor.size(0); }
+  int64_t columns() const { return packed() ? in : tensor.size(1); }
+
+  // Rows [begin, begin + count), in the same memory.
+  Weight Rows(int64_t begin, int64_t count) const {
+    if (!packed()) return Weight(tensor.narrow(0, begin, count));
+    Weight part(tensor, format, count, in);
+    part.first_row = first_row + begin;
+    part.stored_rows = stored_rows;
+    return part;
+  }
+
+  at::Tensor tensor;
+  WeightFormat format = WeightFormat::kDense;
+  // Of packed ones: the shape, and which rows of those that are stored.
+  int64_t out = 0, in = 0;
+  int64_t first_row = 0, stored_rows = 0;
+};
+
+}  // namespace capstan::kernels
+
+#endif  // CAPSTAN_KERNELS_LAYERS_WEIGHT_H_

@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/model/decoder/decoder_model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tanh.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/layers/block_parts.h"
+#include "kernels/layers/rms_norm.h"
+#include "kernels/loss/row_loss.h"
+#include "plugins/model/common/parameters.h"
+#include "plugins/model/decoder/family.h"
+#include "plugins/sdk/memory.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan::decoder {
+namespace {
+
+// The length of a table of rotations for `length` positions: grows rarely.
+int64_t RopePositions(int64_t length) {
+  int64_t positions = 64;
+  while (positions < length) positions *= 2;
+  return positions;
+}
+
+// The number of positions that tokens reach.
+int64_t Reach(const at::Tensor& positions) {
+  return positions.max().item<int64_t>() + 1;
+}
+
+// `scale`, rounded to the dtype as transformers does.
+double Rounded(double scale, c10::ScalarType dtype) {
+  return at::scalar_tensor(scale, at::TensorOptions().dtype(dtype))
+      .item<double>();
+}
+
+}  // namespace
+
+int64_t RopeBytes(const DecoderConfig& config, int64_t length) {
+  int64_t channels = 0;
+  for (const Rope& rope : config.ropes) {
+    channels += rope.Channels(config.head_dim);
+  }
+  return RopePositions(length) * channels * kernels::kFloatBytes;
+}
+
+DecoderModel::DecoderModel(DecoderCheckpoint checkpoint)
+    : config_(std::move(checkpoint.config)),
+      layout_(config_),
+      weights_(std::move(checkpoint.weights)),
+      file_names_(std::move(checkpoint.file_names)),
+      new_rows_(std::move(checkpoint.new_rows)),
+      specs_(layout_.specs) {}
+
+absl::Status DecoderModel::InitialValue(int index, uint64_t seed, int64_t begin,
+                                        int64_t count, float* out) const {
+  const size_t base = layout_.specs.size();
+  if (static_cast<size_t>(index) >= base) {
+    return lora_->InitialValue(index - static_cast<int>(base), seed, begin,
+                               count, out);
+  }
+  const ParameterSpec& spec = specs_[index];
+  const std::string& name =
+      file_names_.empty() ? spec.name : file_names_[index];
+  if (new_rows_ != nullptr && (index == kEmbedding || index == layout_.head)) {
+    return new_rows_->Read(name, begin, count, out);
+  }
+  if (weights_ != nullptr) return weights_->ReadFloats(name, begin, count, out);
+  if (config_.norm_plus_one && spec.shape.size() == 1) {
+    std::fill(out, out + count, 0.0f);  // a norm's weight, or a bias
+    return absl::OkStatus();
+  }
+  FillInitial(spec, seed, config_.initializer_range, begin, count, out);
+  return absl::OkStatus();
+}
+
+absl::Status DecoderModel::AddLora(const LoraSpec& spec) {
+  if (lora_ != nullptr || !parameters_.empty()) {
+    return absl::FailedPreconditionError(
+        "an adapter is added once, before the model's parameters are bound");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(lora_, DecoderLora::Create(spec, layout_));
+  for (ParameterSpec& base : specs_) base.trainable = false;
+  specs_.insert(specs_.end(), lora_->specs().begin(), lora_->specs().end());
+  return absl::OkStatus();
+}
+
+void DecoderModel::Bind(std::vector<at::Tensor> parameters) {
+  CheckBound(parameters, specs_);
+  parameters_ = std::move(parameters);
+  rope_tables_.assign(config_.ropes.size(), RopeTable());
+}
+
+absl::Status DecoderModel::SaveConfig(const std::string& folder,
+                                      c10::ScalarType dtype) const {
+  CHECK(config_.family != nullptr && !config_.source_config.empty())
+      << "models without a family save their own config";
+  Json json = SourceKeys(config_);
+  json["model_type"] = config_.family->model_type;
+  json["architectures"] = {config_.family->architecture};
+  json["vocab_size"] = config_.vocab_size;
+  if (config_.ropes.size() == 1) AddRopeSpellings(config_.ropes[0], &json);
+  return WriteConfigFiles(config_, std::move(json), folder, dtype);
+}
+
+const at::Tensor& DecoderModel::RopeOf(size_t rope, int64_t length,
+                                       int64_t text_length) {
+  RopeTable& known = rope_tables_[rope];
+  const Rope& kind = config_.ropes[rope];
+  const int64_t decisive = DecisiveLength(kind, text_length);
+  if (known.decisive_length != decisive || known.table.size(0) < length) {
+    known.table = kernels::RopeTable(
+                      RopePositions(length),
+                      InverseFrequencies(kind, config_.head_dim, text_length),
+                      kind.attention_factor)
+                      .to(parameters_[kEmbedding].device());
+    known.decisive_length = decisive;
+  }
+  return known.table;
+}
+
+DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
+                                          DecoderCache* cache) {
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  Pass pass;
+  pass.cache = cache;
+  pass.options.shape = {batch, config_.num_attention_heads,
+                        config_.num_key_value_heads, config_.head_dim,
+                        config_.causal};
+  pass.options.shape.scale = config_.attention_scale;
+  pass.options.shape.softcap = config_.attention_softcap;
+  pass.options.eps = config_.rms_norm_eps;
+  pass.options.norm_plus_one = config_.norm_plus_one;
+  pass.options.activation = config_.activation;
+  pass.options.sink = sink_;
+  const at::Device device = parameters_[kEmbedding].device();
+  if (lora_ != nullptr && lora_->dropout() &&
+      input.sample_positions.defined()) {
+    pass.samples = input.sample_positions.to(device);
+  }
+  const int64_t begin = cache == nullptr ? 0 : cache->length();
+  if (!input.positions.defined()) {
+    for (size_t i = 0; i < config_.ropes.size(); ++i) {
+      pass.rope_tables.push_back(
+          RopeOf(i, begin + length, begin + length).narrow(0, begin, length));
+    }
+    return pass;
+  }
+  CHECK(input.positions.sizes() == input.tokens.sizes())
+      << "tokens and positions are of one shape";
+  at::Tensor positions = input.positions;
+  if (cache != nullptr) {
+    positions = positions.to(at::kCPU).contiguous();
+    cache->NotePadding(positions);
+    positions = positions.clamp_min(0);
+  }
+  int64_t reach = begin + length;
+  for (const Rope& rope : config_.ropes) {
+    if (DecisiveLength(rope, 0) > 0) reach = Reach(positions);
+  }
+  if (cache != nullptr) {
+    TORCH_CHECK(Reach(positions) <= begin + length,
+                "positions with a cache count a row's tokens");
+  }
+  positions = positions.to(device).contiguous();
+  if (cache == nullptr) {
+    pass.options.packing = c10::make_intrusive<kernels::PackedRows>(positions);
+  }
+  for (size_t i = 0; i < config_.ropes.size(); ++i) {
+    // One row of the table per token.
+    pass.rope_tables.push_back(RopeOf(i, begin + length, reach)
+                                   .narrow(0, 0, begin + length)
+                                   .index_select(0, positions.reshape({-1})));
+  }
+  return pass;
+}
+
+kernels::Adapter DecoderModel::AdapterAt(int index,
+                                         const at::Tensor& samples) const {
+  if (lora_ == nullptr || !adapter_enabled_ || index < 0) return {};
+  return lora_->At(index, parameters_, samples);
+}
+
+kernels::TransformerBlockWeights DecoderModel::LayerWeights(
+    int layer, const at::Tensor& samples) const {
+  const DecoderLayout::Layer& index = layout_.layers[layer];
+  const auto weight = [&](LayerModule m) {
+    return ParameterAt(index.weight[m]);
+  };
+  const auto bias = [&](LayerModule m) { return ParameterAt(index.bias[m]); };
+  const auto adapter = [&](LayerModule m) {
+    return AdapterAt(index.weight[m], samples);
+  };
+  kernels::TransformerBlockWeights weights;
+  kernels::AttentionWeights& attention = weights.attention;
+  attention.norm = weight(kInputNorm);
+  attention.q = weight(kQuery);
+  attention.k = weight(kKey);
+  attention.v = weight(kValue);
+  attention.adapters = {adapter(kQuery), adapter(kKey), adapter(kValue)};
+  attention.q_bias = bias(kQuery);
+  attention.k_bias = bias(kKey);
+  attention.v_bias = bias(kValue);
+  attention.q_norm = weight(kQueryNorm);
+  attention.k_norm = weight(kKeyNorm);
+  weights.output = weight(kOutput);
+  weights.output_bias = bias(kOutput);
+  weights.output_adapter = adapter(kOutput);
+  weights.attention_post_norm = weight(kAttentionPostNorm);
+  if (config_.layer(layer).experts) return weights;
+  kernels::GatedMlpWeights& mlp = weights.mlp;
+  mlp.norm = weight(kMlpNorm);
+  mlp.gate = weight(kGate);
+  mlp.up = weight(kUp);
+  mlp.down = weight(kDown);
+  mlp.adapters = {adapter(kGate), adapter(kUp), adapter(kDown)};
+  mlp.gate_bias = bias(kGate);
+  mlp.up_bias = bias(kUp);
+  mlp.down_bias = bias(kDown);
+  mlp.post_norm = weight(kMlpPostNorm);
+  return weights;
+}
+
+kernels::TransformerBlockOptions DecoderModel::LayerOptions(
+    int layer, const Pass& pass) const {
+  const LayerKind kind = config_.layer(layer);
+  kernels::TransformerBlockOptions options = pass.options;
+  options.shape.window = kind.window;
+  if (kind.rope >= 0) options.rope_table = pass.rope_tables[kind.rope];
+  for (int m = 0; m < kernels::kBlockMatrices; ++m) {
+    options.parameters[m] = layout_.layers[layer].weight[kBlockModules[m]];
+  }
+  return options;
+}
+
+at::Tensor DecoderModel::RunLayer(int layer, const Pass& pass,
+                                  const at::Tensor& x,
+                                  UnitRunner& runner) const {
+  const int unit = layout_.layers[layer].unit;
+  const auto weights = LayerWeights(layer, pass.samples);
+  const auto options = LayerOptions(layer, pass);
+  DecoderCache* const cache = pass.cache;
+  return runner.Run(
+      unit, x, [weights, options, layer, cache](const at::Tensor& input) {
+        if (cache != nullptr) {
+          return kernels::CachedTransformerBlock(
+              input, weights, options,
+              [&](const at::Tensor& k, const at::Tensor& v) {
+                return cache->Append(layer, k, v);
+              },
+              cache->first());
+        }
+        return kernels::CanFuseTransformerBlock(input)
+                   ? kernels::FusedTransformerBlock(input, weights, options)
+                   : kernels::PlainTransformerBlock(input, weights, options);
+      });
+}
+
+kernels::MoeWeights DecoderModel::ExpertWeights(int layer) const {
+  const DecoderLayout::Layer& index = layout_.layers[layer];
+  kernels::MoeWeights weights;
+  weights.norm = ParameterAt(index.weight[kMlpNorm]);
+  weights.router = ParameterAt(index.weight[kRouter]);
+  for (const auto& [gate, up, down] : index.experts) {
+    kernels::ExpertWeights expert;
+    expert.gate = parameters_[gate];
+    expert.up = parameters_[up];
+    expert.down = parameters_[down];
+    weights.experts.push_back(std::move(expert));
+  }
+  return weights;
+}
+
+at::Tensor DecoderModel::RunExperts(int layer, const Pass& pass,
+                                    const at::Tensor& x,
+                                    UnitRunner& runner) const {
+  kernels::MoeOptions options;
+  options.eps = config_.rms_norm_eps;
+  options.top_k = config_.experts.chosen;
+  options.normalise = config_.experts.normalise;
+  options.sink = sink_;
+  options.parameters = layout_.layers[layer].experts;
+  const c10::intrusive_ptr<RouterLoss> loss = pass.router_loss;
+  return runner.Run(layout_.layers[layer].mlp_unit, x,
+                    [weights = ExpertWeights(layer), options, layer,
+                     loss](const at::Tensor& input) {
+                      const kernels::MoeResult result =
+                          kernels::MoeMlp(input, weights, options);
+                      if (loss == nullptr) return result.output;
+                      return loss->Note(layer, result.output,
+                                        result.probability, result.chosen,
+                                        input.size(0));
+                    });
+}
+
+at::Tensor DecoderModel::Embed(const TokenInput& input, UnitRunner& runner,
+                               const kernels::TiedGradient& tied) {
+  const at::Tensor& embedding = parameters_[kEmbedding];
+  const kernels::WeightPlace place = {sink_, kEmbedding};
+  const double scale =
+      config_.embedding_scale == 1.0
+          ? 1.0
+          : Rounded(config_.embedding_scale, embedding.scalar_type());
+  return runner.Run(0, input.tokens.to(embedding.device()),
+                    [embedding, tied, place, scale](const at::Tensor& tokens) {
+                      at::Tensor rows = kernels::Embedding(
+                          embedding, tokens.reshape({-1}), tied, place);
+                      return scale == 1.0 ? rows : rows.mul_(scale);
+                    });
+}
+
+at::Tensor DecoderModel::Hidden(
+    const TokenInput& input, UnitRunner& runner,
+    const kernels::TiedGradient& tied,
+    const c10::intrusive_ptr<RouterLoss>& router_loss) {
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  auto* cache = dynamic_cast<DecoderCache*>(input.cache);
+  if (input.cache != nullptr) {
+    TORCH_CHECK(cache != nullptr && cache->owner() == this,
+                "the cache is another model's: a model continues only what its "
+                "own NewCache has made");
+    CHECK(!at::GradMode::is_enabled())
+        << "a cache is for use without gradients";
+    CHECK(cache->Holds(batch, length)) << "the cache is too small";
+  }
+  Pass pass = MakePass(input, cache);
+  pass.router_loss = router_loss;
+  at::Tensor x = Embed(input, runner, tied);
+  for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    x = RunLayer(layer, pass, x, runner);
+    if (config_.layer(layer).experts) x = RunExperts(layer, pass, x, runner);
+  }
+  if (cache != nullptr) cache->Advance(length);
+  return x;
+}
+
+at::Tensor DecoderModel::Logits(const TokenInput& input, UnitRunner& runner) {
+  const at::Tensor hidden =
+      Hidden(input, runner, kernels::TiedGradient(), nullptr);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
+  const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
+  const at::Tensor logits = runner.Run(
+      head_unit(), hidden,
+      [norm, head, eps, plus_one, softcap](const at::Tensor& x) {
+        const at::Tensor logits =
+            at::linear(kernels::RmsNorm(x, norm, eps, plus_one), head);
+        return softcap == 0.0 ? logits : at::tanh(logits / softcap) * softcap;
+      });
+  return logits.view(
+      {input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
+}
+
+kernels::TiedGradient DecoderModel::NewTiedGradient() const {
+  const bool wanted = config_.tie_word_embeddings &&
+                      at::GradMode::is_enabled() &&
+                      parameters_[kEmbedding].requires_grad();
+  return wanted ? c10::make_intrusive<kernels::HeadGradient>()
+                : kernels::TiedGradient();
+}
+
+at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
+                                          const at::Tensor& targets,
+                                          UnitRunner& runner) {
+  const kernels::TiedGradient tied = NewTiedGradient();
+  const at::Tensor hidden = Hidden(input, runner, tied, nullptr);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
+  const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
+  const kernels::WeightPlace place = {sink_, layout_.head};
+  return runner.Run(head_unit(), hidden,
+                    [norm, head, eps, plus_one, softcap, targets, tied,
+                     place](const at::Tensor& x) {
+                      const MemoryScope scope(MemoryCategory::kLogits);
+                      return kernels::HeadCrossEntropyRows(
+                          kernels::RmsNorm(x, norm, eps, plus_one), head,
+                          targets, tied, kernels::kLogitsBytes, place, softcap);
+                    });
+}
+
+at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
+                                         const TokenTargets& targets,
+                                         UnitRunner& runner) {
+  const kernels::TiedGradient tied = NewTiedGradient();
+  c10::intrusive_ptr<RouterLoss> router_loss;
+  if (config_.experts.loss_coefficient != 0.0) {
+    router_loss = c10::make_intrusive<RouterLoss>(
+        static_cast<int>(config_.num_hidden_layers),
+        config_.experts.loss_coefficient);
+  }
+  const at::Tensor hidden = Hidden(input, runner, tied, router_loss);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
+  const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
+  const at::Tensor flat = targets.tokens.reshape({-1});
+  const at::Tensor factors =
+      targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
+  const kernels::WeightPlace place = {sink_, layout_.head};
+  const at::Tensor sum =
+      runner.Run(head_unit(), hidden,
+                 [norm, head, eps, plus_one, softcap, flat, factors, tied,
+                  place](const at::Tensor& x) {
+                   const MemoryScope scope(MemoryCategory::kLogits);
+                   return kernels::HeadCrossEntropySum(
+                       kernels::RmsNorm(x, norm, eps, plus_one), head, flat,
+                       tied, kernels::kLogitsBytes, place, factors, softcap);
+                 });
+  if (router_loss == nullptr) return sum;
+  return router_loss->AddTo(sum, (flat >= 0).sum().to(sum.device()));
+}
+
+absl::StatusOr<std::unique_ptr<KvCache>> DecoderModel::NewCache(
+    int64_t batch, int64_t max_length) const {
+  if (!config_.causal) return NoCacheError();
+  CHECK(!parameters_.empty()) << "Bind comes first";
+  if (batch < 1 || max_length < 1 ||
+      max_length > config_.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a cache of ", max_length, " positions for ", batch,
+                     " sequences is asked for; max_position_embeddings is ",
+                     config_.max_position_embeddings));
+  }
+  return std::unique_ptr<KvCache>(new DecoderCache(
+      this, config_, batch, max_length, parameters_[kEmbedding].options()));
+}
+
+}  // namespace capstan::decoder

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The decoder that a DecoderConfig describes. In its simplest form it is Llama
+// (Touvron et al., 2023, as in transformers' LlamaForCausalLM):
+//   x += attention(rms_norm(x)) Wo^T     rotary, grouped queries
+//   x += (silu(n Wgate^T) * n Wup^T) Wdown^T   with n = rms_norm(x)
+// in each layer, then logits = rms_norm(x) Whead^T.
+#ifndef CAPSTAN_PLUGINS_MODEL_DECODER_DECODER_MODEL_H_
+#define CAPSTAN_PLUGINS_MODEL_DECODER_DECODER_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/layers/moe.h"
+#include "kernels/layers/transformer_block.h"
+#include "kernels/loss/token_loss.h"
+#include "plugins/model/decoder/decoder_cache.h"
+#include "plugins/model/decoder/decoder_config.h"
+#include "plugins/model/decoder/decoder_lora.h"
+#include "plugins/model/decoder/router_loss.h"
+#include "plugins/model/decoder/weights.h"
+#include "plugins/sdk/adapter_switch.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/row_losses.h"
+
+namespace capstan::decoder {
+
+class DecoderModel : public Model,
+                     public TokenModel,
+                     public RowLosses,
+                     public AdapterSwitch {
+ public:
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override {
+    return layout_.units;
+  }
+  absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
+                            int64_t count, float* out) const override;
+  void Bind(std::vector<at::Tensor> parameters) override;
+  void BindGradients(GradientSink* sink) override { sink_ = sink; }
+  // As the config's family: the source's config.json with the vocabulary's
+  // size, the dtype and the class.
+  absl::Status SaveConfig(const std::string& folder,
+                          c10::ScalarType dtype) const override;
+  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
+                                    c10::ScalarType compute) const override;
+  // The adapters' parameters come after all others.
+  absl::Status AddLora(const LoraSpec& spec) override;
+  TokenModel* token_model() override { return this; }
+
+  int64_t vocab_size() const override { return config_.vocab_size; }
+  int64_t max_positions() const override {
+    return config_.max_position_embeddings;
+  }
+  at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override;
+  at::Tensor CrossEntropySum(const TokenInput& input,
+                             const TokenTargets& targets,
+                             UnitRunner& runner) override;
+  // Without the router's own loss.
+  at::Tensor CrossEntropyRows(const TokenInput& input,
+                              const at::Tensor& targets,
+                              UnitRunner& runner) override;
+  bool causal() const override { return config_.causal; }
+  // Keeps all positions, of layers with a window, too. With a cache, the
+  // positions of TokenInput may be given: negative ones are padding on the left
+  // of a row.
+  absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
+      int64_t batch, int64_t max_length) const override;
+  int64_t eos_token() const override {
+    return config_.eos_token_id.value_or(-1);
+  }
+  int64_t mask_token() const override {
+    return config_.mask_token_id.value_or(-1);
+  }
+
+  bool has_adapter() const override { return lora_ != nullptr; }
+  void SetAdapterEnabled(bool enabled) override { adapter_enabled_ = enabled; }
+
+ protected:
+  explicit DecoderModel(DecoderCheckpoint checkpoint);
+
+  const DecoderConfig& config() const { return config_; }
+  const DecoderLayout& layout() const { return layout_; }
+
+ private:
+  // What the layers of one forward have in common.
+  struct Pass {
+    kernels::TransformerBlockOptions options;
+    std::vector<at::Tensor> rope_tables;  // by DecoderConfig::ropes
+    DecoderCache* cache = nullptr;
+    at::Tensor samples;  // dropout's keys
+    c10::intrusive_ptr<RouterLoss> router_loss;
+  };
+  // A table of rotations that has been computed, and for which texts.
+  struct RopeTable {
+    at::Tensor table;
+    int64_t decisive_length = -1;
+  };
+
+  // The last layer's output, [B * T, hidden_size].
+  at::Tensor Hidden(const TokenInput& input, UnitRunner& runner,
+                    const kernels::TiedGradient& tied,
+                    const c10::intrusive_ptr<RouterLoss>& router_loss);
+  at::Tensor Embed(const TokenInput& input, UnitRunner& runner,
+                   const kernels::TiedGradient& tied);
+  at::Tensor RunLayer(int layer, const Pass& pass, const at::Tensor& x,
+                      UnitRunner& runner) const;
+  at::Tensor RunExperts(int layer, const Pass& pass, const at::Tensor& x,
+                        UnitRunner& runner) const;
+
+  Pass MakePass(const TokenInput& input, DecoderCache* cache);
+  // Cosines and sines of positions [0, length) or more, for texts of
+  // `text_length`.
+  const at::Tensor& RopeOf(size_t rope, int64_t length, int64_t text_length);
+  // The settings of a layer.
+  kernels::TransformerBlockOptions LayerOptions(int layer,
+                                                const Pass& pass) const;
+  // Weights and adapters of a layer.
+  kernels::TransformerBlockWeights LayerWeights(
+      int layer, const at::Tensor& samples) const;
+  kernels::MoeWeights ExpertWeights(int layer) const;
+  // Undefined for an index of -1.
+  at::Tensor ParameterAt(int index) const {
+    return index < 0 ? at::Tensor() : parameters_[index];
+  }
+  kernels::Adapter AdapterAt(int index, const at::Tensor& samples) const;
+  // Null unless the embedding is the head, too, and is trained.
+  kernels::TiedGradient NewTiedGradient() const;
+  int head_unit() const { return static_cast<int>(layout_.units.size()) - 1; }
+
+  const DecoderConfig config_;
+  const DecoderLayout layout_;
+  const std::unique_ptr<SafetensorsReader> weights_;  // see DecoderCheckpoint
+  const std::vector<std::string> file_names_;
+  const std::unique_ptr<NewRows> new_rows_;
+  std::vector<ParameterSpec> specs_;   // the adapters', too
+  std::unique_ptr<DecoderLora> lora_;  // null: none
+  bool adapter_enabled_ = true;
+  std::vector<at::Tensor> parameters_;
+  GradientSink* sink_ = nullptr;
+  std::vector<RopeTable> rope_tables_;  // grow with the longest sequence
+};
+
+// Bytes of the tables of rotations that a forward of `length` positions keeps.
+int64_t RopeBytes(const DecoderConfig& config, int64_t length);
+
+}  // namespace capstan::decoder
+
+#endif  // CAPSTAN_PLUGINS_MODEL_DECODER_DECODER_MODEL_H_

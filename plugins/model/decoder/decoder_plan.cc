@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a decoder's units allocate.
+#include "kernels/layers/block_parts.h"
+#include "kernels/layers/moe.h"
+#include "kernels/layers/rms_norm.h"
+#include "kernels/layers/transformer_block.h"
+#include "kernels/loss/token_loss.h"
+#include "plugins/model/common/parameters.h"
+#include "plugins/model/decoder/decoder_model.h"
+
+namespace capstan::decoder {
+namespace {
+
+// What the embedding and the head allocate.
+UnitMemory PlanEmbedding(const DecoderConfig& c,
+                         const kernels::TokenLossShape& shape, int64_t length) {
+  const int64_t weight =
+      c.vocab_size * c.hidden_size * kernels::ElementBytes(shape.dtype);
+  UnitMemory unit;
+  unit.output = shape.rows * c.hidden_size * kernels::ElementBytes(shape.dtype);
+  unit.kept = unit.output + RopeBytes(c, length);
+  // Masked diffusion may truncate rows (TokenInput::positions), so any batch of
+  // a bidirectional model may have a table row per token.
+  if (!c.causal) unit.kept += shape.rows * c.head_dim * kernels::kFloatBytes;
+  if (!shape.trained) return unit;  // no backward comes here
+  kernels::MemoryLedger backward;
+  kernels::PlanEmbeddingBackward(shape, &backward);
+  // The strategy counts the weight's gradient, the largest one; the kernel may
+  // not hold it in addition to its place, and then this is negative.
+  unit.backward_workspace = backward.peak() - weight;
+  return unit;
+}
+
+UnitMemory PlanHead(const kernels::TokenLossShape& s, int64_t largest) {
+  // Everything but the norm's rstd is logits.
+  const int64_t rstd = s.rows * kernels::kFloatBytes;
+  kernels::MemoryLedger forward;
+  kernels::PlanRmsNorm(s.rows, s.hidden, s.dtype, &forward);
+  kernels::PlanHead(s, &forward);
+  UnitMemory unit;
+  unit.output = kernels::kFloatBytes;
+  unit.kept = unit.output + rstd;
+  // Everything but the gradient of the hidden rows waits for a tied embedding.
+  if (s.tied && s.trained) {
+    unit.logits_kept =
+        forward.live() - rstd - s.rows * s.hidden * kernels::kFloatBytes;
+  }
+  unit.logits_passing = forward.live() - rstd - unit.logits_kept;
+  unit.forward_workspace = forward.peak() - forward.live();
+  kernels::MemoryLedger backward(forward.live());
+  kernels::PlanHeadBackward(s, &backward);
+  kernels::PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, &backward);
+  unit.backward_workspace = backward.peak() - forward.live() - largest;
+  return unit;
+}
+
+}  // namespace
+
+std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
+                                                c10::ScalarType compute) const {
+  const bool trained = lora_ == nullptr;
+  const DecoderConfig& c = config_;
+  kernels::TokenLossShape ends = {samples * length, c.hidden_size,
+                                  c.vocab_size,     compute,
+                                  trained,          c.tie_word_embeddings};
+  ends.softcap = c.logit_softcap != 0.0;
+  kernels::TransformerBlockShape block;
+  block.rows = ends.rows;
+  block.hidden = c.hidden_size;
+  block.intermediate = c.intermediate_size;
+  block.attention = {samples, c.num_attention_heads, c.num_key_value_heads,
+                     c.head_dim, c.causal};
+  block.attention.softcap = c.attention_softcap;
+  block.dtype = compute;
+  block.packed = !c.causal;
+  block.trained = trained;
+  block.input_norms = c.norm_before;
+  block.post_norms = c.norm_after;
+  block.query_key_norm = c.query_key_norm;
+  const kernels::MoeShape experts = {
+      ends.rows,       c.hidden_size,    c.experts.intermediate_size,
+      c.experts.count, c.experts.chosen, compute,
+      trained};
+  std::vector<UnitMemory> units = {PlanEmbedding(c, ends, length)};
+  for (int layer = 0; layer < c.num_hidden_layers; ++layer) {
+    const DecoderLayout::Layer& index = layout_.layers[layer];
+    for (int m = 0; !trained && m < kernels::kBlockMatrices; ++m) {
+      const bool has = lora_->Has(index.weight[kBlockModules[m]]);
+      block.adapters[m] = {has ? lora_->rank() : 0, lora_->dropout()};
+    }
+    block.attention.window = c.layer(layer).window;
+    block.mlp = !c.layer(layer).experts;
+    units.push_back(PlanUnit(kernels::PlanTransformerBlock(block), block.x(),
+                             specs_, index.unit, compute));
+    if (block.mlp) continue;
+    units.push_back(PlanUnit(kernels::PlanMoeMlp(experts), block.x(), specs_,
+                             index.mlp_unit, compute));
+  }
+  units.push_back(
+      PlanHead(ends, LargestGradient(specs_, head_unit(), compute)));
+  return units;
+}
+
+}  // namespace capstan::decoder

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mistral (Jiang et al., 2023): a Llama whose layers may all see a window.
+#include <vector>
+
+#include "plugins/model/decoder/families/reading.h"
+#include "plugins/model/decoder/family.h"
+
+namespace capstan::decoder {
+namespace {
+
+CAPSTAN_READS_MODEL_TYPE(kModelType, "mistral");
+
+void Read(ConfigKeys& keys, DecoderConfig* c) {
+  c->num_key_value_heads = 8;
+  c->max_position_embeddings = 131072;
+  c->rms_norm_eps = 1e-6;
+  c->tie_word_embeddings = false;
+  c->initializer_range = 0.02;
+  ReadSizes(keys, c);
+  keys.Only("hidden_act", "silu", "silu");
+  c->ropes = {ReadRope(keys, *c)};
+  // As transformers: absent is 4096, null is none.
+  ReadWindow(keys, 4096, std::vector<bool>(c->num_hidden_layers, true), c);
+}
+
+constexpr Family kFamily = {kModelType, "MistralForCausalLM", &Read};
+const RegisterFamily registered(kFamily);
+
+}  // namespace
+}  // namespace capstan::decoder
