@@ -108,7 +108,7 @@ class Trained {
     adamw.set_learning_rate(learning_rate);
     adamw.set_beta1(0.9);
     adamw.set_beta2(0.999);
-    adamw.set_weight_decay(0.01);
+    adamw.set_weight_decay(0.0);
     auto optimizer = MakePlugin<Optimizer>(adamw);
     EXPECT_TRUE(optimizer.ok()) << optimizer.status();
     optimizer_ = *std::move(optimizer);

@@ -117,7 +117,7 @@ def train(pairs, adapter=None, **settings):
         config = DPOConfig(
             output_dir=folder, per_device_train_batch_size=PAIRS_A_STEP,
             max_steps=STEPS, lr_scheduler_type="constant",
-            warmup_steps=0, weight_decay=0.01, max_grad_norm=0.0, bf16=False,
+            warmup_steps=0, weight_decay=0.0, max_grad_norm=0.0, bf16=False,
             use_cpu=True, gradient_checkpointing=False, logging_steps=1,
             report_to=[], save_strategy="no", disable_tqdm=True, **settings)
         trainer = Recorder(

@@ -61,6 +61,11 @@ class DpoReferenceCommand : public Command {
         .Type("FOLDER")
         .Required();
     flags
+        .Add(
+            "--adapter", &adapter_,
+            "The adapter that the run continues from (adapter.lora.pretrained)")
+        .Type("FOLDER");
+    flags
         .Add("--data", &data_,
              "A file of pairs; may be given several times, for training's and "
              "the evaluation's")
@@ -88,6 +93,9 @@ class DpoReferenceCommand : public Command {
                                         "--set",
                                         "objective.write_reference=true",
                                         "--loss_only"};
+      if (!adapter_.empty()) {
+        words.push_back(absl::StrCat("--adapter=", adapter_));
+      }
       if (batch_size_ > 0) {
         words.push_back(absl::StrCat("--batch_size=", batch_size_));
       }
@@ -103,6 +111,7 @@ class DpoReferenceCommand : public Command {
  private:
   std::string config_;
   std::string model_;
+  std::string adapter_;  // empty: none
   std::vector<std::string> data_;
   int64_t batch_size_ = 0;
   std::vector<std::string> plugin_path_;
