@@ -19,6 +19,7 @@
 #include "datasets/chat/cached_file.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
+#include "plugins/sdk/pair_batch.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan::chat {
@@ -158,6 +159,24 @@ absl::StatusOr<Config> Complete(Config config) {
   return config;
 }
 
+// Either all sources are preferences or none, and these aren't packed.
+absl::StatusOr<bool> ArePairs(const Config& config) {
+  const auto pairs = std::count_if(
+      config.source().begin(), config.source().end(),
+      [](const Source& source) { return source.kind() == PREFERENCE; });
+  if (pairs != 0 && pairs != config.source_size()) {
+    return FieldError("source",
+                      "some are kind: PREFERENCE and some aren't: pairs and "
+                      "single texts can't be in one batch");
+  }
+  if (pairs != 0 && config.packing() != NONE) {
+    return FieldError("packing",
+                      "pairs of texts (kind: PREFERENCE) can't be "
+                      "packed: leave it out");
+  }
+  return pairs != 0;
+}
+
 // Tensor `name` of the batch in this shape; reuses an existing one if it fits.
 int64_t* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
   at::Tensor& tensor = (*batch)[name];
@@ -175,6 +194,7 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(
   auto data = std::make_shared<Data>();
   CAPSTAN_ASSIGN_OR_RETURN(data->config, Complete(config));
   data->tokenizer = std::move(tokenizer);
+  CAPSTAN_ASSIGN_OR_RETURN(data->pairs, ArePairs(data->config));
   CAPSTAN_RETURN_IF_ERROR(ChooseTemplate(data.get()));
   const Tokenizer::SpecialIds ids = data->tokenizer->special_ids();
   // Any id will do: nothing is trained on it or attends to it.
@@ -255,7 +275,11 @@ absl::Status Chat::OpenSamples(const Config& config, OpenedSource* source) {
   CAPSTAN_ASSIGN_OR_RETURN(
       TokenTable tokens,
       TokenTable::Open(*source->rows, options,
-                       [source](size_t row) { return ReadRow(*source, row); }));
+                       [source](size_t row) -> absl::StatusOr<const TokenRow*> {
+                         CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
+                                                  ReadRow(*source, row));
+                         return &reader->tokens;
+                       }));
   source->tokens = std::make_unique<TokenTable>(std::move(tokens));
   return absl::OkStatus();
 }
@@ -290,7 +314,7 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> Chat::Validation() const {
       new Chat(data_, VALIDATION, false, std::move(mixture)));
 }
 
-int64_t Chat::sample_length(int64_t index) const {
+int64_t Chat::RowLength(int64_t index) const {
   if (data_->config.packing() != NONE) return 0;
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
@@ -319,12 +343,12 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   out.length = packed ? data_->config.max_length() : 0;
   if (!packed) {
     for (int64_t index : indices) {
-      out.length = std::max(out.length, sample_length(index));
+      out.length = std::max(out.length, RowLength(index));
     }
     out.length = std::min(out.length, data_->config.max_length());
   }
-  const std::array<int64_t, 2> shape = {static_cast<int64_t>(indices.size()),
-                                        out.length};
+  const std::array<int64_t, 2> shape = {
+      texts() * static_cast<int64_t>(indices.size()), out.length};
   out.ids = Room(kInputIds, shape, batch);
   out.labels = Room(kLabels, shape, batch);
   int64_t* tokens = Room(kTokenCounts, shape[0], batch);
@@ -333,7 +357,12 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   } else {
     batch->erase(kPositions);
   }
+  if (!data_->pairs) batch->erase(kPairKeys);
+  if (data_->pairs) {
+    CAPSTAN_RETURN_IF_ERROR(ReadPairs(indices, out, tokens, batch));
+  }
   for (int64_t index : indices) {
+    if (data_->pairs) break;
     CAPSTAN_ASSIGN_OR_RETURN(*tokens++, ReadSample(index, out));
     out.ids += out.length;
     out.labels += out.length;
@@ -370,8 +399,9 @@ absl::StatusOr<int64_t> Chat::ReadRows(const OpenedSource& source,
   if (rows.empty()) return Changed(*source.rows);
   for (const uint32_t row : rows) {
     if (row >= source.rows->size()) return Changed(*source.rows);
-    CAPSTAN_ASSIGN_OR_RETURN(const TokenRow* const tokens,
+    CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
                              ReadRow(source, row));
+    const TokenRow* const tokens = &reader->tokens;
     const auto count = static_cast<int64_t>(tokens->ids.size());
     if (count > out.length - at) return Changed(*source.rows);
     std::copy_n(tokens->ids.begin(), count, out.ids + at);
@@ -407,8 +437,43 @@ absl::StatusOr<int64_t> Chat::ReadPieces(const OpenedSource& source,
   return at;
 }
 
-absl::StatusOr<const TokenRow*> Chat::ReadRow(const OpenedSource& source,
-                                              size_t row) {
+// The rows of a pair: [index, n + index].
+absl::Status Chat::ReadPairs(absl::Span<const int64_t> indices, const Out& out,
+                             int64_t* tokens, Batch* batch) const {
+  const auto n = static_cast<int64_t>(indices.size());
+  int64_t* const keys = Room(kPairKeys, n, batch);
+  for (int64_t i = 0; i < n; ++i) {
+    const Mixture::Draw draw = mixture_.At(indices[i]);
+    const OpenedSource& source = data_->sources[draw.source];
+    uint32_t one = 0;
+    const auto rows = source.samples->Rows(part_, draw.sample, &one);
+    if (rows.empty() || rows[0] >= source.rows->size() ||
+        source.rows->At(rows[0]).row.tokens > out.length) {
+      return Changed(*source.rows);
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
+                             ReadRow(source, rows[0]));
+    CacheKey key;
+    for (const int64_t row : {i, n + i}) {
+      const TokenRow& text = row == i ? reader->tokens : reader->rejected;
+      const auto count = static_cast<int64_t>(text.ids.size());
+      int64_t* const ids = out.ids + row * out.length;
+      int64_t* const labels = out.labels + row * out.length;
+      std::fill(std::copy(text.ids.begin(), text.ids.end(), ids),
+                ids + out.length, data_->pad);
+      std::fill(std::copy(text.labels.begin(), text.labels.end(), labels),
+                labels + out.length, kIgnoredTarget);
+      tokens[row] = count;
+      key.Add(BytesOf(text.ids.data(), text.ids.size()))
+          .Add(BytesOf(text.labels.data(), text.labels.size()));
+    }
+    keys[i] = static_cast<int64_t>(key.hash());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const RowReader*> Chat::ReadRow(const OpenedSource& source,
+                                               size_t row) {
   thread_local RowReader reader;
   const SourceRows::Place place = source.rows->At(row);
   const SourceFile& file = place.file->file;
@@ -420,9 +485,8 @@ absl::StatusOr<const TokenRow*> Chat::ReadRow(const OpenedSource& source,
     const absl::string_view json = text.substr(indexed.offset, indexed.bytes);
     status = reader.Read(json, source.kind, *source.encoder);
     if (status.ok()) {
-      if (reader.tokens.ids.size() == indexed.tokens &&
-          HashOf(json) == indexed.hash) {
-        return &reader.tokens;
+      if (reader.length() == indexed.tokens && HashOf(json) == indexed.hash) {
+        return &reader;
       }
       status = absl::DataLossError("a row has another text");
     }

@@ -25,6 +25,10 @@ namespace capstan::chat {
 // of the batch, and shorter rows are padded at the end. kTokenCounts says what
 // isn't padding. Rows and indexes are mapped files, so only batches take
 // memory.
+//
+// A sample of a PREFERENCE is two texts: of n samples, rows 0 to n - 1 are the
+// chosen ones and rows n to 2 n - 1 the rejected ones, all of one length. What
+// counts a sample's tokens then counts both.
 class Chat final : public DatasetReader, public EpochDraws {
  public:
   static absl::StatusOr<std::unique_ptr<Chat>> Create(const Config& config);
@@ -43,9 +47,11 @@ class Chat final : public DatasetReader, public EpochDraws {
                     Batch* batch) const override;
   absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override;
   int64_t max_sequence_length() const override {
-    return data_->config.max_length();
+    return texts() * data_->config.max_length();
   }
-  int64_t sample_length(int64_t index) const override;
+  int64_t sample_length(int64_t index) const override {
+    return texts() * RowLength(index);
+  }
   std::vector<std::string> notes() const override;
   // A user's turn, if any row is a conversation.
   std::vector<int64_t> PromptIds(absl::string_view text) const override;
@@ -71,6 +77,7 @@ class Chat final : public DatasetReader, public EpochDraws {
     absl::Status no_template;
     std::vector<OpenedSource> sources;
     int64_t pad = 0;
+    bool pairs = false;  // the sources are preferences
   };
   // A batch's memory, row-major.
   struct Out {
@@ -94,7 +101,13 @@ class Chat final : public DatasetReader, public EpochDraws {
   static absl::StatusOr<Mixture> Mix(const Data& data, Part part,
                                      bool weighted);
 
+  int64_t texts() const { return data_->pairs ? 2 : 1; }  // of a sample
+  // Of the sample's longest row; 0 with packing.
+  int64_t RowLength(int64_t index) const;
   absl::Status CheckIndices(absl::Span<const int64_t> indices) const;
+  // For preferences: the rows of a batch of `n` samples.
+  absl::Status ReadPairs(absl::Span<const int64_t> indices, const Out& out,
+                         int64_t* tokens, Batch* batch) const;
   // Returns its number of tokens; the rest is padding.
   absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
   absl::StatusOr<int64_t> ReadRows(const OpenedSource& source, int64_t sample,
@@ -103,8 +116,8 @@ class Chat final : public DatasetReader, public EpochDraws {
                                      const Out& out) const;
   // The row's tokens, checked against the index; this thread's next call
   // overwrites them.
-  static absl::StatusOr<const TokenRow*> ReadRow(const OpenedSource& source,
-                                                 size_t row);
+  static absl::StatusOr<const RowReader*> ReadRow(const OpenedSource& source,
+                                                  size_t row);
   // "packed: .."; of this reader's part.
   std::string FillNote(const OpenedSource& source) const;
 

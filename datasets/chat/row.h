@@ -24,6 +24,7 @@ class Row {
     prompt_messages = 0;
     prompt.clear();
     completion.clear();
+    if (rejected != nullptr) rejected->Clear();
     count_ = 0;
   }
   void Add(absl::string_view role, absl::string_view content) {
@@ -42,8 +43,10 @@ class Row {
   bool is_text = false;
   std::string prompt;
   std::string completion;
-  // PROMPT_COMPLETION of messages: how many are the prompt's.
+  // PROMPT_COMPLETION and PREFERENCE of messages: how many are the prompt's.
   size_t prompt_messages = 0;
+  // PREFERENCE: the same prompt with the other completion. Null until needed.
+  std::unique_ptr<Row> rejected;
 
  private:
   std::vector<ChatMessage> messages_;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
@@ -205,15 +206,83 @@ void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
   }
 }
 
+absl::StatusOr<std::vector<int64_t>> RowEncoder::PairIds(
+    const Row& row, bool prompt_alone) const {
+  if (!row.is_text) {
+    if (template_ == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a row is a conversation, but ", no_template_.message()));
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const ChatText text,
+        template_->Render(prompt_alone
+                              ? row.messages().first(row.prompt_messages)
+                              : row.messages(),
+                          /*generation_prompt=*/prompt_alone));
+    return tokenizer_->Encode(text.text);
+  }
+  std::string text = row.prompt;
+  if (!prompt_alone) {
+    text += row.completion;
+    if (!absl::EndsWith(row.completion, eos_)) text += eos_;
+  }
+  std::vector<int64_t> ids = tokenizer_->Encode(text);
+  if (!begin_.empty() && (ids.empty() || ids[0] != begin_[0])) {
+    ids.insert(ids.begin(), begin_.begin(), begin_.end());
+  }
+  return ids;
+}
+
+absl::Status RowEncoder::EncodePair(const Row& row, TokenRow* chosen,
+                                    TokenRow* rejected) const {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt,
+                           PairIds(row, /*prompt_alone=*/true));
+  CAPSTAN_ASSIGN_OR_RETURN(chosen->ids, PairIds(row, false));
+  CAPSTAN_ASSIGN_OR_RETURN(rejected->ids, PairIds(*row.rejected, false));
+  if (chosen->ids == rejected->ids) {
+    return absl::InvalidArgumentError(
+        "\"chosen\" and \"rejected\" are the same text, which prefers nothing");
+  }
+  // As TRL 1.16's DPOTrainer._prepare_dataset: completions begin where the
+  // tokens of one of them leave those of the prompt.
+  size_t begin = prompt.size();
+  for (const TokenRow* each : {chosen, rejected}) {
+    const size_t most = std::min(begin, each->ids.size());
+    begin =
+        std::mismatch(prompt.begin(), prompt.begin() + most, each->ids.begin())
+            .first -
+        prompt.begin();
+  }
+  for (TokenRow* each : {chosen, rejected}) {
+    each->was_cut = static_cast<int64_t>(each->ids.size()) > max_length_;
+    if (each->was_cut) each->ids.resize(max_length_);
+    each->labels = each->ids;
+    std::fill_n(each->labels.begin(), std::min(begin, each->labels.size()),
+                kIgnoredTarget);
+  }
+  return absl::OkStatus();
+}
+
 std::string RowEncoder::Settings() const {
   return absl::StrCat(
       "template ", template_ == nullptr ? "" : template_->name(), "; loss on ",
       LossOn_Name(loss_on_), "; at most ", max_length_, " tokens; eos ", eos_);
 }
 
+int64_t RowReader::trained() const {
+  return row.kind == PREFERENCE ? std::min(tokens.trained(), rejected.trained())
+                                : tokens.trained();
+}
+
 absl::Status RowReader::Read(absl::string_view json, Kind kind,
                              const RowEncoder& encoder) {
   CAPSTAN_RETURN_IF_ERROR(parser.Parse(json, json.size(), kind, &row));
+  rejected.ids.clear();
+  rejected.labels.clear();
+  rejected.was_cut = false;
+  if (row.kind == PREFERENCE) {
+    return encoder.EncodePair(row, &tokens, &rejected);
+  }
   CAPSTAN_RETURN_IF_ERROR(encoder.Render(row, &rendered));
   encoder.Encode(rendered, &tokens);
   return absl::OkStatus();

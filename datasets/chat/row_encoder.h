@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_DATASETS_CHAT_ROW_ENCODER_H_
 #define CAPSTAN_DATASETS_CHAT_ROW_ENCODER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -61,6 +62,11 @@ class RowEncoder {
   // max_length tokens.
   void Encode(const RenderedRow& row, TokenRow* out) const;
 
+  // A PREFERENCE's two texts, each cut to max_length; what follows the prompt
+  // is trained on. Errors: as Render's, and equal texts.
+  absl::Status EncodePair(const Row& row, TokenRow* chosen,
+                          TokenRow* rejected) const;
+
   int64_t max_length() const { return max_length_; }
 
   // What the tokens depend on besides the tokenizer's files, as text.
@@ -69,6 +75,9 @@ class RowEncoder {
  private:
   absl::Status RenderText(const Row& row, RenderedRow* out) const;
   absl::Status RenderChat(const Row& row, RenderedRow* out) const;
+  // Tokens of one completion of a PREFERENCE, or of its prompt alone.
+  absl::StatusOr<std::vector<int64_t>> PairIds(const Row& row,
+                                               bool prompt_alone) const;
   LossOn LossOf(Kind kind) const;
 
   const Tokenizer* const tokenizer_;
@@ -89,10 +98,19 @@ struct RowReader {
   absl::Status Read(absl::string_view json, Kind kind,
                     const RowEncoder& encoder);
 
+  // The longer of a pair's texts.
+  size_t length() const {
+    return std::max(tokens.ids.size(), rejected.ids.size());
+  }
+  // The fewer of a pair's texts.
+  int64_t trained() const;
+  bool was_cut() const { return tokens.was_cut || rejected.was_cut; }
+
   RowParser parser;
   Row row;
   RenderedRow rendered;
   TokenRow tokens;
+  TokenRow rejected;  // of a PREFERENCE, whose chosen text is in `tokens`
 };
 
 }  // namespace capstan::chat

@@ -96,16 +96,15 @@ absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
   }
   const absl::string_view json = source.text.substr(place.offset, place.bytes);
   CAPSTAN_RETURN_IF_ERROR(reader.Read(json, options.kind, *options.encoder));
-  const TokenRow& tokens = reader.tokens;
-  const auto trained = static_cast<uint64_t>(tokens.trained());
+  const auto trained = static_cast<uint64_t>(reader.trained());
   RowIndex::Facts& facts = chunk->facts;
   if (trained == 0) {
     ++facts.untrained;
     return absl::OkStatus();
   }
-  const uint64_t count = tokens.ids.size();
+  const uint64_t count = reader.length();
   ++facts.rows;
-  facts.cut += tokens.was_cut ? 1 : 0;
+  facts.cut += reader.was_cut() ? 1 : 0;
   facts.chats += reader.row.is_text ? 0 : 1;
   facts.tokens += count;
   facts.trained += trained;

@@ -25,11 +25,13 @@ struct RowsCall {
   TiedGradient tied;
   int64_t logits_bytes;
   WeightPlace place;
+  double softcap;
 };
 
 // Without gradients.
 at::Tensor Sums(const at::Tensor& hidden, const at::Tensor& weight,
-                const at::Tensor& targets, int64_t logits_bytes) {
+                const at::Tensor& targets, int64_t logits_bytes,
+                double softcap) {
   const int64_t sets = targets.size(0), batch = targets.size(1),
                 length = targets.size(2);
   const at::Tensor rows = hidden.view({batch, length, hidden.size(1)});
@@ -37,8 +39,9 @@ at::Tensor Sums(const at::Tensor& hidden, const at::Tensor& weight,
   sums.reserve(sets * batch);
   for (int64_t s = 0; s < sets; ++s) {
     for (int64_t b = 0; b < batch; ++b) {
-      sums.push_back(HeadCrossEntropySum(rows[b], weight, targets[s][b],
-                                         TiedGradient(), logits_bytes));
+      sums.push_back(HeadCrossEntropySum(
+          rows[b], weight, targets[s][b], TiedGradient(), logits_bytes,
+          /*place=*/{}, /*row_weights=*/{}, softcap));
     }
   }
   return at::stack(sums).view({sets, batch});
@@ -53,7 +56,7 @@ class RowsFunction : public torch::autograd::Function<RowsFunction> {
                             const RowsCall& call) {
     ctx->save_for_backward({hidden, targets});
     Keep(ctx, call);
-    return Sums(hidden, call.weight, targets, call.logits_bytes);
+    return Sums(hidden, call.weight, targets, call.logits_bytes, call.softcap);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -74,7 +77,8 @@ class RowsFunction : public torch::autograd::Function<RowsFunction> {
     {
       const at::AutoGradMode with_gradients(true);
       sum = HeadCrossEntropySum(hidden, weight, flat, call.tied,
-                                call.logits_bytes, call.place, weights);
+                                call.logits_bytes, call.place, weights,
+                                call.softcap);
     }
     if (sum.requires_grad()) {
       torch::autograd::backward({sum}, {at::ones_like(sum)});
@@ -91,19 +95,20 @@ at::Tensor HeadCrossEntropyRows(const at::Tensor& hidden,
                                 const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const TiedGradient& tied, int64_t logits_bytes,
-                                const WeightPlace& place) {
+                                const WeightPlace& place, double softcap) {
   TORCH_CHECK(
       targets.dim() == 3 && targets.size(1) * targets.size(2) == hidden.size(0),
       "targets must be [sets, texts, positions], as many positions as "
       "hidden has rows");
   if (!at::GradMode::is_enabled() ||
       !(hidden.requires_grad() || weight.requires_grad())) {
-    return Sums(hidden, weight, targets, logits_bytes);
+    return Sums(hidden, weight, targets, logits_bytes, softcap);
   }
   const at::Tensor marker =
       at::empty({0}, hidden.options()).set_requires_grad(true);
-  return RowsFunction::apply(hidden, marker, targets,
-                             RowsCall{weight, tied, logits_bytes, place});
+  return RowsFunction::apply(
+      hidden, marker, targets,
+      RowsCall{weight, tied, logits_bytes, place, softcap});
 }
 
 }  // namespace capstan::kernels

@@ -20,13 +20,14 @@ namespace capstan::kernels {
 // nothing but the hidden rows, and backward is HeadCrossEntropySum, forward and
 // backward, with that worth as the positions' weights: the logits' product runs
 // twice, which costs a third of the head, and no logits are kept. `tied`,
-// `logits_bytes` and `place` as there.
+// `logits_bytes`, `place` and `softcap` as there.
 at::Tensor HeadCrossEntropyRows(const at::Tensor& hidden,
                                 const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const TiedGradient& tied,
                                 int64_t logits_bytes = kLogitsBytes,
-                                const WeightPlace& place = {});
+                                const WeightPlace& place = {},
+                                double softcap = 0.0);
 
 }  // namespace capstan::kernels
 

@@ -69,6 +69,23 @@ const Exception kNotAsWritten[] = {
     {"run.pbtxt", Exception::kRunWith, {}, "short as it is"},
 };
 
+// What docs/preference.md calls dpo.pbtxt.
+constexpr char kDpo[] = R"(
+name: "dpo"
+model { [plugin/capstan.llama.Config] { pretrained: "SmolLM2-135M" } }
+objective { [plugin/capstan.dpo.Config] { reference: "pairs.reference" } }
+train_data {
+  [plugin/capstan.chat.Config] {
+    path: "pairs.jsonl" tokenizer: "SmolLM2-135M" kind: PREFERENCE
+  }
+}
+strategy { [plugin/capstan.ddp.Config] {} }
+precision { [plugin/capstan.fp32.Config] {} }
+optimizer { [plugin/capstan.adamw.Config] { learning_rate: 1e-4 } }
+train { max_steps: 1 }
+launch { processes: 2 }
+)";
+
 // Runs of the trainer that nothing else makes short.
 const Words kShort = {"--set", "train.max_steps=1", "--set",
                       "train.eval_batches=1"};
@@ -264,6 +281,11 @@ class DocsTest : public ::testing::Test {
     WriteText(
         folder_ + "/villages.jsonl",
         absl::StrCat(village, "0}\n", village, "1}\n", village, "\"a\"}\n"));
+    for (const char* name : {"pairs.jsonl", "pairs_eval.jsonl"}) {
+      fs::copy_file(Runfile("datasets/samples/pairs_eval.jsonl"),
+                    folder_ + "/" + name);
+    }
+    WriteText(folder_ + "/dpo.pbtxt", kDpo);
     WriteText(folder_ + "/run.pbtxt", RunText().Train("max_steps: 12").Text());
     MakeModel("SmolLM2-135M",
               {"--config=sft_quickstart.pbtxt", "--set", "model.hidden_size=32",

@@ -53,6 +53,7 @@ const Rooms& TheRooms() {
       {"plugins/precision", {"base", kSdk, kLib}},
       {"strategies", {"base", "kernels", kSdk, kLib}},
       {"datasets", {"base", "text", kSdk, kLib, kAd}},
+      {"plugins/dpo", {"base", kSdk}},
       // `trainer llada` opens the data that it trains on.
       {"plugins/llada", {"base", "datasets", kSdk, kLib}},
       // The core.

@@ -17,6 +17,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/rms_norm.h"
+#include "kernels/loss/row_loss.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/decoder/family.h"
 #include "plugins/sdk/memory.h"
@@ -401,14 +402,39 @@ at::Tensor DecoderModel::Logits(const TokenInput& input, UnitRunner& runner) {
       {input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
 }
 
+kernels::TiedGradient DecoderModel::NewTiedGradient() const {
+  const bool wanted = config_.tie_word_embeddings &&
+                      at::GradMode::is_enabled() &&
+                      parameters_[kEmbedding].requires_grad();
+  return wanted ? c10::make_intrusive<kernels::HeadGradient>()
+                : kernels::TiedGradient();
+}
+
+at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
+                                          const at::Tensor& targets,
+                                          UnitRunner& runner) {
+  const kernels::TiedGradient tied = NewTiedGradient();
+  const at::Tensor hidden = Hidden(input, runner, tied, nullptr);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
+  const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
+  const kernels::WeightPlace place = {sink_, layout_.head};
+  return runner.Run(head_unit(), hidden,
+                    [norm, head, eps, plus_one, softcap, targets, tied,
+                     place](const at::Tensor& x) {
+                      const MemoryScope scope(MemoryCategory::kLogits);
+                      return kernels::HeadCrossEntropyRows(
+                          kernels::RmsNorm(x, norm, eps, plus_one), head,
+                          targets, tied, kernels::kLogitsBytes, place, softcap);
+                    });
+}
+
 at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
                                          const TokenTargets& targets,
                                          UnitRunner& runner) {
-  kernels::TiedGradient tied;
-  if (config_.tie_word_embeddings && at::GradMode::is_enabled() &&
-      parameters_[kEmbedding].requires_grad()) {
-    tied = c10::make_intrusive<kernels::HeadGradient>();
-  }
+  const kernels::TiedGradient tied = NewTiedGradient();
   c10::intrusive_ptr<RouterLoss> router_loss;
   if (config_.experts.loss_coefficient != 0.0) {
     router_loss = c10::make_intrusive<RouterLoss>(

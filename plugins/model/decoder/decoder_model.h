@@ -27,11 +27,13 @@
 #include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/packed_parameters.h"
+#include "plugins/sdk/row_losses.h"
 
 namespace capstan::decoder {
 
 class DecoderModel : public Model,
                      public TokenModel,
+                     public RowLosses,
                      public AdapterSwitch,
                      public PackedParameters {
  public:
@@ -63,6 +65,10 @@ class DecoderModel : public Model,
   at::Tensor CrossEntropySum(const TokenInput& input,
                              const TokenTargets& targets,
                              UnitRunner& runner) override;
+  // Without the router's own loss.
+  at::Tensor CrossEntropyRows(const TokenInput& input,
+                              const at::Tensor& targets,
+                              UnitRunner& runner) override;
   bool causal() const override { return config_.causal; }
   // Keeps all positions, of layers with a window, too. With a cache, the
   // positions of TokenInput may be given: negative ones are padding on the left
@@ -145,6 +151,8 @@ class DecoderModel : public Model,
     return index < 0 ? at::Tensor() : parameters_[index];
   }
   kernels::Adapter AdapterAt(int index, const at::Tensor& samples) const;
+  // Null unless the embedding is the head, too, and is trained.
+  kernels::TiedGradient NewTiedGradient() const;
   int head_unit() const { return static_cast<int>(layout_.units.size()) - 1; }
 
   const DecoderConfig config_;

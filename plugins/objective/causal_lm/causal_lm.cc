@@ -1,94 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/objective/causal_lm/causal_lm.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/random.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
-#include "plugins/sdk/lib/field_check.h"
-#include "plugins/sdk/lib/prompt_batch.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
 namespace capstan::causal_lm {
 
-absl::Status CheckSamplerOptions(const SamplerOptions& o) {
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckField(o.temperature >= 0.0 && std::isfinite(o.temperature),
-                 "temperature", "0 or greater", o.temperature));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckField(o.top_k >= 0, "top_k", "0 or greater", o.top_k));
-  return CheckField(o.top_p > 0.0 && o.top_p <= 1.0, "top_p",
-                    "greater than 0 and at most 1", o.top_p);
-}
-
-absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
-                                    const SamplerOptions& options,
-                                    double uniform) {
-  const auto best =
-      std::max_element(logits.begin(), logits.end(), [](float a, float b) {
-        return a < b || (std::isnan(a) && !std::isnan(b));
-      });
-  if (best == logits.end() || !std::isfinite(*best)) {
-    return absl::InvalidArgumentError(
-        "the model's logits are not finite: nothing can be sampled");
-  }
-  if (options.greedy || options.temperature == 0.0) {
-    return best - logits.begin();
-  }
-  // Candidate tokens by descending probability, ties by lower id.
-  std::vector<int64_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  order.erase(std::remove_if(order.begin(), order.end(),
-                             [&](int64_t i) { return std::isnan(logits[i]); }),
-              order.end());
-  size_t kept = order.size();
-  if (options.top_k > 0 && static_cast<size_t>(options.top_k) < kept) {
-    kept = options.top_k;
-  }
-  if (kept < order.size() || options.top_p < 1.0) {
-    std::partial_sort(order.begin(), order.begin() + kept, order.end(),
-                      [&](int64_t a, int64_t b) {
-                        return logits[a] > logits[b] ||
-                               (logits[a] == logits[b] && a < b);
-                      });
-    order.resize(kept);
-  }
-  const float temperature = static_cast<float>(options.temperature);
-  std::vector<float> weights(order.size());
-  double total = 0.0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    weights[i] = std::exp((logits[order[i]] - *best) / temperature);
-    total += weights[i];
-  }
-  if (options.top_p < 1.0) {
-    double sum = 0.0;
-    size_t i = 0;
-    while (i < order.size() && sum < options.top_p * total) sum += weights[i++];
-    order.resize(i);
-    total = sum;
-  }
-  double left = uniform * total;
-  size_t i = 0;
-  while (i + 1 < order.size() && left >= weights[i]) left -= weights[i++];
-  return order[i];
-}
-
 namespace {
-
-constexpr int64_t kDefaultMaxNewTokens = 200;
 
 // An optional tensor of the batch.
 at::Tensor Optional(const Batch& batch, const char* name) {
@@ -122,142 +50,13 @@ at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
                           kIgnoredTarget);
 }
 
-bool Ends(const TokenModel& model, const std::vector<int64_t>& stop_tokens,
-          int64_t token) {
-  return token == model.eos_token() ||
-         std::find(stop_tokens.begin(), stop_tokens.end(), token) !=
-             stop_tokens.end();
-}
-
-// The end of a text that the model sees, with cached keys and values. When the
-// model runs out of positions, the later half is started again.
-class Context {
- public:
-  // `longest`: the final length of the text.
-  Context(TokenModel* model, int64_t longest)
-      : model_(model), capacity_(std::min(longest, model->max_positions())) {}
-
-  // float32 logits [V] on CPU for the token after `text`.
-  absl::StatusOr<at::Tensor> NextLogits(std::vector<int64_t>& text,
-                                        UnitRunner& runner) {
-    const int64_t length = static_cast<int64_t>(text.size());
-    if (cache_ == nullptr || length - begin_ > capacity_) {
-      if (cache_ != nullptr) begin_ = length - (capacity_ + 1) / 2;
-      CAPSTAN_ASSIGN_OR_RETURN(cache_, model_->NewCache(1, capacity_));
-    }
-    // Everything not in the cache: the prompt, later one token at a time.
-    const int64_t past = begin_ + cache_->length();
-    const at::Tensor input =
-        at::from_blob(text.data() + past, {1, length - past}, at::kLong);
-    return model_->Logits({input, cache_.get()}, runner)
-        .select(1, length - past - 1)
-        .to(at::kFloat)
-        .cpu()
-        .contiguous();
-  }
-
- private:
-  TokenModel* const model_;
-  const int64_t capacity_;
-  std::unique_ptr<KvCache> cache_;
-  int64_t begin_ = 0;  // offset in the text of the cache's start
-};
-
-// Several texts, of which those that have ended leave the batch.
-class TextBatch {
- public:
-  TextBatch(TokenModel* model, const SamplerOptions& sampler,
-            absl::Span<const BatchPrompt> prompts, bool stop_at_eos,
-            const BatchSampler::Ended& ended)
-      : model_(model),
-        sampler_(sampler),
-        prompts_(prompts),
-        stop_at_eos_(stop_at_eos),
-        ended_(ended) {
-    for (const BatchPrompt& prompt : prompts) texts_.push_back(prompt.ids);
-    active_.resize(prompts.size());
-    std::iota(active_.begin(), active_.end(), 0);
-  }
-
-  absl::Status Run(int64_t wanted, const std::function<bool()>& stop,
-                   UnitRunner& runner) {
-    // The last token of each prompt is what the first step appends.
-    std::vector<absl::Span<const int64_t>> known;
-    for (const std::vector<int64_t>& text : texts_) {
-      known.push_back(absl::MakeConstSpan(text).first(text.size() - 1));
-    }
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const std::unique_ptr<PromptBatch> batch,
-        PromptBatch::Create(model_, known, wanted, runner));
-    for (int64_t i = 0; i < wanted && !active_.empty(); ++i) {
-      if (stop()) return absl::CancelledError("sampling was stopped");
-      const at::Tensor last =
-          at::empty({static_cast<int64_t>(active_.size()), 1}, at::kLong);
-      for (size_t row = 0; row < active_.size(); ++row) {
-        last.mutable_data_ptr<int64_t>()[row] = texts_[active_[row]].back();
-      }
-      CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> left,
-                               Choose(batch->Append(last, runner)));
-      if (left.size() == active_.size()) continue;
-      std::vector<size_t> active;
-      for (const int64_t row : left) active.push_back(active_[row]);
-      active_ = std::move(active);
-      if (!left.empty()) batch->KeepRows(left);
-    }
-    return absl::OkStatus();
-  }
-
-  std::vector<std::vector<int64_t>> Take() { return std::move(texts_); }
-
- private:
-  // Adds a token to each active text by logits [active, 1, V]; returns the rows
-  // that go on.
-  absl::StatusOr<std::vector<int64_t>> Choose(const at::Tensor& logits) {
-    const size_t vocab = static_cast<size_t>(logits.size(2));
-    std::vector<int64_t> left;
-    for (size_t row = 0; row < active_.size(); ++row) {
-      const size_t i = active_[row];
-      std::vector<int64_t>& text = texts_[i];
-      const uint64_t key = RandomKey(prompts_[i].seed, "sample");
-      CAPSTAN_ASSIGN_OR_RETURN(
-          const int64_t next,
-          SampleToken({logits.const_data_ptr<float>() + row * vocab, vocab},
-                      sampler_, RandomUniform(key, text.size())));
-      text.push_back(next);
-      const bool at_end =
-          (stop_at_eos_ && Ends(*model_, prompts_[i].stop_tokens, next)) ||
-          ended_(i, text);
-      if (!at_end) left.push_back(static_cast<int64_t>(row));
-    }
-    return left;
-  }
-
-  TokenModel* const model_;
-  const SamplerOptions& sampler_;
-  const absl::Span<const BatchPrompt> prompts_;
-  const bool stop_at_eos_;
-  const BatchSampler::Ended& ended_;
-  std::vector<std::vector<int64_t>> texts_;
-  std::vector<size_t> active_;  // indices of texts_, a row of the cache each
-};
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CausalLm>> CausalLm::Create(
     const Config& config) {
-  SamplerOptions sampler;
-  if (config.has_temperature()) sampler.temperature = config.temperature();
-  sampler.top_k = config.top_k();
-  if (config.has_top_p()) sampler.top_p = config.top_p();
-  sampler.greedy = config.greedy();
-  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
-  CAPSTAN_RETURN_IF_ERROR(CheckField(config.max_new_tokens() >= 0,
-                                     "max_new_tokens", "greater than 0",
-                                     config.max_new_tokens()));
-  const int64_t max_new_tokens = config.max_new_tokens() > 0
-                                     ? config.max_new_tokens()
-                                     : kDefaultMaxNewTokens;
-  return std::unique_ptr<CausalLm>(new CausalLm(sampler, max_new_tokens));
+  CAPSTAN_ASSIGN_OR_RETURN(const CausalSampler sampler,
+                           CausalSampler::Create(config));
+  return std::unique_ptr<CausalLm>(new CausalLm(sampler));
 }
 
 absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
@@ -321,89 +120,19 @@ std::vector<std::pair<std::string, double>> CausalLm::DerivedFromLoss(
   return {{"perplexity", std::exp(loss)}};
 }
 
-SamplerOptions CausalLm::Merged(const SampleOptions& options) const {
-  SamplerOptions merged = sampler_;
-  if (options.temperature.has_value()) {
-    merged.temperature = *options.temperature;
-    merged.greedy = false;
-  }
-  if (options.top_k.has_value()) merged.top_k = *options.top_k;
-  if (options.top_p.has_value()) merged.top_p = *options.top_p;
-  if (options.greedy) merged.greedy = true;
-  return merged;
-}
-
 absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
     Model& model, const std::vector<int64_t>& prompt,
     const SampleOptions& options, UnitRunner& runner) {
   CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
-  TokenModel* tokens = model.token_model();
-  const SamplerOptions sampler = Merged(options);
-  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
-  const int64_t wanted =
-      options.max_new_tokens > 0 ? options.max_new_tokens : max_new_tokens_;
-  CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*tokens, prompt));
-  at::AutoGradMode no_gradients(false);
-  std::vector<int64_t> text = prompt;
-  Context context(tokens, static_cast<int64_t>(text.size()) + wanted);
-  const uint64_t key = RandomKey(options.seed, "sample");
-  for (int64_t i = 0; i < wanted; ++i) {
-    if (options.stop()) return absl::CancelledError("sampling was stopped");
-    CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor logits,
-                             context.NextLogits(text, runner));
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const int64_t next,
-        SampleToken({logits.const_data_ptr<float>(),
-                     static_cast<size_t>(logits.numel())},
-                    sampler, RandomUniform(key, text.size())));
-    text.push_back(next);
-    if (options.on_token) options.on_token(next);
-    if (options.stop_at_eos && Ends(*tokens, options.stop_tokens, next)) break;
-  }
-  return text;
+  return sampler_.Sample(*model.token_model(), prompt, options, runner);
 }
 
 absl::StatusOr<std::vector<std::vector<int64_t>>> CausalLm::SampleBatch(
     Model& model, absl::Span<const BatchPrompt> prompts,
     const SampleOptions& options, const Ended& ended, UnitRunner& runner) {
   CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
-  TokenModel* tokens = model.token_model();
-  const SamplerOptions sampler = Merged(options);
-  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
-  for (const BatchPrompt& prompt : prompts) {
-    CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*tokens, prompt.ids));
-  }
-  const int64_t wanted =
-      options.max_new_tokens > 0 ? options.max_new_tokens : max_new_tokens_;
-  std::vector<std::vector<int64_t>> texts(prompts.size());
-  std::vector<BatchPrompt> together;
-  std::vector<size_t> places;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    const int64_t length = static_cast<int64_t>(prompts[i].ids.size());
-    if (length + wanted <= tokens->max_positions()) {
-      together.push_back(prompts[i]);
-      places.push_back(i);
-      continue;
-    }
-    // Needs its beginning dropped on the way.
-    SampleOptions alone = options;
-    alone.seed = prompts[i].seed;
-    alone.stop_tokens = prompts[i].stop_tokens;
-    alone.on_token = nullptr;
-    CAPSTAN_ASSIGN_OR_RETURN(texts[i],
-                             Sample(model, prompts[i].ids, alone, runner));
-  }
-  if (together.empty()) return texts;
-  at::AutoGradMode no_gradients(false);
-  const Ended ends = [&](size_t row, absl::Span<const int64_t> text) {
-    return ended != nullptr && ended(places[row], text);
-  };
-  TextBatch batch(tokens, sampler, together, options.stop_at_eos, ends);
-  CAPSTAN_RETURN_IF_ERROR(batch.Run(wanted, options.stop, runner));
-  std::vector<std::vector<int64_t>> made = batch.Take();
-  for (size_t i = 0; i < made.size(); ++i)
-    texts[places[i]] = std::move(made[i]);
-  return texts;
+  return sampler_.SampleBatch(*model.token_model(), prompts, options, ended,
+                              runner);
 }
 
 }  // namespace capstan::causal_lm

@@ -6,7 +6,6 @@
 #define CAPSTAN_PLUGINS_OBJECTIVE_CAUSAL_LM_CAUSAL_LM_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -14,29 +13,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plugins/objective/causal_lm/causal_lm.pb.h"
+#include "plugins/objective/common/causal_sampler.h"
 #include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/objective.h"
 
 namespace capstan::causal_lm {
-
-struct SamplerOptions {
-  double temperature = 1.0;
-  int64_t top_k = 0;   // 0: all
-  double top_p = 1.0;  // 1: all
-  bool greedy = false;
-};
-
-// FieldError for invalid values.
-absl::Status CheckSamplerOptions(const SamplerOptions& options);
-
-// Samples a token from softmax(logits / temperature), restricted first to the
-// top_k likeliest tokens and then to the smallest set of the likeliest that
-// reaches top_p (Holtzman et al., "The Curious Case of Neural Text
-// Degeneration", 2020), by `uniform` in [0, 1). A temperature of 0 is greedy;
-// the first of equal tokens wins. INVALID_ARGUMENT if no logit is finite.
-absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
-                                    const SamplerOptions& options,
-                                    double uniform);
 
 class CausalLm final : public Objective, public BatchSampler {
  public:
@@ -62,14 +43,9 @@ class CausalLm final : public Objective, public BatchSampler {
       UnitRunner& runner) override;
 
  private:
-  CausalLm(const SamplerOptions& sampler, int64_t max_new_tokens)
-      : sampler_(sampler), max_new_tokens_(max_new_tokens) {}
+  explicit CausalLm(const CausalSampler& sampler) : sampler_(sampler) {}
 
-  // `options`, with unset fields taken from the config.
-  SamplerOptions Merged(const SampleOptions& options) const;
-
-  const SamplerOptions sampler_;
-  const int64_t max_new_tokens_;
+  const CausalSampler sampler_;
 };
 
 }  // namespace capstan::causal_lm

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "plugins/objective/common/causal_sampler.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,9 +9,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "plugins/objective/causal_lm/causal_lm.h"
 
-namespace capstan::causal_lm {
+namespace capstan {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -109,4 +110,4 @@ TEST(SamplerTest, OptionsOutOfRangeNameTheirField) {
 }
 
 }  // namespace
-}  // namespace capstan::causal_lm
+}  // namespace capstan
