@@ -362,60 +362,97 @@ at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
 }
 
 void PlanAttentionInput(const TransformerBlockShape& s, MemoryLedger* ledger) {
-  PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);
+  if (s.input_norms) PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);
   ledger->Take(s.q() + 2 * s.kv());
   ledger->Pass(s.Linear(kValueMatrix).forward);
-  ledger->Free(s.x());  // n
+  if (s.input_norms) ledger->Free(s.x());  // n
+  // The results of norms, besides what they normalise.
+  if (s.query_key_norm != QueryKeyNorm::kNone) {
+    ledger->Take(s.q() + s.kv() + s.query_key_rstd());
+  }
 }
 
 void PlanAttentionInputBackward(const TransformerBlockShape& s,
                                 MemoryLedger* ledger) {
-  ledger->Take(s.x());  // n, again
+  if (s.query_key_norm != QueryKeyNorm::kNone) {
+    // Gradients take the place of what attention returned.
+    ledger->Pass(s.q() + s.kv());
+    ledger->Free(s.q() + s.kv() + s.query_key_rstd());
+  }
+  if (s.input_norms) ledger->Take(s.x());  // n, again
   const LinearMemory value = s.Linear(kValueMatrix);
   ledger->Take(s.x() + s.Linear(kQueryMatrix).gradients +
                s.Linear(kKeyMatrix).gradients + value.gradients);
   ledger->Pass(value.backward);
+  if (s.input_norms) {
+    PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
+  }
+}
+
+// residual + RmsNorm(branch), of which the branch and rstd stay.
+void PlanAddNormalised(const TransformerBlockShape& s, MemoryLedger* ledger) {
+  PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);
+  ledger->Take(s.x());
+  ledger->Free(s.x());
+}
+
+// Leaves the branch's gradient besides the sum's, which is the residual's.
+void PlanAddNormalisedBackward(const TransformerBlockShape& s,
+                               MemoryLedger* ledger) {
   PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
+  ledger->Free(s.x() + s.rstd() + s.norm_gradient());
 }
 
 void PlanAttentionOutput(const TransformerBlockShape& s, MemoryLedger* ledger) {
   ledger->Take(s.x());
   ledger->Pass(s.Linear(kOutputMatrix).forward);
+  if (s.post_norms) PlanAddNormalised(s, ledger);
 }
 
 void PlanAttentionOutputBackward(const TransformerBlockShape& s,
                                  MemoryLedger* ledger) {
+  if (s.post_norms) PlanAddNormalisedBackward(s, ledger);
   const LinearMemory output = s.Linear(kOutputMatrix);
   ledger->Take(s.q());
   ledger->Pass(output.gradients + output.backward);
+  if (s.post_norms) ledger->Free(s.x());
 }
 
 void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger) {
-  PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);
+  if (s.input_norms) PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);
   ledger->Take(2 * s.inner());  // gate, up
   ledger->Pass(s.Linear(kUpMatrix).forward);
   ledger->Take(s.inner() + s.x());  // the activation, the output
   ledger->Pass(s.Linear(kDownMatrix).forward);
-  ledger->Free(s.inner() + s.x());  // the activation, n
+  ledger->Free(s.inner() + (s.input_norms ? s.x() : 0));  // the activation, n
+  if (s.post_norms) PlanAddNormalised(s, ledger);
 }
 
 void PlanGatedMlpBackward(const TransformerBlockShape& s,
                           MemoryLedger* ledger) {
   const LinearMemory gate = s.Linear(kGateMatrix), up = s.Linear(kUpMatrix);
   const LinearMemory down = s.Linear(kDownMatrix);
+  if (s.post_norms) PlanAddNormalisedBackward(s, ledger);
   ledger->Take(3 * s.inner());  // d of the activation, gate and up
   ledger->Take(down.gradients);
   ledger->Pass(down.backward);
   ledger->Free(s.inner());
-  ledger->Take(s.x());  // n, again
+  const int64_t n = s.input_norms ? s.x() : 0;
+  ledger->Take(n);  // again
   ledger->Take(gate.gradients + up.gradients + s.x());
   ledger->Pass(up.backward);
-  PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
-  ledger->Free(2 * s.inner() + 3 * s.x());         // d, n, dn, dy
-  ledger->Free(s.x() + 2 * s.inner() + s.rstd());  // what was kept, x included
+  if (s.input_norms) {
+    PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
+  } else {
+    ledger->Take(s.x());
+  }
+  ledger->Free(2 * s.inner() + n + 2 * s.x());  // d, n, dn, dy
+  if (s.post_norms) ledger->Free(s.x());
+  // What was kept, x included.
+  ledger->Free(s.x() + 2 * s.inner() + (s.input_norms ? s.rstd() : 0));
   // Gradients of parameters live until backward's next operator.
   ledger->Free(gate.gradients + up.gradients + down.gradients +
-               s.norm_gradient());
+               (s.input_norms ? s.norm_gradient() : 0));
 }
 
 }  // namespace capstan::kernels

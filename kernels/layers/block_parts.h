@@ -62,6 +62,13 @@ struct TransformerBlockShape {
   int64_t q() const { return Rows(query_width()); }
   int64_t kv() const { return Rows(key_width()); }
   int64_t rstd() const { return rows * kFloatBytes; }
+  // Of the norms of queries and keys.
+  int64_t query_key_rstd() const {
+    const int64_t heads = attention.heads + attention.kv_heads;
+    return query_key_norm == QueryKeyNorm::kNone
+               ? 0
+               : rstd() * (query_key_norm == QueryKeyNorm::kHead ? heads : 2);
+  }
   // The gradient of a norm's weight.
   int64_t norm_gradient() const {
     return trained ? hidden * ElementBytes(dtype) : 0;

@@ -10,10 +10,16 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
+#include "kernels/layers/moe.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/transformer_block.h"
+#include "kernels/layers/weight.h"
 #include "kernels/memory_testing.h"
 
 namespace capstan::kernels {
@@ -26,6 +32,8 @@ struct Case {
   bool packed = false;  // each row holds two documents
   int64_t rank = 0;     // of adapters on frozen weights; 0: none
   double dropout = 0.0;
+  bool input_norms = true, post_norms = false;
+  QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
 };
 
 constexpr Case kCases[] = {
@@ -35,6 +43,14 @@ constexpr Case kCases[] = {
     {"bidirectional", 8, 128, 256, 688, 8, 4, false, true},
     {"adapters", 8, 96, 128, 344, 4, 2, true, false, 8},
     {"dropout", 8, 96, 128, 344, 4, 4, true, false, 16, 0.1},
+    {"qwen3", 8, 128, 256, 688, 8, 4, true, false, 0, 0.0, true, false,
+     QueryKeyNorm::kHead},
+    {"gemma3", 8, 128, 256, 688, 8, 4, true, false, 0, 0.0, true, true,
+     QueryKeyNorm::kHead},
+    {"olmo2", 8, 128, 256, 688, 8, 4, true, false, 0, 0.0, false, true,
+     QueryKeyNorm::kRow},
+    {"gemma2_adapters", 8, 128, 256, 688, 8, 4, true, false, 8, 0.0, true,
+     true},
 };
 
 // Gradient places allocated in advance.
@@ -63,6 +79,9 @@ class Block {
               dtype,
               c.packed,
               c.rank == 0};
+    shape_.input_norms = c.input_norms;
+    shape_.post_norms = c.post_norms;
+    shape_.query_key_norm = c.query_key_norm;
     x_ = Random({shape_.rows, c.hidden}).set_requires_grad(true);
     const int64_t kv = shape_.key_width();
     weights_.attention = {Norm(), Matrix(c.hidden, c.hidden),
@@ -70,6 +89,7 @@ class Block {
     weights_.output = Matrix(c.hidden, c.hidden);
     weights_.mlp = {Norm(), Matrix(c.inner, c.hidden),
                     Matrix(c.inner, c.hidden), Matrix(c.hidden, c.inner)};
+    AddNorms();
     options_.shape = shape_.attention;
     options_.eps = 1e-5;
     options_.rope_table = RopeTable(c.length, head_dim, 10000.0);
@@ -98,14 +118,31 @@ class Block {
   at::Tensor Random(at::IntArrayRef shape) const {
     return (at::randn(shape) * 0.1).to(dtype_);
   }
-  at::Tensor Norm() const {
-    const at::Tensor ones = at::ones({case_.hidden}, at::dtype(dtype_));
+  at::Tensor Norm() const { return NormOf(case_.hidden); }
+  at::Tensor NormOf(int64_t width) const {
+    const at::Tensor ones = at::ones({width}, at::dtype(dtype_));
     return shape_.trained ? TrainedWeight(ones) : ones;
   }
   at::Tensor Matrix(int64_t out, int64_t in) {
     const at::Tensor matrix = Random({out, in});
     matrices_.push_back(shape_.trained ? TrainedWeight(matrix) : matrix);
     return matrices_.back();
+  }
+  // As the case says.
+  void AddNorms() {
+    if (!case_.input_norms) {
+      weights_.attention.norm.reset();
+      weights_.mlp.norm.reset();
+    }
+    if (case_.post_norms) {
+      weights_.attention_post_norm = Norm();
+      weights_.mlp.post_norm = Norm();
+    }
+    if (case_.query_key_norm == QueryKeyNorm::kNone) return;
+    const bool head = case_.query_key_norm == QueryKeyNorm::kHead;
+    const int64_t width = shape_.attention.head_dim;
+    weights_.attention.q_norm = NormOf(head ? width : shape_.query_width());
+    weights_.attention.k_norm = NormOf(head ? width : shape_.key_width());
   }
   // Two documents per row, of different lengths in each.
   void Pack() {
@@ -213,10 +250,51 @@ TEST_P(LayersMemoryTest, RmsNorm) {
     PlanRmsNorm(s.rows, s.hidden, dtype, &forward);
     MemoryLedger backward(forward.live());
     PlanRmsNormBackward(s.rows, s.hidden, dtype, s.trained, &backward);
-    ExpectNear(MemoryOf(forward, backward), Measure([&] {
-                 return RmsNorm(block.x(), block.weights().mlp.norm, 1e-5);
-               }),
-               0.01);
+    const at::Tensor norm = block.weights().mlp.norm.defined()
+                                ? block.weights().mlp.norm
+                                : block.weights().mlp.post_norm;
+    ExpectNear(MemoryOf(forward, backward),
+               Measure([&] { return RmsNorm(block.x(), norm, 1e-5); }), 0.01);
+  }
+}
+
+TEST(MoeMemoryTest, IsPlanned) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    MoeShape s;
+    s.rows = 1024;
+    s.hidden = 128;
+    s.intermediate = 96;
+    s.experts = 8;
+    s.top_k = 2;
+    s.dtype = dtype;
+    MoeOptions options;
+    options.eps = 1e-5;
+    options.top_k = s.top_k;
+    MoeWeights weights;
+    const auto matrix = [&](int64_t out, int64_t in) {
+      return TrainedWeight((at::randn({out, in}) * 0.1).to(dtype));
+    };
+    weights.norm = TrainedWeight(at::ones({s.hidden}, at::dtype(dtype)));
+    weights.router = matrix(s.experts, s.hidden);
+    std::vector<at::Tensor> matrices;
+    for (int e = 0; e < s.experts; ++e) {
+      ExpertWeights expert;
+      expert.gate = matrix(s.intermediate, s.hidden);
+      expert.up = matrix(s.intermediate, s.hidden);
+      expert.down = matrix(s.hidden, s.intermediate);
+      for (const Weight* w : {&expert.gate, &expert.up, &expert.down}) {
+        matrices.push_back(w->tensor);
+      }
+      weights.experts.push_back(std::move(expert));
+      options.parameters.push_back({3 * e, 3 * e + 1, 3 * e + 2});
+    }
+    Places places(matrices);
+    options.sink = &places;
+    const at::Tensor x =
+        at::randn({s.rows, s.hidden}).to(dtype).set_requires_grad(true);
+    ExpectNear(PlanMoeMlp(s),
+               Measure([&] { return MoeMlp(x, weights, options).output; }),
+               0.15);
   }
 }
 

@@ -26,12 +26,12 @@ OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   PlanAttentionInput(s, &forward);
   PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward);
   PlanAttentionOutput(s, &forward);
-  PlanGatedMlp(s, &forward);
+  if (s.mlp) PlanGatedMlp(s, &forward);
   // Attention kept copies of k and v.
   if (s.attention.heads != s.attention.kv_heads) forward.Free(2 * s.kv());
   const int64_t kept = forward.live();
   MemoryLedger backward(kept);
-  PlanGatedMlpBackward(s, &backward);
+  if (s.mlp) PlanGatedMlpBackward(s, &backward);
   PlanAttentionOutputBackward(s, &backward);
   PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward);
   PlanAttentionInputBackward(s, &backward);
@@ -60,6 +60,7 @@ OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
   for (const BlockMatrix matrix :
        {kDownMatrix, kGateMatrix, kUpMatrix, kOutputMatrix, kQueryMatrix,
         kKeyMatrix, kValueMatrix}) {
+    if (!s.mlp && matrix >= kGateMatrix) continue;
     const LinearMemory linear = s.Linear(matrix);
     adapters = std::max(adapters, linear.forward);
     if (s.trained) continue;

@@ -200,6 +200,11 @@ TEST_P(DecoderGoldenTest, GradientNormOfEachTensor) {
   }
 }
 
+// AdamW divides each gradient by its size, so the last bits of the smallest
+// ones become steps of the learning rate, 0.01. From the second step on, the
+// reference itself is off by as much when it computes attention another way
+// (sdpa for eager: up to 5.9e-5 in llama31, 9.7e-5 in qwen3_moe; float64 for
+// float32: 4.9e-5 in llama31).
 TEST_P(DecoderGoldenTest, FiveAdamWSteps) {
   const Json& wanted = golden_["adamw"];
   adamw::Config config;
@@ -222,11 +227,13 @@ TEST_P(DecoderGoldenTest, FiveAdamWSteps) {
   const Json& losses = wanted["losses"];
   ASSERT_EQ(losses.size(), size_t{5});
   for (step.step = 1; step.step <= 5; ++step.step) {
-    EXPECT_NEAR(Backward(), losses[step.step - 1].get<double>(), 2e-6)
+    EXPECT_NEAR(Backward(), losses[step.step - 1].get<double>(),
+                step.step == 1 ? 2e-6 : 1e-4)
         << step.step;
     const double norm = GradNorm();
     const double wanted_norm = wanted["grad_norms"][step.step - 1];
-    EXPECT_NEAR(norm / wanted_norm, 1.0, 1e-5) << step.step;
+    EXPECT_NEAR(norm / wanted_norm, 1.0, step.step == 1 ? 1e-5 : 1e-4)
+        << step.step;
     step.gradient_scale =
         std::min(1.0, wanted["clip"].get<double>() / (norm + 1e-6));
     for (size_t i = 0; i < parameters_.size(); ++i) {
