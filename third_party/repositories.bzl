@@ -1,5 +1,6 @@
 """Everything that Capstan builds on, for its own workspace and for others."""
 
+load(":arrow.bzl", "arrow_repository")
 load(":cuda.bzl", "cuda_repository")
 load(":libtorch.bzl", "libtorch_repository")
 load(":plugins.bzl", "plugins_repository")
@@ -25,13 +26,18 @@ _shim_repository = repository_rule(
 def capstan_repositories():
     """Declares the repositories that a workspace doesn't have yet.
 
-    @libtorch, @cuda, @system (the distribution's packages), @capstan_plugins
+    @arrow, @libtorch, @cuda, @system (the distribution's packages), @capstan_plugins
     (Capstan's own) and the stand-ins for Debian's Bazel.
     """
     have = native.existing_rules()
     for name, workspace_file in _SHIMS.items():
         if name not in have:
             _shim_repository(name = name, workspace_file = workspace_file)
+    if "arrow" not in have:
+        arrow_repository(
+            name = "arrow",
+            build_file = Label("//third_party:arrow.BUILD"),
+        )
     if "libtorch" not in have:
         libtorch_repository(
             name = "libtorch",

@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "datasets/chat/cached_file.h"
@@ -25,6 +28,40 @@ namespace {
 constexpr int64_t kDefaultLength = 1024;
 // The index stores token offsets of rows and packs in 32 bits.
 constexpr int64_t kMostLength = 1 << 24;
+
+// Rows may have any length, if they are cut. Fits the index.
+constexpr int64_t kMostUncut = 1 << 29;
+
+bool CutsRows(Packing packing) {
+  return packing == WRAPPED || packing == BEST_FIT_SPLIT;
+}
+
+absl::Status Changed(const SourceRows& rows) {
+  return absl::DataLossError(absl::StrCat(
+      rows.first_path(),
+      ": a cached file of its index has changed since the run began"));
+}
+
+void AddNotes(const SourceRows::File& file, int64_t max_length,
+              std::vector<std::string>* notes) {
+  const RowIndex::Facts& facts = file.index->facts();
+  const auto add = [&](const auto&... parts) {
+    notes->push_back(absl::StrCat(file.file.path, ": ", parts...));
+  };
+  if (facts.bad > 0) {
+    add(facts.bad, facts.bad == 1 ? " bad row was" : " bad rows were",
+        " left out, the first is ", facts.first_bad);
+  }
+  if (facts.untrained > 0) {
+    add(facts.untrained, facts.untrained == 1 ? " row was" : " rows were",
+        " left out, without a token to train on within max_length (",
+        max_length, ")");
+  }
+  if (facts.cut > 0) {
+    add(facts.cut, " of ", facts.rows,
+        " rows lost their end, longer than max_length (", max_length, ")");
+  }
+}
 
 // An error of `value` becomes one about `field`.
 template <typename T>
@@ -48,6 +85,46 @@ absl::Status CheckWeights(const Config& config) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSplit(const Config& config) {
+  const Split& split = config.split();
+  const auto wrong = [](absl::string_view what) {
+    return FieldError("split", what);
+  };
+  if (config.part() != TRAINING && !config.has_split()) {
+    return FieldError("part", "needs a split that it is a part of");
+  }
+  if (!config.has_split()) return absl::OkStatus();
+  if (config.validation_fraction() != 0) {
+    return wrong("can't be set together with validation_fraction");
+  }
+  const double sum = split.train() + split.validation() + split.test();
+  if (!(split.train() > 0 && split.validation() >= 0 && split.test() >= 0 &&
+        std::abs(sum - 1) < 1e-6)) {
+    return wrong(absl::StrCat(
+        "train, validation and test must add up to 1, the first greater than "
+        "0; they are ",
+        split.train(), ", ", split.validation(), " and ", split.test()));
+  }
+  if ((config.part() == VALIDATION && split.validation() == 0) ||
+      (config.part() == TESTING && split.test() == 0)) {
+    return FieldError("part", absl::StrCat(Part_Name(config.part()),
+                                           " has no share in the split"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEpoch(const Config& config) {
+  const bool weighted =
+      config.source_size() > 0 && config.source(0).weight() > 0;
+  if (config.epoch_samples() == 0 || (config.epoch_samples() > 0 && weighted)) {
+    return absl::OkStatus();
+  }
+  return FieldError("epoch_samples",
+                    weighted ? "must not be negative"
+                             : "is for sources with weights; an epoch of "
+                               "others is each sample once");
+}
+
 // Fills in defaults and turns `path` into a source.
 absl::StatusOr<Config> Complete(Config config) {
   if (config.path().empty() == config.source().empty()) {
@@ -65,6 +142,8 @@ absl::StatusOr<Config> Complete(Config config) {
     if (source.loss_on() == BY_KIND) source.set_loss_on(config.loss_on());
   }
   CAPSTAN_RETURN_IF_ERROR(CheckWeights(config));
+  CAPSTAN_RETURN_IF_ERROR(CheckSplit(config));
+  CAPSTAN_RETURN_IF_ERROR(CheckEpoch(config));
   if (config.max_length() == 0) config.set_max_length(kDefaultLength);
   if (config.max_length() < 2 || config.max_length() > kMostLength) {
     return FieldError("max_length",
@@ -98,11 +177,6 @@ absl::StatusOr<bool> ArePairs(const Config& config) {
   return pairs != 0;
 }
 
-absl::Status IndexChanged(const std::string& path) {
-  return absl::DataLossError(absl::StrCat(
-      path, ": a cached file of its index has changed since the run began"));
-}
-
 // Tensor `name` of the batch in this shape; reuses an existing one if it fits.
 int64_t* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
   at::Tensor& tensor = (*batch)[name];
@@ -126,9 +200,11 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(
   // Any id will do: nothing is trained on it or attends to it.
   data->pad = std::max<int64_t>(0, ids.pad >= 0 ? ids.pad : ids.eos);
   CAPSTAN_RETURN_IF_ERROR(OpenSources(tokenizer_hash, data.get()));
-  CAPSTAN_ASSIGN_OR_RETURN(Mixture mixture, Mix(*data, kTrain));
+  const Part part = data->config.part();
+  const bool is_training = part == TRAINING;
+  CAPSTAN_ASSIGN_OR_RETURN(Mixture mixture, Mix(*data, part, is_training));
   return std::unique_ptr<Chat>(
-      new Chat(std::move(data), kTrain, std::move(mixture)));
+      new Chat(std::move(data), part, is_training, std::move(mixture)));
 }
 
 absl::Status Chat::ChooseTemplate(Data* data) {
@@ -164,50 +240,78 @@ absl::Status Chat::OpenSources(uint64_t tokenizer_hash, Data* data) {
     opened.kind = source.kind();
     const std::string field =
         config.path().empty() ? absl::StrCat("source[", i, "].path") : "path";
-    CAPSTAN_ASSIGN_OR_RETURN(opened.file,
-                             OfField(field, OpenSource(source.path())));
     opened.encoder = std::make_unique<RowEncoder>(
         data->tokenizer.get(), data->chat_template.get(), data->no_template,
-        source.loss_on(), config.max_length());
+        source.loss_on(),
+        CutsRows(config.packing()) ? kMostUncut : config.max_length());
     CAPSTAN_ASSIGN_OR_RETURN(
-        RowIndex index,
-        OfField(field,
-                RowIndex::Open(opened.file, source.kind(), config.bad_rows(),
-                               *opened.encoder, tokenizer_hash)));
-    opened.index = std::make_unique<RowIndex>(std::move(index));
-    absl::StatusOr<SampleTable> samples =
-        SampleTable::Open(opened.file, *opened.index, config.packing(),
-                          config.max_length(), config.validation_fraction());
+        SourceRows rows,
+        OfField(field, SourceRows::Open(source.path(), source.kind(),
+                                        config.bad_rows(), *opened.encoder,
+                                        tokenizer_hash)));
+    opened.rows = std::make_unique<SourceRows>(std::move(rows));
+    const absl::Status samples = OpenSamples(config, &opened);
     if (!samples.ok()) {
-      return FieldError(
-          absl::IsInvalidArgument(samples.status()) ? "validation_fraction"
-                                                    : field,
-          absl::StrCat(source.path(), ": ", samples.status().message()));
+      const char* const parts =
+          config.has_split() ? "split" : "validation_fraction";
+      return FieldError(absl::IsInvalidArgument(samples) ? parts : field,
+                        absl::StrCat(source.path(), ": ", samples.message()));
     }
-    opened.samples = std::make_unique<SampleTable>(*std::move(samples));
     data->sources.push_back(std::move(opened));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Mixture> Chat::Mix(const Data& data, Part part) {
+absl::Status Chat::OpenSamples(const Config& config, OpenedSource* source) {
+  const SampleOptions options = {config.packing(), config.max_length(),
+                                 config.validation_fraction(), config.split(),
+                                 config.seed()};
+  if (!CutsRows(config.packing())) {
+    CAPSTAN_ASSIGN_OR_RETURN(SampleTable samples,
+                             SampleTable::Open(*source->rows, options));
+    source->samples = std::make_unique<SampleTable>(std::move(samples));
+    return absl::OkStatus();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      TokenTable tokens,
+      TokenTable::Open(*source->rows, options,
+                       [source](size_t row) -> absl::StatusOr<const TokenRow*> {
+                         CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
+                                                  ReadRow(*source, row));
+                         return &reader->tokens;
+                       }));
+  source->tokens = std::make_unique<TokenTable>(std::move(tokens));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Mixture> Chat::Mix(const Data& data, Part part, bool weighted) {
   std::vector<int64_t> sizes;
   std::vector<double> weights;
+  int64_t all = 0;
   for (int i = 0; i < data.config.source_size(); ++i) {
-    sizes.push_back(data.sources[i].samples->size(part));
+    sizes.push_back(data.sources[i].size(part));
+    all += sizes.back();
     const double weight = data.config.source(i).weight();
-    if (part == kTrain && weight > 0) weights.push_back(weight);
+    if (weighted && weight > 0) weights.push_back(weight);
   }
-  return OfField("source", Mixture::Create(sizes, weights, data.config.seed()));
+  if (all == 0) {
+    return FieldError("max_length",
+                      absl::StrCat("leaves no sample of ",
+                                   data.config.max_length(), " tokens"));
+  }
+  return OfField("source", Mixture::Create(sizes, weights, data.config.seed(),
+                                           data.config.epoch_samples()));
 }
 
 absl::StatusOr<std::unique_ptr<DatasetReader>> Chat::Validation() const {
-  if (part_ == kHeldOut || data_->config.validation_fraction() == 0) {
+  const Config& config = data_->config;
+  if (!is_training_ ||
+      (config.validation_fraction() == 0 && config.split().validation() == 0)) {
     return nullptr;
   }
-  CAPSTAN_ASSIGN_OR_RETURN(Mixture mixture, Mix(*data_, kHeldOut));
+  CAPSTAN_ASSIGN_OR_RETURN(Mixture mixture, Mix(*data_, VALIDATION, false));
   return std::unique_ptr<DatasetReader>(
-      new Chat(data_, kHeldOut, std::move(mixture)));
+      new Chat(data_, VALIDATION, false, std::move(mixture)));
 }
 
 int64_t Chat::RowLength(int64_t index) const {
@@ -216,16 +320,15 @@ int64_t Chat::RowLength(int64_t index) const {
   const OpenedSource& source = data_->sources[draw.source];
   uint32_t one = 0;
   const auto rows = source.samples->Rows(part_, draw.sample, &one);
-  const absl::Span<const IndexedRow> all = source.index->rows();
   // What isn't there is reported when it is read.
-  const size_t row = rows.empty() ? all.size() : rows[0];
-  return row < all.size() ? all[row].tokens : 0;
+  if (rows.empty() || rows[0] >= source.rows->size()) return 0;
+  return source.rows->At(rows[0]).row.tokens;
 }
 
 absl::Status Chat::CheckIndices(absl::Span<const int64_t> indices) const {
   for (int64_t index : indices) {
-    if (index >= 0 && index < size()) continue;
-    return absl::OutOfRangeError(absl::StrCat(data_->sources[0].file.path,
+    if (index >= 0 && (index < size() || draws_anew())) continue;
+    return absl::OutOfRangeError(absl::StrCat(data_->config.source(0).path(),
                                               ": there is no sample ", index,
                                               ", only 0 to ", size() - 1));
   }
@@ -234,7 +337,8 @@ absl::Status Chat::CheckIndices(absl::Span<const int64_t> indices) const {
 
 absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   CAPSTAN_RETURN_IF_ERROR(CheckIndices(indices));
-  const bool packed = data_->config.packing() == BEST_FIT;
+  const bool packed = data_->config.packing() != NONE;
+  const bool documents = packed && data_->config.packing() != WRAPPED;
   Out out{};
   out.length = packed ? data_->config.max_length() : 0;
   if (!packed) {
@@ -248,7 +352,7 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   out.ids = Room(kInputIds, shape, batch);
   out.labels = Room(kLabels, shape, batch);
   int64_t* tokens = Room(kTokenCounts, shape[0], batch);
-  if (packed) {
+  if (documents) {
     out.positions = Room(kPositions, shape, batch);
   } else {
     batch->erase(kPositions);
@@ -262,11 +366,12 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
     CAPSTAN_ASSIGN_OR_RETURN(*tokens++, ReadSample(index, out));
     out.ids += out.length;
     out.labels += out.length;
-    if (packed) out.positions += out.length;
+    if (documents) out.positions += out.length;
   }
   for (const OpenedSource& source : data_->sources) {
-    CAPSTAN_RETURN_IF_ERROR(source.samples->Check());
-    CAPSTAN_RETURN_IF_ERROR(source.index->Check());
+    CAPSTAN_RETURN_IF_ERROR(source.tokens != nullptr ? source.tokens->Check()
+                                                     : source.samples->Check());
+    CAPSTAN_RETURN_IF_ERROR(source.rows->Check());
   }
   return absl::OkStatus();
 }
@@ -274,19 +379,31 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
 absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
-  const absl::Span<const IndexedRow> all = source.index->rows();
-  const auto changed = [&] { return IndexChanged(source.file.path); };
+  CAPSTAN_ASSIGN_OR_RETURN(const int64_t at,
+                           source.tokens != nullptr
+                               ? ReadPieces(source, draw.sample, out)
+                               : ReadRows(source, draw.sample, out));
+  std::fill(out.ids + at, out.ids + out.length, data_->pad);
+  std::fill(out.labels + at, out.labels + out.length, kIgnoredTarget);
+  if (out.positions != nullptr) {
+    std::iota(out.positions + at, out.positions + out.length, 0);
+  }
+  return at;
+}
+
+absl::StatusOr<int64_t> Chat::ReadRows(const OpenedSource& source,
+                                       int64_t sample, const Out& out) const {
   uint32_t one = 0;
   int64_t at = 0;
-  const auto rows = source.samples->Rows(part_, draw.sample, &one);
-  if (rows.empty()) return changed();
+  const auto rows = source.samples->Rows(part_, sample, &one);
+  if (rows.empty()) return Changed(*source.rows);
   for (const uint32_t row : rows) {
-    if (row >= all.size()) return changed();
+    if (row >= source.rows->size()) return Changed(*source.rows);
     CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
-                             ReadRow(source, all[row]));
+                             ReadRow(source, row));
     const TokenRow* const tokens = &reader->tokens;
     const auto count = static_cast<int64_t>(tokens->ids.size());
-    if (count > out.length - at) return changed();
+    if (count > out.length - at) return Changed(*source.rows);
     std::copy_n(tokens->ids.begin(), count, out.ids + at);
     std::copy_n(tokens->labels.begin(), count, out.labels + at);
     if (out.positions != nullptr) {
@@ -296,10 +413,26 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
     }
     at += count;
   }
-  std::fill(out.ids + at, out.ids + out.length, data_->pad);
-  std::fill(out.labels + at, out.labels + out.length, kIgnoredTarget);
-  if (out.positions != nullptr) {
-    std::iota(out.positions + at, out.positions + out.length, 0);
+  return at;
+}
+
+absl::StatusOr<int64_t> Chat::ReadPieces(const OpenedSource& source,
+                                         int64_t sample, const Out& out) const {
+  const auto pieces = source.tokens->Pieces(part_, sample);
+  if (pieces.empty()) return Changed(*source.rows);
+  const int64_t vocab = data_->tokenizer->vocab_size();
+  int64_t at = 0;
+  for (const absl::Span<const uint32_t> piece : pieces) {
+    const int64_t begin = at;
+    for (const uint32_t token : piece) {
+      const int64_t id = token & ~TokenTable::kUntrained;
+      if (id >= vocab) return Changed(*source.rows);
+      out.ids[at] = id;
+      out.labels[at++] = id == token ? id : kIgnoredTarget;
+    }
+    if (out.positions == nullptr) continue;
+    out.labels[begin] = kIgnoredTarget;
+    std::iota(out.positions + begin, out.positions + at, 0);
   }
   return at;
 }
@@ -312,15 +445,16 @@ absl::Status Chat::ReadPairs(absl::Span<const int64_t> indices, const Out& out,
   for (int64_t i = 0; i < n; ++i) {
     const Mixture::Draw draw = mixture_.At(indices[i]);
     const OpenedSource& source = data_->sources[draw.source];
-    const absl::Span<const IndexedRow> all = source.index->rows();
     uint32_t one = 0;
     const auto rows = source.samples->Rows(part_, draw.sample, &one);
-    if (rows.empty() || rows[0] >= all.size() ||
-        all[rows[0]].tokens > out.length) {
-      return IndexChanged(source.file.path);
+    if (rows.empty() || rows[0] >= source.rows->size()) {
+      return Changed(*source.rows);
     }
     CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
-                             ReadRow(source, all[rows[0]]));
+                             ReadRow(source, rows[0]));
+    if (static_cast<int64_t>(reader->length()) > out.length) {
+      return Changed(*source.rows);
+    }
     CacheKey key;
     for (const int64_t row : {i, n + i}) {
       const TokenRow& text = row == i ? reader->tokens : reader->rejected;
@@ -341,31 +475,35 @@ absl::Status Chat::ReadPairs(absl::Span<const int64_t> indices, const Out& out,
 }
 
 absl::StatusOr<const RowReader*> Chat::ReadRow(const OpenedSource& source,
-                                               IndexedRow row) const {
+                                               size_t row) {
   thread_local RowReader reader;
-  const absl::string_view text = source.file.text;
+  const SourceRows::Place place = source.rows->At(row);
+  const SourceFile& file = place.file->file;
+  const IndexedRow& indexed = place.row;
+  const absl::string_view text = file.text;
   absl::Status status = absl::DataLossError("a row is somewhere else");
-  if (row.offset <= text.size() && row.bytes <= text.size() - row.offset) {
-    const absl::string_view json = text.substr(row.offset, row.bytes);
+  if (indexed.offset <= text.size() &&
+      indexed.bytes <= text.size() - indexed.offset) {
+    const absl::string_view json = text.substr(indexed.offset, indexed.bytes);
     status = reader.Read(json, source.kind, *source.encoder);
     if (status.ok()) {
-      if (reader.length() == row.tokens && HashOf(json) == row.hash) {
+      if (reader.length() == indexed.tokens && HashOf(json) == indexed.hash) {
         return &reader;
       }
       status = absl::DataLossError("a row has another text");
     }
   }
-  CAPSTAN_RETURN_IF_ERROR(source.file.file->Check());
+  CAPSTAN_RETURN_IF_ERROR(file.file->Check());
   return absl::DataLossError(absl::StrCat(
-      source.file.path, ":",
-      LineOf(text, std::min<uint64_t>(row.offset, text.size())),
+      file.PlaceOf(
+          LineOf(text, std::min<uint64_t>(indexed.offset, text.size()))),
       ": the file has changed since the run began (", status.message(), ")"));
 }
 
 std::vector<int64_t> Chat::PromptIds(absl::string_view text) const {
-  const bool chats = std::any_of(
-      data_->sources.begin(), data_->sources.end(),
-      [](const OpenedSource& s) { return s.index->facts().chats > 0; });
+  const bool chats =
+      std::any_of(data_->sources.begin(), data_->sources.end(),
+                  [](const OpenedSource& s) { return s.rows->has_chats(); });
   if (!chats) return data_->tokenizer->Encode(text);
   const absl::StatusOr<ChatText> turn =
       data_->chat_template->Render({{"user", std::string(text)}}, true);
@@ -376,25 +514,37 @@ std::vector<std::string> Chat::notes() const {
   std::vector<std::string> notes;
   const int64_t max_length = data_->config.max_length();
   for (const OpenedSource& source : data_->sources) {
-    const RowIndex::Facts& facts = source.index->facts();
-    const auto add = [&](const auto&... parts) {
-      notes.push_back(absl::StrCat(source.file.path, ": ", parts...));
-    };
-    if (facts.bad > 0) {
-      add(facts.bad, facts.bad == 1 ? " bad row was" : " bad rows were",
-          " left out, the first is ", facts.first_bad);
+    for (const SourceRows::File& file : source.rows->files()) {
+      AddNotes(file, max_length, &notes);
     }
-    if (facts.untrained > 0) {
-      add(facts.untrained, facts.untrained == 1 ? " row was" : " rows were",
-          " left out, without a token to train on within max_length (",
-          max_length, ")");
-    }
-    if (facts.cut > 0) {
-      add(facts.cut, " of ", facts.rows,
-          " rows lost their end, longer than max_length (", max_length, ")");
-    }
+    if (data_->config.packing() != NONE) notes.push_back(FillNote(source));
   }
   return notes;
+}
+
+std::string Chat::FillNote(const OpenedSource& source) const {
+  const int64_t samples = source.size(part_);
+  int64_t tokens = 0;
+  if (source.tokens != nullptr) {
+    tokens = source.tokens->tokens(part_);
+  } else {
+    for (int64_t sample = 0; sample < samples; ++sample) {
+      uint32_t one = 0;
+      for (const uint32_t row : source.samples->Rows(part_, sample, &one)) {
+        if (row < source.rows->size())
+          tokens += source.rows->At(row).row.tokens;
+      }
+    }
+  }
+  const double room = static_cast<double>(samples * data_->config.max_length());
+  return absl::StrCat(
+      source.rows->first_path(),
+      source.rows->files().size() > 1 ? " and the others" : "",
+      ": packed into ", samples, " samples of ", data_->config.max_length(),
+      " tokens, ",
+      absl::StrFormat("%.1f",
+                      100 * static_cast<double>(tokens) / std::max(room, 1.0)),
+      " % full");
 }
 
 absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {

@@ -9,9 +9,9 @@
 #include "absl/status/statusor.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
-#include "datasets/chat/row_index.h"
 #include "datasets/chat/sample_table.h"
-#include "datasets/chat/source_file.h"
+#include "datasets/chat/source_rows.h"
+#include "datasets/chat/token_table.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
 
@@ -19,7 +19,8 @@ namespace capstan::chat {
 
 // Conversations and other rows for fine-tuning (see chat.proto). Batches have
 // "input_ids" and "labels" [n, T] int64. With packing, T is max_length, and
-// "positions" [n, T] int64 has each token's position in its row; the rest of a
+// "positions" [n, T] int64 has each token's position in its row (not with
+// WRAPPED, whose samples are one document); the rest of a
 // pack is a document of its own, without labels. Otherwise T is the longest row
 // of the batch, and shorter rows are padded at the end. kTokenCounts says what
 // isn't padding. Rows and indexes are mapped files, so only batches take
@@ -28,7 +29,7 @@ namespace capstan::chat {
 // A sample of a PREFERENCE is two texts: of n samples, rows 0 to n - 1 are the
 // chosen ones and rows n to 2 n - 1 the rejected ones, all of one length. What
 // counts a sample's tokens then counts both.
-class Chat final : public DatasetReader {
+class Chat final : public DatasetReader, public EpochDraws {
  public:
   static absl::StatusOr<std::unique_ptr<Chat>> Create(const Config& config);
   // With an existing tokenizer; tokenizer_hash identifies everything that its
@@ -38,8 +39,9 @@ class Chat final : public DatasetReader {
       uint64_t tokenizer_hash);
 
   int64_t size() const override { return mixture_.size(); }
+  bool draws_anew() const override { return mixture_.endless(); }
   bool shuffle() const override {
-    return part_ == kTrain && data_->config.shuffle();
+    return is_training_ && data_->config.shuffle();
   }
   absl::Status Read(absl::Span<const int64_t> indices,
                     Batch* batch) const override;
@@ -57,11 +59,16 @@ class Chat final : public DatasetReader {
 
  private:
   struct OpenedSource {
-    SourceFile file;
     Kind kind = AUTO;
     std::unique_ptr<RowEncoder> encoder;
-    std::unique_ptr<RowIndex> index;
+    std::unique_ptr<SourceRows> rows;
+    // By packing, one of them.
     std::unique_ptr<SampleTable> samples;
+    std::unique_ptr<TokenTable> tokens;
+
+    int64_t size(Part part) const {
+      return tokens != nullptr ? tokens->size(part) : samples->size(part);
+    }
   };
   struct Data {
     Config config;  // with defaults filled in, and `path` as a source
@@ -76,16 +83,23 @@ class Chat final : public DatasetReader {
   struct Out {
     int64_t* ids;
     int64_t* labels;
-    int64_t* positions;  // null without packing
+    int64_t* positions;  // null without packing, and with WRAPPED
     int64_t length;
   };
 
-  Chat(std::shared_ptr<const Data> data, Part part, Mixture mixture)
-      : data_(std::move(data)), part_(part), mixture_(std::move(mixture)) {}
+  Chat(std::shared_ptr<const Data> data, Part part, bool is_training,
+       Mixture mixture)
+      : data_(std::move(data)),
+        part_(part),
+        is_training_(is_training),
+        mixture_(std::move(mixture)) {}
 
   static absl::Status ChooseTemplate(Data* data);
   static absl::Status OpenSources(uint64_t tokenizer_hash, Data* data);
-  static absl::StatusOr<Mixture> Mix(const Data& data, Part part);
+  static absl::Status OpenSamples(const Config& config, OpenedSource* source);
+  // weighted: by the sources' weights, if they have any.
+  static absl::StatusOr<Mixture> Mix(const Data& data, Part part,
+                                     bool weighted);
 
   int64_t texts() const { return data_->pairs ? 2 : 1; }  // of a sample
   // Of the sample's longest row; 0 with packing.
@@ -96,13 +110,20 @@ class Chat final : public DatasetReader {
                          int64_t* tokens, Batch* batch) const;
   // Returns its number of tokens; the rest is padding.
   absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
+  absl::StatusOr<int64_t> ReadRows(const OpenedSource& source, int64_t sample,
+                                   const Out& out) const;
+  absl::StatusOr<int64_t> ReadPieces(const OpenedSource& source, int64_t sample,
+                                     const Out& out) const;
   // The row's tokens, checked against the index; this thread's next call
   // overwrites them.
-  absl::StatusOr<const RowReader*> ReadRow(const OpenedSource& source,
-                                           IndexedRow row) const;
+  static absl::StatusOr<const RowReader*> ReadRow(const OpenedSource& source,
+                                                  size_t row);
+  // "packed: .."; of this reader's part.
+  std::string FillNote(const OpenedSource& source) const;
 
   const std::shared_ptr<const Data> data_;
   const Part part_;
+  const bool is_training_;
   const Mixture mixture_;
 };
 

@@ -4,6 +4,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,14 @@ struct TurnKeys {
 };
 constexpr TurnKeys kMessageKeys = {"role", "content", false};
 constexpr TurnKeys kShareGptKeys = {"from", "value", true};
+
+// What people call the two sides of a turn, the most telling name first.
+constexpr const char* kUserKeys[] = {"user",  "question",    "prompt",
+                                     "input", "instruction", "query"};
+constexpr const char* kAssistantKeys[] = {"assistant", "answer", "response",
+                                          "target",    "output", "completion"};
+// Of a row that nobody knows, in an error.
+constexpr size_t kMostShown = 300;
 
 template <typename... Parts>
 absl::Status Bad(const Parts&... problem) {
@@ -87,6 +96,14 @@ absl::Status Text(const object& row, const char* key, absl::string_view* out) {
   }
   *out = View(text);
   return absl::OkStatus();
+}
+
+// The first of `keys` that the row has; null if none.
+template <size_t kCount>
+const char* FirstOf(const object& row, const char* const (&keys)[kCount]) {
+  const auto key = std::find_if(std::begin(keys), std::end(keys),
+                                [&](const char* k) { return Has(row, k); });
+  return key == std::end(keys) ? nullptr : *key;
 }
 
 absl::Status CopyText(const object& row, const char* key, std::string* out) {
@@ -269,11 +286,23 @@ absl::Status Turn(const element& value, const TurnKeys& keys, std::string* own,
   return Content(message, keys.content, own, content);
 }
 
+// Either pair of keys is found under either name of the list.
+TurnKeys KeysOf(const array& list, const TurnKeys& usual) {
+  object first;
+  if (list.size() == 0 || list.at(0).get(first) != simdjson::SUCCESS ||
+      Has(first, usual.role)) {
+    return usual;
+  }
+  const TurnKeys& other = usual.sharegpt ? kMessageKeys : kShareGptKeys;
+  return Has(first, other.role) ? other : usual;
+}
+
 // Adds a turn for each message of the list `key`, which must not be empty.
 // `tools` is added to the first turn if that is the system's, otherwise before
 // it.
-absl::Status AddTurns(const object& from, const char* key, const TurnKeys& keys,
-                      const std::string& tools, Row* row) {
+absl::Status AddTurns(const object& from, const char* key,
+                      const TurnKeys& usual, const std::string& tools,
+                      Row* row) {
   element value;
   array list;
   if (from.at_key(key).get(value) != simdjson::SUCCESS) return Missing(key);
@@ -281,6 +310,7 @@ absl::Status AddTurns(const object& from, const char* key, const TurnKeys& keys,
     return WrongType(key, value, "a list");
   }
   if (list.size() == 0) return Bad("\"", key, "\" is empty");
+  const TurnKeys keys = KeysOf(list, usual);
   std::string own;
   size_t number = 0;
   for (const element message : list) {
@@ -380,9 +410,40 @@ absl::Status FillAlpaca(const object& from, Row* row) {
   absl::string_view instruction;
   absl::string_view input;
   CAPSTAN_RETURN_IF_ERROR(Text(from, "instruction", &instruction));
-  CAPSTAN_RETURN_IF_ERROR(OptionalText(from, "input", &input));
+  CAPSTAN_RETURN_IF_ERROR(
+      OptionalText(from, Has(from, "input") ? "input" : "context", &input));
   row->Add("user", absl::StrCat(instruction, input.empty() ? "" : "\n", input));
-  return AddText(from, "output", "assistant", row);
+  const char* const answer = FirstOf(from, kAssistantKeys);
+  return AddText(from, answer == nullptr ? "output" : answer, "assistant", row);
+}
+
+absl::Status FillInputTarget(const object& from, Row* row) {
+  const char* const user = FirstOf(from, kUserKeys);
+  const char* const assistant = FirstOf(from, kAssistantKeys);
+  if (user == nullptr) return Missing(kUserKeys[0]);
+  if (assistant == nullptr) return Missing(kAssistantKeys[0]);
+  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, "", row));
+  return FillPair(from, user, assistant, row);
+}
+
+// ["question", "answer"], or the answer in an object.
+absl::Status FillList(const array& list, Row* row) {
+  std::string_view question;
+  std::string_view answer;
+  object by_key;
+  if (list.size() != 2 || list.at(0).get(question) != simdjson::SUCCESS) {
+    return Bad("is a list, not an object or [question, answer]");
+  }
+  row->Add("user", View(question));
+  if (list.at(1).get(answer) == simdjson::SUCCESS) {
+    row->Add("assistant", View(answer));
+    return absl::OkStatus();
+  }
+  const char* const key = list.at(1).get(by_key) == simdjson::SUCCESS
+                              ? FirstOf(by_key, kAssistantKeys)
+                              : nullptr;
+  if (key != nullptr) return AddText(by_key, key, "assistant", row);
+  return Bad("is a list whose second element is no answer");
 }
 
 // ---- Preferences, with TRL's keys.
@@ -507,7 +568,21 @@ Kind KindOf(const object& row) {
   if (Has(row, "question") && Has(row, "answer")) return QUESTION_ANSWER;
   if (Has(row, "user") && Has(row, "assistant")) return SYSTEM_USER_ASSISTANT;
   if (Has(row, "text")) return TEXT;
-  return AUTO;
+  if (FirstOf(row, kAssistantKeys) == nullptr) return AUTO;
+  if (Has(row, "instruction")) return ALPACA;
+  return FirstOf(row, kUserKeys) == nullptr ? AUTO : INPUT_TARGET;
+}
+
+// The beginning of a row, for an error.
+std::string Shown(const object& row) {
+  std::string text = simdjson::minify(row);
+  if (text.size() <= kMostShown) return text;
+  size_t end = kMostShown;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) {
+    --end;
+  }
+  text.resize(end);
+  return text + "..";
 }
 
 absl::Status UnknownKeys(const object& row) {
@@ -523,7 +598,9 @@ absl::Status UnknownKeys(const object& row) {
       keys.empty() ? "is an object without keys"
                    : absl::StrCat("has the keys ", absl::StrJoin(keys, ", ")),
       "; a row has messages, conversations, prompt and completion, instruction "
-      "and output, question and answer, user and assistant, or text");
+      "and output, question and answer, user and assistant, input and target, "
+      "or text; it is ",
+      Shown(row));
 }
 
 absl::Status Fill(const object& from, Row* row) {
@@ -545,12 +622,21 @@ absl::Status Fill(const object& from, Row* row) {
       return FillText(from, row);
     case PREFERENCE:
       return FillPreference(from, row);
+    case INPUT_TARGET:
+      return FillInputTarget(from, row);
     default:
       return UnknownKeys(from);
   }
 }
 
 }  // namespace
+
+bool IsRowKey(absl::string_view key) {
+  const auto is = [&](const char* known) { return key == known; };
+  return key == "messages" || key == "conversations" || key == "text" ||
+         std::any_of(std::begin(kUserKeys), std::end(kUserKeys), is) ||
+         std::any_of(std::begin(kAssistantKeys), std::end(kAssistantKeys), is);
+}
 
 struct RowParser::State {
   simdjson::dom::parser parser;
@@ -570,6 +656,12 @@ absl::Status RowParser::Parse(absl::string_view json, size_t readable,
     return Bad("broken JSON: ", simdjson::error_message(error));
   }
   object from;
+  array list;
+  if (value.get(list) == simdjson::SUCCESS &&
+      (kind == AUTO || kind == INPUT_TARGET)) {
+    row->kind = INPUT_TARGET;
+    return FillList(list, row);
+  }
   if (value.get(from) != simdjson::SUCCESS) {
     return Bad("is ", TypeText(value), ", not an object");
   }

@@ -53,16 +53,19 @@ class Row {
   size_t count_ = 0;
 };
 
+// Whether a row may have such a key, and a file's {"data": [..]} may not.
+bool IsRowKey(absl::string_view key);
+
 // Parses JSON into rows. One per thread.
 class RowParser {
  public:
   RowParser();
   ~RowParser();
 
-  // `json` is one object; `readable` bytes from json.data() on may be read (the
-  // parser reads a few past the end if possible). kind AUTO: by the keys.
-  // INVALID_ARGUMENT: malformed JSON, invalid UTF-8, keys of no known kind,
-  // values of wrong types, no messages.
+  // `json` is one object, or ["question", ..]; `readable` bytes from
+  // json.data() on may be read (the parser reads a few past the end if
+  // possible). kind AUTO: by the keys. INVALID_ARGUMENT: malformed JSON,
+  // invalid UTF-8, keys of no known kind, values of wrong types, no messages.
   absl::Status Parse(absl::string_view json, size_t readable, Kind kind,
                      Row* row);
 

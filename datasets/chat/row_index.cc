@@ -123,7 +123,7 @@ absl::StatusOr<Chunk> Index(const SourceFile& source,
     const absl::Status status = AddRow(source, options, place, &chunk);
     if (status.ok()) continue;
     std::string message =
-        absl::StrCat(source.path, ":", place.line, ": ", status.message());
+        absl::StrCat(source.PlaceOf(place.line), ": ", status.message());
     if (message.size() > kMostMessageBytes) {
       message.resize(kMostMessageBytes);
       message += "..";

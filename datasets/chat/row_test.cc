@@ -52,6 +52,43 @@ TEST(RowTest, KnowsKindsByTheirKeys) {
                           "assistant:g"));
 }
 
+TEST(RowTest, KnowsTheSidesByAnyOfTheirUsualNames) {
+  const auto pair = ElementsAre("user:q", "assistant:a");
+  for (const char* json :
+       {R"({"input": "q", "target": "a"})",
+        R"({"prompt": "q", "response": "a"})",
+        R"({"query": "q", "answer": "a"})", R"({"input": "q", "output": "a"})",
+        R"({"user": "q", "response": "a"})", R"(["q", {"answer": "a"}])",
+        R"(["q", {"target": "a", "id": 3}])", R"(["q", "a"])"}) {
+    EXPECT_THAT(Messages(json), pair) << json;
+  }
+  EXPECT_THAT(Messages(R"({"system": "s", "input": "q", "target": "a"})"),
+              ElementsAre("system:s", "user:q", "assistant:a"));
+  EXPECT_THAT(Messages(R"({"instruction": "i", "context": "c", "response": )"
+                       R"("r", "category": "x"})"),
+              ElementsAre("user:i\nc", "assistant:r"));
+  // The keys of one list under the name of the other.
+  EXPECT_THAT(Messages(R"({"conversations": [{"role": "user", "content": "q"},)"
+                       R"({"role": "assistant", "content": "a"}]})"),
+              pair);
+  EXPECT_THAT(Messages(R"({"messages": [{"from": "human", "value": "q"},)"
+                       R"({"from": "gpt", "value": "a"}]})"),
+              pair);
+}
+
+TEST(RowTest, ARowThatNobodyKnowsIsShown) {
+  EXPECT_THAT(Messages(R"({"frage": "q\n", "antwort": 3})"),
+              ElementsAre(::testing::EndsWith(
+                  R"(or text; it is {"frage":"q\n","antwort":3})")));
+  const std::string row =
+      Messages("{\"a\": \"" + std::string(5000, 'x') + "\"}")[0];
+  EXPECT_LT(row.size(), 700u);
+  EXPECT_THAT(row, ::testing::EndsWith("xxx.."));
+  EXPECT_THAT(Messages("[1, 2]"), ElementsAre(HasSubstr("is a list, not")));
+  EXPECT_THAT(Messages(R"(["q", {"other": "a"}])"),
+              ElementsAre(HasSubstr("second element is no answer")));
+}
+
 TEST(RowTest, ANamedKindRules) {
   const std::string both = R"({"text": "t", "question": "q", "answer": "a"})";
   EXPECT_THAT(Messages(both), ElementsAre("user:q", "assistant:a"));

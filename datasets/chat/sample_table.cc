@@ -21,35 +21,51 @@ constexpr double kMostSamples = 1e15;
 
 }  // namespace
 
+// The number of draws of each source in an epoch.
+absl::StatusOr<std::vector<int64_t>> Mixture::Draws(
+    absl::Span<const int64_t> sizes, absl::Span<const double> weights,
+    int64_t epoch) {
+  double sum = 0;
+  double times = 0;  // for the source that needs most passes
+  for (size_t i = 0; i < weights.size(); ++i) {
+    sum += weights[i];
+    times = std::max(times, static_cast<double>(sizes[i]) / weights[i]);
+  }
+  if (epoch > 0) times = static_cast<double>(epoch) / sum;
+  if (!(times * sum < kMostSamples)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the weights make an epoch of more than ", kMostSamples,
+                     " samples: they are too far apart"));
+  }
+  std::vector<int64_t> draws;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    int64_t here = std::llround(times * weights[i]);
+    // Rounding must not lose the last sample of the slowest source.
+    if (epoch == 0) here = std::max(here, sizes[i]);
+    if (here == 0 && sizes[i] > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "an epoch of ", epoch, " samples has none of the source ", i + 1,
+          ", whose weight is ", weights[i]));
+    }
+    draws.push_back(sizes[i] == 0 ? 0 : here);
+  }
+  return draws;
+}
+
 absl::StatusOr<Mixture> Mixture::Create(absl::Span<const int64_t> sizes,
                                         absl::Span<const double> weights,
-                                        uint64_t seed) {
+                                        uint64_t seed, int64_t epoch) {
   Mixture mixture;
   mixture.weighted_ = !weights.empty();
   mixture.sizes_.assign(sizes.begin(), sizes.end());
   mixture.order_key_ = RandomKey(seed, "chat.mixture.order");
-  // For the source that needs most passes.
-  double times = 0;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    times = std::max(times, static_cast<double>(sizes[i]) / weights[i]);
+  std::vector<int64_t> draws = mixture.sizes_;
+  if (mixture.weighted_) {
+    CAPSTAN_ASSIGN_OR_RETURN(draws, Draws(sizes, weights, epoch));
   }
-  double total = 0;
+  int64_t end = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    int64_t draws = sizes[i];
-    if (mixture.weighted_) {
-      const double exact = times * weights[i];
-      total += exact;
-      if (!(total < kMostSamples)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("the weights make an epoch of more than ",
-                         kMostSamples, " samples: they are too far apart"));
-      }
-      // Rounding must not lose the last sample of the slowest source.
-      draws =
-          sizes[i] == 0 ? 0 : std::max<int64_t>(sizes[i], std::llround(exact));
-    }
-    const int64_t before = mixture.ends_.empty() ? 0 : mixture.ends_.back();
-    mixture.ends_.push_back(before + draws);
+    mixture.ends_.push_back(end += draws[i]);
     mixture.keys_.push_back(
         RandomKey(seed, absl::StrCat("chat.mixture.source.", i)));
   }
@@ -57,12 +73,20 @@ absl::StatusOr<Mixture> Mixture::Create(absl::Span<const int64_t> sizes,
 }
 
 Mixture::Draw Mixture::At(int64_t index) const {
-  if (weighted_) index = PermutedIndex(order_key_, index, size());
+  const int64_t epoch = weighted_ ? index / size() : 0;
+  index -= epoch * size();
+  if (weighted_) {
+    const uint64_t key =
+        epoch == 0 ? order_key_
+                   : RandomKey(order_key_, absl::StrCat("epoch ", epoch));
+    index = PermutedIndex(key, index, size());
+  }
   const size_t source =
       std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin();
-  const int64_t draw = index - (source == 0 ? 0 : ends_[source - 1]);
+  const int64_t begin = source == 0 ? 0 : ends_[source - 1];
+  if (!weighted_) return {source, index - begin};
+  const int64_t draw = index - begin + epoch * (ends_[source] - begin);
   const int64_t size = sizes_[source];
-  if (!weighted_) return {source, draw};
   // Each pass over a source has its own order.
   const uint64_t key = RandomKey(keys_[source], absl::StrCat(draw / size));
   return {source, PermutedIndex(key, draw % size, size)};
@@ -73,19 +97,20 @@ namespace {
 // Followed by each part's begins (if packed), then each part's rows.
 struct Header {
   uint64_t packed = 0;
-  uint64_t samples[2] = {};
-  uint64_t rows[2] = {};
+  uint64_t samples[Part_ARRAYSIZE] = {};
+  uint64_t rows[Part_ARRAYSIZE] = {};
 
   uint64_t begins(int part) const {
     return packed != 0 ? samples[part] + 1 : 0;
   }
   bool Fits(uint64_t bytes) const {
-    for (int part : {kTrain, kHeldOut}) {  // so that no sum overflows
+    uint64_t all = sizeof(Header);
+    for (int part = 0; part < Part_ARRAYSIZE; ++part) {
+      // So that no sum overflows.
       if (samples[part] >= bytes || rows[part] >= bytes) return false;
+      all += begins(part) * sizeof(uint64_t) + rows[part] * sizeof(uint32_t);
     }
-    return bytes == sizeof(Header) +
-                        (begins(0) + begins(1)) * sizeof(uint64_t) +
-                        (rows[0] + rows[1]) * sizeof(uint32_t);
+    return bytes == all;
   }
 };
 
@@ -125,40 +150,26 @@ std::vector<uint32_t> Assign(absl::Span<const uint32_t> lengths,
   return pack;
 }
 
-absl::StatusOr<std::array<std::vector<uint32_t>, 2>> Split(
-    absl::Span<const IndexedRow> rows, double fraction) {
-  std::array<std::vector<uint32_t>, 2> parts;
-  uint64_t held_out = 0;
-  if (fraction > 0) {
-    CAPSTAN_ASSIGN_OR_RETURN(held_out, HeldOutBelow(rows, fraction));
-  }
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const bool held = fraction > 0 && rows[i].hash <= held_out;
-    parts[held ? kHeldOut : kTrain].push_back(static_cast<uint32_t>(i));
-  }
-  return parts;
-}
-
-Packs Pack(absl::Span<const IndexedRow> rows, const std::vector<uint32_t>& part,
+Packs Pack(const SourceRows& rows, const std::vector<uint32_t>& part,
            int64_t max_length) {
   std::vector<uint32_t> lengths;
   lengths.reserve(part.size());
-  for (uint32_t row : part) lengths.push_back(rows[row].tokens);
+  for (uint32_t row : part) lengths.push_back(rows.At(row).row.tokens);
   Packs packs = PackBestFit(lengths, static_cast<uint32_t>(max_length));
   for (uint32_t& item : packs.items) item = part[item];
   return packs;
 }
 
-absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
-                   int64_t max_length, double fraction, CacheWriter* file) {
-  CAPSTAN_ASSIGN_OR_RETURN(auto parts, Split(rows, fraction));
+absl::Status Write(const SourceRows& rows, const SampleOptions& options,
+                   CacheWriter* file) {
+  CAPSTAN_ASSIGN_OR_RETURN(PartRows parts, SplitRows(rows, options));
   Header header;
-  header.packed = packing == BEST_FIT ? 1 : 0;
-  std::array<std::vector<uint64_t>, 2> begins;
-  for (int part : {kTrain, kHeldOut}) {
+  header.packed = options.packing == BEST_FIT ? 1 : 0;
+  std::array<std::vector<uint64_t>, Part_ARRAYSIZE> begins;
+  for (int part = 0; part < Part_ARRAYSIZE; ++part) {
     header.rows[part] = header.samples[part] = parts[part].size();
-    if (packing != BEST_FIT) continue;
-    Packs packs = Pack(rows, parts[part], max_length);
+    if (options.packing != BEST_FIT) continue;
+    Packs packs = Pack(rows, parts[part], options.max_length);
     parts[part] = std::move(packs.items);
     begins[part] = std::move(packs.begins);
     header.samples[part] = begins[part].size() - 1;
@@ -171,6 +182,25 @@ absl::Status Write(absl::Span<const IndexedRow> rows, Packing packing,
     CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(part.data(), part.size())));
   }
   return absl::OkStatus();
+}
+
+// By validation_fraction, which chooses by content.
+absl::StatusOr<PartRows> SplitByHash(const SourceRows& rows, double fraction) {
+  std::vector<uint64_t> hashes;
+  hashes.reserve(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    hashes.push_back(rows.At(i).row.hash);
+  }
+  uint64_t held_out = 0;
+  if (fraction > 0) {
+    CAPSTAN_ASSIGN_OR_RETURN(held_out, HeldOutBelow(hashes, fraction));
+  }
+  PartRows parts;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool held = fraction > 0 && hashes[i] <= held_out;
+    parts[held ? VALIDATION : TRAINING].push_back(static_cast<uint32_t>(i));
+  }
+  return parts;
 }
 
 // Each sample has rows, and each row exists.
@@ -218,14 +248,49 @@ Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity) {
   return packs;
 }
 
-absl::StatusOr<uint64_t> HeldOutBelow(absl::Span<const IndexedRow> rows,
+std::string SampleOptions::Text() const {
+  return absl::StrCat(
+      Packing_Name(packing), " ", max_length, " ", validation_fraction, " ",
+      split.train(), " ", split.validation(), " ", split.test(), " ",
+      Order_Name(split.order()), " ", split.order() == RANDOM ? seed : 0);
+}
+
+absl::StatusOr<PartRows> SplitRows(const SourceRows& rows,
+                                   const SampleOptions& options) {
+  const Split& split = options.split;
+  if (split.train() == 0) return SplitByHash(rows, options.validation_fraction);
+  const auto all = static_cast<int64_t>(rows.size());
+  const auto count = [all](double fraction) {
+    return static_cast<int64_t>(static_cast<double>(all) * fraction);
+  };
+  const int64_t trained = count(split.train());
+  const int64_t validated =
+      split.test() == 0 ? all - trained : count(split.validation());
+  const uint64_t key = RandomKey(options.seed, "chat.split");
+  PartRows parts;
+  for (int64_t i = 0; i < all; ++i) {
+    const int64_t at = split.order() == RANDOM ? PermutedIndex(key, i, all) : i;
+    const Part part = at < trained               ? TRAINING
+                      : at < trained + validated ? VALIDATION
+                                                 : TESTING;
+    parts[part].push_back(static_cast<uint32_t>(i));
+  }
+  if (parts[TRAINING].empty() ||
+      (split.validation() > 0 && parts[VALIDATION].empty()) ||
+      (split.test() > 0 && parts[TESTING].empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "its ", all, " rows are too few for parts of ", split.train(), ", ",
+        split.validation(), " and ", split.test(), " of them"));
+  }
+  return parts;
+}
+
+absl::StatusOr<uint64_t> HeldOutBelow(std::vector<uint64_t> hashes,
                                       double fraction) {
-  std::vector<uint64_t> hashes;
-  hashes.reserve(rows.size());
-  for (const IndexedRow& row : rows) hashes.push_back(row.hash);
+  const size_t rows = hashes.size();
   const auto wanted = static_cast<size_t>(
-      std::max<int64_t>(1, std::llround(fraction * rows.size())));
-  const auto last = hashes.begin() + std::min(wanted, hashes.size()) - 1;
+      std::max<int64_t>(1, std::llround(fraction * static_cast<double>(rows))));
+  const auto last = hashes.begin() + std::min(wanted, rows) - 1;
   std::nth_element(hashes.begin(), last, hashes.end());
   const uint64_t held_out = *last;
   const bool some_left =
@@ -233,38 +298,30 @@ absl::StatusOr<uint64_t> HeldOutBelow(absl::Span<const IndexedRow> rows,
                   [&](uint64_t hash) { return hash > held_out; });
   if (some_left) return held_out;
   return absl::InvalidArgumentError(absl::StrCat(
-      "its ", rows.size(), " rows leave nothing to train on when ", fraction,
+      "its ", rows, " rows leave nothing to train on when ", fraction,
       " of them, and those equal to them, are held out"));
 }
 
-absl::StatusOr<SampleTable> SampleTable::Open(const SourceFile& source,
-                                              const RowIndex& index,
-                                              Packing packing,
-                                              int64_t max_length,
-                                              double validation_fraction) {
+absl::StatusOr<SampleTable> SampleTable::Open(const SourceRows& rows,
+                                              const SampleOptions& options) {
   SampleTable table;
-  if (packing == NONE && validation_fraction == 0) {
-    table.parts_[kTrain].samples = static_cast<int64_t>(index.rows().size());
+  if (options.packing == NONE && options.validation_fraction == 0 &&
+      options.split.train() == 0) {
+    table.parts_[TRAINING].samples = static_cast<int64_t>(rows.size());
     return table;
   }
   CacheKey fields;
-  fields.Add(index.key())
-      .Add(Packing_Name(packing))
-      .Add(static_cast<uint64_t>(max_length))
-      .Add(absl::StrCat(validation_fraction));
-  const size_t rows = index.rows().size();
-  CAPSTAN_ASSIGN_OR_RETURN(const CachedFile file,
-                           OpenCached(
-                               source.path, fields.hash(), "samples",
-                               [&](absl::string_view contents) {
-                                 return PartsOf(contents, rows).status();
-                               },
-                               [&](CacheWriter* to) {
-                                 return Write(index.rows(), packing, max_length,
-                                              validation_fraction, to);
-                               }));
+  fields.Add(rows.key()).Add("three parts").Add(options.Text());
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const CachedFile file,
+      OpenCached(
+          rows.first_path(), fields.hash(), "samples",
+          [&](absl::string_view contents) {
+            return PartsOf(contents, rows.size()).status();
+          },
+          [&](CacheWriter* to) { return Write(rows, options, to); }));
   table.file_ = file.file;
-  CAPSTAN_ASSIGN_OR_RETURN(table.parts_, PartsOf(file.contents, rows));
+  CAPSTAN_ASSIGN_OR_RETURN(table.parts_, PartsOf(file.contents, rows.size()));
   return table;
 }
 
@@ -281,9 +338,12 @@ absl::StatusOr<SampleTable::Parts> SampleTable::PartsOf(
   Parts parts;
   const auto* begin =
       reinterpret_cast<const uint64_t*>(contents.data() + sizeof(header));
-  const auto* row = reinterpret_cast<const uint32_t*>(begin + header.begins(0) +
-                                                      header.begins(1));
-  for (int part : {kTrain, kHeldOut}) {
+  uint64_t begins = 0;
+  for (int part = 0; part < Part_ARRAYSIZE; ++part) {
+    begins += header.begins(part);
+  }
+  const auto* row = reinterpret_cast<const uint32_t*>(begin + begins);
+  for (int part = 0; part < Part_ARRAYSIZE; ++part) {
     Samples& samples = parts[part];
     samples.samples = static_cast<int64_t>(header.samples[part]);
     samples.begins = absl::MakeConstSpan(begin, header.begins(part));

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,15 +14,16 @@
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "datasets/chat/chat.pb.h"
-#include "datasets/chat/row_index.h"
+#include "datasets/chat/source_rows.h"
 
 namespace capstan::chat {
 
 // Several sources as one sequence of samples; sample i is a pure function of i.
 // Without weights the sources are concatenated. With weights they are drawn in
-// random order, each source by its share, until every sample of every source
-// has come at least once. A source that repeats uses all of its samples before
-// any comes again.
+// random order, each source by its share, and the sequence is endless: each
+// size() of it are an epoch, with an order of its own. A source goes on in an
+// epoch where it was in the one before, and uses all of its samples before any
+// comes again.
 class Mixture {
  public:
   struct Draw {
@@ -30,16 +32,23 @@ class Mixture {
   };
 
   // sizes: samples of each source, at least one greater than 0. weights: none,
-  // or one greater than 0 per source.
+  // or one greater than 0 per source. epoch: its samples, with weights; 0:
+  // until every sample of every source has come at least once.
   static absl::StatusOr<Mixture> Create(absl::Span<const int64_t> sizes,
                                         absl::Span<const double> weights,
-                                        uint64_t seed);
+                                        uint64_t seed, int64_t epoch = 0);
 
+  // Samples of an epoch.
   int64_t size() const { return ends_.back(); }
-  Draw At(int64_t index) const;  // in [0, size())
+  // Whether At takes indices from size() on.
+  bool endless() const { return weighted_; }
+  Draw At(int64_t index) const;  // at least 0
 
  private:
   Mixture() = default;
+  static absl::StatusOr<std::vector<int64_t>> Draws(
+      absl::Span<const int64_t> sizes, absl::Span<const double> weights,
+      int64_t epoch);
 
   bool weighted_ = false;
   uint64_t order_key_ = 0;
@@ -48,16 +57,31 @@ class Mixture {
   std::vector<uint64_t> keys_;
 };
 
-enum Part { kTrain = 0, kHeldOut = 1 };
+// What a table of samples depends on, besides the rows.
+struct SampleOptions {
+  Packing packing = NONE;
+  int64_t max_length = 0;
+  double validation_fraction = 0;
+  Split split;  // all 0: by validation_fraction
+  uint64_t seed = 0;
+
+  // All of it, for a cache's key.
+  std::string Text() const;
+};
+
+// The rows of each part, ascending; INVALID_ARGUMENT if one of the parts that
+// are wanted would be empty.
+using PartRows = std::array<std::vector<uint32_t>, Part_ARRAYSIZE>;
+absl::StatusOr<PartRows> SplitRows(const SourceRows& rows,
+                                   const SampleOptions& options);
 
 // Maps samples to rows of a source: what is held out, and what is packed
-// together. A mapped, cached file, or empty if samples are rows.
+// together (NONE or BEST_FIT). A mapped, cached file, or empty if samples are
+// rows.
 class SampleTable {
  public:
-  static absl::StatusOr<SampleTable> Open(const SourceFile& source,
-                                          const RowIndex& index,
-                                          Packing packing, int64_t max_length,
-                                          double validation_fraction);
+  static absl::StatusOr<SampleTable> Open(const SourceRows& rows,
+                                          const SampleOptions& options);
 
   int64_t size(Part part) const { return parts_[part].samples; }
   // Indices of rows, ascending. *one is space for one row. Checked when the
@@ -77,7 +101,7 @@ class SampleTable {
     absl::Span<const uint32_t> rows;
   };
 
-  using Parts = std::array<Samples, 2>;
+  using Parts = std::array<Samples, Part_ARRAYSIZE>;
 
   SampleTable() = default;
   // The parts of a file's contents; an error says what is wrong with them.
@@ -87,10 +111,10 @@ class SampleTable {
   Parts parts_;
 };
 
-// Holds out round(fraction * rows) of `rows`, at least one, by the lowest
-// hashes; equal hashes stay together. Returns the greatest hash held out, or
-// INVALID_ARGUMENT if that leaves nothing on one side.
-absl::StatusOr<uint64_t> HeldOutBelow(absl::Span<const IndexedRow> rows,
+// Holds out round(fraction * rows) of the rows with these hashes, at least one,
+// by the lowest; equal hashes stay together. Returns the greatest hash held
+// out, or INVALID_ARGUMENT if that leaves nothing on one side.
+absl::StatusOr<uint64_t> HeldOutBelow(std::vector<uint64_t> hashes,
                                       double fraction);
 
 // Pack i is items[begins[i]] to items[begins[i + 1]], exclusive.

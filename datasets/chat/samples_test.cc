@@ -104,20 +104,13 @@ TEST(MixtureTest, TheSeedAloneDecides) {
   EXPECT_FALSE(Mixture::Create({1000000000, 1}, {1e-9, 1e8}, 1).ok());
 }
 
-std::vector<IndexedRow> WithHashes(const std::vector<uint64_t>& hashes) {
-  std::vector<IndexedRow> rows;
-  for (uint64_t hash : hashes) rows.push_back({0, hash, 1, 2, 1, 0});
-  return rows;
-}
-
 TEST(HeldOutTest, AreTheLowestHashesAndEqualRowsStayTogether) {
-  EXPECT_EQ(*HeldOutBelow(WithHashes({5, 1, 9, 3, 7}), 0.4), 3);
-  EXPECT_EQ(*HeldOutBelow(WithHashes({5, 1, 9, 3, 7}), 0.01), 1);
-  EXPECT_EQ(*HeldOutBelow(WithHashes({1, 1, 1, 3, 7}), 0.2), 1);
-  EXPECT_THAT(
-      std::string(HeldOutBelow(WithHashes({4, 4, 4}), 0.3).status().message()),
-      HasSubstr("nothing to train on"));
-  EXPECT_FALSE(HeldOutBelow(WithHashes({4, 5}), 0.99).ok());
+  EXPECT_EQ(*HeldOutBelow({5, 1, 9, 3, 7}, 0.4), 3);
+  EXPECT_EQ(*HeldOutBelow({5, 1, 9, 3, 7}, 0.01), 1);
+  EXPECT_EQ(*HeldOutBelow({1, 1, 1, 3, 7}, 0.2), 1);
+  EXPECT_THAT(std::string(HeldOutBelow({4, 4, 4}, 0.3).status().message()),
+              HasSubstr("nothing to train on"));
+  EXPECT_FALSE(HeldOutBelow({4, 5}, 0.99).ok());
 }
 
 }  // namespace

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "datasets/chat/source_file.h"
 
-#include <zlib.h>
-#include <zstd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,149 +9,86 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "datasets/chat/cached_file.h"
+#include "datasets/chat/row.h"
+#include "datasets/chat/table_file.h"
+#include "datasets/chat/unpack.h"
 
 namespace capstan::chat {
 namespace {
 
-constexpr absl::string_view kGzip("\x1f\x8b", 2);
-constexpr absl::string_view kZstd("\x28\xb5\x2f\xfd", 4);
-constexpr absl::string_view kParquet("PAR1", 4);
+constexpr absl::string_view kByteOrderMark("\xef\xbb\xbf", 3);
 
 constexpr size_t kBuffer = 1 << 20;
 
-absl::Status Broken(const std::string& path, absl::string_view why) {
-  return absl::DataLossError(absl::StrCat(path, " can't be unpacked: ", why));
-}
-
-absl::Status Empty(const std::string& path) {
-  return absl::InvalidArgumentError(absl::StrCat(path, " is empty"));
-}
-
-// What a file of so many bytes may become. Texts shrink to a third or a tenth,
-// rows that are much alike to a hundredth; a file of zeros to a thousandth.
-uint64_t MostUnpacked(uint64_t packed) {
-  constexpr uint64_t kTimes = 200;
-  constexpr uint64_t kAlways = uint64_t{1} << 30;
-  return std::max(kAlways, kTimes * packed);
-}
-
-// Where unpacked bytes go, up to a limit.
-class Unpacked {
- public:
-  Unpacked(const std::string& path, uint64_t most, CacheWriter* to)
-      : path_(path), most_(most), to_(*to) {}
-
-  absl::Status Write(absl::string_view bytes) {
-    bytes_ += bytes.size();
-    if (bytes_ <= most_) return to_.Write(bytes);
-    return absl::InvalidArgumentError(absl::StrCat(
-        path_, " can't be unpacked: it becomes more than ", most_,
-        " bytes, the limit for a file of its size; unpack it yourself, and "
-        "name the unpacked file, if that is meant"));
-  }
-
- private:
-  const std::string& path_;
-  const uint64_t most_;
-  CacheWriter& to_;
-  uint64_t bytes_ = 0;
-};
-
-// Decompress the file `from`, with all its members or frames, into `to`. Errors
-// name the file: corrupt, truncated, empty, disk full.
-absl::Status UnpackGzip(const std::string& from, Unpacked* to) {
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(
-      gzopen(from.c_str(), "rb"), gzclose);
-  if (in == nullptr) return Broken(from, "it can't be opened");
-  gzbuffer(in.get(), kBuffer);
+absl::Status Unpack(const std::string& path, Packed packed, uint64_t most,
+                    CacheWriter* to) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ByteStream> bytes,
+                           OpenBytes(path, packed));
   std::vector<char> buffer(kBuffer);
-  bool any = false;
+  uint64_t all = 0;
   while (true) {
-    const int size = gzread(in.get(), buffer.data(), kBuffer);
-    int error = Z_OK;
-    const char* const message = gzerror(in.get(), &error);
-    // For a truncated file, gzread returns the data before the end, and an
-    // error.
-    if (size < 0 || error != Z_OK) {
-      return Broken(from,
-                    error == Z_BUF_ERROR ? "its end is missing" : message);
-    }
-    if (size == 0) return any ? absl::OkStatus() : Empty(from);
-    any = true;
-    CAPSTAN_RETURN_IF_ERROR(
-        to->Write(absl::string_view(buffer.data(), static_cast<size_t>(size))));
+    CAPSTAN_ASSIGN_OR_RETURN(const size_t size,
+                             bytes->Read(buffer.data(), buffer.size()));
+    if (size == 0) return absl::OkStatus();
+    all += size;
+    if (all > most) return TooLarge(path, most);
+    CAPSTAN_RETURN_IF_ERROR(to->Write({buffer.data(), size}));
   }
 }
-
-absl::Status UnpackZstd(const std::string& from, Unpacked* to) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> file,
-                           MappedFile::Open(from));
-  const std::unique_ptr<ZSTD_DCtx, size_t (*)(ZSTD_DCtx*)> context(
-      ZSTD_createDCtx(), ZSTD_freeDCtx);
-  std::vector<char> buffer(kBuffer);
-  ZSTD_inBuffer input = {file->bytes().data(), file->bytes().size(), 0};
-  size_t left = 0;  // 0: at the end of a frame
-  bool full = false;
-  bool any = false;
-  while (input.pos < input.size || full) {
-    ZSTD_outBuffer output = {buffer.data(), buffer.size(), 0};
-    left = ZSTD_decompressStream(context.get(), &output, &input);
-    if (ZSTD_isError(left)) return Broken(from, ZSTD_getErrorName(left));
-    any = any || output.pos > 0;
-    CAPSTAN_RETURN_IF_ERROR(
-        to->Write(absl::string_view(buffer.data(), output.pos)));
-    full = output.pos == output.size && left != 0;
-  }
-  if (left != 0) return Broken(from, "its end is missing");
-  return any ? absl::OkStatus() : Empty(from);
-}
-
-constexpr absl::string_view kByteOrderMark("\xef\xbb\xbf", 3);
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 // Bytes at which scanning a value must act, outside of strings and (the second)
 // inside.
-using Table = std::array<bool, 256>;
+using ByteSet = std::array<bool, 256>;
 
-Table TableOf(absl::string_view bytes) {
-  Table table = {};
-  for (char c : bytes) table[static_cast<unsigned char>(c)] = true;
-  return table;
+ByteSet SetOf(absl::string_view bytes) {
+  ByteSet set = {};
+  for (char c : bytes) set[static_cast<unsigned char>(c)] = true;
+  return set;
 }
 
-const Table kOutside = TableOf("\"{}[],\n");
-const Table kInString = TableOf("\"\\\n");
+const ByteSet kOutside = SetOf("\"{}[],\n");
+const ByteSet kInString = SetOf("\"\\\n");
 
 }  // namespace
+
+std::string SourceFile::PlaceOf(uint64_t line) const {
+  return absl::StrCat(path, is_table ? ": row " : ":", line);
+}
 
 absl::StatusOr<SourceFile> OpenSource(const std::string& path, uint64_t most) {
   SourceFile source;
   source.path = path;
   CAPSTAN_ASSIGN_OR_RETURN(source.file, MappedFile::Open(path));
   const absl::string_view bytes = source.text = source.file->bytes();
-  if (absl::StartsWith(bytes, kParquet)) {
-    return absl::UnimplementedError(absl::StrCat(
-        path,
-        " is a Parquet file, which isn't read; convert it to JSON lines, for "
-        "instance with Python: import pandas; pandas.read_parquet(\"FILE\")"
-        ".to_json(\"FILE.jsonl\", orient=\"records\", lines=True)"));
-  }
-  const bool gzip = absl::StartsWith(bytes, kGzip);
-  if (!gzip && !absl::StartsWith(bytes, kZstd)) return source;
+  const Packed packed = PackedAs(bytes);
+  const Table table = TableOf(path, bytes);
+  source.is_table = table != Table::kNot;
+  if (packed == Packed::kNot && !source.is_table) return source;
   if (most == 0) most = MostUnpacked(bytes.size());
   CacheKey key;
   CAPSTAN_RETURN_IF_ERROR(key.AddFile(path));
-  key.Add("unpacked, with a checksum");
+  key.Add(source.is_table ? "rows of a table, 1" : "unpacked, with a checksum");
   const auto any = [](absl::string_view) { return absl::OkStatus(); };
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const CachedFile unpacked,
-      OpenCached(path, key.hash(), "json", any, [&](CacheWriter* to) {
-        Unpacked limited(path, most, to);
-        CAPSTAN_RETURN_IF_ERROR(gzip ? UnpackGzip(path, &limited)
-                                     : UnpackZstd(path, &limited));
-        return source.file->Check();
-      }));
+  const auto make = [&](CacheWriter* to) -> absl::Status {
+    if (source.is_table) {
+      uint64_t size = 0;
+      CAPSTAN_RETURN_IF_ERROR(
+          TableRows(path, table, packed, most, [&](absl::string_view lines) {
+            size += lines.size();
+            return to->Write(lines);
+          }));
+      if (size == 0) {
+        return absl::InvalidArgumentError(absl::StrCat(path, " has no rows"));
+      }
+    } else {
+      CAPSTAN_RETURN_IF_ERROR(Unpack(path, packed, most, to));
+    }
+    return source.file->Check();
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(const CachedFile unpacked,
+                           OpenCached(path, key.hash(), "json", any, make));
   source.file = unpacked.file;
   source.text = unpacked.contents;
   return source;
@@ -166,13 +100,15 @@ RowScanner::RowScanner(absl::string_view text) : text_(text) {
   SkipSpace();
   if (at_ < text_.size() && text_[at_] == '[') {
     ++at_;
-    is_list_ = true;
-  } else if (at_ < text_.size() && text_[at_] == '{' && EnterDataList()) {
-    is_list_ = true;
-  } else {
-    at_ = begin;
-    line_ = 1;
+    SkipSpace();
+    // A text: no list of rows but the first row, ["question", {"answer": ..}].
+    is_list_ = at_ >= text_.size() || text_[at_] != '"';
+  } else if (at_ < text_.size() && text_[at_] == '{') {
+    is_list_ = EnterDataList();
   }
+  if (is_list_) return;
+  at_ = begin;
+  line_ = 1;
 }
 
 absl::Status RowScanner::Next(uint64_t bytes, std::vector<RowPlace>* rows) {
@@ -282,10 +218,7 @@ bool RowScanner::EnterDataList() {
     SkipSpace();
     if (at_ >= text_.size() || text_[at_] != '"') return false;
     const absl::string_view key = ReadString();
-    for (const char* row : {"messages", "conversations", "prompt", "completion",
-                            "instruction", "question", "user", "text"}) {
-      if (key == row) return false;
-    }
+    if (IsRowKey(key)) return false;
     SkipSpace();
     if (at_ >= text_.size() || text_[at_] != ':') return false;
     ++at_;

@@ -18,12 +18,17 @@ struct SourceFile {
   std::string path;  // as in the config, for errors
   std::shared_ptr<const MappedFile> file;
   absl::string_view text;  // of `file`
+  // A line is a row of a table.
+  bool is_table = false;
+
+  // "chats.jsonl:17", "chats.parquet: row 17"
+  std::string PlaceOf(uint64_t line) const;
 };
 
-// Maps `path`, or its decompressed contents: gzip and zstd are detected by
-// their first bytes, and decompressed once into a cached file, of `most` bytes
-// (0: what the size of the file allows). UNIMPLEMENTED for Parquet; the error
-// says how to convert it.
+// Maps `path`, or what it becomes, which is made once, in a cached file of at
+// most `most` bytes (0: what the size of the file allows): gzip and zstd, by
+// their first bytes, are unpacked; Parquet, by its first bytes, and CSV and
+// TSV, by name, become JSON lines (table_file.h).
 absl::StatusOr<SourceFile> OpenSource(const std::string& path,
                                       uint64_t most = 0);
 
@@ -33,9 +38,9 @@ struct RowPlace {
   uint64_t line = 0;  // from 1; of its first byte
 };
 
-// Splits a text into rows without parsing them. The text is one JSON object per
-// line, a JSON list, or an object whose "data" is a list, detected by its
-// beginning.
+// Splits a text into rows without parsing them. The text is one JSON object (or
+// ["question", ..]) per line, a JSON list, or an object whose "data" is a list,
+// detected by its beginning.
 class RowScanner {
  public:
   explicit RowScanner(absl::string_view text);

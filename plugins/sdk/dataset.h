@@ -100,6 +100,21 @@ class DatasetReader {
   }
 };
 
+// Beside DatasetReader, on the same object, found by dynamic_cast: for readers
+// that draw their samples, a mixture for instance, so that epochs differ.
+class EpochDraws {
+ public:
+  virtual ~EpochDraws();
+  // Whether this one does: then Read and sample_length take any index from 0
+  // on, and epoch e is the samples from e * size() to (e + 1) * size() - 1,
+  // which the core shuffles among themselves if the reader wants it to.
+  // Constant.
+  virtual bool draws_anew() const = 0;
+};
+
+// Whether `reader` is one of those.
+bool DrawsAnew(const DatasetReader& reader);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_PLUGINS_SDK_DATASET_H_

@@ -31,6 +31,13 @@ Collector::~Collector() = default;
 Command::~Command() = default;
 CommandHost::~CommandHost() = default;
 DatasetReader::~DatasetReader() = default;
+EpochDraws::~EpochDraws() = default;
+
+bool DrawsAnew(const DatasetReader& reader) {
+  const auto* const draws = dynamic_cast<const EpochDraws*>(&reader);
+  return draws != nullptr && draws->draws_anew();
+}
+
 Flag::~Flag() = default;
 Flags::~Flags() = default;
 KvCache::~KvCache() = default;

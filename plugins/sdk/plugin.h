@@ -39,7 +39,7 @@ enum class PluginCategory : uint32_t {
 constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"
 // Macros, because the fingerprint stringifies them.
 #define CAPSTAN_PLUGIN_API_MAJOR 1
-#define CAPSTAN_PLUGIN_API_MINOR 2
+#define CAPSTAN_PLUGIN_API_MINOR 3
 constexpr uint16_t kPluginApiMajor = CAPSTAN_PLUGIN_API_MAJOR;
 constexpr uint16_t kPluginApiMinor = CAPSTAN_PLUGIN_API_MINOR;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an index of rows (first byte even) or a table of samples (odd) holds, in
-// a cached file with a checksum that fits, as whoever can write the folder can
-// make one.
+// What an index of rows (first byte even), a table of samples (odd) or of
+// tokens (odd, and its second bit set) holds, in a cached file with a checksum
+// that fits, as whoever can write the folder can make one.
 #include <isa-l/crc64.h>
 #include <stdlib.h>
 
@@ -40,7 +40,7 @@ void Append(uint64_t number, std::string* bytes) {
 // A data file with its caches.
 class Data {
  public:
-  Data() {
+  explicit Data(capstan::chat::Packing packing) {
     // The notes that a file is damaged.
     std::cerr.setstate(std::ios::badbit);
     std::string folder = fs::temp_directory_path() / "chat_cache_XXXXXX";
@@ -53,7 +53,7 @@ class Data {
     rows.close();
     config_.set_path((folder_ / "rows.jsonl").string());
     config_.set_max_length(16);
-    config_.set_packing(capstan::chat::BEST_FIT);
+    config_.set_packing(packing);
     config_.set_validation_fraction(0.2);
     CHECK(Open().ok());
     for (const auto& entry : fs::directory_iterator(folder_ / ".capstan")) {
@@ -100,9 +100,11 @@ class Data {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const Data files;
+  static const Data samples(capstan::chat::BEST_FIT);
+  static const Data tokens(capstan::chat::BEST_FIT_SPLIT);
   if (size == 0) return 0;
   const int which = data[0] & 1;
+  const Data& files = (data[0] & 2) == 0 ? samples : tokens;
   files.Forge(which, {reinterpret_cast<const char*>(data) + 1, size - 1});
   const auto chat = files.Open();
   if (chat.ok()) {

@@ -28,6 +28,7 @@
 #include "trainer/commands/eval_tasks.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
+#include "trainer/config/hub_path.h"
 #include "trainer/config/load_config.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/metrics/console.h"
@@ -82,8 +83,12 @@ absl::StatusOr<std::vector<std::string>> DataOverrides(
     const EvalOptions& options, const google::protobuf::Any& reader) {
   std::vector<std::string> overrides;
   if (options.data.empty()) return overrides;
-  const std::string data = FromCaller(options.data);
-  if (!PathExists(data)) {
+  // Of several files, or of the Hub, which the reader or the config finds.
+  const bool is_name =
+      IsHubPath(options.data) || options.data.find('*') != std::string::npos;
+  const std::string data =
+      IsHubPath(options.data) ? options.data : FromCaller(options.data);
+  if (!is_name && !PathExists(data)) {
     return absl::NotFoundError(
         absl::StrCat("--data=", options.data, ": there is no such file"));
   }

@@ -22,6 +22,7 @@
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/command.h"
+#include "trainer/config/hub_path.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {
@@ -66,7 +67,11 @@ absl::StatusOr<Sources> Find(const std::string& caller,
                              const std::string& model,
                              const std::string& adapter) {
   Sources sources;
-  sources.model = ModelFolder((fs::path(caller) / model).string());
+  std::string folder = (fs::path(caller) / model).string();
+  if (IsHubPath(model)) {
+    CAPSTAN_ASSIGN_OR_RETURN(folder, ResolveHubPath(model, HubKind::kModel));
+  }
+  sources.model = ModelFolder(folder);
   if (!IsFolder(sources.model)) {
     return absl::NotFoundError(absl::StrCat("--model=", model,
                                             ": no such folder",

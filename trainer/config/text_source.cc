@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "plugins/sdk/options.pb.h"
+#include "trainer/config/hub_path.h"
 
 namespace capstan {
 namespace {
@@ -247,9 +248,14 @@ class Merger {
         !field->is_repeated() && field->options().GetExtension(capstan::path)) {
       const std::string text = reflection.GetString(from, field);
       if (!text.empty()) {
-        const std::string resolved = Resolve(text);
-        to->GetReflection()->SetString(to, field, resolved);
-        places_->paths[path] = {text, resolved};
+        absl::StatusOr<std::string> resolved = Resolve(field, text);
+        if (!resolved.ok()) {
+          return absl::Status(resolved.status().code(),
+                              absl::StrCat(places_->locations[path], ": ", path,
+                                           ": ", resolved.status().message()));
+        }
+        to->GetReflection()->SetString(to, field, *resolved);
+        places_->paths[path] = {text, *resolved};
       }
     }
     return absl::OkStatus();
@@ -327,7 +333,14 @@ class Merger {
     }
   }
 
-  std::string Resolve(const std::string& text) const {
+  absl::StatusOr<std::string> Resolve(const FieldDescriptor* field,
+                                      const std::string& text) const {
+    if (IsHubPath(text)) {
+      // Where data is named; elsewhere it is a model.
+      const DataRole::Value role = field->options().GetExtension(data_role);
+      return ResolveHubPath(
+          text, role == DataRole::NONE ? HubKind::kModel : HubKind::kDataset);
+    }
     if (absl::StartsWith(text, "//")) {
       const std::string relative =
           absl::StrReplaceAll(text.substr(2), {{":", "/"}});

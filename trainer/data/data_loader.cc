@@ -207,6 +207,7 @@ DataOrder OrderOf(const DatasetReader& data, uint64_t seed,
   DataOrder order;
   order.size = data.size();
   order.shuffle = data.shuffle();
+  order.anew = DrawsAnew(data);
   order.seed = seed;
   if (!group_by_length) return order;
   const int64_t batches =
@@ -232,7 +233,8 @@ void SampleSequence::At(int64_t position, absl::Span<int64_t> samples) {
     } else {
       const uint64_t key = KeyOf(epoch);
       for (size_t i = 0; i < here; ++i) {
-        samples[i] = Unsorted(key, first + static_cast<int64_t>(i));
+        samples[i] =
+            FirstOf(epoch) + Unsorted(key, first + static_cast<int64_t>(i));
       }
     }
     samples.remove_prefix(here);
@@ -264,7 +266,7 @@ void SampleSequence::SortGroup(int64_t epoch, int64_t group) {
   std::vector<std::pair<int64_t, int64_t>> by_length;  // and the sample
   by_length.reserve(end - begin);
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t sample = Unsorted(key, i);
+    const int64_t sample = FirstOf(epoch) + Unsorted(key, i);
     by_length.emplace_back(order_.length(sample), sample);
   }
   std::stable_sort(

@@ -20,10 +20,12 @@ namespace capstan {
 
 // The run's global sequence of samples: position p is sample p mod size of
 // epoch p / size or, if shuffled, that index permuted by the epoch's
-// permutation (keyed by seed and epoch).
+// permutation (keyed by seed and epoch). If the reader draws anew, epoch e has
+// its samples from e * size on in place of those from 0 on.
 struct DataOrder {
   int64_t size = 0;
   bool shuffle = false;
+  bool anew = false;
   uint64_t seed = 0;
 
   // If > 0, each group of this many consecutive positions of an epoch is sorted
@@ -55,9 +57,13 @@ class SampleSequence {
 
  private:
   // The sample at `index` of an epoch whose permutation has `key`, before
-  // sorting.
+  // sorting; of the first epoch's.
   int64_t Unsorted(uint64_t key, int64_t index) const;
   uint64_t KeyOf(int64_t epoch) const;
+  // What is added to the first epoch's samples for those of this one.
+  int64_t FirstOf(int64_t epoch) const {
+    return order_.anew ? epoch * order_.size : 0;
+  }
   void SortGroup(int64_t epoch, int64_t group);
 
   const DataOrder order_;

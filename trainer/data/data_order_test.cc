@@ -64,6 +64,21 @@ TEST(DataOrderTest, EpochsDifferAndEachCoversAll) {
   EXPECT_LT(same, 20);
 }
 
+TEST(DataOrderTest, EachEpochOfAReaderThatDrawsHasSamplesOfItsOwn) {
+  for (bool shuffle : {false, true}) {
+    DataOrder order = Plain(100, shuffle, 3);
+    const std::vector<int64_t> once = Take(order, 0, 300);
+    order.anew = true;
+    std::vector<int64_t> anew = Take(order, 0, 300);
+    for (int64_t i = 0; i < 300; ++i) {
+      EXPECT_EQ(anew[i], once[i] + i / 100 * 100);
+    }
+    // From anywhere, as after a restart.
+    EXPECT_EQ(Take(order, 150, 100),
+              std::vector<int64_t>(anew.begin() + 150, anew.begin() + 250));
+  }
+}
+
 TEST(DataOrderTest, SequenceGoesOnAcrossSeveralEpochs) {
   EXPECT_EQ(Take(Plain(3, false, 0), 2, 8),
             std::vector<int64_t>({2, 0, 1, 2, 0, 1, 2, 0}));

@@ -73,7 +73,7 @@ int64_t ForgivingReader::Replaced(int64_t sample) const {
   // Ends unless no sample can be read at all.
   for (size_t steps = 0; steps < bad_.size() && bad_.count(sample) > 0;
        ++steps) {
-    sample = (sample + 1) % size();
+    sample = After(sample);
   }
   return sample;
 }
@@ -85,7 +85,7 @@ std::vector<BadSample> ForgivingReader::BadAmong(
   for (int64_t sample : samples) {
     // All of the run of bad samples that begins here.
     while (bad_.count(sample) > 0 && met.insert(sample).second) {
-      sample = (sample + 1) % size();
+      sample = After(sample);
     }
   }
   std::vector<BadSample> among;

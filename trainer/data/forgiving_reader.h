@@ -25,8 +25,9 @@ struct BadSample {
 
 // Reads a dataset of which some samples can't be read: in the place of such a
 // one it gives the next in the dataset that can be read (after the last the
-// first). What a sample is replaced by depends on the dataset alone, so the
-// batches are the same for any number of ranks. Thread-safe.
+// first, unless the dataset goes on). What a sample is replaced by depends on
+// the dataset alone, so the batches are the same for any number of ranks.
+// Thread-safe.
 //
 // Each failed read is tried again, sample by sample, so that only what fails
 // twice is passed over. Out of memory isn't a sample's fault and is returned.
@@ -58,7 +59,13 @@ class ForgivingReader final : public DatasetReader {
   absl::StatusOr<int64_t> FirstReadable(int64_t sample) const;
   absl::Status Remember(int64_t sample, const absl::Status& why) const;
 
+  // The one in the dataset after `sample`.
+  int64_t After(int64_t sample) const {
+    return anew_ ? sample + 1 : (sample + 1) % size();
+  }
+
   const DatasetReader& reader_;
+  const bool anew_ = DrawsAnew(reader_);
   const int64_t most_;
   mutable std::atomic<bool> any_{false};
   mutable std::mutex mutex_;

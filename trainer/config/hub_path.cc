@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/config/hub_path.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/files.h"
+#include "base/status.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr absl::string_view kPrefix = "hf:";
+// refs/REVISION holds a commit's 40 digits.
+constexpr int64_t kMostRefBytes = 1000;
+
+struct HubPath {
+  HubKind kind;
+  std::string repo;  // "OWNER/NAME", of old ones "NAME"
+  std::string revision = "main";
+  std::string file;  // may be ""
+};
+
+// A part of a path that stays where it is.
+bool IsName(absl::string_view name) {
+  return !name.empty() && name[0] != '.' && name[0] != '-' &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+         });
+}
+
+bool IsInside(absl::string_view file) {
+  for (const absl::string_view part : absl::StrSplit(file, '/')) {
+    if (part.empty() || part == "." || part == ".." || part[0] == '-') {
+      return false;
+    }
+  }
+  return true;
+}
+
+absl::StatusOr<HubPath> Parse(absl::string_view text, HubKind kind) {
+  const auto wrong = [text] {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text,
+                     "\": write hf:OWNER/NAME, hf:OWNER/NAME@REVISION or "
+                     "hf:OWNER/NAME/FILE"));
+  };
+  absl::string_view rest = absl::StripPrefix(text, kPrefix);
+  HubPath path{kind};
+  if (absl::ConsumePrefix(&rest, "datasets/")) path.kind = HubKind::kDataset;
+  std::vector<absl::string_view> parts =
+      absl::StrSplit(rest, absl::MaxSplits('/', 2));
+  // Only the last part of a name has a revision.
+  const size_t names = std::min<size_t>(parts.size(), 2);
+  const std::vector<absl::string_view> last =
+      absl::StrSplit(parts[names - 1], absl::MaxSplits('@', 1));
+  parts[names - 1] = last[0];
+  if (last.size() > 1) path.revision = std::string(last[1]);
+  path.repo = absl::StrJoin(parts.begin(), parts.begin() + names, "/");
+  if (parts.size() > 2)
+    path.file = std::string(absl::StripSuffix(parts[2], "/"));
+  const bool right =
+      std::all_of(parts.begin(), parts.begin() + names, IsName) &&
+      IsName(path.revision) && (path.file.empty() || IsInside(path.file));
+  if (!right) return wrong();
+  return path;
+}
+
+std::string Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string CacheFolder() {
+  const std::string cache = Variable("HF_HUB_CACHE");
+  if (!cache.empty()) return cache;
+  const std::string home = Variable("HF_HOME");
+  if (!home.empty()) return home + "/hub";
+  const std::string xdg = Variable("XDG_CACHE_HOME");
+  return (xdg.empty() ? Variable("HOME") + "/.cache" : xdg) +
+         "/huggingface/hub";
+}
+
+bool IsPattern(absl::string_view file) {
+  return file.find_first_of("*?[") != absl::string_view::npos;
+}
+
+bool Matches(const std::string& pattern) {
+  glob_t found = {};
+  const bool any = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0;
+  globfree(&found);
+  return any;
+}
+
+// The path in the cache; "" if it isn't there.
+std::string Find(const HubPath& path, const std::string& cache) {
+  const std::string folder = absl::StrCat(
+      cache, "/", path.kind == HubKind::kModel ? "models" : "datasets", "--",
+      absl::StrReplaceAll(path.repo, {{"/", "--"}}));
+  std::string commit = path.revision;
+  const auto ref =
+      ReadWholeFile(folder + "/refs/" + path.revision, kMostRefBytes);
+  if (ref.ok()) commit = std::string(absl::StripAsciiWhitespace(*ref));
+  const std::string snapshot = folder + "/snapshots/" + commit;
+  if (!IsName(commit) || !IsFolder(snapshot)) return "";
+  if (path.file.empty()) return snapshot;
+  std::string file = absl::StrCat(snapshot, "/", path.file);
+  const bool there =
+      PathExists(file) || (IsPattern(path.file) && Matches(file));
+  return there ? file : "";
+}
+
+std::vector<std::string> DownloadCommand(const HubPath& path) {
+  std::vector<std::string> command = {"hf", "download", path.repo};
+  if (path.kind == HubKind::kDataset) {
+    command.insert(command.end(), {"--repo-type", "dataset"});
+  }
+  if (path.revision != "main") {
+    command.insert(command.end(), {"--revision", path.revision});
+  }
+  if (!path.file.empty()) {
+    // A file, all of a folder, or what matches.
+    command.insert(command.end(), {"--include", path.file});
+    if (!IsPattern(path.file)) {
+      command.insert(command.end(), {"--include", path.file + "/*"});
+    }
+  }
+  return command;
+}
+
+// Its output goes to standard error: ours may be read by a program.
+absl::Status Run(const std::vector<std::string>& command,
+                 absl::string_view why) {
+  std::vector<char*> arguments;
+  for (const std::string& word : command) {
+    arguments.push_back(const_cast<char*>(word.c_str()));
+  }
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+  pid_t pid = -1;
+  const int error = posix_spawnp(&pid, arguments[0], &actions, nullptr,
+                                 arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  const std::string shown = absl::StrJoin(command, " ");
+  if (error != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        why, ", and the program `hf`, which would fetch it, can't be run (",
+        std::strerror(error),
+        "): install it (pip install huggingface_hub), or run elsewhere: ",
+        shown, ", and set HF_HOME to a copy of what it fetched"));
+  }
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      why, ", and `", shown, "` failed (",
+      WIFEXITED(status) ? absl::StrCat("exit code ", WEXITSTATUS(status))
+                        : absl::StrCat("signal ", WTERMSIG(status)),
+      "): see above for its own words"));
+}
+
+}  // namespace
+
+bool IsHubPath(absl::string_view text) {
+  return absl::StartsWith(text, kPrefix);
+}
+
+absl::StatusOr<std::string> ResolveHubPath(absl::string_view text,
+                                           HubKind kind) {
+  CAPSTAN_ASSIGN_OR_RETURN(const HubPath path, Parse(text, kind));
+  const std::string cache = CacheFolder();
+  std::string found = Find(path, cache);
+  if (!found.empty()) return found;
+  const std::string why =
+      absl::StrCat(text, " isn't in Hugging Face's cache (", cache, ")");
+  const std::string offline = absl::AsciiStrToUpper(Variable("HF_HUB_OFFLINE"));
+  if (offline == "1" || offline == "TRUE" || offline == "YES" ||
+      offline == "ON") {
+    return absl::NotFoundError(absl::StrCat(
+        why,
+        ", and HF_HUB_OFFLINE is set: unset it, or set HF_HOME to where "
+        "it is"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(Run(DownloadCommand(path), why));
+  found = Find(path, cache);
+  if (!found.empty()) return found;
+  return absl::NotFoundError(absl::StrCat(
+      why, ", nor is it after a download: there is no such file in it"));
+}
+
+}  // namespace capstan
