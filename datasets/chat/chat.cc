@@ -447,12 +447,14 @@ absl::Status Chat::ReadPairs(absl::Span<const int64_t> indices, const Out& out,
     const OpenedSource& source = data_->sources[draw.source];
     uint32_t one = 0;
     const auto rows = source.samples->Rows(part_, draw.sample, &one);
-    if (rows.empty() || rows[0] >= source.rows->size() ||
-        source.rows->At(rows[0]).row.tokens > out.length) {
+    if (rows.empty() || rows[0] >= source.rows->size()) {
       return Changed(*source.rows);
     }
     CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
                              ReadRow(source, rows[0]));
+    if (static_cast<int64_t>(reader->length()) > out.length) {
+      return Changed(*source.rows);
+    }
     CacheKey key;
     for (const int64_t row : {i, n + i}) {
       const TokenRow& text = row == i ? reader->tokens : reader->rejected;

@@ -620,10 +620,10 @@ absl::Status Fill(const object& from, Row* row) {
       return FillPair(from, "user", "assistant", row);
     case TEXT:
       return FillText(from, row);
-    case INPUT_TARGET:
-      return FillInputTarget(from, row);
     case PREFERENCE:
       return FillPreference(from, row);
+    case INPUT_TARGET:
+      return FillInputTarget(from, row);
     default:
       return UnknownKeys(from);
   }
