@@ -2,6 +2,8 @@
 #include "plugins/model/decoder/decoder_cache.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -15,6 +17,16 @@ DecoderCache::DecoderCache(const TokenModel* owner, const DecoderConfig& config,
       batch, max_length, config.num_key_value_heads * config.head_dim};
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     layers_.push_back({at::empty(shape, options), at::empty(shape, options)});
+  }
+}
+
+void DecoderCache::KeepRows(const std::vector<int64_t>& rows) {
+  const at::Tensor index = at::tensor(rows, at::kLong);
+  if (first_.defined()) first_ = first_.index_select(0, index);
+  batch_ = index.numel();
+  for (kernels::CachedKeyValue& layer : layers_) {
+    const at::Tensor here = index.to(layer.k.device());
+    layer = {layer.k.index_select(0, here), layer.v.index_select(0, here)};
   }
 }
 

@@ -9,13 +9,14 @@
 
 #include "kernels/layers/transformer_block.h"
 #include "plugins/model/decoder/decoder_config.h"
+#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan::decoder {
 
 // Keys and values of each layer, [batch, max_length, kv_heads * head_dim]. All
 // positions are kept, those beyond a layer's window, too.
-class DecoderCache final : public KvCache {
+class DecoderCache final : public KvCache, public BatchedCache {
  public:
   // `owner`: the only model that may use it.
   DecoderCache(const TokenModel* owner, const DecoderConfig& config,
@@ -27,6 +28,9 @@ class DecoderCache final : public KvCache {
   bool Holds(int64_t batch, int64_t more) const {
     return batch == batch_ && length_ + more <= max_length_;
   }
+
+  void Rewind(int64_t length) override { length_ = length; }
+  void KeepRows(const std::vector<int64_t>& rows) override;
 
   // Takes note of the padding among the next tokens' positions, [batch, T]
   // int64 on the CPU: negative ones, which only come before a row's first
@@ -44,7 +48,7 @@ class DecoderCache final : public KvCache {
 
  private:
   const TokenModel* const owner_;
-  const int64_t batch_;
+  int64_t batch_;
   const int64_t max_length_;
   int64_t length_ = 0;
   at::Tensor first_;
