@@ -129,7 +129,6 @@ absl::Status DecoderModel::SaveConfig(const std::string& folder,
   CHECK(config_.family != nullptr && !config_.source_config.empty())
       << "models without a family save their own config";
   Json json = SourceKeys(config_);
-  json["model_type"] = config_.family->model_type;
   json["architectures"] = {config_.family->architecture};
   json["vocab_size"] = config_.vocab_size;
   if (config_.ropes.size() == 1) AddRopeSpellings(config_.ropes[0], &json);

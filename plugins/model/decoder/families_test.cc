@@ -104,8 +104,8 @@ TEST(FamiliesTest, RopeOfTransformers4And5) {
   EXPECT_EQ(older.ropes[0].trained_positions, 32);
   // Saved, it has both.
   AddRopeSpellings(older.ropes[0], &json);
-  EXPECT_EQ(json["rope_parameters"],
-            Json(GoldenConfig("llama31"))["rope_parameters"]);
+  EXPECT_EQ(nlohmann::json(json["rope_parameters"]),
+            nlohmann::json(GoldenConfig("llama31")["rope_parameters"]));
   Json other = GoldenConfig("llama31");
   AddRopeSpellings(newer.ropes[0], &other);
   EXPECT_EQ(other["rope_theta"], 500000.0);
