@@ -275,32 +275,40 @@ std::vector<StoredLinear> AttentionMatrices(
     std::vector<LinearPart>* parts) {
   const AttentionShape& shape = options.shape;
   const auto& to = options.parameters;
-  std::vector<StoredLinear> stored = {
-      {w.q, w.q_bias, w.adapters[0], to[kQueryMatrix]}};
+  std::vector<StoredLinear> stored;
+  stored.reserve(kBlockMatrices);
+  parts->clear();
+  parts->reserve(3);
+  stored.push_back({w.q, w.q_bias, w.adapters[0], to[kQueryMatrix]});
   if (w.k.defined()) {
     stored.push_back({w.k, w.k_bias, w.adapters[1], to[kKeyMatrix]});
     stored.push_back({w.v, w.v_bias, w.adapters[2], to[kValueMatrix]});
-    *parts = {{stored[0], 0}, {stored[1], 1}, {stored[2], 2}};
+    for (int i = 0; i < 3; ++i) parts->emplace_back(stored[i], i);
     return stored;
   }
   const int64_t q = shape.heads * shape.head_dim;
   const int64_t kv = shape.kv_heads * shape.head_dim;
-  *parts = {
-      {stored[0], 0, 0, q}, {stored[0], 0, q, kv}, {stored[0], 0, q + kv, kv}};
+  parts->emplace_back(stored[0], 0, 0, q);
+  parts->emplace_back(stored[0], 0, q, kv);
+  parts->emplace_back(stored[0], 0, q + kv, kv);
   return stored;
 }
 
 std::vector<StoredLinear> MlpMatrices(const GatedMlpWeights& w,
                                       const std::array<int, 7>& to,
                                       std::vector<LinearPart>* parts) {
-  std::vector<StoredLinear> stored = {
-      {w.gate, w.gate_bias, w.adapters[0], to[kGateMatrix]}};
+  std::vector<StoredLinear> stored;
+  stored.reserve(3);
+  parts->clear();
+  parts->reserve(3);
+  stored.push_back({w.gate, w.gate_bias, w.adapters[0], to[kGateMatrix]});
   if (w.up.defined()) {
     stored.push_back({w.up, w.up_bias, w.adapters[1], to[kUpMatrix]});
-    *parts = {{stored[0], 0}, {stored[1], 1}};
+    for (int i = 0; i < 2; ++i) parts->emplace_back(stored[i], i);
   } else {
     const int64_t inner = w.gate.rows() / 2;
-    *parts = {{stored[0], 0, 0, inner}, {stored[0], 0, inner, inner}};
+    parts->emplace_back(stored[0], 0, 0, inner);
+    parts->emplace_back(stored[0], 0, inner, inner);
   }
   stored.push_back({w.down, w.down_bias, w.adapters[2], to[kDownMatrix]});
   parts->emplace_back(stored.back(), static_cast<int>(stored.size()) - 1);

@@ -537,7 +537,7 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
   call->options = options;
   std::vector<LinearPart> parts;
   call->stored = AttentionMatrices(a, options, &parts);
-  std::copy(parts.begin(), parts.end(), call->parts.begin());
+  std::move(parts.begin(), parts.end(), call->parts.begin());
   const auto next = [&] { return static_cast<int>(call->stored.size()); };
   const int output = next();
   call->stored.push_back({weights.output, weights.output_bias,
@@ -550,7 +550,7 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
       call->stored.push_back(std::move(stored));
     }
     for (LinearPart& part : parts) part.of += first;
-    std::copy(parts.begin(), parts.end(), call->parts.begin() + kGateMatrix);
+    std::move(parts.begin(), parts.end(), call->parts.begin() + kGateMatrix);
   }
   NodeInputs inputs;
   inputs.Add(call->x);

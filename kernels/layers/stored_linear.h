@@ -21,6 +21,7 @@ namespace capstan::kernels {
 // The inputs of an autograd node that are defined; the others have index -1.
 class NodeInputs {
  public:
+  NodeInputs() { tensors_.reserve(16); }
   int Add(const at::Tensor& tensor) {
     if (!tensor.defined()) return -1;
     tensors_.push_back(tensor);

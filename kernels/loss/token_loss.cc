@@ -118,9 +118,14 @@ at::Tensor SoftCap(at::Tensor& logits, double cap) {
   return slope;
 }
 
-// The gradient of capped logits becomes that of logits.
-void SoftCapBackward(at::Tensor& gradient, const at::Tensor& slope) {
-  if (slope.defined()) gradient.mul_(slope);
+// The gradient of capped logits becomes that of logits; uses up `slope`.
+void SoftCapBackward(at::Tensor& gradient, at::Tensor slope) {
+  if (!slope.defined()) return;
+  if (gradient.scalar_type() == slope.scalar_type()) {
+    gradient.mul_(slope);
+  } else {  // less memory than a product in place, which widens its result too
+    gradient.copy_(slope.mul_(gradient));
+  }
 }
 
 // Bytes that a soft-cap takes besides `logits` of them: the derivative, and
@@ -269,8 +274,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       at::Tensor slope = SoftCap(logits, of.softcap);
       sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), true,
                              Lift(logits), RowsOf(factors, r, n));
-      SoftCapBackward(logits, slope);
-      slope.reset();
+      SoftCapBackward(logits, std::move(slope));
       if (r + n == rows) {
         head->d_logits = logits;
         head->hidden = h;
