@@ -71,8 +71,10 @@ TEST(QloraTest, LearnsAndLeavesAnAdapter) {
   EXPECT_EQ(config["r"], 4);
   EXPECT_EQ(config["base_model_name_or_path"], Base());
   EXPECT_THAT(ReadText(final + "/capstan.json"), HasSubstr("nf4_double"));
-  for (const auto& [name, entry] :
-       SafetensorsHeader(final + "/adapter_model.safetensors").items()) {
+  const nlohmann::json header =
+      SafetensorsHeader(final + "/adapter_model.safetensors");
+  EXPECT_EQ(header.size(), 1u + 3 * 7 * 2);
+  for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
     EXPECT_THAT(name, HasSubstr(".lora_"));
     EXPECT_EQ(entry["dtype"], "F32");
@@ -232,8 +234,9 @@ TEST_F(QuantisedFolderTest, IsTrainedOnAsItIs) {
   EXPECT_LT(NumberAfter(out, "moved them by "), 2e-3);
   EXPECT_FALSE(
       ReadJson(output + "/config.json").contains("quantization_config"));
-  for (const auto& [name, entry] :
-       SafetensorsHeader(output + "/model.safetensors").items()) {
+  const nlohmann::json header =
+      SafetensorsHeader(output + "/model.safetensors");
+  for (const auto& [name, entry] : header.items()) {
     EXPECT_THAT(name, Not(HasSubstr("absmax")));
     EXPECT_THAT(name, Not(HasSubstr("quant_")));
     if (name == "__metadata__") continue;
