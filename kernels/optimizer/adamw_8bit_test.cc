@@ -7,7 +7,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "kernels/optimizer/peak_of_cpu_for_test.h"
 
 namespace capstan::kernels {
 namespace {
@@ -302,41 +302,6 @@ TEST(AdamW8BitTest, LibTorchsOperatorsTakePieces) {
       AdamW8BitByLibTorch(Options(1), state.With(at::zeros({300})), 300),
       c10::Error);
 }
-
-// Allocations of the CPU, counted while this exists.
-class PeakOfCpu final : public c10::Allocator {
- public:
-  PeakOfCpu() : inner_(c10::GetAllocator(c10::kCPU)) {
-    c10::SetAllocator(c10::kCPU, this, kPriority);
-  }
-  ~PeakOfCpu() override { c10::SetAllocator(c10::kCPU, inner_, kPriority); }
-  c10::DataPtr allocate(size_t bytes) override {
-    now_ += static_cast<int64_t>(bytes);
-    peak_ = std::max(peak_, now_);
-    auto* const block = new Block{this, inner_->allocate(bytes), bytes};
-    return {block->data.get(), block, &Free, c10::Device(c10::kCPU)};
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-  int64_t peak() const { return peak_; }
-
- private:
-  static constexpr uint8_t kPriority = 100;
-  struct Block {
-    PeakOfCpu* owner;
-    c10::DataPtr data;
-    size_t bytes;
-  };
-  static void Free(void* block) {
-    auto* const freed = static_cast<Block*>(block);
-    freed->owner->now_ -= static_cast<int64_t>(freed->bytes);
-    delete freed;
-  }
-
-  c10::Allocator* const inner_;
-  int64_t now_ = 0, peak_ = 0;
-};
 
 // What the plan allows for on GPUs, where the same operators run.
 TEST(AdamW8BitTest, LibTorchsOperatorsHoldWhatIsPlanned) {
