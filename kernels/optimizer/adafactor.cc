@@ -317,6 +317,7 @@ at::Tensor RmsOf(const at::Tensor& t) {
 
 }  // namespace
 
+// Holds 16 bytes an element at most (trainer/memory/memory_plan.cc).
 void AdafactorByLibTorch(const AdafactorOptions& o, const AdafactorBuffers& b) {
   at::NoGradGuard no_grad;
   CheckBuffers(b);
@@ -335,7 +336,7 @@ void AdafactorByLibTorch(const AdafactorOptions& o, const AdafactorBuffers& b) {
   if (o.scale_parameter) {
     rate = rate * RmsOf(b.parameter).clamp_min(o.least_scale);
   }
-  const at::Tensor squares = g.square().add_(o.epsilon);
+  at::Tensor squares = g.square().add_(o.epsilon);
   at::Tensor u;
   if (b.row.defined()) {
     const at::Tensor s = squares.view({-1, b.rows, b.columns});
@@ -349,16 +350,20 @@ void AdafactorByLibTorch(const AdafactorOptions& o, const AdafactorBuffers& b) {
     write(b.row, row.view({-1}));
     write(b.column, column.view({-1}));
   } else {
-    const at::Tensor v = b.exp_avg_sq * beta2 + squares * (1.0 - beta2);
-    u = v.rsqrt().mul_(g);
-    write(b.exp_avg_sq, v);
+    squares.mul_(1.0 - beta2).add_(b.exp_avg_sq * beta2);
+    u = squares.rsqrt().mul_(g);
+    write(b.exp_avg_sq, squares);
   }
+  squares.reset();
+  g.reset();
   u.div_((RmsOf(u) / o.clip_threshold).clamp_min(1.0)).mul_(rate);
   if (b.exp_avg.defined()) {
-    u = b.exp_avg * o.beta1 + u * (1.0 - o.beta1);
+    u.mul_(1.0 - o.beta1).add_(b.exp_avg * o.beta1);
     write(b.exp_avg, u);
   }
-  write(b.parameter, b.parameter - b.parameter * (rate * o.weight_decay) - u);
+  write(
+      b.parameter,
+      (b.parameter * (rate * o.weight_decay)).neg_().add_(b.parameter).sub_(u));
   if (b.working.defined()) b.working.copy_(b.parameter);
 }
 

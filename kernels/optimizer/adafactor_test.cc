@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "kernels/optimizer/peak_of_cpu_for_test.h"
 
 namespace capstan::kernels {
 namespace {
@@ -129,6 +130,23 @@ TEST(AdafactorTest, ADeviceScaleThatIsNotFiniteSkips) {
     EXPECT_TRUE(at::equal(b.parameter, before.parameter));
     EXPECT_TRUE(at::equal(b.row, before.row));
     EXPECT_TRUE(at::equal(b.exp_avg, before.exp_avg));
+  }
+}
+
+// What the plan allows for on GPUs, where the same operators run.
+TEST(AdafactorTest, LibTorchsOperatorsHoldWhatIsPlanned) {
+  for (const bool first_moment : {false, true}) {
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      for (const bool scaled : {false, true}) {
+        AdafactorBuffers b = Buffers(1, 300, 400, first_moment);
+        b.gradient = Normal(4, 120000, 1.0f).to(type);
+        if (scaled) b.device_scale = at::full({}, 0.5f);
+        const PeakOfCpu counted;
+        AdafactorByLibTorch(Options(2), b);
+        EXPECT_GT(counted.peak(), 8 * 120000);
+        EXPECT_LE(counted.peak(), 16 * 120000);
+      }
+    }
   }
 }
 

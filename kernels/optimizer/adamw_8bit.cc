@@ -8,19 +8,20 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/take.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <utility>
-#include <vector>
+#include <map>
+#include <mutex>
+#include <string>
 
 #include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
@@ -327,36 +328,67 @@ void CheckBuffers(const AdamW8BitBuffers& b) {
 
 // For devices without loops of ours.
 
-at::Tensor MapOn(bool is_signed, const at::Tensor& like) {
+struct DeviceMap {
+  at::Tensor values;   // [256] float32
+  at::Tensor middles;  // [255], between neighbours
+};
+
+// Copied to each device once and never freed.
+const DeviceMap& MapOn(bool is_signed, const at::Device& device) {
+  static std::mutex* const mutex = new std::mutex;
+  static auto* const maps = new std::map<std::string, DeviceMap>;
+  const std::string key = device.str() + (is_signed ? " signed" : "");
+  const std::lock_guard<std::mutex> lock(*mutex);
+  const auto found = maps->find(key);
+  if (found != maps->end()) return found->second;
   const std::array<float, 256>& map = DynamicMap(is_signed);
-  return at::tensor(at::ArrayRef<float>(map.data(), map.size()))
-      .to(like.device());
+  std::array<float, 255> middles;
+  for (size_t i = 0; i < middles.size(); ++i) {
+    middles[i] = (map[i] + map[i + 1]) / 2.0f;
+  }
+  // Blocking copies: any stream may read them afterwards.
+  return maps
+      ->emplace(
+          key, DeviceMap{at::tensor(at::ArrayRef<float>(map.data(), map.size()))
+                             .to(device),
+                         at::tensor(at::ArrayRef<float>(middles.data(),
+                                                        middles.size()))
+                             .to(device)})
+      .first->second;
 }
 
 // [n] codes and [blocks] scales to [n] values.
 at::Tensor Dequantize(bool is_signed, const at::Tensor& codes,
                       const at::Tensor& absmax) {
-  const at::Tensor values =
-      at::take(MapOn(is_signed, codes), codes.to(at::kLong));
-  return values.mul_(
-      absmax.repeat_interleave(kBlockOf8Bit).narrow(0, 0, codes.numel()));
+  const int64_t n = codes.numel();
+  const int64_t full = n / kBlockOf8Bit;
+  at::Tensor values = at::index_select(MapOn(is_signed, codes.device()).values,
+                                       0, codes.to(at::kInt));
+  values.narrow(0, 0, full * kBlockOf8Bit)
+      .view({full, kBlockOf8Bit})
+      .mul_(absmax.narrow(0, 0, full).unsqueeze(1));
+  if (full < absmax.numel()) {
+    values.narrow(0, full * kBlockOf8Bit, n - full * kBlockOf8Bit)
+        .mul_(absmax.narrow(0, full, 1));
+  }
+  return values;
 }
 
 void QuantizeTo(bool is_signed, const at::Tensor& x, const at::Tensor& good,
                 const at::Tensor& codes, const at::Tensor& absmax) {
-  const int64_t padded = absmax.numel() * kBlockOf8Bit;
+  const int64_t padding = absmax.numel() * kBlockOf8Bit - x.numel();
   const at::Tensor blocks =
-      at::constant_pad_nd(x, {0, padded - x.numel()}).view({-1, kBlockOf8Bit});
+      (padding == 0 ? x : at::constant_pad_nd(x, {0, padding}))
+          .view({-1, kBlockOf8Bit});
   const at::Tensor largest = at::amax(at::abs(blocks), {1}, true);
-  const at::Tensor scaled = blocks / at::where(largest == 0, 1.0, largest);
-  const at::Tensor map = MapOn(is_signed, x);
-  const at::Tensor middles =
-      (map.narrow(0, 0, 255) + map.narrow(0, 1, 255)) / 2;
-  at::Tensor nearest = at::bucketize(scaled, middles, false, /*right=*/true);
-  if (!is_signed)
-    nearest = at::where(blocks > 0, nearest.clamp_min(1), nearest);
-  nearest = nearest.reshape({-1}).narrow(0, 0, x.numel()).to(at::kByte);
-  const at::Tensor most = largest.reshape({-1});
+  at::Tensor nearest =
+      at::bucketize(blocks / at::where(largest == 0, 1.0, largest),
+                    MapOn(is_signed, x.device()).middles, /*out_int32=*/true,
+                    /*right=*/true)
+          .to(at::kByte);
+  if (!is_signed) nearest = at::maximum(nearest, (blocks > 0).to(at::kByte));
+  nearest = nearest.view({-1}).narrow(0, 0, x.numel());
+  const at::Tensor most = largest.view({-1});
   if (!good.defined()) {
     codes.copy_(nearest);
     absmax.copy_(most);
@@ -364,6 +396,29 @@ void QuantizeTo(bool is_signed, const at::Tensor& x, const at::Tensor& good,
     codes.copy_(at::where(good, nearest, codes));
     absmax.copy_(at::where(good, most, absmax));
   }
+}
+
+// Holds 24 bytes an element at most (trainer/memory/memory_plan.cc).
+void UpdatePieceByLibTorch(const AdamWFactors& f, const AdamW8BitBuffers& b,
+                           const at::Tensor& good) {
+  at::Tensor g = b.gradient.to(at::kFloat) * f.gradient_scale;
+  if (b.device_scale.defined()) g.mul_(b.device_scale);
+  at::Tensor m = Dequantize(true, b.exp_avg, b.exp_avg_absmax);
+  m.add_((g - m).mul_(f.weight1));
+  at::Tensor v = Dequantize(false, b.exp_avg_sq, b.exp_avg_sq_absmax);
+  v.mul_(f.beta2).add_((g * f.weight2).mul_(g));
+  g.reset();
+  const auto update = [&] {
+    const at::Tensor change =
+        (m * f.rate).div_(v.sqrt().div_(f.root2).add_(f.epsilon));
+    const at::Tensor p = (b.parameter * f.decay).sub_(change);
+    b.parameter.copy_(good.defined() ? at::where(good, p, b.parameter) : p);
+  };
+  update();
+  if (b.working.defined()) b.working.copy_(b.parameter);
+  QuantizeTo(true, m, good, b.exp_avg, b.exp_avg_absmax);
+  m.reset();
+  QuantizeTo(false, v, good, b.exp_avg_sq, b.exp_avg_sq_absmax);
 }
 
 }  // namespace
@@ -380,27 +435,32 @@ const std::array<float, 256>& DynamicMap(bool is_signed) {
   return maps[is_signed ? 1 : 0];
 }
 
-void AdamW8BitByLibTorch(const AdamWOptions& o, const AdamW8BitBuffers& b) {
+void AdamW8BitByLibTorch(const AdamWOptions& options, const AdamW8BitBuffers& b,
+                         int64_t at_once) {
   at::NoGradGuard no_grad;
   CheckBuffers(b);
-  const AdamWFactors f = AdamWFactorsOf(o);
-  at::Tensor g = b.gradient.to(at::kFloat) * f.gradient_scale;
-  at::Tensor good;
-  if (b.device_scale.defined()) {
-    g.mul_(b.device_scale);
-    good = at::isfinite(b.device_scale);
+  TORCH_CHECK(at_once > 0 && at_once % kBlockOf8Bit == 0,
+              "AdamW in 8 bits works on whole blocks");
+  const AdamWFactors factors = AdamWFactorsOf(options);
+  const at::Tensor good =
+      b.device_scale.defined() ? at::isfinite(b.device_scale) : at::Tensor();
+  const int64_t length = b.parameter.numel();
+  for (int64_t begin = 0; begin < length; begin += at_once) {
+    const int64_t count = std::min(at_once, length - begin);
+    const auto piece = [&](const at::Tensor& t) {
+      return t.defined() ? t.narrow(0, begin, count) : t;
+    };
+    const auto scales = [&](const at::Tensor& t) {
+      return t.narrow(0, begin / kBlockOf8Bit,
+                      (count + kBlockOf8Bit - 1) / kBlockOf8Bit);
+    };
+    UpdatePieceByLibTorch(
+        factors,
+        {piece(b.gradient), piece(b.parameter), piece(b.exp_avg),
+         scales(b.exp_avg_absmax), piece(b.exp_avg_sq),
+         scales(b.exp_avg_sq_absmax), piece(b.working), b.device_scale},
+        good);
   }
-  at::Tensor m = Dequantize(true, b.exp_avg, b.exp_avg_absmax);
-  at::Tensor v = Dequantize(false, b.exp_avg_sq, b.exp_avg_sq_absmax);
-  m.add_((g - m).mul_(f.weight1));
-  v.mul_(f.beta2).add_((g * f.weight2).mul_(g));
-  const at::Tensor p =
-      b.parameter * f.decay -
-      (m * f.rate).div_((v.sqrt().div_(f.root2)).add_(f.epsilon));
-  b.parameter.copy_(good.defined() ? at::where(good, p, b.parameter) : p);
-  if (b.working.defined()) b.working.copy_(b.parameter);
-  QuantizeTo(true, m, good, b.exp_avg, b.exp_avg_absmax);
-  QuantizeTo(false, v, good, b.exp_avg_sq, b.exp_avg_sq_absmax);
 }
 
 void AdamW8BitStep(const AdamWOptions& options, const AdamW8BitBuffers& b) {

@@ -44,9 +44,11 @@ struct AdamW8BitBuffers {
 void AdamW8BitStep(const AdamWOptions& options,
                    const AdamW8BitBuffers& buffers);
 
-// The latter, on any device.
+// The latter, on any device. Its float32 copies are of `at_once` elements, a
+// multiple of kBlockOf8Bit, at a time; bits don't depend on it.
 void AdamW8BitByLibTorch(const AdamWOptions& options,
-                         const AdamW8BitBuffers& buffers);
+                         const AdamW8BitBuffers& buffers,
+                         int64_t at_once = int64_t{1} << 24);
 
 }  // namespace capstan::kernels
 

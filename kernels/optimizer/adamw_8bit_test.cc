@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "kernels/optimizer/peak_of_cpu_for_test.h"
 
 namespace capstan::kernels {
 namespace {
@@ -276,6 +277,50 @@ TEST(AdamW8BitTest, LibTorchsOperatorsDoTheSame) {
   EXPECT_LE(
       ((mine.parameter - theirs.parameter).abs() > 1e-6).sum().item<int64_t>(),
       kLength / 500);
+}
+
+TEST(AdamW8BitTest, LibTorchsOperatorsTakePieces) {
+  for (const int64_t length : {1, 255, 256, 512, 5001}) {
+    State whole(length), pieces(length);
+    for (int64_t step = 1; step <= 3; ++step) {
+      const at::Tensor gradient = Normal(30 + step, length, 1.0f);
+      const auto buffers = [&gradient, length](const State& state) {
+        AdamW8BitBuffers b = state.With(gradient);
+        b.working = at::empty({length}, at::kBFloat16);
+        b.device_scale = at::full({}, 0.5f);
+        return b;
+      };
+      const AdamW8BitBuffers a = buffers(whole), b = buffers(pieces);
+      AdamW8BitByLibTorch(Options(step), a);
+      AdamW8BitByLibTorch(Options(step), b, 512);
+      ExpectEqual(whole, pieces);
+      EXPECT_TRUE(at::equal(a.working, b.working));
+    }
+  }
+  State state(300);
+  EXPECT_THROW(
+      AdamW8BitByLibTorch(Options(1), state.With(at::zeros({300})), 300),
+      c10::Error);
+}
+
+// What the plan allows for on GPUs, where the same operators run.
+TEST(AdamW8BitTest, LibTorchsOperatorsHoldWhatIsPlanned) {
+  constexpr int64_t kAtOnce = 1 << 16;
+  constexpr int64_t kLength = 4 * kAtOnce + 77;
+  State state(kLength);
+  const at::Tensor gradient = Normal(40, kLength, 1.0f);
+  for (const bool scaled : {false, true}) {
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      AdamW8BitBuffers buffers = state.With(gradient.to(type));
+      if (scaled) buffers.device_scale = at::full({}, 0.5f);
+      // Makes the maps.
+      AdamW8BitByLibTorch(Options(1), buffers, kAtOnce);
+      PeakOfCpu counted;
+      AdamW8BitByLibTorch(Options(1), buffers, kAtOnce);
+      EXPECT_GT(counted.peak(), 8 * kAtOnce);
+      EXPECT_LE(counted.peak(), 24 * kAtOnce);
+    }
+  }
 }
 
 TEST(AdamW8BitTest, RejectsBuffersThatDoNotFit) {

@@ -300,6 +300,47 @@ TEST(PlanCommandTest, FindsWhatFits) {
                  {"--fit needs --gpu_memory"});
 }
 
+// Only a base that isn't in few bits yet is quantised.
+TEST(PlanCommandTest, FitsABaseInFewBits) {
+  RunText run = Layers()
+                    .Set("model", Llama("hidden_size: 4096 intermediate_size: "
+                                        "14336 num_hidden_layers: 32 "
+                                        "num_attention_heads: 32 "
+                                        "num_key_value_heads: 8 "
+                                        "vocab_size: 32000"))
+                    .Precision("bf16")
+                    .Batch(1, 8);
+  const auto fit = [](const RunText& text) {
+    const TrainerResult result =
+        RunTrainer({"plan", "--fit", "--gpus=1", "--gpu_memory=12GiB",
+                    "--config=" + text.File()});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  const std::string lines = "adapter { lora { quantize: NF4_DOUBLE } }\n";
+  EXPECT_THAT(fit(RunText(run).Set("adapter", "lora { rank: 8 }")),
+              HasSubstr(lines));
+  EXPECT_THAT(
+      fit(RunText(run).Set("adapter", "lora { rank: 8 quantize: NF4 }")),
+      Not(HasSubstr("quantize")));
+}
+
+TEST(PlanCommandTest, StateIsOffloadedOnce) {
+  const RunText run =
+      Layers().Batch(2, 4).Train("offload { optimizer_state: true }");
+  for (const RunText& twice :
+       {RunText(run).Fsdp(2, "cpu_offload: true"),
+        RunText(run).Zero2(2, "offload_optimizer { device: CPU }")}) {
+    ExpectOneError(RunTrainer({"plan", "--gpus=2", "--config=" + twice.File()}),
+                   {"run.pbtxt:",
+                    "train.offload.optimizer_state: doesn't go with the "
+                    "offload of capstan."});
+  }
+  const TrainerResult once = RunTrainer(
+      {"plan", "--gpus=2", "--config=" + RunText(run).Fsdp(2).File()});
+  EXPECT_EQ(once.exit_code, 0) << once.err;
+}
+
 // 12 bytes a parameter for the copy, by two ranks, and twice that for the
 // mirror.
 TEST(PlanCommandTest, CountsCopiesOfTheState) {

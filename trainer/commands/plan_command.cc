@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
@@ -144,14 +145,17 @@ FitLimits LimitsOf(const Prepared& prepared) {
     if (size <= 64) limits.micro_batches.push_back(size);
   }
   limits.adamw = TypeOf(config.optimizer()) == "capstan.adamw.Config";
-  limits.quantizable =
-      config.adapter().has_lora() &&
-      Lora::descriptor()->FindFieldByName("quantize") != nullptr;
+  const Model& model = *job.parts.model;
   int64_t all = 0, trained = 0;
-  for (const ParameterSpec& spec : job.parts.model->parameters()) {
+  bool packed = false;
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    const ParameterSpec& spec = model.parameters()[i];
     all += spec.numel();
     if (spec.trainable) trained += spec.numel();
+    packed = packed || PackedBytesOf(model, static_cast<int>(i)) > 0;
   }
+  // One that is packed already stays as it is.
+  limits.quantizable = config.adapter().has_lora() && !packed;
   limits.few_trained = trained < all / 20;
   return limits;
 }
@@ -167,17 +171,18 @@ struct Fitted {
 absl::StatusOr<Fitted> Fit(const RunOptions& options, const Prepared& prepared,
                            int64_t room, bool* fits) {
   const TrainJob& job = prepared.job;
-  std::map<std::string, ChosenParts> made;
+  std::map<std::string, absl::StatusOr<ChosenParts>> made;
   absl::optional<Fitted> least;
   for (FitChoice& choice : FitChoices(LimitsOf(prepared))) {
     const std::string key = absl::StrJoin(choice.Overrides(), " ");
     auto found = made.find(key);
     if (found == made.end()) {
-      CAPSTAN_ASSIGN_OR_RETURN(ChosenParts parts,
-                               MakeChosen(options, choice, prepared));
-      found = made.emplace(key, std::move(parts)).first;
+      found = made.emplace(key, MakeChosen(options, choice, prepared)).first;
     }
-    const ChosenParts& parts = found->second;
+    // A model may not be able to quantise.
+    if (!found->second.ok() && choice.quantize) continue;
+    CAPSTAN_RETURN_IF_ERROR(found->second.status());
+    const ChosenParts& parts = *found->second;
     MemoryRequest request = MemoryRequestOf(job, prepared.processes);
     if (parts.model != nullptr) request.strategy.model = parts.model.get();
     request.optimizer = request.strategy.optimizer = parts.optimizer.get();

@@ -106,8 +106,7 @@ std::vector<std::string> FitChoice::Overrides() const {
 std::string FitChoice::ConfigText() const {
   std::string text =
       absl::StrCat("strategy { [plugin/", strategy, ".Config] { ",
-                   absl::StrJoin(strategy_sets, " "),
-                   strategy_sets.empty() ? "" : " ", "} }\n");
+                   FieldsOf(strategy_sets), "} }\n");
   if (!optimizer_sets.empty()) {
     absl::StrAppend(&text, "optimizer { [plugin/capstan.adamw.Config] { ",
                     FieldsOf(optimizer_sets), "} }\n");

@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "trainer/config/load_config.h"
 #include "trainer/memory/memory_plan.h"
 
 namespace capstan {
@@ -81,6 +84,45 @@ TEST(FitTest, LinesOfAConfig) {
   EXPECT_THAT(choice.ConfigText(), HasSubstr("offload { activations: true }"));
   EXPECT_THAT(choice.ConfigText(), HasSubstr("quantize: NF4_DOUBLE"));
   EXPECT_THAT(choice.ConfigText(), Not(HasSubstr("optimizer {")));
+}
+
+// Each choice's text and overrides make the same plugin settings.
+TEST(FitTest, AllLinesAreAConfig) {
+  PluginHost host(
+      {absl::StrCat(std::getenv("TEST_SRCDIR"), "/capstan/trainer/plugins")});
+  ConfigContext context;
+  context.host = &host;
+  context.caller_folder = ::testing::TempDir();
+  for (const int gpus : {1, 8}) {
+    FitLimits limits = Limits(gpus);
+    limits.quantizable = true;
+    for (const FitChoice& choice : FitChoices(limits)) {
+      const std::string text = choice.ConfigText();
+      const auto loaded = ParseConfig(text, "fit.pbtxt", context);
+      ASSERT_TRUE(loaded.ok()) << loaded.status() << "\n" << text;
+      const RunConfig& config = loaded->config;
+      const auto set =
+          ParseConfig("optimizer { [plugin/capstan.adamw.Config] {} }",
+                      "run.pbtxt", context, choice.Overrides());
+      ASSERT_TRUE(set.ok()) << set.status() << "\n" << text;
+      EXPECT_EQ(config.strategy().SerializeAsString(),
+                set->config.strategy().SerializeAsString())
+          << text;
+      EXPECT_EQ(config.has_optimizer(), !choice.optimizer_sets.empty()) << text;
+      if (config.has_optimizer()) {
+        EXPECT_EQ(config.optimizer().SerializeAsString(),
+                  set->config.optimizer().SerializeAsString())
+            << text;
+      }
+      EXPECT_EQ(config.adapter().SerializeAsString(),
+                set->config.adapter().SerializeAsString())
+          << text;
+      EXPECT_EQ(config.batch().micro_batch_size(), choice.micro_batch);
+      EXPECT_EQ(config.train().offload().activations(),
+                choice.offload_activations);
+      EXPECT_EQ(config.train().offload().optimizer_state(), choice.paged_state);
+    }
+  }
 }
 
 TEST(FitTest, AmountsOfMemory) {

@@ -250,6 +250,20 @@ absl::Status CheckOffload(const Train& train, bool on_gpu) {
   return absl::OkStatus();
 }
 
+// A strategy that has the state updated by the CPU leaves nothing to page.
+absl::Status CheckPagedState(const Train& train, const RunParts& parts,
+                             const StrategyRequest& request) {
+  if (!parts.device.gpu || !train.offload().optimizer_state() ||
+      !parts.strategy->Plan(request).optimizer_on_host) {
+    return absl::OkStatus();
+  }
+  return FieldError(
+      "offload.optimizer_state",
+      absl::StrCat("doesn't go with the offload of ", parts.strategy_name,
+                   ", which keeps the optimizer's state in host memory "
+                   "already: leave the one or the other out"));
+}
+
 absl::Status CheckEvaluation(const Train& train, const RunParts& parts) {
   for (const auto& [field, asked] :
        {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
@@ -498,6 +512,8 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
       "optimizer"));
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(parts.strategy->Check(request), "strategy"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckPagedState(train, parts, request), "train"));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
       parts.objective->Check(*parts.model, *parts.train_data), "objective"));
   if (parts.eval_data != nullptr) {
