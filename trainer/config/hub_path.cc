@@ -138,11 +138,11 @@ std::vector<std::string> DownloadCommand(const HubPath& path) {
     command.insert(command.end(), {"--revision", path.revision});
   }
   if (!path.file.empty()) {
-    // A file, all of a folder, or what matches.
-    command.insert(command.end(), {"--include", path.file});
-    if (!IsPattern(path.file)) {
-      command.insert(command.end(), {"--include", path.file + "/*"});
-    }
+    // A file or all of a folder (and what else begins so), or what matches. One
+    // pattern, since of several older versions of hf take only the last.
+    command.insert(
+        command.end(),
+        {"--include", path.file + (IsPattern(path.file) ? "" : "*")});
   }
   return command;
 }
