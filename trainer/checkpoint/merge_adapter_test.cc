@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/optional.h"
@@ -213,6 +214,45 @@ TEST(MergeAdapterTest, OntoWhatNf4Keeps) {
                 HasSubstr(dtype == at::kFloat
                               ? "moved them by 0.0e+00 of their size"
                               : absl::StrFormat("moved them by %.1e", moved)));
+  }
+}
+
+// golden/llama as the text part of a model that sees: its tensors' names begin
+// with `start` in place of "model.".
+std::string TextPart(const std::string& start) {
+  const std::string folder = NewFolder() + "/whole";
+  std::filesystem::copy(Golden("llama"), folder);
+  std::filesystem::remove(folder + "/model.safetensors");
+  const auto llama = Open(Golden("llama"));
+  auto writer = SafetensorsWriter::Create(folder + "/model.safetensors");
+  EXPECT_TRUE(writer.ok()) << writer.status();
+  const auto renamed = [&](const std::string& name) {
+    return absl::StartsWith(name, "model.") ? start + name.substr(6) : name;
+  };
+  for (const auto& [name, entry] : llama->tensors()) {
+    (*writer)->Declare(renamed(name), entry.dtype, entry.shape);
+  }
+  for (const auto& [name, entry] : llama->tensors()) {
+    EXPECT_TRUE((*writer)->Append(entry.data, entry.bytes).ok());
+  }
+  EXPECT_TRUE((*writer)->Close().ok());
+  return folder;
+}
+
+TEST(MergeAdapterTest, TextPartOfAModelThatSees) {
+  const std::string adapter = WithChecksum(ChecksumOf(Golden("llama")));
+  const auto want = Open(Golden("llama_lora_merged"));
+  const std::string weight = "layers.0.self_attn.q_proj.weight";
+  for (const std::string start :
+       {"language_model.model.", "model.language_model."}) {
+    const std::string output = NewFolder() + "/merged";
+    const absl::Status status = Merge(TextPart(start), adapter, output);
+    ASSERT_TRUE(status.ok()) << status;
+    const auto got = Open(output);
+    ASSERT_EQ(got->tensors().size(), want->tensors().size());
+    const std::vector<float> a = Values(*got, start + weight);
+    const std::vector<float> b = Values(*want, "model." + weight);
+    for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-7) << i;
   }
 }
 
