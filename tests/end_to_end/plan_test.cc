@@ -289,7 +289,8 @@ TEST(PlanCommandTest, FindsWhatFits) {
   const TrainerResult roomy =
       RunTrainer({"plan", "--fit", "--gpus=8", "--gpu_memory=80GiB", config});
   EXPECT_EQ(roomy.exit_code, 0) << roomy.err;
-  EXPECT_THAT(roomy.out, HasSubstr("strategy { [plugin/capstan.fsdp.Config]"));
+  // A third of the card: nothing needs to be gathered.
+  EXPECT_THAT(roomy.out, HasSubstr("strategy { [plugin/capstan.zero2.Config]"));
   EXPECT_THAT(roomy.out, ContainsRegex("\n  left +[1-9]"));
   EXPECT_THAT(roomy.out, ContainsRegex("\n  copies being saved +[1-9]"));
   const TrainerResult full =
@@ -346,7 +347,8 @@ TEST(PlanCommandTest, StateIsOffloadedOnce) {
 TEST(PlanCommandTest, CountsCopiesOfTheState) {
   const RunText run = Layers().Ddp(2).Batch(2, 4).Train(
       "save_every: 1 max_steps: 3 mirror_every: 1");
-  const TrainerResult result = RunTrainer({"plan", "--config=" + run.File()});
+  const TrainerResult result = RunTrainer(
+      {"plan", "--config=" + run.File(), "--set", "launch.max_restarts=1"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
               ContainsRegex("\n  copy being saved, on the host +[1-9]"));
