@@ -4,12 +4,15 @@
 // Arrow, but for what must be said then.
 #include "datasets/chat/table_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -170,6 +173,36 @@ TEST(TableLibraryTest, WithoutArrowTheErrorSaysWhatToDo) {
   EXPECT_TRUE(absl::IsUnimplemented(source.status()));
   EXPECT_THAT(std::string(source.status().message()),
               HasSubstr(path + " can't be read as CSV"));
+}
+
+// The rows as a library of the test's tells of the process that it runs in.
+std::string Probe(const std::string& path) {
+  // With a slash, so that dlopen takes it for a path.
+  const char* const set = std::getenv("CAPSTAN_TABLE_PROBE");
+  const std::string library =
+      fs::absolute(set != nullptr ? set : "datasets/tables/table_probe.so");
+  EXPECT_EQ(setenv("CAPSTAN_TABLES_LIBRARY", library.c_str(), 1), 0);
+  const std::string rows = Rows(path);
+  unsetenv("CAPSTAN_TABLES_LIBRARY");
+  return rows;
+}
+
+TEST(TableLibraryTest, TheReaderHasALimitOfTimeAndNoOtherFile) {
+  const int other = open("/dev/null", O_RDONLY);
+  ASSERT_GE(other, 0);
+  // Those of its two pipes.
+  EXPECT_EQ(Probe(File("probe.csv", "a,b\n1,2\n")),
+            "{\"seconds\":60,\"files\":2}\n");
+  EXPECT_EQ(Probe(File("probe.parquet", "PAR1" + std::string(3 << 20, 'x'))),
+            "{\"seconds\":63,\"files\":2}\n");
+  close(other);
+}
+
+TEST(TableLibraryTest, WhatTakesForEverIsAnError) {
+  const std::string path = File("slow.csv", "a,b\n1,2\n");
+  EXPECT_THAT(Probe(path), HasSubstr("ERROR " + path +
+                                     " can't be read as CSV: it takes too "
+                                     "long, more than 60 s"));
 }
 
 }  // namespace

@@ -4,20 +4,15 @@
 
 #include <sys/types.h>
 
-#include <cstdint>
+#include <cstddef>
 #include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/confine.h"
 
 namespace capstan::darkroom {
-
-// What the child may take beyond what it begins with.
-struct ChildLimits {
-  int64_t bytes = int64_t{4} << 30;  // of address space
-  int64_t cpu_seconds = 60;
-};
 
 // A forked process of this program that reads what may crash its reader. The
 // two talk through a socket, and are both done when either closes it.

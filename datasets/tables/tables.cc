@@ -162,8 +162,9 @@ arrow::Status WriteAll(const TableJob& job, arrow::RecordBatchReader* reader,
       return read.WithMessage(read.message(), " (after row ", row, ")");
     }
     if (batch == nullptr) return arrow::Status::OK();
-    // What a damaged file claims must not lead out of bounds.
-    const arrow::Status valid = batch->Validate();
+    // What a damaged file claims must not lead out of bounds, nor do offsets
+    // and indices.
+    const arrow::Status valid = batch->ValidateFull();
     if (!valid.ok()) {
       return valid.WithMessage(valid.message(), " (after row ", row, ")");
     }

@@ -22,6 +22,7 @@
 namespace capstan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TableToJson Library() {
@@ -132,6 +133,20 @@ TEST(TablesTest, AllRowsOfAllRowGroupsInEachCompression) {
         arrow::Compression::LZ4, arrow::Compression::BROTLI}) {
     EXPECT_TRUE(Rows(Write(table, compression, 777)) == lines) << compression;
   }
+}
+
+// Which a check of the layout alone would pass on.
+TEST(TablesTest, ATextThatIsNotUtf8IsAnError) {
+  arrow::BinaryBuilder bytes;
+  ASSERT_TRUE(bytes.AppendValues({"text", "\xff\xd8"}).ok());
+  const auto array = bytes.Finish().ValueOrDie();
+  const auto texts = std::make_shared<arrow::StringArray>(
+      array->length(), array->data()->buffers[1], array->data()->buffers[2]);
+  const auto table = arrow::Table::Make(
+      arrow::schema({arrow::field("c", arrow::utf8())}), {texts});
+  EXPECT_THAT(
+      Rows(Write(table, arrow::Compression::SNAPPY, 100)),
+      AllOf(HasSubstr("ERROR "), HasSubstr("column 0"), HasSubstr("UTF8")));
 }
 
 // A few bytes that become any number of rows: whoever asked may stop.
