@@ -143,12 +143,16 @@ std::string WorkspaceWithAModel() {
       {"--config=" + workspace + "/configs/sft_quickstart.pbtxt", "--set",
        "output_dir=" + workspace + "/run", "--set", "model.hidden_size=32",
        "--set", "model.num_hidden_layers=1", "--set",
-       "model.max_position_embeddings=2048", "--set", "train.max_steps=1",
+       "model.max_position_embeddings=8192", "--set", "train.max_steps=1",
        "--set", "schedule.warmup_steps=0", "--set", "train.eval_batches=1",
        "--set", "train.sample_max_new_tokens=1"});
   EXPECT_EQ(made.exit_code, 0) << made.err;
   fs::create_directories(workspace + "/models");
   fs::rename(workspace + "/run/final", workspace + "/models/SmolLM2-135M");
+  for (const char* name :
+       {"gemma-3-27b-it", "Llama-3.1-8B-Instruct", "Qwen3-4B"}) {
+    fs::copy(workspace + "/models/SmolLM2-135M", workspace + "/models/" + name);
+  }
   fs::create_directories(workspace + "/data");
   fs::copy_file(Runfile("datasets/samples/chats_eval.jsonl"),
                 workspace + "/data/chats.jsonl");

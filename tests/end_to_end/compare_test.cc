@@ -148,7 +148,7 @@ TEST(CompareTest, Refusals) {
   error_of("set: \"launch.processes=AUTO\"", {"processes: list the numbers"});
   error_of(absl::StrCat(kSingle, "processes: 2"),
            {"mine.pbtxt:3:", "nothing to compare", "one rank"});
-  error_of("strategy { [plugin/capstan.dpd.Config] {} } processes: 1",
+  error_of("strategy { [plugin/capstan.ddq.Config] {} } processes: 1",
            {"mine.pbtxt:3:", "did you mean \"capstan.ddp\""});
   error_of("processes: 1 set: \"model.hidden_size=33\"", {"hidden_size"});
   ExpectOneError(RunTrainer({"compare", "--config=nowhere.pbtxt"}),

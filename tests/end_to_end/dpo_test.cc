@@ -98,9 +98,9 @@ TEST(DpoTest, LearnsWhatIsPreferred) {
                                            .Train("max_steps: 30"));
   const Metrics metrics = ReadMetrics(folder);
   EXPECT_LT(metrics.losses().back(), metrics.losses().front());
-  // Under the names that TRL has, in training's lines.
+  // TRL's names, with _ for / as in all keys of these lines.
   EXPECT_THAT(ReadText(folder + "/metrics.jsonl"),
-              HasSubstr("rewards/accuracies"));
+              HasSubstr("rewards_accuracies"));
 }
 
 TEST(DpoTest, AReferenceFileComesFromItsCommand) {

@@ -88,8 +88,9 @@ const Rooms& TheRooms() {
       {"trainer/commands",
        {"base", "text", kSdk, kLib, "trainer", "trainer/checkpoint",
         "trainer/compare", "trainer/config", "trainer/data", "trainer/evaluate",
-        "trainer/launcher", "trainer/memory", "trainer/metrics", "trainer/plugin_host",
-        "trainer/process_group", "trainer/profile", "trainer/session"}},
+        "trainer/launcher", "trainer/memory", "trainer/metrics",
+        "trainer/plugin_host", "trainer/process_group", "trainer/profile",
+        "trainer/session", "trainer/watch"}},
   };
   return *rooms;
 }

@@ -203,8 +203,14 @@ void JinjaTemplate::FindName() {
     return;
   }
   if (absl::StrContains(jinja_, "strftime_now")) {
-    // Rows that were indexed on another day may be longer.
-    absl::StrAppend(&name_, " of day ", now_ / (24 * 60 * 60));
+    // Rows that were indexed on another day, here as in strftime_now the local
+    // one, may be longer.
+    std::tm local = {};
+    localtime_r(&now_, &local);
+    char day[32];
+    absl::StrAppend(&name_, " of day ",
+                    absl::string_view(day, std::strftime(day, sizeof(day),
+                                                         "%Y-%m-%d", &local)));
   }
 }
 

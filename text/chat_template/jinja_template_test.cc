@@ -3,8 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <time.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "text/chat_template/fake_tokenizer.h"
@@ -218,13 +221,28 @@ TEST(JinjaTemplateTest, GemmasTurns) {
 
 TEST(JinjaTemplateTest, ADateIsThatOfTheStart) {
   const auto chat = Load(kDated);
-  EXPECT_EQ(chat->name(), "the tokenizer's own of day 19675");
   const ChatText text = Text(*chat, kTalk);
   EXPECT_THAT(text.text,
               HasSubstr("<s><|start_header_id|>system<|end_header_id|>\n\n"
                         "Today Date: 1"));
   EXPECT_THAT(text.text, HasSubstr(" Nov 2023\n\n<|eot_id|>"));
   EXPECT_THAT(Assistant(text), ElementsAre("b<|eot_id|>", "d<|eot_id|>"));
+}
+
+// What was indexed on one day isn't taken for that of another, wherever that
+// day begins.
+TEST(JinjaTemplateTest, TheNameHasTheDayThatTheTextHas) {
+  for (const auto& [zone, day] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"UTC0", "14"}, {"AHEAD-14", "15"}, {"BEHIND23", "13"}}) {
+    setenv("TZ", zone.c_str(), 1);
+    tzset();
+    const auto chat = Load(kDated);
+    EXPECT_EQ(chat->name(), "the tokenizer's own of day 2023-11-" + day);
+    EXPECT_THAT(Text(*chat, kTalk).text, HasSubstr(day + " Nov 2023"));
+  }
+  unsetenv("TZ");
+  tzset();
 }
 
 TEST(JinjaTemplateTest, WithoutAGenerationPromptTurnsEndWithEos) {

@@ -439,7 +439,9 @@ absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
     if (specs[i].trainable) continue;
     const int index = static_cast<int>(i);
     if (const int64_t packed = PackedBytesOf(model, index); packed > 0) {
-      // Bytes, which are there without a pass over the others.
+      // Bytes, which are there without a pass over the others; their number
+      // tells formats apart that begin alike.
+      bytes.append(reinterpret_cast<const char*>(&packed), sizeof(packed));
       std::vector<uint8_t> some(std::min(kValues, packed));
       CAPSTAN_RETURN_IF_ERROR(
           dynamic_cast<const PackedParameters&>(model).PackedValue(

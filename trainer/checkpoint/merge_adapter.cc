@@ -20,6 +20,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
@@ -38,11 +40,33 @@ namespace fs = std::filesystem;
 
 constexpr char kAdapterWeights[] = "adapter_model.safetensors";
 
-// Tensor names of a module's two factors in the adapter's file.
+// What the adapter calls a weight and the module's two factors.
 struct Factors {
+  std::string weight;
   std::string a;  // [rank, in]
   std::string b;  // [out, rank]
 };
+
+// The weight as the base's files name it, if they have it. An adapter for the
+// text part of a model that also sees (Gemma 3) names that part's own modules,
+// while the whole model's files have them under the text part's name, which
+// transformers 4 and 5 write in different places.
+std::string NameInBase(const std::string& weight,
+                       const SafetensorsReader& base) {
+  constexpr const char* kStarts[] = {"language_model.model.",
+                                     "model.language_model.", "model."};
+  if (base.tensors().count(weight) > 0) return weight;
+  for (const char* start : kStarts) {
+    absl::string_view rest = weight;
+    if (!absl::ConsumePrefix(&rest, start)) continue;
+    for (const char* other : kStarts) {
+      std::string name = absl::StrCat(other, rest);
+      if (base.tensors().count(name) > 0) return name;
+    }
+    break;
+  }
+  return weight;
+}
 
 absl::StatusOr<at::Tensor> ReadTensor(const SafetensorsReader& reader,
                                       const std::string& name) {
@@ -70,11 +94,13 @@ absl::StatusOr<std::map<std::string, Factors>> FactorsOf(
           absl::StrCat(adapter_folder, "/", kAdapterWeights, ": '", name,
                        "' is neither a lora_A nor a lora_B of a module"));
     }
-    Factors& found = factors[parts->module + ".weight"];
+    const std::string weight = parts->module + ".weight";
+    Factors& found = factors[NameInBase(weight, base)];
+    found.weight = weight;
     (parts->is_b ? found.b : found.a) = name;
   }
   for (const auto& [weight, found] : factors) {
-    const std::string module = weight.substr(0, weight.rfind('.'));
+    const std::string module = found.weight.substr(0, found.weight.rfind('.'));
     if (found.a.empty() || found.b.empty()) {
       return absl::DataLossError(
           absl::StrCat(adapter_folder, "/", kAdapterWeights, ": '", module,
@@ -306,15 +332,18 @@ absl::Status CheckBase(const AdapterMerge& merge, const Base& base,
                        const std::map<std::string, Factors>& factors) {
   const absl::optional<uint32_t> want = ReadBaseChecksum(merge.adapter);
   if (!want.has_value() || merge.other_base) return absl::OkStatus();
+  // As the adapter names them, whose names are in its checksum.
   std::map<std::string, int64_t> weights;
+  std::map<std::string, std::string> names;
   for (const auto& [name, found] : factors) {
-    weights[name] = base.folder().tensors().at(name).numel;
+    weights[found.weight] = base.folder().tensors().at(name).numel;
+    names[found.weight] = name;
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       const uint32_t is,
-      BaseChecksum(weights, [&base](const std::string& name, int64_t begin,
-                                    int64_t count, float* out) {
-        return base.Read(name, /*adapted=*/true, begin, count, out);
+      BaseChecksum(weights, [&](const std::string& weight, int64_t begin,
+                                int64_t count, float* out) {
+        return base.Read(names.at(weight), /*adapted=*/true, begin, count, out);
       }));
   if (is == *want) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(

@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/merge_adapter.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/from_blob.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/types/optional.h"
 #include "base/files.h"
+#include "plugins/sdk/lib/packed_matrix.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/hf_folder.h"
 
@@ -126,6 +134,126 @@ TEST(MergeAdapterTest, AnotherBaseIsNoticed) {
   status = Merge(Golden("llama"), WithChecksum(own + 1), output + "2",
                  /*other_base=*/true);
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// The folder with its weights in another dtype.
+void Rewrite(const std::string& from, const std::string& to,
+             c10::ScalarType dtype) {
+  std::filesystem::copy(from, to);
+  ASSERT_TRUE(std::filesystem::remove(to + "/model.safetensors"));
+  const auto reader = Open(from);
+  auto writer = SafetensorsWriter::Create(to + "/model.safetensors");
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  for (const auto& [name, entry] : reader->tensors()) {
+    (*writer)->Declare(name, dtype, entry.shape);
+  }
+  for (const auto& [name, entry] : reader->tensors()) {
+    std::vector<float> values = Values(*reader, name);
+    const at::Tensor stored =
+        at::from_blob(values.data(), {entry.numel}, at::kFloat).to(dtype);
+    ASSERT_TRUE(
+        (*writer)->Append(stored.const_data_ptr(), stored.nbytes()).ok());
+  }
+  ASSERT_TRUE((*writer)->Close().ok());
+}
+
+// An adapter that was trained on NF4 (QLoRA) is merged into what NF4 keeps of
+// its own modules, and the note says how far rounding moved the weights.
+TEST(MergeAdapterTest, OntoWhatNf4Keeps) {
+  const std::string adapter = NewFolder() + "/adapter";
+  std::filesystem::copy(Golden("llama_lora"), adapter);
+  ASSERT_TRUE(WriteWholeFile(adapter + "/capstan.json",
+                             CapstanJson("name: \"x\"", absl::nullopt,
+                                         Quantize::kNf4Double))
+                  .ok());
+  for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const std::string base = NewFolder() + "/base";
+    Rewrite(Golden("llama"), base, dtype);
+    const std::string output = NewFolder() + "/merged";
+    const auto note = MergeAdapter({base, adapter, output});
+    ASSERT_TRUE(note.ok()) << note.status();
+    const auto was = Open(base), got = Open(output);
+    // PEFT's merge of the float32 base: what the adapter adds.
+    const auto golden = Open(Golden("llama")),
+               merged = Open(Golden("llama_lora_merged"));
+    double squares = 0.0, errors = 0.0;
+    int adapted = 0;
+    for (const auto& [name, entry] : got->tensors()) {
+      EXPECT_EQ(entry.dtype, dtype);
+      std::vector<float> wanted = Values(*was, name);
+      const std::vector<float> before = Values(*golden, name);
+      const std::vector<float> after = Values(*merged, name);
+      if (before == after) {
+        EXPECT_EQ(Values(*got, name), wanted) << name;
+        continue;
+      }
+      ++adapted;
+      const auto packed = QuantizeMatrix(
+          entry.numel, /*double_quantised=*/true,
+          [&, from = wanted](int64_t begin, int64_t count, float* out) {
+            std::copy_n(from.begin() + begin, count, out);
+            return absl::OkStatus();
+          },
+          name);
+      ASSERT_TRUE(packed->ReadValues(0, entry.numel, wanted.data()).ok());
+      EXPECT_NE(wanted, Values(*was, name));
+      const std::vector<float> values = Values(*got, name);
+      const double most = dtype == at::kFloat ? 1e-6 : 1.0 / 256;  // relative
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double exact =
+            wanted[i] + (static_cast<double>(after[i]) - before[i]);
+        ASSERT_NEAR(values[i], exact, 1e-7 + most * std::fabs(exact))
+            << name << " " << i;
+        squares += exact * exact;
+        errors += (values[i] - exact) * (values[i] - exact);
+      }
+    }
+    EXPECT_GT(adapted, 0);
+    const double moved = std::sqrt(errors / squares);
+    EXPECT_THAT(*note,
+                HasSubstr(dtype == at::kFloat
+                              ? "moved them by 0.0e+00 of their size"
+                              : absl::StrFormat("moved them by %.1e", moved)));
+  }
+}
+
+// golden/llama as the text part of a model that sees: its tensors' names begin
+// with `start` in place of "model.".
+std::string TextPart(const std::string& start) {
+  const std::string folder = NewFolder() + "/whole";
+  std::filesystem::copy(Golden("llama"), folder);
+  std::filesystem::remove(folder + "/model.safetensors");
+  const auto llama = Open(Golden("llama"));
+  auto writer = SafetensorsWriter::Create(folder + "/model.safetensors");
+  EXPECT_TRUE(writer.ok()) << writer.status();
+  const auto renamed = [&](const std::string& name) {
+    return absl::StartsWith(name, "model.") ? start + name.substr(6) : name;
+  };
+  for (const auto& [name, entry] : llama->tensors()) {
+    (*writer)->Declare(renamed(name), entry.dtype, entry.shape);
+  }
+  for (const auto& [name, entry] : llama->tensors()) {
+    EXPECT_TRUE((*writer)->Append(entry.data, entry.bytes).ok());
+  }
+  EXPECT_TRUE((*writer)->Close().ok());
+  return folder;
+}
+
+TEST(MergeAdapterTest, TextPartOfAModelThatSees) {
+  const std::string adapter = WithChecksum(ChecksumOf(Golden("llama")));
+  const auto want = Open(Golden("llama_lora_merged"));
+  const std::string weight = "layers.0.self_attn.q_proj.weight";
+  for (const std::string start :
+       {"language_model.model.", "model.language_model."}) {
+    const std::string output = NewFolder() + "/merged";
+    const absl::Status status = Merge(TextPart(start), adapter, output);
+    ASSERT_TRUE(status.ok()) << status;
+    const auto got = Open(output);
+    ASSERT_EQ(got->tensors().size(), want->tensors().size());
+    const std::vector<float> a = Values(*got, start + weight);
+    const std::vector<float> b = Values(*want, "model." + weight);
+    for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-7) << i;
+  }
 }
 
 TEST(MergeAdapterTest, TheBasesCodeComesAlong) {

@@ -23,6 +23,9 @@
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/process_group/create.h"
+#include "trainer/session/watch.h"
+#include "trainer/watch/ledger.h"
+#include "trainer/watch/watchdog.h"
 
 namespace capstan {
 namespace {
@@ -160,8 +163,12 @@ absl::Status RunOnRank(const EvalTaskOptions& options,
                        const Generator& generator,
                        const std::vector<Asked>& asked, const RankInfo& rank) {
   at::set_num_threads(rank.threads);
+  WantLedgers();
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
                            CreateProcessGroup(rank, /*gpus=*/0));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Watchdog> watchdog,
+                           Watch(generator.loaded.config.train(), *group));
+  const Watchdog::Activity activity(watchdog.get(), "evaluation", /*step=*/0);
   PlainRunner runner;
   WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
   evaluate::Answerer answerer;
@@ -219,8 +226,11 @@ absl::StatusOr<int> EvalTasks(const EvalTaskOptions& options) {
         "of their tokens"));
   }
   if (generator.tokenizer == nullptr) {
-    return Annotate(generator.tokenizer_error,
-                    absl::StrCat("--model=", options.model));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--model=", options.model, " has no tokenizer",
+        generator.tokenizer_error.ok()
+            ? ""
+            : absl::StrCat(" (", generator.tokenizer_error.message(), ")")));
   }
   if (options.chat) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat,

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iostream>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -104,29 +106,64 @@ bool IsPattern(absl::string_view file) {
   return file.find_first_of("*?[") != absl::string_view::npos;
 }
 
-bool Matches(const std::string& pattern) {
-  glob_t found = {};
-  const bool any = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0;
-  globfree(&found);
-  return any;
+int64_t CountFiles(const std::string& path) {
+  if (!IsFolder(path)) return PathExists(path) ? 1 : 0;
+  int64_t count = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(path, error), end;
+       !error && at != end; at.increment(error)) {
+    if (!IsFolder(at->path().string())) ++count;
+  }
+  return count;
 }
 
-// The path in the cache; "" if it isn't there.
-std::string Find(const HubPath& path, const std::string& cache) {
-  const std::string folder = absl::StrCat(
-      cache, "/", path.kind == HubKind::kModel ? "models" : "datasets", "--",
-      absl::StrReplaceAll(path.repo, {{"/", "--"}}));
+// What the cache has of a path.
+struct Cached {
+  std::string path;  // "": nothing
+  int64_t files = 0;
+};
+
+Cached FindPattern(const std::string& pattern) {
+  glob_t found = {};
+  Cached cached;
+  if (glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0) {
+    cached.path = pattern;
+    for (size_t i = 0; i < found.gl_pathc; ++i) {
+      cached.files += CountFiles(found.gl_pathv[i]);
+    }
+  }
+  globfree(&found);
+  return cached;
+}
+
+std::string RepoFolder(const HubPath& path, const std::string& cache) {
+  return absl::StrCat(cache, "/",
+                      path.kind == HubKind::kModel ? "models" : "datasets",
+                      "--", absl::StrReplaceAll(path.repo, {{"/", "--"}}));
+}
+
+Cached Find(const HubPath& path, const std::string& cache) {
+  const std::string folder = RepoFolder(path, cache);
   std::string commit = path.revision;
   const auto ref =
       ReadWholeFile(folder + "/refs/" + path.revision, kMostRefBytes);
   if (ref.ok()) commit = std::string(absl::StripAsciiWhitespace(*ref));
-  const std::string snapshot = folder + "/snapshots/" + commit;
-  if (!IsName(commit) || !IsFolder(snapshot)) return "";
-  if (path.file.empty()) return snapshot;
-  std::string file = absl::StrCat(snapshot, "/", path.file);
-  const bool there =
-      PathExists(file) || (IsPattern(path.file) && Matches(file));
-  return there ? file : "";
+  std::string found = folder + "/snapshots/" + commit;
+  if (!IsName(commit) || !IsFolder(found)) return {};
+  if (!path.file.empty()) absl::StrAppend(&found, "/", path.file);
+  if (PathExists(found)) return {found, CountFiles(found)};
+  return IsPattern(path.file) ? FindPattern(found) : Cached{};
+}
+
+// A file that a download left behind, "" if none.
+std::string Unfinished(const HubPath& path, const std::string& cache) {
+  std::error_code error;
+  const fs::path blobs = RepoFolder(path, cache) + "/blobs";
+  for (fs::directory_iterator at(blobs, error), end; !error && at != end;
+       at.increment(error)) {
+    if (at->path().extension() == ".incomplete") return at->path().string();
+  }
+  return "";
 }
 
 std::vector<std::string> DownloadCommand(const HubPath& path) {
@@ -138,16 +175,17 @@ std::vector<std::string> DownloadCommand(const HubPath& path) {
     command.insert(command.end(), {"--revision", path.revision});
   }
   if (!path.file.empty()) {
-    // A file, all of a folder, or what matches.
-    command.insert(command.end(), {"--include", path.file});
-    if (!IsPattern(path.file)) {
-      command.insert(command.end(), {"--include", path.file + "/*"});
-    }
+    // A file or all of a folder (and what else begins so), or what matches. One
+    // pattern, since of several older versions of hf take only the last.
+    command.insert(
+        command.end(),
+        {"--include", path.file + (IsPattern(path.file) ? "" : "*")});
   }
   return command;
 }
 
 // Its output goes to standard error: ours may be read by a program.
+// FAILED_PRECONDITION: it can't be run.
 absl::Status Run(const std::vector<std::string>& command,
                  absl::string_view why) {
   std::vector<char*> arguments;
@@ -178,7 +216,37 @@ absl::Status Run(const std::vector<std::string>& command,
       why, ", and `", shown, "` failed (",
       WIFEXITED(status) ? absl::StrCat("exit code ", WEXITSTATUS(status))
                         : absl::StrCat("signal ", WTERMSIG(status)),
-      "): see above for its own words"));
+      "): see above for its own words; with HF_HUB_OFFLINE=1 what the cache "
+      "has is used"));
+}
+
+bool IsOffline() {
+  const std::string offline = absl::AsciiStrToUpper(Variable("HF_HUB_OFFLINE"));
+  return offline == "1" || offline == "TRUE" || offline == "YES" ||
+         offline == "ON";
+}
+
+// What the cache has, unchecked, as `why` says: which files the repository has
+// isn't known here, so that the user is told what is used.
+absl::StatusOr<std::string> UseAsItIs(absl::string_view text,
+                                      const HubPath& path,
+                                      const std::string& cache,
+                                      const Cached& found,
+                                      absl::string_view why) {
+  const std::string unfinished = Unfinished(path, cache);
+  if (!unfinished.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        text,
+        " is in Hugging Face's cache, but a download of it hasn't ended (",
+        unfinished, "), and ", why, ": finish it with `",
+        absl::StrJoin(DownloadCommand(path), " "),
+        "`, or remove that file if all is there"));
+  }
+  std::cerr << absl::StrCat(
+      text, ": ", found.files, found.files == 1 ? " file" : " files",
+      " of Hugging Face's cache, which may not be all that there are: ", why,
+      "\n");
+  return found.path;
 }
 
 }  // namespace
@@ -191,21 +259,30 @@ absl::StatusOr<std::string> ResolveHubPath(absl::string_view text,
                                            HubKind kind) {
   CAPSTAN_ASSIGN_OR_RETURN(const HubPath path, Parse(text, kind));
   const std::string cache = CacheFolder();
-  std::string found = Find(path, cache);
-  if (!found.empty()) return found;
+  Cached found = Find(path, cache);
+  // A file is whole once it has its name; of several some may be missing.
+  if (!path.file.empty() && IsRegularFile(found.path)) return found.path;
   const std::string why =
       absl::StrCat(text, " isn't in Hugging Face's cache (", cache, ")");
-  const std::string offline = absl::AsciiStrToUpper(Variable("HF_HUB_OFFLINE"));
-  if (offline == "1" || offline == "TRUE" || offline == "YES" ||
-      offline == "ON") {
+  if (IsOffline()) {
+    if (!found.path.empty()) {
+      return UseAsItIs(text, path, cache, found, "HF_HUB_OFFLINE is set");
+    }
     return absl::NotFoundError(absl::StrCat(
         why,
         ", and HF_HUB_OFFLINE is set: unset it, or set HF_HOME to where "
         "it is"));
   }
-  CAPSTAN_RETURN_IF_ERROR(Run(DownloadCommand(path), why));
+  const absl::Status run =
+      Run(DownloadCommand(path),
+          found.path.empty() ? why : absl::StrCat(text, " may lack files"));
+  if (absl::IsFailedPrecondition(run) && !found.path.empty()) {
+    return UseAsItIs(text, path, cache, found,
+                     "the program `hf`, which would fetch them, can't be run");
+  }
+  CAPSTAN_RETURN_IF_ERROR(run);
   found = Find(path, cache);
-  if (!found.empty()) return found;
+  if (!found.path.empty()) return found.path;
   return absl::NotFoundError(absl::StrCat(
       why, ", nor is it after a download: there is no such file in it"));
 }

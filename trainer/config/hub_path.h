@@ -22,10 +22,12 @@ bool IsHubPath(absl::string_view text);
 // commit; FILE a file, a folder or a pattern. "hf:datasets/OWNER/NAME" is a
 // data set whatever `kind`.
 //
-// What isn't there is fetched by the program `hf`, with this process's
-// environment and its output on standard error; waits until it ends. Errors say
-// what to install or to set: there is no such program, HF_HUB_OFFLINE is set,
-// or the download failed.
+// A single file that is there is used. All else goes through the program
+// `hf download`, which knows what is missing and is quick when nothing is, with
+// this process's environment and its output on standard error; waits until it
+// ends. Where HF_HUB_OFFLINE is set or `hf` can't be run, what is there is used
+// as it is: a line on standard error says how many files, and a download that
+// hasn't ended is an error. Other errors say what to install or to set.
 absl::StatusOr<std::string> ResolveHubPath(absl::string_view text,
                                            HubKind kind);
 

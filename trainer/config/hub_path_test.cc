@@ -7,12 +7,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 
 namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr char kCommit[] = "0123456789abcdef0123456789abcdef01234567";
@@ -20,6 +22,11 @@ constexpr char kCommit[] = "0123456789abcdef0123456789abcdef01234567";
 void Write(const fs::path& path, const std::string& text) {
   fs::create_directories(path.parent_path());
   std::ofstream(path) << text;
+}
+
+std::string ReadAll(const fs::path& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 // A cache, and a PATH on which only a program `hf` of the test's may be.
@@ -78,6 +85,74 @@ TEST_F(HubPathTest, FindsWhatIsInTheCache) {
   EXPECT_EQ(Of("hf:org/tiny"), model.string());
 }
 
+// One shard fetched before isn't the data set.
+TEST_F(HubPathTest, APartOfASnapshotIsCompleted) {
+  const fs::path data = Snapshot("datasets--org--tiny");
+  Write(data / "data/train-0.parquet", "x");
+  const fs::path said = root_ / "said";
+  Program("echo \"$@\" >> " + said.string() + "\n> " +
+          (data / "data/train-1.parquet").string() + "\n");
+  EXPECT_EQ(Of("hf:org/tiny", HubKind::kDataset), data.string());
+  EXPECT_TRUE(fs::exists(data / "data/train-1.parquet"));
+  EXPECT_EQ(Of("hf:datasets/org/tiny/data"), (data / "data").string());
+  EXPECT_EQ(Of("hf:datasets/org/tiny/data/train-*.parquet"),
+            (data / "data/train-*.parquet").string());
+  // What names one file is whole when it is there.
+  EXPECT_EQ(Of("hf:datasets/org/tiny/data/train-0.parquet"),
+            (data / "data/train-0.parquet").string());
+  EXPECT_EQ(ReadAll(said),
+            "download org/tiny --repo-type dataset\n"
+            "download org/tiny --repo-type dataset --include data*\n"
+            "download org/tiny --repo-type dataset --include "
+            "data/train-*.parquet\n");
+  Program("exit 1\n");
+  EXPECT_THAT(Of("hf:datasets/org/tiny"),
+              AllOf(HasSubstr("may lack files, and `hf download org/tiny"),
+                    HasSubstr("HF_HUB_OFFLINE=1")));
+}
+
+TEST_F(HubPathTest, WhatCannotBeCompletedIsCounted) {
+  const fs::path data = Snapshot("datasets--org--tiny");
+  Write(data / "data/train-0.parquet", "x");
+  Write(data / "data/train-1.parquet", "x");
+  Write(data / "README.md", "x");
+  const auto said = [&](const std::string& text) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_THAT(Of(text), HasSubstr(data.string()));
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(said("hf:datasets/org/tiny"),
+              AllOf(HasSubstr("hf:datasets/org/tiny: 3 files of"),
+                    HasSubstr("`hf`, which would fetch them, can't be run")));
+  EXPECT_THAT(said("hf:datasets/org/tiny/data"), HasSubstr(": 2 files of"));
+  EXPECT_THAT(said("hf:datasets/org/tiny/data/*-0.*"),
+              HasSubstr(": 1 file of"));
+  EXPECT_EQ(said("hf:datasets/org/tiny/README.md"), "");
+  setenv("HF_HUB_OFFLINE", "1", 1);
+  Program("exit 1\n");
+  EXPECT_THAT(said("hf:datasets/org/tiny"),
+              AllOf(HasSubstr("3 files"), HasSubstr("HF_HUB_OFFLINE is set")));
+}
+
+TEST_F(HubPathTest, AnInterruptedDownloadIsNotUsed) {
+  const fs::path data = Snapshot("datasets--org--tiny");
+  Write(data / "train-0.parquet", "x");
+  Write(data.parent_path().parent_path() / "blobs/0a1b.incomplete", "x");
+  const auto refused =
+      AllOf(HasSubstr("a download of it hasn't ended ("),
+            HasSubstr("blobs/0a1b.incomplete"),
+            HasSubstr("`hf download org/tiny --repo-type dataset`"));
+  EXPECT_THAT(Of("hf:datasets/org/tiny"), refused);
+  setenv("HF_HUB_OFFLINE", "1", 1);
+  EXPECT_THAT(Of("hf:datasets/org/tiny"), refused);
+  EXPECT_EQ(Of("hf:datasets/org/tiny/train-0.parquet"),
+            (data / "train-0.parquet").string());
+  unsetenv("HF_HUB_OFFLINE");
+  // `hf` knows better: it may be what is left of another revision.
+  Program("exit 0\n");
+  EXPECT_EQ(Of("hf:datasets/org/tiny"), data.string());
+}
+
 TEST_F(HubPathTest, WhatIsNoNameIsAnError) {
   for (const char* text :
        {"hf:", "hf:a/", "hf:/b", "hf:../b", "hf:a/..", "hf:-a/b", "hf:a/b@",
@@ -102,12 +177,8 @@ TEST_F(HubPathTest, TheProgramFetchesWhatIsMissing) {
           (data / "a.csv").string() + "\n");
   EXPECT_EQ(Of("hf:org/tiny@main/a.csv", HubKind::kDataset),
             (data / "a.csv").string());
-  std::string line;
-  std::ifstream in(said);
-  std::getline(in, line);
-  EXPECT_EQ(line,
-            "download org/tiny --repo-type dataset --include a.csv --include "
-            "a.csv/*");
+  EXPECT_EQ(ReadAll(said),
+            "download org/tiny --repo-type dataset --include a.csv*\n");
   Program("exit 3\n");
   EXPECT_THAT(Of("hf:org/other@v1"),
               HasSubstr("`hf download org/other --revision v1` failed (exit "

@@ -96,9 +96,9 @@ TEST_F(LoadConfigTest, WrongTypeNamesThePlace) {
 }
 
 TEST_F(LoadConfigTest, MisspeltPluginNamesWhatWasTriedAndTheNearest) {
-  EXPECT_THAT(ErrorOf("strategy { [plugin/capstan.dpd.Config] {} }"),
-              AllOf(HasSubstr("run.pbtxt:1:"), HasSubstr("\"capstan.dpd\""),
-                    HasSubstr("libcapstan_dpd.so"),
+  EXPECT_THAT(ErrorOf("strategy { [plugin/capstan.ddq.Config] {} }"),
+              AllOf(HasSubstr("run.pbtxt:1:"), HasSubstr("\"capstan.ddq\""),
+                    HasSubstr("libcapstan_ddq.so"),
                     HasSubstr("did you mean \"capstan.ddp\"?")));
 }
 

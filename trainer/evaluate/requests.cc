@@ -268,18 +268,16 @@ absl::StatusOr<std::vector<Request>> MakeRequests(
   CAPSTAN_ASSIGN_OR_RETURN(const RequestMaker maker,
                            RequestMaker::Make(task, documents.front().row));
   const int64_t shots = task.num_fewshot;
-  std::vector<std::string> shown;
-  for (const Document& example : examples) {
-    // One more than is shown, in case that the document is among them.
-    if (static_cast<int64_t>(shown.size()) > shots) break;
-    CAPSTAN_ASSIGN_OR_RETURN(const Request request, maker.Ask(example));
-    shown.push_back(RequestMaker::Shown(task, request));
-  }
+  std::vector<std::string> shown;  // of the first examples, as many as needed
   for (const Document& document : documents) {
     CAPSTAN_ASSIGN_OR_RETURN(Request request, maker.Ask(document));
     std::string context = task.description;
     int64_t given = 0;
-    for (size_t i = 0; i < shown.size() && given < shots; ++i) {
+    for (size_t i = 0; i < examples.size() && given < shots; ++i) {
+      if (i == shown.size()) {
+        CAPSTAN_ASSIGN_OR_RETURN(const Request example, maker.Ask(examples[i]));
+        shown.push_back(RequestMaker::Shown(task, example));
+      }
       if (examples[i].row == document.row) continue;
       absl::StrAppend(&context, shown[i]);
       ++given;

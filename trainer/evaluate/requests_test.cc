@@ -58,6 +58,12 @@ TEST(RequestsTest, ExamplesAreOthers) {
             "D.\nQuestion: Q2\nAnswer: x\n\nQuestion: Q1\nAnswer:");
   EXPECT_EQ((*requests)[1].context,
             "D.\nQuestion: Q1\nAnswer: two\n\nQuestion: Q2\nAnswer:");
+  // Also behind its twins.
+  std::vector<std::string> twins(4, kArc[0]);
+  twins.push_back(kArc[2]);
+  const auto behind = MakeRequests(task, Rows({kArc[0]}), Rows(twins));
+  ASSERT_TRUE(behind.ok()) << behind.status();
+  EXPECT_THAT((*behind)[0].context, HasSubstr("Question: Q3"));
   task.num_fewshot = 3;
   const auto too_many = MakeRequests(task, Rows(kArc), Rows(kArc));
   ASSERT_FALSE(too_many.ok());

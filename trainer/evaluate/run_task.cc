@@ -197,6 +197,13 @@ class TaskRun {
         ScoreContinuations(model_, encoded, *answerer_.runner));
     std::vector<Answer> answers(scores.size());
     for (size_t i = 0; i < scores.size(); ++i) {
+      for (const Score& score : scores[i]) {
+        if (!std::isnan(score.log_likelihood)) continue;
+        return absl::InvalidArgumentError(
+            absl::StrCat(requests_[batch[i]].place,
+                         ": the model's logits are not finite: its answers "
+                         "can't be compared"));
+      }
       answers[i].scores = std::move(scores[i]);
     }
     return answers;

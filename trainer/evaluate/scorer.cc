@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
@@ -69,6 +70,18 @@ void ScoreNext(absl::Span<const EncodedRequest> requests, size_t which,
   }
 }
 
+// What the tokenizer puts before a text, unless that begins with it.
+std::vector<int64_t> BeginTokens(const Tokenizer& tokenizer,
+                                 absl::string_view text) {
+  constexpr int64_t kText = -1;
+  std::vector<int64_t> ids = {kText};
+  tokenizer.AddEnds(&ids);
+  ids.erase(std::find(ids.begin(), ids.end(), kText), ids.end());
+  const std::string spelt = tokenizer.Decode(ids);
+  if (!spelt.empty() && absl::StartsWith(text, spelt)) ids.clear();
+  return ids;
+}
+
 // Without a cache.
 Score ScoreAlone(TokenModel* model, const EncodedRequest& request,
                  const std::vector<int64_t>& continuation, UnitRunner& runner) {
@@ -107,6 +120,7 @@ absl::StatusOr<EncodedRequest> EncodeRequest(
   if (!continuations.empty()) context.resize(kept);
   request.context = tokenizer.Encode(context);
   const size_t known = request.context.size();
+  const std::vector<int64_t> begin = BeginTokens(tokenizer, context);
   int64_t longest = 0;
   for (const std::string& continuation : continuations) {
     std::vector<int64_t> ids =
@@ -115,7 +129,9 @@ absl::StatusOr<EncodedRequest> EncodeRequest(
     longest = std::max(longest, static_cast<int64_t>(ids.size()));
     request.continuations.push_back(std::move(ids));
   }
-  if (known == 0) {
+  if (known > 0) {
+    request.context.insert(request.context.begin(), begin.begin(), begin.end());
+  } else {
     const Tokenizer::SpecialIds special = tokenizer.special_ids();
     const int64_t first = special.bos >= 0 ? special.bos : special.eos;
     if (first < 0) {

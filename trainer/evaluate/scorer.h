@@ -21,8 +21,9 @@ struct EncodedRequest {
 
 // Encodes as the harness does (lm_eval/api/model.py, _encode_pair): a
 // continuation is what the tokens of both have beyond those of the context
-// alone, after the context's trailing space has moved to it; an empty context
-// is the begin (or end) token. Contexts lose their first tokens where the model
+// alone, after the context's trailing space has moved to it. A context begins
+// with the tokens that the tokenizer puts before a text, if it has some; an
+// empty one is the begin (or end) token. Contexts lose their first tokens where the model
 // has too few positions. FAILED_PRECONDITION without such a token,
 // INVALID_ARGUMENT for a continuation that leaves no room.
 absl::StatusOr<EncodedRequest> EncodeRequest(

@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "absl/strings/strip.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "plugins/sdk/prefix_model_for_test.h"
 
@@ -77,6 +78,47 @@ TEST(EncodeRequestTest, SpacesMoveToTheContinuation) {
   // A text that is to be continued keeps them.
   EXPECT_THAT(EncodeRequest(*bytes, "ab ", {}, 100)->context,
               ElementsAre('a', 'b', ' '));
+}
+
+// Gemma's or Llama 3's.
+class BeginningTokenizer final : public Tokenizer {
+ public:
+  int64_t vocab_size() const override { return 258; }
+  std::vector<int64_t> Encode(absl::string_view text) const override {
+    if (absl::ConsumePrefix(&text, "<bos>")) {
+      std::vector<int64_t> ids = bytes_->Encode(text);
+      ids.insert(ids.begin(), 256);
+      return ids;
+    }
+    return bytes_->Encode(text);
+  }
+  Encoding EncodeWithPlaces(absl::string_view text) const override {
+    return bytes_->EncodeWithPlaces(text);
+  }
+  void AddEnds(std::vector<int64_t>* ids) const override {
+    ids->insert(ids->begin(), 256);
+    ids->push_back(257);
+  }
+  std::string Decode(absl::Span<const int64_t> ids) const override {
+    return ids.size() == 1 && ids[0] == 256 ? "<bos>" : bytes_->Decode(ids);
+  }
+  absl::Status Save(const std::string&) const override {
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::unique_ptr<Tokenizer> bytes_ = NewByteTokenizer();
+};
+
+TEST(EncodeRequestTest, ContextsBeginAsTheTokenizerSays) {
+  const BeginningTokenizer tokenizer;
+  const auto request = EncodeRequest(tokenizer, "a", {" b"}, 100);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_THAT(request->context, ElementsAre(256, 'a'));
+  EXPECT_THAT(request->continuations, ElementsAre(ElementsAre(' ', 'b')));
+  // What a chat's template has written already.
+  EXPECT_THAT(EncodeRequest(tokenizer, "<bos>a", {}, 100)->context,
+              ElementsAre(256, 'a'));
 }
 
 TEST(EncodeRequestTest, LongContextsLoseTheirStart) {

@@ -22,7 +22,7 @@ bool Restarts::Again(int64_t step, bool gave_up_host) {
   } else {
     // Others were redone before it: that step, or what follows it, kills.
     same_step_ = step == died_after_ && !gave_up_host;
-    fruitless_ = same_step_ ? kFruitless : 1;
+    fruitless_ = same_step_ ? fruitless_ + 1 : 1;
     died_after_ = step;
   }
   step_ = std::max(step_, step);

@@ -15,8 +15,8 @@ namespace capstan {
 // How often a run's ranks are started again.
 class Restarts {
  public:
-  // So many deaths with no step finished between them end a run, as two after
-  // the same step do: the next start would end as they did.
+  // So many deaths with no step finished between them end a run, and so many
+  // after the same step: the next start would end as they did.
   static constexpr int kFruitless = 3;
 
   // most: launch.max_restarts.

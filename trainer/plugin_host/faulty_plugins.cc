@@ -2,7 +2,11 @@
 //
 // Plugins with a place to fail (base/fault_point.h) before each of their
 // functions but those that only return constants. Whoever adds a virtual
-// function to an interface that plugins implement forwards it here.
+// function to an interface that plugins implement, or an interface of the SDK
+// that is found by dynamic_cast, forwards it here. What a model and its
+// objective agree on between themselves (Model::token_model) can't be: under
+// CAPSTAN_FAULT such an objective finds another model than its own. Caches of
+// keys and values aren't wrapped, as only their model knows them.
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,11 +14,15 @@
 
 #include "base/fault_point.h"
 #include "base/status.h"
+#include "plugins/sdk/adapter_switch.h"
+#include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
+#include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/precision.h"
+#include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/strategy.h"
 #include "plugins/sdk/token_model.h"
 #include "trainer/plugin_host/plugin_host.h"
@@ -42,7 +50,7 @@ class FaultyPrecision final : public Precision {
   const std::unique_ptr<Precision> plugin_;
 };
 
-class FaultyTokenModel final : public TokenModel {
+class FaultyTokenModel : public TokenModel {
  public:
   explicit FaultyTokenModel(TokenModel* model) : model_(model) {}
   int64_t vocab_size() const override { return model_->vocab_size(); }
@@ -73,12 +81,46 @@ class FaultyTokenModel final : public TokenModel {
   TokenModel* const model_;
 };
 
-class FaultyModel final : public Model {
+// A TokenModel with RowLosses.
+class FaultyRowModel final : public FaultyTokenModel,
+                             public RowLosses,
+                             public AdapterSwitch {
  public:
-  explicit FaultyModel(Model* plugin) : plugin_(plugin) {
-    TokenModel* const tokens = plugin_->token_model();
-    if (tokens != nullptr) tokens_ = std::make_unique<FaultyTokenModel>(tokens);
+  FaultyRowModel(TokenModel* model, RowLosses* rows)
+      : FaultyTokenModel(model),
+        rows_(rows),
+        adapter_(dynamic_cast<AdapterSwitch*>(model)) {}
+  at::Tensor CrossEntropyRows(const TokenInput& input,
+                              const at::Tensor& targets,
+                              UnitRunner& runner) override {
+    FaultPoint::Pass("model.CrossEntropyRows");
+    return rows_->CrossEntropyRows(input, targets, runner);
   }
+  bool has_adapter() const override {
+    return adapter_ != nullptr && adapter_->has_adapter();
+  }
+  void SetAdapterEnabled(bool enabled) override {
+    adapter_->SetAdapterEnabled(enabled);
+  }
+
+ private:
+  RowLosses* const rows_;
+  AdapterSwitch* const adapter_;  // may be null
+};
+
+std::unique_ptr<TokenModel> TokensWithFaultPoints(TokenModel* model) {
+  if (model == nullptr) return nullptr;
+  if (auto* const rows = dynamic_cast<RowLosses*>(model)) {
+    return std::make_unique<FaultyRowModel>(model, rows);
+  }
+  return std::make_unique<FaultyTokenModel>(model);
+}
+
+class FaultyModel : public Model, public ParameterRoles {
+ public:
+  explicit FaultyModel(Model* plugin)
+      : plugin_(plugin),
+        tokens_(TokensWithFaultPoints(plugin_->token_model())) {}
   const std::vector<ParameterSpec>& parameters() const override {
     return plugin_->parameters();
   }
@@ -111,13 +153,38 @@ class FaultyModel final : public Model {
     return plugin_->AddLora(spec);
   }
   TokenModel* token_model() override { return tokens_.get(); }
+  ParameterRole role(int parameter) const override {
+    return RoleOf(*plugin_, parameter);
+  }
 
  private:
   const std::unique_ptr<Model> plugin_;
-  std::unique_ptr<FaultyTokenModel> tokens_;
+  const std::unique_ptr<TokenModel> tokens_;
 };
 
-class FaultyObjective final : public Objective {
+// A Model with PackedParameters.
+class FaultyPackedModel final : public FaultyModel, public PackedParameters {
+ public:
+  FaultyPackedModel(Model* plugin, PackedParameters* packed)
+      : FaultyModel(plugin), packed_(packed) {}
+  int64_t PackedBytes(int index) const override {
+    return packed_->PackedBytes(index);
+  }
+  absl::Status PackedValue(int index, int64_t begin, int64_t count,
+                           uint8_t* out) const override {
+    CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("model.PackedValue"));
+    return packed_->PackedValue(index, begin, count, out);
+  }
+  void Unpack(int index, const uint8_t* bytes, float* out) const override {
+    FaultPoint::Pass("model.Unpack");
+    packed_->Unpack(index, bytes, out);
+  }
+
+ private:
+  PackedParameters* const packed_;
+};
+
+class FaultyObjective : public Objective {
  public:
   explicit FaultyObjective(Objective* plugin) : plugin_(plugin) {}
   absl::Status Check(Model& model, const DatasetReader& data) const override {
@@ -171,7 +238,24 @@ class FaultyObjective final : public Objective {
   const std::unique_ptr<Objective> plugin_;
 };
 
-class FaultyReader final : public DatasetReader {
+// An Objective with a BatchSampler.
+class FaultySampler final : public FaultyObjective, public BatchSampler {
+ public:
+  FaultySampler(Objective* plugin, BatchSampler* sampler)
+      : FaultyObjective(plugin), sampler_(sampler) {}
+  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
+      Model& model, absl::Span<const BatchPrompt> prompts,
+      const SampleOptions& options, const Ended& ended,
+      UnitRunner& runner) override {
+    CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("objective.SampleBatch"));
+    return sampler_->SampleBatch(model, prompts, options, ended, runner);
+  }
+
+ private:
+  BatchSampler* const sampler_;
+};
+
+class FaultyReader final : public DatasetReader, public EpochDraws {
  public:
   explicit FaultyReader(DatasetReader* plugin) : plugin_(plugin) {}
   int64_t size() const override { return plugin_->size(); }
@@ -200,6 +284,7 @@ class FaultyReader final : public DatasetReader {
     FaultPoint::Pass("dataset.PromptIds");
     return plugin_->PromptIds(text);
   }
+  bool draws_anew() const override { return DrawsAnew(*plugin_); }
 
  private:
   const std::unique_ptr<DatasetReader> plugin_;
@@ -332,14 +417,26 @@ void* Made(void* instance) {
   return faulty;
 }
 
+// `With` if the plugin has the interface Other as well.
+template <typename Faulty, typename With, typename Base, typename Other>
+void* MadeWith(void* instance) {
+  auto* const plugin = static_cast<Base*>(instance);
+  auto* const other = dynamic_cast<Other*>(plugin);
+  if (other == nullptr) return Made<Faulty, Base>(instance);
+  Base* const faulty = new With(plugin, other);
+  return faulty;
+}
+
 }  // namespace
 
 void* WithFaultPoints(PluginCategory category, void* instance) {
   switch (category) {
     case PluginCategory::kModel:
-      return Made<FaultyModel, Model>(instance);
+      return MadeWith<FaultyModel, FaultyPackedModel, Model, PackedParameters>(
+          instance);
     case PluginCategory::kObjective:
-      return Made<FaultyObjective, Objective>(instance);
+      return MadeWith<FaultyObjective, FaultySampler, Objective, BatchSampler>(
+          instance);
     case PluginCategory::kOptimizer:
       return Made<FaultyOptimizer, Optimizer>(instance);
     case PluginCategory::kStrategy:

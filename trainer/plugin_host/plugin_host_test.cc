@@ -126,7 +126,7 @@ TEST(PluginHostTest, AShortNameIsNearTheWhole) {
   PluginHost host({PluginFolder()});
   EXPECT_EQ(host.NearestPackage("ddp"), "capstan.ddp");
   EXPECT_EQ(host.NearestPackage("acme.ddp"), "capstan.ddp");
-  EXPECT_EQ(host.NearestPackage("capstan.dpd"), "capstan.ddp");
+  EXPECT_EQ(host.NearestPackage("capstan.ddq"), "capstan.ddp");
   EXPECT_EQ(host.NearestPackage("ful_moon"), "");
   EXPECT_THAT(std::string(host.Load("ddp.Config").status().message()),
               HasSubstr("did you mean \"capstan.ddp\"?"));

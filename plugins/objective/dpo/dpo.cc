@@ -225,9 +225,9 @@ at::Tensor Dpo::FromFile(const Batch& batch, const at::Tensor& like) const {
     if (!reference_->Find(keys.const_data_ptr<int64_t>()[i], &found)) {
       throw std::invalid_argument(absl::StrCat(
           reference_->path(), " has no log-probabilities of pair ", i,
-          " of this batch: the data, its tokenizer, template or max_length "
-          "have "
-          "changed since it was made (or it is of other data); ",
+          " of this batch: the data, its tokenizer, template or max_length, or "
+          "the date if the template shows it, have changed since it was made "
+          "(or it is of other data); ",
           kHowToMake));
     }
     out[i] = found.chosen;

@@ -24,6 +24,7 @@
 namespace capstan::dpo {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -341,7 +342,8 @@ TEST(DpoTest, AStaleFileIsRefused) {
   Batch other = BatchOf({0});
   other[kPairKeys].fill_(5);
   EXPECT_THAT(ErrorOf(*dpo, model, other),
-              HasSubstr("has no log-probabilities of pair 0"));
+              AllOf(HasSubstr("has no log-probabilities of pair 0"),
+                    HasSubstr("or the date if the template shows it")));
   EXPECT_EQ(ErrorOf(*dpo, model, BatchOf({0})), "");
   const std::unique_ptr<Dpo> again = Make(config);
   ASSERT_TRUE(again->Check(model, Data(12)).ok());

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plugins with fault points are what they are without.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "plugins/sdk/adapter_switch.h"
+#include "plugins/sdk/batch_sampler.h"
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/idle_for_test.h"
+#include "plugins/sdk/packed_parameters.h"
+#include "plugins/sdk/prefix_model_for_test.h"
+#include "plugins/sdk/row_losses.h"
+#include "trainer/plugin_host/plugin_host.h"
+
+namespace capstan {
+namespace {
+
+template <typename Base>
+std::unique_ptr<Base> Faulty(PluginCategory category, Base* plugin) {
+  return std::unique_ptr<Base>(
+      static_cast<Base*>(WithFaultPoints(category, plugin)));
+}
+
+// Has every interface of a model that is found by dynamic_cast.
+class RichModel final : public IdleModel,
+                        public TokenModel,
+                        public RowLosses,
+                        public AdapterSwitch,
+                        public PackedParameters,
+                        public ParameterRoles {
+ public:
+  RichModel() : IdleModel({{"w", {4, 8}, 0}}, 1) {}
+
+  TokenModel* token_model() override { return this; }
+  int64_t vocab_size() const override { return 3; }
+  int64_t max_positions() const override { return 5; }
+  at::Tensor Logits(const TokenInput&, UnitRunner&) override { return {}; }
+  at::Tensor CrossEntropySum(const TokenInput&, const TokenTargets&,
+                             UnitRunner&) override {
+    return {};
+  }
+  absl::StatusOr<std::unique_ptr<KvCache>> NewCache(int64_t,
+                                                    int64_t) const override {
+    return absl::UnimplementedError("none");
+  }
+  at::Tensor CrossEntropyRows(const TokenInput& input, const at::Tensor&,
+                              UnitRunner&) override {
+    return input.tokens;
+  }
+  bool has_adapter() const override { return true; }
+  void SetAdapterEnabled(bool enabled) override { enabled_ = enabled; }
+  int64_t PackedBytes(int index) const override { return 17 + index; }
+  absl::Status PackedValue(int, int64_t begin, int64_t,
+                           uint8_t* out) const override {
+    *out = static_cast<uint8_t>(begin);
+    return absl::OkStatus();
+  }
+  void Unpack(int, const uint8_t* bytes, float* out) const override {
+    *out = *bytes;
+  }
+  ParameterRole role(int) const override { return ParameterRole::kHead; }
+
+  bool enabled_ = true;
+};
+
+TEST(FaultyPluginsTest, AModelKeepsItsInterfaces) {
+  auto* const plugin = new RichModel;
+  const auto model = Faulty<Model>(PluginCategory::kModel, plugin);
+  ASSERT_NE(model.get(), plugin);
+  EXPECT_EQ(PackedBytesOf(*model, 2), 19);
+  const auto& packed = dynamic_cast<const PackedParameters&>(*model);
+  uint8_t byte = 0;
+  EXPECT_TRUE(packed.PackedValue(0, 7, 1, &byte).ok());
+  float value = 0.0f;
+  packed.Unpack(0, &byte, &value);
+  EXPECT_EQ(value, 7.0f);
+  EXPECT_EQ(RoleOf(*model, 0), ParameterRole::kHead);
+
+  auto* const rows = dynamic_cast<RowLosses*>(model->token_model());
+  ASSERT_NE(rows, nullptr);
+  TokenInput input;
+  input.tokens = at::empty({2});
+  PlainRunner runner;
+  EXPECT_TRUE(rows->CrossEntropyRows(input, at::Tensor(), runner)
+                  .is_same(input.tokens));
+  auto* const adapter = dynamic_cast<AdapterSwitch*>(model->token_model());
+  ASSERT_NE(adapter, nullptr);
+  EXPECT_TRUE(adapter->has_adapter());
+  adapter->SetAdapterEnabled(false);
+  EXPECT_FALSE(plugin->enabled_);
+}
+
+TEST(FaultyPluginsTest, AModelGetsNoInterfaceThatItLacks) {
+  const auto model =
+      Faulty<Model>(PluginCategory::kModel, new PrefixModel(7, 9));
+  EXPECT_EQ(dynamic_cast<PackedParameters*>(model.get()), nullptr);
+  ASSERT_NE(model->token_model(), nullptr);
+  EXPECT_EQ(model->token_model()->vocab_size(), 7);
+  EXPECT_EQ(dynamic_cast<RowLosses*>(model->token_model()), nullptr);
+  const auto idle = Faulty<Model>(PluginCategory::kModel,
+                                  new IdleModel({{"w.norm", {4}, 0}}, 1));
+  EXPECT_EQ(idle->token_model(), nullptr);
+  EXPECT_EQ(RoleOf(*idle, 0), ParameterRole::kNorm);
+}
+
+class OneSample : public DatasetReader {
+ public:
+  int64_t size() const override { return 1; }
+  bool shuffle() const override { return false; }
+  absl::Status Read(absl::Span<const int64_t>, Batch*) const override {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
+    return std::unique_ptr<DatasetReader>();
+  }
+};
+
+class Drawing final : public OneSample, public EpochDraws {
+ public:
+  bool draws_anew() const override { return true; }
+};
+
+TEST(FaultyPluginsTest, AReaderThatDrawsAnewStillDoes) {
+  const auto drawing =
+      Faulty<DatasetReader>(PluginCategory::kDatasetReader, new Drawing);
+  EXPECT_TRUE(DrawsAnew(*drawing));
+  const auto other =
+      Faulty<DatasetReader>(PluginCategory::kDatasetReader, new OneSample);
+  EXPECT_FALSE(DrawsAnew(*other));
+}
+
+class Silent : public Objective {
+ public:
+  absl::Status Check(Model&, const DatasetReader&) const override {
+    return absl::OkStatus();
+  }
+  int64_t CountTargets(const Batch&, const StepInfo&) const override {
+    return 0;
+  }
+  LossSum Compute(Model&, const Batch&, const StepInfo&, UnitRunner&) override {
+    return {};
+  }
+  absl::StatusOr<std::vector<int64_t>> Sample(Model&,
+                                              const std::vector<int64_t>&,
+                                              const SampleOptions&,
+                                              UnitRunner&) override {
+    return absl::UnimplementedError("none");
+  }
+};
+
+class Sampling final : public Silent, public BatchSampler {
+ public:
+  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
+      Model&, absl::Span<const BatchPrompt> prompts, const SampleOptions&,
+      const Ended&, UnitRunner&) override {
+    return std::vector<std::vector<int64_t>>(prompts.size());
+  }
+};
+
+TEST(FaultyPluginsTest, AnObjectiveSamplesBatchesIfItDid) {
+  const auto sampling =
+      Faulty<Objective>(PluginCategory::kObjective, new Sampling);
+  auto* const sampler = dynamic_cast<BatchSampler*>(sampling.get());
+  ASSERT_NE(sampler, nullptr);
+  PrefixModel model(7, 9);
+  PlainRunner runner;
+  const auto texts = sampler->SampleBatch(model, {BatchPrompt(), BatchPrompt()},
+                                          SampleOptions(), nullptr, runner);
+  ASSERT_TRUE(texts.ok());
+  EXPECT_EQ(texts->size(), 2u);
+  const auto silent = Faulty<Objective>(PluginCategory::kObjective, new Silent);
+  EXPECT_EQ(dynamic_cast<BatchSampler*>(silent.get()), nullptr);
+}
+
+}  // namespace
+}  // namespace capstan
