@@ -34,8 +34,9 @@ def settings(text):
 
 def fit(trainer, config, model, length, gpus, memory, rows):
     command = [trainer, "plan", "--fit", f"--gpus={gpus}", f"--gpu_memory={memory}",
-               f"--config={config}.pbtxt", "--set", "model=capstan.decoder",
+               f"--config={config}.pbtxt", "--set", "model.pretrained=",
                "--set", f"model.config={model}", "--set", "train_data=capstan.text",
+               "--set", "train.eval_every=0",
                "--set", f"train_data.path={rows}",
                "--set", f"train_data.sequence_length={length}"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -194,8 +194,9 @@ at::Tensor RoundOnDevice(const at::Tensor& value, const at::Tensor& random) {
   return rounded.__rshift__(16).to(at::kShort).view(at::kBFloat16);
 }
 
-// Of up to kAtOnce elements, for temporaries that stay small.
-constexpr int64_t kAtOnce = 1 << 24;
+// Elements at a time, for temporaries that stay small: 64 bytes an element at
+// most (trainer/memory/memory_plan.cc).
+constexpr int64_t kAtOnce = 1 << 22;
 
 void UpdatePieceOnDevice(const AdamWFactors& f, const AdamWBuffers& b,
                          const Random& random, uint32_t begin) {
@@ -209,10 +210,11 @@ void UpdatePieceOnDevice(const AdamWFactors& f, const AdamWBuffers& b,
   m.add_((g - m).mul_(f.weight1));
   at::Tensor v = b.exp_avg_sq.to(at::kFloat).mul_(f.beta2);
   v.add_((g * f.weight2).mul_(g));
+  g.reset();
   const at::Tensor p =
       b.parameter * f.decay -
       (m * f.rate).div_(v.sqrt().div_(f.root2).add_(f.epsilon));
-  const at::Tensor bits = BitsOnDevice(random, begin, g.numel(), g);
+  const at::Tensor bits = BitsOnDevice(random, begin, m.numel(), m);
   const auto write = [&good](const at::Tensor& to, const at::Tensor& value) {
     to.copy_(good.defined() ? at::where(good, value, to) : value);
   };

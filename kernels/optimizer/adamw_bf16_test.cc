@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "base/random.h"
+#include "kernels/optimizer/peak_of_cpu_for_test.h"
 
 namespace capstan::kernels {
 namespace {
@@ -165,6 +166,21 @@ TEST(AdamWBf16Test, LibTorchsOperatorsDoTheSame) {
     EXPECT_LE((mine.exp_avg != theirs.exp_avg).sum().item<int64_t>(), 5);
     EXPECT_LE((mine.exp_avg_sq != theirs.exp_avg_sq).sum().item<int64_t>(), 5);
     EXPECT_TRUE(mine.parameter.allclose(theirs.parameter, 1e-4, 1e-5));
+  }
+}
+
+// What the plan allows for on GPUs, where the same operators run.
+TEST(AdamWBf16Test, LibTorchsOperatorsHoldWhatIsPlanned) {
+  constexpr int64_t kLength = 1 << 16;
+  const State state(kLength);
+  for (const bool scaled : {false, true}) {
+    AdamWBuffers buffers =
+        state.With(Normal(40, kLength, 1.0f).to(at::kBFloat16));
+    if (scaled) buffers.device_scale = at::full({}, 0.5f);
+    const PeakOfCpu counted;
+    AdamWBf16ByLibTorch(Options(1), buffers, 1, 0);
+    EXPECT_GT(counted.peak(), 16 * kLength);
+    EXPECT_LE(counted.peak(), 64 * kLength);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "plugins/sdk/model.h"
 #include "trainer/metrics/console.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/optimizer/paged_state.h"
@@ -204,7 +205,7 @@ bool MemoryPlan::Knows(MemoryCategory category) const {
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
                       const std::vector<UnitMemory>& units,
                       const ActivationCheckpointing& checkpointing, bool on_gpu,
-                      bool paged_state) {
+                      bool paged_state, int64_t update) {
   MemoryByCategory always{};
   if (!on_gpu || !strategy.parameters_on_host) {
     In(always, MemoryCategory::kParameters) = strategy.parameters;
@@ -218,6 +219,11 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
   }
   TimeLine line(always);
   line.Add({/*buckets=*/strategy.publish_buckets});
+  if (on_gpu && !strategy.optimizer_on_host) {
+    TimeLine::Moment updating;
+    updating.workspace = update;
+    line.Add(updating);
+  }
   if (units.empty()) {
     for (const auto* buckets :
          {&strategy.forward_buckets, &strategy.backward_buckets}) {
@@ -244,6 +250,26 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
   return plan;
 }
 
+int64_t UpdateWorkspace(const Optimizer& optimizer, const Model& model,
+                        int64_t elements) {
+  constexpr int64_t kWholeBytes = 16;
+  int64_t bytes = 0;
+  for (const OptimizerStateSpec& spec : optimizer.state_specs()) {
+    if (spec.dtype == c10::ScalarType::Byte) {
+      bytes = 24 * std::min(elements, int64_t{1} << 24);
+    } else if (spec.dtype == c10::ScalarType::BFloat16) {
+      bytes = 64 * std::min(elements, int64_t{1} << 22);
+    }
+  }
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    const ParameterSpec& spec = model.parameters()[i];
+    if (spec.trainable && optimizer.NeedsWhole(model, static_cast<int>(i))) {
+      bytes = std::max(bytes, kWholeBytes * spec.numel());
+    }
+  }
+  return bytes;
+}
+
 int64_t SavedBytes(const MemoryRequest& request) {
   const c10::ScalarType master = request.strategy.precision.master;
   int64_t elements = 0;
@@ -266,7 +292,9 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
   }
   MemoryPlan memory =
       PlanMemory(plan, StateBytes(plan, request), units, request.checkpointing,
-                 request.on_gpu, request.paged_state);
+                 request.on_gpu, request.paged_state,
+                 UpdateWorkspace(*request.optimizer, *request.strategy.model,
+                                 plan.optimizer_elements));
   if (request.snapshot) memory.snapshot = SavedBytes(request);
   memory.mirror = request.mirror_images * SavedBytes(request);
   if (memory.activations_known && !request.on_gpu && request.resident > 0) {

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "plugins/sdk/model.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/memory/tracking_allocator.h"
@@ -97,11 +98,21 @@ int64_t ExpectedProcess(int64_t resident, int64_t tensors,
                         c10::ScalarType compute);
 
 // PlanMemory from what a strategy and a model declare. `paged_state`: the
-// optimizer's state isn't on the device but for a piece.
+// optimizer's state isn't on the device but for a piece. `update`: what the
+// optimizer's update allocates, UpdateWorkspace.
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
                       const std::vector<UnitMemory>& units,
                       const ActivationCheckpointing& checkpointing, bool on_gpu,
-                      bool paged_state = false);
+                      bool paged_state = false, int64_t update = 0);
+
+// What an update on a GPU allocates and frees if the optimizer has no kernel of
+// ours there but LibTorch's operators, in bytes: for state in 8 or 16 bits a
+// piece's values at a time, for parameters that it needs whole the largest
+// one's. An upper bound (kernels/optimizer's tests), also assumed of other
+// optimizers that need whole parameters. `elements` are those that a rank
+// updates.
+int64_t UpdateWorkspace(const Optimizer& optimizer, const Model& model,
+                        int64_t elements);
 
 // What a rank of `request` saves: its part of masters and optimizer state, 12
 // bytes a trainable parameter for all ranks together with AdamW in float32.

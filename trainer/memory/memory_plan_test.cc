@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "absl/strings/string_view.h"
 #include "base/machine.h"
+#include "plugins/sdk/idle_for_test.h"
 
 namespace capstan {
 namespace {
@@ -227,6 +231,45 @@ TEST(MemoryPlanTest, OffloadedActivationsAreOnTheHost) {
   EXPECT_EQ(offloaded.host, 40);
   EXPECT_LT(In(offloaded, MemoryCategory::kActivations),
             In(kept, MemoryCategory::kActivations));
+}
+
+// On a GPU, while there are no activations.
+TEST(MemoryPlanTest, AnUpdateHasWorkspaceOfItsOwn) {
+  StrategyPlan strategy = Holding();
+  const auto total = [&](bool on_gpu, int64_t update) {
+    return Total(
+        PlanMemory(strategy, 0, Units(), {}, on_gpu, false, update).at_peak);
+  };
+  const int64_t rest = total(true, 0);
+  EXPECT_EQ(total(true, 10), rest);
+  EXPECT_EQ(total(true, 5000), 1000 + 2000 + 3000 + 5000);
+  EXPECT_EQ(total(false, 5000), rest);
+  strategy.optimizer_on_host = true;
+  EXPECT_EQ(total(true, 5000), rest - 2000 - 3000) << "the CPU updates";
+}
+
+class NarrowState final : public IdleMatrixOptimizer {
+ public:
+  explicit NarrowState(c10::ScalarType dtype) : dtype_(dtype) {}
+  std::vector<std::string> state_names() const override { return {"m"}; }
+  std::vector<OptimizerStateSpec> state_specs() const override {
+    return {{"m", dtype_}};
+  }
+
+ private:
+  const c10::ScalarType dtype_;
+};
+
+TEST(MemoryPlanTest, AnUpdatesWorkspaceIsAPiecesOrAMatrixs) {
+  const IdleModel vectors({{"a", {1 << 30}}}, 1);
+  const IdleModel matrix({{"a", {100, 10}}, {"b", {1000, 1000}, 0, false}}, 1);
+  const NarrowState bytes(c10::ScalarType::Byte);
+  const NarrowState halves(c10::ScalarType::BFloat16);
+  EXPECT_EQ(UpdateWorkspace(bytes, vectors, 1000), 24 * 1000);
+  EXPECT_EQ(UpdateWorkspace(bytes, vectors, 1 << 30), int64_t{24} << 24);
+  EXPECT_EQ(UpdateWorkspace(halves, vectors, 1 << 30), int64_t{64} << 22);
+  EXPECT_EQ(UpdateWorkspace(IdleMatrixOptimizer(), matrix, 1000), 16 * 1000);
+  EXPECT_EQ(UpdateWorkspace(IdleMatrixOptimizer(), vectors, 1000), 0);
 }
 
 TEST(MemoryPlanTest, PagedStateIsOnTheHostOrInAFile) {
