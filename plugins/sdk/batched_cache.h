@@ -14,6 +14,11 @@ namespace capstan {
 class BatchedCache {
  public:
   virtual ~BatchedCache();
+  // How many tokens each row's text has, or soon will have: before the first of
+  // them, if they come in several pieces. A model whose positions depend on the
+  // length of the text (dynamic rope, longrope) then makes all of them alike.
+  // Does nothing by default.
+  virtual void ExpectLengths(const std::vector<int64_t>& lengths);
   // Forgets all but the first `length` positions, padding included.
   virtual void Rewind(int64_t length) = 0;
   // Keeps these rows only, ascending; the batch shrinks.

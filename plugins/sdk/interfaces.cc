@@ -27,6 +27,7 @@ namespace capstan {
 AdapterSwitch::~AdapterSwitch() = default;
 BatchSampler::~BatchSampler() = default;
 BatchedCache::~BatchedCache() = default;
+void BatchedCache::ExpectLengths(const std::vector<int64_t>&) {}
 ChatTemplate::~ChatTemplate() = default;
 Collector::~Collector() = default;
 Command::~Command() = default;

@@ -7,6 +7,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 namespace capstan::decoder {
 
 DecoderCache::DecoderCache(const TokenModel* owner, const DecoderConfig& config,
@@ -24,10 +26,22 @@ void DecoderCache::KeepRows(const std::vector<int64_t>& rows) {
   const at::Tensor index = at::tensor(rows, at::kLong);
   if (first_.defined()) first_ = first_.index_select(0, index);
   batch_ = index.numel();
+  if (!expected_.empty()) {
+    std::vector<int64_t> expected;
+    for (const int64_t row : rows) expected.push_back(expected_[row]);
+    expected_ = std::move(expected);
+  }
   for (kernels::CachedKeyValue& layer : layers_) {
     const at::Tensor here = index.to(layer.k.device());
     layer = {layer.k.index_select(0, here), layer.v.index_select(0, here)};
   }
+}
+
+void DecoderCache::ExpectLengths(const std::vector<int64_t>& lengths) {
+  TORCH_CHECK(static_cast<int64_t>(lengths.size()) == batch_,
+              "a length for each of ", batch_, " rows is expected, not ",
+              lengths.size());
+  expected_ = lengths;
 }
 
 void DecoderCache::NotePadding(const at::Tensor& positions) {

@@ -31,6 +31,11 @@ class DecoderCache final : public KvCache, public BatchedCache {
 
   void Rewind(int64_t length) override { length_ = length; }
   void KeepRows(const std::vector<int64_t>& rows) override;
+  void ExpectLengths(const std::vector<int64_t>& lengths) override;
+  // The length expected of a row's text; 0: not known.
+  int64_t expected(int64_t row) const {
+    return expected_.empty() ? 0 : expected_[row];
+  }
 
   // Takes note of the padding among the next tokens' positions, [batch, T]
   // int64 on the CPU: negative ones, which only come before a row's first
@@ -52,6 +57,7 @@ class DecoderCache final : public KvCache, public BatchedCache {
   const int64_t max_length_;
   int64_t length_ = 0;
   at::Tensor first_;
+  std::vector<int64_t> expected_;  // empty: not known
   std::vector<kernels::CachedKeyValue> layers_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tanh.h>
@@ -37,6 +38,17 @@ int64_t RopePositions(int64_t length) {
 // The number of positions that tokens reach.
 int64_t Reach(const at::Tensor& positions) {
   return positions.max().item<int64_t>() + 1;
+}
+
+// The length of each row's text, by which its frequencies go: its own, so that
+// the others in the batch don't change them.
+std::vector<int64_t> TextLengths(const at::Tensor& positions,
+                                 const DecoderCache& cache) {
+  std::vector<int64_t> lengths;
+  for (int64_t row = 0; row < positions.size(0); ++row) {
+    lengths.push_back(std::max(Reach(positions[row]), cache.expected(row)));
+  }
+  return lengths;
 }
 
 // `scale`, rounded to the dtype as transformers does.
@@ -121,7 +133,7 @@ void DecoderModel::Bind(std::vector<at::Tensor> parameters) {
     packed_->CheckBound(parameters, specs_);
   }
   parameters_ = std::move(parameters);
-  rope_tables_.assign(config_.ropes.size(), RopeTable());
+  rope_tables_.assign(config_.ropes.size(), {});
 }
 
 absl::Status DecoderModel::SaveConfig(const std::string& folder,
@@ -135,20 +147,23 @@ absl::Status DecoderModel::SaveConfig(const std::string& folder,
   return WriteConfigFiles(config_, std::move(json), folder, dtype);
 }
 
-const at::Tensor& DecoderModel::RopeOf(size_t rope, int64_t length,
-                                       int64_t text_length) {
-  RopeTable& known = rope_tables_[rope];
+at::Tensor DecoderModel::RopeOf(size_t rope, int64_t length,
+                                int64_t text_length) {
+  std::map<int64_t, at::Tensor>& known = rope_tables_[rope];
   const Rope& kind = config_.ropes[rope];
   const int64_t decisive = DecisiveLength(kind, text_length);
-  if (known.decisive_length != decisive || known.table.size(0) < length) {
-    known.table = kernels::RopeTable(
-                      RopePositions(length),
-                      InverseFrequencies(kind, config_.head_dim, text_length),
-                      kind.attention_factor)
-                      .to(parameters_[kEmbedding].device());
-    known.decisive_length = decisive;
+  const auto found = known.find(decisive);
+  if (found != known.end() && found->second.size(0) >= length) {
+    return found->second;
   }
-  return known.table;
+  // longrope has two; of dynamic's, only the latest are of use.
+  if (found == known.end() && known.size() == 2) known.erase(known.begin());
+  return known[decisive] =
+             kernels::RopeTable(
+                 RopePositions(length),
+                 InverseFrequencies(kind, config_.head_dim, text_length),
+                 kind.attention_factor)
+                 .to(parameters_[kEmbedding].device());
 }
 
 DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
@@ -186,9 +201,11 @@ DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
     cache->NotePadding(positions);
     positions = positions.clamp_min(0);
   }
-  int64_t reach = begin + length;
+  std::vector<int64_t> text_lengths = {begin + length};
   for (const Rope& rope : config_.ropes) {
-    if (DecisiveLength(rope, 0) > 0) reach = Reach(positions);
+    if (DecisiveLength(rope, 0) == 0) continue;
+    text_lengths = cache == nullptr ? std::vector<int64_t>{Reach(positions)}
+                                    : TextLengths(positions, *cache);
   }
   if (cache != nullptr) {
     TORCH_CHECK(Reach(positions) <= begin + length,
@@ -199,12 +216,33 @@ DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
     pass.options.packing = c10::make_intrusive<kernels::PackedRows>(positions);
   }
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
-    // One row of the table per token.
-    pass.rope_tables.push_back(RopeOf(i, begin + length, reach)
-                                   .narrow(0, 0, begin + length)
-                                   .index_select(0, positions.reshape({-1})));
+    pass.rope_tables.push_back(
+        RopeRows(i, begin + length, positions, text_lengths));
   }
   return pass;
+}
+
+at::Tensor DecoderModel::RopeRows(size_t rope, int64_t length,
+                                  const at::Tensor& positions,
+                                  const std::vector<int64_t>& text_lengths) {
+  const auto rows = [&](const at::Tensor& of, int64_t text_length) {
+    return RopeOf(rope, length, text_length)
+        .narrow(0, 0, length)
+        .index_select(0, of.reshape({-1}));
+  };
+  const auto decisive = [&](int64_t text_length) {
+    return DecisiveLength(config_.ropes[rope], text_length);
+  };
+  if (std::all_of(text_lengths.begin(), text_lengths.end(), [&](int64_t one) {
+        return decisive(one) == decisive(text_lengths[0]);
+      })) {
+    return rows(positions, text_lengths[0]);
+  }
+  std::vector<at::Tensor> tables;
+  for (size_t row = 0; row < text_lengths.size(); ++row) {
+    tables.push_back(rows(positions[row], text_lengths[row]));
+  }
+  return at::cat(tables);
 }
 
 kernels::Adapter DecoderModel::AdapterAt(int index,

@@ -9,6 +9,7 @@
 #define CAPSTAN_PLUGINS_MODEL_DECODER_DECODER_MODEL_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -108,11 +109,6 @@ class DecoderModel : public Model,
     at::Tensor samples;  // dropout's keys
     c10::intrusive_ptr<RouterLoss> router_loss;
   };
-  // A table of rotations that has been computed, and for which texts.
-  struct RopeTable {
-    at::Tensor table;
-    int64_t decisive_length = -1;
-  };
 
   // The last layer's output, [B * T, hidden_size].
   at::Tensor Hidden(const TokenInput& input, UnitRunner& runner,
@@ -128,7 +124,11 @@ class DecoderModel : public Model,
   Pass MakePass(const TokenInput& input, DecoderCache* cache);
   // Cosines and sines of positions [0, length) or more, for texts of
   // `text_length`.
-  const at::Tensor& RopeOf(size_t rope, int64_t length, int64_t text_length);
+  at::Tensor RopeOf(size_t rope, int64_t length, int64_t text_length);
+  // The same of the tokens at `positions` [B, T], all below `length`: one row a
+  // token. `text_lengths`: one for all, or one for each row.
+  at::Tensor RopeRows(size_t rope, int64_t length, const at::Tensor& positions,
+                      const std::vector<int64_t>& text_lengths);
   // The settings of a layer.
   kernels::TransformerBlockOptions LayerOptions(int layer,
                                                 const Pass& pass) const;
@@ -166,7 +166,9 @@ class DecoderModel : public Model,
   bool adapter_enabled_ = true;
   std::vector<at::Tensor> parameters_;
   GradientSink* sink_ = nullptr;
-  std::vector<RopeTable> rope_tables_;  // grow with the longest sequence
+  // By DecoderConfig::ropes and DecisiveLength; they grow with the longest
+  // sequence.
+  std::vector<std::map<int64_t, at::Tensor>> rope_tables_;
 };
 
 // Bytes of the tables of rotations that a forward of `length` positions keeps.

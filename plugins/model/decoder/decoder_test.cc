@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
@@ -20,6 +21,7 @@
 #include "base/status.h"
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
+#include "plugins/sdk/lib/prompt_batch.h"
 #include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan::decoder {
@@ -203,6 +205,64 @@ TEST(DecoderTest, AnAdapterCanBeSwitchedOff) {
     EXPECT_TRUE(model->Logits({ids}, runner).equal(without));
     model->SetAdapterEnabled(true);
     EXPECT_FALSE(model->Logits({ids}, runner).allclose(without, 1e-3, 1e-3));
+  }
+}
+
+// The golden Phi-3 with other frequencies beyond 24 positions.
+Config LongRope() {
+  Json json = GoldenConfig("phi3");
+  json["vocab_size"] = 8192;
+  json["original_max_position_embeddings"] = 24;
+  json["rope_parameters"] = {{"rope_type", "longrope"},
+                             {"rope_theta", 10000.0},
+                             {"partial_rotary_factor", 0.5},
+                             {"short_factor", {1.0, 1.1, 1.2, 1.3}},
+                             {"long_factor", {2.0, 3.0, 4.0, 5.0}}};
+  const std::string folder = TestFolder("longrope");
+  std::ofstream(folder + "/config.json") << json.dump();
+  Config config;
+  config.set_config(folder + "/config.json");
+  return config;
+}
+
+// Prompts of one batch, in pieces of 16 positions, on both sides of the switch:
+// as each alone at once.
+TEST(DecoderTest, LongropeDoesNotMixInABatch) {
+  const auto model = Make(LongRope());
+  BindRandom(*model, at::kFloat);
+  const at::AutoGradMode no_gradients(false);
+  PlainRunner runner;
+  constexpr int64_t kRows = 128;
+  ASSERT_EQ(LogitsChunk(*model, kRows), 16);
+  const std::vector<int64_t> lengths = {40, 23, 24, 9};
+  std::vector<std::vector<int64_t>> texts;
+  std::vector<absl::Span<const int64_t>> known;
+  for (int64_t row = 0; row < kRows; ++row) {
+    const int64_t length = lengths[row % lengths.size()];
+    const at::Tensor ids = at::randint(8192, {length}, at::kLong);
+    texts.emplace_back(ids.const_data_ptr<int64_t>(),
+                       ids.const_data_ptr<int64_t>() + length);
+  }
+  for (const auto& text : texts) {
+    known.push_back(absl::MakeConstSpan(text).first(text.size() - 1));
+  }
+  const auto batch = PromptBatch::Create(model.get(), known, 2, runner);
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  // Once shrunk, rows keep their own lengths.
+  (*batch)->KeepRows({0, 1, 2, 3, 5});
+  const std::vector<size_t> left = {0, 1, 2, 3, 5};
+  const at::Tensor last = at::empty({5, 1}, at::kLong);
+  for (size_t row = 0; row < left.size(); ++row) {
+    last.mutable_data_ptr<int64_t>()[row] = texts[left[row]].back();
+  }
+  const at::Tensor together = (*batch)->Append(last, runner);
+  for (size_t row = 0; row < left.size(); ++row) {
+    const std::vector<int64_t>& text = texts[left[row]];
+    const at::Tensor alone =
+        model->Logits({at::tensor(text, at::kLong).unsqueeze(0)}, runner);
+    EXPECT_TRUE(together[row][0].allclose(
+        alone[0][static_cast<int64_t>(text.size()) - 1], 1e-4, 1e-5))
+        << left[row];
   }
 }
 

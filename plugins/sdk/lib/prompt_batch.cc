@@ -61,6 +61,9 @@ void PromptBatch::Prefill(absl::Span<const absl::Span<const int64_t>> prompts,
       at[padding + i] = i;
     }
   }
+  std::vector<int64_t> expected = lengths_;
+  for (int64_t& length : expected) ++length;  // with Append's first token
+  batched_->ExpectLengths(expected);
   // In pieces, since the model also makes the logits of each position.
   const int64_t chunk = LogitsChunk(*model_, rows());
   for (int64_t begin = 0; begin < longest; begin += chunk) {

@@ -20,7 +20,8 @@ namespace capstan {
 class PromptBatch {
  public:
   // Runs the prompts, which may be empty, and makes room for `more` positions
-  // after the longest, all of which the model must have. UNIMPLEMENTED if the model's cache is no BatchedCache.
+  // after the longest, all of which the model must have; a token at least
+  // follows. UNIMPLEMENTED if the model's cache is no BatchedCache.
   static absl::StatusOr<std::unique_ptr<PromptBatch>> Create(
       TokenModel* model, absl::Span<const absl::Span<const int64_t>> prompts,
       int64_t more, UnitRunner& runner);
