@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same fine-tuning by TRL's SFTTrainer, to time against.
 
-A Llama of random weights on conversations: the tokenizer's own chat template,
+A Llama of random weights, or a folder's model, on conversations: the tokenizer's own chat template,
 loss on all tokens, rows in the file's order, packed by best fit or padded;
 AdamW, clipping at 1.0, gradients averaged by DistributedDataParallel. Run alone
 or under torchrun; prints one JSON line. Tokens are those of rows: no padding.
@@ -21,24 +21,32 @@ START = time.time()
 import torch
 import torch.distributed as dist
 from datasets import Dataset
-from transformers import (AutoTokenizer, LlamaConfig, LlamaForCausalLM,
-                          TrainerCallback)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, LlamaConfig,
+                          LlamaForCausalLM, TrainerCallback)
 from trl import SFTConfig, SFTTrainer
 
 # Steps at the start that the figures leave out, as in Capstan's summary.
 WARM_UP_STEPS = 2
 
 
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers",
+         "num_attention_heads", "num_key_value_heads")
+
+
 def parse():
     parser = argparse.ArgumentParser()
-    for name in ("hidden_size", "intermediate_size", "num_hidden_layers",
-                 "num_attention_heads", "num_key_value_heads", "max_length",
-                 "micro_batch_size", "steps"):
+    for name in ("max_length", "micro_batch_size", "steps"):
         parser.add_argument("--" + name, type=int, required=True)
+    parser.add_argument("--model", help="a folder; else a Llama of all sizes")
+    for name in SIZES:
+        parser.add_argument("--" + name, type=int)
     parser.add_argument("--rows", required=True, help="JSONL of conversations")
     parser.add_argument("--tokenizer", required=True, help="a folder")
     parser.add_argument("--packing", action="store_true")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not args.model and None in [getattr(args, name) for name in SIZES]:
+        parser.error("--model or each of --%s is needed" % ", --".join(SIZES))
+    return args
 
 
 def messages(row):
@@ -50,6 +58,9 @@ def messages(row):
 
 
 def build(args, tokenizer):
+    if args.model:
+        return AutoModelForCausalLM.from_pretrained(args.model,
+                                                    dtype=torch.float32)
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(
         hidden_size=args.hidden_size,
@@ -68,7 +79,7 @@ class Clock(TrainerCallback):
     """Seconds and tokens of each step, over all ranks."""
 
     def __init__(self):
-        self.ready, self.loss = None, None
+        self.ready, self.losses = None, []
         self.seconds, self.tokens_so_far = [], []
         self._begin = None
 
@@ -83,7 +94,7 @@ class Clock(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **__):
         if "loss" in (logs or {}):
-            self.loss = logs["loss"]
+            self.losses.append(logs["loss"])
             self.tokens_so_far.append(logs["num_tokens"])
 
     def tokens(self):
@@ -130,7 +141,8 @@ def main():
             "tokens_of_step": clock.tokens(),
             "ready_seconds": clock.ready,
             "peak_memory_bytes": peak,
-            "final_loss": clock.loss,
+            "final_loss": clock.losses[-1],
+            "losses": clock.losses,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
         }))
     if dist.is_initialized():

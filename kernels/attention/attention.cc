@@ -261,37 +261,64 @@ at::Tensor ForGroup(const at::Tensor& x, const AttentionShape& shape) {
              : x.repeat_interleave(shape.heads / shape.kv_heads, 1);
 }
 
+// 0 where `seen`, else -infinity, to add to scores.
+at::Tensor Additive(const at::Tensor& seen, c10::ScalarType dtype) {
+  const at::AutoGradMode no_gradients(false);
+  return at::zeros(seen.sizes(), seen.options().dtype(dtype))
+      .masked_fill_(seen.logical_not(),
+                    -std::numeric_limits<double>::infinity());
+}
+
 // With capped scores, which ATen's fused attention doesn't know. As in
-// transformers, the softmax is float32 and rounded.
+// transformers, the softmax is float32 and rounded. Autograd keeps the tanh and
+// the probabilities, in both types; what it doesn't keep is overwritten.
 at::Tensor CappedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const AttentionShape& shape,
                            const std::optional<at::Tensor>& mask) {
-  at::Tensor scores =
-      at::matmul(q, k.transpose(2, 3)) * ScoreScale(shape) / shape.softcap;
-  scores = at::tanh(scores) * shape.softcap;
-  if (mask.has_value()) {
-    scores = scores.masked_fill(mask->logical_not(),
-                                -std::numeric_limits<double>::infinity());
-  }
+  at::Tensor scores = at::matmul(q, k.transpose(2, 3))
+                          .mul_(ScoreScale(shape))
+                          .div_(shape.softcap)
+                          .tanh_();
+  scores = scores * shape.softcap;
+  if (mask.has_value()) scores.add_(*mask);
   const at::Tensor probs = at::softmax(scores, -1, at::kFloat);
+  scores.reset();
   return at::matmul(probs.to(q.scalar_type()), v);
 }
 
-// `mask`: see PackedRows; without one, by shape.causal. first: see
-// CachedAttention.
+// What limits attention besides AttentionShape.
+struct Limits {
+  const PackedRows* packing = nullptr;  // as a mask
+  AttentionMasks* masks = nullptr;
+  at::Tensor first = {};  // see CachedAttention
+};
+
+// What is added to scores, or a bool mask; none: by shape.causal.
+std::optional<at::Tensor> MaskOf(const AttentionShape& shape,
+                                 const at::Tensor& q, int64_t queries,
+                                 int64_t keys, const Limits& limits) {
+  const bool windowed = shape.window > 0 && keys > shape.window;
+  const bool packed = limits.packing != nullptr;
+  const bool capped = shape.softcap != 0.0 && (shape.causal || packed);
+  if (limits.first.defined() || ((windowed || capped) && queries != keys)) {
+    return Additive(Band(shape, queries, keys, q.device(), limits.first),
+                    q.scalar_type());
+  }
+  if (windowed || capped) {
+    return limits.masks->Get(shape, keys, q.options(), limits.packing);
+  }
+  if (packed) return limits.packing->mask(shape.causal);
+  return std::nullopt;
+}
+
 at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
                              const at::Tensor& v, const AttentionShape& shape,
-                             std::optional<at::Tensor> mask = std::nullopt,
-                             const at::Tensor& first = {}) {
+                             const Limits& limits) {
   const at::Tensor qh = PerHead(q, shape);
   at::Tensor kh = PerHead(k, shape), vh = PerHead(v, shape);
   const int64_t queries = qh.size(2), keys = kh.size(2);
-  const bool windowed = shape.window > 0 && keys > shape.window;
   const bool capped = shape.softcap != 0.0;
-  if (windowed || first.defined() || (capped && shape.causal && !mask)) {
-    const at::Tensor band = Band(shape, queries, keys, q.device(), first);
-    mask = mask.has_value() ? *mask & band : band;
-  }
+  std::optional<at::Tensor> mask = MaskOf(shape, q, queries, keys, limits);
   bool grouped = shape.heads != shape.kv_heads;
   if (grouped && (q.device().is_cpu() || mask.has_value() || capped)) {
     // ATen's fused attention doesn't support groups on CPUs, nor with a mask.
@@ -319,9 +346,10 @@ at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
 at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
                                    const at::Tensor& v,
                                    const AttentionShape& shape,
-                                   const PackedRows& packing) {
+                                   const PackedRows& packing,
+                                   AttentionMasks* masks) {
   if (!packing.on_cpu()) {
-    return ComposedAttention(q, k, v, shape, packing.mask(shape.causal));
+    return ComposedAttention(q, k, v, shape, {&packing, masks});
   }
   std::vector<int64_t> lengths;
   for (const PackedRows::Document& document : packing.documents()) {
@@ -332,9 +360,12 @@ at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
   const std::vector<at::Tensor> vs = v.split_with_sizes(lengths);
   AttentionShape alone = shape;
   alone.batch = 1;
+  // First the longest document's mask, which serves all.
+  MaskOf(alone, q, packing.longest(), packing.longest(), {nullptr, masks});
   std::vector<at::Tensor> outs;
   for (size_t i = 0; i < lengths.size(); ++i) {
-    outs.push_back(ComposedAttention(qs[i], ks[i], vs[i], alone));
+    outs.push_back(
+        ComposedAttention(qs[i], ks[i], vs[i], alone, {nullptr, masks}));
   }
   return at::cat(outs);
 }
@@ -349,8 +380,12 @@ struct AttentionBytes {
         grouped(shape.heads != shape.kv_heads),
         q(rows * shape.heads * shape.head_dim * ElementBytes(dtype)),
         kv(rows * shape.kv_heads * shape.head_dim * ElementBytes(dtype)),
-        log_sum_exp(rows * shape.heads * kFloatBytes) {
+        log_sum_exp(rows * shape.heads * kFloatBytes),
+        capped(shape.softcap != 0.0),
+        copied(shape.batch > 1) {
     const int64_t length = rows / shape.batch;
+    scores = rows * shape.heads * length;
+    rounded = scores * ElementBytes(dtype);
     const int64_t queries = std::min<int64_t>(
         length >= 768 ? 256 : (length >= 192 ? 64 : 32), length);
     block = queries * std::min<int64_t>(512, length) *
@@ -359,7 +394,54 @@ struct AttentionBytes {
   bool own;  // AttentionFunction rather than ATen's
   bool grouped;
   int64_t q, kv, log_sum_exp, block;
+  // CappedAttention's: scores of all heads, if rows are one document each, and
+  // their bytes in q's type. The products copy q, and ungrouped k and v, unless
+  // there is but one sequence.
+  bool capped, copied;
+  int64_t scores, rounded;
 };
+
+// As PlanAttention, of CappedAttention.
+void PlanCapped(const AttentionBytes& b, MemoryLedger* ledger) {
+  const int64_t floats = b.scores * kFloatBytes;
+  if (b.grouped) ledger->Take(2 * b.q);
+  if (b.copied) ledger->Take(b.q);
+  if (b.copied && !b.grouped) ledger->Take(b.kv);
+  ledger->Take(2 * b.rounded);  // the tanh and the scores
+  ledger->Pass(2 * floats);     // scores and probabilities
+  ledger->Take(floats);
+  ledger->Free(b.rounded);
+  ledger->Take(b.rounded);  // the probabilities, rounded
+  if (b.copied && !b.grouped) ledger->Take(b.kv);
+  ledger->Take(b.q);
+  ledger->Pass(b.q);  // per head, then in rows' order
+}
+
+void PlanCappedBackward(const AttentionBytes& b, bool packed,
+                        MemoryLedger* ledger) {
+  const int64_t floats = b.scores * kFloatBytes;
+  ledger->Take(b.q);              // the output's gradient, per head
+  ledger->Take(b.rounded + b.q);  // of the probabilities and of v
+  ledger->Free(b.rounded);        // the probabilities, rounded
+  ledger->Free(b.q);              // the gradient per head
+  const int64_t kv = b.grouped ? b.q : b.kv;
+  const bool copied = b.grouped || b.copied;
+  if (copied) ledger->Free(kv);  // of v
+  ledger->Take(floats);
+  ledger->Free(b.rounded);
+  ledger->Pass(floats);  // of the scores
+  ledger->Free(floats);  // the probabilities
+  ledger->Take(b.rounded);
+  ledger->Free(floats);
+  ledger->Pass(2 * b.rounded);  // through the cap
+  ledger->Free(b.rounded);      // the tanh
+  ledger->Take(2 * b.q);        // of q and k
+  ledger->Free(b.rounded);
+  ledger->Free(2 * b.q);  // the output and its gradient
+  if (packed) ledger->Free(b.q);
+  ledger->Free(b.q + (copied ? kv : 2 * kv));
+  if (b.grouped) ledger->Free(2 * (b.q - b.kv));  // summed over each group
+}
 
 }  // namespace
 
@@ -428,24 +510,39 @@ void AttentionBackward(const AttentionLayout& layout,
 
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, const AttentionShape& shape,
-                     const Packing& packing) {
+                     const Packing& packing, const SharedMasks& masks) {
   TORCH_CHECK(shape.causal || shape.window == 0,
               "a window is for causal attention");
   if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
-  return packing ? ComposedPackedAttention(q, k, v, shape, *packing)
-                 : ComposedAttention(q, k, v, shape);
+  AttentionMasks unshared;
+  AttentionMasks* const made = masks ? masks.get() : &unshared;
+  return packing ? ComposedPackedAttention(q, k, v, shape, *packing, made)
+                 : ComposedAttention(q, k, v, shape, {nullptr, made});
 }
 
 void PlanAttention(const AttentionShape& shape, int64_t rows,
                    c10::ScalarType dtype, bool packed, MemoryLedger* ledger) {
   const AttentionBytes b(shape, rows, dtype);
   if (b.own) return ledger->Take(b.q + b.log_sum_exp);
+  if (b.capped) {
+    PlanCapped(b, ledger);
+    if (packed) ledger->Take(b.q);
+    return;
+  }
   // Keys and values, repeated for each head of their group.
   if (b.grouped) ledger->Take(2 * b.q);
   ledger->Pass(b.q + b.log_sum_exp + b.block);
   ledger->Take(b.q + b.log_sum_exp);
   // The documents' outputs, from which the next operator makes one tensor.
   if (packed) ledger->Take(b.q);
+}
+
+int64_t AttentionMaskBytes(const AttentionShape& shape, int64_t length,
+                           c10::ScalarType dtype) {
+  const bool needed = (shape.window > 0 && length > shape.window) ||
+                      (shape.causal && shape.softcap != 0.0);
+  if (dtype == c10::ScalarType::Float || !needed) return 0;
+  return length * length * ElementBytes(dtype);
 }
 
 void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
@@ -457,6 +554,7 @@ void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
     ledger->Free(3 * b.q + 2 * b.kv + b.log_sum_exp);
     return;
   }
+  if (b.capped) return PlanCappedBackward(b, packed, ledger);
   ledger->Pass(3 * b.q + 2 * b.block);
   ledger->Take(3 * b.q);
   if (packed) {
@@ -479,7 +577,8 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& first) {
   TORCH_CHECK(shape.causal, "a cache of keys is for causal attention");
   if (!FastPath(q)) {
-    return ComposedAttention(q, k, v, shape, std::nullopt, first);
+    AttentionMasks unshared;
+    return ComposedAttention(q, k, v, shape, {nullptr, &unshared, first});
   }
   AttentionLayout layout;
   layout.shape = shape;
@@ -495,6 +594,27 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
   AttentionForward(layout, ConstData(q), ConstData(k), ConstData(v), Data(out),
                    log_sum_exp.data());
   return out;
+}
+
+at::Tensor AttentionMasks::Get(const AttentionShape& shape, int64_t length,
+                               const at::TensorOptions& options,
+                               const PackedRows* packing) {
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  for (const Made& made : made_) {
+    if (made.window == shape.window && made.causal == shape.causal &&
+        made.mask.scalar_type() == dtype && made.mask.size(2) >= length) {
+      return made.mask.narrow(2, 0, length).narrow(3, 0, length);
+    }
+  }
+  const at::AutoGradMode no_gradients(false);
+  at::Tensor seen;
+  if (shape.causal) seen = Band(shape, length, length, options.device(), {});
+  if (packing != nullptr) {
+    const at::Tensor& of_rows = packing->mask(shape.causal);
+    seen = seen.defined() ? of_rows & seen : of_rows;
+  }
+  made_.push_back({shape.window, shape.causal, Additive(seen, dtype)});
+  return made_.back().mask;
 }
 
 PackedRows::PackedRows(const at::Tensor& positions)

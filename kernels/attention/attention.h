@@ -72,12 +72,37 @@ struct AttentionShape {
   int64_t window = 0;
 };
 
+// The masks that the layers of one pass, with one packing or none, share: of
+// windows, and of capped scores. Used by one thread at a time.
+class AttentionMasks : public torch::CustomClassHolder {
+ public:
+  // [1, 1, length, length] of the options' dtype and device, or [rows, 1, ..]
+  // with a packing: 0 where a query sees a key, else -infinity, to be added to
+  // scores. Made at the first call for a window, and for a greater length.
+  // shape.causal is set, or there is a packing.
+  at::Tensor Get(const AttentionShape& shape, int64_t length,
+                 const at::TensorOptions& options,
+                 const PackedRows* packing = nullptr);
+
+ private:
+  struct Made {
+    int64_t window = 0;
+    bool causal = true;
+    at::Tensor mask;
+  };
+  std::vector<Made> made_;
+};
+
+// Null: a layer makes its own.
+using SharedMasks = c10::intrusive_ptr<AttentionMasks>;
+
 // Attention within each sequence, or each document of a packed one, with
 // gradients. q: [batch * T, heads * head_dim]; k, v: [batch * T, kv_heads *
-// head_dim]. Returns a tensor of q's shape.
+// head_dim]. Returns a tensor of q's shape. Float32 on the CPU needs no masks.
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, const AttentionShape& shape,
-                     const Packing& packing = nullptr);
+                     const Packing& packing = nullptr,
+                     const SharedMasks& masks = nullptr);
 
 // Causal attention without gradients for T queries, the last of L positions. k,
 // v: [batch, L, kv_heads * head_dim], with any strides in the first two
@@ -89,11 +114,17 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& first = {});
 
 // Adds to `ledger` what Attention leaves on the CPU for q [rows, ..]: its
-// output and what it keeps, which includes k and v or copies of them.
+// output and what it keeps, which includes k and v or copies of them, but not
+// what AttentionMaskBytes counts. Capped scores, which are [batch, heads, T, T]
+// but in float32, are counted as if each row were one document.
 void PlanAttention(const AttentionShape& shape, int64_t rows,
                    c10::ScalarType dtype, bool packed, MemoryLedger* ledger);
-// Continues from there: what it keeps, including q, k and v, and the output's
-// gradient become the gradients of q, k and v.
+// Of the mask in AttentionMasks that the layers of this window share, for rows
+// of `length` tokens.
+int64_t AttentionMaskBytes(const AttentionShape& shape, int64_t length,
+                           c10::ScalarType dtype);
+// Continues from PlanAttention: what it keeps, including q, k and v, and the
+// output's gradient become the gradients of q, k and v.
 void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
                            MemoryLedger* ledger);

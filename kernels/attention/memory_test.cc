@@ -27,8 +27,21 @@ void Compare(const AttentionShape& shape, int64_t length, at::ScalarType dtype,
   PlanAttentionBackward(shape, rows, dtype, /*packed=*/false, &backward);
   OperatorMemory planned = MemoryOf(forward, backward);
   planned.backward -= qkv;
-  ExpectNear(planned, Measure([&] { return Attention(q, k, v, shape); }),
-             bound);
+  // The first layer makes the mask, which the next one finds.
+  const auto masks = c10::make_intrusive<AttentionMasks>();
+  const auto attention = [&] {
+    return Attention(q, k, v, shape, /*packing=*/nullptr, masks);
+  };
+  const OperatorMemory first = Measure(attention);
+  const OperatorMemory next = Measure(attention);
+  ExpectNear(planned, next, bound);
+  EXPECT_EQ(first.kept - next.kept, AttentionMaskBytes(shape, length, dtype));
+}
+
+AttentionShape Limited(AttentionShape shape, double softcap, int64_t window) {
+  shape.softcap = softcap;
+  shape.window = window;
+  return shape;
 }
 
 TEST(AttentionMemoryTest, OwnLoops) {
@@ -39,6 +52,22 @@ TEST(AttentionMemoryTest, OwnLoops) {
 TEST(AttentionMemoryTest, SixteenBits) {
   Compare({4, 8, 4, 32, true}, 128, at::kBFloat16, 0.12);
   Compare({2, 4, 4, 32, false}, 200, at::kBFloat16, 0.12);
+}
+
+TEST(AttentionMemoryTest, OwnLoopsNeedNoMask) {
+  Compare(Limited({4, 8, 4, 32, true}, 20.0, 16), 128, at::kFloat, 0.01);
+}
+
+TEST(AttentionMemoryTest, WindowsIn16Bits) {
+  Compare(Limited({4, 8, 4, 32, true}, 0.0, 16), 128, at::kBFloat16, 0.12);
+  Compare(Limited({4, 8, 4, 32, true}, 0.0, 128), 128, at::kBFloat16, 0.12);
+}
+
+TEST(AttentionMemoryTest, CappedScoresIn16Bits) {
+  Compare(Limited({4, 8, 4, 32, true}, 20.0, 0), 128, at::kBFloat16, 0.03);
+  Compare(Limited({4, 8, 8, 32, true}, 20.0, 16), 128, at::kBFloat16, 0.03);
+  Compare(Limited({1, 8, 4, 32, true}, 20.0, 0), 256, at::kBFloat16, 0.03);
+  Compare(Limited({1, 8, 8, 32, false}, 20.0, 0), 256, at::kBFloat16, 0.03);
 }
 
 }  // namespace

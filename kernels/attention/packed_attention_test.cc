@@ -126,6 +126,29 @@ TEST(PackedAttentionTest, EqualsThePlainFormulaWithAMask) {
   }
 }
 
+// In other types than float32, where a mask is made for each document or found
+// in what layers share.
+TEST(PackedAttentionTest, SharedMasksChangeNothing) {
+  for (const Case& c : Cases()) {
+    const auto masks = c10::make_intrusive<AttentionMasks>();
+    Tensors in = c.Inputs();
+    for (at::Tensor& t : in) t = t.to(at::kBFloat16);
+    const at::Tensor alone = c.Packed()(in);
+    for (int layer = 0; layer < 2; ++layer) {
+      EXPECT_TRUE(at::equal(
+          Attention(in[0], in[1], in[2], c.shape, c.packing(), masks), alone));
+    }
+    EXPECT_LT((alone.to(at::kDouble) -
+               PlainAttention({in[0].to(at::kDouble), in[1].to(at::kDouble),
+                               in[2].to(at::kDouble)},
+                              c.shape, c.positions()))
+                  .abs()
+                  .max()
+                  .item<double>(),
+              0.05);
+  }
+}
+
 TEST(PackedAttentionTest, MaskShowsWhatIsSeen) {
   const PackedRows packing(Positions({{2, 1}}));
   const at::Tensor wanted =

@@ -163,6 +163,7 @@ struct TransformerBlockOptions {
   at::Tensor rope_table;  // see ApplyRope; undefined: no rope
   // The documents in each row; rope_table then has each token's own position.
   Packing packing;
+  SharedMasks masks;  // of the pass; null: the layer's own
   // Receives the gradients of the matrices; null: new tensors. Outlives the
   // graph.
   GradientSink* sink = nullptr;

@@ -38,6 +38,8 @@ struct Case {
   double dropout = 0.0;
   bool input_norms = true, post_norms = false;
   QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
+  double softcap = 0.0;
+  int64_t window = 0;
   bool nf4 = false;  // the matrices, which adapters' rank makes frozen
 };
 
@@ -57,7 +59,13 @@ constexpr Case kCases[] = {
     {"gemma2_adapters", 8, 128, 256, 688, 8, 4, true, false, 8, 0.0, true,
      true},
     {"nf4_adapters", 1, 96, 256, 688, 8, 4, true, false, 8, 0.0, true, false,
-     QueryKeyNorm::kNone, true},
+     QueryKeyNorm::kNone, 0.0, 0, true},
+    {"gemma2", 8, 128, 256, 688, 8, 4, true, false, 0, 0.0, true, true,
+     QueryKeyNorm::kNone, 50.0, 64},
+    {"gemma2_ungrouped", 8, 128, 256, 688, 8, 8, true, false, 0, 0.0, true,
+     true, QueryKeyNorm::kNone, 50.0},
+    {"windowed", 8, 128, 256, 688, 8, 4, true, false, 0, 0.0, true, false,
+     QueryKeyNorm::kNone, 0.0, 64},
 };
 
 // Gradient places allocated in advance.
@@ -97,7 +105,14 @@ class Block {
     weights_.mlp = {Norm(), Matrix(c.inner, c.hidden),
                     Matrix(c.inner, c.hidden), Matrix(c.hidden, c.inner)};
     AddNorms();
+    shape_.attention.softcap = c.softcap;
+    shape_.attention.window = c.window;
     options_.shape = shape_.attention;
+    // As an earlier layer has left it.
+    options_.masks = c10::make_intrusive<AttentionMasks>();
+    if (AttentionMaskBytes(shape_.attention, c.length, dtype) > 0) {
+      options_.masks->Get(shape_.attention, c.length, at::dtype(dtype));
+    }
     options_.eps = 1e-5;
     options_.rope_table = RopeTable(c.length, head_dim, 10000.0);
     if (c.packed) Pack();

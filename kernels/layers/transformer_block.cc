@@ -27,8 +27,12 @@ OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward);
   PlanAttentionOutput(s, &forward);
   if (s.mlp) PlanGatedMlp(s, &forward);
-  // Attention kept copies of k and v.
-  if (s.attention.heads != s.attention.kv_heads) forward.Free(2 * s.kv());
+  // Attention kept copies of k and v, and of q.
+  const bool capped = s.attention.softcap != 0.0 && s.attention.batch > 1;
+  if (capped || s.attention.heads != s.attention.kv_heads) {
+    forward.Free(2 * s.kv());
+  }
+  if (capped) forward.Free(s.q());
   const int64_t kept = forward.live();
   MemoryLedger backward(kept);
   if (s.mlp) PlanGatedMlpBackward(s, &backward);
@@ -80,9 +84,9 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options) {
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
-  return AfterAttention(
-      Attention(qkv.q, qkv.k, qkv.v, options.shape, options.packing), x,
-      weights, options);
+  return AfterAttention(Attention(qkv.q, qkv.k, qkv.v, options.shape,
+                                  options.packing, options.masks),
+                        x, weights, options);
 }
 
 at::Tensor CachedTransformerBlock(const at::Tensor& x,

@@ -180,6 +180,7 @@ DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
   pass.options.norm_plus_one = config_.norm_plus_one;
   pass.options.activation = config_.activation;
   pass.options.sink = sink_;
+  pass.options.masks = c10::make_intrusive<kernels::AttentionMasks>();
   const at::Device device = parameters_[kEmbedding].device();
   if (lora_ != nullptr && lora_->dropout() &&
       input.sample_positions.defined()) {

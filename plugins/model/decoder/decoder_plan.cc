@@ -2,6 +2,9 @@
 //
 // What a decoder's units allocate.
 #include <algorithm>
+#include <cstdint>
+#include <set>
+#include <vector>
 
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/moe.h"
@@ -97,6 +100,7 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
       c.experts.count, c.experts.chosen, compute,
       trained};
   std::vector<UnitMemory> units = {PlanEmbedding(c, ends, length)};
+  std::set<int64_t> windows;
   for (int layer = 0; layer < c.num_hidden_layers; ++layer) {
     const DecoderLayout::Layer& index = layout_.layers[layer];
     for (int m = 0; !trained && m < kernels::kBlockMatrices; ++m) {
@@ -104,6 +108,11 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
       block.adapters[m] = {has ? lora_->rank() : 0, lora_->dropout()};
     }
     block.attention.window = c.layer(layer).window;
+    if (windows.insert(block.attention.window).second) {
+      // Kept as the tables of ropes are.
+      units[0].kept +=
+          kernels::AttentionMaskBytes(block.attention, length, compute);
+    }
     block.mlp = !c.layer(layer).experts;
     units.push_back(PlanUnit(kernels::PlanTransformerBlock(block), block.x(),
                              specs_, index.unit, compute));

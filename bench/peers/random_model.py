@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a small model of random weights as transformers saves it.
+
+    random_model.py --family qwen3 --vocab_size 4096 --output FOLDER
+
+About 10 M parameters with 4096 tokens, in the family's proportions: heads wider
+than hidden_size / heads, and for Gemma 3 windows that rows of 512 tokens exceed.
+"""
+
+import argparse
+
+import torch
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Qwen3Config)
+
+FAMILIES = {
+    "qwen3": lambda vocab_size: Qwen3Config(
+        vocab_size=vocab_size, hidden_size=320, intermediate_size=960,
+        num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4,
+        head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True),
+    "gemma3": lambda vocab_size: Gemma3TextConfig(
+        vocab_size=vocab_size, hidden_size=320, intermediate_size=1024,
+        num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=1,
+        head_dim=128, query_pre_attn_scalar=128, sliding_window=128,
+        max_position_embeddings=8192),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--family", choices=FAMILIES, required=True)
+    parser.add_argument("--vocab_size", type=int, required=True)
+    parser.add_argument("--output", required=True)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(
+        FAMILIES[args.family](args.vocab_size)).save_pretrained(args.output)
+
+
+main()
