@@ -345,6 +345,12 @@ void Mirror::PeersHave() {
 
 absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
                                             const CheckpointParts& parts) {
+  // Before anything is touched, or steps that don't fit would take the place of
+  // those that did.
+  const std::string state_text = TrainStateText(state);
+  if (static_cast<int64_t>(state_text.size()) > kStateRoom) {
+    return absl::nullopt;
+  }
   last_ = Next();
   Image& image = images_[last_];
   image.sequence = ++sequence_;
@@ -370,10 +376,8 @@ absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
   next.layout_bytes = static_cast<int64_t>(image.layout.size());
   next.state_begin = kPage + RoundUp(next.layout_bytes);
   next.data_begin = next.state_begin + kStateRoom;
-  const std::string state_text = TrainStateText(state);
   next.state_bytes = static_cast<int64_t>(state_text.size());
   next.state_crc32c = Crc32c(state_text);
-  if (next.state_bytes > kStateRoom) return absl::nullopt;
   std::memcpy(image.memory + next.state_begin, state_text.data(),
               state_text.size());
   CopyPieces(pieces, layout, image.memory + next.data_begin);

@@ -202,6 +202,27 @@ TEST_F(MirrorTest, TheSourceStaysUntilPeersHaveMore) {
   EXPECT_EQ(NewestOf({files[0]}), 14);
 }
 
+// Steps whose lists have grown too long leave alone what is there.
+TEST_F(MirrorTest, StepsThatDontFitChangeNothing) {
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, kOne);
+  const std::vector<int> files(fds_.begin(), fds_.begin() + 2);
+  Mirror mirror(files, 0, absl::nullopt);
+  ASSERT_TRUE(mirror.Allocate(run.Parts(group)).ok());
+  ASSERT_TRUE(mirror.Copy(StateAt(1), run.Parts(group)).has_value());
+  for (int64_t step = 2; step <= 4; ++step) {
+    TrainState state = StateAt(step);
+    state.bad_samples.resize(1 << 20);
+    EXPECT_FALSE(mirror.Copy(state, run.Parts(group)).has_value());
+    EXPECT_EQ(NewestOf(files), 1);
+  }
+  const auto fits = mirror.Copy(StateAt(5), run.Parts(group));
+  ASSERT_TRUE(fits.has_value());
+  EXPECT_EQ(fits->key.sequence, 2);
+  EXPECT_EQ(NewestOf(files), 5);
+}
+
 TEST_F(MirrorTest, AnotherModelIsRefused) {
   Run(kOne, 0, {1});
   const absl::optional<MirroredStep> newest = NewestMirroredStep(fds_);
