@@ -212,13 +212,14 @@ ReadMirror ReadMirrorIn(int fd) {
 
 absl::optional<MirroredStep> NewestMirroredStep(
     const std::vector<FoundMirror>& found) {
-  std::map<MirrorKey, std::map<int, const FoundMirror*>> steps;
+  // By world size, too: images of several generations don't mix.
+  std::map<std::pair<MirrorKey, int>, std::map<int, const FoundMirror*>> steps;
   for (const FoundMirror& one : found) {
-    steps[one.image.key].emplace(one.image.rank, &one);
+    steps[{one.image.key, one.image.world_size}].emplace(one.image.rank, &one);
   }
   for (auto it = steps.rbegin(); it != steps.rend(); ++it) {
-    const auto& [key, ranks] = *it;
-    const int world_size = ranks.begin()->second->image.world_size;
+    const auto& [made, ranks] = *it;
+    const auto& [key, world_size] = made;
     if (static_cast<int>(ranks.size()) != world_size) continue;
     absl::optional<TrainState> state = ReadState(ranks.begin()->second->read);
     if (!state.has_value()) return absl::nullopt;
@@ -231,28 +232,71 @@ absl::optional<MirroredStep> NewestMirroredStep(
   return absl::nullopt;
 }
 
-absl::optional<MirroredStep> NewestMirroredStep(const std::vector<int>& fds) {
+std::vector<FoundMirror> MirrorsIn(const std::vector<int>& fds) {
   std::vector<FoundMirror> found;
   for (const int fd : fds) {
     const absl::optional<MirrorImage> image = MirrorImageIn(fd);
     if (image.has_value()) found.push_back({*image, ReadMirrorIn(fd)});
   }
-  return NewestMirroredStep(found);
+  return found;
+}
+
+absl::optional<MirroredStep> NewestMirroredStep(const std::vector<int>& fds) {
+  return NewestMirroredStep(MirrorsIn(fds));
+}
+
+int RestartAfter(const std::vector<FoundMirror>& found, int restart) {
+  for (const FoundMirror& one : found) {
+    restart = std::max(restart, one.image.key.restart + 1);
+  }
+  return restart;
 }
 
 absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
-                                            const CheckpointParts& parts) {
+                                            const CheckpointParts& parts,
+                                            bool* touched) {
+  if (touched != nullptr) *touched = false;
   TrainState state;
-  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    const absl::Status mine = CatchAll([&]() -> absl::Status {
-      CAPSTAN_ASSIGN_OR_RETURN(const StoredState stored, StoredIn(step));
-      return LoadState(stored, parts, &state);
-    });
+  const auto agree = [&](const absl::Status& mine) {
     return Agree(*parts.group, mine, [&](int) {
       return absl::StrCat("read the mirror of step ", step.state.step);
     });
+  };
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&]() -> absl::Status {
+    StoredState stored;
+    const absl::Status found = CatchAll([&]() -> absl::Status {
+      CAPSTAN_ASSIGN_OR_RETURN(stored, StoredIn(step));
+      return absl::OkStatus();
+    });
+    CAPSTAN_RETURN_IF_ERROR(agree(found));
+    if (touched != nullptr) *touched = true;
+    return agree(CatchAll([&] { return LoadState(stored, parts, &state); }));
   }));
   return state;
+}
+
+absl::StatusOr<LoadedNewest> LoadMirrorOrCheckpoint(
+    const absl::optional<MirroredStep>& step, const std::string& output_dir,
+    const CheckpointParts& parts) {
+  LoadedNewest loaded;
+  bool touched = false;
+  if (step.has_value()) {
+    absl::StatusOr<TrainState> state = LoadMirroredStep(*step, parts, &touched);
+    if (state.ok()) {
+      loaded.from_mirror = true;
+      loaded.resumed.state = *std::move(state);
+      return loaded;
+    }
+    loaded.mirror = state.status();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(loaded.resumed,
+                           LoadNewestCheckpoint(output_dir, parts));
+  if (touched && loaded.resumed.folder.empty()) {
+    return Annotate(loaded.mirror,
+                    "can't go on from the mirror, of which some is read "
+                    "already, and there is no checkpoint: start the run again");
+  }
+  return loaded;
 }
 
 absl::Status AllocateMirror(int fd, int64_t bytes) {
@@ -267,6 +311,13 @@ absl::Status AllocateMirror(int fd, int64_t bytes) {
   if (error == 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "no memory for a mirror of ", bytes, " bytes: ", std::strerror(error)));
+}
+
+void FreeMirror(int fd, const absl::optional<MirrorKey>& source) {
+  const absl::optional<MirrorImage> image = MirrorImageIn(fd);
+  if (source.has_value() && image.has_value() && image->key == *source) return;
+  // Else it keeps its memory: not essential.
+  if (ftruncate(fd, 0) != 0) return;
 }
 
 int64_t MirrorBytesMissing(int fd, int64_t bytes) {
@@ -345,6 +396,12 @@ void Mirror::PeersHave() {
 
 absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
                                             const CheckpointParts& parts) {
+  // Before anything is touched, or steps that don't fit would take the place of
+  // those that did.
+  const std::string state_text = TrainStateText(state);
+  if (static_cast<int64_t>(state_text.size()) > kStateRoom) {
+    return absl::nullopt;
+  }
   last_ = Next();
   Image& image = images_[last_];
   image.sequence = ++sequence_;
@@ -370,10 +427,8 @@ absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
   next.layout_bytes = static_cast<int64_t>(image.layout.size());
   next.state_begin = kPage + RoundUp(next.layout_bytes);
   next.data_begin = next.state_begin + kStateRoom;
-  const std::string state_text = TrainStateText(state);
   next.state_bytes = static_cast<int64_t>(state_text.size());
   next.state_crc32c = Crc32c(state_text);
-  if (next.state_bytes > kStateRoom) return absl::nullopt;
   std::memcpy(image.memory + next.state_begin, state_text.data(),
               state_text.size());
   CopyPieces(pieces, layout, image.memory + next.data_begin);

@@ -73,6 +73,9 @@ struct FoundMirror {
   ReadMirror read;
 };
 
+// The whole images in these files, which must stay open.
+std::vector<FoundMirror> MirrorsIn(const std::vector<int>& fds);
+
 // A step's images of all ranks.
 struct MirroredStep {
   MirrorKey key;
@@ -81,20 +84,45 @@ struct MirroredStep {
 };
 
 // The newest step of which all ranks' images are among `found`; of several of
-// one rank the first is read. Unset if there is none, or its train state can't
-// be read.
+// one rank the first is read. Those made by another number of ranks don't
+// count. Unset if there is none, or its train state can't be read.
 absl::optional<MirroredStep> NewestMirroredStep(
     const std::vector<FoundMirror>& found);
 // The same among these files.
 absl::optional<MirroredStep> NewestMirroredStep(const std::vector<int>& fds);
 
-// As LoadCheckpoint. `step`: NewestMirroredStep's, on each rank. Collective.
+// The restart number for new images: at least `restart`, and above that of any
+// image in `found`, which the new ones must outrank: the launchers' own counts
+// may fall, as the host that had the highest may be the one that is lost.
+int RestartAfter(const std::vector<FoundMirror>& found, int restart);
+
+// As LoadCheckpoint. `step`: NewestMirroredStep's, on each rank. `touched`, if
+// not null: whether the state may have been changed, on any rank. Collective.
 absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
-                                            const CheckpointParts& parts);
+                                            const CheckpointParts& parts,
+                                            bool* touched = nullptr);
+
+// What LoadMirrorOrCheckpoint has loaded.
+struct LoadedNewest {
+  bool from_mirror = false;
+  absl::Status mirror;  // why not, if there is a step but it can't be read
+  Resumed resumed;      // of the mirror: its folder is empty
+};
+
+// `step`, if it is set and can be read, or else as LoadNewestCheckpoint. An
+// error, on all ranks, if the step has been read in part and there is no
+// checkpoint: a run from the beginning would have some of its weights.
+// Collective.
+absl::StatusOr<LoadedNewest> LoadMirrorOrCheckpoint(
+    const absl::optional<MirroredStep>& step, const std::string& output_dir,
+    const CheckpointParts& parts);
 
 // Makes a mirror's file hold `bytes` bytes without growing later; never
 // shortens it. RESOURCE_EXHAUSTED: no memory.
 absl::Status AllocateMirror(int fd, int64_t bytes);
+// Gives its memory back, unless it has an image of `source`, which a restart
+// may go on from. Nobody may have the file mapped.
+void FreeMirror(int fd, const absl::optional<MirrorKey>& source);
 // Bytes of memory that AllocateMirror would take.
 int64_t MirrorBytesMissing(int fd, int64_t bytes);
 

@@ -41,6 +41,8 @@ constexpr seconds kConnectLimit{1};
 // How long nobody may be where the server was: others hear of a death by
 // themselves, and can say more of it.
 constexpr seconds kGone{1};
+// A host that is lost has not answered so often in a row.
+constexpr int kSilentTries = 3;
 // How often an idle connection is looked at.
 constexpr std::chrono::milliseconds kLook{500};
 // For what the other end sends or takes without being asked for more: a network
@@ -68,16 +70,7 @@ absl::string_view BytesOf(const T& value) {
 
 Deadline Soon(seconds limit) { return MeetingClock::now() + limit; }
 
-// Sends or receives piece by piece, as long as it goes on.
-absl::Status SendSlowly(int fd, const char* bytes, int64_t count) {
-  for (int64_t done = 0; done < count; done += kBuffer) {
-    const int64_t piece = std::min(kBuffer, count - done);
-    CAPSTAN_RETURN_IF_ERROR(SendAll(
-        fd, {bytes + done, static_cast<size_t>(piece)}, Soon(kSilence)));
-  }
-  return absl::OkStatus();
-}
-
+// Receives piece by piece, as long as it goes on.
 absl::Status ReceiveSlowly(int fd, char* out, int64_t count) {
   for (int64_t done = 0; done < count; done += kBuffer) {
     const int64_t piece = std::min(kBuffer, count - done);
@@ -112,6 +105,8 @@ std::thread StartThread(std::function<void()> body) {
 
 absl::StatusOr<std::unique_ptr<MirrorServer>> MirrorServer::Start(
     const Options& options) {
+  // Beside what the rank has open.
+  AllowOpenFiles(options.most_connections + 1024);
   auto server = absl::WrapUnique(new MirrorServer(options));
   absl::optional<SocketAddress> address =
       SocketAddress::Parse(options.host, /*port=*/0);
@@ -283,8 +278,7 @@ absl::Status MirrorServer::TakeImage(int fd, const MirrorKey& key,
   return SendAll(fd, BytesOf(done), Soon(kSilence));
 }
 
-absl::Status MirrorConnection::Connect() {
-  if (fd_.valid()) return absl::OkStatus();
+absl::StatusOr<SocketFd> MirrorConnection::Reach() const {
   const std::vector<std::string> parts = absl::StrSplit(address_, ' ');
   int port = 0;
   absl::optional<SocketAddress> address;
@@ -294,15 +288,19 @@ absl::Status MirrorConnection::Connect() {
   if (!address.has_value()) {
     return absl::UnavailableError("the other host's mirrors have no address");
   }
-  CAPSTAN_ASSIGN_OR_RETURN(SocketFd fd,
-                           ConnectTo(*address, Soon(kConnectLimit)));
+  return ConnectTo(*address, Soon(kConnectLimit));
+}
+
+absl::Status MirrorConnection::Connect() {
+  if (fd_.valid()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(SocketFd fd, Reach());
   if (silence_.count() > 0) NoticeSilence(fd.get(), silence_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (shut_down_) return absl::CancelledError("shut down");
     fd_ = std::move(fd);
   }
-  return Introduce(fd_.get(), parts[0]);
+  return Introduce(fd_.get(), address_.substr(0, address_.find(' ')));
 }
 
 absl::Status MirrorConnection::Introduce(int fd,
@@ -366,6 +364,35 @@ absl::Status MirrorConnection::Read(int file, int64_t offset, int64_t bytes,
   return Checked(TryRead(file, offset, bytes, out));
 }
 
+absl::Status MirrorConnection::Patiently(
+    const std::function<absl::Status(Deadline)>& wait) {
+  const Deadline end = Soon(kSilence);
+  while (true) {
+    const Deadline look = silence_.count() > 0
+                              ? std::min(end, MeetingClock::now() + silence_)
+                              : end;
+    const absl::Status status = wait(look);
+    if (!absl::IsDeadlineExceeded(status) || look == end) return status;
+    const absl::Status there = Reach().status();
+    // Of what else is wrong this connection hears by itself.
+    if (IsSilentHost(there)) return there;
+  }
+}
+
+absl::Status MirrorConnection::SendPatiently(const char* bytes, int64_t count) {
+  while (count > 0) {
+    CAPSTAN_RETURN_IF_ERROR(Patiently([&](Deadline deadline) -> absl::Status {
+      const auto piece = static_cast<size_t>(std::min(kBuffer, count));
+      CAPSTAN_ASSIGN_OR_RETURN(const size_t sent,
+                               SendSome(fd_.get(), {bytes, piece}, deadline));
+      bytes += sent;
+      count -= static_cast<int64_t>(sent);
+      return absl::OkStatus();
+    }));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MirrorConnection::TryPut(const Mirror::Copied& image) {
   CAPSTAN_RETURN_IF_ERROR(Connect());
   Request request;
@@ -373,10 +400,13 @@ absl::Status MirrorConnection::TryPut(const Mirror::Copied& image) {
   request.restart = image.key.restart;
   request.sequence_or_offset = image.key.sequence;
   request.bytes = image.bytes;
-  CAPSTAN_RETURN_IF_ERROR(SendAll(fd_.get(), BytesOf(request), Soon(kSilence)));
   CAPSTAN_RETURN_IF_ERROR(
-      SendSlowly(fd_.get(), image.memory + kPage, image.bytes - kPage));
-  CAPSTAN_RETURN_IF_ERROR(SendSlowly(fd_.get(), image.memory, kPage));
+      SendPatiently(BytesOf(request).data(), sizeof(request)));
+  CAPSTAN_RETURN_IF_ERROR(
+      SendPatiently(image.memory + kPage, image.bytes - kPage));
+  CAPSTAN_RETURN_IF_ERROR(SendPatiently(image.memory, kPage));
+  CAPSTAN_RETURN_IF_ERROR(Patiently(
+      [this](Deadline deadline) { return AwaitInput(fd_.get(), deadline); }));
   int64_t answer = -1;
   CAPSTAN_RETURN_IF_ERROR(ReceiveSlowly(
       fd_.get(), reinterpret_cast<char*>(&answer), sizeof(answer)));
@@ -469,14 +499,22 @@ void MirrorSender::MayLeave() {
 }
 
 void MirrorSender::Note(const absl::Status& status, bool was_connected) {
-  if (status.ok()) heard_ = MeetingClock::now();
-  // Other errors are of a server that is there.
-  if (!absl::IsUnavailable(status)) return;
-  const MeetingClock::duration since = MeetingClock::now() - heard_;
+  const Deadline now = MeetingClock::now();
   const bool silent = IsSilentHost(status);
-  // A connection ends with a silent host only after that time.
-  const bool over = silent ? was_connected || since >= silence_
-                           : !was_connected && since >= kGone;
+  silent_tries_ = silent ? silent_tries_ + 1 : 0;
+  if (silent && was_connected) {
+    // A connection ends so only after that time.
+    heard_ = std::min(heard_, now - silence_);
+  } else if (was_connected || !absl::IsUnavailable(status)) {
+    // Other errors are of a server that is there, or was until now.
+    heard_ = now;
+  }
+  // Not by the end of a connection alone: a host that is only slow takes the
+  // next one.
+  if (was_connected || !absl::IsUnavailable(status)) return;
+  const MeetingClock::duration since = now - heard_;
+  const bool over = silent ? silent_tries_ >= kSilentTries && since >= silence_
+                           : since >= kGone;
   if (!over) return;
   std::function<void(const std::string&)> lost;
   {

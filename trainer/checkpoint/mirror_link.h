@@ -97,8 +97,9 @@ class MirrorServer {
 // Shutdown.
 class MirrorConnection {
  public:
-  // silence: how long the other host may not answer (NoticeSilence); 0: for the
-  // system to say.
+  // silence: how long the other host may not answer (NoticeSilence), while an
+  // image is sent too; 0: for the system to say. A process there that is
+  // stopped or busy isn't a host that doesn't answer.
   explicit MirrorConnection(std::string address,
                             std::chrono::milliseconds silence = {})
       : address_(std::move(address)), silence_(silence) {}
@@ -118,6 +119,11 @@ class MirrorConnection {
   absl::Status Introduce(int fd, const std::string& token) const;
   absl::Status TryRead(int file, int64_t offset, int64_t bytes, char* out);
   absl::Status TryPut(const Mirror::Copied& image);
+  absl::StatusOr<SocketFd> Reach() const;
+  // Calls wait(deadline) until it isn't DEADLINE_EXCEEDED, for a minute at
+  // most; after each silence_ makes sure that the other host is there.
+  absl::Status Patiently(const std::function<absl::Status(Deadline)>& wait);
+  absl::Status SendPatiently(const char* bytes, int64_t count);
   // Closes the connection after an error.
   absl::Status Checked(const absl::Status& status);
 
@@ -160,8 +166,10 @@ class MirrorSender {
   MirrorConnection connection_;
   const std::chrono::milliseconds silence_;
   std::function<void(const std::string&)> lost_;
-  // Of the sender's thread: when the connection was last as it should be.
+  // Of the sender's thread: when the server was last there, and how often in a
+  // row its host hasn't answered since.
   Deadline heard_ = MeetingClock::now();
+  int silent_tries_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   absl::optional<Mirror::Copied> image_;  // until it has arrived

@@ -3,8 +3,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -233,6 +235,70 @@ TEST_F(MirrorLinkTest, StrangersGetNothing) {
   EXPECT_TRUE(rank.Read(0, 0, 1, &byte).ok());
 }
 
+// A server in a process of its own, whose held files have room for `bytes`.
+struct OtherProcess {
+  pid_t pid = -1;
+  std::string address;
+
+  explicit OtherProcess(int64_t bytes) {
+    int ready[2];
+    if (pipe(ready) != 0) return;
+    pid = fork();
+    if (pid == 0) Serve(ready[1], bytes);
+    close(ready[1]);
+    char text[256];
+    const ssize_t n = read(ready[0], text, sizeof(text));
+    if (n > 0) address.assign(text, static_cast<size_t>(n));
+    close(ready[0]);
+  }
+  ~OtherProcess() {
+    if (pid <= 0) return;
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+
+  [[noreturn]] static void Serve(int ready, int64_t bytes) {
+    MirrorServer::Options options;
+    options.host = "127.0.0.1";
+    for (int i = 0; i < kHeld; ++i) {
+      options.files.push_back(memfd_create("mirror", MFD_CLOEXEC));
+      if (!AllocateMirror(options.files.back(), bytes).ok()) _exit(1);
+    }
+    options.held = kHeld;
+    const auto server = MirrorServer::Start(options);
+    if (!server.ok()) _exit(1);
+    (*server)->TakeIn(absl::nullopt);
+    const std::string& address = (*server)->address();
+    if (write(ready, address.data(), address.size()) < 0) _exit(1);
+    while (true) pause();
+  }
+};
+
+// Its kernel answers: idle, and with an image that waits for room, larger than
+// all buffers of sockets. It gets the image once it goes on.
+TEST_F(MirrorLinkTest, AServerThatIsStoppedIsNotLost) {
+  constexpr int64_t kBytes = int64_t{128} << 20;
+  OtherProcess other(kBytes);
+  ASSERT_FALSE(other.address.empty());
+  MirrorSender sender(other.address, std::chrono::seconds(1),
+                      [](const std::string& how) { ADD_FAILURE() << how; });
+  sender.Send(Copy(1));
+  AwaitThrough(sender);
+  ASSERT_EQ(kill(other.pid, SIGSTOP), 0);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  const std::string memory(kBytes, 'x');
+  Mirror::Copied large;
+  large.key = {0, 2};
+  large.memory = memory.data();
+  large.bytes = kBytes;
+  sender.Send(large);
+  std::this_thread::sleep_for(std::chrono::seconds(8));
+  EXPECT_FALSE(sender.through());
+  EXPECT_TRUE(sender.problem().ok()) << sender.problem();
+  ASSERT_EQ(kill(other.pid, SIGCONT), 0);
+  AwaitThrough(sender);
+}
+
 // The sender tries again, and says so once.
 TEST_F(MirrorLinkTest, AServerThatIsGone) {
   const std::string address = hosts_[1].server->address();
@@ -268,7 +334,7 @@ TEST_F(MirrorLinkTest, AHostThatIsSilent) {
   std::atomic<int> told{0};
   MirrorSender sender("00 9 192.0.2.1", std::chrono::milliseconds(100),
                       [&told](const std::string&) { ++told; });
-  for (int i = 0; i < 1000 && told == 0; ++i) {
+  for (int i = 0; i < 6000 && told == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -202,6 +202,146 @@ TEST_F(MirrorTest, TheSourceStaysUntilPeersHaveMore) {
   EXPECT_EQ(NewestOf({files[0]}), 14);
 }
 
+// Steps whose lists have grown too long leave alone what is there.
+TEST_F(MirrorTest, StepsThatDontFitChangeNothing) {
+  ThreadMeeting meeting(1);
+  ThreadGroup group(&meeting, 0);
+  FakeRun run(0, kOne);
+  const std::vector<int> files(fds_.begin(), fds_.begin() + 2);
+  Mirror mirror(files, 0, absl::nullopt);
+  ASSERT_TRUE(mirror.Allocate(run.Parts(group)).ok());
+  ASSERT_TRUE(mirror.Copy(StateAt(1), run.Parts(group)).has_value());
+  for (int64_t step = 2; step <= 4; ++step) {
+    TrainState state = StateAt(step);
+    state.bad_samples.resize(1 << 20);
+    EXPECT_FALSE(mirror.Copy(state, run.Parts(group)).has_value());
+    EXPECT_EQ(NewestOf(files), 1);
+  }
+  const auto fits = mirror.Copy(StateAt(5), run.Parts(group));
+  ASSERT_TRUE(fits.has_value());
+  EXPECT_EQ(fits->key.sequence, 2);
+  EXPECT_EQ(NewestOf(files), 5);
+}
+
+// Whose reads fail from the `calls`-th on.
+ReadMirror Failing(int fd, int calls) {
+  return [read = ReadMirrorIn(fd), left = std::make_shared<int>(calls)](
+             int64_t offset, int64_t bytes, char* out) -> absl::Status {
+    if (--*left <= 0) return absl::UnavailableError("its host is gone");
+    return read(offset, bytes, out);
+  };
+}
+
+// Wherever it breaks off on one rank, no rank goes on with half of it.
+TEST_F(MirrorTest, OneThatBreaksOffIsAnErrorOrChangesNothing) {
+  Run(kTwo, 0, {1, 2});
+  const absl::optional<MirroredStep> newest = NewestMirroredStep(fds_);
+  ASSERT_TRUE(newest.has_value());
+  const std::string empty = NewFolder();
+  int touched = 0;
+  int whole = 0;
+  for (int calls = 1; whole == 0 && calls < 100; ++calls) {
+    std::vector<char> unchanged(2, 0);
+    const auto statuses = OnRanks(2, [&](ProcessGroup& group) -> absl::Status {
+      const int rank = group.rank();
+      FakeRun run(rank, kTwo);
+      run.SetValues(100.0f);
+      for (OptimizerShard& shard : run.shards_) {
+        shard.working.copy_(shard.master);
+      }
+      MirroredStep step = *newest;
+      // Step 2 is in the second file of each.
+      if (rank == 1) step.images[1] = Failing(fds_[3], calls);
+      const auto loaded = LoadMirrorOrCheckpoint(step, empty, run.Parts(group));
+      unchanged[rank] = run.HasValues(100.0f) ? 1 : 0;
+      if (!loaded.ok()) return loaded.status();
+      EXPECT_EQ(loaded->mirror.ok(), loaded->from_mirror);
+      EXPECT_TRUE(loaded->resumed.folder.empty());
+      if (loaded->from_mirror) {
+        EXPECT_TRUE(run.HasValues(2.5f));
+        return absl::OkStatus();
+      }
+      EXPECT_TRUE(unchanged[rank]) << "call " << calls;
+      return absl::CancelledError("unchanged");
+    });
+    EXPECT_EQ(statuses[0].code() == absl::StatusCode::kCancelled,
+              statuses[1].code() == absl::StatusCode::kCancelled);
+    EXPECT_EQ(statuses[0].ok(), statuses[1].ok());
+    if (statuses[0].ok()) {
+      ++whole;
+    } else if (!absl::IsCancelled(statuses[0])) {
+      ++touched;
+      EXPECT_THAT(std::string(statuses[1].message()),
+                  testing::HasSubstr("there is no checkpoint"));
+    }
+  }
+  EXPECT_EQ(whole, 1);
+  EXPECT_GT(touched, 0);
+}
+
+// A checkpoint overwrites all of it.
+TEST_F(MirrorTest, OneThatBreaksOffGivesWayToACheckpoint) {
+  Run(kOne, 0, {1, 2});
+  absl::optional<MirroredStep> newest = NewestMirroredStep(fds_);
+  ASSERT_TRUE(newest.has_value());
+  const std::string folder = NewFolder();
+  ASSERT_TRUE(FirstError(SaveWith(kOne, folder, 1)).ok());
+  for (int calls = 1; calls < 6; ++calls) {
+    ThreadMeeting meeting(1);
+    ThreadGroup group(&meeting, 0);
+    FakeRun run(0, kOne);
+    newest->images[0] = Failing(fds_[1], calls);
+    const auto loaded =
+        LoadMirrorOrCheckpoint(newest, folder, run.Parts(group));
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->resumed.state.step, loaded->from_mirror ? 2 : 1);
+    EXPECT_TRUE(run.HasValues(loaded->from_mirror ? 2.5f : 0.0f));
+  }
+}
+
+// The host whose launcher had counted more restarts may be the one that is
+// lost: what is made then is newer all the same.
+TEST_F(MirrorTest, ARestartNumberThatFalls) {
+  Run(kTwo, 7, {1, 2, 3});
+  const int restart = RestartAfter(MirrorsIn(fds_), 2);
+  EXPECT_EQ(restart, 8);
+  EXPECT_EQ(RestartAfter(MirrorsIn(fds_), 9), 9);
+  EXPECT_EQ(RestartAfter({}, 0), 0);
+  Run(kTwo, restart, {4});
+  EXPECT_EQ(Newest(kTwo), 4);
+}
+
+// Images of one key but of other ranks don't keep a step from being whole.
+TEST_F(MirrorTest, ImagesOfAnotherWorldSizeDontCount) {
+  Run(kThree, 0, {1});
+  // Of the rank that two ranks haven't.
+  std::vector<FoundMirror> found = MirrorsIn({fds_[4]});
+  ASSERT_EQ(found.size(), 1u);
+  ASSERT_EQ(found[0].image.rank, 2);
+  for (const int fd : fds_) ASSERT_EQ(ftruncate(fd, 0), 0);
+  Run(kTwo, 0, {2});
+  for (const FoundMirror& one : MirrorsIn(fds_)) found.push_back(one);
+  const absl::optional<MirroredStep> newest = NewestMirroredStep(found);
+  ASSERT_TRUE(newest.has_value());
+  EXPECT_EQ(newest->state.step, 2);
+  EXPECT_EQ(newest->images.size(), 2u);
+}
+
+// Without memory for all that a rank needs, only what a restart may go on from
+// keeps its own.
+TEST_F(MirrorTest, MemoryIsGivenBackButTheSources) {
+  Run(kOne, 0, {1, 2});
+  const std::vector<FoundMirror> found = MirrorsIn({fds_[0], fds_[1]});
+  ASSERT_EQ(found.size(), 2u);
+  const MirrorKey source = found[1].image.key;
+  for (const int fd : fds_) FreeMirror(fd, source);
+  EXPECT_EQ(MirrorBytesMissing(fds_[0], 1), 1);
+  EXPECT_EQ(MirrorBytesMissing(fds_[1], 1), 0);
+  EXPECT_EQ(Newest(kOne), 2);
+  FreeMirror(fds_[1], absl::nullopt);
+  EXPECT_EQ(MirrorBytesMissing(fds_[1], 1), 1);
+}
+
 TEST_F(MirrorTest, AnotherModelIsRefused) {
   Run(kOne, 0, {1});
   const absl::optional<MirroredStep> newest = NewestMirroredStep(fds_);

@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -119,16 +121,17 @@ LockOutcome LockFile(int fd, std::string* how) {
 
 // Locks the folder for this process and its forks, as concurrent runs would
 // overwrite each other's files. Released when the last of them exits.
-absl::Status Lock(const fs::path& folder, const std::string& placed_by) {
+absl::Status Lock(const fs::path& folder, const std::string& placed_by,
+                  std::chrono::milliseconds patience) {
   const std::string path = (folder / ".lock").string();
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) {
     return absl::PermissionDeniedError(absl::StrCat(
         "output_dir: ", path, " can't be written: ", std::strerror(errno)));
   }
-  // A run killed a moment ago may still be exiting.
-  constexpr int kTries = 20;
-  for (int i = 0; i < kTries; ++i) {
+  const auto begin = std::chrono::steady_clock::now();
+  bool told = false;
+  while (true) {
     std::string how;
     const LockOutcome outcome = LockFile(fd, &how);
     if (!how.empty()) {
@@ -138,6 +141,14 @@ absl::Status Lock(const fs::path& folder, const std::string& placed_by) {
     if (outcome == LockOutcome::kTaken) WriteHolder(fd, placed_by);
     if (outcome == LockOutcome::kImpossible) close(fd);
     if (outcome != LockOutcome::kHeld) return absl::OkStatus();
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= patience) break;
+    if (waited >= kLockPatience && !std::exchange(told, true)) {
+      std::cerr << absl::StrCat(
+          "output_dir: ", folder.string(), " is still locked", ReadHolder(fd),
+          ": waits up to ", patience.count() / 1000,
+          " s, as a file server keeps the lock of a lost host for some time\n");
+    }
     absl::SleepFor(absl::Milliseconds(100));
   }
   const std::string holder = ReadHolder(fd);
@@ -242,7 +253,7 @@ std::string MeetingFolder(const RunConfig& config,
 
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder,
-    const std::string& placed_by) {
+    const std::string& placed_by, std::chrono::milliseconds patience) {
   const bool resume = config.train().resume() == Train::AUTO;
   if (config.output_dir().empty()) {
     const fs::path runs = RunsFolder(config, workspace_folder);
@@ -255,11 +266,11 @@ absl::StatusOr<std::string> PrepareOutputFolder(
             error.value(), absl::StrCat((runs / "latest").string(),
                                         " can't be followed to its run"));
       }
-      CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by));
+      CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by, patience));
       return folder.string();
     }
     CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, NewRunFolder(runs));
-    CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by));
+    CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by, patience));
     return folder;
   }
   const fs::path folder = config.output_dir();
@@ -281,7 +292,7 @@ absl::StatusOr<std::string> PrepareOutputFolder(
         "(--set train.resume=AUTO), or name another folder"));
   }
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
-  CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by));
+  CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by, patience));
   return folder.string();
 }
 

@@ -5,6 +5,7 @@
 #ifndef CAPSTAN_TRAINER_SESSION_OUTPUT_FOLDER_H_
 #define CAPSTAN_TRAINER_SESSION_OUTPUT_FOLDER_H_
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@
 
 namespace capstan {
 
+// A run killed a moment ago may still be exiting.
+constexpr std::chrono::milliseconds kLockPatience{2000};
+// Of a host that is lost a file server keeps the locks until their lease ends,
+// for 90 s as Linux's NFS server has it (nfsd(7), nfsv4leasetime).
+constexpr std::chrono::milliseconds kLostHostPatience{150000};
+
 // Creates the run's folder and returns it: config.output_dir, or
 // WORKSPACE/runs/NAME/TIME, to which runs/NAME/latest then points. With
 // train.resume AUTO a run with checkpoints is resumed in its folder (without
@@ -23,10 +30,12 @@ namespace capstan {
 // run or is in use by one is an error, and is left untouched. The folder is
 // locked until this process and its forks end; who finds it so is told this
 // process and `placed_by`, the job that it belongs to ("SLURM: job 7"). A file
-// system that has no locks brings a warning.
+// system that has no locks brings a warning. patience: how long to wait for a
+// lock that another process has, and to say so.
 absl::StatusOr<std::string> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder,
-    const std::string& placed_by = "");
+    const std::string& placed_by = "",
+    std::chrono::milliseconds patience = kLockPatience);
 
 // The newest checkpoint of the folder in which PrepareOutputFolder would resume
 // a run, or "". Has no side effects.

@@ -180,6 +180,37 @@ TEST(OutputFolderTest, TheFolderOfAKilledRunIsFree) {
   close(ready[1]);
 }
 
+// As a file server does with the lock of a host that is lost: it goes after a
+// while.
+TEST(OutputFolderTest, ARestartWaitsForALockThatOutlivesItsHost) {
+  RunConfig config;
+  config.set_output_dir(Folder() + "/run");
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t holder = fork();
+  if (holder == 0) {
+    if (!PrepareOutputFolder(config, "").ok()) _exit(1);
+    if (write(ready[1], "x", 1) < 0) _exit(1);
+    sleep(4);
+    _exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  testing::internal::CaptureStderr();
+  const absl::Status taken =
+      PrepareOutputFolder(config, "", "", kLostHostPatience).status();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(taken.ok()) << taken;
+  EXPECT_THAT(said, AllOf(HasSubstr("is still locked (host "),
+                          HasSubstr(absl::StrCat("process ", holder)),
+                          HasSubstr("waits up to 150 s")));
+  int status = 0;
+  ASSERT_EQ(waitpid(holder, &status, 0), holder);
+  EXPECT_EQ(status, 0);
+  close(ready[0]);
+  close(ready[1]);
+}
+
 TEST(OutputFolderTest, AFileInTheWayIsAnError) {
   const std::string folder = Folder();
   std::ofstream(folder + "/file") << "x";

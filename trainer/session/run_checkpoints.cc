@@ -158,19 +158,23 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
   };
   const CheckpointParts parts = session_.Checkpointed();
   CAPSTAN_ASSIGN_OR_RETURN(source_, FindMirrored());
-  if (source_.has_value()) {
-    const absl::StatusOr<TrainState> loaded = LoadMirroredStep(*source_, parts);
-    if (loaded.ok()) {
-      session_.resumed_from = absl::StrCat("the mirror of step ", loaded->step);
-      session_.evaluate_again = loaded->eval_step != loaded->step;
-      return loaded;
-    }
-    note(absl::StrCat("can't go on from the mirror: ",
-                      loaded.status().message()));
-    source_.reset();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      LoadedNewest loaded,
+      LoadMirrorOrCheckpoint(source_, session_.output_dir, parts));
+  Resumed& resumed = loaded.resumed;
+  if (loaded.from_mirror) {
+    const TrainState& state = resumed.state;
+    session_.resumed_from = absl::StrCat("the mirror of step ", state.step);
+    session_.evaluate_again = state.eval_step != state.step;
+    // They have connections to other hosts; what follows needs only the key.
+    source_->images.clear();
+    return state;
   }
-  CAPSTAN_ASSIGN_OR_RETURN(Resumed resumed,
-                           LoadNewestCheckpoint(session_.output_dir, parts));
+  source_.reset();
+  if (!loaded.mirror.ok()) {
+    note(
+        absl::StrCat("can't go on from the mirror: ", loaded.mirror.message()));
+  }
   session_.resumed_from = resumed.folder;
   if (!resumed.folder.empty()) saved_step_ = resumed.state.step;
   for (const auto& [step, how] : resumed.damaged) {

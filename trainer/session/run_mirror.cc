@@ -88,6 +88,7 @@ absl::Status RoomInMemory(int64_t bytes, const Session& session) {
 absl::Status RunMirror::Begin() {
   const RankInfo& rank = session_.rank;
   ProcessGroup& group = *session_.group;
+  restart_ = rank.restart;
   if (Every() == 0) return absl::OkStatus();
   const size_t each = rank.mirror_fds.size() /
                       static_cast<size_t>(std::max(1, rank.local_world_size));
@@ -184,29 +185,36 @@ std::vector<FoundMirror> RunMirror::FoundByAll() {
 }
 
 absl::StatusOr<absl::optional<MirroredStep>> RunMirror::Find() {
-  absl::optional<MirroredStep> found;
+  if (files_.empty()) return absl::optional<MirroredStep>();
+  std::vector<FoundMirror> found;
   if (server_ == nullptr) {
-    if (!files_.empty()) found = NewestMirroredStep(session_.rank.mirror_fds);
-    return found;
+    found = MirrorsIn(session_.rank.mirror_fds);
+  } else {
+    CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+      found = FoundByAll();
+      return absl::OkStatus();
+    }));
   }
-  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    found = NewestMirroredStep(FoundByAll());
-    return absl::OkStatus();
-  }));
-  return found;
+  restart_ = RestartAfter(found, restart_);
+  return NewestMirroredStep(found);
+}
+
+std::vector<int> RunMirror::Held() const {
+  if (server_ == nullptr) return {};
+  return {files_.end() - held_, files_.end()};
+}
+
+absl::Status RunMirror::CheckMemory(int64_t held_bytes) const {
+  int64_t bytes = mirror_->BytesToAllocate(session_.Checkpointed());
+  for (const int file : Held()) bytes += MirrorBytesMissing(file, held_bytes);
+  return RoomInMemory(bytes, session_);
 }
 
 absl::Status RunMirror::Allocate(int64_t held_bytes) {
-  const CheckpointParts parts = session_.Checkpointed();
-  int64_t bytes = mirror_->BytesToAllocate(parts);
-  std::vector<int> held;
-  if (server_ != nullptr) held.assign(files_.end() - held_, files_.end());
-  for (const int file : held) bytes += MirrorBytesMissing(file, held_bytes);
-  CAPSTAN_RETURN_IF_ERROR(RoomInMemory(bytes, session_));
-  for (const int file : held) {
+  for (const int file : Held()) {
     CAPSTAN_RETURN_IF_ERROR(AllocateMirror(file, held_bytes));
   }
-  return mirror_->Allocate(parts);
+  return mirror_->Allocate(session_.Checkpointed());
 }
 
 absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
@@ -214,8 +222,8 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
   const RankInfo& rank = session_.rank;
   ProcessGroup& group = *session_.group;
   mirror_ = std::make_unique<Mirror>(
-      std::vector<int>(files_.begin(), files_.end() - held_), rank.restart,
-      source, /*peers=*/server_ != nullptr);
+      std::vector<int>(files_.begin(), files_.end() - held_), restart_, source,
+      /*peers=*/server_ != nullptr);
   int64_t held_bytes = 0;
   const int size = group.size();
   if (server_ != nullptr) {
@@ -227,10 +235,18 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
       return absl::OkStatus();
     }));
   }
-  const absl::Status status = CatchAll([&] { return Allocate(held_bytes); });
-  CAPSTAN_ASSIGN_OR_RETURN(const bool failed, AnyRank(group, !status.ok()));
+  absl::optional<MirrorKey> key;
+  if (source.has_value()) key = source->key;
+  absl::Status status = CatchAll([&] { return CheckMemory(held_bytes); });
+  // Before any rank allocates, as that would count against the others.
+  CAPSTAN_ASSIGN_OR_RETURN(bool failed, AnyRank(group, !status.ok()));
+  if (!failed) {
+    status = CatchAll([&] { return Allocate(held_bytes); });
+    CAPSTAN_ASSIGN_OR_RETURN(failed, AnyRank(group, !status.ok()));
+  }
   if (failed) {
     mirror_.reset();
+    for (const int file : files_) FreeMirror(file, key);
     session_.resume_notes.push_back(absl::StrCat(
         "the state isn't mirrored, so that a restart goes on from the last "
         "checkpoint: ",
@@ -238,8 +254,6 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
     return absl::OkStatus();
   }
   if (server_ == nullptr) return absl::OkStatus();
-  absl::optional<MirrorKey> key;
-  if (source.has_value()) key = source->key;
   server_->TakeIn(key);
   const int next = (group.rank() + rank.local_world_size) % size;
   const double limit = std::min(kSilentSeconds, rank.return_seconds);

@@ -44,12 +44,17 @@ class RunMirror {
   // What all ranks' files hold, this host's first.
   std::vector<FoundMirror> FoundByAll();
   int64_t Every() const;
+  // Files that hold a peer's images.
+  std::vector<int> Held() const;
+  // Whether this host has the memory.
+  absl::Status CheckMemory(int64_t held_bytes) const;
   absl::Status Allocate(int64_t held_bytes);
   void NoteSkipped();
 
   Session& session_;
   std::vector<int> files_;  // this rank's; empty: there is no mirror
   int held_ = 0;            // the last of them hold a peer's images
+  int restart_ = 0;         // of new images; the same on all ranks
   std::unique_ptr<MirrorServer> server_;  // null on one host
   std::vector<std::string> addresses_;    // of the servers, by rank; secret
   std::unique_ptr<Mirror> mirror_;        // null until SetUp, or for ever

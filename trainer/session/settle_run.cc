@@ -76,8 +76,9 @@ absl::Status SettleOutputDir(Session* session) {
       const std::string chosen = NotedOutputFolder();
       if (!chosen.empty()) config.set_output_dir(chosen);
     }
-    folder = PrepareOutputFolder(config, session->job.workspace_folder,
-                                 session->rank.placed_by);
+    folder = PrepareOutputFolder(
+        config, session->job.workspace_folder, session->rank.placed_by,
+        session->Restarted() ? kLostHostPatience : kLockPatience);
   }
   CAPSTAN_RETURN_IF_ERROR(
       Agree(group, folder.status(), "make the output folder"));

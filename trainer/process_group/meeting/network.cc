@@ -344,27 +344,36 @@ bool IsSilentHost(const absl::Status& status) {
 
 void NoticeSilence(int fd, std::chrono::milliseconds limit) {
   const int seconds = std::max<int>(1, static_cast<int>(limit.count() / 1000));
-  // For what has been sent, and for a connection on which nothing is.
-  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT,
-            std::max<int>(1000, static_cast<int>(limit.count())));
+  // No TCP_USER_TIMEOUT: it also ends a connection whose other end has no room,
+  // as it is stopped or busy, although its kernel answers each probe.
   SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
   SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
   SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, seconds);
 }
 
-absl::Status SendAll(int fd, absl::string_view bytes, Deadline deadline) {
-  while (!bytes.empty()) {
+absl::StatusOr<size_t> SendSome(int fd, absl::string_view bytes,
+                                Deadline deadline) {
+  while (true) {
     const ssize_t n = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (n >= 0) {
-      bytes.remove_prefix(static_cast<size_t>(n));
-      continue;
-    }
+    if (n >= 0) return static_cast<size_t>(n);
     if (errno == EINTR) continue;
     if (!WouldBlock(errno)) return SocketError("the connection broke", errno);
     const absl::Status ready = WaitFor(fd, POLLOUT, deadline);
     if (!ready.ok()) return ready;
   }
+}
+
+absl::Status SendAll(int fd, absl::string_view bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const absl::StatusOr<size_t> sent = SendSome(fd, bytes, deadline);
+    if (!sent.ok()) return sent.status();
+    bytes.remove_prefix(*sent);
+  }
   return absl::OkStatus();
+}
+
+absl::Status AwaitInput(int fd, Deadline deadline) {
+  return WaitFor(fd, POLLIN, deadline);
 }
 
 absl::Status ReceiveSome(int fd, Deadline deadline, std::string* bytes) {

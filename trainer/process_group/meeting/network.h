@@ -127,8 +127,10 @@ absl::StatusOr<SocketFd> ConnectTo(const SocketAddress& address,
 // process, doesn't answer or can't be reached.
 bool IsSilentHost(const absl::Status& status);
 
-// Has a connection fail so (IsSilentHost) once the other host hasn't answered
-// for `limit`, whether or not there is something to send.
+// Has a connection on which nothing is sent fail so (IsSilentHost) once the
+// other host hasn't answered for `limit`. While something is, or waits for room
+// there, the system takes minutes: whoever sends looks by another connection,
+// which the host of a stopped process takes, too.
 void NoticeSilence(int fd, std::chrono::milliseconds limit);
 
 // Small messages leave at once, and a peer whose host has vanished is noticed
@@ -137,6 +139,14 @@ void SetUpConnection(int fd);
 
 // UNAVAILABLE if the connection is broken, DEADLINE_EXCEEDED.
 absl::Status SendAll(int fd, absl::string_view bytes, Deadline deadline);
+
+// Sends at least one byte, unless `bytes` is empty; returns how many. Errors as
+// SendAll's.
+absl::StatusOr<size_t> SendSome(int fd, absl::string_view bytes,
+                                Deadline deadline);
+
+// Waits until there is something to receive, an end too. DEADLINE_EXCEEDED.
+absl::Status AwaitInput(int fd, Deadline deadline);
 
 // Appends at least one byte to *bytes. UNAVAILABLE if the connection is closed
 // or broken, DEADLINE_EXCEEDED.
