@@ -329,6 +329,34 @@ TEST_F(MirrorLinkTest, AServerThatMayGo) {
   EXPECT_FALSE(sender.problem().ok());
 }
 
+// A port that takes no more connections drops what comes: as of a host without
+// power, on a network where that can be had anywhere.
+TEST_F(MirrorLinkTest, AHostThatTakesNoConnection) {
+  SocketAddress address = *SocketAddress::Parse("127.0.0.1", 0);
+  const auto full = ListenAt(&address);
+  ASSERT_TRUE(full.ok());
+  ASSERT_EQ(listen(full->get(), 0), 0);
+  std::vector<SocketFd> others;
+  for (int i = 0; i < 16; ++i) {
+    auto fd = ConnectTo(address,
+                        MeetingClock::now() + std::chrono::milliseconds(300));
+    if (!fd.ok()) break;
+    others.push_back(*std::move(fd));
+  }
+  ASSERT_LT(others.size(), 16u);
+  std::atomic<int> told{0};
+  MirrorSender sender(absl::StrCat("00 ", address.port(), " 127.0.0.1"),
+                      std::chrono::milliseconds(100),
+                      [&told](const std::string& how) {
+                        EXPECT_THAT(how, testing::HasSubstr("not answered"));
+                        ++told;
+                      });
+  for (int i = 0; i < 6000 && told == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(told, 1);
+}
+
 // An address that nobody has (RFC 5737): as of a host without power.
 TEST_F(MirrorLinkTest, AHostThatIsSilent) {
   std::atomic<int> told{0};
