@@ -13,6 +13,7 @@
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
@@ -33,6 +34,7 @@ Collector::~Collector() = default;
 Command::~Command() = default;
 CommandHost::~CommandHost() = default;
 DatasetReader::~DatasetReader() = default;
+EndTokens::~EndTokens() = default;
 EpochDraws::~EpochDraws() = default;
 
 bool DrawsAnew(const DatasetReader& reader) {

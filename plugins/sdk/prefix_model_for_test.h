@@ -14,12 +14,15 @@
 #include <vector>
 
 #include "plugins/sdk/batched_cache.h"
+#include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan {
 
-class PrefixModel final : public IdleModel, public TokenModel {
+class PrefixModel final : public IdleModel,
+                          public TokenModel,
+                          public EndTokens {
  public:
   PrefixModel(int64_t vocab, int64_t positions)
       : IdleModel({}, 1), vocab_(vocab), positions_(positions) {}
@@ -27,11 +30,15 @@ class PrefixModel final : public IdleModel, public TokenModel {
   // Whether its caches are BatchedCaches.
   bool batched = true;
   int64_t eos = -1;
+  std::vector<int64_t> other_ends;
 
   TokenModel* token_model() override { return this; }
   int64_t vocab_size() const override { return vocab_; }
   int64_t max_positions() const override { return positions_; }
   int64_t eos_token() const override { return eos; }
+  const std::vector<int64_t>& other_end_tokens() const override {
+    return other_ends;
+  }
 
   at::Tensor Logits(const TokenInput& input, UnitRunner&) override {
     const int64_t rows = input.tokens.size(0), length = input.tokens.size(1);

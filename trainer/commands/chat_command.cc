@@ -16,6 +16,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/end_tokens.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
@@ -95,6 +96,9 @@ class Chat {
     CAPSTAN_RETURN_IF_ERROR(found.status());
     template_ = *std::move(found);
     stops_ = AnswerStops(*template_, *tokenizer);
+    if (TokenModel* const model = generator_.model->token_model()) {
+      for (const int64_t end : EndTokensOf(*model)) stops_.push_back(end);
+    }
     return absl::OkStatus();
   }
 
@@ -168,10 +172,7 @@ class Chat {
   absl::Status WriteInAnyOrder(const std::vector<int64_t>& ids,
                                std::string* answer) {
     const int64_t mask = generator_.model->token_model()->mask_token();
-    std::vector<int64_t> stops = stops_;
-    stops.push_back(generator_.model->token_model()->eos_token());
-    MaskedTextView view(STDOUT_FILENO, generator_.tokenizer, mask,
-                        std::move(stops), "");
+    MaskedTextView view(STDOUT_FILENO, generator_.tokenizer, mask, stops_, "");
     std::vector<int64_t> chosen;
     SampleOptions sample = Sampling();
     sample.on_text = [&](absl::Span<const int64_t> text) {

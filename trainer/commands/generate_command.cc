@@ -25,6 +25,7 @@
 #include "base/status.h"
 #include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/end_tokens.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
@@ -278,16 +279,25 @@ std::string Heading(const Prompt& prompt) {
              : absl::StrCat("> ", prompt.messages.back().content, "\n");
 }
 
+// All tokens that end the task's text.
+std::vector<int64_t> StopsOf(const Task& task, const Generator& generator) {
+  std::vector<int64_t> stops = task.stops;
+  const TokenModel* const model = generator.model->token_model();
+  if (model == nullptr) return stops;
+  for (const int64_t end : EndTokensOf(*model)) stops.push_back(end);
+  return stops;
+}
+
 // Writes each token as it is chosen.
 absl::Status WriteInOrder(const Task& task, const Generator& generator,
                           SampleOptions sample) {
   TextStream stream;
   const bool answer = !task.prompt->messages.empty();
+  const std::vector<int64_t> stops = StopsOf(task, generator);
   std::cout << Heading(*task.prompt) << std::flush;
   sample.on_token = [&](int64_t token) {
     // End-of-turn tokens aren't part of the answer.
-    if (answer && std::find(task.stops.begin(), task.stops.end(), token) !=
-                      task.stops.end()) {
+    if (answer && std::find(stops.begin(), stops.end(), token) != stops.end()) {
       return;
     }
     std::cout << stream.Add(
@@ -303,10 +313,8 @@ absl::Status WriteInOrder(const Task& task, const Generator& generator,
 absl::Status WriteInAnyOrder(const Task& task, const Generator& generator,
                              SampleOptions sample) {
   const TokenModel* const model = generator.model->token_model();
-  std::vector<int64_t> stops = task.stops;
-  stops.push_back(model->eos_token());
   MaskedTextView view(STDOUT_FILENO, generator.tokenizer, model->mask_token(),
-                      std::move(stops), Heading(*task.prompt));
+                      StopsOf(task, generator), Heading(*task.prompt));
   view.Show({});
   sample.on_text = [&](absl::Span<const int64_t> text) {
     view.Show(text.subspan(task.ids.size()));
@@ -323,9 +331,7 @@ std::string TextOf(const Task& task, const Generator& generator,
                    const std::vector<int64_t>& all) {
   const absl::Span<const int64_t> text =
       absl::MakeConstSpan(all).subspan(task.ids.size());
-  std::vector<int64_t> stops = task.stops;
-  const TokenModel* const model = generator.model->token_model();
-  if (model != nullptr) stops.push_back(model->eos_token());
+  const std::vector<int64_t> stops = StopsOf(task, generator);
   const auto end =
       std::find_first_of(text.begin(), text.end(), stops.begin(), stops.end());
   return generator.tokenizer->Decode(text.first(end - text.begin()));

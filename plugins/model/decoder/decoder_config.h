@@ -140,6 +140,7 @@ struct DecoderConfig {
   double initializer_range = 0.0;
   absl::optional<int64_t> bos_token_id;
   absl::optional<int64_t> eos_token_id;
+  std::vector<int64_t> other_eos_token_ids;  // generation_config.json's, too
   absl::optional<int64_t> pad_token_id;
   absl::optional<int64_t> mask_token_id;
 

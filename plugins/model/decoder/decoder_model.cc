@@ -143,7 +143,7 @@ absl::Status DecoderModel::SaveConfig(const std::string& folder,
   Json json = SourceKeys(config_);
   json["architectures"] = {config_.family->architecture};
   json["vocab_size"] = config_.vocab_size;
-  if (config_.ropes.size() == 1) AddRopeSpellings(config_.ropes[0], &json);
+  AddRopeSpellings(config_.ropes, &json);
   return WriteConfigFiles(config_, std::move(json), folder, dtype);
 }
 
@@ -328,14 +328,16 @@ at::Tensor DecoderModel::RunLayer(int layer, const Pass& pass,
   const auto options = LayerOptions(layer, pass);
   DecoderCache* const cache = pass.cache;
   return runner.Run(
-      unit, x, [weights, options, layer, cache](const at::Tensor& input) {
+      unit, x,
+      [weights, options, layer, cache,
+       first = pass.first](const at::Tensor& input) {
         if (cache != nullptr) {
           return kernels::CachedTransformerBlock(
               input, weights, options,
               [&](const at::Tensor& k, const at::Tensor& v) {
                 return cache->Append(layer, k, v);
               },
-              cache->first());
+              first);
         }
         return kernels::CanFuseTransformerBlock(input)
                    ? kernels::FusedTransformerBlock(input, weights, options)
@@ -412,6 +414,9 @@ at::Tensor DecoderModel::Hidden(
   }
   Pass pass = MakePass(input, cache);
   pass.router_loss = router_loss;
+  if (cache != nullptr && cache->first().defined()) {
+    pass.first = cache->first().to(parameters_[kEmbedding].device());
+  }
   at::Tensor x = Embed(input, runner, tied);
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
     x = RunLayer(layer, pass, x, runner);

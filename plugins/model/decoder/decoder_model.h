@@ -26,6 +26,7 @@
 #include "plugins/model/decoder/router_loss.h"
 #include "plugins/model/decoder/weights.h"
 #include "plugins/sdk/adapter_switch.h"
+#include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/row_losses.h"
@@ -34,6 +35,7 @@ namespace capstan::decoder {
 
 class DecoderModel : public Model,
                      public TokenModel,
+                     public EndTokens,
                      public RowLosses,
                      public AdapterSwitch,
                      public PackedParameters {
@@ -79,6 +81,9 @@ class DecoderModel : public Model,
   int64_t eos_token() const override {
     return config_.eos_token_id.value_or(-1);
   }
+  const std::vector<int64_t>& other_end_tokens() const override {
+    return config_.other_eos_token_ids;
+  }
   int64_t mask_token() const override {
     return config_.mask_token_id.value_or(-1);
   }
@@ -106,6 +111,7 @@ class DecoderModel : public Model,
     kernels::TransformerBlockOptions options;
     std::vector<at::Tensor> rope_tables;  // by DecoderConfig::ropes
     DecoderCache* cache = nullptr;
+    at::Tensor first;    // the cache's, on the parameters' device
     at::Tensor samples;  // dropout's keys
     c10::intrusive_ptr<RouterLoss> router_loss;
   };

@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
+#include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/lib/prompt_batch.h"
 #include "plugins/sdk/lib/safetensors.h"
 
@@ -208,6 +209,22 @@ TEST(DecoderTest, AnAdapterCanBeSwitchedOff) {
   }
 }
 
+TEST(DecoderTest, AllEndTokensOfBothFiles) {
+  Json json = GoldenConfig("qwen3");
+  json["eos_token_id"] = {7, 9, 100000};
+  const std::string folder = TestFolder("ends");
+  std::ofstream(folder + "/config.json") << json.dump();
+  std::ofstream(folder + "/generation_config.json")
+      << Json({{"eos_token_id", {9, 11}}}).dump();
+  Config config;
+  config.set_config(folder + "/config.json");
+  const auto model = Make(config);
+  EXPECT_EQ(EndTokensOf(*model), std::vector<int64_t>({7, 9, 11}));
+  ASSERT_TRUE(model->SaveConfig(folder, at::kFloat).ok());
+  const Json saved = Json::parse(std::ifstream(folder + "/config.json"));
+  EXPECT_EQ(saved["eos_token_id"], json["eos_token_id"]);
+}
+
 // The golden Phi-3 with other frequencies beyond 24 positions.
 Config LongRope() {
   Json json = GoldenConfig("phi3");
@@ -229,7 +246,12 @@ Config LongRope() {
 // as each alone at once.
 TEST(DecoderTest, LongropeDoesNotMixInABatch) {
   const auto model = Make(LongRope());
-  BindRandom(*model, at::kFloat);
+  // Large, so that attention sees positions.
+  std::vector<at::Tensor> parameters;
+  for (const ParameterSpec& spec : model->parameters()) {
+    parameters.push_back(at::randn(spec.shape) * 0.5);
+  }
+  model->Bind(parameters);
   const at::AutoGradMode no_gradients(false);
   PlainRunner runner;
   constexpr int64_t kRows = 128;
@@ -261,7 +283,7 @@ TEST(DecoderTest, LongropeDoesNotMixInABatch) {
     const at::Tensor alone =
         model->Logits({at::tensor(text, at::kLong).unsqueeze(0)}, runner);
     EXPECT_TRUE(together[row][0].allclose(
-        alone[0][static_cast<int64_t>(text.size()) - 1], 1e-4, 1e-5))
+        alone[0][static_cast<int64_t>(text.size()) - 1], 1e-3, 1e-3))
         << left[row];
   }
 }

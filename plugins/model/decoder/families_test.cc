@@ -103,11 +103,11 @@ TEST(FamiliesTest, RopeOfTransformers4And5) {
   EXPECT_EQ(older.ropes[0].high_frequency_factor, 4.0);
   EXPECT_EQ(older.ropes[0].trained_positions, 32);
   // Saved, it has both.
-  AddRopeSpellings(older.ropes[0], &json);
+  AddRopeSpellings(older.ropes, &json);
   EXPECT_EQ(nlohmann::json(json["rope_parameters"]),
             nlohmann::json(GoldenConfig("llama31")["rope_parameters"]));
   Json other = GoldenConfig("llama31");
-  AddRopeSpellings(newer.ropes[0], &other);
+  AddRopeSpellings(newer.ropes, &other);
   EXPECT_EQ(other["rope_theta"], 500000.0);
   EXPECT_EQ(other["rope_scaling"], scaling);
 }
@@ -249,6 +249,9 @@ TEST(FamiliesTest, Gemma2) {
 TEST(FamiliesTest, Gemma3OfTransformers4And5) {
   Json json = GoldenConfig("gemma3");
   const DecoderConfig newer = Read(json);
+  Json both = json;
+  AddRopeSpellings(newer.ropes, &both);
+  EXPECT_EQ(both["rope_parameters"], json["rope_parameters"]);
   EXPECT_EQ(Windows(newer), (std::vector<int64_t>{8, 8, 8, 8, 8, 0, 8}));
   EXPECT_EQ(Ropes(newer), (std::vector<int>{1, 1, 1, 1, 1, 0, 1}));
   json.erase("rope_parameters");
@@ -259,6 +262,16 @@ TEST(FamiliesTest, Gemma3OfTransformers4And5) {
   json["rope_local_base_freq"] = 10000.0;
   json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
   const DecoderConfig older = Read(json);
+  // Each spelling makes the other.
+  for (const char* key : {"rope_theta", "rope_local_base_freq"}) {
+    EXPECT_EQ(both[key], json[key]) << key;
+  }
+  EXPECT_EQ(both["rope_scaling"]["factor"], 8.0);
+  EXPECT_EQ(both["rope_scaling"]["rope_type"], "linear");
+  Json again = json;
+  AddRopeSpellings(older.ropes, &again);
+  EXPECT_EQ(nlohmann::json(again["rope_parameters"]),
+            nlohmann::json(both["rope_parameters"]));
   for (const DecoderConfig& c : {newer, older}) {
     ASSERT_EQ(c.ropes.size(), 2u);
     EXPECT_EQ(c.ropes[0].kind, RopeKind::kLinear);
@@ -290,6 +303,7 @@ TEST(FamiliesTest, Gemma3sTextPartHasDefaults) {
   EXPECT_EQ(c.num_attention_heads, 8);
   EXPECT_EQ(c.head_dim, 256);
   EXPECT_EQ(c.eos_token_id, absl::optional<int64_t>(1));
+  EXPECT_EQ(c.other_eos_token_ids, std::vector<int64_t>({106}));
   EXPECT_EQ(c.bos_token_id, absl::optional<int64_t>(2));
   EXPECT_TRUE(c.tie_word_embeddings);
   EXPECT_TRUE(IsUnused(c, "vision_tower.vision_model.post_layernorm.weight"));
@@ -315,6 +329,30 @@ TEST(FamiliesTest, SmolLm3sLayersWithoutRope) {
   EXPECT_EQ(Ropes(Read(json)), (std::vector<int>{0, 0, 0, -1}));
   json["no_rope_layers"] = {1};
   EXPECT_THAT(ErrorOf(json), HasSubstr("no_rope_layers"));
+}
+
+TEST(FamiliesTest, NullKeyValueHeadsAreAsManyAsHeads) {
+  for (const char* family : {"mistral", "qwen3", "smollm3"}) {
+    Json json = GoldenConfig(family);
+    json["num_key_value_heads"] = nullptr;
+    EXPECT_EQ(Read(json).num_key_value_heads, json["num_attention_heads"])
+        << family;
+  }
+}
+
+TEST(FamiliesTest, TrainedPositionsOfOneRopeAndOfSeveral) {
+  const Json yarn = {{"rope_type", "yarn"},
+                     {"factor", 2.0},
+                     {"original_max_position_embeddings", 64}};
+  Json json = GoldenConfig("qwen3");
+  json["rope_parameters"] = yarn;
+  EXPECT_EQ(Read(json).ropes[0].trained_positions, 64);
+  json["original_max_position_embeddings"] = 128;
+  EXPECT_EQ(Read(json).ropes[0].trained_positions, 128);
+  json = GoldenConfig("gemma3");
+  json["rope_parameters"]["full_attention"] = yarn;
+  json["original_max_position_embeddings"] = 128;
+  EXPECT_EQ(Read(json).ropes[0].trained_positions, 64);
 }
 
 TEST(FamiliesTest, Olmo2HasNormsOnlyBehind) {

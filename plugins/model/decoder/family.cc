@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/decoder/family.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -37,6 +38,22 @@ absl::StatusOr<const Family*> FamilyOf(const std::string& path,
                    " is not implemented; known are ", known));
 }
 
+// Notes the ids of eos_token_id, one or a list, that the vocabulary has.
+void AddEndTokens(const Json& json, DecoderConfig* config) {
+  const auto ids = json.find("eos_token_id");
+  if (ids == json.end()) return;
+  for (const Json& one : ids->is_array() ? *ids : Json::array({*ids})) {
+    const absl::optional<int64_t> id = JsonInteger(one);
+    if (!id.has_value() || *id < 0 || *id >= config->vocab_size) continue;
+    if (!config->eos_token_id.has_value()) config->eos_token_id = id;
+    std::vector<int64_t>& others = config->other_eos_token_ids;
+    if (id != config->eos_token_id &&
+        std::find(others.begin(), others.end(), *id) == others.end()) {
+      others.push_back(*id);
+    }
+  }
+}
+
 // `text` is what `path` holds; with a null `family`, `read` reads it.
 absl::StatusOr<DecoderConfig> ReadText(const std::string& path,
                                        std::string text, const Family* family,
@@ -57,12 +74,14 @@ absl::StatusOr<DecoderConfig> ReadText(const std::string& path,
   CAPSTAN_RETURN_IF_ERROR(keys.status());
   CAPSTAN_RETURN_IF_ERROR(keys.FailIf(FinishSizes(&config)));
   config.source_config = std::move(text);
+  AddEndTokens(json, &config);
   const std::string beside =
       path.substr(0, path.rfind('/') + 1) + "generation_config.json";
   absl::StatusOr<std::string> generation = ReadWholeFile(beside);
   if (generation.ok()) {
-    CAPSTAN_RETURN_IF_ERROR(ParseObject(beside, *generation).status());
+    CAPSTAN_ASSIGN_OR_RETURN(const Json its, ParseObject(beside, *generation));
     config.source_generation_config = *std::move(generation);
+    AddEndTokens(its, &config);
   }
   return config;
 }
@@ -100,7 +119,9 @@ Json SourceKeys(const DecoderConfig& config) {
                                       : ParseJson<Json>(config.source_config);
 }
 
-void AddRopeSpellings(const Rope& rope, Json* json) {
+namespace {
+
+void AddSpellings(const Rope& rope, Json* json) {
   Json given = Json::object();
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const auto it = json->find(key);
@@ -122,6 +143,40 @@ void AddRopeSpellings(const Rope& rope, Json* json) {
   given["rope_theta"] = rope.theta;
   if (rope.share != 1.0) given["partial_rotary_factor"] = rope.share;
   add("rope_parameters", given);
+}
+
+// Of layers with a window, which have a rope of their own (Gemma 3).
+void AddSpellingsByLayer(const Rope& whole, const Rope& window, Json* json) {
+  const auto add = [&](const char* key, const Json& value) {
+    Json& there = (*json)[key];
+    if (there.is_null()) there = value;
+  };
+  add("rope_theta", whole.theta);
+  add("rope_local_base_freq", window.theta);
+  Json given = Json::object();
+  const auto parameters = json->find("rope_parameters");
+  if (parameters != json->end() && parameters->is_object()) {
+    given = parameters->value("full_attention", Json::object());
+  }
+  const auto scaling = json->find("rope_scaling");
+  if (scaling != json->end() && scaling->is_object()) given = *scaling;
+  given["rope_type"] =
+      given.value("rope_type", given.value("type", Json("default")));
+  given.erase("rope_theta");
+  if (whole.kind != RopeKind::kDefault) add("rope_scaling", given);
+  given["rope_theta"] = whole.theta;
+  if (window.kind != RopeKind::kDefault) return;  // as it is: 5's alone
+  add("rope_parameters",
+      {{"full_attention", given},
+       {"sliding_attention",
+        {{"rope_type", "default"}, {"rope_theta", window.theta}}}});
+}
+
+}  // namespace
+
+void AddRopeSpellings(const std::vector<Rope>& ropes, Json* json) {
+  if (ropes.size() == 1) AddSpellings(ropes[0], json);
+  if (ropes.size() == 2) AddSpellingsByLayer(ropes[0], ropes[1], json);
 }
 
 absl::Status WriteConfigFiles(const DecoderConfig& c, Json json,

@@ -56,9 +56,11 @@ absl::StatusOr<DecoderConfig> ReadConfigFile(const std::string& path);
 // The source config's keys, or none.
 Json SourceKeys(const DecoderConfig& config);
 
-// Adds to a model's config.json, which has `rope`, the spelling of transformers
-// 4 (rope_theta, rope_scaling) or 5 (rope_parameters) that it lacks.
-void AddRopeSpellings(const Rope& rope, Json* json);
+// Adds to a model's config.json, which has these ropes, the spelling of
+// transformers 4 (rope_theta, rope_scaling, Gemma 3's rope_local_base_freq) or
+// 5 (rope_parameters) that it lacks. Of two, the second is that of layers with
+// a window.
+void AddRopeSpellings(const std::vector<Rope>& ropes, Json* json);
 
 // Adds the dtype of the weights and the token ids to `json`, and writes it to
 // config.json, and the ids also to generation_config.json.

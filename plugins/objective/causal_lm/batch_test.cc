@@ -59,6 +59,20 @@ TEST_F(BatchTest, EqualsEachAlone) {
   }
 }
 
+TEST_F(BatchTest, EachEndTokenEndsAText) {
+  SampleOptions options;
+  options.max_new_tokens = 18;
+  options.stop_at_eos = false;
+  const BatchPrompt& prompt = kPrompts[0];
+  const std::vector<int64_t> whole = Alone(prompt, options);
+  model_.other_ends = {11, whole[prompt.ids.size() + 2]};
+  options.stop_at_eos = true;
+  const std::vector<int64_t> text = Alone(prompt, options);
+  EXPECT_LE(text.size(), prompt.ids.size() + 3);
+  EXPECT_TRUE(std::equal(text.begin(), text.end(), whole.begin()));
+  EXPECT_EQ(Together(options)[0], text);
+}
+
 TEST_F(BatchTest, TextsEndWhereTheyAreTold) {
   SampleOptions options;
   options.stop_at_eos = false;

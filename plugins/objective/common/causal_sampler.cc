@@ -13,6 +13,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/prompt_batch.h"
 
@@ -86,9 +87,10 @@ constexpr int64_t kDefaultMaxNewTokens = 200;
 
 bool Ends(const TokenModel& model, const std::vector<int64_t>& stop_tokens,
           int64_t token) {
-  return token == model.eos_token() ||
-         std::find(stop_tokens.begin(), stop_tokens.end(), token) !=
-             stop_tokens.end();
+  for (const std::vector<int64_t>& ends : {EndTokensOf(model), stop_tokens}) {
+    if (std::find(ends.begin(), ends.end(), token) != ends.end()) return true;
+  }
+  return false;
 }
 
 // The end of a text that the model sees, with cached keys and values. When the

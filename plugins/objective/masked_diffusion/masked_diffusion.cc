@@ -23,6 +23,7 @@
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/objective/masked_diffusion/noise.h"
+#include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/lib/field_check.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -456,7 +457,9 @@ absl::StatusOr<SamplerOptions> MaskedDiffusion::Merged(
   merged.stop = options.stop;
   if (options.stop_at_eos) {
     merged.stop_tokens = options.stop_tokens;
-    if (model.eos_token() >= 0) merged.stop_tokens.push_back(model.eos_token());
+    const std::vector<int64_t> ends = EndTokensOf(model);
+    merged.stop_tokens.insert(merged.stop_tokens.end(), ends.begin(),
+                              ends.end());
   }
   return merged;
 }

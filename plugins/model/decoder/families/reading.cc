@@ -159,9 +159,14 @@ void ReadStretch(ConfigKeys& keys, const DecoderConfig& c,
     constexpr const char* kTrained = "original_max_position_embeddings";
     const auto inside = static_cast<int64_t>(
         std::min(reader.Positive(kTrained, positions), 1e15));
-    rope->trained_positions = keys.Int(kTrained, reading.trained_positions > 0
-                                                     ? reading.trained_positions
-                                                     : inside);
+    // One of several ropes says its own; of a single one, the config's goes
+    // first.
+    rope->trained_positions =
+        reading.layers != nullptr
+            ? inside
+            : keys.Int(kTrained, reading.trained_positions > 0
+                                     ? reading.trained_positions
+                                     : inside);
     // Its logarithm divides.
     if (rope->trained_positions < 2) {
       keys.Fail(kTrained, absl::StrCat("must be greater than 1, is ",
@@ -253,8 +258,10 @@ void ReadSizes(ConfigKeys& keys, DecoderConfig* config) {
     c.num_hidden_layers = 1;  // as families make a list of them
   }
   c.num_attention_heads = size("num_attention_heads", c.num_attention_heads);
+  // Null: as many as of queries, though the class has another default.
   c.num_key_value_heads =
-      keys.Int("num_key_value_heads", c.num_key_value_heads);
+      keys.Int("num_key_value_heads",
+               keys.Has("num_key_value_heads") ? 0 : c.num_key_value_heads);
   c.head_dim = keys.Int("head_dim", c.head_dim);
   c.vocab_size = size("vocab_size", c.vocab_size);
   c.max_position_embeddings =
