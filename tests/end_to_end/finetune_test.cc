@@ -188,11 +188,12 @@ TEST(HubUploadTest, AFailureIsTheRunsButTheFolderIsThere) {
 
 // hf kills its parent, rank 0, the first time it is called.
 TEST(HubUploadTest, ADeathInItsMidstDoesntLoseIt) {
-  const RunText run = Uploading().Ddp(2).Set("launch", "processes: 2 max_restarts: 1");
+  const RunText run =
+      Uploading().Ddp(2).Set("launch", "processes: 2 max_restarts: 1");
   const std::string bin = NewTestFolder("bin");
-  WriteText(bin + "/hf", absl::StrCat("#!/bin/sh\n[ -e ", bin,
-                                      "/asked ] && exit 0\ntouch ", bin,
-                                      "/asked\nkill -9 $PPID\n"));
+  WriteText(bin + "/hf",
+            absl::StrCat("#!/bin/sh\n[ -e ", bin, "/asked ] && exit 0\ntouch ",
+                         bin, "/asked\nkill -9 $PPID\n"));
   chmod((bin + "/hf").c_str(), 0755);
   TrainerOptions options;
   options.environment["PATH"] = bin + ":/usr/bin:/bin";

@@ -23,8 +23,8 @@ struct EncodedRequest {
 // continuation is what the tokens of both have beyond those of the context
 // alone, after the context's trailing space has moved to it. A context begins
 // with the tokens that the tokenizer puts before a text, if it has some; an
-// empty one is the begin (or end) token. Contexts lose their first tokens where the model
-// has too few positions. FAILED_PRECONDITION without such a token,
+// empty one is the begin (or end) token. Contexts lose their first tokens where
+// the model has too few positions. FAILED_PRECONDITION without such a token,
 // INVALID_ARGUMENT for a continuation that leaves no room.
 absl::StatusOr<EncodedRequest> EncodeRequest(
     const Tokenizer& tokenizer, std::string context,

@@ -77,10 +77,10 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   const Launch& launch = job.loaded.config.launch();
   if (launch.max_restarts() > 0 &&
       MirrorEvery(job.loaded.config, request.on_gpu) > 0) {
-    request.mirror_images = launch.nodes() > 1
-                                ? RankInfo::kOwnMirrorFilesOfHosts +
-                                      RankInfo::kHeldMirrorFiles
-                                : RankInfo::kOwnMirrorFiles;
+    request.mirror_images =
+        launch.nodes() > 1
+            ? RankInfo::kOwnMirrorFilesOfHosts + RankInfo::kHeldMirrorFiles
+            : RankInfo::kOwnMirrorFiles;
   }
   request.resident = ReadProcessMemory().anonymous;
   return request;

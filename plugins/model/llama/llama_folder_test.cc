@@ -240,7 +240,9 @@ TEST_F(LlamaFolderTest, WhatIsNotImplementedNamesFileAndKey) {
       [](Json& j) { j["rope_parameters"]["rope_type"] = "linear"; },
       {"rope_parameters.factor is missing"});
   ExpectConfigError(
-      [](Json& j) { j["rope_parameters"]["mrope_section"] = {1, 1}; },
+      [](Json& j) {
+        j["rope_parameters"]["mrope_section"] = {1, 1};
+      },
       {"rope_parameters.mrope_section is not known"});
   ExpectConfigError([](Json& j) { j["quantization_config"] = Json::object(); },
                     {"quantization_config"});

@@ -2,8 +2,6 @@
 //
 // The parameters that an adapter adds, their initial values, and what is
 // refused; tests/golden compares the results with PEFT.
-#include "plugins/model/decoder/decoder_lora.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -19,6 +17,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "plugins/model/decoder/decoder_lora.h"
 #include "plugins/model/llama/llama_testing.h"
 #include "plugins/sdk/lib/lora.h"
 

@@ -35,11 +35,13 @@ TEST(LlamaTest, ParametersAreHuggingFacesInOrderOfUse) {
   EXPECT_EQ(specs[0].shape, (std::vector<int64_t>{7, 12}));
   EXPECT_EQ(specs[LayerIndex(*model, 1, "self_attn.k_proj")].name,
             "model.layers.1.self_attn.k_proj.weight");
-  EXPECT_EQ(specs[LayerIndex(*model, 1, "self_attn.k_proj")].shape, (std::vector<int64_t>{4, 12}));
+  EXPECT_EQ(specs[LayerIndex(*model, 1, "self_attn.k_proj")].shape,
+            (std::vector<int64_t>{4, 12}));
   EXPECT_EQ(specs[LayerIndex(*model, 1, "self_attn.k_proj")].unit, 2);
   EXPECT_EQ(specs[LayerIndex(*model, 0, "mlp.down_proj")].name,
             "model.layers.0.mlp.down_proj.weight");
-  EXPECT_EQ(specs[LayerIndex(*model, 0, "mlp.down_proj")].shape, (std::vector<int64_t>{12, 10}));
+  EXPECT_EQ(specs[LayerIndex(*model, 0, "mlp.down_proj")].shape,
+            (std::vector<int64_t>{12, 10}));
   EXPECT_EQ(specs.back().name, "model.norm.weight");
   EXPECT_EQ(specs.back().unit, 3);
   EXPECT_EQ(model->units(), (std::vector<std::string>{"embed", "layers.0",
@@ -135,11 +137,13 @@ TEST(LlamaTest, FrozenEmbeddingLeavesTheRestTrainable) {
   PlainRunner runner;
   const at::Tensor ids = at::tensor({1, 2, 3}, at::kLong).view({1, 3});
   model->CrossEntropySum({ids}, {ids}, runner).backward();
-  const at::Tensor wanted = parameters[LayerIndex(*model, 0, "mlp.gate_proj")].grad().clone();
+  const at::Tensor wanted =
+      parameters[LayerIndex(*model, 0, "mlp.gate_proj")].grad().clone();
   for (at::Tensor& p : parameters) p.mutable_grad().reset();
   parameters[0].requires_grad_(false);
   model->CrossEntropySum({ids}, {ids}, runner).backward();
-  EXPECT_TRUE(parameters[LayerIndex(*model, 0, "mlp.gate_proj")].grad().equal(wanted));
+  EXPECT_TRUE(
+      parameters[LayerIndex(*model, 0, "mlp.gate_proj")].grad().equal(wanted));
   EXPECT_FALSE(parameters[0].grad().defined());
 }
 
