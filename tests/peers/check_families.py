@@ -31,6 +31,7 @@ precision { [plugin/capstan.fp32.Config] {} }
 strategy { [plugin/capstan.single.Config] {} }
 batch { micro_batch_size: 2 }
 train { max_steps: 2 }
+launch { processes: 1 }
 """
 
 
