@@ -94,6 +94,28 @@ TEST(HostileTemplatesTest, DeepNesting) {
   EXPECT_THAT(ErrorOf("{{ a }}", Json{{"a", deep_value}}), deep);
 }
 
+// A chain nests as deeply as it is long.
+TEST(HostileTemplatesTest, LongChains) {
+  for (const char* link : {"+1", "~1", "*1", "**1", ".a", "[0]", "()", "|e",
+                           " and 1", " or 1", " if 1"}) {
+    std::string chain = "{{ a";
+    for (int i = 0; i < 100000; ++i) chain += link;
+    EXPECT_THAT(ErrorOf(chain + " }}"),
+                AnyOf(HasSubstr("too long"), HasSubstr("too deeply")))
+        << link;
+  }
+  std::string filters = "{% filter e";
+  for (int i = 0; i < 300000; ++i) filters += "|e";
+  EXPECT_THAT(ErrorOf(filters + " %}{% endfilter %}"), HasSubstr("too long"));
+  // What people write fits, again and again.
+  std::string sum = "{{ 1";
+  for (int i = 0; i < 300; ++i) sum += "+1";
+  sum += " }}";
+  std::string sums;
+  for (int i = 0; i < 20; ++i) sums += sum;
+  EXPECT_EQ(ErrorOf(sums), "");
+}
+
 TEST(HostileTemplatesTest, LargeValues) {
   const auto large = AnyOf(HasSubstr("MiB"), HasSubstr("steps"),
                            HasSubstr("too large"), HasSubstr("more than"));

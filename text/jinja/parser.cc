@@ -16,6 +16,7 @@ Body Parser::ParseBody(std::initializer_list<const char*> ends) {
   const Nested nested(this);
   Body body;
   while (Now().kind != TokenKind::kEnd) {
+    links_ = 0;
     if (Now().kind == TokenKind::kText) {
       auto made = std::make_unique<Statement>();
       made->kind = StatementKind::kText;

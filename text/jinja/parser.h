@@ -18,6 +18,9 @@ namespace capstan::jinja {
 
 // Of expressions and statements in each other; templates in use have 20.
 constexpr int kMostNested = 120;
+// Operators, filters and the like in one expression: a chain of them is a tree
+// as deep as it is long, which is walked and freed by recursion.
+constexpr int kMostLinks = 5'000;
 
 // By recursive descent, as jinja2's parser.py, whose precedences these are:
 // statements in parser.cc, expressions in expression_parser.cc.
@@ -105,7 +108,8 @@ class Parser {
     made->line = Now().line;
     return made;
   }
-  ExpressionPtr NewOf(ExpressionKind kind, ExpressionPtr part) const {
+  ExpressionPtr NewOf(ExpressionKind kind, ExpressionPtr part) {
+    if (++links_ > kMostLinks) Fail("an expression is too long");
     ExpressionPtr made = New(kind);
     made->parts.push_back(std::move(part));
     return made;
@@ -164,6 +168,7 @@ class Parser {
   const std::vector<Token> tokens_;
   size_t at_ = 0;
   int depth_ = 0;
+  int links_ = 0;  // of the output or tag that is read
   int loops_ = 0;  // around this place
   bool marks_generation_ = false;
 };

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/pair_batch.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -89,6 +90,12 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
                           const StepInfo& info, UnitRunner& runner) {
   TokenModel* tokens = model.token_model();
   CHECK(tokens != nullptr) << "Check comes first";
+  // It would learn the rejected answers, too.
+  if (batch.count(kPairKeys) != 0) {
+    throw std::invalid_argument(
+        "the data has pairs of a chosen and a rejected answer (kind: "
+        "PREFERENCE), which are for capstan.dpo");
+  }
   const at::Tensor& ids = RequiredTensor(batch, kInputIds);
   const at::Tensor labels = Optional(batch, kLabels);
   const at::Tensor positions = Optional(batch, kPositions);

@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "base/status.h"
+#include "plugins/sdk/pair_batch.h"
 
 namespace capstan::causal_lm {
 namespace {
@@ -175,6 +176,13 @@ TEST_F(CausalLmTest, ABatchThatIsNoTextIsAnError) {
   const Batch uneven = {{kInputIds, at::zeros({2, 4}, at::kLong)},
                         {kPositions, at::zeros({2, 3}, at::kLong)}};
   EXPECT_THROW(objective_->Compute(model_, uneven, info_, runner_),
+               std::invalid_argument);
+}
+
+TEST_F(CausalLmTest, PairsAreForAnother) {
+  const Batch pairs = {{kInputIds, at::zeros({2, 4}, at::kLong)},
+                       {kPairKeys, at::zeros({1}, at::kLong)}};
+  EXPECT_THROW(objective_->Compute(model_, pairs, info_, runner_),
                std::invalid_argument);
 }
 
