@@ -20,7 +20,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
-#include "base/machine.h"
 #include "base/npy.h"
 #include "base/status.h"
 #include "plugins/sdk/options.pb.h"
@@ -44,9 +43,6 @@ namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr int64_t kDefaultBatch = 8;
-constexpr int kMostRanks = 8;
 
 struct EvalOptions {
   std::string model;
@@ -187,7 +183,7 @@ absl::StatusOr<Loaded> Load(const EvalOptions& options) {
 int64_t BatchSize(const EvalOptions& options, const RunConfig& config) {
   if (options.batch_size > 0) return options.batch_size;
   const int64_t of_run = config.batch().micro_batch_size();
-  return of_run > 0 && of_run != Batching::AUTO ? of_run : kDefaultBatch;
+  return of_run > 0 && of_run != Batching::AUTO ? of_run : kDefaultEvalBatch;
 }
 
 // Lets the model answer samples of the data, and adds what that is worth.
@@ -196,16 +192,10 @@ absl::Status Answer(const EvalOptions& options, const Generator& generator,
                     const std::vector<evaluate::Request>& requests,
                     ProcessGroup* group, WorkBar* bar, Outcome* outcome) {
   PlainRunner runner;
-  evaluate::Answerer answerer;
-  answerer.model = generator.model.get();
-  answerer.objective = generator.objective.get();
-  answerer.tokenizer = data.tokenizer();
-  answerer.group = group;
-  answerer.runner = &runner;
+  evaluate::Answerer answerer =
+      AnswererOf(generator, *data.tokenizer(), group, &runner);
   answerer.batch_size = BatchSize(options, generator.loaded.config);
   answerer.seed = generator.loaded.config.train().seed();
-  const int64_t eos = data.tokenizer()->special_ids().eos;
-  if (eos >= 0) answerer.stop_tokens = {eos};
   if (group->rank() == 0) {
     answerer.progress = [bar](double done) { bar->Show(done, "answering"); };
   }
@@ -357,8 +347,6 @@ absl::Status Report(const EvalOptions& options, const std::string& output,
   return absl::OkStatus();
 }
 
-// As many as there are cores for and batches to share, limited by what shares a
-// machine's memory well.
 int Ranks(const EvalOptions& options, const Generator& generator,
           const DatasetReader& data) {
   const int64_t micro = BatchSize(options, generator.loaded.config);
@@ -366,8 +354,7 @@ int Ranks(const EvalOptions& options, const Generator& generator,
   if (options.max_batches > 0) {
     batches = std::min(batches, options.max_batches);
   }
-  const int64_t most = std::min(AvailableCores(), kMostRanks);
-  return static_cast<int>(std::clamp<int64_t>(batches, 1, most));
+  return RanksToEvaluate(batches);
 }
 
 void AddFlags(Flags& flags, EvalOptions* options) {

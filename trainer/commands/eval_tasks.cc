@@ -37,8 +37,9 @@ using evaluate::TaskNumber;
 using evaluate::TaskResult;
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kDefaultBatch = 8;
-constexpr int kMostRanks = 8;
+int64_t BatchSize(const EvalTaskOptions& options) {
+  return options.batch_size > 0 ? options.batch_size : kDefaultEvalBatch;
+}
 
 // A task with what it asks.
 struct Asked {
@@ -171,16 +172,9 @@ absl::Status RunOnRank(const EvalTaskOptions& options,
   const Watchdog::Activity activity(watchdog.get(), "evaluation", /*step=*/0);
   PlainRunner runner;
   WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
-  evaluate::Answerer answerer;
-  answerer.model = generator.model.get();
-  answerer.objective = generator.objective.get();
-  answerer.tokenizer = generator.tokenizer;
-  answerer.group = group.get();
-  answerer.runner = &runner;
-  answerer.batch_size =
-      options.batch_size > 0 ? options.batch_size : kDefaultBatch;
-  const int64_t eos = generator.tokenizer->special_ids().eos;
-  if (eos >= 0) answerer.stop_tokens = {eos};
+  evaluate::Answerer answerer =
+      AnswererOf(generator, *generator.tokenizer, group.get(), &runner);
+  answerer.batch_size = BatchSize(options);
   std::vector<TaskResult> results;
   for (const Asked& one : asked) {
     if (rank.rank == 0) {
@@ -197,14 +191,31 @@ absl::Status RunOnRank(const EvalTaskOptions& options,
 int Ranks(const EvalTaskOptions& options, const std::vector<Asked>& asked) {
   size_t most = 1;
   for (const Asked& one : asked) most = std::max(most, one.requests.size());
-  const int64_t batch =
-      options.batch_size > 0 ? options.batch_size : kDefaultBatch;
-  const int64_t batches = (static_cast<int64_t>(most) + batch - 1) / batch;
-  return static_cast<int>(
-      std::clamp<int64_t>(batches, 1, std::min(AvailableCores(), kMostRanks)));
+  const int64_t batch = BatchSize(options);
+  return RanksToEvaluate((static_cast<int64_t>(most) + batch - 1) / batch);
 }
 
 }  // namespace
+
+int RanksToEvaluate(int64_t batches) {
+  constexpr int kMostRanks = 8;
+  const int64_t most = std::min(AvailableCores(), kMostRanks);
+  return static_cast<int>(std::clamp<int64_t>(batches, 1, most));
+}
+
+evaluate::Answerer AnswererOf(const Generator& generator,
+                              const Tokenizer& tokenizer, ProcessGroup* group,
+                              UnitRunner* runner) {
+  evaluate::Answerer answerer;
+  answerer.model = generator.model.get();
+  answerer.objective = generator.objective.get();
+  answerer.tokenizer = &tokenizer;
+  answerer.group = group;
+  answerer.runner = runner;
+  const int64_t eos = tokenizer.special_ids().eos;
+  if (eos >= 0) answerer.stop_tokens = {eos};
+  return answerer;
+}
 
 absl::StatusOr<int> EvalTasks(const EvalTaskOptions& options) {
   if (options.tasks.size() > 1 && !options.data.empty()) {
@@ -250,10 +261,7 @@ absl::StatusOr<std::vector<Request>> AnswersOf(const DatasetReader& data,
   }
   const auto decode = [tokenizer](absl::Span<const int64_t> ids) {
     std::string text;
-    for (const int64_t id : ids) {
-      if (tokenizer->IsSpecial(id)) continue;
-      text += tokenizer->Decode(absl::MakeConstSpan(&id, 1));
-    }
+    for (const int64_t id : ids) evaluate::AppendText(*tokenizer, id, &text);
     return std::string(absl::StripAsciiWhitespace(text));
   };
   std::vector<Request> requests;

@@ -16,6 +16,19 @@
 
 namespace capstan {
 
+// Samples or requests of one forward, where neither flags nor a run say it.
+constexpr int64_t kDefaultEvalBatch = 8;
+
+// As many ranks as there are cores for and batches to share, limited by what
+// shares a machine's memory well.
+int RanksToEvaluate(int64_t batches);
+
+// Of the generator, its tokenizer or the data's; one request at a time until
+// the caller says otherwise. Nothing is owned.
+evaluate::Answerer AnswererOf(const Generator& generator,
+                              const Tokenizer& tokenizer, ProcessGroup* group,
+                              UnitRunner* runner);
+
 struct EvalTaskOptions {
   std::string model;
   std::string adapter;                  // empty: none

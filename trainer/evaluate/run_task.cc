@@ -223,7 +223,7 @@ class TaskRun {
     }
     std::vector<std::string> written(prompts.size());
     const auto ended = [&](size_t row, absl::Span<const int64_t> text) {
-      AddToken(text.back(), &written[row]);
+      AppendText(*answerer_.tokenizer, text.back(), &written[row]);
       return EndOf(written[row]) < written[row].size();
     };
     absl::StatusOr<std::vector<std::vector<int64_t>>> texts =
@@ -241,7 +241,7 @@ class TaskRun {
     for (size_t i = 0; i < prompts.size(); ++i) {
       std::string& text = answers[i].text;
       for (size_t t = prompts[i].ids.size(); t < (*texts)[i].size(); ++t) {
-        AddToken((*texts)[i][t], &text);
+        AppendText(*answerer_.tokenizer, (*texts)[i][t], &text);
       }
       text.resize(EndOf(text));
     }
@@ -261,12 +261,6 @@ class TaskRun {
       texts.push_back(std::move(text));
     }
     return texts;
-  }
-
-  // Markers aren't text.
-  void AddToken(int64_t id, std::string* text) const {
-    if (answerer_.tokenizer->IsSpecial(id)) return;
-    text->append(answerer_.tokenizer->Decode(absl::MakeConstSpan(&id, 1)));
   }
 
   // Where the first stop begins; the text's size without one.
@@ -334,6 +328,11 @@ class TaskRun {
 };
 
 }  // namespace
+
+void AppendText(const Tokenizer& tokenizer, int64_t id, std::string* text) {
+  if (tokenizer.IsSpecial(id)) return;
+  text->append(tokenizer.Decode(absl::MakeConstSpan(&id, 1)));
+}
 
 absl::StatusOr<TaskResult> RunTask(const Task& task,
                                    const std::vector<Request>& requests,

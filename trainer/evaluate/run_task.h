@@ -32,6 +32,9 @@ struct Answerer {
   std::function<void(double done)> progress = [](double) {};
 };
 
+// Appends a token's text; markers have none.
+void AppendText(const Tokenizer& tokenizer, int64_t id, std::string* text);
+
 struct TaskNumber {
   std::string name;  // "acc", "exact_match,strict-match"
   double value = 0.0;
