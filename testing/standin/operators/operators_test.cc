@@ -175,7 +175,7 @@ void CompareAttention(at::ScalarType dtype, bool causal, bool masked,
   const Tensor weight = at::randn({2, 4, length, 16});
   Tensors cpu, gpu;
   for (const Tensor& t : x) {
-    cpu.push_back(t.to(at::kFloat).requires_grad_(true));
+    cpu.push_back(t.to(at::kFloat).clone().requires_grad_(true));
     gpu.push_back(Gpu(t).requires_grad_(true));
   }
   const auto attend = [&](const Tensors& t, const std::optional<Tensor>& m) {

@@ -120,10 +120,8 @@ bool DependsOnData(const c10::OperatorHandle& op,
 std::vector<c10::IValue> ResultsWithoutData(
     const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
   const c10::FunctionSchema& schema = op.schema();
-  const bool meta =
-      op.hasKernelForDispatchKey(c10::DispatchKey::Meta) ||
-      op.hasKernelForDispatchKey(
-          c10::DispatchKey::CompositeExplicitAutograd);
+  const bool meta = op.hasKernelForDispatchKey(c10::DispatchKey::Meta) ||
+                    !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   std::vector<c10::IValue> stand_ins;
   if (meta) {
     const std::vector<c10::IValue> results =
