@@ -58,12 +58,15 @@ void LoadOperators() {
 
 void WatchAllocator() {
   static std::atomic<bool> watching{false};
+  static std::recursive_mutex mutex;
   void* const library = operators;
-  if (library == nullptr || watching.exchange(true)) return;
-  using Function = void (*)();
+  if (library == nullptr || watching) return;
+  std::lock_guard lock(mutex);
+  if (watching) return;
+  using Function = bool (*)();
   const auto function = reinterpret_cast<Function>(
       dlsym(library, "capstan_standin_watch_allocator"));
-  if (function != nullptr) function();
+  watching = function == nullptr || function();
 }
 
 }  // namespace capstan::standin
