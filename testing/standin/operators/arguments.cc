@@ -29,7 +29,10 @@ bool IsGenerator(const c10::Argument& argument) {
   return type->kind() == c10::TypeKind::GeneratorType;
 }
 
-extern "C" void omp_set_num_threads(int threads);
+extern "C" {
+void omp_set_num_threads(int threads);
+int MKL_Set_Num_Threads_Local(int threads);
+}
 
 // A thread each for devices and ranks: those of OpenMP wait by spinning, which
 // takes the cores from the other ranks.
@@ -37,6 +40,7 @@ void UseOneThread() {
   static thread_local const bool done = [] {
     at::get_num_threads();  // ATen's own setting, now rather than later
     omp_set_num_threads(1);
+    MKL_Set_Num_Threads_Local(1);
     return true;
   }();
   (void)done;
