@@ -30,6 +30,7 @@
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/phase_group.h"
+#include "trainer/profile/ranges.h"
 #include "trainer/session/bad_samples.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/non_finite.h"
@@ -41,6 +42,7 @@ namespace capstan {
 absl::Status TrainStep::Run(DataLoader& loader) {
   Session& session = session_;
   TrainState& state = session.state;
+  const Range range("step", state.step + 1);
   IssuedStep step;
   step.start = MonotonicSeconds();
   step.position = state.samples;
@@ -119,6 +121,7 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
   try {
     {
       const ProfileScope profile(session_.phase = kBackwardPhase);
+      const Range range("reduce");
       strategy.FinishBackward();
     }
     completed_ = true;
@@ -138,6 +141,7 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
 
 absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
                                   StepSums* mine) {
+  const Range range("micro-step", index);
   // First: if anything below fails, FinishBackward still knows the step.
   if (index == 0) session_.parts.strategy->BeginStep(session_.state.step + 1);
   session_.parts.strategy->BeginMicroStep(
@@ -181,6 +185,7 @@ void TrainStep::Backward(const at::Tensor& loss_sum) {
 // the previous step's: the device is long past them, and meanwhile has this
 // step's micro-batches to work on.
 absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
+  const Range range("reduce sums");
   return CatchAll([&]() -> absl::Status {
     if (deferred_ == nullptr) {
       Reduce(*session_.group, sums);

@@ -43,6 +43,7 @@
 #include "trainer/process_group/create.h"
 #include "trainer/process_group/phase_group.h"
 #include "trainer/profile/profiler.h"
+#include "trainer/profile/ranges.h"
 #include "trainer/session/compare_ranks.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/exit_guard.h"
@@ -168,6 +169,7 @@ absl::Status JoinRanks(Session* session) {
   CAPSTAN_ASSIGN_OR_RETURN(
       session->group, CreateProcessGroup(session->rank, session->job.gpus));
   RanksHaveMet();
+  if (session->group->device().is_cuda()) StartRanges();
   if (session->rank.nodes > 1) {
     // Each host's launcher counts its own; any means that there is a state.
     const std::vector<double> restarts =
@@ -303,9 +305,13 @@ class Training {
   absl::Status Run();
 
  private:
-  // As the watchdog knows it, while it lives.
-  Watchdog::Activity Doing(const char* name) const {
-    return {watchdog_.get(), name, session_.state.step};
+  // As the watchdog and profiling tools know it, while it lives.
+  struct Phase {
+    const Watchdog::Activity activity;
+    const Range range;
+  };
+  Phase Doing(const char* name) const {
+    return {{watchdog_.get(), name, session_.state.step}, Range(name)};
   }
   absl::Status RunPhases();
   // Sets finished_before_.
