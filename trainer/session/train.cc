@@ -41,6 +41,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/create.h"
+#include "trainer/process_group/gpu_tools.h"
 #include "trainer/process_group/phase_group.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/profile/ranges.h"
@@ -156,6 +157,10 @@ void PrepareProcess(const Session& session) {
   // the kernel map it anew.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
+  if (session.job.gpus > 0) {
+    at::globalContext().setAllowTF32CuBLAS(session.config.train().tf32());
+    at::globalContext().setAllowTF32CuDNN(session.config.train().tf32());
+  }
   if (session.config.train().deterministic()) {
     // Read when cuBLAS creates its first handle (CUDA's documentation, "cuBLAS,
     // results reproducibility").
@@ -169,7 +174,12 @@ absl::Status JoinRanks(Session* session) {
   CAPSTAN_ASSIGN_OR_RETURN(
       session->group, CreateProcessGroup(session->rank, session->job.gpus));
   RanksHaveMet();
-  if (session->group->device().is_cuda()) StartRanges();
+  if (session->group->device().is_cuda()) {
+    StartRanges();
+    if (session->config.train().memory_snapshot_at_oom()) {
+      TheGpuTools()->record_memory_history();
+    }
+  }
   if (session->rank.nodes > 1) {
     // Each host's launcher counts its own; any means that there is a state.
     const std::vector<double> restarts =
