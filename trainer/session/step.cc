@@ -26,6 +26,7 @@
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/memory/tracking_allocator.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
@@ -95,6 +96,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   step.communication.busy_seconds = after.busy_seconds - before.busy_seconds;
   step.communication.exposed_seconds =
       after.exposed_seconds - before.exposed_seconds;
+  step.memory = largest_memory_;
   step.metrics = metric_sums_;
   step.losses = std::move(losses_);
   if (deferred_ == nullptr) return Conclude(sums, step, /*late=*/false);
@@ -187,11 +189,16 @@ void TrainStep::Backward(const at::Tensor& loss_sum) {
 absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
   const Range range("reduce sums");
   return CatchAll([&]() -> absl::Status {
+    const at::Device device = session_.group->device();
+    GpuMemory memory;
+    if (device.is_cuda()) memory = ReadGpuMemory(device);
     if (deferred_ == nullptr) {
-      Reduce(*session_.group, sums);
+      Reduce(*session_.group, sums, device.is_cuda() ? &memory : nullptr);
+      if (device.is_cuda()) largest_memory_ = memory;
       return ActOn(*sums, session_.state.step + 1);
     }
     CAPSTAN_RETURN_IF_ERROR(CatchUp(/*late=*/true));
+    deferred_->set_memory(memory);
     deferred_->Reduce(*sums, good ? loss_sum_ : at::Tensor(),
                       good ? squared_sum_ : at::Tensor(), Rule(),
                       *session_.group);
@@ -202,6 +209,9 @@ absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
 absl::Status TrainStep::CatchUp(bool late) {
   if (deferred_ == nullptr || !deferred_->pending()) return absl::OkStatus();
   const StepSums sums = deferred_->Read();
+  if (session_.group->device().is_cuda()) {
+    issued_.memory = deferred_->largest_memory();
+  }
   CAPSTAN_RETURN_IF_ERROR(ActOn(sums, session_.state.step));
   return Conclude(sums, issued_, late);
 }
@@ -484,7 +494,8 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
   if (read == ReadSums::kDeferred ||
       (read == ReadSums::kAuto && device.is_cuda() &&
        !session_.scaler.enabled())) {
-    deferred_ = std::make_unique<DeferredSums>(device);
+    deferred_ = std::make_unique<DeferredSums>(
+        device, device.is_cuda() ? session_.group->size() : 0);
   }
   // Averages a few samples, since a single one may have no targets.
   const DatasetReader& data = session_.train_reader();

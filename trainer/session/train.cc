@@ -486,7 +486,7 @@ absl::Status Training::SetUp() {
   loader_ = DataLoader::Create(options, session_.train_reader());
   CAPSTAN_RETURN_IF_ERROR(StartReporter(&session_, note));
   for (const std::string& line : session_.resume_notes) session_.Note(line);
-  records_.set_ready_seconds(SecondsSinceStart(session_));
+  records_.Begin(SecondsSinceStart(session_));
   return absl::OkStatus();
 }
 
