@@ -183,7 +183,11 @@ struct DequantizeNf4Args {
 // return null, or CUDA's error message. They neither allocate nor block, so
 // CUDA graphs can capture them.
 struct CudaKernels {
-  int64_t size;  // sizeof(CudaKernels) of the library's build
+  // The library's sizeof(CudaKernels) and CAPSTAN_CUDA_KERNELS_HASH (the
+  // build's hash of this header, without comments): other arguments need not
+  // change the size. These two stay first.
+  uint64_t size;
+  uint64_t hash;
   // Whether the device supports the kernels.
   bool (*supports)(int device);
   // LibTorch's current stream of the device.
@@ -218,20 +222,29 @@ const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
 const char* LaunchDropout(const DropoutArgs& args, void* stream);
 const char* LaunchDequantizeNf4(const DequantizeNf4Args& args, void* stream);
 
-constexpr CudaKernels MakeTable(bool (*supports)(int device),
+// `hash`: CAPSTAN_CUDA_KERNELS_HASH of kernels/cuda/cuda_kernels_hash.h.
+constexpr CudaKernels MakeTable(uint64_t hash, bool (*supports)(int device),
                                 void* (*current_stream)(int device)) {
-  return {sizeof(CudaKernels),   supports,
-          current_stream,        LaunchRmsNorm,
-          LaunchRmsNormBackward, LaunchRope,
-          LaunchSwiGlu,          LaunchSwiGluBackward,
-          LaunchCrossEntropy,    LaunchEmbeddingBackward,
-          LaunchAdamW,           LaunchSquaredSum,
-          LaunchDropout,         LaunchDequantizeNf4};
+  return {sizeof(CudaKernels),
+          hash,
+          supports,
+          current_stream,
+          LaunchRmsNorm,
+          LaunchRmsNormBackward,
+          LaunchRope,
+          LaunchSwiGlu,
+          LaunchSwiGluBackward,
+          LaunchCrossEntropy,
+          LaunchEmbeddingBackward,
+          LaunchAdamW,
+          LaunchSquaredSum,
+          LaunchDropout,
+          LaunchDequantizeNf4};
 }
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
 // The symbol of the library's CudaKernels.
-constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
+constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v2";
 
 // The library's table; null if it wasn't built or LibTorch's CUDA part isn't
 // loaded (callers then use ATen's operators). The first call looks for it in

@@ -11,7 +11,9 @@
 #include <cmath>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/machine.h"
+#include "kernels/cuda/cuda_kernels_hash.h"
 
 namespace capstan::kernels::cuda {
 namespace {
@@ -92,12 +94,11 @@ const CudaKernels* Open() {
   }
   const auto* kernels =
       static_cast<const CudaKernels*>(dlsym(library, kCudaKernelsSymbol));
-  if (kernels == nullptr || kernels->size != sizeof(CudaKernels)) {
-    TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
-               path, " is of another build");
-    return nullptr;
-  }
-  return kernels;
+  const std::string refusal = Refusal(kernels);
+  if (refusal.empty()) return kernels;
+  TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ", path,
+             " ", refusal);
+  return nullptr;
 }
 
 }  // namespace
@@ -114,6 +115,26 @@ DType TypeOf(const at::Tensor& t) {
     default:
       return DType::kNone;
   }
+}
+
+std::string Refusal(const CudaKernels* kernels) {
+  const char* advice = "; build it and the program from one source";
+  if (kernels == nullptr) {
+    return absl::StrCat("has no ", kCudaKernelsSymbol, advice);
+  }
+  // An older library's number at `hash` may be something else.
+  if (kernels->size != sizeof(CudaKernels)) {
+    return absl::StrCat("is of another build: a table of ", kernels->size,
+                        " bytes, where the program has ", sizeof(CudaKernels),
+                        advice);
+  }
+  if (kernels->hash != CAPSTAN_CUDA_KERNELS_HASH) {
+    return absl::StrCat(
+        "is of another build: its interface is ",
+        absl::Hex(kernels->hash, absl::kZeroPad16), ", the program's ",
+        absl::Hex(CAPSTAN_CUDA_KERNELS_HASH, absl::kZeroPad16), advice);
+  }
+  return "";
 }
 
 const CudaKernels* Cuda() {
