@@ -183,10 +183,8 @@ struct DequantizeNf4Args {
 // return null, or CUDA's error message. They neither allocate nor block, so
 // CUDA graphs can capture them.
 struct CudaKernels {
-  // The library's sizeof(CudaKernels) and CAPSTAN_CUDA_KERNELS_HASH (the
-  // build's hash of this header, without comments): other arguments need not
-  // change the size. These two stay first.
-  uint64_t size;
+  // The library's CAPSTAN_CUDA_KERNELS_HASH: the build's hash of this header
+  // without comments. Stays first.
   uint64_t hash;
   // Whether the device supports the kernels.
   bool (*supports)(int device);
@@ -225,8 +223,7 @@ const char* LaunchDequantizeNf4(const DequantizeNf4Args& args, void* stream);
 // `hash`: CAPSTAN_CUDA_KERNELS_HASH of kernels/cuda/cuda_kernels_hash.h.
 constexpr CudaKernels MakeTable(uint64_t hash, bool (*supports)(int device),
                                 void* (*current_stream)(int device)) {
-  return {sizeof(CudaKernels),
-          hash,
+  return {hash,
           supports,
           current_stream,
           LaunchRmsNorm,
@@ -244,7 +241,7 @@ constexpr CudaKernels MakeTable(uint64_t hash, bool (*supports)(int device),
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
 // The symbol of the library's CudaKernels.
-constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v2";
+constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
 
 // The library's table; null if it wasn't built or LibTorch's CUDA part isn't
 // loaded (callers then use ATen's operators). The first call looks for it in

@@ -26,7 +26,7 @@ void* CurrentStream(int device) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default")))
-const CudaKernels capstan_cuda_kernels_v2 =
+const CudaKernels capstan_cuda_kernels_v1 =
     MakeTable(CAPSTAN_CUDA_KERNELS_HASH, Supports, CurrentStream);
 
 }  // namespace capstan::kernels::cuda

@@ -122,12 +122,6 @@ std::string Refusal(const CudaKernels* kernels) {
   if (kernels == nullptr) {
     return absl::StrCat("has no ", kCudaKernelsSymbol, advice);
   }
-  // An older library's number at `hash` may be something else.
-  if (kernels->size != sizeof(CudaKernels)) {
-    return absl::StrCat("is of another build: a table of ", kernels->size,
-                        " bytes, where the program has ", sizeof(CudaKernels),
-                        advice);
-  }
   if (kernels->hash != CAPSTAN_CUDA_KERNELS_HASH) {
     return absl::StrCat(
         "is of another build: its interface is ",
