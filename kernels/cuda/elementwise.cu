@@ -16,14 +16,15 @@ __global__ void __launch_bounds__(kBlockThreads) RopeKernel(const RopeArgs a) {
   if (row >= a.rows) return;
   const int half = static_cast<int>(a.head_dim / 2), packs = half / V;
   const float* cosines = a.table + row % a.positions * a.head_dim;
-  T* x = static_cast<T*>(a.x) + row * a.heads * a.head_dim;
+  const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+  T* y = static_cast<T*>(a.y) + row * a.y_stride;
   const int items = static_cast<int>(a.heads) * packs;
   for (int item = threadIdx.x % 32; item < items; item += 32) {
     const int head = item / packs, c = item % packs * V;
-    T* p = x + head * a.head_dim + c;
+    const int at = head * static_cast<int>(a.head_dim) + c;
     float lower[V], upper[V], cosine[V], sine[V];
-    Load<V>(p, lower);
-    Load<V>(p + half, upper);
+    Load<V>(x + at, lower);
+    Load<V>(x + at + half, upper);
     Load<V>(cosines + c, cosine);
     Load<V>(cosines + half + c, sine);
     for (int i = 0; i < V; ++i) {
@@ -31,38 +32,53 @@ __global__ void __launch_bounds__(kBlockThreads) RopeKernel(const RopeArgs a) {
       lower[i] = low * cosine[i] - upper[i] * s;
       upper[i] = upper[i] * cosine[i] + low * s;
     }
-    Store<V>(lower, p);
-    Store<V>(upper, p + half);
+    Store<V>(lower, y + at);
+    Store<V>(upper, y + at + half);
   }
 }
 
-// The thread's first element.
+// The row of the thread's V elements, and the column of the first; LaunchRows
+// divides each row among whole blocks.
+struct Place {
+  int64_t row, column;
+};
 template <int V>
-__device__ __forceinline__ int64_t First() {
-  return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * V;
+__device__ __forceinline__ Place PlaceIn(int64_t rows, int64_t n) {
+  const int chunk = static_cast<int>(blockDim.x) * V;
+  const int64_t in_chunk = static_cast<int64_t>(threadIdx.x) * V;
+  if (rows == 1)
+    return {0, static_cast<int64_t>(blockIdx.x) * chunk + in_chunk};
+  // In 32 bits: a 64-bit division takes as long as everything else.
+  const uint32_t block = blockIdx.x;
+  const auto chunks = static_cast<uint32_t>((n + chunk - 1) / chunk);
+  const uint32_t row = block / chunks;
+  return {row, static_cast<int64_t>(block - row * chunks) * chunk + in_chunk};
 }
 
 template <typename T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     SwiGluKernel(const SwiGluArgs a) {
-  const int64_t at = First<V>();
-  if (at >= a.n) return;
+  const Place place = PlaceIn<V>(a.rows, a.n);
+  if (place.column >= a.n) return;
+  const int64_t at = place.row * a.stride + place.column;
   float gate[V], up[V];
   Load<V>(static_cast<const T*>(a.gate) + at, gate);
   Load<V>(static_cast<const T*>(a.up) + at, up);
   for (int i = 0; i < V; ++i) {
     gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
   }
-  Store<V>(gate, static_cast<T*>(a.out) + at);
+  Store<V>(gate, static_cast<T*>(a.out) + place.row * a.n + place.column);
 }
 
 // silu'(g) = s + g * s * (1 - s) with s = sigmoid(g).
 template <typename T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
-  const int64_t at = First<V>();
-  if (at >= a.n) return;
-  T* d_out = static_cast<T*>(a.d_out) + at;
+  const Place place = PlaceIn<V>(a.rows, a.n);
+  if (place.column >= a.n) return;
+  const int64_t at = place.row * a.stride + place.column;
+  const int64_t to = place.row * a.d_stride + place.column;
+  T* d_out = static_cast<T*>(a.d_out) + place.row * a.n + place.column;
   float gate[V], up[V], d[V];
   Load<V>(static_cast<const T*>(a.gate) + at, gate);
   Load<V>(static_cast<const T*>(a.up) + at, up);
@@ -74,8 +90,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     up[i] = d[i] * silu;
     d[i] = silu * u;
   }
-  Store<V>(gate, static_cast<T*>(a.d_gate) + at);
-  Store<V>(up, static_cast<T*>(a.d_up) + at);
+  Store<V>(gate, static_cast<T*>(a.d_gate) + to);
+  Store<V>(up, static_cast<T*>(a.d_up) + to);
   Store<V>(d, d_out);
 }
 
@@ -164,8 +180,9 @@ const char* LaunchRope(const RopeArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t half = a.head_dim / 2;
-    const bool vectors = Vectors<T>({half}, {a.x}) &&
-                         Vectors<float>({half}, {a.table}, kVector<T>);
+    const bool vectors =
+        Vectors<T>({half, a.x_stride, a.y_stride}, {a.x, a.y}) &&
+        Vectors<float>({half}, {a.table}, kVector<T>);
     return Launch(vectors ? RopeKernel<T, kVector<T>> : RopeKernel<T, 1>,
                   CeilDiv(a.rows, kWarps), kBlockThreads, 0, a, stream);
   });
@@ -174,9 +191,9 @@ const char* LaunchRope(const RopeArgs& a, void* stream) {
 const char* LaunchSwiGlu(const SwiGluArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors = Vectors<T>({a.n}, {a.gate, a.up, a.out});
+    const bool vectors = Vectors<T>({a.n, a.stride}, {a.gate, a.up, a.out});
     return LaunchRows(
-        vectors ? SwiGluKernel<T, kVector<T>> : SwiGluKernel<T, 1>, 1, a,
+        vectors ? SwiGluKernel<T, kVector<T>> : SwiGluKernel<T, 1>, a.rows, a,
         vectors ? kVector<T> : 1, stream);
   });
 }
@@ -184,11 +201,11 @@ const char* LaunchSwiGlu(const SwiGluArgs& a, void* stream) {
 const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors =
-        Vectors<T>({a.n}, {a.gate, a.up, a.d_out, a.d_gate, a.d_up});
+    const bool vectors = Vectors<T>({a.n, a.stride, a.d_stride},
+                                    {a.gate, a.up, a.d_out, a.d_gate, a.d_up});
     return LaunchRows(vectors ? SwiGluBackwardKernel<T, kVector<T>>
                               : SwiGluBackwardKernel<T, 1>,
-                      1, a, vectors ? kVector<T> : 1, stream);
+                      a.rows, a, vectors ? kVector<T> : 1, stream);
   });
 }
 

@@ -29,8 +29,15 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
       float f[V];
       Load<V>(x + c, f);
+      if (a.add != nullptr) {
+        float more[V];
+        Load<V>(static_cast<const T*>(a.add) + begin + c, more);
+        for (int i = 0; i < V; ++i) f[i] = Rounded<T>(f[i] + more[i]);
+        Store<V>(f, static_cast<T*>(a.sum) + begin + c);
+      }
       for (int i = 0; i < V; ++i) squares += f[i] * f[i];
     }
+    if (a.add != nullptr) x = static_cast<const T*>(a.sum) + begin;
     const float mean = BlockReduce(squares, Add()) / a.n;
     rstd = 1.0f / sqrtf(mean + a.eps);
     if (threadIdx.x == 0) a.rstd[row] = rstd;
@@ -133,7 +140,7 @@ __global__ void __launch_bounds__(kSumRowsThreads)
 const char* LaunchRmsNorm(const RmsNormArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors = Vectors<T>({a.n}, {a.x, a.weight, a.y});
+    const bool vectors = Vectors<T>({a.n}, {a.x, a.weight, a.y, a.add, a.sum});
     return Launch(vectors ? RmsNormKernel<T, kVector<T>> : RmsNormKernel<T, 1>,
                   a.rows, ThreadsFor(vectors ? a.n / kVector<T> : a.n), 0, a,
                   stream);
