@@ -189,7 +189,7 @@ absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
     CAPSTAN_RETURN_IF_ERROR(CatchUp(/*late=*/true));
     deferred_->Reduce(*sums, good ? loss_sum_ : at::Tensor(),
                       good ? squared_sum_ : at::Tensor(), Rule(),
-                      *session_.group);
+                      *session_.group, good ? metric_sums_ : at::Tensor());
     return absl::OkStatus();
   });
 }
@@ -197,6 +197,7 @@ absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
 absl::Status TrainStep::CatchUp(bool late) {
   if (deferred_ == nullptr || !deferred_->pending()) return absl::OkStatus();
   const StepSums sums = deferred_->Read();
+  issued_.summed_metrics = deferred_->metrics();
   CAPSTAN_RETURN_IF_ERROR(ActOn(sums, session_.state.step));
   return Conclude(sums, issued_, late);
 }
@@ -479,7 +480,8 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
   if (read == ReadSums::kDeferred ||
       (read == ReadSums::kAuto && device.is_cuda() &&
        !session_.scaler.enabled())) {
-    deferred_ = std::make_unique<DeferredSums>(device);
+    deferred_ = std::make_unique<DeferredSums>(
+        device, static_cast<int>(session_.parts.objective->metrics().size()));
   }
   // Averages a few samples, since a single one may have no targets.
   const DatasetReader& data = session_.train_reader();

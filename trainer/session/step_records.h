@@ -45,6 +45,8 @@ struct IssuedStep {
   double lr = 0.0;
   CommunicationStats communication;  // this step's
   at::Tensor metrics;                // LossSum::metrics, of this rank
+  // Their sums over all ranks, if known with the step's.
+  std::vector<double> summed_metrics;
   // This rank's, to name what wasn't finite: each micro-batch's loss, and the
   // position of the step's first sample.
   std::vector<at::Tensor> losses;
@@ -59,7 +61,8 @@ class StepRecords {
 
   // Call once all ranks are set up.
   void set_ready_seconds(double seconds) { ready_seconds_ = seconds; }
-  // Reports step state.step. Collective if the objective's metrics are due.
+  // Reports step state.step. Collective if the objective's metrics are due and
+  // not summed yet.
   // `spike`: the loss's score if it is one.
   void Record(const StepSums& sums, const StepOutcome& outcome,
               const IssuedStep& step, absl::optional<double> spike);
@@ -67,7 +70,7 @@ class StepRecords {
   RunSummary Summary();
 
  private:
-  TaggedNumbers SumMetrics(const at::Tensor& mine);
+  TaggedNumbers SumMetrics(const IssuedStep& step);
   void AddMemory(RunSummary* summary);
 
   Session& session_;

@@ -92,22 +92,30 @@ StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
   return outcome;
 }
 
-DeferredSums::DeferredSums(at::Device device) {
+DeferredSums::DeferredSums(at::Device device, int metrics)
+    : metrics_(2 * metrics) {
   const auto doubles = at::TensorOptions().dtype(at::kDouble);
-  host_ = at::empty({kFields}, doubles.pinned_memory(device.is_cuda()));
-  sums_ = at::empty({kFields}, doubles.device(device));
+  const int64_t size = kFields + 2 * metrics;
+  host_ = at::empty({size}, doubles.pinned_memory(device.is_cuda()));
+  sums_ = at::empty({size}, doubles.device(device));
   if (!device.is_cpu()) read_.emplace(device.type());
 }
 
 void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
                           const at::Tensor& gradient_squared_sum,
-                          const GradientRule& rule, ProcessGroup& group) {
+                          const GradientRule& rule, ProcessGroup& group,
+                          const at::Tensor& metrics) {
   pending_ = true;
+  host_.zero_();
   std::memcpy(host_.mutable_data_ptr<double>(), &mine, sizeof(mine));
   sums_.copy_(host_, /*non_blocking=*/true);
   if (loss_sum.defined()) sums_[kLossSum].copy_(loss_sum);
   if (gradient_squared_sum.defined()) {
     sums_[kSquaredSum].copy_(gradient_squared_sum, /*non_blocking=*/true);
+  }
+  if (metrics.defined()) {
+    sums_.narrow(0, kFields, static_cast<int64_t>(metrics_.size()))
+        .copy_(metrics.reshape({-1}));
   }
   group.AllReduce(sums_)->Wait();
   scale_ = DeviceScale(sums_, rule);
@@ -124,6 +132,8 @@ StepSums DeferredSums::Read() {
   StepSums sums;
   std::memcpy(static_cast<void*>(&sums), host_.const_data_ptr<double>(),
               sizeof(sums));
+  const double* const metrics = host_.const_data_ptr<double>() + kFields;
+  std::copy_n(metrics, metrics_.size(), metrics_.begin());
   return sums;
 }
 
