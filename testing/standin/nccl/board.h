@@ -51,8 +51,8 @@ constexpr int kMostSplits = 64;
 struct RankPart {
   std::atomic<int> pid{0};
   std::atomic<int> joined{0};
-  std::atomic<int> left{0};    // destroyed or finalized its communicator
-  std::atomic<int> failed{0};  // its collective has failed
+  std::atomic<int> left{0};        // destroyed or finalized its communicator
+  std::atomic<int64_t> failed{0};  // the call that has failed, if any
   // Calls of the host, and those that the device has begun; call n is in
   // calls[n % 2], counted from 1.
   std::atomic<int64_t> issued{0};

@@ -90,7 +90,7 @@ Progress Operation::Run() {
     disagrees_ = reported_ = false;
     idle_since_ = std::chrono::steady_clock::now();
     if (fails_) {
-      board().mine().failed = 1;
+      board().mine().failed = board().mine().posted + 1;
       communicator.error_ = ncclSystemError;
     } else {
       Begin();
@@ -123,12 +123,13 @@ Progress Operation::End() {
   return Progress::kDone;
 }
 
-// Whether a call of this communicator has failed, here or on another rank.
+// Whether this call or one before it has failed, here or on another rank.
 bool Operation::Broken() {
   Communicator& communicator = *communicator_;
   if (communicator.error_ != ncclSuccess) return true;
   for (int r = 0; r < board().size(); ++r) {
-    if (board().part(r).failed != 0) {
+    const int64_t failed = board().part(r).failed;
+    if (failed != 0 && number() >= failed) {
       communicator.error_ = ncclRemoteError;
       return true;
     }

@@ -3,6 +3,8 @@
 #define CAPSTAN_TESTING_STANDIN_NCCL_OPERATION_H_
 
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +38,8 @@ class Operation {
   // Does what can be done without waiting; true if something was, and *done if
   // nothing is left.
   virtual bool Advance(bool* done) = 0;
+  // Among the communicator's collectives, from 1.
+  virtual int64_t number() const = 0;
   // What it waits for, for people.
   virtual std::string WaitsFor() const = 0;
 
@@ -69,6 +73,7 @@ class Collective final : public Operation {
  private:
   void Begin() override;
   bool Advance(bool* done) override;
+  int64_t number() const override { return number_; }
   std::string WaitsFor() const override;
 
   // Whether all have begun this call; reports if they disagree.
@@ -113,6 +118,10 @@ class Messages final : public Operation {
 
   void Begin() override;
   bool Advance(bool* done) override;
+  // Of any collective's failure it learns.
+  int64_t number() const override {
+    return std::numeric_limits<int64_t>::max();
+  }
   std::string WaitsFor() const override;
   bool Send(Way* way);
   bool Receive(Way* way);
