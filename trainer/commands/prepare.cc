@@ -163,6 +163,10 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);
+  for (const std::string& note :
+       GpuSettingNotes(job.loaded.config.train(), job.parts.device)) {
+    job.notes.push_back(note);
+  }
   return prepared;
 }
 

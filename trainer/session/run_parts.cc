@@ -471,6 +471,19 @@ std::string SlowPrecisionNote(const Precision& precision,
       instead.empty() ? "" : absl::StrCat("; set ", instead));
 }
 
+std::vector<std::string> GpuSettingNotes(const Train& train,
+                                         const DeviceFacts& device) {
+  std::vector<std::string> notes;
+  const auto note = [&](bool set, const char* field) {
+    if (!set || device.gpu) return;
+    notes.push_back(
+        absl::StrCat("train.", field, " has no effect without a GPU"));
+  };
+  note(train.tf32(), "tf32");
+  note(train.memory_snapshot_at_oom(), "memory_snapshot_at_oom");
+  return notes;
+}
+
 absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                                    const RunParts& parts) {
   const RunConfig& config = loaded.config;
