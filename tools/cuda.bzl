@@ -12,7 +12,7 @@ _ARCHITECTURES = [
 def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
     """lib*.so of .cu files, to be opened at run time where a GPU is.
 
-    Nothing without the CUDA Toolkit. Each .cu file is an action of its own, by
+    Nothing without the GPU parts (third_party/cuda.bzl). Each .cu file is an action of its own, by
     nvcc with the g++ of the PATH. LibTorch's CUDA part is linked, not packed.
 
     Args:
