@@ -201,7 +201,7 @@ absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
     deferred_->set_memory(memory);
     deferred_->Reduce(*sums, good ? loss_sum_ : at::Tensor(),
                       good ? squared_sum_ : at::Tensor(), Rule(),
-                      *session_.group);
+                      *session_.group, good ? metric_sums_ : at::Tensor());
     return absl::OkStatus();
   });
 }
@@ -212,6 +212,7 @@ absl::Status TrainStep::CatchUp(bool late) {
   if (session_.group->device().is_cuda()) {
     issued_.memory = deferred_->largest_memory();
   }
+  issued_.summed_metrics = deferred_->metrics();
   CAPSTAN_RETURN_IF_ERROR(ActOn(sums, session_.state.step));
   return Conclude(sums, issued_, late);
 }
@@ -495,7 +496,8 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
       (read == ReadSums::kAuto && device.is_cuda() &&
        !session_.scaler.enabled())) {
     deferred_ = std::make_unique<DeferredSums>(
-        device, device.is_cuda() ? session_.group->size() : 0);
+        device, static_cast<int>(session_.parts.objective->metrics().size()),
+        device.is_cuda() ? session_.group->size() : 0);
   }
   // Averages a few samples, since a single one may have no targets.
   const DatasetReader& data = session_.train_reader();

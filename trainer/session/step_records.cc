@@ -126,7 +126,7 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
   const double flops = flops_.Of(sums.tokens, length);
   medians_.Add({seconds, sums.tokens, step.communication, flops,
                 flops_.Recomputed(sums.tokens, length)});
-  TaggedNumbers tagged = SumMetrics(step.metrics);
+  TaggedNumbers tagged = SumMetrics(step);
   if (session_.reporter == nullptr) return;
   StepMetrics metrics;
   metrics.step = state.step;
@@ -152,17 +152,22 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
   session_.reporter->Step(metrics);
 }
 
-TaggedNumbers StepRecords::SumMetrics(const at::Tensor& mine) {
+TaggedNumbers StepRecords::SumMetrics(const IssuedStep& issued) {
   TaggedNumbers numbers;
   const int64_t step = session_.state.step;
-  if (!mine.defined() || !(Due(LogEvery(session_.config.train()), step) ||
-                           step == session_.max_steps)) {
+  std::vector<double> sums = issued.summed_metrics;
+  if ((!issued.metrics.defined() && sums.empty()) ||
+      !(Due(LogEvery(session_.config.train()), step) ||
+        step == session_.max_steps)) {
     return numbers;
   }
-  const at::Tensor host = mine.to(at::kCPU, at::kDouble).contiguous();
-  std::vector<double> sums(host.const_data_ptr<double>(),
-                           host.const_data_ptr<double>() + host.numel());
-  session_.group->AllReduceHost(absl::MakeSpan(sums));
+  if (sums.empty()) {
+    const at::Tensor host =
+        issued.metrics.to(at::kCPU, at::kDouble).contiguous();
+    sums.assign(host.const_data_ptr<double>(),
+                host.const_data_ptr<double>() + host.numel());
+    session_.group->AllReduceHost(absl::MakeSpan(sums));
+  }
   const std::vector<MetricTags> tags = session_.parts.objective->metrics();
   for (size_t i = 0; i < tags.size(); ++i) {
     // 0 of 0: not in this step.

@@ -50,6 +50,8 @@ struct IssuedStep {
   double lr = 0.0;
   CommunicationStats communication;  // this step's
   at::Tensor metrics;                // LossSum::metrics, of this rank
+  // Their sums over all ranks, if known with the step's.
+  std::vector<double> summed_metrics;
   // This rank's, to name what wasn't finite: each micro-batch's loss, and the
   // position of the step's first sample.
   std::vector<at::Tensor> losses;
@@ -65,7 +67,8 @@ class StepRecords {
 
   // Call once all ranks are set up. Collective.
   void Begin(double ready_seconds);
-  // Reports step state.step. Collective if the objective's metrics are due.
+  // Reports step state.step. Collective if the objective's metrics are due and
+  // not summed yet.
   // `spike`: the loss's score if it is one.
   void Record(const StepSums& sums, const StepOutcome& outcome,
               const IssuedStep& step, absl::optional<double> spike);
@@ -73,7 +76,7 @@ class StepRecords {
   RunSummary Summary();
 
  private:
-  TaggedNumbers SumMetrics(const at::Tensor& mine);
+  TaggedNumbers SumMetrics(const IssuedStep& step);
   void AddMemory(RunSummary* summary);
   // Why MFU isn't told of; "": it is. Sets flops_ and peak_. Collective.
   std::string FindPeak();
