@@ -496,8 +496,8 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
       (read == ReadSums::kAuto && device.is_cuda() &&
        !session_.scaler.enabled())) {
     deferred_ = std::make_unique<DeferredSums>(
-        device, static_cast<int>(session_.parts.objective->metrics().size()),
-        device.is_cuda() ? session_.group->size() : 0);
+        device, device.is_cuda() ? session_.group->size() : 0,
+        static_cast<int>(session_.parts.objective->metrics().size()));
   }
   // Averages a few samples, since a single one may have no targets.
   const DatasetReader& data = session_.train_reader();

@@ -122,10 +122,10 @@ StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
   return outcome;
 }
 
-DeferredSums::DeferredSums(at::Device device, int metrics, int ranks)
+DeferredSums::DeferredSums(at::Device device, int ranks, int metrics)
     : ranks_(ranks), metrics_(2 * metrics) {
   const auto doubles = at::TensorOptions().dtype(at::kDouble);
-  const int64_t size = kFields + 2 * metrics + ranks * kMemoryNumbers;
+  const int64_t size = kFields + ranks * kMemoryNumbers + 2 * metrics;
   host_ = at::empty({size}, doubles.pinned_memory(device.is_cuda()));
   sums_ = at::empty({size}, doubles.device(device));
   if (!device.is_cpu()) read_.emplace(device.type());
@@ -141,8 +141,7 @@ void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
   std::memcpy(host, &mine, sizeof(mine));
   if (ranks_ > 0) {
     PutMemory(memory_, group.rank(),
-              {host + kFields + metrics_.size(),
-               static_cast<size_t>(ranks_ * kMemoryNumbers)});
+              {host + kFields, static_cast<size_t>(ranks_ * kMemoryNumbers)});
   }
   sums_.copy_(host_, /*non_blocking=*/true);
   if (loss_sum.defined()) sums_[kLossSum].copy_(loss_sum);
@@ -150,7 +149,9 @@ void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
     sums_[kSquaredSum].copy_(gradient_squared_sum, /*non_blocking=*/true);
   }
   if (metrics.defined()) {
-    sums_.narrow(0, kFields, static_cast<int64_t>(metrics_.size()))
+    sums_
+        .narrow(0, kFields + ranks_ * kMemoryNumbers,
+                static_cast<int64_t>(metrics_.size()))
         .copy_(metrics.reshape({-1}));
   }
   group.AllReduce(sums_)->Wait();
@@ -168,11 +169,10 @@ StepSums DeferredSums::Read() {
   StepSums sums;
   const double* const host = host_.const_data_ptr<double>();
   std::memcpy(static_cast<void*>(&sums), host, sizeof(sums));
-  const double* const metrics = host + kFields;
-  std::copy_n(metrics, metrics_.size(), metrics_.begin());
-  largest_memory_ =
-      LargestMemory({metrics + metrics_.size(),
-                     static_cast<size_t>(ranks_ * kMemoryNumbers)});
+  largest_memory_ = LargestMemory(
+      {host + kFields, static_cast<size_t>(ranks_ * kMemoryNumbers)});
+  std::copy_n(host + kFields + ranks_ * kMemoryNumbers, metrics_.size(),
+              metrics_.begin());
   return sums;
 }
 

@@ -72,9 +72,9 @@ enum class ReadSums {
 // current stream. The scale is bit-equal to OutcomeOf's.
 class DeferredSums {
  public:
-  // `metrics`: of an objective, see LossSum::metrics. `ranks`: how many tell
-  // their memory; 0: none does.
-  explicit DeferredSums(at::Device device, int metrics = 0, int ranks = 0);
+  // `ranks`: how many tell their memory; 0: none does. `metrics`: of an
+  // objective, see LossSum::metrics.
+  explicit DeferredSums(at::Device device, int ranks = 0, int metrics = 0);
 
   // This rank's, for the next Reduce.
   void set_memory(const GpuMemory& memory) { memory_ = memory; }
@@ -101,7 +101,7 @@ class DeferredSums {
   const int ranks_;
   GpuMemory memory_;
   GpuMemory largest_memory_;
-  // StepSums as float64, then the metrics and each rank's memory; pinned for a
+  // StepSums as float64, then each rank's memory, then the metrics; pinned for a
   // GPU.
   at::Tensor host_;
   at::Tensor sums_;  // the same on the device
