@@ -248,12 +248,15 @@ constexpr CudaKernels MakeTable(uint64_t hash, bool (*supports)(int device),
 }
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
+// An environment variable: another library's path.
+constexpr char kCudaKernelsVariable[] = "CAPSTAN_CUDA_KERNELS";
 // The symbol of the library's CudaKernels.
 constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
 
 // The library's table; null if it wasn't built or LibTorch's CUDA part isn't
 // loaded (callers then use ATen's operators). The first call looks for it in
-// the folders of this code and of the program and in their parents. Any thread.
+// the folders of this code and of the program and in their parents, or takes
+// the variable's, and throws if that can't be read. Any thread.
 const CudaKernels* Cuda();
 
 }  // namespace capstan::kernels::cuda

@@ -8,7 +8,10 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -104,11 +107,22 @@ std::string FindFrom(std::string folder) {
   return "";
 }
 
-const CudaKernels* Open() {
+// The library's path; "" if it wasn't built, for want of a CUDA Toolkit.
+std::string FindLibrary() {
+  const char* const chosen = std::getenv(kCudaKernelsVariable);
+  if (chosen != nullptr && chosen[0] != '\0') {
+    TORCH_CHECK(access(chosen, R_OK) == 0, kCudaKernelsVariable, ": ", chosen,
+                " can't be read: ", std::strerror(errno));
+    return chosen;
+  }
   std::string path =
       FindFrom(LibraryFolder(reinterpret_cast<const void*>(&Cuda)));
-  if (path.empty()) path = FindFrom(ExecutableFolder());
-  if (path.empty()) return nullptr;  // built without the CUDA Toolkit
+  return path.empty() ? FindFrom(ExecutableFolder()) : path;
+}
+
+const CudaKernels* Open() {
+  const std::string path = FindLibrary();
+  if (path.empty()) return nullptr;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* error = dlerror();

@@ -2,14 +2,12 @@
 #include "trainer/session/run_parts.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/machine.h"
+#include "base/gpus.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/packed_parameters.h"
@@ -141,18 +139,6 @@ absl::Status CheckBatchSize(const char* field, int64_t size) {
   if (size >= 0 && size <= kMax) return absl::OkStatus();
   return FieldError(
       field, absl::StrCat("must be between 1 and ", kMax, ", is ", size));
-}
-
-// Of the least capable GPU; 0: unknown.
-int LeastComputeCapability() {
-  int least = 0;
-  for (const std::string& text : QueryGpus("compute_cap")) {
-    double version = 0.0;  // "8.0"
-    if (!absl::SimpleAtod(text, &version)) return 0;
-    const int capability = static_cast<int>(std::lround(10 * version));
-    least = least == 0 ? capability : std::min(least, capability);
-  }
-  return least;
 }
 
 // PyTorch's name: "float32".
@@ -483,6 +469,19 @@ std::string SlowPrecisionNote(const Precision& precision,
       package, " computes in ", DtypeName(dtype),
       ", in which CPUs are often several times slower than in float32",
       instead.empty() ? "" : absl::StrCat("; set ", instead));
+}
+
+std::vector<std::string> GpuSettingNotes(const Train& train,
+                                         const DeviceFacts& device) {
+  std::vector<std::string> notes;
+  const auto note = [&](bool set, const char* field) {
+    if (!set || device.gpu) return;
+    notes.push_back(
+        absl::StrCat("train.", field, " has no effect without a GPU"));
+  };
+  note(train.tf32(), "tf32");
+  note(train.memory_snapshot_at_oom(), "memory_snapshot_at_oom");
+  return notes;
 }
 
 absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
