@@ -191,7 +191,9 @@ struct DequantizeNf4Args {
 // return null, or CUDA's error message. They neither allocate nor block, so
 // CUDA graphs can capture them.
 struct CudaKernels {
-  int64_t size;  // sizeof(CudaKernels) of the library's build
+  // The library's CAPSTAN_CUDA_KERNELS_HASH: the build's hash of this header
+  // without comments. Stays first.
+  uint64_t hash;
   // Whether the device supports the kernels.
   bool (*supports)(int device);
   // LibTorch's current stream of the device.
@@ -226,24 +228,35 @@ const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
 const char* LaunchDropout(const DropoutArgs& args, void* stream);
 const char* LaunchDequantizeNf4(const DequantizeNf4Args& args, void* stream);
 
-constexpr CudaKernels MakeTable(bool (*supports)(int device),
+// `hash`: CAPSTAN_CUDA_KERNELS_HASH of kernels/cuda/cuda_kernels_hash.h.
+constexpr CudaKernels MakeTable(uint64_t hash, bool (*supports)(int device),
                                 void* (*current_stream)(int device)) {
-  return {sizeof(CudaKernels),   supports,
-          current_stream,        LaunchRmsNorm,
-          LaunchRmsNormBackward, LaunchRope,
-          LaunchSwiGlu,          LaunchSwiGluBackward,
-          LaunchCrossEntropy,    LaunchEmbeddingBackward,
-          LaunchAdamW,           LaunchSquaredSum,
-          LaunchDropout,         LaunchDequantizeNf4};
+  return {hash,
+          supports,
+          current_stream,
+          LaunchRmsNorm,
+          LaunchRmsNormBackward,
+          LaunchRope,
+          LaunchSwiGlu,
+          LaunchSwiGluBackward,
+          LaunchCrossEntropy,
+          LaunchEmbeddingBackward,
+          LaunchAdamW,
+          LaunchSquaredSum,
+          LaunchDropout,
+          LaunchDequantizeNf4};
 }
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";
+// An environment variable: another library's path.
+constexpr char kCudaKernelsVariable[] = "CAPSTAN_CUDA_KERNELS";
 // The symbol of the library's CudaKernels.
 constexpr char kCudaKernelsSymbol[] = "capstan_cuda_kernels_v1";
 
 // The library's table; null if it wasn't built or LibTorch's CUDA part isn't
 // loaded (callers then use ATen's operators). The first call looks for it in
-// the folders of this code and of the program and in their parents. Any thread.
+// the folders of this code and of the program and in their parents, or takes
+// the variable's, and throws if that can't be read. Any thread.
 const CudaKernels* Cuda();
 
 }  // namespace capstan::kernels::cuda

@@ -8,10 +8,15 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/machine.h"
+#include "kernels/cuda/cuda_kernels_hash.h"
 
 namespace capstan::kernels::cuda {
 namespace {
@@ -102,11 +107,22 @@ std::string FindFrom(std::string folder) {
   return "";
 }
 
-const CudaKernels* Open() {
+// The library's path; "" if it wasn't built, for want of a CUDA Toolkit.
+std::string FindLibrary() {
+  const char* const chosen = std::getenv(kCudaKernelsVariable);
+  if (chosen != nullptr && chosen[0] != '\0') {
+    TORCH_CHECK(access(chosen, R_OK) == 0, kCudaKernelsVariable, ": ", chosen,
+                " can't be read: ", std::strerror(errno));
+    return chosen;
+  }
   std::string path =
       FindFrom(LibraryFolder(reinterpret_cast<const void*>(&Cuda)));
-  if (path.empty()) path = FindFrom(ExecutableFolder());
-  if (path.empty()) return nullptr;  // built without the CUDA Toolkit
+  return path.empty() ? FindFrom(ExecutableFolder()) : path;
+}
+
+const CudaKernels* Open() {
+  const std::string path = FindLibrary();
+  if (path.empty()) return nullptr;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* error = dlerror();
@@ -116,12 +132,11 @@ const CudaKernels* Open() {
   }
   const auto* kernels =
       static_cast<const CudaKernels*>(dlsym(library, kCudaKernelsSymbol));
-  if (kernels == nullptr || kernels->size != sizeof(CudaKernels)) {
-    TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
-               path, " is of another build");
-    return nullptr;
-  }
-  return kernels;
+  const std::string refusal = Refusal(kernels);
+  if (refusal.empty()) return kernels;
+  TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ", path,
+             " ", refusal);
+  return nullptr;
 }
 
 }  // namespace
@@ -138,6 +153,20 @@ DType TypeOf(const at::Tensor& t) {
     default:
       return DType::kNone;
   }
+}
+
+std::string Refusal(const CudaKernels* kernels) {
+  const char* advice = "; build it and the program from one source";
+  if (kernels == nullptr) {
+    return absl::StrCat("has no ", kCudaKernelsSymbol, advice);
+  }
+  if (kernels->hash != CAPSTAN_CUDA_KERNELS_HASH) {
+    return absl::StrCat(
+        "is of another build: its interface is ",
+        absl::Hex(kernels->hash, absl::kZeroPad16), ", the program's ",
+        absl::Hex(CAPSTAN_CUDA_KERNELS_HASH, absl::kZeroPad16), advice);
+  }
+  return "";
 }
 
 const CudaKernels* Cuda() {

@@ -11,6 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "kernels/cuda/cuda_kernels.h"
 
 namespace capstan::kernels::cuda {
@@ -18,6 +20,10 @@ namespace capstan::kernels::cuda {
 // The table if it supports x (a GPU of compute capability 8.0 or more, float32,
 // bfloat16 or float16), else null.
 const CudaKernels* For(const at::Tensor& x);
+
+// Why a library's table can't be called, to follow the library's name in a
+// message; "" if it can. Null: the library has none.
+std::string Refusal(const CudaKernels* kernels);
 
 // kNone for an undefined tensor and for unsupported dtypes.
 DType TypeOf(const at::Tensor& t);

@@ -10,7 +10,7 @@ constexpr int kWarps = kBlockThreads / 32;
 
 // One warp per row. In each head, channels i and i + half are rotated.
 template <typename T, int V>
-__global__ void RopeKernel(const RopeArgs a) {
+__global__ void __launch_bounds__(kBlockThreads) RopeKernel(const RopeArgs a) {
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= a.rows) return;
@@ -56,7 +56,8 @@ __device__ __forceinline__ Place PlaceIn(int64_t rows, int64_t n) {
 }
 
 template <typename T, int V>
-__global__ void SwiGluKernel(const SwiGluArgs a) {
+__global__ void __launch_bounds__(kBlockThreads)
+    SwiGluKernel(const SwiGluArgs a) {
   const Place place = PlaceIn<V>(a.rows, a.n);
   if (place.column >= a.n) return;
   const int64_t at = place.row * a.stride + place.column;
@@ -71,7 +72,8 @@ __global__ void SwiGluKernel(const SwiGluArgs a) {
 
 // silu'(g) = s + g * s * (1 - s) with s = sigmoid(g).
 template <typename T, int V>
-__global__ void SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
+__global__ void __launch_bounds__(kBlockThreads)
+    SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
   const Place place = PlaceIn<V>(a.rows, a.n);
   if (place.column >= a.n) return;
   const int64_t at = place.row * a.stride + place.column;
@@ -116,25 +118,50 @@ __device__ __forceinline__ void Philox(uint64_t key, uint64_t low,
 
 constexpr int kDropoutColumns = 4;  // that share a counter
 
-template <typename T>
-__global__ void DropoutKernel(const DropoutArgs a) {
+// V columns a thread, a multiple of kDropoutColumns; kPacked: as one Pack.
+template <typename T, int V, bool kPacked>
+__global__ void __launch_bounds__(kBlockThreads)
+    DropoutKernel(const DropoutArgs a) {
   // In 32 bits: a 64-bit division takes as long as everything else.
-  const uint32_t chunk = blockDim.x * kDropoutColumns;
+  const uint32_t chunk = blockDim.x * V;
   const uint32_t chunks = (static_cast<uint32_t>(a.n) + chunk - 1) / chunk;
   const uint32_t block = blockIdx.x;
   const int64_t row = block / chunks;
-  const int64_t column = static_cast<int64_t>(block % chunks) * chunk +
-                         threadIdx.x * kDropoutColumns;
+  const int64_t column =
+      static_cast<int64_t>(block % chunks) * chunk + threadIdx.x * V;
   if (column >= a.n) return;
-  const int64_t groups = (a.n + kDropoutColumns - 1) / kDropoutColumns;
-  uint32_t bits[kDropoutColumns];
-  Philox(a.key, row % a.length * groups + column / kDropoutColumns,
-         static_cast<uint64_t>(a.samples[row / a.length]), bits);
+  const int count = static_cast<int>(a.n - column < V ? a.n - column : V);
   const T* x = static_cast<const T*>(a.x) + row * a.n + column;
   T* out = static_cast<T*>(a.out) + row * a.n + column;
-  for (int c = 0; c < kDropoutColumns && column + c < a.n; ++c) {
-    const bool dropped = bits[c] < a.dropped_below;
-    FromFloat(dropped ? 0.0f : ToFloat(x[c]) * a.factor, out[c]);
+  float f[V] = {};
+  if (kPacked) {
+    Load<V>(x, f);
+  } else {
+#pragma unroll
+    for (int c = 0; c < V; ++c) {
+      if (c < count) f[c] = ToFloat(x[c]);
+    }
+  }
+  const int64_t groups = (a.n + kDropoutColumns - 1) / kDropoutColumns;
+  const uint64_t sample = static_cast<uint64_t>(a.samples[row / a.length]);
+  const int64_t counter = row % a.length * groups + column / kDropoutColumns;
+#pragma unroll
+  for (int group = 0; group < V / kDropoutColumns; ++group) {
+    uint32_t bits[kDropoutColumns];
+    Philox(a.key, counter + group, sample, bits);
+#pragma unroll
+    for (int i = 0; i < kDropoutColumns; ++i) {
+      float& y = f[group * kDropoutColumns + i];
+      y = bits[i] < a.dropped_below ? 0.0f : y * a.factor;
+    }
+  }
+  if (kPacked) {
+    Store<V>(f, out);
+  } else {
+#pragma unroll
+    for (int c = 0; c < V; ++c) {
+      if (c < count) FromFloat(f[c], out[c]);
+    }
   }
 }
 
@@ -185,8 +212,12 @@ const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& a, void* stream) {
 const char* LaunchDropout(const DropoutArgs& a, void* stream) {
   if (a.n > INT32_MAX) return "rows are too long";
   return ByType(a.dtype, [&](auto type) {
-    return LaunchRows(DropoutKernel<decltype(type)>, a.rows, a, kDropoutColumns,
-                      stream);
+    using T = decltype(type);
+    constexpr int kV = kVector<T>;
+    const bool vectors = Vectors<T>({a.n}, {a.x, a.out});
+    return LaunchRows(vectors ? DropoutKernel<T, kV, true>
+                              : DropoutKernel<T, kDropoutColumns, false>,
+                      a.rows, a, vectors ? kV : kDropoutColumns, stream);
   });
 }
 

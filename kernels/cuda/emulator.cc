@@ -3,13 +3,14 @@
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
-#include <ucontext.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <vector>
+
+#include "kernels/cuda/fiber.h"
 
 namespace capstan::kernels::cuda::emulator {
 
@@ -18,20 +19,22 @@ Index thread_index, block_index, block_size, grid_size;
 namespace {
 
 constexpr size_t kStackBytes = 64 << 10;
+// Tops of stacks lie apart by this more: else all would share a cache set.
+constexpr size_t kStackShift = 9 * 64;
 
 enum class State { kReady, kAtWarp, kAtBlock, kDone };
 
 struct Fiber {
-  ucontext_t context;
+  Context context;
   State state = State::kDone;
   int exchange = 0;  // counts up
   unsigned char slots[2][8];
-  // Uninitialised: most of it is never touched.
-  std::unique_ptr<char[]> stack{new char[kStackBytes]};
 };
 
-ucontext_t scheduler;
+Context scheduler;
 std::vector<Fiber> fibers;
+// Of all fibers, uninitialised: most of it is never touched.
+std::unique_ptr<char[]> stacks;
 std::vector<float> shared;
 const std::function<void()>* kernel = nullptr;
 bool backwards_order = false;
@@ -40,7 +43,9 @@ Fiber& Current() { return fibers[thread_index.x]; }
 
 void Body() {
   (*kernel)();
-  Current().state = State::kDone;
+  Fiber& fiber = Current();
+  fiber.state = State::kDone;
+  Switch(&fiber.context, &scheduler);  // for good
 }
 
 [[noreturn]] void Stuck() {
@@ -68,7 +73,7 @@ bool RunReady() {
     thread_index.x = backwards_order ? threads - 1 - i : i;
     Fiber& fiber = Current();
     if (fiber.state == State::kReady) {
-      swapcontext(&scheduler, &fiber.context);
+      Switch(&scheduler, &fiber.context);
     }
     done = done && fiber.state == State::kDone;
   }
@@ -80,11 +85,8 @@ void RunBlock() {
   for (float& x : shared) x = std::numeric_limits<float>::quiet_NaN();
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = &scheduler;
-    makecontext(&fiber.context, Body, 0);
+    Prepare(&fiber.context, stacks.get() + i * (kStackBytes + kStackShift),
+            kStackBytes, Body);
     fiber.state = State::kReady;
     fiber.exchange = 0;
   }
@@ -109,6 +111,7 @@ void Run(int blocks, int threads, size_t shared_bytes,
   }
   if (fibers.size() < static_cast<size_t>(threads)) {
     fibers = std::vector<Fiber>(threads);
+    stacks.reset(new char[threads * (kStackBytes + kStackShift)]);
   }
   shared.resize(shared_bytes / sizeof(float));
   kernel = &body;
@@ -127,7 +130,7 @@ float* SharedFloats() { return shared.data(); }
 void Await(Wait what) {
   Fiber& fiber = Current();
   fiber.state = what == Wait::kWarp ? State::kAtWarp : State::kAtBlock;
-  swapcontext(&fiber.context, &scheduler);
+  Switch(&fiber.context, &scheduler);
 }
 
 unsigned char* MySlot() { return Current().slots[Current().exchange % 2]; }

@@ -45,8 +45,8 @@ inline constexpr char kSamplePosition[] = "sample_position";
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
 
 // The tensor in CPU memory, undefined if there is none. In training on a GPU
-// the core keeps host copies of kLabels, kPositions, kSamplePosition and
-// kTokenCounts, so that this never waits for the device.
+// the core keeps host copies of kLabels, kPositions and whatever has one
+// dimension, a number for each sample, so that this never waits for the device.
 at::Tensor HostTensor(const Batch& batch, const std::string& name);
 // The name of such a copy.
 std::string HostCopyName(const std::string& name);

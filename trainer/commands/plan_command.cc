@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
+#include "base/run_device.h"
 #include "base/status.h"
 #include "plugins/sdk/packed_parameters.h"
 #include "trainer/commands/command.h"
@@ -248,6 +249,7 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
                              BytesFromText(given.gpu_memory));
     options.planned_gpus = std::max(1, given.gpus);
     room = RoomOfGpu(bytes, options.planned_gpus);
+    SetRunDevice({true, bytes});
   }
   RunOptions preparing = options;
   if (given.fit) {

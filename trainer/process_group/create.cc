@@ -218,6 +218,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info,
                               " GPUs: launch at most one rank a GPU"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const NcclEntry* entry, LoadNccl());
+  SetGpuTools(entry->tools);
   return entry->create(info);
 }
 

@@ -33,6 +33,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/layers/linear.h"
 #include "kernels/loss/token_loss.h"
+#include "kernels/to_device.h"
 #include "plugins/model/common/config.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/llada_scratch/llada_scratch.pb.h"
@@ -485,8 +486,12 @@ class LladaScratch final : public Model, public TokenModel {
     layer.shape = Attention(batch);
     at::Tensor positions;
     if (input.positions.defined()) {
-      positions = input.positions.to(device).contiguous();
-      layer.packing = c10::make_intrusive<kernels::PackedRows>(positions);
+      const at::Tensor& given = input.positions;
+      positions = kernels::ToDevice(given, device).contiguous();
+      layer.packing =
+          given.is_cpu()
+              ? c10::make_intrusive<kernels::PackedRows>(given, positions)
+              : c10::make_intrusive<kernels::PackedRows>(positions);
     } else {
       positions =
           at::arange(length, at::TensorOptions(at::kLong).device(device))

@@ -27,6 +27,7 @@ namespace capstan::algorithm_distillation {
 namespace {
 
 constexpr int64_t kEndType = 2;
+constexpr char kAction[] = "action";
 
 HistoryInput InputOf(absl::Span<const Tokens> rows) {
   int64_t longest = 1;
@@ -416,7 +417,8 @@ int64_t AlgorithmDistillation::CountTargets(const Batch& batch,
 
 std::vector<double> AlgorithmDistillation::StepTotals(const Batch& batch,
                                                       const StepInfo&) const {
-  const at::Tensor learned = RequiredTensor(batch, "action").ne(kIgnoredTarget);
+  RequiredTensor(batch, kAction);
+  const at::Tensor learned = HostTensor(batch, kAction).ne(kIgnoredTarget);
   return {static_cast<double>(Rows(batch)),
           static_cast<double>(learned.sum().item<int64_t>())};
 }
@@ -447,7 +449,7 @@ LossSum AlgorithmDistillation::Compute(Model& model, const Batch& batch,
 
   const double smoothing = config_.label_smoothing();
   const Part action = PartOf(logits.narrow(1, 0, spec.actions),
-                             RequiredTensor(batch, "action"), smoothing);
+                             RequiredTensor(batch, kAction), smoothing);
   // sum / rows = sum of actions' losses / rows with an action, over the step.
   const double actions = info.totals[1];
   LossSum loss;

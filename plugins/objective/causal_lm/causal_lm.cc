@@ -106,7 +106,8 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   LossSum loss;
   TokenInput input;
   input.tokens = ids;
-  input.positions = positions;
+  // The model then knows the documents without asking the device.
+  input.positions = HostTensor(batch, kPositions);
   // Dropout only in training.
   if (info.training) {
     input.sample_positions = Optional(batch, kSamplePosition);

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
 #include "trainer/process_group/backend_group.h"
+#include "trainer/process_group/nccl/memory_snapshot.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
@@ -79,6 +80,6 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
 
 extern "C" __attribute__((visibility("default")))
 const NcclEntry capstan_nccl_v1;
-const NcclEntry capstan_nccl_v1 = {CAPSTAN_SDK_HASH, Create};
+const NcclEntry capstan_nccl_v1 = {CAPSTAN_SDK_HASH, Create, &kGpuTools};
 
 }  // namespace capstan

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "testing/standin/kernels/launches.h"
+
+#include <algorithm>
+
+namespace capstan::standin {
+namespace {
+
+using kernels::cuda::DType;
+
+int64_t Bytes(DType dtype) {
+  switch (dtype) {
+    case DType::kNone:
+      return 0;
+    case DType::kFloat32:
+      return 4;
+    case DType::kBFloat16:
+    case DType::kFloat16:
+      return 2;
+  }
+  return 0;
+}
+
+constexpr int64_t kFloat = 4, kIndex = 8, kDouble = 8;
+
+}  // namespace
+
+void Launch::Name(const char* name, double operations, int launches) {
+  work_->name = name;
+  work_->cost.flops = operations;
+  work_->cost.launches = operations > 0 ? launches : 0;
+}
+
+void Launch::AddSpan(const void* p, int64_t bytes, bool reads, bool writes,
+                     bool counts) {
+  if (bytes <= 0) return;
+  if (writes) {
+    work_->writes.push_back({p, bytes});
+  } else {
+    work_->reads.push_back({p, bytes});
+  }
+  if (counts && reads) work_->cost.bytes_read += bytes;
+  if (counts && writes) work_->cost.bytes_written += bytes;
+}
+
+void Launch::Describe(kernels::cuda::RmsNormArgs& a) {
+  const int64_t matrix = a.rows * a.n * Bytes(a.dtype);
+  Name("capstan::rms_norm", 4.0 * a.rows * a.n, 1);
+  Read(a.x, matrix);
+  Read(a.weight, a.n * Bytes(a.dtype));
+  Write(a.y, matrix);
+  if (a.rstd_given) {
+    Read(a.rstd, a.rows * kFloat);
+  } else {
+    Write(a.rstd, a.rows * kFloat);
+  }
+}
+
+void Launch::Describe(kernels::cuda::RmsNormBackwardArgs& a) {
+  const int64_t matrix = a.rows * a.n * Bytes(a.dtype);
+  const bool weight = a.partial != nullptr;
+  Name("capstan::rms_norm_backward", 12.0 * a.rows * a.n, weight ? 2 : 1);
+  Read(a.dy, matrix);
+  Read(a.x, matrix);
+  Read(a.weight, a.n * Bytes(a.dtype));
+  Read(a.rstd, a.rows * kFloat);
+  Read(a.residual, matrix);
+  Write(a.dx, matrix);
+  if (!weight) return;
+  Update(a.partial,
+         kernels::cuda::RmsNormPartials(a.rows, a.n) * a.n * kFloat);
+  Write(a.dweight, a.n * Bytes(a.dweight_dtype));
+}
+
+void Launch::Describe(kernels::cuda::RopeArgs& a) {
+  const int64_t channels = a.heads * a.head_dim;
+  Name("capstan::rope", 3.0 * a.rows * channels, 1);
+  Update(a.x, a.rows * channels * Bytes(a.dtype));
+  Read(a.table, std::min(a.rows, a.positions) * a.head_dim * kFloat);
+}
+
+void Launch::Describe(kernels::cuda::SwiGluArgs& a) {
+  const int64_t bytes = a.n * Bytes(a.dtype);
+  Name("capstan::swiglu", 5.0 * a.n, 1);
+  Read(a.gate, bytes);
+  Read(a.up, bytes);
+  Write(a.out, bytes);
+}
+
+void Launch::Describe(kernels::cuda::SwiGluBackwardArgs& a) {
+  const int64_t bytes = a.n * Bytes(a.dtype);
+  Name("capstan::swiglu_backward", 12.0 * a.n, 1);
+  Read(a.gate, bytes);
+  Read(a.up, bytes);
+  Update(a.d_out, bytes);
+  Write(a.d_gate, bytes);
+  Write(a.d_up, bytes);
+}
+
+void Launch::Describe(kernels::cuda::DropoutArgs& a) {
+  const int64_t matrix = a.rows * a.n * Bytes(a.dtype);
+  Name("capstan::dropout", 20.0 * a.rows * a.n, 1);
+  Read(a.x, matrix);
+  Write(a.out, matrix);
+  Read(a.samples, a.length == 0 ? 0 : a.rows / a.length * kIndex);
+}
+
+void Launch::Describe(kernels::cuda::CrossEntropyArgs& a) {
+  const int64_t matrix = a.rows * a.vocab * Bytes(a.dtype);
+  Name("capstan::cross_entropy", (a.gradient ? 8.0 : 4.0) * a.rows * a.vocab,
+       2);
+  if (a.gradient) {
+    Update(a.logits, matrix);
+  } else {
+    Read(a.logits, matrix);
+  }
+  Read(a.targets, a.rows * kIndex);
+  Read(a.weights, a.rows * kFloat);
+  Update(a.losses, a.rows * kFloat);
+  Write(a.sum, kFloat);
+  if (a.rows == 0) work_->cost.launches = 1;  // the sum, of nothing
+}
+
+void Launch::Describe(kernels::cuda::EmbeddingBackwardArgs& a) {
+  Name("capstan::embedding_backward", 1.0 * a.rows * a.hidden, 1);
+  Read(a.dy, a.rows * a.hidden * Bytes(a.dtype));
+  Read(a.tokens, a.rows * kIndex);
+  Read(a.order, a.rows * kIndex);
+  const int64_t row = a.hidden * Bytes(a.weight_dtype);
+  Touch(a.d_weight, a.vocab * row, true, true, /*counts=*/false);
+  const int64_t touched = std::min(a.rows, a.vocab) * row;  // at most
+  work_->cost.bytes_read += touched;
+  work_->cost.bytes_written += touched;
+}
+
+void Launch::Describe(kernels::cuda::AdamWArgs& a) {
+  Name("capstan::adamw", 15.0 * a.n, 1);
+  Read(a.gradient, a.n * Bytes(a.gradient_dtype));
+  Update(a.parameter, a.n * kFloat);
+  Update(a.exp_avg, a.n * kFloat);
+  Update(a.exp_avg_sq, a.n * kFloat);
+  Write(a.working, a.n * Bytes(a.working_dtype));
+  Read(a.device_scale, kFloat);
+}
+
+void Launch::Describe(kernels::cuda::SquaredSumArgs& a) {
+  Name("capstan::squared_sum", 2.0 * a.n, 2);
+  Read(a.x, a.n * Bytes(a.dtype));
+  Update(a.partial, kernels::cuda::kSquaredSumPartials * kDouble);
+  Write(a.sum, kDouble);
+  if (a.n == 0) work_->cost.launches = 1;
+}
+
+void Launch::Describe(kernels::cuda::DequantizeNf4Args& a) {
+  const int64_t values = a.first + a.n;
+  const int64_t blocks = (values + kernels::cuda::kNf4ScaleValues - 1) /
+                         kernels::cuda::kNf4ScaleValues;
+  Name("capstan::dequantize_nf4", 2.0 * a.n, 1);
+  Read(a.packed, (values + 1) / 2);
+  Read(a.scales, blocks * kFloat);
+  Read(a.quantised_scales, blocks);
+  Read(a.group_scales, (blocks + 255) / 256 * kFloat);
+  Read(a.offset, kFloat);
+  Write(a.out, a.n * Bytes(a.dtype));
+}
+
+}  // namespace capstan::standin
