@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
 #include "base/machine.h"
+#include "base/run_device.h"
 #include "base/status.h"
 #include "plugins/sdk/packed_parameters.h"
 #include "trainer/commands/command.h"
@@ -290,6 +291,7 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
     return absl::InvalidArgumentError(
         absl::StrCat("--gpus is ", given.gpus, ": must be at least 1"));
   }
+  if (memory > 0) SetRunDevice({true, memory});
   RunOptions preparing = options;
   if ((given.gpus > 0 || memory > 0) && !options.configs.empty()) {
     CAPSTAN_RETURN_IF_ERROR(PlanForGpus(given.gpus, given.fit, &preparing));
