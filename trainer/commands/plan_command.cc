@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
-#include "base/machine.h"
+#include "base/gpus.h"
 #include "base/run_device.h"
 #include "base/status.h"
 #include "plugins/sdk/packed_parameters.h"
