@@ -27,4 +27,6 @@ kernels=$libraries/libcapstan_kernels_emulated.so
 if [ -z "${CAPSTAN_CUDA_KERNELS-}" ] && [ -e "$kernels" ]; then
   export CAPSTAN_CUDA_KERNELS=$kernels
 fi
+# Ranks and devices share few cores: OpenMP's threads don't wait by spinning.
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT-0}
 LD_PRELOAD=$preload${LD_PRELOAD:+:$LD_PRELOAD} exec "$@"

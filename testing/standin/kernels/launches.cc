@@ -67,8 +67,7 @@ void Launch::Describe(kernels::cuda::RmsNormBackwardArgs& a) {
   Read(a.residual, matrix);
   Write(a.dx, matrix);
   if (!weight) return;
-  Update(a.partial,
-         kernels::cuda::RmsNormPartials(a.rows, a.n) * a.n * kFloat);
+  Update(a.partial, kernels::cuda::RmsNormPartials(a.rows, a.n) * a.n * kFloat);
   Write(a.dweight, a.n * Bytes(a.dweight_dtype));
 }
 
