@@ -9,6 +9,7 @@
 // bits don't depend on its neighbours.
 #include "kernels/attention/attention.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -31,9 +32,11 @@
 
 #include "base/simd/simd.h"
 #include "base/simd/tanh.h"
+#include "kernels/attention/flash.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/keep.h"
+#include "kernels/to_device.h"
 
 namespace capstan::kernels {
 namespace {
@@ -341,14 +344,27 @@ at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
   return out.transpose(1, 2).reshape({q.size(0), q.size(1)});
 }
 
-// On CPUs document by document; on GPUs, which would have to wait for the
-// lengths and launch kernels for each, with a mask.
+// What a GPU computes by the flash kernels: all that LibTorch would need a mask
+// for, and, so that the choice of kernels doesn't depend on its heuristics, all
+// if results are to be the same in each run.
+bool UseFlash(const at::Tensor& q, int64_t keys, const AttentionShape& shape,
+              const PackedRows* packing) {
+  const int64_t queries = q.size(0) / shape.batch;
+  const bool masked = packing != nullptr ||
+                      (shape.window > 0 && keys > shape.window) ||
+                      (shape.causal && queries > 1 && queries != keys);
+  return (masked || at::globalContext().deterministicAlgorithms()) &&
+         CanUseFlash(q, shape, packing);
+}
+
+// On CPUs document by document; on GPUs, which would have to launch kernels for
+// each, with a mask.
 at::Tensor ComposedPackedAttention(const at::Tensor& q, const at::Tensor& k,
                                    const at::Tensor& v,
                                    const AttentionShape& shape,
                                    const PackedRows& packing,
                                    AttentionMasks* masks) {
-  if (!packing.on_cpu()) {
+  if (!q.is_cpu()) {
     return ComposedAttention(q, k, v, shape, {&packing, masks});
   }
   std::vector<int64_t> lengths;
@@ -513,7 +529,14 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const Packing& packing, const SharedMasks& masks) {
   TORCH_CHECK(shape.causal || shape.window == 0,
               "a window is for causal attention");
-  if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
+  if (FastPath(q)) {
+    // Theirs may be rows of wider ones (QueryKeyValue).
+    return AttentionFunction::apply(q.contiguous(), k.contiguous(),
+                                    v.contiguous(), shape, packing);
+  }
+  if (UseFlash(q, k.size(0) / shape.batch, shape, packing.get())) {
+    return FlashAttention(q, k, v, shape, packing.get());
+  }
   AttentionMasks unshared;
   AttentionMasks* const made = masks ? masks.get() : &unshared;
   return packing ? ComposedPackedAttention(q, k, v, shape, *packing, made)
@@ -577,6 +600,9 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& first) {
   TORCH_CHECK(shape.causal, "a cache of keys is for causal attention");
   if (!FastPath(q)) {
+    if (!first.defined() && UseFlash(q, k.size(1), shape, nullptr)) {
+      return FlashAttention(q, k, v, shape, nullptr);
+    }
     AttentionMasks unshared;
     return ComposedAttention(q, k, v, shape, {nullptr, &unshared, first});
   }
@@ -621,9 +647,21 @@ PackedRows::PackedRows(const at::Tensor& positions)
     : positions_(positions.contiguous()) {
   TORCH_CHECK(positions.dim() == 2 && positions.scalar_type() == at::kLong,
               "positions must be [rows, T] int64");
-  if (!positions.is_cpu() || positions.numel() == 0) return;
+  if (positions.is_cpu()) FindDocuments(positions_);
+}
+
+PackedRows::PackedRows(const at::Tensor& host, const at::Tensor& positions)
+    : PackedRows(positions) {
+  TORCH_CHECK(host.is_cpu() && host.scalar_type() == at::kLong &&
+                  host.sizes() == positions.sizes(),
+              "the positions on the host must be those on the device");
+  if (!knows_documents()) FindDocuments(host.contiguous());
+}
+
+void PackedRows::FindDocuments(const at::Tensor& positions) {
+  if (positions.numel() == 0) return;
   const int64_t length = positions.size(1);
-  const int64_t* p = positions_.const_data_ptr<int64_t>();
+  const int64_t* p = positions.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < positions.size(0); ++row, p += length) {
     for (int64_t t = 0; t < length; ++t) {
       if (p[t] == 0) {
@@ -637,6 +675,21 @@ PackedRows::PackedRows(const at::Tensor& positions)
     }
     row_ends_.push_back(static_cast<int64_t>(documents_.size()));
   }
+}
+
+const at::Tensor& PackedRows::offsets() const {
+  if (!offsets_.defined()) {
+    TORCH_CHECK(knows_documents(), "the documents' lengths are on the device");
+    const auto count = static_cast<int64_t>(documents_.size());
+    const at::Tensor host = at::empty({count + 1}, at::kInt);
+    int32_t* const out = host.mutable_data_ptr<int32_t>();
+    out[0] = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      out[i + 1] = out[i] + static_cast<int32_t>(documents_[i].length);
+    }
+    offsets_ = ToDevice(host, positions_.device());
+  }
+  return offsets_;
 }
 
 const at::Tensor& PackedRows::mask(bool causal) const {

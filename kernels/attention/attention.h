@@ -32,8 +32,12 @@ class PackedRows : public torch::CustomClassHolder {
   // begins with 0 and each later position is 0 or one more than the previous
   // one. On other devices it doesn't block, and documents() isn't available.
   explicit PackedRows(const at::Tensor& positions);
+  // For tokens on a GPU, with `host` the same positions on the CPU, so that
+  // documents() is available without waiting for the device.
+  PackedRows(const at::Tensor& host, const at::Tensor& positions);
 
-  bool on_cpu() const { return !row_ends_.empty(); }
+  // Whether documents() is available.
+  bool knows_documents() const { return !row_ends_.empty(); }
   // In order; lengths are 1 or more.
   c10::ArrayRef<Document> row(int64_t row) const {
     const Document* const all = documents_.data();
@@ -47,12 +51,20 @@ class PackedRows : public torch::CustomClassHolder {
   // the first call, by one thread at a time.
   const at::Tensor& mask(bool causal = true) const;
 
+  // [documents() + 1] int32 on the positions' device: the first token of each
+  // document of all rows, counted through the rows, and the number of tokens.
+  // As mask(). Requires knows_documents().
+  const at::Tensor& offsets() const;
+
  private:
+  void FindDocuments(const at::Tensor& positions);
+
   const at::Tensor positions_;
   std::vector<Document> documents_;  // of all rows
   std::vector<int64_t> row_ends_;    // end of each row's documents
   int64_t longest_ = 0;
   mutable at::Tensor masks_[2];  // by causal
+  mutable at::Tensor offsets_;
 };
 
 // Null: each row is one document.

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -41,12 +42,23 @@ extern const char kTokenCounts[];
 // numbers that don't depend on strategy or ranks.
 inline constexpr char kSamplePosition[] = "sample_position";
 
+// On GPUs, whose libraries choose kernels anew for each shape, objectives may
+// round the length of padded rows up to a multiple of this, as far as the model
+// has positions. Plans count on it.
+inline constexpr int64_t kGpuLengthMultiple = 64;
+// `length` rounded up so, but at most `most` if that is greater than `length`.
+inline int64_t LengthOnGpu(int64_t length, int64_t most) {
+  const int64_t whole = (length + kGpuLengthMultiple - 1) / kGpuLengthMultiple *
+                        kGpuLengthMultiple;
+  return std::max(length, std::min(whole, most));
+}
+
 // Throws std::invalid_argument with the existing names if there is none.
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
 
 // The tensor in CPU memory, undefined if there is none. In training on a GPU
-// the core keeps host copies of kLabels, kPositions, kSamplePosition and
-// kTokenCounts, so that this never waits for the device.
+// the core keeps host copies of kLabels, kPositions and whatever has one
+// dimension, a number for each sample, so that this never waits for the device.
 at::Tensor HostTensor(const Batch& batch, const std::string& name);
 // The name of such a copy.
 std::string HostCopyName(const std::string& name);

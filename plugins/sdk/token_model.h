@@ -28,7 +28,8 @@ struct TokenInput {
   KvCache* cache = nullptr;
   // [B, T] int64: each token's position in its document; undefined: 0, 1, .. in
   // each row. A row may pack several documents; a token sees only its own
-  // document, up to itself if the model is causal. Not with a cache.
+  // document, up to itself if the model is causal. Not with a cache. On the CPU
+  // even for a model on a GPU, which then knows the documents without waiting.
   at::Tensor positions;
   // [B] int64 or undefined: keys for dropout (kSamplePosition in dataset.h).
   // Only in training.

@@ -358,7 +358,7 @@ void BatchSlot::CopyToDevice(const c10::Stream& copies) {
     // Only the first time, if the reader reuses the tensors it is given.
     if (!tensor.is_pinned()) tensor = tensor.pin_memory();
     device_[name] = tensor.to(copies.device(), /*non_blocking=*/true);
-    if (name == kLabels || name == kPositions || name == kSamplePosition) {
+    if (name == kLabels || name == kPositions || tensor.dim() == 1) {
       device_[HostCopyName(name)] = tensor.clone();
     }
   }

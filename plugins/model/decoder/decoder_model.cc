@@ -19,6 +19,7 @@
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/loss/row_loss.h"
+#include "kernels/to_device.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/decoder/family.h"
 #include "plugins/sdk/memory.h"
@@ -184,7 +185,7 @@ DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
   const at::Device device = parameters_[kEmbedding].device();
   if (lora_ != nullptr && lora_->dropout() &&
       input.sample_positions.defined()) {
-    pass.samples = input.sample_positions.to(device);
+    pass.samples = kernels::ToDevice(input.sample_positions, device);
   }
   const int64_t begin = cache == nullptr ? 0 : cache->length();
   if (!input.positions.defined()) {
@@ -212,9 +213,13 @@ DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
     TORCH_CHECK(Reach(positions) <= begin + length,
                 "positions with a cache count a row's tokens");
   }
-  positions = positions.to(device).contiguous();
+  const at::Tensor host = positions;
+  positions = kernels::ToDevice(host, device).contiguous();
   if (cache == nullptr) {
-    pass.options.packing = c10::make_intrusive<kernels::PackedRows>(positions);
+    pass.options.packing =
+        host.is_cpu()
+            ? c10::make_intrusive<kernels::PackedRows>(host, positions)
+            : c10::make_intrusive<kernels::PackedRows>(positions);
   }
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
     pass.rope_tables.push_back(
@@ -470,7 +475,7 @@ at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
                       const MemoryScope scope(MemoryCategory::kLogits);
                       return kernels::HeadCrossEntropyRows(
                           kernels::RmsNorm(x, norm, eps, plus_one), head,
-                          targets, tied, kernels::kLogitsBytes, place, softcap);
+                          targets, tied, /*logits_bytes=*/0, place, softcap);
                     });
 }
 
@@ -501,7 +506,7 @@ at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
                    const MemoryScope scope(MemoryCategory::kLogits);
                    return kernels::HeadCrossEntropySum(
                        kernels::RmsNorm(x, norm, eps, plus_one), head, flat,
-                       tied, kernels::kLogitsBytes, place, factors, softcap);
+                       tied, /*logits_bytes=*/0, place, factors, softcap);
                  });
   if (router_loss == nullptr) return sum;
   return router_loss->AddTo(sum, (flat >= 0).sum().to(sum.device()));

@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -27,6 +28,7 @@ namespace capstan::algorithm_distillation {
 namespace {
 
 constexpr int64_t kEndType = 2;
+constexpr char kAction[] = "action";
 
 HistoryInput InputOf(absl::Span<const Tokens> rows) {
   int64_t longest = 1;
@@ -210,6 +212,18 @@ constexpr int64_t kDefaultFinalEpisodes = 500;
 
 int64_t Rows(const Batch& batch) {
   return RequiredTensor(batch, "lengths").numel();
+}
+
+// On a GPU lengthens histories by padding to a multiple of kGpuLengthMultiple,
+// but to at most `most` tokens.
+void RoundUpLength(int64_t most, HistoryInput* input) {
+  if (!input->kinds.is_cuda()) return;
+  const int64_t length = input->kinds.size(1);
+  const int64_t more = LengthOnGpu(length, most) - length;
+  if (more == 0) return;
+  input->kinds = at::constant_pad_nd(input->kinds, {0, more},
+                                     static_cast<int>(HistoryToken::kPadding));
+  input->transitions = at::constant_pad_nd(input->transitions, {0, 0, 0, more});
 }
 
 // One of the two losses, over the targets that aren't kIgnoredTarget.
@@ -416,7 +430,8 @@ int64_t AlgorithmDistillation::CountTargets(const Batch& batch,
 
 std::vector<double> AlgorithmDistillation::StepTotals(const Batch& batch,
                                                       const StepInfo&) const {
-  const at::Tensor learned = RequiredTensor(batch, "action").ne(kIgnoredTarget);
+  RequiredTensor(batch, kAction);
+  const at::Tensor learned = HostTensor(batch, kAction).ne(kIgnoredTarget);
   return {static_cast<double>(Rows(batch)),
           static_cast<double>(learned.sum().item<int64_t>())};
 }
@@ -442,12 +457,13 @@ LossSum AlgorithmDistillation::Compute(Model& model, const Batch& batch,
   // Dropout only in training.
   if (info.training)
     input.sample_positions = RequiredTensor(batch, kSamplePosition);
-  const at::Tensor logits = histories->LastLogits(input, runner);
   const HistorySpec spec = histories->history_spec();
+  RoundUpLength(spec.max_length, &input);
+  const at::Tensor logits = histories->LastLogits(input, runner);
 
   const double smoothing = config_.label_smoothing();
   const Part action = PartOf(logits.narrow(1, 0, spec.actions),
-                             RequiredTensor(batch, "action"), smoothing);
+                             RequiredTensor(batch, kAction), smoothing);
   // sum / rows = sum of actions' losses / rows with an action, over the step.
   const double actions = info.totals[1];
   LossSum loss;

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
+#include "kernels/to_device.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -186,11 +187,11 @@ HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
   const at::Tensor& ids = batch.at(kInputIds);
   const auto labels = batch.find(kLabels);
   HiddenBatch made;
-  const at::Tensor hidden =
-      TensorOf(noise.hidden, layout, at::kBool).to(ids.device());
+  const at::Tensor hidden = kernels::ToDevice(
+      TensorOf(noise.hidden, layout, at::kBool), ids.device());
   made.input.tokens = ids.masked_fill(hidden, mask_token);
   if (!layout.whole_rows) {
-    made.input.positions = PositionsOf(layout).to(ids.device());
+    made.input.positions = PositionsOf(layout);  // see TokenInput
   }
   made.targets.tokens = (labels == batch.end() ? ids : labels->second)
                             .masked_fill(hidden.logical_not(), kIgnoredTarget);
@@ -204,7 +205,8 @@ HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
     std::fill(weights.begin() + document.begin, weights.begin() + document.end,
               static_cast<float>(1.0 / (noise.p[d] * length)));
   }
-  made.targets.weights = TensorOf(weights, layout, at::kFloat).to(ids.device());
+  made.targets.weights =
+      kernels::ToDevice(TensorOf(weights, layout, at::kFloat), ids.device());
   return made;
 }
 

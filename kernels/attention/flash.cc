@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/attention/flash.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+#include <tuple>
+
+#include "kernels/cuda/dispatch.h"
+
+namespace capstan::kernels {
+namespace {
+
+// The kernels' limits.
+constexpr int64_t kMostHeadDim = 256;
+constexpr int64_t kHeadDimMultiple = 8;
+
+// [batch, length, heads, head_dim] of [batch * length, heads * head_dim], or of
+// [batch, length, heads * head_dim].
+at::Tensor ByHead(const at::Tensor& x, const AttentionShape& shape) {
+  const int64_t heads = x.size(-1) / shape.head_dim;
+  if (x.dim() == 3) return x.unflatten(2, {heads, shape.head_dim});
+  return x.reshape({shape.batch, -1, heads, shape.head_dim});
+}
+
+}  // namespace
+
+bool IsFlashShape(const AttentionShape& shape, const PackedRows* packing) {
+  return shape.softcap == 0.0 && shape.head_dim <= kMostHeadDim &&
+         shape.head_dim % kHeadDimMultiple == 0 &&
+         (packing == nullptr || packing->knows_documents());
+}
+
+bool CanUseFlash(const at::Tensor& q, const AttentionShape& shape,
+                 const PackedRows* packing) {
+  return q.is_cuda() &&
+         (q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf) &&
+         IsFlashShape(shape, packing) &&
+         at::globalContext().userEnabledFlashSDP() && cuda::For(q) != nullptr;
+}
+
+at::Tensor FlashAttention(const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& v, const AttentionShape& shape,
+                          const PackedRows* packing) {
+  at::Tensor qs = ByHead(q, shape), ks = ByHead(k, shape);
+  at::Tensor vs = ByHead(v, shape);
+  std::optional<at::Tensor> offsets;
+  int64_t queries = qs.size(1), keys = ks.size(1);
+  if (packing != nullptr) {
+    TORCH_CHECK(queries == keys, "documents have as many queries as keys");
+    offsets = packing->offsets();
+    queries = keys = packing->longest();
+    qs = qs.flatten(0, 1);
+    ks = ks.flatten(0, 1);
+    vs = vs.flatten(0, 1);
+  }
+  std::optional<double> scale;
+  if (shape.scale != 0.0) scale = shape.scale;
+  // Counted from the query's own position; both kernels align the last query
+  // with the last key.
+  std::optional<int64_t> before, after;
+  if (shape.window > 0) {
+    before = shape.window - 1;
+    after = 0;
+  }
+  const at::Tensor out = std::get<0>(at::_flash_attention_forward(
+      qs, ks, vs, offsets, offsets, queries, keys, /*dropout_p=*/0.0,
+      shape.causal, /*return_debug_mask=*/false, scale, before, after));
+  return out.reshape({q.size(0), q.size(1)});
+}
+
+}  // namespace capstan::kernels
