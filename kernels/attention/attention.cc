@@ -529,7 +529,11 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const Packing& packing, const SharedMasks& masks) {
   TORCH_CHECK(shape.causal || shape.window == 0,
               "a window is for causal attention");
-  if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
+  if (FastPath(q)) {
+    // Theirs may be rows of wider ones (QueryKeyValue).
+    return AttentionFunction::apply(q.contiguous(), k.contiguous(),
+                                    v.contiguous(), shape, packing);
+  }
   if (UseFlash(q, k.size(0) / shape.batch, shape, packing.get())) {
     return FlashAttention(q, k, v, shape, packing.get());
   }

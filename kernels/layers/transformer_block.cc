@@ -8,15 +8,23 @@
 #include "kernels/fast_path.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/fused_block.h"
+#include "kernels/layers/gpu_path.h"
 #include "kernels/layers/linear.h"
 
 namespace capstan::kernels {
 namespace {
 
-// From attention's result to the block's.
+// From attention's result to the block's, given what attention is added to.
 at::Tensor AfterAttention(const at::Tensor& mixed, const at::Tensor& x,
                           const TransformerBlockWeights& weights,
                           const TransformerBlockOptions& options) {
+  if (OnGpuPath(x) && weights.mlp.down.defined() &&
+      weights.mlp.norm.defined() && !weights.attention_post_norm.defined()) {
+    // The norm reads both, rather than a sum that a product has written on top
+    // of a copy of x.
+    return GatedMlp(x, weights.mlp, options,
+                    AttentionBranch(mixed, weights, options));
+  }
   const at::Tensor y = AttentionOutput(mixed, x, weights, options);
   return weights.mlp.down.defined() ? GatedMlp(y, weights.mlp, options) : y;
 }
@@ -86,7 +94,7 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
   return AfterAttention(Attention(qkv.q, qkv.k, qkv.v, options.shape,
                                   options.packing, options.masks),
-                        x, weights, options);
+                        qkv.x, weights, options);
 }
 
 at::Tensor CachedTransformerBlock(const at::Tensor& x,
@@ -97,8 +105,8 @@ at::Tensor CachedTransformerBlock(const at::Tensor& x,
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
   const CachedKeyValue all = append(qkv.k, qkv.v);
   return AfterAttention(
-      CachedAttention(qkv.q, all.k, all.v, options.shape, first), x, weights,
-      options);
+      CachedAttention(qkv.q, all.k, all.v, options.shape, first), qkv.x,
+      weights, options);
 }
 
 bool CanFuseTransformerBlock(const at::Tensor& x) { return FastPath(x); }

@@ -27,6 +27,7 @@
 #include "trainer/process_group/hosts/hosts_group.h"
 #include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
+#include "trainer/process_group/paper_group.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
 #include "trainer/watch/ledger.h"
@@ -206,7 +207,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info,
   }
   CAPSTAN_ASSIGN_OR_RETURN(const NcclEntry* entry, LoadNccl());
   SetGpuTools(entry->tools);
-  return entry->create(info);
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
+                           entry->create(info));
+  return info.on_paper ? CreatePaperGroup(std::move(group)) : std::move(group);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "base/run_device.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/moe.h"
 #include "kernels/layers/rms_norm.h"
@@ -82,6 +83,7 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
                                   c.vocab_size,     compute,
                                   trained,          c.tie_word_embeddings};
   ends.softcap = c.logit_softcap != 0.0;
+  ends.device = CurrentRunDevice();
   kernels::TransformerBlockShape block;
   block.rows = ends.rows;
   block.hidden = c.hidden_size;
