@@ -7,7 +7,6 @@
 #include <ATen/Parallel.h>
 #include <malloc.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -46,6 +45,7 @@
 #include "trainer/profile/profiler.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/compare_ranks.h"
+#include "trainer/session/deterministic.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/exit_guard.h"
 #include "trainer/session/micro_batch.h"
@@ -161,12 +161,7 @@ void PrepareProcess(const Session& session) {
     at::globalContext().setAllowTF32CuBLAS(session.config.train().tf32());
     at::globalContext().setAllowTF32CuDNN(session.config.train().tf32());
   }
-  if (session.config.train().deterministic()) {
-    // Read when cuBLAS creates its first handle (CUDA's documentation, "cuBLAS,
-    // results reproducibility").
-    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  }
+  if (session.config.train().deterministic()) ComputeDeterministically();
 }
 
 absl::Status JoinRanks(Session* session) {
