@@ -13,7 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
-#include "base/machine.h"
+#include "base/gpus.h"
+#include "base/run_device.h"
 #include "base/status.h"
 #include "plugins/sdk/packed_parameters.h"
 #include "trainer/commands/command.h"
@@ -282,6 +283,7 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
   int64_t memory = 0;
   if (!given.gpu_memory.empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(memory, BytesFromText(given.gpu_memory));
+    SetRunDevice({true, memory});
   } else if (given.fit) {
     return absl::InvalidArgumentError(
         "--fit needs --gpu_memory: what a GPU has, 24GiB");

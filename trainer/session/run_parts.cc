@@ -303,6 +303,16 @@ absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
   return absl::OkStatus();
 }
 
+// Of the GPUs that are planned for, or else of those that are here; 0: unknown.
+int64_t LeastGpuMemory() {
+  int64_t least = CurrentRunDevice().memory;
+  if (least > 0) return least;
+  for (const Gpu& gpu : Gpus().gpus) {
+    least = least == 0 ? gpu.memory : std::min(least, gpu.memory);
+  }
+  return least;
+}
+
 }  // namespace
 
 ActivationCheckpointing CheckpointingOf(const Train& train,
@@ -441,7 +451,7 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                PluginCategory::kOptimizer, &parts.optimizer));
   parts.strategy_name = PackageIn(config.strategy());
   parts.device = DeviceOf(*parts.precision, gpus);
-  SetRunDevice({gpus > 0, gpus > 0 ? FreeGpuMemory() : 0});
+  SetRunDevice({gpus > 0, gpus > 0 ? LeastGpuMemory() : 0});
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* const model,
