@@ -292,6 +292,7 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
     return absl::InvalidArgumentError(
         absl::StrCat("--gpus is ", given.gpus, ": must be at least 1"));
   }
+  if (memory > 0) SetRunDevice({true, memory});
   RunOptions preparing = options;
   if ((given.gpus > 0 || memory > 0) && !options.configs.empty()) {
     CAPSTAN_RETURN_IF_ERROR(PlanForGpus(given.gpus, given.fit, &preparing));

@@ -29,6 +29,10 @@ LaunchSettings SettingsOf(const Launch& launch) {
   settings.max_restarts = launch.max_restarts();
   settings.min_processes = launch.min_processes();
   settings.return_seconds = launch.return_seconds();
+  settings.nccl.timeout_seconds = launch.nccl().timeout_seconds();
+  settings.nccl.buffer_mib = launch.nccl().buffer_mib();
+  settings.nccl.min_ctas = launch.nccl().min_ctas();
+  settings.nccl.max_ctas = launch.nccl().max_ctas();
   return settings;
 }
 

@@ -146,12 +146,12 @@ int64_t OffloadedBytes(const StrategyPlan& plan, int64_t optimizer_state) {
   return bytes;
 }
 
-// What of paged state is on the device at a time.
+// What of paged state is on the device at a time: two pieces.
 int64_t PagedPiece(const StrategyPlan& strategy, int64_t optimizer_state,
                    bool on_gpu) {
   if (!on_gpu || strategy.optimizer_elements == 0) return 0;
   const double part =
-      std::min(1.0, static_cast<double>(kElementsOfPiece) /
+      std::min(1.0, 2.0 * static_cast<double>(kElementsOfPiece) /
                         static_cast<double>(strategy.optimizer_elements));
   return static_cast<int64_t>(part * static_cast<double>(optimizer_state));
 }

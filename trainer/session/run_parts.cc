@@ -451,7 +451,10 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                PluginCategory::kOptimizer, &parts.optimizer));
   parts.strategy_name = PackageIn(config.strategy());
   parts.device = DeviceOf(*parts.precision, gpus);
-  SetRunDevice({gpus > 0, gpus > 0 ? LeastGpuMemory() : 0});
+  // `plan --gpu_memory` has said it before.
+  if (CurrentRunDevice().memory == 0) {
+    SetRunDevice({gpus > 0, gpus > 0 ? LeastGpuMemory() : 0});
+  }
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* const model,
