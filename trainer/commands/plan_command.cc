@@ -283,7 +283,6 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
   int64_t memory = 0;
   if (!given.gpu_memory.empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(memory, BytesFromText(given.gpu_memory));
-    SetRunDevice({true, memory});
   } else if (given.fit) {
     return absl::InvalidArgumentError(
         "--fit needs --gpu_memory: what a GPU has, 24GiB");
