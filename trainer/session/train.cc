@@ -308,6 +308,7 @@ class Training {
 
   // All of it. An error ends the others' collectives, too.
   absl::Status Run();
+  absl::Status RunFirst(int64_t steps);
 
  private:
   // As the watchdog and profiling tools know it, while it lives.
@@ -359,6 +360,16 @@ absl::Status Training::Run() {
   // What the others have done is worth keeping.
   if (!status.ok()) session_.background_save.CompleteAlone(kSaveGrace);
   return status;
+}
+
+absl::Status Training::RunFirst(int64_t steps) {
+  return CatchAll([&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(SetUp());
+    for (int64_t i = 0; i < steps && session_.GoesOn(); ++i) {
+      CAPSTAN_RETURN_IF_ERROR(Step());
+    }
+    return step_.CatchUp();
+  });
 }
 
 absl::Status Training::RunPhases() {
@@ -586,6 +597,11 @@ absl::Status RunTraining(TrainJob* job, const RankInfo& rank, ReadSums read) {
                       : BindToCores(rank, job->gpus),
                   read)
       .Run();
+}
+
+absl::Status RunFirstSteps(TrainJob* job, const RankInfo& rank,
+                           int64_t steps) {
+  return Training(job, rank, ReadSums::kAuto).RunFirst(steps);
 }
 
 }  // namespace capstan
