@@ -5,6 +5,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <time.h>
@@ -588,19 +591,43 @@ absl::Status Training::WriteProfile() {
 
 }  // namespace
 
+namespace {
+
+// Whether this process's current GPU, if it uses one, refuses all work since
+// some has failed. Doesn't wait for it.
+bool GpuIsLost() {
+  if (!at::globalContext().hasCUDA() ||
+      !at::detail::getCUDAHooks().hasPrimaryContext(
+          at::detail::getCUDAHooks().getCurrentDevice())) {
+    return false;
+  }
+  try {
+    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+    c10::Event(at::kCUDA).record(cuda.getStream(cuda.getDevice()));
+    return false;
+  } catch (...) {
+    return true;
+  }
+}
+
+}  // namespace
+
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank, ReadSums read) {
   const FaultPoint::Counts counts = FaultPoint::Arm(rank.rank);
   const Launch& launch = job->loaded.config.launch();
-  return Training(job,
-                  launch.binding() == Launch::UNBOUND
-                      ? rank
-                      : BindToCores(rank, job->gpus),
-                  read)
-      .Run();
+  auto training = std::make_unique<Training>(
+      job,
+      launch.binding() == Launch::UNBOUND ? rank : BindToCores(rank, job->gpus),
+      read);
+  absl::Status status = training->Run();
+  // Freeing memory that two streams have used asks the GPU for an event, and
+  // throws from destructors if it is lost: the process would end before it has
+  // told the error. It ends soon anyway.
+  if (!status.ok() && GpuIsLost()) training.release();
+  return status;
 }
 
-absl::Status RunFirstSteps(TrainJob* job, const RankInfo& rank,
-                           int64_t steps) {
+absl::Status RunFirstSteps(TrainJob* job, const RankInfo& rank, int64_t steps) {
   return Training(job, rank, ReadSums::kAuto).RunFirst(steps);
 }
 
