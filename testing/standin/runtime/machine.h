@@ -118,6 +118,9 @@ bool HasContext(int device);
 // The calling thread's device, among the visible ones.
 int CurrentDevice();
 
+// The device that some thread has set last, by which the process is known.
+int LastDeviceSet();
+
 // Null if it is none.
 Stream* FindStream(Machine* machine, void* handle);
 
