@@ -100,13 +100,17 @@ using capstan::standin::Result;
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
-  if (const cudaError_t error = Begin()) return error;
+  if (const cudaError_t error = capstan::standin::BeginThoughLost()) {
+    return error;
+  }
   *count = static_cast<int>(capstan::standin::VisibleDevices().size());
   return *count == 0 ? Result(cudaErrorNoDevice) : cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  if (const cudaError_t error = Begin()) return error;
+  if (const cudaError_t error = capstan::standin::BeginThoughLost()) {
+    return error;
+  }
   *device = capstan::standin::current_device;
   return cudaSuccess;
 }
