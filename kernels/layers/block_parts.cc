@@ -539,6 +539,8 @@ void PlanAttentionInputBackward(const TransformerBlockShape& s,
     // Gradients take the place of what attention returned.
     ledger->Pass(s.q() + s.kv());
     ledger->Free(s.q() + s.kv() + s.query_key_rstd());
+  } else if (s.gpu) {
+    ledger->Take(s.q() + 2 * s.kv());  // the gradients as one matrix
   }
   if (s.input_norms) ledger->Take(s.x());  // n, again
   const LinearMemory value = s.Linear(kValueMatrix);
@@ -580,12 +582,16 @@ void PlanAttentionOutputBackward(const TransformerBlockShape& s,
 }
 
 void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger) {
+  // On GPUs attention's branch, until the sum with it takes its place.
+  const bool branch = s.gpu && s.input_norms && !s.post_norms;
+  if (branch) ledger->Take(s.x());
   if (s.input_norms) PlanRmsNorm(s.rows, s.hidden, s.dtype, ledger);
   ledger->Take(2 * s.inner());  // gate, up
   ledger->Pass(s.Linear(kUpMatrix).forward);
   ledger->Take(s.inner() + s.x());  // the activation, the output
   ledger->Pass(s.Linear(kDownMatrix).forward);
   ledger->Free(s.inner() + (s.input_norms ? s.x() : 0));  // the activation, n
+  if (branch) ledger->Free(s.x());
   if (s.post_norms) PlanAddNormalised(s, ledger);
 }
 

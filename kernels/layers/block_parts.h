@@ -37,7 +37,7 @@ enum BlockMatrix {
 // Of what a block's queries and keys are normalised, if at all.
 enum class QueryKeyNorm { kNone, kHead, kRow };
 
-// The properties of a transformer block that determine its memory on the CPU.
+// The properties of a transformer block that determine its memory.
 struct TransformerBlockShape {
   int64_t rows = 0;
   int64_t hidden = 0;
@@ -53,6 +53,9 @@ struct TransformerBlockShape {
   bool post_norms = false;
   QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
   bool mlp = true;  // else only attention
+  // On a GPU, where gradients of the block's own matrices are written to where
+  // they are summed.
+  bool gpu = false;
   std::array<AdapterShape, kBlockMatrices> adapters;
 
   // Bytes of [rows, width] for widths hidden, intermediate, all query heads and

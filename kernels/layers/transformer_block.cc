@@ -32,12 +32,14 @@ at::Tensor AfterAttention(const at::Tensor& mixed, const at::Tensor& x,
 OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   MemoryLedger forward;
   PlanAttentionInput(s, &forward);
-  PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward);
+  PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward, s.gpu);
   PlanAttentionOutput(s, &forward);
   if (s.mlp) PlanGatedMlp(s, &forward);
   // Attention kept copies of k and v, and of q.
   const bool capped = s.attention.softcap != 0.0 && s.attention.batch > 1;
-  if (capped || s.attention.heads != s.attention.kv_heads) {
+  const bool repeated = s.attention.heads != s.attention.kv_heads &&
+                        !(s.gpu && s.attention.softcap == 0.0);
+  if (capped || repeated) {
     forward.Free(2 * s.kv());
   }
   if (capped) forward.Free(s.q());
@@ -45,7 +47,8 @@ OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   MemoryLedger backward(kept);
   if (s.mlp) PlanGatedMlpBackward(s, &backward);
   PlanAttentionOutputBackward(s, &backward);
-  PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward);
+  PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward,
+                        s.gpu);
   PlanAttentionInputBackward(s, &backward);
   return {kept, forward.peak() - kept, backward.peak() - kept};
 }
@@ -117,12 +120,13 @@ LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
       {hidden, query_width()}, {intermediate, hidden}, {intermediate, hidden},
       {hidden, intermediate}};
   const auto [out, in] = out_in[matrix];
-  return PlanLinear(rows, in, out, dtype, trained, adapters[matrix]);
+  return PlanLinear(rows, in, out, dtype, trained && !gpu, adapters[matrix]);
 }
 
 OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape) {
-  return shape.dtype == c10::ScalarType::Float ? PlanFusedBlock(shape)
-                                               : PlanPlainBlock(shape);
+  return shape.dtype == c10::ScalarType::Float && !shape.gpu
+             ? PlanFusedBlock(shape)
+             : PlanPlainBlock(shape);
 }
 
 }  // namespace capstan::kernels

@@ -94,6 +94,7 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
   block.dtype = compute;
   block.packed = !c.causal;
   block.trained = trained;
+  block.gpu = CurrentRunDevice().gpu;
   block.input_norms = c.norm_before;
   block.post_norms = c.norm_after;
   block.query_key_norm = c.query_key_norm;
