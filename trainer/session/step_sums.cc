@@ -9,9 +9,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <thread>
 
 #include "absl/types/span.h"
 
@@ -62,6 +64,14 @@ at::Tensor DeviceScale(const at::Tensor& sums, const GradientRule& rule) {
   }
   const at::Tensor nan = Scalar(std::numeric_limits<double>::quiet_NaN(), sums);
   return at::where(good, scale, nan).to(at::kFloat);
+}
+
+// Waits without occupying a core, unlike Event::synchronize, which would keep
+// the loader's thread from its work. The event is a step old, and the device
+// has the next step's micro-batches to go on with: the pause isn't missed.
+void AwaitEvent(const c10::Event& event) {
+  constexpr std::chrono::microseconds kPause{50};
+  while (!event.query()) std::this_thread::sleep_for(kPause);
 }
 
 }  // namespace
@@ -128,7 +138,7 @@ void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
 
 StepSums DeferredSums::Read() {
   pending_ = false;
-  if (read_.has_value()) read_->synchronize();
+  if (read_.has_value()) AwaitEvent(*read_);
   StepSums sums;
   std::memcpy(static_cast<void*>(&sums), host_.const_data_ptr<double>(),
               sizeof(sums));
