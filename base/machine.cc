@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/machine.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -15,7 +13,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -150,28 +147,6 @@ ProcessMemory ReadProcessMemory() {
   return memory;
 }
 
-int CountGpusIn(const std::string& gpus_folder, const char* visible) {
-  DIR* folder = opendir(gpus_folder.c_str());
-  if (folder == nullptr) return 0;
-  int gpus = 0;
-  while (const dirent* entry = readdir(folder)) {
-    if (entry->d_name[0] != '.') ++gpus;
-  }
-  closedir(folder);
-  if (visible == nullptr) return gpus;
-
-  int listed = 0;
-  for (absl::string_view entry : absl::StrSplit(visible, ',')) {
-    entry = absl::StripAsciiWhitespace(entry);
-    int index = 0;
-    if (entry.empty()) break;
-    // Anything but a number is a UUID.
-    if (absl::SimpleAtoi(entry, &index) && (index < 0 || index >= gpus)) break;
-    ++listed;
-  }
-  return std::min(listed, gpus);
-}
-
 int AvailableCores() {
   int cores = static_cast<int>(std::thread::hardware_concurrency());
   cpu_set_t set;
@@ -179,43 +154,6 @@ int AvailableCores() {
   const int quota = CoresByQuota("/proc", "/sys");
   if (quota > 0) cores = std::min(cores, quota);
   return std::max(1, cores);
-}
-
-int CountGpus() {
-  return CountGpusIn("/proc/driver/nvidia/gpus",
-                     getenv("CUDA_VISIBLE_DEVICES"));
-}
-
-std::vector<std::string> QueryGpus(const std::string& field) {
-  std::string command = absl::StrCat("nvidia-smi --query-gpu=", field,
-                                     " --format=csv,noheader,nounits");
-  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-  const absl::string_view safe = visible == nullptr ? "" : visible;
-  if (!safe.empty() &&
-      safe.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz"
-                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ-,") ==
-          absl::string_view::npos) {
-    absl::StrAppend(&command, " --id=", safe);
-  }
-  absl::StrAppend(&command, " 2>/dev/null");
-  FILE* const pipe = popen(command.c_str(), "re");
-  if (pipe == nullptr) return {};
-  std::vector<std::string> values;
-  char line[256];
-  while (fgets(line, sizeof(line), pipe) != nullptr) {
-    values.emplace_back(absl::StripAsciiWhitespace(line));
-  }
-  if (pclose(pipe) != 0) return {};
-  return values;
-}
-
-int64_t FreeGpuMemory() {
-  int64_t least = kUnknown;
-  for (const std::string& text : QueryGpus("memory.free")) {
-    int64_t mib = 0;
-    if (absl::SimpleAtoi(text, &mib)) least = std::min(least, mib << 20);
-  }
-  return least;
 }
 
 std::string RealFolderOf(const char* path) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Facts about this machine and process. Nothing here touches a GPU driver: a
-// process that has done so can't fork.
+// Facts about this machine and process. GPUs: gpus.h.
 #ifndef CAPSTAN_BASE_MACHINE_H_
 #define CAPSTAN_BASE_MACHINE_H_
 
@@ -33,20 +32,6 @@ struct ProcessMemory {
   int64_t anonymous = 0;
 };
 ProcessMemory ReadProcessMemory();
-
-// NVIDIA GPUs, from /proc and CUDA_VISIBLE_DEVICES.
-int CountGpus();
-
-// Entries of `gpus_folder` visible to CUDA under `visible`, the value of
-// CUDA_VISIBLE_DEVICES (nullptr: all), which ends at the first invalid entry.
-int CountGpusIn(const std::string& gpus_folder, const char* visible);
-
-// A field of `nvidia-smi --query-gpu`, one value per GPU visible under
-// CUDA_VISIBLE_DEVICES; empty if nvidia-smi fails.
-std::vector<std::string> QueryGpus(const std::string& field);
-
-// Least free memory of a visible GPU in bytes; INT64_MAX if nvidia-smi fails.
-int64_t FreeGpuMemory();
 
 // The folder containing `path`, symlinks resolved; "" if there is none.
 std::string RealFolderOf(const char* path);

@@ -31,12 +31,19 @@ ThreadRecords* NewThread() {
   return threads.all.back();
 }
 
+// begin_ns_ of a scope that only other tools see.
+constexpr int64_t kNotRecorded = -1;
+
 // Whether this thread is executing nodes of a backward.
 bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 }  // namespace
 
 std::atomic<bool> ProfileScope::enabled_{false};
+
+std::atomic<bool> ProfileListeners::recording{false};
+void (*ProfileListeners::push)(const char* name) = nullptr;
+void (*ProfileListeners::pop)() = nullptr;
 
 ThreadRecords& ThreadRecords::Mine() {
   thread_local ThreadRecords* const mine = NewThread();
@@ -74,18 +81,25 @@ std::vector<ProfileRecord> ThreadRecords::Take() {
 }
 
 void ProfileScope::Begin(const char* name) {
+  name_ = name;
+  if (ProfileListeners::push != nullptr) ProfileListeners::push(name);
+  if (!ProfileListeners::recording.load(std::memory_order_relaxed)) {
+    begin_ns_ = kNotRecorded;
+    return;
+  }
   ThreadRecords& mine = ThreadRecords::Mine();
   if (mine.current == nullptr && mine.role() == ThreadRole::kOther &&
       InBackward()) {
     mine.set_role(ThreadRole::kAutograd);
   }
-  name_ = name;
   outer_ = mine.current;
   mine.current = this;
   begin_ns_ = MonotonicNanoseconds();
 }
 
 void ProfileScope::End() {
+  if (ProfileListeners::pop != nullptr) ProfileListeners::pop();
+  if (begin_ns_ == kNotRecorded) return;
   const int64_t end_ns = MonotonicNanoseconds();
   const int64_t whole = end_ns - begin_ns_;
   if (outer_ != nullptr) outer_->inner_ns_ += whole;

@@ -13,6 +13,16 @@
 
 namespace capstan {
 
+// What ProfileScopes do while they are on.
+struct ProfileListeners {
+  // Records are kept.
+  static std::atomic<bool> recording;
+  // If set, called at both ends of a scope, on its thread: ranges for tools
+  // beside the trainer. Set once, before other threads open scopes.
+  static void (*push)(const char* name);
+  static void (*pop)();
+};
+
 enum class ThreadRole : int {
   kTraining,  // runs the steps, and on CPUs their backward
   kAutograd,  // runs backward while the training thread waits

@@ -23,8 +23,8 @@ namespace capstan::kernels::cuda {
 // The type behind a `void*`. Arithmetic is float32 for all.
 enum class DType : int32_t { kNone, kFloat32, kBFloat16, kFloat16 };
 
-// Matrices are row-major and contiguous. Counts may be 0. Vector loads are used
-// where pointers and widths allow.
+// Matrices are row-major, and contiguous unless they have a stride. Counts may
+// be 0. Vector loads are used where pointers, widths and strides allow.
 
 struct RmsNormArgs {
   DType dtype;         // of x, weight and y
@@ -35,6 +35,9 @@ struct RmsNormArgs {
   bool rstd_given;     // make y again from it
   float eps;
   int64_t rows, n;
+  // [rows, n] or null: x + add, rounded, is written to `sum` and normalised.
+  const void* add;
+  void* sum;  // [rows, n]; may be x or add
 };
 
 // Rows of RmsNormBackward's `partial`: about one wave of blocks, by the shape
@@ -60,28 +63,33 @@ struct RmsNormBackwardArgs {
 
 struct RopeArgs {
   DType dtype;
-  void* x;             // [rows, heads * head_dim], rotated in place
+  const void* x;       // [rows, heads * head_dim], to be rotated
+  void* y;             // the same, the result; may be x
   const float* table;  // [positions, head_dim], as RopeTable makes it
   int64_t rows, positions, heads, head_dim;
-  float sign;  // 1 forward, -1 backward
+  float sign;                  // 1 forward, -1 backward
+  int64_t x_stride, y_stride;  // elements from a row to the next
 };
 
-struct SwiGluArgs {  // n numbers each
+struct SwiGluArgs {
   DType dtype;
-  const void* gate;
-  const void* up;
-  void* out;
-  int64_t n;
+  const void* gate;  // [rows, n]
+  const void* up;    // [rows, n]
+  void* out;         // [rows, n], dense
+  int64_t rows, n;
+  int64_t stride;  // of gate and up: elements from a row to the next
 };
 
-struct SwiGluBackwardArgs {  // n numbers each
+struct SwiGluBackwardArgs {
   DType dtype;
-  const void* gate;
-  const void* up;
-  void* d_out;   // becomes silu(gate) * up
-  void* d_gate;  // may be gate
-  void* d_up;    // may be up
-  int64_t n;
+  const void* gate;  // [rows, n]
+  const void* up;    // [rows, n]
+  void* d_out;       // [rows, n], dense; becomes silu(gate) * up
+  void* d_gate;      // [rows, n]; may be gate
+  void* d_up;        // [rows, n]; may be up
+  int64_t rows, n;
+  int64_t stride;    // of gate and up: elements from a row to the next
+  int64_t d_stride;  // of d_gate and d_up
 };
 
 // out = x * factor, or 0 where random bits (base/random.h) are below a bound of
@@ -183,7 +191,9 @@ struct DequantizeNf4Args {
 // return null, or CUDA's error message. They neither allocate nor block, so
 // CUDA graphs can capture them.
 struct CudaKernels {
-  int64_t size;  // sizeof(CudaKernels) of the library's build
+  // The library's CAPSTAN_CUDA_KERNELS_HASH: the build's hash of this header
+  // without comments. Stays first.
+  uint64_t hash;
   // Whether the device supports the kernels.
   bool (*supports)(int device);
   // LibTorch's current stream of the device.
@@ -218,15 +228,23 @@ const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
 const char* LaunchDropout(const DropoutArgs& args, void* stream);
 const char* LaunchDequantizeNf4(const DequantizeNf4Args& args, void* stream);
 
-constexpr CudaKernels MakeTable(bool (*supports)(int device),
+// `hash`: CAPSTAN_CUDA_KERNELS_HASH of kernels/cuda/cuda_kernels_hash.h.
+constexpr CudaKernels MakeTable(uint64_t hash, bool (*supports)(int device),
                                 void* (*current_stream)(int device)) {
-  return {sizeof(CudaKernels),   supports,
-          current_stream,        LaunchRmsNorm,
-          LaunchRmsNormBackward, LaunchRope,
-          LaunchSwiGlu,          LaunchSwiGluBackward,
-          LaunchCrossEntropy,    LaunchEmbeddingBackward,
-          LaunchAdamW,           LaunchSquaredSum,
-          LaunchDropout,         LaunchDequantizeNf4};
+  return {hash,
+          supports,
+          current_stream,
+          LaunchRmsNorm,
+          LaunchRmsNormBackward,
+          LaunchRope,
+          LaunchSwiGlu,
+          LaunchSwiGluBackward,
+          LaunchCrossEntropy,
+          LaunchEmbeddingBackward,
+          LaunchAdamW,
+          LaunchSquaredSum,
+          LaunchDropout,
+          LaunchDequantizeNf4};
 }
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "base/machine.h"
+#include "base/gpus.h"
 #include "kernels/cuda/checks_for_test.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/launcher/launcher.h"

@@ -5,11 +5,12 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_kernels_hash.h"
 
 namespace capstan::kernels::cuda {
 namespace {
 
-// The library has code for 8.0, 9.0 and PTX for later ones.
+// The library has code for 8.x to 12.x, and PTX for later ones.
 bool Supports(int device) {
   int major = 0;
   return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
@@ -25,6 +26,7 @@ void* CurrentStream(int device) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default")))
-const CudaKernels capstan_cuda_kernels_v1 = MakeTable(Supports, CurrentStream);
+const CudaKernels capstan_cuda_kernels_v1 =
+    MakeTable(CAPSTAN_CUDA_KERNELS_HASH, Supports, CurrentStream);
 
 }  // namespace capstan::kernels::cuda

@@ -14,7 +14,9 @@
 #include <cstring>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/machine.h"
+#include "kernels/cuda/cuda_kernels_hash.h"
 
 namespace capstan::kernels::cuda {
 namespace {
@@ -48,13 +50,12 @@ void CheckWeight(const at::Tensor& weight, const at::Tensor& x) {
               "the norm's weight must be [n], of x's dtype");
 }
 
-// Normalises x with a given rstd, or writes it.
+// Normalises x with a given rstd, or writes it. `args` may have what is added.
 at::Tensor Normalise(const CudaKernels& cuda, const at::Tensor& x,
                      const at::Tensor& weight, float* rstd, bool rstd_given,
-                     double eps) {
+                     double eps, RmsNormArgs args = {}) {
   CheckWeight(weight, x);
   at::Tensor y = at::empty_like(x);
-  RmsNormArgs args = {};
   args.dtype = TypeOf(x);
   args.x = x.const_data_ptr();
   args.weight = weight.const_data_ptr();
@@ -66,6 +67,31 @@ at::Tensor Normalise(const CudaKernels& cuda, const at::Tensor& x,
   args.n = x.size(1);
   Check(cuda.rms_norm(args, Stream(cuda, x)), "rms_norm");
   return y;
+}
+
+// Elements from a row of t [rows, n] to the next.
+int64_t RowStride(const at::Tensor& t, const char* name) {
+  TORCH_CHECK(t.dim() == 2 && (t.size(1) <= 1 || t.stride(1) == 1), name,
+              " must be a matrix with dense rows");
+  return t.size(0) <= 1 ? t.size(1) : t.stride(0);
+}
+
+// How SwiGLU's tensors lie: as one row if all are contiguous.
+struct RowsOf {
+  int64_t rows = 1, n = 0, stride = 0, d_stride = 0;
+};
+RowsOf SwiGluRows(const at::Tensor& gate, const at::Tensor& up,
+                  const at::Tensor& d_gate, const at::Tensor& d_up) {
+  if (gate.is_contiguous() && up.is_contiguous() && d_gate.is_contiguous() &&
+      d_up.is_contiguous()) {
+    return {1, gate.numel(), gate.numel(), gate.numel()};
+  }
+  const RowsOf rows = {gate.size(0), gate.size(1), RowStride(gate, "gate"),
+                       RowStride(d_gate, "d_gate")};
+  TORCH_CHECK(rows.stride == RowStride(up, "up") &&
+                  rows.d_stride == RowStride(d_up, "d_up"),
+              "rows of SwiGLU's gate and up must be equally far apart");
+  return rows;
 }
 
 // Searches `folder` and its parents, each directly, in kernels/cuda/, where the
@@ -106,12 +132,11 @@ const CudaKernels* Open() {
   }
   const auto* kernels =
       static_cast<const CudaKernels*>(dlsym(library, kCudaKernelsSymbol));
-  if (kernels == nullptr || kernels->size != sizeof(CudaKernels)) {
-    TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
-               path, " is of another build");
-    return nullptr;
-  }
-  return kernels;
+  const std::string refusal = Refusal(kernels);
+  if (refusal.empty()) return kernels;
+  TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ", path,
+             " ", refusal);
+  return nullptr;
 }
 
 }  // namespace
@@ -130,6 +155,20 @@ DType TypeOf(const at::Tensor& t) {
   }
 }
 
+std::string Refusal(const CudaKernels* kernels) {
+  const char* advice = "; build it and the program from one source";
+  if (kernels == nullptr) {
+    return absl::StrCat("has no ", kCudaKernelsSymbol, advice);
+  }
+  if (kernels->hash != CAPSTAN_CUDA_KERNELS_HASH) {
+    return absl::StrCat(
+        "is of another build: its interface is ",
+        absl::Hex(kernels->hash, absl::kZeroPad16), ", the program's ",
+        absl::Hex(CAPSTAN_CUDA_KERNELS_HASH, absl::kZeroPad16), advice);
+  }
+  return "";
+}
+
 const CudaKernels* Cuda() {
   static const CudaKernels* const kernels = Open();
   return kernels;
@@ -146,6 +185,19 @@ NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
   const at::Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   return {Normalise(cuda, x.contiguous(), weight,
                     rstd.mutable_data_ptr<float>(), /*rstd_given=*/false, eps),
+          rstd};
+}
+
+NormResult AddRmsNorm(const CudaKernels& cuda, const at::Tensor& x_any,
+                      const at::Tensor& add_any, const at::Tensor& weight,
+                      double eps, at::Tensor& sum) {
+  const at::Tensor x = x_any.contiguous(), add = add_any.contiguous();
+  const at::Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  RmsNormArgs args = {};
+  args.add = Matrix(add, x, "what is added");
+  args.sum = const_cast<void*>(Matrix(sum, x, "the sum"));
+  return {Normalise(cuda, x, weight, rstd.mutable_data_ptr<float>(),
+                    /*rstd_given=*/false, eps, args),
           rstd};
 }
 
@@ -189,36 +241,44 @@ at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
 }
 
 void Rope(const CudaKernels& cuda, const at::Tensor& table_any, double sign,
-          at::Tensor& x) {
+          const at::Tensor& x, at::Tensor& y) {
   const at::Tensor table = table_any.contiguous();
   RopeArgs args = {};
   args.dtype = TypeOf(x);
   args.table = table.const_data_ptr<float>();
   args.positions = table.size(0);
   args.head_dim = table.size(1);
-  TORCH_CHECK(table.device() == x.device(),
+  TORCH_CHECK(table.device() == x.device() && y.device() == x.device(),
               "rope's table must be on x's device");
-  TORCH_CHECK(
-      x.dim() == 2 && x.is_contiguous() && args.head_dim % 2 == 0 &&
-          x.size(1) % args.head_dim == 0,
-      "rope's x must be [rows, heads * head_dim] with an even head_dim");
-  args.x = x.mutable_data_ptr();
+  args.x_stride = RowStride(x, "rope's x");
+  args.y_stride = RowStride(y, "rope's y");
+  TORCH_CHECK(y.sizes() == x.sizes() && y.scalar_type() == x.scalar_type() &&
+                  args.head_dim % 2 == 0 && x.size(1) % args.head_dim == 0,
+              "rope's x must be [rows, heads * head_dim] with an even "
+              "head_dim, and y like it");
+  args.x = x.const_data_ptr();
+  args.y = y.mutable_data_ptr();
   args.rows = x.size(0);
   args.heads = x.size(1) / args.head_dim;
   args.sign = static_cast<float>(sign);
   Check(cuda.rope(args, Stream(cuda, x)), "rope");
 }
 
-at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate_any,
-                  const at::Tensor& up_any) {
-  const at::Tensor gate = gate_any.contiguous(), up = up_any.contiguous();
+at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
+                  const at::Tensor& up) {
   TORCH_CHECK(
       gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(),
       "SwiGLU's gate and up must be alike");
-  at::Tensor out = at::empty_like(gate);
-  const SwiGluArgs args = {TypeOf(gate), gate.const_data_ptr(),
-                           up.const_data_ptr(), out.mutable_data_ptr(),
-                           gate.numel()};
+  at::Tensor out = at::empty(gate.sizes(), gate.options());
+  const RowsOf lie = SwiGluRows(gate, up, out, out);
+  SwiGluArgs args = {};
+  args.dtype = TypeOf(gate);
+  args.gate = gate.const_data_ptr();
+  args.up = up.const_data_ptr();
+  args.out = out.mutable_data_ptr();
+  args.rows = lie.rows;
+  args.n = lie.n;
+  args.stride = lie.stride;
   Check(cuda.swiglu(args, Stream(cuda, gate)), "swiglu");
   return out;
 }
@@ -226,18 +286,25 @@ at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate_any,
 void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     const at::Tensor& up, at::Tensor& d_activation,
                     at::Tensor& d_gate, at::Tensor& d_up) {
-  for (const at::Tensor& t : {gate, up, d_activation, d_gate, d_up}) {
-    TORCH_CHECK(t.sizes() == gate.sizes() &&
-                    t.scalar_type() == gate.scalar_type() && t.is_contiguous(),
-                "SwiGLU's tensors must be contiguous, of one shape and dtype");
+  for (const at::Tensor& t : {up, d_activation, d_gate, d_up}) {
+    TORCH_CHECK(
+        t.sizes() == gate.sizes() && t.scalar_type() == gate.scalar_type(),
+        "SwiGLU's tensors must be of one shape and dtype");
   }
-  const SwiGluBackwardArgs args = {TypeOf(gate),
-                                   gate.const_data_ptr(),
-                                   up.const_data_ptr(),
-                                   d_activation.mutable_data_ptr(),
-                                   d_gate.mutable_data_ptr(),
-                                   d_up.mutable_data_ptr(),
-                                   gate.numel()};
+  TORCH_CHECK(d_activation.is_contiguous(),
+              "SwiGLU's d_activation must be contiguous");
+  const RowsOf lie = SwiGluRows(gate, up, d_gate, d_up);
+  SwiGluBackwardArgs args = {};
+  args.dtype = TypeOf(gate);
+  args.gate = gate.const_data_ptr();
+  args.up = up.const_data_ptr();
+  args.d_out = d_activation.mutable_data_ptr();
+  args.d_gate = d_gate.mutable_data_ptr();
+  args.d_up = d_up.mutable_data_ptr();
+  args.rows = lie.rows;
+  args.n = lie.n;
+  args.stride = lie.stride;
+  args.d_stride = lie.d_stride;
   Check(cuda.swiglu_backward(args, Stream(cuda, gate)), "swiglu_backward");
 }
 

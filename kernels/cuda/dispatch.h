@@ -11,6 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "kernels/cuda/cuda_kernels.h"
 
 namespace capstan::kernels::cuda {
@@ -18,6 +20,10 @@ namespace capstan::kernels::cuda {
 // The table if it supports x (a GPU of compute capability 8.0 or more, float32,
 // bfloat16 or float16), else null.
 const CudaKernels* For(const at::Tensor& x);
+
+// Why a library's table can't be called, to follow the library's name in a
+// message; "" if it can. Null: the library has none.
+std::string Refusal(const CudaKernels* kernels);
 
 // kNone for an undefined tensor and for unsupported dtypes.
 DType TypeOf(const at::Tensor& t);
@@ -30,6 +36,11 @@ struct NormResult {
 NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
                    const at::Tensor& weight, double eps);
 
+// The same for x + add, which `sum` becomes, rounded; like x, but not x.
+NormResult AddRmsNorm(const CudaKernels& cuda, const at::Tensor& x,
+                      const at::Tensor& add, const at::Tensor& weight,
+                      double eps, at::Tensor& sum);
+
 // Recomputes y from x and rstd.
 at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
                         const at::Tensor& weight, const at::Tensor& rstd);
@@ -41,17 +52,20 @@ at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy,
                            const at::Tensor& rstd, const at::Tensor& residual,
                            at::Tensor dweight);
 
-// In place on x [rows, heads * head_dim]. Row r is at position r %
-// table.size(0). sign: 1 forward, -1 backward.
+// y = x [rows, heads * head_dim], rotated; y may be x. Rows are dense, but may
+// be apart. Row r is at position r % table.size(0). sign: 1 forward, -1
+// backward.
 void Rope(const CudaKernels& cuda, const at::Tensor& table, double sign,
-          at::Tensor& x);
+          const at::Tensor& x, at::Tensor& y);
 
-// silu(gate) * up.
+// silu(gate) * up. Of matrices whose dense rows are apart, alike in both, too.
 at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
                   const at::Tensor& up);
 
 // d_activation becomes silu(gate) * up, which backward needs too. The outputs
-// d_gate and d_up may be gate and up. All are contiguous and of one shape.
+// d_gate and d_up may be gate and up. All are of one shape and contiguous, or
+// matrices: then rows of gate and up may be apart, alike in both, and those of
+// d_gate and d_up.
 void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     const at::Tensor& up, at::Tensor& d_activation,
                     at::Tensor& d_gate, at::Tensor& d_up);

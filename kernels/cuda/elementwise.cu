@@ -10,20 +10,21 @@ constexpr int kWarps = kBlockThreads / 32;
 
 // One warp per row. In each head, channels i and i + half are rotated.
 template <typename T, int V>
-__global__ void RopeKernel(const RopeArgs a) {
+__global__ void __launch_bounds__(kBlockThreads) RopeKernel(const RopeArgs a) {
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= a.rows) return;
   const int half = static_cast<int>(a.head_dim / 2), packs = half / V;
   const float* cosines = a.table + row % a.positions * a.head_dim;
-  T* x = static_cast<T*>(a.x) + row * a.heads * a.head_dim;
+  const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+  T* y = static_cast<T*>(a.y) + row * a.y_stride;
   const int items = static_cast<int>(a.heads) * packs;
   for (int item = threadIdx.x % 32; item < items; item += 32) {
     const int head = item / packs, c = item % packs * V;
-    T* p = x + head * a.head_dim + c;
+    const int at = head * static_cast<int>(a.head_dim) + c;
     float lower[V], upper[V], cosine[V], sine[V];
-    Load<V>(p, lower);
-    Load<V>(p + half, upper);
+    Load<V>(x + at, lower);
+    Load<V>(x + at + half, upper);
     Load<V>(cosines + c, cosine);
     Load<V>(cosines + half + c, sine);
     for (int i = 0; i < V; ++i) {
@@ -31,36 +32,53 @@ __global__ void RopeKernel(const RopeArgs a) {
       lower[i] = low * cosine[i] - upper[i] * s;
       upper[i] = upper[i] * cosine[i] + low * s;
     }
-    Store<V>(lower, p);
-    Store<V>(upper, p + half);
+    Store<V>(lower, y + at);
+    Store<V>(upper, y + at + half);
   }
 }
 
-// The thread's first element.
+// The row of the thread's V elements, and the column of the first; LaunchRows
+// divides each row among whole blocks.
+struct Place {
+  int64_t row, column;
+};
 template <int V>
-__device__ __forceinline__ int64_t First() {
-  return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * V;
+__device__ __forceinline__ Place PlaceIn(int64_t rows, int64_t n) {
+  const int chunk = static_cast<int>(blockDim.x) * V;
+  const int64_t in_chunk = static_cast<int64_t>(threadIdx.x) * V;
+  if (rows == 1)
+    return {0, static_cast<int64_t>(blockIdx.x) * chunk + in_chunk};
+  // In 32 bits: a 64-bit division takes as long as everything else.
+  const uint32_t block = blockIdx.x;
+  const auto chunks = static_cast<uint32_t>((n + chunk - 1) / chunk);
+  const uint32_t row = block / chunks;
+  return {row, static_cast<int64_t>(block - row * chunks) * chunk + in_chunk};
 }
 
 template <typename T, int V>
-__global__ void SwiGluKernel(const SwiGluArgs a) {
-  const int64_t at = First<V>();
-  if (at >= a.n) return;
+__global__ void __launch_bounds__(kBlockThreads)
+    SwiGluKernel(const SwiGluArgs a) {
+  const Place place = PlaceIn<V>(a.rows, a.n);
+  if (place.column >= a.n) return;
+  const int64_t at = place.row * a.stride + place.column;
   float gate[V], up[V];
   Load<V>(static_cast<const T*>(a.gate) + at, gate);
   Load<V>(static_cast<const T*>(a.up) + at, up);
   for (int i = 0; i < V; ++i) {
     gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
   }
-  Store<V>(gate, static_cast<T*>(a.out) + at);
+  Store<V>(gate, static_cast<T*>(a.out) + place.row * a.n + place.column);
 }
 
 // silu'(g) = s + g * s * (1 - s) with s = sigmoid(g).
 template <typename T, int V>
-__global__ void SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
-  const int64_t at = First<V>();
-  if (at >= a.n) return;
-  T* d_out = static_cast<T*>(a.d_out) + at;
+__global__ void __launch_bounds__(kBlockThreads)
+    SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
+  const Place place = PlaceIn<V>(a.rows, a.n);
+  if (place.column >= a.n) return;
+  const int64_t at = place.row * a.stride + place.column;
+  const int64_t to = place.row * a.d_stride + place.column;
+  T* d_out = static_cast<T*>(a.d_out) + place.row * a.n + place.column;
   float gate[V], up[V], d[V];
   Load<V>(static_cast<const T*>(a.gate) + at, gate);
   Load<V>(static_cast<const T*>(a.up) + at, up);
@@ -72,8 +90,8 @@ __global__ void SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
     up[i] = d[i] * silu;
     d[i] = silu * u;
   }
-  Store<V>(gate, static_cast<T*>(a.d_gate) + at);
-  Store<V>(up, static_cast<T*>(a.d_up) + at);
+  Store<V>(gate, static_cast<T*>(a.d_gate) + to);
+  Store<V>(up, static_cast<T*>(a.d_up) + to);
   Store<V>(d, d_out);
 }
 
@@ -100,25 +118,50 @@ __device__ __forceinline__ void Philox(uint64_t key, uint64_t low,
 
 constexpr int kDropoutColumns = 4;  // that share a counter
 
-template <typename T>
-__global__ void DropoutKernel(const DropoutArgs a) {
+// V columns a thread, a multiple of kDropoutColumns; kPacked: as one Pack.
+template <typename T, int V, bool kPacked>
+__global__ void __launch_bounds__(kBlockThreads)
+    DropoutKernel(const DropoutArgs a) {
   // In 32 bits: a 64-bit division takes as long as everything else.
-  const uint32_t chunk = blockDim.x * kDropoutColumns;
+  const uint32_t chunk = blockDim.x * V;
   const uint32_t chunks = (static_cast<uint32_t>(a.n) + chunk - 1) / chunk;
   const uint32_t block = blockIdx.x;
   const int64_t row = block / chunks;
-  const int64_t column = static_cast<int64_t>(block % chunks) * chunk +
-                         threadIdx.x * kDropoutColumns;
+  const int64_t column =
+      static_cast<int64_t>(block % chunks) * chunk + threadIdx.x * V;
   if (column >= a.n) return;
-  const int64_t groups = (a.n + kDropoutColumns - 1) / kDropoutColumns;
-  uint32_t bits[kDropoutColumns];
-  Philox(a.key, row % a.length * groups + column / kDropoutColumns,
-         static_cast<uint64_t>(a.samples[row / a.length]), bits);
+  const int count = static_cast<int>(a.n - column < V ? a.n - column : V);
   const T* x = static_cast<const T*>(a.x) + row * a.n + column;
   T* out = static_cast<T*>(a.out) + row * a.n + column;
-  for (int c = 0; c < kDropoutColumns && column + c < a.n; ++c) {
-    const bool dropped = bits[c] < a.dropped_below;
-    FromFloat(dropped ? 0.0f : ToFloat(x[c]) * a.factor, out[c]);
+  float f[V] = {};
+  if (kPacked) {
+    Load<V>(x, f);
+  } else {
+#pragma unroll
+    for (int c = 0; c < V; ++c) {
+      if (c < count) f[c] = ToFloat(x[c]);
+    }
+  }
+  const int64_t groups = (a.n + kDropoutColumns - 1) / kDropoutColumns;
+  const uint64_t sample = static_cast<uint64_t>(a.samples[row / a.length]);
+  const int64_t counter = row % a.length * groups + column / kDropoutColumns;
+#pragma unroll
+  for (int group = 0; group < V / kDropoutColumns; ++group) {
+    uint32_t bits[kDropoutColumns];
+    Philox(a.key, counter + group, sample, bits);
+#pragma unroll
+    for (int i = 0; i < kDropoutColumns; ++i) {
+      float& y = f[group * kDropoutColumns + i];
+      y = bits[i] < a.dropped_below ? 0.0f : y * a.factor;
+    }
+  }
+  if (kPacked) {
+    Store<V>(f, out);
+  } else {
+#pragma unroll
+    for (int c = 0; c < V; ++c) {
+      if (c < count) FromFloat(f[c], out[c]);
+    }
   }
 }
 
@@ -137,8 +180,9 @@ const char* LaunchRope(const RopeArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t half = a.head_dim / 2;
-    const bool vectors = Vectors<T>({half}, {a.x}) &&
-                         Vectors<float>({half}, {a.table}, kVector<T>);
+    const bool vectors =
+        Vectors<T>({half, a.x_stride, a.y_stride}, {a.x, a.y}) &&
+        Vectors<float>({half}, {a.table}, kVector<T>);
     return Launch(vectors ? RopeKernel<T, kVector<T>> : RopeKernel<T, 1>,
                   CeilDiv(a.rows, kWarps), kBlockThreads, 0, a, stream);
   });
@@ -147,9 +191,9 @@ const char* LaunchRope(const RopeArgs& a, void* stream) {
 const char* LaunchSwiGlu(const SwiGluArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors = Vectors<T>({a.n}, {a.gate, a.up, a.out});
+    const bool vectors = Vectors<T>({a.n, a.stride}, {a.gate, a.up, a.out});
     return LaunchRows(
-        vectors ? SwiGluKernel<T, kVector<T>> : SwiGluKernel<T, 1>, 1, a,
+        vectors ? SwiGluKernel<T, kVector<T>> : SwiGluKernel<T, 1>, a.rows, a,
         vectors ? kVector<T> : 1, stream);
   });
 }
@@ -157,19 +201,23 @@ const char* LaunchSwiGlu(const SwiGluArgs& a, void* stream) {
 const char* LaunchSwiGluBackward(const SwiGluBackwardArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors =
-        Vectors<T>({a.n}, {a.gate, a.up, a.d_out, a.d_gate, a.d_up});
+    const bool vectors = Vectors<T>({a.n, a.stride, a.d_stride},
+                                    {a.gate, a.up, a.d_out, a.d_gate, a.d_up});
     return LaunchRows(vectors ? SwiGluBackwardKernel<T, kVector<T>>
                               : SwiGluBackwardKernel<T, 1>,
-                      1, a, vectors ? kVector<T> : 1, stream);
+                      a.rows, a, vectors ? kVector<T> : 1, stream);
   });
 }
 
 const char* LaunchDropout(const DropoutArgs& a, void* stream) {
   if (a.n > INT32_MAX) return "rows are too long";
   return ByType(a.dtype, [&](auto type) {
-    return LaunchRows(DropoutKernel<decltype(type)>, a.rows, a, kDropoutColumns,
-                      stream);
+    using T = decltype(type);
+    constexpr int kV = kVector<T>;
+    const bool vectors = Vectors<T>({a.n}, {a.x, a.out});
+    return LaunchRows(vectors ? DropoutKernel<T, kV, true>
+                              : DropoutKernel<T, kDropoutColumns, false>,
+                      a.rows, a, vectors ? kV : kDropoutColumns, stream);
   });
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/emulated_kernels.h"
 
+#include "kernels/cuda/cuda_kernels_hash.h"
 #include "kernels/cuda/elementwise.cu"
 #include "kernels/cuda/optimizer.cu"
 #include "kernels/cuda/quant.cu"
@@ -10,8 +11,9 @@
 namespace capstan::kernels::cuda {
 
 const CudaKernels& EmulatedKernels() {
-  static const CudaKernels kernels =
-      MakeTable([](int) { return true; }, [](int) -> void* { return nullptr; });
+  static const CudaKernels kernels = MakeTable(
+      CAPSTAN_CUDA_KERNELS_HASH, [](int) { return true; },
+      [](int) -> void* { return nullptr; });
   return kernels;
 }
 

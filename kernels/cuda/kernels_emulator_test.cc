@@ -2,13 +2,17 @@
 //
 // Compares every kernel, run by the emulator, with ATen in float64, in both
 // orders of threads, which must not matter.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/checks_for_test.h"
+#include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/emulated_kernels.h"
 
 namespace capstan::kernels::cuda {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(CudaKernelsInEmulator, MatchDoublePrecisionInEitherOrder) {
   const Subject subject = {EmulatedKernels(), at::kCPU};
@@ -24,6 +28,14 @@ TEST(CudaKernelsInEmulator, MatchDoublePrecisionInEitherOrder) {
       EXPECT_TRUE(SameBits(forwards[i], backwards[i])) << "output " << i;
     }
   }
+}
+
+TEST(CudaKernelsTable, OfAnotherBuildIsRefused) {
+  CudaKernels table = EmulatedKernels();
+  EXPECT_EQ(Refusal(&table), "");
+  ++table.hash;
+  EXPECT_THAT(Refusal(&table), HasSubstr("another build: its interface is"));
+  EXPECT_THAT(Refusal(nullptr), HasSubstr(kCudaKernelsSymbol));
 }
 
 }  // namespace

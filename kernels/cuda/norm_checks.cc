@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
@@ -49,6 +50,14 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
   EXPECT_TRUE(SameBits(RmsNormAgain(subject.cuda, x, weight, out.rstd), out.y))
       << "again";
 
+  // With a sum that is rounded first.
+  at::Tensor sum = at::empty_like(x);
+  const NormResult added = AddRmsNorm(subject.cuda, x, skip, weight, kEps, sum);
+  EXPECT_TRUE(SameBits(sum, x + skip)) << "the sum";
+  const NormResult apart = RmsNorm(subject.cuda, sum, weight, kEps);
+  EXPECT_TRUE(SameBits(added.y, apart.y)) << "y of a sum";
+  EXPECT_TRUE(SameBits(added.rstd, apart.rstd)) << "rstd of a sum";
+
   // dx is a difference of terms of this size.
   const at::Tensor term =
       rstd.detach() * w.detach() * dy.to(at::kCPU).to(at::kDouble);
@@ -89,7 +98,7 @@ Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
   for (const double sign : {1.0, -1.0}) {
     const at::Tensor copy = all.clone();
     at::Tensor x = matrix(copy);
-    Rope(subject.cuda, table.to(subject.device), sign, x);
+    Rope(subject.cuda, table.to(subject.device), sign, x, x);
     const at::Tensor before = matrix(all)
                                   .to(at::kCPU)
                                   .to(at::kDouble)
@@ -108,8 +117,23 @@ Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
     const at::Tensor again = all.clone();
     at::Tensor y = matrix(again);
     const at::Tensor own = at::arange(rows) % positions;
-    Rope(subject.cuda, table.index_select(0, own).to(subject.device), sign, y);
+    Rope(subject.cuda, table.index_select(0, own).to(subject.device), sign, y,
+         y);
     EXPECT_TRUE(SameBits(again, copy)) << "a row of the table for each";
+    // From columns of a wider matrix, into other columns of another.
+    const int64_t apart = aligned ? 16 : 3;
+    const at::Tensor from =
+        Normal(3, {rows, apart + width}, dtype).to(subject.device);
+    from.narrow(1, apart, width).copy_(matrix(all));
+    const at::Tensor into =
+        at::full({rows, 2 * apart + width}, 7.0, x.options());
+    at::Tensor columns = into.narrow(1, apart, width);
+    Rope(subject.cuda, table.to(subject.device), sign,
+         from.narrow(1, apart, width), columns);
+    EXPECT_TRUE(SameBits(columns, x)) << "columns";
+    EXPECT_TRUE(into.narrow(1, 0, apart).eq(7.0).all().item<bool>());
+    EXPECT_TRUE(
+        into.narrow(1, apart + width, apart).eq(7.0).all().item<bool>());
     outputs.push_back(copy);
   }
   return outputs;
@@ -136,6 +160,16 @@ Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
   ExpectClose(d_gate, g.grad(), dtype, 4, "d_gate");
   ExpectClose(d_up, u.grad(), dtype, 3, "d_up");
   ExpectClose(d_out, expected.detach(), dtype, 3, "activation again");
+  // Columns of one matrix, into columns of another.
+  at::Tensor d_strided = d.clone();
+  const at::Tensor d_both = at::full({rows, 2 * n + 8}, 7.0, both.options());
+  at::Tensor d_first = d_both.narrow(1, 0, n), d_next = d_both.narrow(1, n, n);
+  SwiGluBackward(subject.cuda, both.narrow(1, 0, n), both.narrow(1, n, n),
+                 d_strided, d_first, d_next);
+  EXPECT_TRUE(SameBits(d_first, d_gate)) << "d_gate in columns";
+  EXPECT_TRUE(SameBits(d_next, d_up)) << "d_up in columns";
+  EXPECT_TRUE(SameBits(d_strided, d_out));
+  EXPECT_TRUE(d_both.narrow(1, 2 * n, 8).eq(7.0).all().item<bool>());
   // Gradients written over gate and up.
   at::Tensor d_again = d.clone();
   SwiGluBackward(subject.cuda, gate, up, d_again, gate, up);

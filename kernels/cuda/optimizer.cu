@@ -50,7 +50,8 @@ __device__ __forceinline__ void AdamWElements(const AdamWArgs& a, float scale,
 }
 
 template <int V>
-__global__ void AdamWKernel(const AdamWArgs a) {
+__global__ void __launch_bounds__(kBlockThreads)
+    AdamWKernel(const AdamWArgs a) {
   float scale = a.factors.gradient_scale;
   if (a.device_scale != nullptr) {
     if (!(fabsf(*a.device_scale) < INFINITY)) return;
@@ -67,7 +68,8 @@ __global__ void AdamWKernel(const AdamWArgs a) {
 }
 
 template <typename T, int V>
-__global__ void SquaredSumKernel(const SquaredSumArgs a) {
+__global__ void __launch_bounds__(kBlockThreads)
+    SquaredSumKernel(const SquaredSumArgs a) {
   const T* x = static_cast<const T*>(a.x);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x * V;
   int64_t first =
@@ -98,7 +100,8 @@ struct SumPartialsArgs {
 };
 
 // One block.
-__global__ void SumPartialsKernel(const SumPartialsArgs a) {
+__global__ void __launch_bounds__(kSquaredSumPartials)
+    SumPartialsKernel(const SumPartialsArgs a) {
   double sum = 0.0;
   for (int64_t i = threadIdx.x; i < a.n; i += blockDim.x) sum += a.partial[i];
   sum = BlockReduce(sum, Add());

@@ -10,9 +10,14 @@ namespace {
 // Sums of this many columns fit into shared memory, along with BlockReduce's.
 constexpr int64_t kSharedColumns = 12000;
 constexpr int kTile = 32;
+// On a multiprocessor at once: left to itself, ptxas aims at more for sm_80 and
+// sm_100, and spills.
+constexpr int kBackwardBlocks = 3;
+constexpr int kSumRowsThreads = kTile * kTile;
 
 template <typename T, int V>
-__global__ void RmsNormKernel(const RmsNormArgs a) {
+__global__ void __launch_bounds__(kBlockThreads)
+    RmsNormKernel(const RmsNormArgs a) {
   const int64_t row = blockIdx.x, begin = row * a.n;
   const int step = blockDim.x * V;
   const T* x = static_cast<const T*>(a.x) + begin;
@@ -24,8 +29,15 @@ __global__ void RmsNormKernel(const RmsNormArgs a) {
     for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
       float f[V];
       Load<V>(x + c, f);
+      if (a.add != nullptr) {
+        float more[V];
+        Load<V>(static_cast<const T*>(a.add) + begin + c, more);
+        for (int i = 0; i < V; ++i) f[i] = Rounded<T>(f[i] + more[i]);
+        Store<V>(f, static_cast<T*>(a.sum) + begin + c);
+      }
       for (int i = 0; i < V; ++i) squares += f[i] * f[i];
     }
+    if (a.add != nullptr) x = static_cast<const T*>(a.sum) + begin;
     const float mean = BlockReduce(squares, Add()) / a.n;
     rstd = 1.0f / sqrtf(mean + a.eps);
     if (threadIdx.x == 0) a.rstd[row] = rstd;
@@ -44,7 +56,8 @@ __global__ void RmsNormKernel(const RmsNormArgs a) {
 // dweight = sum of dy * h over rows. A block processes consecutive rows; each
 // thread sums its own columns for dweight over them, which needs no barrier.
 template <typename T, int V>
-__global__ void RmsNormBackwardKernel(const RmsNormBackwardArgs a) {
+__global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
+    RmsNormBackwardKernel(const RmsNormBackwardArgs a) {
   const int64_t first = a.rows * blockIdx.x / gridDim.x;
   const int64_t last = a.rows * (blockIdx.x + int64_t{1}) / gridDim.x;
   const int step = blockDim.x * V;
@@ -104,7 +117,8 @@ struct SumRowsArgs {
 
 // A block has kTile columns, with kTile threads per column.
 template <typename T>
-__global__ void SumRowsKernel(const SumRowsArgs a) {
+__global__ void __launch_bounds__(kSumRowsThreads)
+    SumRowsKernel(const SumRowsArgs a) {
   __shared__ float tile[kTile][kTile + 1];
   const int column = threadIdx.x % kTile, part = threadIdx.x / kTile;
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kTile + column;
@@ -126,7 +140,7 @@ __global__ void SumRowsKernel(const SumRowsArgs a) {
 const char* LaunchRmsNorm(const RmsNormArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors = Vectors<T>({a.n}, {a.x, a.weight, a.y});
+    const bool vectors = Vectors<T>({a.n}, {a.x, a.weight, a.y, a.add, a.sum});
     return Launch(vectors ? RmsNormKernel<T, kVector<T>> : RmsNormKernel<T, 1>,
                   a.rows, ThreadsFor(vectors ? a.n / kVector<T> : a.n), 0, a,
                   stream);
@@ -151,7 +165,7 @@ const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& a, void* stream) {
   const SumRowsArgs sum = {a.partial, a.dweight, blocks, a.n};
   return ByType(a.dweight_dtype, [&](auto type) {
     return Launch(SumRowsKernel<decltype(type)>, CeilDiv(a.n, kTile),
-                  kTile * kTile, 0, sum, stream);
+                  kSumRowsThreads, 0, sum, stream);
   });
 }
 

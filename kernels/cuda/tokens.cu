@@ -13,7 +13,8 @@ constexpr int kTokenWarps = 4;
 // One block per row. One pass computes maximum and sum of exponentials: each
 // thread rescales its sum when its maximum grows.
 template <typename T, int V>
-__global__ void CrossEntropyKernel(const CrossEntropyArgs a) {
+__global__ void __launch_bounds__(kRowThreads)
+    CrossEntropyKernel(const CrossEntropyArgs a) {
   const int64_t row = blockIdx.x, target = a.targets[row];
   T* x = static_cast<T*>(a.logits) + row * a.vocab;
   const int step = blockDim.x * V;
@@ -59,7 +60,8 @@ __global__ void CrossEntropyKernel(const CrossEntropyArgs a) {
 }
 
 // One block.
-__global__ void SumLossesKernel(const CrossEntropyArgs a) {
+__global__ void __launch_bounds__(kSumThreads)
+    SumLossesKernel(const CrossEntropyArgs a) {
   double sum = 0.0;
   for (int64_t r = threadIdx.x; r < a.rows; r += blockDim.x) sum += a.losses[r];
   sum = BlockReduce(sum, Add());
@@ -91,7 +93,8 @@ __device__ __forceinline__ int64_t EndOfRun(const int64_t* tokens,
 // a token's rows begin there: warp w sums its rows w, w + kTokenWarps, ..., and
 // warp 0 adds the warps' sums.
 template <typename T, typename W, int V>
-__global__ void EmbeddingBackwardKernel(const EmbeddingBackwardArgs a) {
+__global__ void __launch_bounds__(32 * kTokenWarps)
+    EmbeddingBackwardKernel(const EmbeddingBackwardArgs a) {
   __shared__ float sums[kTokenWarps][32 * V];
   const uint32_t tiles =
       static_cast<uint32_t>((a.hidden + 32 * V - 1) / (32 * V));

@@ -138,6 +138,23 @@ RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& of,
   return result;
 }
 
+AddRmsNormResult AddRmsNormForward(const at::Tensor& x,
+                                   const at::Tensor& branch,
+                                   const at::Tensor& of, double eps,
+                                   bool plus_one) {
+  const at::Tensor weight = Factor(of, plus_one);
+  if (const auto* cuda = CudaFor(x, weight)) {
+    const ProfileScope profile("rms_norm");
+    at::Tensor sum = at::empty(x.sizes(), x.options());
+    cuda::NormResult made =
+        cuda::AddRmsNorm(*cuda, x, branch, weight, eps, sum);
+    return {std::move(sum), {std::move(made.y), std::move(made.rstd)}};
+  }
+  at::Tensor sum = x + branch;
+  RmsNormResult norm = RmsNormForward(sum, of, eps, plus_one);
+  return {std::move(sum), std::move(norm)};
+}
+
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& of,
                         const at::Tensor& rstd, bool plus_one) {
   const at::Tensor weight = Factor(of, plus_one);

@@ -19,8 +19,9 @@ struct CommunicationStats {
   // Bytes that this rank has sent, by the ring algorithms' formulas.
   int64_t bytes_sent = 0;
   // Seconds with at least one of this rank's collectives in progress, and
-  // seconds blocked in Wait; the difference was hidden behind computation. Zero
-  // if the backend can't measure it (CUDA, where Wait doesn't block).
+  // seconds blocked in Wait; the difference was hidden behind computation. On
+  // CUDA the device's, known up to a step later: how long its collectives took,
+  // and how long its streams stood still for them.
   double busy_seconds = 0.0;
   double exposed_seconds = 0.0;
 };

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "base/side_stream.h"
 #include "plugins/sdk/process_group.h"
 
 namespace capstan {
@@ -19,20 +20,30 @@ constexpr int kReducesUnderWay = 2;
 // Reduce-scatters gradients into this rank's shard, at most kReducesUnderWay at
 // a time, which bounds the buckets waiting in memory: Start first completes the
 // oldest. With a replica group the slices are summed over it, too (hybrid
-// sharding). One thread at a time.
+// sharding): once, when all of a step's micro-steps are in them. One thread at
+// a time.
 class ReduceQueue {
  public:
   // shards: the ranks that a bucket is cut over. replicas: the ranks with the
-  // same slice, or null. Both outlive this.
-  ReduceQueue(ProcessGroup* shards, ProcessGroup* replicas)
-      : shards_(shards), replicas_(replicas) {}
+  // same slice, or null. copies: where slices go to destinations in host
+  // memory; null: there are none. All outlive this.
+  ReduceQueue(ProcessGroup* shards, ProcessGroup* replicas, SideStream* copies)
+      : shards_(shards), replicas_(replicas), copies_(copies) {}
+
+  // Completes the oldest reductions until there is room for one more, and keeps
+  // that room for the next Start: so that other collectives can begin between
+  // the two, in memory that the oldest had.
+  void Reserve();
 
   // Sums `sums` [n * size] over the ranks; this rank's slice is written, or
-  // added if `add`, to `destination` [n], which may be on another device. Keeps
-  // `sums` until done.
-  void Start(const at::Tensor& sums, const at::Tensor& destination, bool add);
+  // added if `add`, to `destination` [n], which may be in host memory (if this
+  // has `copies`). Keeps `sums` until done. `last`: nothing is added to
+  // `destination` any more, which is then summed over the replicas.
+  void Start(const at::Tensor& sums, const at::Tensor& destination, bool add,
+             bool last);
 
-  // Completes all.
+  // Completes all. If destinations are in host memory, waits until they are
+  // written.
   void Drain();
 
  private:
@@ -42,17 +53,31 @@ class ReduceQueue {
     at::Tensor slice;  // the destination itself, where that can be
     at::Tensor destination;
     bool add = false;
-    bool replicated = false;  // the second sum is under way
-    std::string label;        // CollectiveLabel's, for the second sum
+    bool last = false;
+    std::string label;  // CollectiveLabel's, for the second sum
   };
 
-  // Waits for the entry's current stage; true if it was the last.
-  bool Step(Entry& entry);
+  bool OnHost(const Entry& entry) const {
+    return entry.destination.device().type() != shards_->device().type();
+  }
+  // Waits for the oldest reduce-scatter, and puts its slice where it belongs.
   void FinishOldest();
+  Entry TakeOldest();
+  void Replicate(Entry entry);
+  void StartCopy(Entry entry);
+  // Waits for the last copy to the host.
+  void FinishCopy();
 
   ProcessGroup* const shards_;
   ProcessGroup* const replicas_;
+  SideStream* const copies_;
+  int reserved_ = 0;
   std::deque<Entry> entries_;
+  // Sums over replicas in the destinations themselves, which take no memory.
+  std::deque<Entry> replicating_;
+  // The copy under way: `slice` is on the device, and `sums` in host memory, to
+  // be added to the destination (undefined: copied there right away).
+  std::unique_ptr<Entry> copying_;
 };
 
 }  // namespace capstan

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/collective_label.h"
+#include "base/side_stream.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/memory.h"
@@ -39,12 +40,16 @@ class ParameterGroup {
  public:
   // `shard`: this rank's slice of the layout, which has `numel` elements, in
   // the compute dtype, on the run's device or in host memory; Gather reads it,
-  // and it outlives this. Memory is initially allocated, but uninitialised:
-  // making views requires it.
+  // and it outlives this, as do `shards` and `copies`, where it comes from host
+  // memory. Memory is initially allocated, but uninitialised: making views
+  // requires it.
   // `name` is for reports.
   ParameterGroup(int64_t numel, const at::Tensor& shard, ProcessGroup* shards,
-                 std::string name)
-      : name_(std::move(name)), shard_(shard), shards_(shards) {
+                 SideStream* copies, std::string name)
+      : name_(std::move(name)),
+        shard_(shard),
+        shards_(shards),
+        copies_(copies) {
     const MemoryScope scope(MemoryCategory::kBuckets);
     whole_ = at::empty(
         {numel}, shard.options().device(shards->device()).pinned_memory(false));
@@ -67,16 +72,22 @@ class ParameterGroup {
       storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes_));
     }
     storage->set_nbytes(bytes_);
-    on_device_ = shard_.to(whole_.device(), /*non_blocking=*/true);
+    if (shard_.device().type() != whole_.device().type()) {
+      if (shards_->size() > 1) {
+        on_device_ = at::empty(shard_.sizes(), whole_.options());
+      }
+      gathered_ = true;
+      copies_->Run([this] { GatherFromHost(); });
+      return;
+    }
     gathered_ = true;
     if (shards_->size() == 1) {
-      whole_.copy_(on_device_);
-      on_device_.reset();
+      whole_.copy_(shard_);
       return;
     }
     const CollectiveLabel label(name_);
     // .data_ptr's owner stays alive, so the storage isn't freed before Wait.
-    work_ = shards_->AllGather(whole_.detach(), on_device_);
+    work_ = shards_->AllGather(whole_.detach(), shard_);
   }
 
   // Blocks until the parameters are whole. Requires a preceding Gather.
@@ -84,6 +95,8 @@ class ParameterGroup {
     TORCH_CHECK(gathered_,
                 "fsdp: a unit's forward ran again in the same micro-step; fsdp "
                 "needs models that run each unit once: use zero2 or ddp");
+    if (copied_) copies_->Join();
+    copied_ = false;
     if (work_ == nullptr) return;
     work_->Wait();
     work_.reset();
@@ -100,13 +113,27 @@ class ParameterGroup {
   }
 
  private:
+  // On the stream of copies, for which alone the all-gather then waits.
+  void GatherFromHost() {
+    if (shards_->size() == 1) {
+      whole_.copy_(shard_, /*non_blocking=*/true);
+      copied_ = true;
+      return;
+    }
+    on_device_.copy_(shard_, /*non_blocking=*/true);
+    const CollectiveLabel label(name_);
+    work_ = shards_->AllGather(whole_.detach(), on_device_);
+  }
+
   const std::string name_;
   const at::Tensor shard_;
   ProcessGroup* const shards_;
+  SideStream* const copies_;
   at::Tensor whole_;
   int64_t bytes_ = 0;
   bool gathered_ = false;
   at::Tensor on_device_;  // an offloaded shard being copied
+  bool copied_ = false;   // whole_ is being copied from host memory
   std::unique_ptr<Work> work_;
 };
 
@@ -148,6 +175,7 @@ class Fsdp final : public Strategy {
   absl::Status Setup(const StrategyContext& context) override {
     at::NoGradGuard no_grad;
     context_ = context;
+    copies_ = std::make_unique<SideStream>(context.group->device());
     CAPSTAN_RETURN_IF_ERROR(SplitRanks());
     const std::vector<ParameterSpec> specs =
         StoredSpecs(*context.model, context.precision.compute);
@@ -211,6 +239,8 @@ class Fsdp final : public Strategy {
       FinishPass();
     }
     queue_->Drain();
+    // The update writes the shards that gathers have copied.
+    if (config_.cpu_offload()) copies_->Wait();
   }
 
   at::Tensor GradientSquaredSum() override {
@@ -334,7 +364,7 @@ class Fsdp final : public Strategy {
                                    ? working.narrow(0, offsets_[g], end - begin)
                                    : frozen_[g];
       groups_.push_back(std::make_unique<ParameterGroup>(
-          layouts_[g].numel, shard, shard_group_,
+          layouts_[g].numel, shard, shard_group_, copies_.get(),
           context_.model->units()[specs_[g].unit]));
       MakeParameters(*context_.model, layouts_[g], groups_[g]->whole(),
                      &parameters_);
@@ -354,7 +384,8 @@ class Fsdp final : public Strategy {
     training_schedule_ = MakeSchedule(specs_, units, TrainingPass());
     forward_schedule_ =
         MakeSchedule(specs_, units, {/*backward=*/false, reshard_, prefetch_});
-    queue_ = std::make_unique<ReduceQueue>(shard_group_, replica_group_);
+    queue_ = std::make_unique<ReduceQueue>(shard_group_, replica_group_,
+                                           copies_.get());
     GradientBuckets::Options options;
     options.dtype = context_.precision.reduce;
     options.model = context_.model;
@@ -403,6 +434,9 @@ class Fsdp final : public Strategy {
             groups_[operation.group]->Free();
           }
           break;
+        case Operation::kReserve:
+          if (!reduce_once_ || last_micro_step()) queue_->Reserve();
+          break;
         case Operation::kReduce:
           if (!reduce_once_ || last_micro_step()) Reduce(operation.group);
           break;
@@ -426,7 +460,8 @@ class Fsdp final : public Strategy {
     const int64_t numel = groups_[group]->shard_numel();
     queue_->Start(buckets_->Take(bucket_of_group_[group]),
                   shard_.gradient.narrow(0, offsets_[group], numel),
-                  /*add=*/micro_step_ > 0 && !reduce_once_);
+                  /*add=*/micro_step_ > 0 && !reduce_once_,
+                  /*last=*/last_micro_step());
   }
 
   bool last_micro_step() const { return micro_step_ + 1 == micro_steps_; }
@@ -437,6 +472,8 @@ class Fsdp final : public Strategy {
   const bool reduce_once_;
 
   StrategyContext context_;
+  // From and to shards in host memory.
+  std::unique_ptr<SideStream> copies_;
   ProcessGroup* shard_group_ = nullptr;    // ranks that share one copy
   ProcessGroup* replica_group_ = nullptr;  // ranks with the same shard, or null
   std::unique_ptr<ProcessGroup> own_shard_group_;

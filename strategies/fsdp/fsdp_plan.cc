@@ -25,11 +25,12 @@ struct PlannedGroup {
 class Walk {
  public:
   Walk(const Schedule& schedule, std::vector<PlannedGroup> groups,
-       int64_t shards, int64_t replicas)
+       int64_t shards, int64_t replicas, bool offload)
       : schedule_(schedule),
         groups_(std::move(groups)),
         shards_(shards),
-        replicas_(replicas) {}
+        replicas_(replicas),
+        offload_(offload) {}
 
   void Run() {
     size_t next = 0;
@@ -48,27 +49,48 @@ class Walk {
   // Bytes still being reduced when the next micro-step begins.
   int64_t left() const { return held_.back(); }
   int64_t sent_for_parameters() const { return sent_for_parameters_; }
+  // In one micro-step, and between replicas in the last one.
   int64_t sent_for_gradients() const { return sent_for_gradients_; }
+  int64_t sent_to_replicas() const { return sent_to_replicas_; }
 
  private:
+  struct Reduction {
+    int64_t sums = 0;
+    int64_t slice = 0;
+  };
+
   void Issue(const Operation& operation) {
     PlannedGroup& group = groups_[operation.group];
     switch (operation.kind) {
       case Operation::kFree:
         group.gathered = false;
         break;
+      case Operation::kReserve:
+        ++reserved_;
+        while (!reducing_.empty() &&
+               static_cast<int>(reducing_.size()) + reserved_ >
+                   kReducesUnderWay) {
+          FinishOldest();
+        }
+        break;
       case Operation::kGather:
         group.gathered = true;
         sent_for_parameters_ += group.whole / shards_ * (shards_ - 1);
         break;
       case Operation::kReduce:
-        reducing_.push_back(group.sums + group.slice);
-        if (reducing_.size() > kReducesUnderWay) reducing_.pop_front();
-        sent_for_gradients_ +=
-            group.sums / shards_ * (shards_ - 1) +
+        --reserved_;
+        reducing_.push_back({group.sums, group.slice});
+        sent_for_gradients_ += group.sums / shards_ * (shards_ - 1);
+        sent_to_replicas_ +=
             2 * group.sums / shards_ * (replicas_ - 1) / replicas_;
         break;
     }
+  }
+
+  // Its slice is copied to host memory until the next one is.
+  void FinishOldest() {
+    if (offload_) copying_ = reducing_.front().slice;
+    reducing_.pop_front();
   }
 
   int64_t Held() const {
@@ -76,18 +98,22 @@ class Walk {
     for (const PlannedGroup& group : groups_) {
       if (group.gathered) held += group.whole;
     }
-    for (int64_t bytes : reducing_) held += bytes;
-    return held;
+    for (const Reduction& one : reducing_) held += one.sums + one.slice;
+    return held + copying_;
   }
 
   const Schedule& schedule_;
   std::vector<PlannedGroup> groups_;
   const int64_t shards_;
   const int64_t replicas_;
-  std::deque<int64_t> reducing_;
+  const bool offload_;
+  std::deque<Reduction> reducing_;
+  int reserved_ = 0;
+  int64_t copying_ = 0;
   std::vector<int64_t> held_;
   int64_t sent_for_parameters_ = 0;
   int64_t sent_for_gradients_ = 0;
+  int64_t sent_to_replicas_ = 0;
 };
 
 }  // namespace
@@ -133,7 +159,8 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
 
   const int units = static_cast<int>(model.units().size());
   const Schedule schedule = MakeSchedule(group_specs, units, pass);
-  Walk walk(schedule, groups, shard_count, request.world_size / shard_count);
+  Walk walk(schedule, groups, shard_count, request.world_size / shard_count,
+            options.offload);
   walk.Run();
   const int64_t kept = options.reduce_once && many ? kept_sums : 0;
   const int64_t left = !options.reduce_once && many ? walk.left() : 0;
@@ -151,8 +178,10 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
   plan.backward_workspace = LargestGradients(model, request.precision.compute);
   const int64_t passes = pass.reshard_after_forward ? request.accumulation : 1;
   plan.sent_for_parameters = walk.sent_for_parameters() * passes;
-  plan.sent_for_gradients = walk.sent_for_gradients() *
-                            (options.reduce_once ? 1 : request.accumulation);
+  plan.sent_for_gradients =
+      walk.sent_for_gradients() *
+          (options.reduce_once ? 1 : request.accumulation) +
+      walk.sent_to_replicas();
   return plan;
 }
 

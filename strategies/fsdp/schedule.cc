@@ -133,12 +133,12 @@ Schedule MakeSchedule(const std::vector<GroupSpec>& groups, int units,
       schedule.operations.push_back({interval.last + 1, Operation::kFree, g});
     }
     if (options.backward && groups[g].trainable) {
-      schedule.operations.push_back(
-          {schedule.Backward(groups[g].unit) + 1, Operation::kReduce, g});
+      const int position = schedule.Backward(groups[g].unit) + 1;
+      schedule.operations.push_back({position, Operation::kReserve, g});
+      schedule.operations.push_back({position, Operation::kReduce, g});
     }
   }
-  // At one position, free memory before taking more, and gather first what is
-  // needed soonest.
+  // At one position by kind, and first what is needed soonest.
   const auto key = [&](const Operation& operation) {
     const bool descending = operation.position >= units;
     return std::make_tuple(operation.position, operation.kind,

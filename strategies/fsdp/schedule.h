@@ -36,10 +36,13 @@ std::vector<FlatLayout> LayOutGroups(const std::vector<ParameterSpec>& specs,
                                      const std::vector<GroupSpec>& groups,
                                      const LayoutRules& rules, int shards);
 
-// In a pass, unit u's forward is at position u, its backward at 2 * units - 1 -
-// u.
+// What is issued in a pass. In a pass, unit u's forward is at position u, its
+// backward at 2 * units - 1 - u.
 struct Operation {
-  enum Kind { kFree, kReduce, kGather };
+  // At one position in this order. Memory is freed before more is taken:
+  // kReserve completes the oldest reductions. Gathers come before reductions,
+  // since computation waits for the next unit's parameters, but not for sums.
+  enum Kind { kFree, kReserve, kGather, kReduce };
   int position = 0;  // where in the pass it is issued
   Kind kind = kFree;
   int group = 0;

@@ -26,7 +26,7 @@ std::vector<GroupSpec> Groups(bool tied) {
 
 // "2: free 0, gather 3; 5: ..": what is issued at each position.
 std::string Text(const Schedule& schedule) {
-  static const char* const kNames[] = {"free", "reduce", "gather"};
+  static const char* const kNames[] = {"free", "reserve", "gather", "reduce"};
   std::string text;
   int position = -1;
   for (const Operation& operation : schedule.operations) {
@@ -46,10 +46,27 @@ TEST(ScheduleTest, GathersOneAheadAndFreesAfterUse) {
             "2: free1 gather3\n"
             "3: free2\n"
             "4: gather2\n"
-            "5: free3 reduce3 gather1\n"
-            "6: free2 reduce2 gather0\n"
-            "7: free1 reduce1\n"
-            "8: free0 reduce0");
+            "5: free3 reserve3 gather1 reduce3\n"
+            "6: free2 reserve2 gather0 reduce2\n"
+            "7: free1 reserve1 reduce1\n"
+            "8: free0 reserve0 reduce0");
+}
+
+// Computation waits for the next unit's parameters, which shall not queue up
+// behind a sum; memory that the oldest sum had is free before.
+TEST(ScheduleTest, GathersBeforeReductions) {
+  for (int prefetch : {0, 1, 2, 3}) {
+    const Schedule schedule =
+        MakeSchedule(Groups(true), 4, {true, true, prefetch});
+    for (size_t i = 1; i < schedule.operations.size(); ++i) {
+      const Operation& before = schedule.operations[i - 1];
+      const Operation& operation = schedule.operations[i];
+      EXPECT_LE(before.position, operation.position);
+      if (before.position == operation.position) {
+        EXPECT_LE(before.kind, operation.kind) << i;
+      }
+    }
+  }
 }
 
 TEST(ScheduleTest, WithoutPrefetch) {
@@ -58,10 +75,10 @@ TEST(ScheduleTest, WithoutPrefetch) {
             "1: free0 gather1\n"
             "2: free1 gather2\n"
             "3: free2 gather3\n"
-            "5: free3 reduce3 gather2\n"
-            "6: free2 reduce2 gather1\n"
-            "7: free1 reduce1 gather0\n"
-            "8: free0 reduce0");
+            "5: free3 reserve3 gather2 reduce3\n"
+            "6: free2 reserve2 gather1 reduce2\n"
+            "7: free1 reserve1 gather0 reduce1\n"
+            "8: free0 reserve0 reduce0");
 }
 
 // The tied group stays from the first forward that uses it to the last backward
@@ -74,10 +91,10 @@ TEST(ScheduleTest, TiedGroupStays) {
             "2: free1 gather3\n"
             "3: free2\n"
             "4: gather2\n"
-            "5: free3 free0 reduce3 gather1\n"
-            "6: free2 reduce2\n"
-            "7: free1 reduce1\n"
-            "8: reduce0");
+            "5: free3 free0 reserve3 gather1 reduce3\n"
+            "6: free2 reserve2 reduce2\n"
+            "7: free1 reserve1 reduce1\n"
+            "8: reserve0 reduce0");
   EXPECT_EQ(schedule.needs[3], (std::vector<int>{0, 3}));
   EXPECT_EQ(schedule.needs[7], std::vector<int>());
 }
@@ -87,10 +104,10 @@ TEST(ScheduleTest, WithoutReshardingEachIsGatheredOnce) {
             "0: gather0 gather1\n"
             "1: gather2\n"
             "2: gather3\n"
-            "5: free3 reduce3\n"
-            "6: free2 reduce2\n"
-            "7: free1 reduce1\n"
-            "8: free0 reduce0");
+            "5: free3 reserve3 reduce3\n"
+            "6: free2 reserve2 reduce2\n"
+            "7: free1 reserve1 reduce1\n"
+            "8: free0 reserve0 reduce0");
 }
 
 TEST(ScheduleTest, ForwardOnly) {
@@ -112,8 +129,8 @@ TEST(ScheduleTest, FrozenBottomIsNotGatheredForBackward) {
             "2: free1 gather3\n"
             "3: free2\n"
             "4: gather2\n"
-            "5: free3 reduce3\n"
-            "6: free2 reduce2");
+            "5: free3 reserve3 reduce3\n"
+            "6: free2 reserve2 reduce2");
 }
 
 // A prefetch deeper than the model must not gather what is still whole.

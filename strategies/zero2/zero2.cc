@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/collective_label.h"
+#include "base/side_stream.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
@@ -113,6 +114,7 @@ class Zero2 final : public Strategy {
   absl::Status Setup(const StrategyContext& context) override {
     at::NoGradGuard no_grad;
     context_ = context;
+    copies_ = std::make_unique<SideStream>(context.group->device());
     const std::vector<ParameterSpec>& specs = context.model->parameters();
     buckets_ = MakeBuckets(specs, RulesOf(*context.model, context.optimizer),
                            context.group->size(), &layout_);
@@ -158,6 +160,8 @@ class Zero2 final : public Strategy {
       gradient_buckets_->Finish();
     }
     queue_->Drain();
+    // The update writes what publishing it has copied.
+    if (offload_) copies_->Wait();
   }
 
   at::Tensor GradientSquaredSum() override {
@@ -167,11 +171,12 @@ class Zero2 final : public Strategy {
   void PublishShard(int shard) override {
     at::NoGradGuard no_grad;
     Slice& slice = slices_[shard];
-    if (offload_) {
-      const OptimizerShard& s = shards_[shard];
-      slice.mine.copy_(s.working.defined() ? s.working : s.master);
+    if (context_.group->size() == 1) {
+      if (!offload_) return;
+      copies_->Run([&] { CopyToDevice(shard); });
+      copies_->Join();
+      return;
     }
-    if (context_.group->size() == 1) return;
     const int64_t numel = slice.whole.numel();
     for (Slice& earlier : slices_) {
       if (gathering_ == 0 || gathering_ + numel <= allgather_bucket_size_)
@@ -179,7 +184,18 @@ class Zero2 final : public Strategy {
       WaitForGather(earlier);
     }
     const CollectiveLabel label("bucket", slice.bucket);
-    slice.gather = context_.group->AllGather(slice.whole, slice.mine);
+    const auto gather = [&] {
+      slice.gather = context_.group->AllGather(slice.whole, slice.mine);
+    };
+    if (offload_) {
+      // The gather waits for the copy alone.
+      copies_->Run([&] {
+        CopyToDevice(shard);
+        gather();
+      });
+    } else {
+      gather();
+    }
     gathering_ += numel;
     if (!overlap_) WaitForGather(slice);
   }
@@ -265,6 +281,11 @@ class Zero2 final : public Strategy {
     const auto under_way = [&](int b) {
       int64_t bytes = 0;
       for (int k = std::max(0, b - reducing); k < b; ++k) bytes += reduced(k);
+      // A slice on its way to host memory.
+      if (offload_ && b > reducing) {
+        const Bucket& copied = buckets[b - reducing - 1];
+        bytes += copied.numel() * element / request.world_size;
+      }
       return bytes;
     };
     const auto fills = [&](int b) {
@@ -387,7 +408,8 @@ class Zero2 final : public Strategy {
         }
       }
     }
-    queue_ = std::make_unique<ReduceQueue>(context_.group, nullptr);
+    queue_ =
+        std::make_unique<ReduceQueue>(context_.group, nullptr, copies_.get());
     GradientBuckets::Options options;
     options.dtype = context_.precision.reduce;
     options.on_ready = [this](int bucket) { Reduce(bucket); };
@@ -400,8 +422,16 @@ class Zero2 final : public Strategy {
     const Slice& slice = slices_[slices_.size() - 1 - bucket];
     const CollectiveLabel label("bucket", bucket);
     queue_->Start(gradient_buckets_->Take(bucket), slice.gradient,
-                  /*add=*/micro_step_ > 0 && !reduce_once_);
+                  /*add=*/micro_step_ > 0 && !reduce_once_,
+                  /*last=*/micro_step_ + 1 == micro_steps_);
     if (!overlap_) queue_->Drain();
+  }
+
+  // An updated shard in host memory to its place in the working copy.
+  void CopyToDevice(int shard) {
+    const OptimizerShard& s = shards_[shard];
+    slices_[shard].mine.copy_(s.working.defined() ? s.working : s.master,
+                              /*non_blocking=*/true);
   }
 
   void WaitForGather(Slice& slice) {
@@ -423,6 +453,7 @@ class Zero2 final : public Strategy {
   const bool reduce_once_;
 
   StrategyContext context_;
+  std::unique_ptr<SideStream> copies_;  // from and to host memory
   FlatLayout layout_;  // trainable parameters, in padded buckets
   std::vector<Bucket> buckets_;
   at::Tensor working_;    // [layout_.numel], compute dtype

@@ -20,6 +20,7 @@
 #include "base/machine.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
+#include "trainer/commands/prepare.h"
 #include "trainer/compare/compare_config.h"
 #include "trainer/compare/comparison.h"
 #include "trainer/compare/report.h"
@@ -31,7 +32,6 @@
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/metrics/reporter.h"
-#include "trainer/process_group/create.h"
 #include "trainer/session/output_folder.h"
 
 namespace capstan {
@@ -184,7 +184,7 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   prepared.plugin_path = AllFromCaller(options.plugin_path);
   PluginHost host(prepared.plugin_path);
   const ConfigContext context = DefaultConfigContext(&host);
-  const int gpus = HasGpuParts() ? CountGpus() : 0;
+  CAPSTAN_ASSIGN_OR_RETURN(const int gpus, GpusOfRun());
   CAPSTAN_ASSIGN_OR_RETURN(const Place place,
                            FindPlace(LaunchSettings(), gpus));
   if (!place.Alone()) {

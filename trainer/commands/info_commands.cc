@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/gpus.h"
 #include "base/machine.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
@@ -105,14 +106,34 @@ const RegisterFunction<PluginPath> plugins(
 
 struct NoOptions {};
 
+void ShowGpus() {
+  const GpuReport& report = Gpus();
+  Row("gpus", absl::StrCat(CountGpus()));
+  for (size_t i = 0; i < report.gpus.size(); ++i) {
+    const Gpu& gpu = report.gpus[i];
+    Row(absl::StrCat("gpu ", i),
+        absl::StrCat(gpu.name, ", ", gpu.memory >> 20, " MiB (",
+                     gpu.free_memory >> 20, " free), compute capability ",
+                     gpu.compute_capability / 10, ".",
+                     gpu.compute_capability % 10, ", ", gpu.uuid));
+  }
+  Row("gpu driver", report.driver_version);
+  if (report.cuda_version > 0) {
+    Row("driver's CUDA", absl::StrCat(report.cuda_version / 1000, ".",
+                                      report.cuda_version % 1000 / 10));
+  }
+  if (!report.status.ok())
+    Row("gpu problem", std::string(report.status.message()));
+  if (!report.note.empty()) Row("gpu note", report.note);
+}
+
 absl::StatusOr<int> ShowEnvironment(const NoOptions&) {
   Row("system", FileField("/etc/os-release", "PRETTY_NAME"));
   Row("kernel", FirstLine("/proc/sys/kernel/osrelease"));
   Row("cpu", FileField("/proc/cpuinfo", "model name"));
   Row("cores", absl::StrCat(AvailableCores()));
   Row("memory", FileField("/proc/meminfo", "MemTotal"));
-  Row("gpus", absl::StrCat(CountGpus()));
-  Row("gpu driver", FirstLine("/proc/driver/nvidia/version"));
+  ShowGpus();
   Row("libtorch", TORCH_VERSION);
   Row("nccl", NcclVersion());
   Row("trainer", ExecutableFolder());

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/gpus.h"
 #include "base/machine.h"
 #include "trainer/commands/collect_command.h"
 #include "trainer/launcher/place.h"
@@ -28,6 +29,10 @@ LaunchSettings SettingsOf(const Launch& launch) {
   settings.max_restarts = launch.max_restarts();
   settings.min_processes = launch.min_processes();
   settings.return_seconds = launch.return_seconds();
+  settings.nccl.timeout_seconds = launch.nccl().timeout_seconds();
+  settings.nccl.buffer_mib = launch.nccl().buffer_mib();
+  settings.nccl.min_ctas = launch.nccl().min_ctas();
+  settings.nccl.max_ctas = launch.nccl().max_ctas();
   return settings;
 }
 
@@ -99,6 +104,23 @@ absl::Status PlanRun(Prepared* prepared, bool here = true) {
   return absl::OkStatus();
 }
 
+// The GPUs that the run is for, and what is to be said of them. A run that is
+// only looked at goes on without those that can't be used.
+absl::Status TakeGpus(const RunOptions& options, TrainJob* job) {
+  if (options.planned_gpus > 0) {
+    job->gpus = options.planned_gpus;
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<int> gpus = GpusOfRun();
+  if (!gpus.ok() && options.starts_run) return gpus.status();
+  if (!gpus.ok()) {
+    std::cerr << "without GPUs: " << gpus.status().message() << "\n";
+  }
+  job->gpus = gpus.value_or(0);
+  if (!Gpus().note.empty()) job->notes.push_back(Gpus().note);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
     const RunOptions& options) {
   auto prepared = std::make_unique<Prepared>();
@@ -123,13 +145,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   job.start_seconds = ThisCall().start_seconds;
   job.command = ThisCall().words;
   job.workspace_folder = prepared->context.workspace_folder;
-  job.gpus = CountGpus();
-  if (job.gpus > 0 && !HasGpuParts() && options.planned_gpus == 0) {
-    std::cerr << "this build has no GPU parts (it found no CUDA Toolkit with "
-                 "NCCL): training on CPU\n";
-    job.gpus = 0;
-  }
-  if (options.planned_gpus > 0) job.gpus = options.planned_gpus;
+  CAPSTAN_RETURN_IF_ERROR(TakeGpus(options, &job));
   CAPSTAN_ASSIGN_OR_RETURN(prepared->place, PlaceOf(job.loaded, job.gpus));
   const Place& place = prepared->place;
   if (options.starts_run) CAPSTAN_RETURN_IF_ERROR(place.may_train);
@@ -151,10 +167,26 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);
+  for (const std::string& note :
+       GpuSettingNotes(job.loaded.config.train(), job.parts.device)) {
+    job.notes.push_back(note);
+  }
   return prepared;
 }
 
 }  // namespace
+
+absl::StatusOr<int> GpusOfRun() {
+  const GpuReport& report = Gpus();
+  CAPSTAN_RETURN_IF_ERROR(report.status);
+  if (report.gpus.empty() || HasGpuParts()) return CountGpus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "this machine has ", CountGpus(), " GPUs (", report.gpus[0].name,
+      "), but this trainer was built without its GPU parts: build it with "
+      "--repo_env=CAPSTAN_GPU=on, or take the archive of //:dist_gpu, whose "
+      "name ends in cuda13 (set CUDA_VISIBLE_DEVICES= to train on the CPU "
+      "instead)"));
+}
 
 absl::Status PlanAnew(int processes, Prepared* prepared) {
   TrainJob& job = prepared->job;

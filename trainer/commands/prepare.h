@@ -34,6 +34,11 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options);
 // FieldError if they can't share it.
 absl::Status PlanAnew(int processes, Prepared* prepared);
 
+// The GPUs that a run on this machine uses. An error if it has some that can't
+// be used, or that this trainer has no parts for: training on the CPU instead
+// is for the user to choose.
+absl::StatusOr<int> GpusOfRun();
+
 // The default number of ranks, for configs without launch.processes.
 absl::StatusOr<CommandHost::Ranks> RanksOfRun();
 

@@ -24,6 +24,37 @@ namespace {
 
 constexpr char kInsideRank[] = "CAPSTAN_INSIDE_RANK";
 
+absl::Status CheckNccl(const NcclSettings& nccl) {
+  // NCCL counts a buffer's bytes in an int, and has 64 channels.
+  constexpr int64_t kMostBufferMib = 1024;
+  constexpr int kMostCtas = 64;
+  if (!(nccl.timeout_seconds >= 0)) {
+    return FieldError(
+        "nccl.timeout_seconds",
+        absl::StrCat("must not be negative, is ", nccl.timeout_seconds));
+  }
+  if (nccl.buffer_mib < 0 || nccl.buffer_mib > kMostBufferMib) {
+    return FieldError("nccl.buffer_mib",
+                      absl::StrCat("must be from 1 to ", kMostBufferMib,
+                                   ", is ", nccl.buffer_mib));
+  }
+  for (const auto& [field, ctas] :
+       {std::make_pair("nccl.min_ctas", nccl.min_ctas),
+        std::make_pair("nccl.max_ctas", nccl.max_ctas)}) {
+    if (ctas < 0 || ctas > kMostCtas) {
+      return FieldError(
+          field, absl::StrCat("must be from 1 to ", kMostCtas, ", is ", ctas));
+    }
+  }
+  if (nccl.max_ctas > 0 && nccl.min_ctas > nccl.max_ctas) {
+    return FieldError(
+        "nccl.min_ctas",
+        absl::StrCat("is ", nccl.min_ctas, ", more than max_ctas, which is ",
+                     nccl.max_ctas));
+  }
+  return absl::OkStatus();
+}
+
 // The fields that must be right whoever places.
 absl::Status CheckSettings(const PlaceRequest& request) {
   const LaunchSettings& settings = request.settings;
@@ -54,6 +85,7 @@ absl::Status CheckSettings(const PlaceRequest& request) {
         "return_seconds",
         absl::StrCat("must not be negative, is ", settings.return_seconds));
   }
+  CAPSTAN_RETURN_IF_ERROR(CheckNccl(settings.nccl));
   if (settings.min_processes > 0 && settings.max_restarts == 0) {
     return FieldError("min_processes",
                       "has no effect without max_restarts: set it, too");
@@ -183,6 +215,7 @@ absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus) {
                                    ", but the run has only ", info.world_size,
                                    info.world_size == 1 ? " rank" : " ranks"));
   }
+  info.nccl = settings.nccl;
   info.min_processes = settings.min_processes;
   if (settings.return_seconds > 0)
     info.return_seconds = settings.return_seconds;

@@ -64,6 +64,7 @@ struct LaunchSettings {
   int max_restarts = 0;
   int min_processes = 0;
   double return_seconds = 0.0;
+  NcclSettings nccl;
 };
 
 struct Place {

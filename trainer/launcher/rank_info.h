@@ -2,12 +2,23 @@
 #ifndef CAPSTAN_TRAINER_LAUNCHER_RANK_INFO_H_
 #define CAPSTAN_TRAINER_LAUNCHER_RANK_INFO_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace capstan {
+
+// NCCL's settings; 0: NCCL's own.
+struct NcclSettings {
+  // How long a collective may take before the rank gives up; 0: no limit.
+  double timeout_seconds = 0.0;
+  int64_t buffer_mib = 0;
+  // Thread blocks of a collective.
+  int min_ctas = 0;
+  int max_ctas = 0;
+};
 
 // A process's identity within a run, and how it meets the others.
 struct RankInfo {
@@ -56,6 +67,10 @@ struct RankInfo {
   // What it is bound to (cores.h), "0-7 (NUMA 0, near GPU 3)"; empty: nothing.
   std::string cores;
 
+  // The others aren't there: the GPU is a stand-in that only notes what it is
+  // asked for (`trainer roofline`).
+  bool on_paper = false;
+
   // How often our launcher has started the ranks anew.
   int restart = 0;
   // Of several hosts: a rank that leaves before all have met may come again, as
@@ -65,6 +80,7 @@ struct RankInfo {
   int min_processes = 0;
   // How long a host's ranks may take to come back after a death.
   double return_seconds = 30.0;
+  NcclSettings nccl;
   // Memory that outlives the ranks: as many files (memfd) for each local rank,
   // those of rank 0 first; empty: there is none. Open for as long as the
   // launcher lives, and after a restart they hold what the ranks before left in

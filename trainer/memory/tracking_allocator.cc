@@ -231,13 +231,18 @@ void ResetTrackedPeak() {
   all.report.at_peak = all.report.live;
 }
 
-int64_t PeakGpuMemory(c10::Device gpu) {
+GpuMemory ReadGpuMemory(c10::Device gpu) {
   // From c10, so that the core doesn't need CUDA's libraries.
   const c10::CachingDeviceAllocator::DeviceStats stats =
       c10::getDeviceAllocator(gpu.type())->getDeviceStats(gpu.index());
   constexpr auto kAll =
       static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return stats.allocated_bytes[kAll].peak;
+  GpuMemory memory;
+  memory.allocated = stats.allocated_bytes[kAll].current;
+  memory.reserved = stats.reserved_bytes[kAll].current;
+  memory.peak_allocated = stats.allocated_bytes[kAll].peak;
+  memory.peak_reserved = stats.reserved_bytes[kAll].peak;
+  return memory;
 }
 
 }  // namespace capstan

@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "plugins/sdk/memory.h"
+#include "trainer/metrics/reporter.h"
 
 namespace capstan {
 
@@ -85,8 +86,8 @@ MemoryReport TrackedMemory();
 // Resets the peak to the current use.
 void ResetTrackedPeak();
 
-// Peak GPU memory of this process's tensors, in bytes.
-int64_t PeakGpuMemory(c10::Device gpu);
+// This process's GPU memory. Waits for nothing.
+GpuMemory ReadGpuMemory(c10::Device gpu);
 
 }  // namespace capstan
 

@@ -159,6 +159,14 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
                metrics.communication_seconds.value_or(NAN), &line_);
   AppendNumber(", \"exposed_seconds\": ", metrics.exposed_seconds.value_or(NAN),
                &line_);
+  if (metrics.mfu.has_value())
+    AppendNumber(", \"mfu\": ", *metrics.mfu, &line_);
+  if (metrics.gpu_memory.has_value()) {
+    const GpuMemory& memory = *metrics.gpu_memory;
+    absl::StrAppend(&line_, ", \"gpu_allocated_bytes\": ", memory.allocated,
+                    ", \"gpu_reserved_bytes\": ", memory.reserved,
+                    ", \"gpu_peak_bytes\": ", memory.peak_allocated);
+  }
   if (metrics.skipped) absl::StrAppend(&line_, ", \"skipped\": true");
   if (metrics.spike.has_value()) {
     AppendNumber(", \"spike\": ", *metrics.spike, &line_);

@@ -2,9 +2,10 @@
 //
 // OUTPUT/metrics.jsonl: one JSON object per line. A step's keys: step loss
 // grad_norm lr tokens trained_tokens padding step_seconds tokens_per_second
-// bytes_sent communication_seconds exposed_seconds, and, only if set, skipped,
-// loss_scale and the objective's. Runs that count samples have samples and
-// samples_per_second instead of the four token keys. An evaluation's: step
+// bytes_sent communication_seconds exposed_seconds, and, only if set, mfu,
+// gpu_allocated_bytes, gpu_reserved_bytes and gpu_peak_bytes (of tensors),
+// skipped, loss_scale and the objective's. Runs that count samples have samples
+// and samples_per_second instead of the four token keys. An evaluation's: step
 // eval_loss and the objective's. Doubles round-trip exactly; non-finite ones
 // are null.
 #ifndef CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_

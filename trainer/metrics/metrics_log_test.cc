@@ -123,6 +123,26 @@ TEST(MetricsLog, SkippedAndLossScaleOnlyWhenSet) {
   EXPECT_EQ(lines[0]["loss_scale"], 65536.0);
 }
 
+TEST(MetricsLog, GpusTellMore) {
+  StepMetrics metrics = SomeStep();
+  metrics.mfu = 0.375;
+  metrics.gpu_memory = {100, 200, 300, 400};
+  metrics.loss_scale = 2.0;
+  absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 0);
+  ASSERT_TRUE(log.ok()) << log.status();
+  ASSERT_TRUE(log->Step(metrics).ok());
+  const Json line = ReadLines().at(0);
+  std::vector<std::string> keys = Keys(line);
+  keys.erase(keys.begin(), keys.begin() + 12);
+  EXPECT_EQ(keys, (std::vector<std::string>{"mfu", "gpu_allocated_bytes",
+                                            "gpu_reserved_bytes",
+                                            "gpu_peak_bytes", "loss_scale"}));
+  EXPECT_EQ(line["mfu"], 0.375);
+  EXPECT_EQ(line["gpu_allocated_bytes"], 100);
+  EXPECT_EQ(line["gpu_reserved_bytes"], 200);
+  EXPECT_EQ(line["gpu_peak_bytes"], 300);
+}
+
 TEST(MetricsLog, EvalLines) {
   absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 0);
   ASSERT_TRUE(log.ok()) << log.status();

@@ -54,6 +54,20 @@ std::string Fraction(const Progress& progress) {
                          progress.step, total);
 }
 
+// "MFU 41.2 %" and "GPU 61.2 GiB of 66.0 GiB": tensors' of what is reserved.
+std::vector<std::string> GpuFields(const Progress& progress) {
+  std::vector<std::string> fields;
+  if (progress.mfu.has_value()) {
+    fields.push_back(absl::StrFormat("MFU %.1f %%", 100.0 * *progress.mfu));
+  }
+  if (progress.gpu_memory.has_value()) {
+    fields.push_back(
+        absl::StrCat("GPU ", ShortBytes(progress.gpu_memory->peak_allocated),
+                     " of ", ShortBytes(progress.gpu_memory->reserved)));
+  }
+  return fields;
+}
+
 // Of a WorkBar: between lines elsewhere than on a terminal; width.
 constexpr std::chrono::seconds kLineEvery(10);
 constexpr int kBar = 30;
@@ -142,6 +156,9 @@ std::string ProgressLine(const Progress& progress, int columns) {
   if (progress.skipped > 0) {
     fields.push_back({5, absl::StrCat("skipped ", progress.skipped)});
   }
+  for (const std::string& text : GpuFields(progress)) {
+    fields.push_back({static_cast<int>(fields.size()), text});
+  }
   const auto join = [&fields](int priorities) {
     std::vector<absl::string_view> shown;
     for (const Field& field : fields) {
@@ -189,6 +206,11 @@ void ProgressBar::Step(const StepMetrics& metrics) {
   progress_.loss = metrics.loss;
   progress_.lr = metrics.lr;
   progress_.skipped += metrics.skipped ? 1 : 0;
+  if (metrics.mfu.has_value()) {
+    new_mfu_ += *metrics.mfu * metrics.step_seconds;
+    progress_.mfu = metrics.mfu;  // until Update
+  }
+  progress_.gpu_memory = metrics.gpu_memory;
   grad_norm_ = metrics.grad_norm;
   new_tokens_ += metrics.tokens_per_second * metrics.step_seconds;
   new_step_seconds_ += metrics.step_seconds;
@@ -222,9 +244,11 @@ void ProgressBar::Update(Clock::time_point now) {
   tokens_ = tokens_ * kept + new_tokens_;
   step_seconds_ = step_seconds_ * kept + new_step_seconds_;
   last_update_ = now;
-  new_tokens_ = new_step_seconds_ = 0.0;
+  mfu_ = mfu_ * kept + new_mfu_;
+  new_tokens_ = new_step_seconds_ = new_mfu_ = 0.0;
   if (step_seconds_ > 0.0) {
     progress_.tokens_per_second = tokens_ / step_seconds_;
+    if (progress_.mfu.has_value()) progress_.mfu = mfu_ / step_seconds_;
   }
   progress_.seconds_left = time_left_.Seconds();
 }
@@ -246,6 +270,9 @@ void ProgressBar::PrintPlainLine() {
                         progress_.unit, ClockTime(progress_.seconds_left));
   if (progress_.skipped > 0) {
     absl::StrAppend(&line, "  skipped ", progress_.skipped);
+  }
+  for (const std::string& field : GpuFields(progress_)) {
+    absl::StrAppend(&line, "  ", field);
   }
   console_->Write(absl::StrCat(line, "\n"));
   last_shown_step_ = progress_.step;

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
 
@@ -68,11 +69,14 @@ struct Progress {
   std::string unit = kTokenUnit;
   double seconds_left = -1.0;  // negative: unknown
   int64_t skipped = 0;         // steps without an update so far
+  absl::optional<double> mfu;
+  absl::optional<GpuMemory> gpu_memory;
   double evaluated = -1.0;  // fraction of an evaluation; negative: none running
 };
 
 // One line of at most `columns` ASCII characters, without newline. If space is
-// short, drops the bar first, then skipped steps, lr, tokens/s, ETA and loss.
+// short, drops the bar first, then the GPU's memory, MFU, skipped steps, lr,
+// tokens/s, ETA and loss.
 std::string ProgressLine(const Progress& progress, int columns);
 
 // On a terminal, a line redrawn at most ten times a second; elsewhere a plain
@@ -117,9 +121,11 @@ class ProgressBar {
   Clock::time_point last_update_;
   Clock::time_point last_evaluating_;
   double new_tokens_ = 0.0;
+  double new_mfu_ = 0.0;  // times seconds, like mfu_
   double new_step_seconds_ = 0.0;
   // Exponentially decaying sums, so that the rate follows the run.
   double tokens_ = 0.0;
+  double mfu_ = 0.0;
   double step_seconds_ = 0.0;
 };
 

@@ -37,9 +37,24 @@ TEST(ProgressLine, ShowsAllWhereThereIsRoom) {
             "  lr 3.00e-04  12.3 k tokens/s  ETA 1:15");
 }
 
+TEST(ProgressLine, OfAGpu) {
+  Progress progress = HalfWay();
+  progress.skipped = 3;
+  progress.mfu = 0.4123;
+  progress.gpu_memory = {int64_t{20} << 30, int64_t{66} << 30,
+                         int64_t{61} << 30, int64_t{70} << 30};
+  const std::string line = ProgressLine(progress, 200);
+  EXPECT_THAT(line, HasSubstr("ETA 1:15  skipped 3  MFU 41.2 %  "
+                              "GPU 61.0 GiB of 66.0 GiB"));
+  // The first to go.
+  EXPECT_THAT(ProgressLine(progress, 95), Not(HasSubstr("GPU")));
+  EXPECT_THAT(ProgressLine(progress, 95), HasSubstr("skipped 3  MFU 41.2 %"));
+}
+
 TEST(ProgressLine, FitsAnyWidth) {
   Progress progress = HalfWay();
   progress.skipped = 3;
+  progress.mfu = 0.4;
   for (int columns = 0; columns < 120; ++columns) {
     const std::string line = ProgressLine(progress, columns);
     EXPECT_LE(line.size(), columns);

@@ -176,6 +176,13 @@ std::string SummaryJson(const RunSummary& summary) {
   json["communication_seconds"] = OrNull(summary.communication_seconds);
   json["exposed_communication_seconds"] =
       OrNull(summary.exposed_communication_seconds);
+  if (summary.mfu.has_value()) json["mfu"] = *summary.mfu;
+  if (summary.hfu.has_value()) json["hfu"] = *summary.hfu;
+  if (summary.gpu_memory.has_value()) {
+    json["gpu_memory"] = {
+        {"peak_allocated_bytes", summary.gpu_memory->peak_allocated},
+        {"peak_reserved_bytes", summary.gpu_memory->peak_reserved}};
+  }
   json["saves"] = summary.saving.saves;
   json["saves_waited_for"] = summary.saving.waits;
   json["save_seconds"] = summary.saving.save_seconds;
@@ -250,6 +257,14 @@ std::string SummaryTable(const RunSummary& summary,
       absl::StrCat(WithCommas(static_cast<int64_t>(summary.tokens_per_second)),
                    " ", summary.unit, "/s, ",
                    ShortDuration(summary.step_seconds_median), " a step"));
+  if (summary.mfu.has_value()) {
+    std::string text = absl::StrFormat("%.1f %%", 100.0 * *summary.mfu);
+    if (summary.hfu.has_value()) {
+      absl::StrAppendFormat(&text, ", %.1f %% with what is recomputed",
+                            100.0 * *summary.hfu);
+    }
+    rows.emplace_back("MFU", text);
+  }
   if (summary.world_size > 1) {
     rows.emplace_back("communication", Communication(summary));
   }
@@ -260,6 +275,11 @@ std::string SummaryTable(const RunSummary& summary,
     if (summary.planned_process_bytes.has_value()) {
       absl::StrAppend(&text, " of the process, planned ",
                       ShortBytes(*summary.planned_process_bytes));
+    }
+    if (summary.gpu_memory.has_value()) {
+      absl::StrAppend(&text, " in tensors, ",
+                      ShortBytes(summary.gpu_memory->peak_reserved),
+                      " reserved");
     }
     rows.emplace_back(
         "peak memory",

@@ -30,6 +30,17 @@ double PaddingShare(double tokens, double padding);
 // 0 without values.
 double Median(std::vector<double> values);
 
+// A GPU's memory that LibTorch's allocator holds, in bytes: in tensors, and
+// taken from the driver ("reserved": blocks in use and cached ones). Not what
+// CUDA's context, NCCL and cuBLAS take by themselves.
+struct GpuMemory {
+  int64_t allocated = 0;
+  int64_t reserved = 0;
+  // The most so far.
+  int64_t peak_allocated = 0;
+  int64_t peak_reserved = 0;
+};
+
 // A line of metrics.jsonl.
 struct StepMetrics {
   int64_t step = 0;  // 1-based
@@ -44,11 +55,15 @@ struct StepMetrics {
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;  // this step, all ranks, in the same unit
   // Rank 0's collectives in this step: bytes sent, seconds with a collective
-  // under way, and seconds that training waited for one. Seconds are unset if
-  // the backend can't tell.
+  // under way, and seconds that training waited for one; on GPUs by CUDA events,
+  // which are read without waiting and so tell of up to a step before.
   int64_t bytes_sent = 0;
   absl::optional<double> communication_seconds;
   absl::optional<double> exposed_seconds;
+  // On GPUs: model FLOPs a second over the GPUs' peak (MFU), if both are known,
+  // and memory, the largest of all ranks.
+  absl::optional<double> mfu;
+  absl::optional<GpuMemory> gpu_memory;
   bool skipped = false;  // non-finite or a spike: no update
   // If the loss is a spike (train.loss_spikes): its distance from the mean of
   // those before it, in their standard deviations.
@@ -132,6 +147,13 @@ struct RunSummary {
   int64_t bytes_sent_per_step = 0;
   absl::optional<double> communication_seconds;
   absl::optional<double> exposed_communication_seconds;
+  // On GPUs, medians per step, if known: as in StepMetrics, and with what
+  // activation checkpointing computes again ("hardware FLOPs utilisation",
+  // HFU).
+  absl::optional<double> mfu;
+  absl::optional<double> hfu;
+  // On GPUs: the largest of all ranks.
+  absl::optional<GpuMemory> gpu_memory;
   // Per rank: the process's peak, or on a GPU its tensors' peak there.
   std::vector<int64_t> peak_memory_bytes;
   // Per rank: growth of the process's peak host memory since set-up began.

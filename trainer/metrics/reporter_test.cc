@@ -273,6 +273,39 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   EXPECT_THAT(printed, HasSubstr("180 MiB (largest rank)\n"));
 }
 
+TEST_F(ReporterTest, GpusTellMore) {
+  RunSummary summary;
+  summary.world_size = 2;
+  summary.mfu = 0.4123;
+  summary.gpu_memory = {int64_t{20} << 30, int64_t{66} << 30, int64_t{61} << 30,
+                        int64_t{70} << 30};
+  summary.peak_memory_bytes = {int64_t{60} << 30, int64_t{61} << 30};
+  const auto finish = [&](Reporter* reporter) {
+    for (int step = 1; step <= 2; ++step) {
+      StepMetrics metrics = AtStep(10 * step);
+      metrics.mfu = step == 1 ? 0.25 : 0.5;
+      metrics.gpu_memory = summary.gpu_memory;
+      reporter->Step(metrics);
+    }
+    reporter->Finish(summary);
+  };
+  std::string printed = Printed(finish);
+  EXPECT_THAT(printed, HasSubstr("  MFU 25.0 %  GPU 61.0 GiB of 66.0 GiB\n"));
+  // Over the recent steps, as the rate of tokens is.
+  EXPECT_THAT(printed, ContainsRegex("MFU 3[78]\\.[0-9] %"));
+  EXPECT_THAT(printed, ContainsRegex("MFU +41.2 %\n"));
+  EXPECT_THAT(printed, HasSubstr("61.0 GiB in tensors, 70.0 GiB reserved "
+                                 "(largest rank)\n"));
+  const Json json = Json::parse(Read("summary.json"));
+  EXPECT_EQ(json["mfu"], 0.4123);
+  EXPECT_EQ(json["gpu_memory"]["peak_allocated_bytes"], int64_t{61} << 30);
+  EXPECT_EQ(json["gpu_memory"]["peak_reserved_bytes"], int64_t{70} << 30);
+  EXPECT_FALSE(json.contains("hfu"));
+  summary.hfu = 0.5;
+  EXPECT_THAT(Printed(finish),
+              HasSubstr("41.2 %, 50.0 % with what is recomputed\n"));
+}
+
 TEST_F(ReporterTest, TokensPaddingAndSamples) {
   RunSummary summary;
   summary.tokens = 13104;

@@ -127,6 +127,17 @@ absl::Status TensorBoardWriter::Step(const StepMetrics& metrics) {
   AddScalar("train/lr", metrics.lr, summary);
   AddScalar("train/grad_norm", metrics.grad_norm, summary);
   AddScalar(rate_tag_, metrics.tokens_per_second, summary);
+  if (metrics.mfu.has_value()) AddScalar("train/mfu", *metrics.mfu, summary);
+  if (metrics.gpu_memory.has_value()) {
+    AddScalar("gpu/peak_gib",
+              static_cast<double>(metrics.gpu_memory->peak_allocated) /
+                  (int64_t{1} << 30),
+              summary);
+    AddScalar(
+        "gpu/reserved_gib",
+        static_cast<double>(metrics.gpu_memory->reserved) / (int64_t{1} << 30),
+        summary);
+  }
   for (const auto& [tag, value] : metrics.tagged) {
     AddScalar(tag, value, summary);
   }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/side_stream.h"
 #include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
@@ -105,6 +106,30 @@ std::pair<int64_t, int64_t> StateOf(const StateShape& shape,
           last_part.offset + last_part.length - first_part.offset};
 }
 
+OptimizerShard PartOf(const OptimizerShard& shard, const Piece& piece) {
+  const auto slice = [&piece](const at::Tensor& t) {
+    return t.defined() ? t.narrow(0, piece.begin, piece.end - piece.begin) : t;
+  };
+  OptimizerShard part;
+  part.master = slice(shard.master);
+  part.gradient = slice(shard.gradient);
+  part.working = slice(shard.working);
+  part.ranges = piece.ranges;
+  return part;
+}
+
+// A piece's state, by kind: where it is kept, and on the device.
+struct StatePiece {
+  std::vector<at::Tensor> homes;
+  std::vector<at::Tensor> copies;
+};
+
+void CopyAll(const std::vector<at::Tensor>& from, std::vector<at::Tensor>* to) {
+  for (size_t k = 0; k < from.size(); ++k) {
+    (*to)[k].copy_(from[k], /*non_blocking=*/true);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<at::Tensor> NewPagedState(int64_t length, at::ScalarType dtype,
@@ -143,28 +168,37 @@ void UpdateInPieces(Optimizer& optimizer, const OptimizerStep& step,
   for (const StateShape& shape : shapes) {
     block = std::max(block, shape.spec.block);
   }
-  for (Piece& piece : PiecesOf(optimizer, model, shard, most, block)) {
-    const auto slice = [&piece](const at::Tensor& t) {
-      return t.defined() ? t.narrow(0, piece.begin, piece.end - piece.begin)
-                         : t;
-    };
-    std::vector<at::Tensor> homes, copies;
+  const at::Device device = shard.master.device();
+  SideStream to_device(device), to_home(device);
+  const std::vector<Piece> pieces =
+      PiecesOf(optimizer, model, shard, most, block);
+  const auto fetch = [&](size_t i) {
+    StatePiece fetched;
+    if (i >= pieces.size()) return fetched;
     for (size_t k = 0; k < shapes.size(); ++k) {
-      const auto [begin, length] = StateOf(shapes[k], shard, piece);
-      homes.push_back(state[k].narrow(0, begin, length));
-      copies.push_back(homes.back().to(shard.master.device(),
-                                       homes.back().scalar_type(),
-                                       /*non_blocking=*/true, /*copy=*/true));
+      const auto [begin, length] = StateOf(shapes[k], shard, pieces[i]);
+      fetched.homes.push_back(state[k].narrow(0, begin, length));
+      fetched.copies.push_back(at::empty(
+          {length}, state[k].options().device(device).pinned_memory(false)));
     }
-    OptimizerShard part;
-    part.master = slice(shard.master);
-    part.gradient = slice(shard.gradient);
-    part.working = slice(shard.working);
-    part.ranges = std::move(piece.ranges);
-    optimizer.Update(step, model.parameters(), part, absl::MakeSpan(copies));
-    // Waits: a checkpoint reads the state as any host memory.
-    for (size_t k = 0; k < homes.size(); ++k) homes[k].copy_(copies[k]);
+    to_device.Run([&] { CopyAll(fetched.homes, &fetched.copies); });
+    return fetched;
+  };
+  StatePiece current, next = fetch(0);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    // The piece before goes home while this one comes, and is released.
+    to_device.Join();
+    to_home.Join();
+    current = std::move(next);
+    next = fetch(i + 1);
+    OptimizerShard part = PartOf(shard, pieces[i]);
+    optimizer.Update(step, model.parameters(), part,
+                     absl::MakeSpan(current.copies));
+    to_home.Run([&] { CopyAll(current.copies, &current.homes); });
   }
+  to_home.Join();
+  // A checkpoint reads the state as any host memory.
+  to_home.Wait();
 }
 
 }  // namespace capstan

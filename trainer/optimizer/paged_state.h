@@ -30,15 +30,16 @@ void UpdateWhereItIs(Optimizer& optimizer, const OptimizerStep& step,
                      absl::Span<at::Tensor> state);
 
 // Updates a piece of the shard after another, with a copy of the piece's state
-// on the shard's device, which is copied back. A piece has at most `most`
-// elements (rounded up to a block), or one parameter that the optimizer needs
-// whole. The result is that of one Update.
+// on the shard's device, which is copied back; meanwhile the next one comes, so
+// that two are there. A piece has at most `most` elements (rounded up to a
+// block), or one parameter that the optimizer needs whole. The result is that
+// of one Update. On a GPU the host waits once, in the end.
 void UpdateInPieces(Optimizer& optimizer, const OptimizerStep& step,
                     const Model& model, OptimizerShard& shard,
                     absl::Span<at::Tensor> state, int64_t most);
 
-// Elements of a piece: 256 MiB of float32 state.
-constexpr int64_t kElementsOfPiece = int64_t{1} << 26;
+// Elements of a piece: 128 MiB of float32 state.
+constexpr int64_t kElementsOfPiece = int64_t{1} << 25;
 
 }  // namespace capstan
 

@@ -26,4 +26,8 @@ bool IsTimeout(absl::string_view message) {
          absl::StrContains(lower, "timeout");
 }
 
+bool IsOutOfMemory(absl::string_view what) {
+  return absl::StrContains(absl::AsciiStrToLower(what), "out of memory");
+}
+
 }  // namespace capstan

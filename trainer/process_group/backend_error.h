@@ -15,6 +15,11 @@ std::string BackendMessage(absl::string_view what);
 // Whether such a message tells of a wait that took too long.
 bool IsTimeout(absl::string_view message);
 
+// Whether an exception of c10d, its whole text, tells of a GPU's memory that
+// NCCL couldn't have: "unhandled cuda error .. Last error: Cuda failure 2 'out
+// of memory'".
+bool IsOutOfMemory(absl::string_view what);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_PROCESS_GROUP_BACKEND_ERROR_H_

@@ -22,9 +22,15 @@
 namespace capstan {
 namespace {
 
-// Throws CommunicationError with `what`, from an exception of c10d.
+// Throws CommunicationError with `what`, from an exception of c10d; what NCCL
+// says of memory, as LibTorch's own.
 [[noreturn]] void Fail(int rank, absl::string_view collective,
                        absl::string_view what) {
+  if (IsOutOfMemory(what)) {
+    C10_THROW_ERROR(OutOfMemoryError,
+                    absl::StrCat("rank ", rank, ": out of memory of the GPU, ",
+                                 "in NCCL, during ", collective));
+  }
   const std::string message = BackendMessage(what);
   const bool timed_out = IsTimeout(message);
   throw CommunicationError(
@@ -56,19 +62,22 @@ class BackendWork : public Work {
               std::vector<at::Tensor> tensors, int rank, const char* collective,
               std::shared_ptr<std::atomic<int>> under_way,
               std::shared_ptr<CommunicationMeter> meter,
-              std::function<void()> finish)
+              std::shared_ptr<DeviceTimes> times, std::function<void()> finish)
       : work_(std::move(work)),
         tensors_(std::move(tensors)),
         rank_(rank),
         collective_(collective),
         under_way_(std::move(under_way)),
         meter_(std::move(meter)),
+        times_(std::move(times)),
         finish_(std::move(finish)) {}
 
   void Wait() override {
     if (done_) return;
     const auto begin = std::chrono::steady_clock::now();
+    if (times_ != nullptr) times_->BeforeWait();
     Translate(rank_, collective_, [this] { return work_->wait(); });
+    if (times_ != nullptr) times_->AfterWait(*work_);
     if (finish_ != nullptr) finish_();
     if (meter_ != nullptr) {
       meter_->Waited(std::chrono::steady_clock::now() - begin);
@@ -84,6 +93,7 @@ class BackendWork : public Work {
   const char* const collective_;
   const std::shared_ptr<std::atomic<int>> under_way_;
   const std::shared_ptr<CommunicationMeter> meter_;
+  const std::shared_ptr<DeviceTimes> times_;
   const std::function<void()> finish_;
   bool done_ = false;
 };
@@ -91,20 +101,23 @@ class BackendWork : public Work {
 }  // namespace
 
 BackendGroup::BackendGroup(Connect connect, std::string name, at::Device device,
-                           int rank, int size)
+                           int rank, int size,
+                           std::shared_ptr<DeviceTimes> times)
     : BackendGroup(std::move(connect), name, name, device, rank, size, rank,
-                   std::make_shared<CommunicationMeter>()) {}
+                   std::make_shared<CommunicationMeter>(), std::move(times)) {}
 
 BackendGroup::BackendGroup(Connect connect, std::string name,
                            std::string prefix, at::Device device, int rank,
                            int size, int named_rank,
-                           std::shared_ptr<CommunicationMeter> meter)
+                           std::shared_ptr<CommunicationMeter> meter,
+                           std::shared_ptr<DeviceTimes> times)
     : connect_(std::move(connect)),
       name_(std::move(name)),
       prefix_(std::move(prefix)),
       device_(device),
       named_rank_(named_rank),
       meter_(std::move(meter)),
+      times_(std::move(times)),
       log_(/*sees_ends=*/device.is_cpu(), /*in_order=*/false),
       backend_(connect_(prefix_, rank, size)) {}
 
@@ -137,7 +150,15 @@ std::unique_ptr<Work> BackendGroup::Begin(const char* collective,
   }
   return std::make_unique<BackendWork>(std::move(work), std::move(tensors),
                                        named_rank_, collective, under_way_,
-                                       meter, std::move(finish));
+                                       meter, times_, std::move(finish));
+}
+
+CommunicationStats BackendGroup::stats() const {
+  if (times_ != nullptr) {
+    const DeviceTimes::Seconds measured = times_->Take();
+    meter_->Measured(measured.busy, measured.exposed);
+  }
+  return meter_->stats();
 }
 
 int64_t BackendGroup::RingBytes(const at::Tensor& tensor) const {
@@ -243,7 +264,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> BackendGroup::Split(int color) {
     return absl::WrapUnique(new BackendGroup(
         connect_, name_, prefix, device_, static_cast<int>(before),
         static_cast<int>(members), named_rank_,
-        std::make_shared<CommunicationMeter>(meter_)));
+        std::make_shared<CommunicationMeter>(meter_), times_));
   } catch (...) {
     return LostPeerError(
         absl::StrCat("rank ", named_rank_,

@@ -11,6 +11,7 @@
 
 #include "plugins/sdk/process_group.h"
 #include "trainer/process_group/communication_meter.h"
+#include "trainer/process_group/device_times.h"
 #include "trainer/watch/collective_log.h"
 
 namespace capstan {
@@ -24,8 +25,9 @@ class BackendGroup : public ProcessGroup {
       const std::string& prefix, int rank, int size)>;
 
   // Throws what `connect` throws. `name` is the backend's and the key prefix.
+  // times: measures what the host doesn't see; null on the CPU.
   BackendGroup(Connect connect, std::string name, at::Device device, int rank,
-               int size);
+               int size, std::shared_ptr<DeviceTimes> times = nullptr);
   // Leaks the backend if destroying it could block: with pending collectives
   // (after an error), and with NCCL always.
   ~BackendGroup() override;
@@ -43,12 +45,13 @@ class BackendGroup : public ProcessGroup {
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override;
   void AllReduceHost(absl::Span<double> values) override;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
-  CommunicationStats stats() const override { return meter_->stats(); }
+  CommunicationStats stats() const override;
 
  private:
   BackendGroup(Connect connect, std::string name, std::string prefix,
                at::Device device, int rank, int size, int named_rank,
-               std::shared_ptr<CommunicationMeter> meter);
+               std::shared_ptr<CommunicationMeter> meter,
+               std::shared_ptr<DeviceTimes> times);
 
   // Calls `start`, which begins `collective` on `tensors`, the whole one last;
   // Wait will call `finish`.
@@ -68,6 +71,7 @@ class BackendGroup : public ProcessGroup {
   // This rank's number in the run, for messages.
   const int named_rank_;
   const std::shared_ptr<CommunicationMeter> meter_;
+  const std::shared_ptr<DeviceTimes> times_;  // of all groups of the rank
   const CollectiveLog log_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   int splits_ = 0;

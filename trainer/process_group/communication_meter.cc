@@ -27,6 +27,17 @@ void CommunicationMeter::Waited(Clock::duration time) {
   exposed_ += time;
 }
 
+void CommunicationMeter::Measured(double busy, double exposed) {
+  if (parent_ != nullptr) parent_->Measured(busy, exposed);
+  const auto time = [](double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(seconds));
+  };
+  const std::lock_guard<std::mutex> lock(mutex_);
+  busy_ += time(busy);
+  exposed_ += time(exposed);
+}
+
 CommunicationStats CommunicationMeter::stats() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   Clock::duration busy = busy_;

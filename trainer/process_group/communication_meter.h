@@ -24,6 +24,9 @@ class CommunicationMeter {
   void Finished();
   // A thread was blocked in Wait for `time`.
   void Waited(std::chrono::steady_clock::duration time);
+  // A device was busy with collectives, and blocked by them, for so many
+  // seconds more (instead of the three above).
+  void Measured(double busy, double exposed);
 
   CommunicationStats stats() const;
 

@@ -331,7 +331,15 @@ std::string TraceJson(const std::vector<ProfiledStep>& steps, int rank) {
               -1);
 }
 
-Profiler::~Profiler() { ProfileScope::enabled_ = false; }
+Profiler::~Profiler() {
+  ProfileListeners::recording = false;
+  SwitchScopes();
+}
+
+void Profiler::SwitchScopes() {
+  ProfileScope::enabled_ =
+      ProfileListeners::recording || ProfileListeners::push != nullptr;
+}
 
 void Profiler::BeginStep(int64_t step,
                          const CommunicationStats& communication) {
@@ -342,13 +350,15 @@ void Profiler::BeginStep(int64_t step,
   now_.step = step;
   now_.begin_ns = MonotonicNanoseconds();
   on_ = true;
-  ProfileScope::enabled_ = true;
+  ProfileListeners::recording = true;
+  SwitchScopes();
 }
 
 void Profiler::EndStep(const CommunicationStats& communication) {
   if (!on_) return;
   on_ = false;
-  ProfileScope::enabled_ = false;
+  ProfileListeners::recording = false;
+  SwitchScopes();
   now_.end_ns = MonotonicNanoseconds();
   const double busy = communication.busy_seconds - communication_.busy_seconds;
   const double exposed =

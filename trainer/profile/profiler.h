@@ -88,6 +88,9 @@ class Profiler {
 
   const std::vector<ProfiledStep>& steps() const { return done_; }
 
+  // Turns ProfileScopes on while there is a ProfileListener, and else off.
+  static void SwitchScopes();
+
  private:
   const std::set<int64_t> steps_;
   bool on_ = false;

@@ -5,7 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/files.h"
 #include "base/status.h"
+#include "trainer/process_group/agree.h"
+#include "trainer/process_group/gpu_tools.h"
 
 namespace capstan {
 namespace {
@@ -28,6 +31,24 @@ std::string Remedy(const Session& session) {
   return "use more ranks with a strategy that shards (fsdp)";
 }
 
+// train.memory_snapshot_at_oom: writes this rank's file, and says where it is.
+std::string SnapshotText(const Session& session) {
+  const GpuTools* const tools = TheGpuTools();
+  if (!session.config.train().memory_snapshot_at_oom() || tools == nullptr) {
+    return "";
+  }
+  const std::string path =
+      absl::StrCat(session.output_dir, "/memory_snapshot_rank",
+                   session.group->rank(), ".pickle");
+  const absl::Status written =
+      CatchAll([&] { return ReplaceFile(path, tools->memory_snapshot()); });
+  if (!written.ok()) {
+    return absl::StrCat("; no memory snapshot: ", written.message());
+  }
+  return absl::StrCat("; ", path,
+                      " shows what was allocated, in pytorch.org/memory_viz");
+}
+
 }  // namespace
 
 absl::Status ExplainMemory(const absl::Status& status, const Session& session,
@@ -48,7 +69,7 @@ absl::Status ExplainMemory(const absl::Status& status, const Session& session,
               ? absl::StrCat(" (`trainer plan` expects ",
                              MibText(Total(plan.at_peak)), " of tensors)")
               : "",
-          "; ", Remedy(session)));
+          "; ", Remedy(session), SnapshotText(session)));
 }
 
 }  // namespace capstan

@@ -10,7 +10,8 @@
 namespace capstan {
 
 // Adds to a RESOURCE_EXHAUSTED error who ran out of memory where, what `plan`
-// expects, and what to lower; other statuses stay as they are. Call before
+// expects, and what to lower, and writes what train.memory_snapshot_at_oom asks
+// for; other statuses stay as they are. Call before
 // session.phase changes. `micro_batch`: from 0; -1: after the micro-batches.
 absl::Status ExplainMemory(const absl::Status& status, const Session& session,
                            int64_t micro_batch);

@@ -2,14 +2,13 @@
 #include "trainer/session/run_parts.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/machine.h"
+#include "base/gpus.h"
+#include "base/run_device.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/packed_parameters.h"
@@ -141,18 +140,6 @@ absl::Status CheckBatchSize(const char* field, int64_t size) {
   if (size >= 0 && size <= kMax) return absl::OkStatus();
   return FieldError(
       field, absl::StrCat("must be between 1 and ", kMax, ", is ", size));
-}
-
-// Of the least capable GPU; 0: unknown.
-int LeastComputeCapability() {
-  int least = 0;
-  for (const std::string& text : QueryGpus("compute_cap")) {
-    double version = 0.0;  // "8.0"
-    if (!absl::SimpleAtod(text, &version)) return 0;
-    const int capability = static_cast<int>(std::lround(10 * version));
-    least = least == 0 ? capability : std::min(least, capability);
-  }
-  return least;
 }
 
 // PyTorch's name: "float32".
@@ -316,6 +303,16 @@ absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
   return absl::OkStatus();
 }
 
+// Of the GPUs that are planned for, or else of those that are here; 0: unknown.
+int64_t LeastGpuMemory() {
+  int64_t least = CurrentRunDevice().memory;
+  if (least > 0) return least;
+  for (const Gpu& gpu : Gpus().gpus) {
+    least = least == 0 ? gpu.memory : std::min(least, gpu.memory);
+  }
+  return least;
+}
+
 }  // namespace
 
 ActivationCheckpointing CheckpointingOf(const Train& train,
@@ -454,6 +451,10 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                PluginCategory::kOptimizer, &parts.optimizer));
   parts.strategy_name = PackageIn(config.strategy());
   parts.device = DeviceOf(*parts.precision, gpus);
+  // `plan --gpu_memory` has said it before.
+  if (CurrentRunDevice().memory == 0) {
+    SetRunDevice({gpus > 0, gpus > 0 ? LeastGpuMemory() : 0});
+  }
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* const model,
@@ -483,6 +484,19 @@ std::string SlowPrecisionNote(const Precision& precision,
       package, " computes in ", DtypeName(dtype),
       ", in which CPUs are often several times slower than in float32",
       instead.empty() ? "" : absl::StrCat("; set ", instead));
+}
+
+std::vector<std::string> GpuSettingNotes(const Train& train,
+                                         const DeviceFacts& device) {
+  std::vector<std::string> notes;
+  const auto note = [&](bool set, const char* field) {
+    if (!set || device.gpu) return;
+    notes.push_back(
+        absl::StrCat("train.", field, " has no effect without a GPU"));
+  };
+  note(train.tf32(), "tf32");
+  note(train.memory_snapshot_at_oom(), "memory_snapshot_at_oom");
+  return notes;
 }
 
 absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,

@@ -119,6 +119,10 @@ std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device);
 
+// Warnings that settings of `train` that are for GPUs have no effect here.
+std::vector<std::string> GpuSettingNotes(const Train& train,
+                                         const DeviceFacts& device);
+
 // Checks the config's numbers, and that its plugins fit each other and
 // `world_size` ranks; returns how samples are distributed over them. Errors
 // name the config location.

@@ -48,7 +48,8 @@ struct Session {
         parts(job->parts),
         rank(rank),
         runner(job->parts.strategy.get(),
-               CheckpointingOf(config.train(), *job->parts.model)),
+               CheckpointingOf(config.train(), *job->parts.model),
+               &job->parts.model->units()),
         scaler(job->parts.policy().loss_scaling) {}
 
   TrainJob& job;

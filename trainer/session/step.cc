@@ -26,10 +26,12 @@
 #include "base/profile.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/memory/tracking_allocator.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/phase_group.h"
+#include "trainer/profile/ranges.h"
 #include "trainer/session/bad_samples.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/non_finite.h"
@@ -41,6 +43,7 @@ namespace capstan {
 absl::Status TrainStep::Run(DataLoader& loader) {
   Session& session = session_;
   TrainState& state = session.state;
+  const Range range("step", state.step + 1);
   IssuedStep step;
   step.start = MonotonicSeconds();
   step.position = state.samples;
@@ -93,6 +96,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   step.communication.busy_seconds = after.busy_seconds - before.busy_seconds;
   step.communication.exposed_seconds =
       after.exposed_seconds - before.exposed_seconds;
+  step.memory = largest_memory_;
   step.metrics = metric_sums_;
   step.losses = std::move(losses_);
   if (deferred_ == nullptr) return Conclude(sums, step, /*late=*/false);
@@ -119,6 +123,7 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
   try {
     {
       const ProfileScope profile(session_.phase = kBackwardPhase);
+      const Range range("reduce");
       strategy.FinishBackward();
     }
     completed_ = true;
@@ -138,6 +143,7 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
 
 absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
                                   StepSums* mine) {
+  const Range range("micro-step", index);
   // First: if anything below fails, FinishBackward still knows the step.
   if (index == 0) session_.parts.strategy->BeginStep(session_.state.step + 1);
   session_.parts.strategy->BeginMicroStep(
@@ -181,12 +187,18 @@ void TrainStep::Backward(const at::Tensor& loss_sum) {
 // the previous step's: the device is long past them, and meanwhile has this
 // step's micro-batches to work on.
 absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
+  const Range range("reduce sums");
   return CatchAll([&]() -> absl::Status {
+    const at::Device device = session_.group->device();
+    GpuMemory memory;
+    if (device.is_cuda()) memory = ReadGpuMemory(device);
     if (deferred_ == nullptr) {
-      Reduce(*session_.group, sums);
+      Reduce(*session_.group, sums, device.is_cuda() ? &memory : nullptr);
+      if (device.is_cuda()) largest_memory_ = memory;
       return ActOn(*sums, session_.state.step + 1);
     }
     CAPSTAN_RETURN_IF_ERROR(CatchUp(/*late=*/true));
+    deferred_->set_memory(memory);
     deferred_->Reduce(*sums, good ? loss_sum_ : at::Tensor(),
                       good ? squared_sum_ : at::Tensor(), Rule(),
                       *session_.group, good ? metric_sums_ : at::Tensor());
@@ -197,6 +209,9 @@ absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
 absl::Status TrainStep::CatchUp(bool late) {
   if (deferred_ == nullptr || !deferred_->pending()) return absl::OkStatus();
   const StepSums sums = deferred_->Read();
+  if (session_.group->device().is_cuda()) {
+    issued_.memory = deferred_->largest_memory();
+  }
   issued_.summed_metrics = deferred_->metrics();
   CAPSTAN_RETURN_IF_ERROR(ActOn(sums, session_.state.step));
   return Conclude(sums, issued_, late);
@@ -481,7 +496,8 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
       (read == ReadSums::kAuto && device.is_cuda() &&
        !session_.scaler.enabled())) {
     deferred_ = std::make_unique<DeferredSums>(
-        device, static_cast<int>(session_.parts.objective->metrics().size()));
+        device, device.is_cuda() ? session_.group->size() : 0,
+        static_cast<int>(session_.parts.objective->metrics().size()));
   }
   // Averages a few samples, since a single one may have no targets.
   const DatasetReader& data = session_.train_reader();

@@ -101,8 +101,9 @@ class TrainStep {
   std::vector<at::Tensor> losses_;  // of each micro-batch
   at::Tensor squared_sum_;          // Strategy::GradientSquaredSum
   at::Tensor metric_sums_;          // LossSum::metrics; undefined: none
-  std::deque<Batch> batches_;       // prefetched
-  bool completed_ = true;           // this rank's collectives
+  absl::optional<GpuMemory> largest_memory_;  // of all ranks; unset: deferred
+  std::deque<Batch> batches_;                 // prefetched
+  bool completed_ = true;                     // this rank's collectives
   bool told_no_targets_ = false;
   DataOrder order_;
   bool go_back_ = false;

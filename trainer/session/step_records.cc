@@ -2,13 +2,18 @@
 #include "trainer/session/step_records.h"
 
 #include <algorithm>
+#include <numeric>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
 #include "base/machine.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/process_group/gpu_tools.h"
+#include "trainer/profile/gpu_specs.h"
 
 namespace capstan {
 namespace {
@@ -31,7 +36,7 @@ void StepMedians::Add(const Step& step) {
   kept_.push_back(step);
 }
 
-void StepMedians::Summarize(bool timed, RunSummary* summary) const {
+void StepMedians::Summarize(double peak, RunSummary* summary) const {
   const auto median = [this](auto value) {
     std::vector<double> values;
     for (const Step& step : kept_) values.push_back(value(step));
@@ -46,7 +51,16 @@ void StepMedians::Summarize(bool timed, RunSummary* summary) const {
       static_cast<int64_t>(median([](const Step& step) {
         return static_cast<double>(step.communication.bytes_sent);
       }));
-  if (!timed) return;
+  if (peak > 0.0) {
+    const auto utilisation = [&](bool all) {
+      return median([&](const Step& step) {
+        return (step.flops + (all ? step.recomputed : 0.0)) /
+               std::max(step.seconds, 1e-9) / peak;
+      });
+    };
+    summary->mfu = utilisation(false);
+    if (utilisation(true) > *summary->mfu) summary->hfu = utilisation(true);
+  }
   summary->communication_seconds =
       median([](const Step& step) { return step.communication.busy_seconds; });
   summary->exposed_communication_seconds = median(
@@ -56,6 +70,46 @@ void StepMedians::Summarize(bool timed, RunSummary* summary) const {
 StepRecords::StepRecords(Session* session)
     : session_(*session), memory_before_(ReadProcessMemory().resident) {}
 
+void StepRecords::Begin(double ready_seconds) {
+  ready_seconds_ = ready_seconds;
+  if (!session_.group->device().is_cuda()) return;
+  const std::string why = FindPeak();
+  if (!why.empty()) session_.Note(absl::StrCat("no MFU: ", why));
+}
+
+std::string StepRecords::FindPeak() {
+  ProcessGroup& group = *session_.group;
+  const c10::ScalarType compute = session_.parts.policy().compute;
+  const std::string name = TheGpuTools()->name(group.device().index());
+  const GpuSpecs* const gpu = FindGpuSpecs(name);
+  const std::vector<double> peaks = FromAllRanks(
+      group, gpu == nullptr
+                 ? 0.0
+                 : PeakFlops(*gpu, compute, session_.config.train().tf32()));
+  if (session_.parts.objective->unit() != kTokenUnit) {
+    return absl::StrCat("the run counts ", session_.parts.objective->unit(),
+                        ", whose lengths aren't known");
+  }
+  const ActivationCheckpointing checkpointing =
+      CheckpointingOf(session_.config.train(), *session_.parts.model);
+  flops_ = FlopsOf(*session_.parts.model, [&checkpointing](int unit) {
+    // The first unit reads ids, and isn't recomputed.
+    return unit > 0 && checkpointing.Covers(unit);
+  });
+  if (!flops_.unknown.empty()) {
+    return absl::StrCat("the model's FLOPs aren't known: ", flops_.unknown);
+  }
+  if (gpu == nullptr) {
+    return absl::StrCat("the peak of \"", name, "\" isn't known");
+  }
+  if (*std::min_element(peaks.begin(), peaks.end()) == 0.0) {
+    return absl::StrCat("not all GPUs' peaks in ", c10::toString(compute),
+                        " are known");
+  }
+  peak_ = std::accumulate(peaks.begin(), peaks.end(), 0.0);
+  return "";
+}
+
 void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
                          const IssuedStep& step, absl::optional<double> spike) {
   const TrainState& state = session_.state;
@@ -63,7 +117,13 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
   const double now = MonotonicSeconds();
   const double seconds = now - std::max(step.start, recorded_);
   recorded_ = now;
-  medians_.Add({seconds, sums.tokens, step.communication});
+  // On average: a row's square isn't known here.
+  const double length =
+      sums.tokens / static_cast<double>(std::max<int64_t>(
+                        session_.job.batch.global_batch_size, 1));
+  const double flops = flops_.Of(sums.tokens, length);
+  medians_.Add({seconds, sums.tokens, step.communication, flops,
+                flops_.Recomputed(sums.tokens, length)});
   TaggedNumbers tagged = SumMetrics(step);
   if (session_.reporter == nullptr) return;
   StepMetrics metrics;
@@ -77,10 +137,10 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
   metrics.step_seconds = seconds;
   metrics.tokens_per_second = sums.tokens / std::max(seconds, 1e-9);
   metrics.bytes_sent = step.communication.bytes_sent;
-  if (!session_.group->device().is_cuda()) {
-    metrics.communication_seconds = step.communication.busy_seconds;
-    metrics.exposed_seconds = step.communication.exposed_seconds;
-  }
+  metrics.communication_seconds = step.communication.busy_seconds;
+  metrics.exposed_seconds = step.communication.exposed_seconds;
+  if (peak_ > 0.0) metrics.mfu = flops / std::max(seconds, 1e-9) / peak_;
+  metrics.gpu_memory = step.memory;
   metrics.skipped = outcome.skipped;
   metrics.spike = spike;
   if (session_.scaler.enabled()) metrics.loss_scale = session_.scaler.scale();
@@ -116,7 +176,7 @@ TaggedNumbers StepRecords::SumMetrics(const IssuedStep& issued) {
 RunSummary StepRecords::Summary() {
   RunSummary summary = session_.Progress();
   summary.ready_seconds = ready_seconds_;
-  medians_.Summarize(!session_.group->device().is_cuda(), &summary);
+  medians_.Summarize(peak_, &summary);
   AddMemory(&summary);
   return summary;
 }
@@ -127,7 +187,8 @@ void StepRecords::AddMemory(RunSummary* summary) {
   const bool gpu = group.device().is_cuda();
   const int64_t host = ReadProcessMemory().peak;
   const MemoryByCategory mine = TrackedMemory().at_peak;
-  const int64_t held = gpu ? PeakGpuMemory(group.device()) : Total(mine);
+  const GpuMemory on_gpu = gpu ? ReadGpuMemory(group.device()) : GpuMemory();
+  const int64_t held = gpu ? on_gpu.peak_allocated : Total(mine);
   const auto gather = [&group](int64_t bytes) {
     const std::vector<double> all =
         FromAllRanks(group, static_cast<double>(bytes));
@@ -135,7 +196,17 @@ void StepRecords::AddMemory(RunSummary* summary) {
   };
   summary->peak_memory_bytes = gather(gpu ? held : host);
   summary->memory_growth_bytes = gather(host - memory_before_);
-  if (!gpu) summary->planned_process_bytes = plan.process;
+  if (gpu) {
+    const auto largest = [&gather](int64_t bytes) {
+      const std::vector<int64_t> all = gather(bytes);
+      return *std::max_element(all.begin(), all.end());
+    };
+    summary->gpu_memory = {largest(on_gpu.allocated), largest(on_gpu.reserved),
+                           largest(on_gpu.peak_allocated),
+                           largest(on_gpu.peak_reserved)};
+  } else {
+    summary->planned_process_bytes = plan.process;
+  }
 
   const std::vector<int64_t> totals = gather(held);
   const size_t most =

@@ -6,11 +6,13 @@
 #define CAPSTAN_TRAINER_SESSION_STEP_RECORDS_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/types/optional.h"
 #include "trainer/data/forgiving_reader.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/profile/model_flops.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_sums.h"
 
@@ -25,12 +27,14 @@ class StepMedians {
     double seconds = 0.0;
     double tokens = 0.0;  // all ranks
     CommunicationStats communication;
+    double flops = 0.0;       // the model's, all ranks
+    double recomputed = 0.0;  // further ones
   };
 
   void Add(const Step& step);
-  // Sets the summary's medians, communication seconds only if `timed`. 0
-  // without steps.
-  void Summarize(bool timed, RunSummary* summary) const;
+  // Sets the summary's medians. 0 without steps. `peak`: the GPUs' FLOP/s; 0:
+  // unknown.
+  void Summarize(double peak, RunSummary* summary) const;
   size_t kept() const { return kept_.size(); }
 
  private:
@@ -51,6 +55,7 @@ struct IssuedStep {
   // position of the step's first sample.
   std::vector<at::Tensor> losses;
   int64_t position = 0;
+  absl::optional<GpuMemory> memory;  // the largest of all ranks
   // What this rank's samples of the step passed over.
   std::vector<BadSample> bad_samples;
 };
@@ -59,8 +64,8 @@ class StepRecords {
  public:
   explicit StepRecords(Session* session);
 
-  // Call once all ranks are set up.
-  void set_ready_seconds(double seconds) { ready_seconds_ = seconds; }
+  // Call once all ranks are set up. Collective.
+  void Begin(double ready_seconds);
   // Reports step state.step. Collective if the objective's metrics are due and
   // not summed yet.
   // `spike`: the loss's score if it is one.
@@ -72,12 +77,16 @@ class StepRecords {
  private:
   TaggedNumbers SumMetrics(const IssuedStep& step);
   void AddMemory(RunSummary* summary);
+  // Why MFU isn't told of; "": it is. Sets flops_ and peak_. Collective.
+  std::string FindPeak();
 
   Session& session_;
   const int64_t memory_before_;  // of this process, when set-up began
   double ready_seconds_ = 0.0;
   double recorded_ = 0.0;  // time of the last record
   StepMedians medians_;
+  ModelFlops flops_;
+  double peak_ = 0.0;  // FLOP/s of all ranks' GPUs; 0: there is no MFU
 };
 
 }  // namespace capstan

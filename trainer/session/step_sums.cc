@@ -12,8 +12,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <thread>
+#include <vector>
 
 #include "absl/types/span.h"
 
@@ -35,6 +37,30 @@ enum Field : int {
 };
 constexpr int kFields = 10;
 static_assert(sizeof(StepSums) == kFields * sizeof(double));
+
+// GpuMemory's numbers behind them, for each rank: a sum in which only that rank
+// isn't 0, so that one reduction does for all.
+constexpr int kMemoryNumbers = 4;
+static_assert(sizeof(GpuMemory) == kMemoryNumbers * sizeof(int64_t));
+
+void PutMemory(const GpuMemory& mine, int rank, absl::Span<double> numbers) {
+  std::fill(numbers.begin(), numbers.end(), 0.0);
+  int64_t values[kMemoryNumbers];
+  std::memcpy(values, &mine, sizeof(values));
+  std::copy(std::begin(values), std::end(values),
+            numbers.begin() + rank * kMemoryNumbers);
+}
+
+GpuMemory LargestMemory(absl::Span<const double> numbers) {
+  int64_t largest[kMemoryNumbers] = {};
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    int64_t& one = largest[i % kMemoryNumbers];
+    one = std::max(one, static_cast<int64_t>(numbers[i]));
+  }
+  GpuMemory memory;
+  std::memcpy(&memory, largest, sizeof(memory));
+  return memory;
+}
 
 // As in torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
@@ -76,11 +102,15 @@ void AwaitEvent(const c10::Event& event) {
 
 }  // namespace
 
-void Reduce(ProcessGroup& group, StepSums* sums) {
-  double values[kFields];
-  std::memcpy(values, sums, sizeof(values));
+void Reduce(ProcessGroup& group, StepSums* sums, GpuMemory* memory) {
+  std::vector<double> values(
+      kFields + (memory != nullptr ? kMemoryNumbers * group.size() : 0));
+  std::memcpy(values.data(), sums, sizeof(*sums));
+  const absl::Span<double> memories = absl::MakeSpan(values).subspan(kFields);
+  if (memory != nullptr) PutMemory(*memory, group.rank(), memories);
   group.AllReduceHost(absl::MakeSpan(values));
-  std::memcpy(static_cast<void*>(sums), values, sizeof(values));
+  std::memcpy(static_cast<void*>(sums), values.data(), sizeof(*sums));
+  if (memory != nullptr) *memory = LargestMemory(memories);
 }
 
 StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
@@ -102,10 +132,10 @@ StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
   return outcome;
 }
 
-DeferredSums::DeferredSums(at::Device device, int metrics)
-    : metrics_(2 * metrics) {
+DeferredSums::DeferredSums(at::Device device, int ranks, int metrics)
+    : ranks_(ranks), metrics_(2 * metrics) {
   const auto doubles = at::TensorOptions().dtype(at::kDouble);
-  const int64_t size = kFields + 2 * metrics;
+  const int64_t size = kFields + ranks * kMemoryNumbers + 2 * metrics;
   host_ = at::empty({size}, doubles.pinned_memory(device.is_cuda()));
   sums_ = at::empty({size}, doubles.device(device));
   if (!device.is_cpu()) read_.emplace(device.type());
@@ -117,14 +147,21 @@ void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
                           const at::Tensor& metrics) {
   pending_ = true;
   host_.zero_();
-  std::memcpy(host_.mutable_data_ptr<double>(), &mine, sizeof(mine));
+  double* const host = host_.mutable_data_ptr<double>();
+  std::memcpy(host, &mine, sizeof(mine));
+  if (ranks_ > 0) {
+    PutMemory(memory_, group.rank(),
+              {host + kFields, static_cast<size_t>(ranks_ * kMemoryNumbers)});
+  }
   sums_.copy_(host_, /*non_blocking=*/true);
   if (loss_sum.defined()) sums_[kLossSum].copy_(loss_sum);
   if (gradient_squared_sum.defined()) {
     sums_[kSquaredSum].copy_(gradient_squared_sum, /*non_blocking=*/true);
   }
   if (metrics.defined()) {
-    sums_.narrow(0, kFields, static_cast<int64_t>(metrics_.size()))
+    sums_
+        .narrow(0, kFields + ranks_ * kMemoryNumbers,
+                static_cast<int64_t>(metrics_.size()))
         .copy_(metrics.reshape({-1}));
   }
   group.AllReduce(sums_)->Wait();
@@ -140,10 +177,12 @@ StepSums DeferredSums::Read() {
   pending_ = false;
   if (read_.has_value()) AwaitEvent(*read_);
   StepSums sums;
-  std::memcpy(static_cast<void*>(&sums), host_.const_data_ptr<double>(),
-              sizeof(sums));
-  const double* const metrics = host_.const_data_ptr<double>() + kFields;
-  std::copy_n(metrics, metrics_.size(), metrics_.begin());
+  const double* const host = host_.const_data_ptr<double>();
+  std::memcpy(static_cast<void*>(&sums), host, sizeof(sums));
+  largest_memory_ = LargestMemory(
+      {host + kFields, static_cast<size_t>(ranks_ * kMemoryNumbers)});
+  std::copy_n(host + kFields + ranks_ * kMemoryNumbers, metrics_.size(),
+              metrics_.begin());
   return sums;
 }
 

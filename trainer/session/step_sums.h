@@ -13,6 +13,7 @@
 
 #include "absl/types/optional.h"
 #include "plugins/sdk/process_group.h"
+#include "trainer/metrics/reporter.h"
 
 namespace capstan {
 
@@ -31,7 +32,9 @@ struct StepSums {
 };
 
 // All-reduces them in place and waits. Collective; throws CommunicationError.
-void Reduce(ProcessGroup& group, StepSums* sums);
+// `memory` (may be null, on all ranks): this rank's, and then the largest of
+// each number.
+void Reduce(ProcessGroup& group, StepSums* sums, GpuMemory* memory = nullptr);
 
 // How gradients of loss_sum * loss_scale / nominal_targets, from backward,
 // become clipped gradients of the mean loss.
@@ -69,8 +72,14 @@ enum class ReadSums {
 // current stream. The scale is bit-equal to OutcomeOf's.
 class DeferredSums {
  public:
-  // `metrics`: of an objective, see LossSum::metrics.
-  explicit DeferredSums(at::Device device, int metrics = 0);
+  // `ranks`: how many tell their memory; 0: none does. `metrics`: of an
+  // objective, see LossSum::metrics.
+  explicit DeferredSums(at::Device device, int ranks = 0, int metrics = 0);
+
+  // This rank's, for the next Reduce.
+  void set_memory(const GpuMemory& memory) { memory_ = memory; }
+  // After Read: the largest of each of the ranks' numbers.
+  const GpuMemory& largest_memory() const { return largest_memory_; }
 
   // Issues the reduction of `mine`, whose loss_sum and gradient_squared_sum are
   // replaced by these scalars where defined, and of the objective's metrics
@@ -89,7 +98,12 @@ class DeferredSums {
   const std::vector<double>& metrics() const { return metrics_; }
 
  private:
-  at::Tensor host_;  // StepSums and metrics as float64; pinned for a GPU
+  const int ranks_;
+  GpuMemory memory_;
+  GpuMemory largest_memory_;
+  // StepSums as float64, then each rank's memory, then the metrics; pinned for a
+  // GPU.
+  at::Tensor host_;
   at::Tensor sums_;  // the same on the device
   at::Tensor scale_;
   absl::optional<c10::Event> read_;  // unset on the CPU

@@ -5,9 +5,14 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <memory>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "trainer/process_group/single_group.h"
@@ -80,7 +85,7 @@ TEST_F(StepSumsTest, SkipsWhatIsNotFiniteOrEmpty) {
 
 // An objective's metrics are reduced and read with the sums.
 TEST_F(StepSumsTest, MetricsComeWithTheSums) {
-  DeferredSums deferred(at::kCPU, /*metrics=*/2);
+  DeferredSums deferred(at::kCPU, /*ranks=*/0, /*metrics=*/2);
   const StepSums mine = MakeSums(80.0, 50.0, 1.0);
   const at::Tensor metrics =
       at::tensor({1.5, 2.0, 3.0, 4.0}, at::kDouble).view({2, 2});
@@ -143,6 +148,75 @@ TEST_F(StepSumsTest, NoUpdateWhereARankHasFailed) {
   EXPECT_EQ(read_.failed_ranks, 1);
   EXPECT_EQ(read_.stop_requests, 1);
   EXPECT_EQ(read_.bad_samples, 3);
+}
+
+// A group in which another rank, the second of two, adds `other`.
+class TwoRanks : public ProcessGroup {
+ public:
+  explicit TwoRanks(std::vector<double> other) : other_(std::move(other)) {}
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  at::Device device() const override { return at::kCPU; }
+  std::string backend() const override { return "test"; }
+  std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
+    AllReduceHost({tensor.mutable_data_ptr<double>(),
+                   static_cast<size_t>(tensor.numel())});
+    return std::make_unique<Done>();
+  }
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor&,
+                                      const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> AllGather(const at::Tensor&,
+                                  const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
+    return nullptr;
+  }
+  void AllReduceHost(absl::Span<double> values) override {
+    ASSERT_EQ(values.size(), other_.size());
+    for (size_t i = 0; i < values.size(); ++i) values[i] += other_[i];
+  }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
+    return absl::UnimplementedError("");
+  }
+  CommunicationStats stats() const override { return {}; }
+
+ private:
+  struct Done : public Work {
+    void Wait() override {}
+  };
+  const std::vector<double> other_;
+};
+
+// Each number is the largest of all ranks', beside the sums.
+TEST(StepSumsMemoryTest, LargestOfAllRanks) {
+  std::vector<double> other(10 + 2 * 4, 0.0);
+  other[1] = 5.0;  // count
+  const double memory[] = {11.0, 20.0, 29.0, 41.0};
+  std::copy(std::begin(memory), std::end(memory), other.begin() + 14);
+  TwoRanks group(other);
+  const GpuMemory mine = {10, 21, 30, 40};
+  const auto check = [](const GpuMemory& largest) {
+    EXPECT_EQ(largest.allocated, 11);
+    EXPECT_EQ(largest.reserved, 21);
+    EXPECT_EQ(largest.peak_allocated, 30);
+    EXPECT_EQ(largest.peak_reserved, 41);
+  };
+  StepSums sums = MakeSums(80.0, 50.0, 4.0);
+  GpuMemory largest = mine;
+  Reduce(group, &sums, &largest);
+  check(largest);
+  EXPECT_EQ(sums.count, 55.0);
+  EXPECT_EQ(sums.loss_sum, 80.0);
+
+  DeferredSums deferred(at::kCPU, /*ranks=*/2);
+  deferred.set_memory(mine);
+  deferred.Reduce(MakeSums(80.0, 50.0, 4.0), at::Tensor(), at::Tensor(),
+                  GradientRule(), group);
+  EXPECT_EQ(deferred.Read().count, 55.0);
+  check(deferred.largest_memory());
 }
 
 }  // namespace

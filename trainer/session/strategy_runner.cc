@@ -11,6 +11,7 @@
 
 #include "base/progress.h"
 #include "plugins/sdk/memory.h"
+#include "trainer/profile/ranges.h"
 
 namespace capstan {
 namespace {
@@ -20,14 +21,17 @@ using torch::autograd::variable_list;
 
 // A unit's body, saved for backward.
 struct KeptBody : public torch::CustomClassHolder {
-  KeptBody(UnitRunner::Body body, Strategy* strategy, int unit, bool offload)
+  KeptBody(UnitRunner::Body body, Strategy* strategy, int unit,
+           const char* name, bool offload)
       : body(std::move(body)),
         strategy(strategy),
         unit(unit),
+        name(name),
         offload(offload) {}
   UnitRunner::Body body;
   Strategy* const strategy;  // null: wants no callbacks
   const int unit;
+  const char* const name;
   const bool offload;  // the input to host memory
 };
 
@@ -59,6 +63,7 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto kept = c10::static_intrusive_pointer_cast<KeptBody>(
         ctx->saved_data["kept"].toCapsule());
+    const Range range(kept->name);
     if (kept->strategy != nullptr) kept->strategy->PreBackward(kept->unit);
     at::Tensor input = ctx->get_saved_variables()[0].detach();
     if (kept->offload) {
@@ -87,6 +92,7 @@ at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
                                const Body& body) {
   ran_ = true;
   CountProgress();
+  const Range range(NameOf(unit));
   const bool callbacks = strategy_->wants_unit_callbacks();
   if (callbacks) strategy_->PreForward(unit);
   at::Tensor output;
@@ -94,10 +100,11 @@ at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
       input.is_floating_point()) {
     const at::Tensor marker =
         at::empty({0}, input.options()).set_requires_grad(true);
-    output = RecomputedUnit::apply(
-        input, marker,
-        c10::make_intrusive<KeptBody>(body, callbacks ? strategy_ : nullptr,
-                                      unit, checkpointing_.offload));
+    output =
+        RecomputedUnit::apply(input, marker,
+                              c10::make_intrusive<KeptBody>(
+                                  body, callbacks ? strategy_ : nullptr, unit,
+                                  NameOf(unit), checkpointing_.offload));
     if (callbacks) strategy_->PostForward(unit);
     return output;
   }

@@ -2,7 +2,9 @@
 #ifndef CAPSTAN_TRAINER_SESSION_STRATEGY_RUNNER_H_
 #define CAPSTAN_TRAINER_SESSION_STRATEGY_RUNNER_H_
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/strategy.h"
@@ -14,18 +16,27 @@ namespace capstan {
 // strategies without callbacks.
 class StrategyRunner final : public UnitRunner {
  public:
+  // `names`: the units', for profiling tools; null: not needed. Must outlive
+  // this and the graphs that are made.
   explicit StrategyRunner(Strategy* strategy,
-                          const ActivationCheckpointing& checkpointing = {})
-      : strategy_(strategy), checkpointing_(checkpointing) {}
+                          const ActivationCheckpointing& checkpointing = {},
+                          const std::vector<std::string>* names = nullptr)
+      : strategy_(strategy), checkpointing_(checkpointing), names_(names) {}
   at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override;
 
   // Whether a unit has run since this was last called.
   bool TakeRan() { return std::exchange(ran_, false); }
 
  private:
+  // As profiling tools know it.
+  const char* NameOf(int unit) const {
+    return names_ == nullptr ? "unit" : (*names_)[unit].c_str();
+  }
+
   Strategy* const strategy_;
   bool ran_ = false;
   const ActivationCheckpointing checkpointing_;
+  const std::vector<std::string>* const names_;
 };
 
 }  // namespace capstan

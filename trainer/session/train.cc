@@ -41,8 +41,10 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/create.h"
+#include "trainer/process_group/gpu_tools.h"
 #include "trainer/process_group/phase_group.h"
 #include "trainer/profile/profiler.h"
+#include "trainer/profile/ranges.h"
 #include "trainer/session/compare_ranks.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/exit_guard.h"
@@ -155,6 +157,10 @@ void PrepareProcess(const Session& session) {
   // the kernel map it anew.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
+  if (session.job.gpus > 0) {
+    at::globalContext().setAllowTF32CuBLAS(session.config.train().tf32());
+    at::globalContext().setAllowTF32CuDNN(session.config.train().tf32());
+  }
   if (session.config.train().deterministic()) {
     // Read when cuBLAS creates its first handle (CUDA's documentation, "cuBLAS,
     // results reproducibility").
@@ -168,6 +174,12 @@ absl::Status JoinRanks(Session* session) {
   CAPSTAN_ASSIGN_OR_RETURN(
       session->group, CreateProcessGroup(session->rank, session->job.gpus));
   RanksHaveMet();
+  if (session->group->device().is_cuda()) {
+    StartRanges();
+    if (session->config.train().memory_snapshot_at_oom()) {
+      TheGpuTools()->record_memory_history();
+    }
+  }
   if (session->rank.nodes > 1) {
     // Each host's launcher counts its own; any means that there is a state.
     const std::vector<double> restarts =
@@ -303,9 +315,13 @@ class Training {
   absl::Status Run();
 
  private:
-  // As the watchdog knows it, while it lives.
-  Watchdog::Activity Doing(const char* name) const {
-    return {watchdog_.get(), name, session_.state.step};
+  // As the watchdog and profiling tools know it, while it lives.
+  struct Phase {
+    const Watchdog::Activity activity;
+    const Range range;
+  };
+  Phase Doing(const char* name) const {
+    return {{watchdog_.get(), name, session_.state.step}, Range(name)};
   }
   absl::Status RunPhases();
   // Sets finished_before_.
@@ -470,7 +486,7 @@ absl::Status Training::SetUp() {
   loader_ = DataLoader::Create(options, session_.train_reader());
   CAPSTAN_RETURN_IF_ERROR(StartReporter(&session_, note));
   for (const std::string& line : session_.resume_notes) session_.Note(line);
-  records_.set_ready_seconds(SecondsSinceStart(session_));
+  records_.Begin(SecondsSinceStart(session_));
   return absl::OkStatus();
 }
 

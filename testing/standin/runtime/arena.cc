@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -40,23 +41,31 @@ Arena::Arena(int64_t reserved, int64_t limit, int protection)
   free_[0] = reserved_;
 }
 
+bool Arena::Take(uint64_t from, uint64_t size, uint64_t* offset) {
+  auto range = free_.upper_bound(from);
+  if (range != free_.begin()) --range;  // `from` may lie in it
+  for (; range != free_.end(); ++range) {
+    const uint64_t begin = std::max(range->first, from);
+    const uint64_t end = range->first + range->second;
+    if (begin + size > end) continue;
+    if (begin > range->first) {
+      range->second = begin - range->first;
+    } else {
+      free_.erase(range);
+    }
+    if (begin + size < end) free_[begin + size] = end - begin - size;
+    *offset = begin;
+    return true;
+  }
+  return false;
+}
+
 void* Arena::Allocate(int64_t bytes) {
   const uint64_t size = Pages(bytes);
   if (used_ + static_cast<int64_t>(size) > limit_) return nullptr;
-  auto fits = [&](std::map<uint64_t, uint64_t>::iterator range) {
-    return range->second >= size;
-  };
-  auto range = free_.lower_bound(cursor_);
-  while (range != free_.end() && !fits(range)) ++range;
-  if (range == free_.end()) {
-    range = free_.begin();
-    while (range != free_.end() && !fits(range)) ++range;
-  }
-  if (range == free_.end()) return nullptr;
-  const uint64_t offset = range->first;
-  const uint64_t rest = range->second - size;
-  free_.erase(range);
-  if (rest > 0) free_[offset + size] = rest;
+  // From the cursor on, or else from the start.
+  uint64_t offset = 0;
+  if (!Take(cursor_, size, &offset) && !Take(0, size, &offset)) return nullptr;
   cursor_ = offset + size;
   allocated_[offset] = bytes;
   used_ += static_cast<int64_t>(size);

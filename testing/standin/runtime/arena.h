@@ -38,6 +38,9 @@ class Arena {
   int64_t used() const { return used_; }
 
  private:
+  // Takes `size` bytes out of the free ones, not before `from`.
+  bool Take(uint64_t from, uint64_t size, uint64_t* offset);
+
   int file_ = -1;
   uintptr_t begin_ = 0;
   char* view_ = nullptr;

@@ -61,8 +61,10 @@ void WatchAllocator() {
   static std::recursive_mutex mutex;
   void* const library = operators;
   if (library == nullptr || watching) return;
-  std::lock_guard lock(mutex);
-  if (watching) return;
+  // Never waits: the caller may hold the allocator's lock, and who watches
+  // takes it.
+  std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock || watching) return;
   using Function = bool (*)();
   const auto function = reinterpret_cast<Function>(
       dlsym(library, "capstan_standin_watch_allocator"));

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/launcher/rank_info.h"
+#include "trainer/process_group/gpu_tools.h"
 
 namespace capstan {
 
@@ -18,6 +19,7 @@ struct NcclEntry {
   // Claims GPU info.GpuIndex() and joins the ranks if there are several.
   // Doesn't throw.
   absl::StatusOr<std::unique_ptr<ProcessGroup>> (*create)(const RankInfo& info);
+  const GpuTools* tools;
 };
 
 constexpr char kNcclLibrary[] = "libcapstan_nccl.so";

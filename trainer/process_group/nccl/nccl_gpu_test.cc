@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/machine.h"
+#include "base/gpus.h"
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
 #include "trainer/process_group/collectives_for_test.h"

@@ -2,7 +2,9 @@
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <nccl.h>
+#include <stdlib.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -11,7 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
+#include "trainer/process_group/backend_error.h"
 #include "trainer/process_group/backend_group.h"
+#include "trainer/process_group/nccl/event_times.h"
+#include "trainer/process_group/nccl/memory_snapshot.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
@@ -32,27 +37,53 @@ void TakeGpu(at::Device device) {
   c10::cuda::set_device(device.index());
 }
 
+c10::intrusive_ptr<ProcessGroupNCCL::Options> OptionsOf(
+    const NcclSettings& settings) {
+  // Collectives are few and short blocks, for which others wait: they go before
+  // a product's.
+  auto options =
+      ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+  options->timeout = kCollectiveTimeout;
+  if (settings.timeout_seconds > 0) {
+    options->timeout = std::chrono::ceil<std::chrono::milliseconds>(
+        std::chrono::duration<double>(settings.timeout_seconds));
+  }
+  if (settings.min_ctas > 0) options->config.minCTAs = settings.min_ctas;
+  if (settings.max_ctas > 0) options->config.maxCTAs = settings.max_ctas;
+  return options;
+}
+
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
                                                         at::Device device) {
   CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
   JoinLedgers(info.rank, info.world_size, meeting.store);
   ChooseInterfaceOfNccl(info, meeting);
-  const auto connect = [store = meeting.store, device](
+  if (info.nccl.buffer_mib > 0) {
+    setenv("NCCL_BUFFSIZE", absl::StrCat(info.nccl.buffer_mib << 20).c_str(),
+           /*overwrite=*/1);
+  }
+  const auto connect = [store = meeting.store, device, settings = info.nccl](
                            const std::string& prefix, int rank, int size) {
-    auto options = ProcessGroupNCCL::Options::create();
-    options->timeout = kCollectiveTimeout;
     auto nccl = c10::make_intrusive<ProcessGroupNCCL>(
         c10::make_intrusive<c10d::PrefixStore>(prefix, store), rank, size,
-        options);
+        OptionsOf(settings));
+    nccl->enableCollectivesTiming();
     // Connect now, so that errors appear here rather than in the first step.
     nccl->setBoundDeviceId(device);
     nccl->eagerConnectSingleDevice(device);
     return nccl;
   };
-  auto group = std::make_unique<BackendGroup>(connect, "nccl", device,
-                                              info.rank, info.world_size);
+  auto group = std::make_unique<BackendGroup>(
+      connect, "nccl", device, info.rank, info.world_size, NewEventTimes());
   MayLeave(meeting);
   return group;
+}
+
+// Within a catch clause.
+absl::Status CouldNotConnect(const RankInfo& info) {
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", info.rank, " could not connect to the other ranks with NCCL: ",
+      CurrentExceptionToStatus().message()));
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
@@ -68,10 +99,16 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
   try {
     if (info.world_size == 1) return CreateSingleGroup(device);
     return JoinRanks(info, device);
+  } catch (const c10::DistError& e) {
+    if (IsOutOfMemory(e.what_without_backtrace())) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("rank ", info.rank, ": GPU ", info.GpuIndex(),
+                       " has no memory left for NCCL's buffers: end what else ",
+                       "runs on it, or lower launch.nccl.buffer_mib"));
+    }
+    return CouldNotConnect(info);
   } catch (...) {
-    return absl::UnavailableError(absl::StrCat(
-        "rank ", info.rank, " could not connect to the other ranks with NCCL: ",
-        CurrentExceptionToStatus().message()));
+    return CouldNotConnect(info);
   }
 }
 
@@ -79,6 +116,6 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
 
 extern "C" __attribute__((visibility("default")))
 const NcclEntry capstan_nccl_v1;
-const NcclEntry capstan_nccl_v1 = {CAPSTAN_SDK_HASH, Create};
+const NcclEntry capstan_nccl_v1 = {CAPSTAN_SDK_HASH, Create, &kGpuTools};
 
 }  // namespace capstan

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/profile/model_flops.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+
+namespace capstan {
+namespace {
+
+// Whether a matrix maps what attention's heads give back to the hidden size.
+bool ReadsAttention(absl::string_view name) {
+  for (const absl::string_view end :
+       {"o_proj.weight", "attn_out.weight", "self_attn.out_proj.weight"}) {
+    if (absl::EndsWith(name, end)) return true;
+  }
+  return false;
+}
+
+// The unit in which parameter `index` is a product's factor; -1: in none.
+int UnitOfProduct(const Model& model, int index) {
+  const ParameterSpec& spec = model.parameters()[index];
+  if (spec.shape.size() != 2) return -1;
+  switch (RoleOf(model, index)) {
+    case ParameterRole::kMatrix:
+    case ParameterRole::kHead:
+      return spec.unit;
+    case ParameterRole::kEmbedding:
+      // Tied: the head's.
+      return spec.other_units.empty() ? -1 : spec.other_units.back();
+    default:
+      return -1;
+  }
+}
+
+int FirstTrainable(const Model& model) {
+  int first = static_cast<int>(model.units().size());
+  for (const ParameterSpec& spec : model.parameters()) {
+    if (spec.trainable) first = std::min(first, spec.unit);
+  }
+  return first;
+}
+
+}  // namespace
+
+ModelFlops FlopsOf(const Model& model,
+                   const std::function<bool(int unit)>& recomputes) {
+  ModelFlops flops;
+  const int first = FirstTrainable(model);
+  const std::vector<ParameterSpec>& specs = model.parameters();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const ParameterSpec& spec = specs[i];
+    if (absl::StrContains(spec.name, ".experts.")) {
+      flops.unknown = "how many of its experts a token takes isn't known";
+    }
+    const int unit = UnitOfProduct(model, static_cast<int>(i));
+    if (unit < 0) continue;
+    const double forward = 2.0 * static_cast<double>(spec.numel());
+    const bool backward = unit >= first;
+    const bool again = recomputes != nullptr && recomputes(unit);
+    flops.per_token +=
+        forward * (1.0 + (backward ? 1.0 : 0.0) + (spec.trainable ? 1.0 : 0.0));
+    if (again) flops.recomputed_per_token += forward;
+    if (!ReadsAttention(spec.name)) continue;
+    // Scores and the sum of values, for each position of the row.
+    const double attention = 4.0 * static_cast<double>(spec.shape[1]);
+    flops.per_token_and_length += attention * (backward ? 3.0 : 1.0);
+    if (again) flops.recomputed_per_token_and_length += attention;
+  }
+  if (flops.per_token == 0.0) flops.unknown = "it has no matrices";
+  return flops;
+}
+
+}  // namespace capstan
