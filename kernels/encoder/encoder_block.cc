@@ -307,7 +307,8 @@ at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
 }
 
 bool EncoderBlockShape::fused() const {
-  return dtype == c10::ScalarType::Float && HasFusedWidths(width, feed_forward);
+  return !gpu && dtype == c10::ScalarType::Float &&
+         HasFusedWidths(width, feed_forward);
 }
 
 OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s) {
