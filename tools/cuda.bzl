@@ -16,8 +16,9 @@ _ARCHITECTURES = [
 def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
     """lib*.so of .cu files, to be opened at run time where a GPU is.
 
-    Nothing without the GPU parts (third_party/cuda.bzl). Each .cu file is an action of its own, by
-    nvcc with the g++ of the PATH. LibTorch's CUDA part is linked, not packed.
+    Nothing where third_party/cuda.bzl decides so. Each .cu file is an action of
+    its own, by nvcc with the g++ of the PATH. LibTorch's CUDA part is linked, not
+    packed.
     NAME_code has what a test of the machine code reads of each file X.cu: X.cu.o,
     X.ptx, and X.ptxas.txt, in which ptxas says what each kernel takes.
 

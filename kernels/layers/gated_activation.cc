@@ -35,8 +35,8 @@ at::Tensor Gated(Activation activation, const at::Tensor& gate,
                  const at::Tensor& up) {
   const bool silu = activation == Activation::kSilu;
   const ProfileScope profile("swiglu");
-  if (const auto* cuda = cuda::For(gate); cuda != nullptr && silu) {
-    return cuda::SwiGlu(*cuda, gate, up);
+  if (const auto* cuda = cuda::For(gate)) {
+    return cuda::SwiGlu(*cuda, gate, up, !silu);
   }
   if (!HasRowKernels(gate) || !HasRowKernels(up)) {
     return (silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
@@ -63,11 +63,12 @@ GatedGradients GatedBackward(Activation activation, const at::Tensor& gate,
                              const at::Tensor& into_up) {
   const bool silu = activation == Activation::kSilu;
   const ProfileScope profile("swiglu");
-  if (const auto* cuda = cuda::For(gate); cuda != nullptr && silu) {
+  if (const auto* cuda = cuda::For(gate)) {
     GatedGradients out{into_gate.defined() ? into_gate : Like(gate),
                        into_up.defined() ? into_up : Like(up),
                        d_activation.contiguous()};
-    cuda::SwiGluBackward(*cuda, gate, up, out.activation, out.gate, out.up);
+    cuda::SwiGluBackward(*cuda, gate, up, out.activation, out.gate, out.up,
+                         !silu);
     return out;
   }
   if (!HasRowKernels(gate) || !HasRowKernels(up) ||

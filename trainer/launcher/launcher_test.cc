@@ -22,6 +22,26 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
+// What launch.nccl may say: the field of what is wrong, or "".
+std::string WrongNcclField(const NcclSettings& nccl) {
+  LaunchSettings settings;
+  settings.nccl = nccl;
+  return FieldOf(FindPlace(settings, 0).status()).value_or("");
+}
+
+TEST(PlaceTest, ChecksSettingsOfNccl) {
+  EXPECT_EQ(WrongNcclField({}), "");
+  EXPECT_EQ(WrongNcclField({60.0, 8, 4, 4}), "");
+  EXPECT_EQ(WrongNcclField({60.0, 1024, 64, 0}), "");
+  EXPECT_EQ(WrongNcclField({-1.0, 0, 0, 0}), "nccl.timeout_seconds");
+  EXPECT_EQ(WrongNcclField({0.0, -1, 0, 0}), "nccl.buffer_mib");
+  EXPECT_EQ(WrongNcclField({0.0, 1025, 0, 0}), "nccl.buffer_mib");
+  EXPECT_EQ(WrongNcclField({0.0, 0, -1, 0}), "nccl.min_ctas");
+  EXPECT_EQ(WrongNcclField({0.0, 0, 65, 0}), "nccl.min_ctas");
+  EXPECT_EQ(WrongNcclField({0.0, 0, 0, -2}), "nccl.max_ctas");
+  EXPECT_EQ(WrongNcclField({0.0, 0, 8, 4}), "nccl.min_ctas");
+}
+
 TEST(LaunchRanks, AllWell) {
   const Result result = Launch(3, [](const RankInfo& info) {
     const bool right =

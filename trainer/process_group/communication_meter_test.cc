@@ -46,5 +46,17 @@ TEST(CommunicationMeter, TellsItsParent) {
   EXPECT_EQ(parent->stats().exposed_seconds, 0.25);
 }
 
+// As on a GPU, whose times are known later.
+TEST(CommunicationMeter, AddsWhatADeviceHasMeasured) {
+  const auto parent = std::make_shared<CommunicationMeter>();
+  CommunicationMeter one(parent);
+  one.Measured(0.5, 0.125);
+  one.Measured(0.25, 0.0);
+  for (const CommunicationStats& stats : {one.stats(), parent->stats()}) {
+    EXPECT_EQ(stats.busy_seconds, 0.75);
+    EXPECT_EQ(stats.exposed_seconds, 0.125);
+  }
+}
+
 }  // namespace
 }  // namespace capstan

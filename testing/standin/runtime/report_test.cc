@@ -2,28 +2,45 @@
 //
 // Steps, ranges, and what is counted and traced of them.
 #include <gtest/gtest.h>
-#include <link.h>
-#include <nvtx3/nvToolsExt.h>
 
-#include <cstdlib>
-#include <cstring>
+#include <string>
 
 #include "testing/standin/device.h"
+#include "testing/standin/runtime/nvtx_abi.h"
 #include "testing/standin/runtime/standin_testing.h"
+
+extern "C" int InitializeInjectionNvtx2(
+    capstan::standin::NvtxGetTable get_table);
 
 namespace capstan::standin {
 namespace {
 
-// NVTX loads its tool when it is first used in a process.
+// What a program with NVTX calls, as the tool has set it.
+NvtxFunction push_function = nullptr;
+NvtxFunction pop_function = nullptr;
+
+void Push(const std::string& name) {
+  reinterpret_cast<int (*)(const char*)>(push_function)(name.c_str());
+}
+
+void Pop() { reinterpret_cast<int (*)()>(pop_function)(); }
+
+// As NVTX does when it is first used in a process.
 void LoadTool() {
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void*) {
-        if (std::strstr(info->dlpi_name, "libcudart.so.13") != nullptr) {
-          setenv("NVTX_INJECTION64_PATH", info->dlpi_name, 1);
-        }
-        return 0;
-      },
-      nullptr);
+  const auto get_table = [](uint32_t) -> const void* {
+    static const NvtxCallbacks callbacks = {
+        sizeof(NvtxCallbacks),
+        [](int module, NvtxTable* table, unsigned* size) {
+          static NvtxFunction* functions[16] = {};
+          functions[kNvtxRangePushA] = &push_function;
+          functions[kNvtxRangePop] = &pop_function;
+          *table = functions;
+          *size = 16;
+          return module == kNvtxCore ? 1 : 0;
+        }};
+    return &callbacks;
+  };
+  CAPSTAN_CHECK(InitializeInjectionNvtx2(get_table) == 1);
 }
 
 void TwoSteps() {
@@ -32,17 +49,17 @@ void TwoSteps() {
   const cudaStream_t stream = NewStream();
   CAPSTAN_CHECK_CUDA(cudaMemsetAsync(a, 0, 4096, stream));
   for (int step = 1; step <= 2; ++step) {
-    nvtxRangePushA(("step " + std::to_string(step)).c_str());
-    nvtxRangePushA("forward");
+    Push("step " + std::to_string(step));
+    Push("forward");
     Add("aten::add", a, a, 1024, 1, stream);
-    nvtxRangePop();
+    Pop();
     if (step == 2) {
       void* more = nullptr;
       CAPSTAN_CHECK_CUDA(cudaMalloc(&more, 8192));
       CAPSTAN_CHECK_CUDA(cudaFree(more));
       CAPSTAN_CHECK(Value(a, stream) == 2);
     }
-    nvtxRangePop();
+    Pop();
   }
 }
 

@@ -3,8 +3,13 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "testing/standin/runtime/report.h"
 
@@ -29,28 +34,49 @@ std::string Demangled(const char* symbol) {
   return result;
 }
 
+namespace {
+
+struct Frame {
+  const void* library = nullptr;  // its base; null: unknown
+  std::string text;
+};
+
+// dladdr reads a library's whole table of symbols, and LibTorch's are large.
+const Frame& FrameAt(char* at) {
+  static std::mutex mutex;
+  static auto* const known = new std::unordered_map<char*, Frame>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto made = known->try_emplace(at);
+  Frame& frame = made.first->second;
+  Dl_info info;
+  if (!made.second || dladdr(at, &info) == 0) return frame;
+  frame.library = info.dli_fbase;
+  const std::string library = Basename(info.dli_fname);
+  if (info.dli_sname != nullptr) {
+    frame.text = Demangled(info.dli_sname) + " (" + library + ")";
+  } else {
+    char offset[32];
+    std::snprintf(offset, sizeof(offset), "+0x%zx",
+                  static_cast<size_t>(at - static_cast<char*>(info.dli_fbase)));
+    frame.text = library + offset;
+  }
+  return frame;
+}
+
+}  // namespace
+
 std::vector<std::string> Stack() {
   void* frames[kFrames];
   const int count = backtrace(frames, kFrames);
-  Dl_info own;
-  const bool know_own = dladdr(reinterpret_cast<void*>(&JsonString), &own) != 0;
+  static const void* const own =
+      FrameAt(reinterpret_cast<char*>(&JsonString)).library;
   std::vector<std::string> stack;
   for (int i = 0; i < count && stack.size() < kKept; ++i) {
-    Dl_info info;
     // A return address may lie behind the function's last instruction.
-    char* const at = static_cast<char*>(frames[i]) - 1;
-    if (dladdr(at, &info) == 0) continue;
-    if (know_own && info.dli_fbase == own.dli_fbase && stack.empty()) continue;
-    const std::string library = Basename(info.dli_fname);
-    if (info.dli_sname != nullptr) {
-      stack.push_back(Demangled(info.dli_sname) + " (" + library + ")");
-    } else {
-      char offset[32];
-      std::snprintf(
-          offset, sizeof(offset), "+0x%zx",
-          static_cast<size_t>(at - static_cast<char*>(info.dli_fbase)));
-      stack.push_back(library + offset);
-    }
+    const Frame& frame = FrameAt(static_cast<char*>(frames[i]) - 1);
+    if (frame.library == nullptr) continue;
+    if (frame.library == own && stack.empty()) continue;
+    stack.push_back(frame.text);
   }
   return stack;
 }
