@@ -347,8 +347,7 @@ TEST(MoeMemoryTest, IsPlanned) {
 INSTANTIATE_TEST_SUITE_P(Cases, LayersMemoryTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
-// What the nodes save, by hand: no card is here to measure it. tests/standin
-// compares whole runs with the real allocator.
+// What the nodes save, by hand.
 TEST(GpuPlanTest, Keeps) {
   TransformerBlockShape s;
   s.rows = 8 * 128;
@@ -363,9 +362,11 @@ TEST(GpuPlanTest, Keeps) {
   OperatorMemory plan = PlanTransformerBlock(s);
   EXPECT_EQ(plan.kept,
             projections + s.q() + log_sum_exp + mlp + /*output=*/s.x());
-  // The gradients of the block's own matrices are written to their sums.
+  // The gradients of the block's own matrices are written to their sums; those
+  // of the norms are tensors.
+  const int64_t norms = 2 * s.norm_gradient();
   s.trained = false;
-  EXPECT_EQ(PlanTransformerBlock(s).backward, plan.backward);
+  EXPECT_EQ(PlanTransformerBlock(s).backward + norms, plan.backward);
   // No fused kernel has float32 and groups: q and, for each of its heads, k and
   // v once more, and all probabilities.
   s.trained = true;
