@@ -355,6 +355,8 @@ GpuReport AskDriver(const GpuProbe& probe) {
 const GpuReport& Gpus() {
   static const GpuReport* const report = [] {
     GpuProbe probe;
+    const char* const root = getenv("CAPSTAN_MACHINE_ROOT");
+    if (root != nullptr) probe.root = root;
     const char* const seconds = getenv("CAPSTAN_GPU_SECONDS");
     double limit = 0;
     if (seconds != nullptr && absl::SimpleAtod(seconds, &limit) && limit > 0 &&

@@ -57,8 +57,9 @@ struct GpuProbe {
 // process.
 GpuReport AskDriver(const GpuProbe& probe);
 
-// The same, asked once in a process and its children. CAPSTAN_GPU_SECONDS is
-// the driver's time to answer.
+// The same, asked once in a process and its children. Variables:
+// CAPSTAN_GPU_SECONDS is the driver's time to answer, CAPSTAN_MACHINE_ROOT the
+// root, for tests.
 const GpuReport& Gpus();
 
 // How many GPUs a run would use: Gpus().gpus.size().

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/lost_peer.h"
 
@@ -17,6 +18,22 @@ constexpr char kFieldPayload[] = "capstan/field";
 
 std::string FirstLine(absl::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
+}
+
+// Whether a library of CUDA's says that a GPU's memory isn't enough; LibTorch
+// has an exception of its own for its allocator only. CUDA: "CUDA error: out of
+// memory", cuBLAS: "CUBLAS_STATUS_ALLOC_FAILED", cuDNN: the same or
+// "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", NCCL in a later line:
+// "Cuda failure 2 'out of memory'".
+bool IsMemoryOfGpu(absl::string_view what) {
+  for (const char* const sign :
+       {"CUDA error: out of memory", "CUDA driver error: out of memory",
+        "Cuda failure 'out of memory'", "Cuda failure 2 'out of memory'",
+        "CUDA_ERROR_OUT_OF_MEMORY", "_STATUS_ALLOC_FAILED",
+        "_DEVICE_ALLOCATION_FAILED"}) {
+    if (absl::StrContains(what, sign)) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -58,11 +75,15 @@ absl::Status CurrentExceptionToStatus() {
   } catch (const c10::Error& e) {
     const std::string what = FirstLine(e.what_without_backtrace());
     // The CPU allocator reports exhaustion as a plain c10::Error.
-    if (what.find("DefaultCPUAllocator") != std::string::npos) {
+    if (absl::StrContains(what, "DefaultCPUAllocator") ||
+        IsMemoryOfGpu(e.what_without_backtrace())) {
       return absl::ResourceExhaustedError(what);
     }
     return absl::InternalError(what);
   } catch (const std::exception& e) {
+    if (IsMemoryOfGpu(e.what())) {
+      return absl::ResourceExhaustedError(FirstLine(e.what()));
+    }
     return absl::InternalError(FirstLine(e.what()));
   } catch (...) {
     return absl::InternalError("unknown exception");

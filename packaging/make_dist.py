@@ -109,8 +109,7 @@ class Folder:
                     sys.exit(
                         f"{user} needs {needed}, which isn't among what the "
                         "folder may carry: add it to \"carried\" in "
-                        "third_party/system.BUILD (NVIDIA's are fetched with "
-                        "CAPSTAN_GPU=1)")
+                        "third_party/system.BUILD")
                 there.add(needed)
                 name = os.path.join("lib", nvidia_folder(source),
                                     needed)

@@ -2,8 +2,10 @@
 
 load(":arrow.bzl", "arrow_repository")
 load(":cuda.bzl", "cuda_repository")
-load(":libtorch.bzl", "libtorch_repository")
+load(":libtorch.bzl", "LIBTORCH_FILES", "LIBTORCH_REMOVED", "LIBTORCH_WHEELS")
+load(":nvidia.bzl", "NVCC_FILES", "NVCC_WHEELS", "NVIDIA_FILES", "NVIDIA_WHEELS")
 load(":plugins.bzl", "plugins_repository")
+load(":wheels.bzl", "wheels_repository")
 
 # Debian's Bazel is built to work offline, but its embedded tools still name
 # these. The stand-ins map them to the native rules, so that nothing is fetched.
@@ -26,8 +28,8 @@ _shim_repository = repository_rule(
 def capstan_repositories():
     """Declares the repositories that a workspace doesn't have yet.
 
-    @arrow, @libtorch, @cuda, @system (the distribution's packages), @capstan_plugins
-    (Capstan's own) and the stand-ins for Debian's Bazel.
+    @arrow, @libtorch, @cuda, @nvidia, @nvcc, @system (the distribution's packages),
+    @capstan_plugins (Capstan's own) and the stand-ins for Debian's Bazel.
     """
     have = native.existing_rules()
     for name, workspace_file in _SHIMS.items():
@@ -39,9 +41,30 @@ def capstan_repositories():
             build_file = Label("//third_party:arrow.BUILD"),
         )
     if "libtorch" not in have:
-        libtorch_repository(
+        wheels_repository(
             name = "libtorch",
             build_file = Label("//third_party:libtorch.BUILD"),
+            keep = LIBTORCH_FILES,
+            remove = LIBTORCH_REMOVED,
+            wheels = LIBTORCH_WHEELS,
+        )
+
+    # These two are fetched only if @cuda decides so, or //:dist_gpu is packed.
+    if "nvidia" not in have:
+        wheels_repository(
+            name = "nvidia",
+            build_file = Label("//third_party:nvidia.BUILD"),
+            keep = NVIDIA_FILES,
+            otherwise = " (--repo_env=CAPSTAN_GPU=off builds without it)",
+            wheels = NVIDIA_WHEELS,
+        )
+    if "nvcc" not in have:
+        wheels_repository(
+            name = "nvcc",
+            build_file = Label("//third_party:nvcc.BUILD"),
+            keep = NVCC_FILES,
+            otherwise = " (set CUDA_HOME to a CUDA Toolkit to do without it)",
+            wheels = NVCC_WHEELS,
         )
     if "cuda" not in have:
         cuda_repository(name = "cuda")

@@ -3,17 +3,24 @@
 
 load("@cuda//:config.bzl", "HAS_CUDA", "NVCC")
 
-# Machine code for compute capability 8.x and 9.x, and PTX for later ones.
+# Machine code for compute capability 8.x (A100), 9.0 (H100, H200), 10.x (B200)
+# and 12.x, and PTX for others and later ones. kernels/cuda/machine_code_test.cc
+# has the same list.
 _ARCHITECTURES = [
     "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+    "-gencode=arch=compute_90,code=sm_90",
+    "-gencode=arch=compute_100,code=[sm_100,compute_100]",
+    "-gencode=arch=compute_120,code=sm_120",
 ]
 
 def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
     """lib*.so of .cu files, to be opened at run time where a GPU is.
 
-    Nothing without the CUDA Toolkit. Each .cu file is an action of its own, by
-    nvcc with the g++ of the PATH. LibTorch's CUDA part is linked, not packed.
+    Nothing where third_party/cuda.bzl decides so. Each .cu file is an action of
+    its own, by nvcc with the g++ of the PATH. LibTorch's CUDA part is linked, not
+    packed.
+    NAME_code has what a test of the machine code reads of each file X.cu: X.cu.o,
+    X.ptx, and X.ptxas.txt, in which ptxas says what each kernel takes.
 
     Args:
       name: the file's name.
@@ -28,21 +35,41 @@ def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
     repository = native.repository_name()[1:]
     root = "external/" + repository if repository else "."
     objects = []
+    code = []
     for kernel in kernels:
-        out = kernel[:-len(".cu")] + ".cu.o"
+        stem = kernel[:-len(".cu")]
+        out = stem + ".cu.o"
         objects.append(out)
+        compile = " ".join([
+            NVCC,
+            "-std=c++17 -O3 -I%s -Xcompiler=-fPIC,-fvisibility=hidden" % root,
+        ] + kernel_opts.get(kernel, []))
         native.genrule(
             name = kernel.replace(".", "_") + "_object",
             srcs = [kernel] + hdrs,
-            outs = [out],
-            cmd = " ".join([
-                NVCC,
-                "-std=c++17 -O3 -I%s -Xcompiler=-fPIC,-fvisibility=hidden" % root,
-            ] + ["'%s'" % flag for flag in _ARCHITECTURES] +
-            kernel_opts.get(kernel, []) +
-            ["-c $(location %s) -o $@" % kernel]),
+            outs = [out, stem + ".ptxas.txt"],
+            cmd = " ".join(
+                [compile] +
+                ["'%s'" % flag for flag in _ARCHITECTURES] + [
+                    "-Xptxas=-v -c $(location %s)" % kernel,
+                    "-o $(location %s) 2> $(location %s.ptxas.txt)" % (out, stem),
+                    "|| { cat $(location %s.ptxas.txt) >&2; exit 1; }" % stem,
+                ],
+            ),
             message = "Compiling kernels",
         )
+        native.genrule(
+            name = kernel.replace(".", "_") + "_ptx",
+            srcs = [kernel] + hdrs,
+            outs = [stem + ".ptx"],
+            cmd = compile + " -arch=compute_90 -ptx $(location %s) -o $@" % kernel,
+            message = "Compiling kernels",
+        )
+        code.extend([out, stem + ".ptxas.txt", stem + ".ptx"])
+    native.filegroup(
+        name = name + "_code",
+        srcs = code,
+    )
     cuda_libraries = "@libtorch//:torch_cuda_libraries"
     native.cc_binary(
         name = name,

@@ -407,6 +407,9 @@ struct AttentionBytes {
     block = queries * std::min<int64_t>(512, length) *
             (kFloatBytes + ElementBytes(dtype));
   }
+  // Of float32, which the flash kernels don't have; those that have it don't
+  // have groups.
+  bool ComposedOnGpu() const { return own && grouped; }
   bool own;  // AttentionFunction rather than ATen's
   bool grouped;
   int64_t q, kv, log_sum_exp, block;
@@ -416,6 +419,25 @@ struct AttentionBytes {
   bool capped, copied;
   int64_t scores, rounded;
 };
+
+// As PlanAttentionBackward, of ATen's kernels on a GPU. The flash kernel adds
+// up the gradient of q in float32 and, in groups, makes those of k and v for
+// each head (mha_bwd in aten/src/ATen/native/transformers/cuda/flash_attn).
+void PlanGpuBackward(const AttentionBytes& b, MemoryLedger* ledger) {
+  if (b.ComposedOnGpu()) {
+    const int64_t scores = b.scores * kFloatBytes;
+    ledger->Pass(2 * scores);  // gradients of probabilities and scores
+    ledger->Take(3 * b.q);
+    ledger->Free(3 * b.q + scores);  // what was kept
+    ledger->Free(2 * (b.q - b.kv));  // summed over each group
+  } else {
+    ledger->Take(b.q + 2 * b.kv);
+    const int64_t floats = b.own ? b.q : 2 * b.q;
+    ledger->Pass(floats + b.log_sum_exp + (b.grouped ? 2 * b.q : 0));
+  }
+  // q, k, v, the output and its gradient.
+  ledger->Free(3 * b.q + 2 * b.kv + b.log_sum_exp);
+}
 
 // As PlanAttention, of CappedAttention.
 void PlanCapped(const AttentionBytes& b, MemoryLedger* ledger) {
@@ -529,7 +551,11 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const Packing& packing, const SharedMasks& masks) {
   TORCH_CHECK(shape.causal || shape.window == 0,
               "a window is for causal attention");
-  if (FastPath(q)) return AttentionFunction::apply(q, k, v, shape, packing);
+  if (FastPath(q)) {
+    // Theirs may be rows of wider ones (QueryKeyValue).
+    return AttentionFunction::apply(q.contiguous(), k.contiguous(),
+                                    v.contiguous(), shape, packing);
+  }
   if (UseFlash(q, k.size(0) / shape.batch, shape, packing.get())) {
     return FlashAttention(q, k, v, shape, packing.get());
   }
@@ -540,8 +566,17 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
 }
 
 void PlanAttention(const AttentionShape& shape, int64_t rows,
-                   c10::ScalarType dtype, bool packed, MemoryLedger* ledger) {
+                   c10::ScalarType dtype, bool packed, MemoryLedger* ledger,
+                   bool gpu) {
   const AttentionBytes b(shape, rows, dtype);
+  if (gpu && !b.capped) {
+    if (b.ComposedOnGpu()) {
+      // Scaled, and repeated for each head of a group; probabilities.
+      ledger->Take(3 * b.q + b.scores * kFloatBytes);
+      ledger->Pass(b.scores * kFloatBytes);  // scores
+    }
+    return ledger->Take(b.q + b.log_sum_exp);
+  }
   if (b.own) return ledger->Take(b.q + b.log_sum_exp);
   if (b.capped) {
     PlanCapped(b, ledger);
@@ -566,8 +601,9 @@ int64_t AttentionMaskBytes(const AttentionShape& shape, int64_t length,
 
 void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
-                           MemoryLedger* ledger) {
+                           MemoryLedger* ledger, bool gpu) {
   const AttentionBytes b(shape, rows, dtype);
+  if (gpu && !b.capped) return PlanGpuBackward(b, ledger);
   if (b.own) {
     ledger->Take(b.q + 2 * b.kv);
     ledger->Free(3 * b.q + 2 * b.kv + b.log_sum_exp);

@@ -125,12 +125,15 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const AttentionShape& shape,
                            const at::Tensor& first = {});
 
-// Adds to `ledger` what Attention leaves on the CPU for q [rows, ..]: its
-// output and what it keeps, which includes k and v or copies of them, but not
-// what AttentionMaskBytes counts. Capped scores, which are [batch, heads, T, T]
-// but in float32, are counted as if each row were one document.
+// Adds to `ledger` what Attention leaves for q [rows, ..]: its output and what
+// it keeps, which includes k and v or copies of them, but not what
+// AttentionMaskBytes counts. Capped scores, which are [batch, heads, T, T] but
+// in float32, are counted as if each row were one document. `gpu`: by the flash
+// kernels; for float32 with keys in groups, which no fused kernel of ATen's
+// computes there, by its composed operators.
 void PlanAttention(const AttentionShape& shape, int64_t rows,
-                   c10::ScalarType dtype, bool packed, MemoryLedger* ledger);
+                   c10::ScalarType dtype, bool packed, MemoryLedger* ledger,
+                   bool gpu = false);
 // Of the mask in AttentionMasks that the layers of this window share, for rows
 // of `length` tokens.
 int64_t AttentionMaskBytes(const AttentionShape& shape, int64_t length,
@@ -139,7 +142,7 @@ int64_t AttentionMaskBytes(const AttentionShape& shape, int64_t length,
 // output's gradient become the gradients of q, k and v.
 void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
-                           MemoryLedger* ledger);
+                           MemoryLedger* ledger, bool gpu = false);
 
 // On float32 memory on the CPU, without autograd: the layout of a problem.
 struct AttentionLayout {

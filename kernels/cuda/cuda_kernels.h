@@ -37,7 +37,8 @@ struct RmsNormArgs {
   int64_t rows, n;
   // [rows, n] or null: x + add, rounded, is written to `sum` and normalised.
   const void* add;
-  void* sum;  // [rows, n]; may be x or add
+  void* sum;      // [rows, n]; may be x or add
+  bool plus_one;  // y: (1 + weight) * x * rstd, rounded once
 };
 
 // Rows of RmsNormBackward's `partial`: about one wave of blocks, by the shape
@@ -59,6 +60,7 @@ struct RmsNormBackwardArgs {
   DType dweight_dtype;   // float32 or dtype
   void* dweight;         // [n]
   int64_t rows, n;
+  bool plus_one;  // as in RmsNormArgs
 };
 
 struct RopeArgs {
@@ -71,8 +73,10 @@ struct RopeArgs {
   int64_t x_stride, y_stride;  // elements from a row to the next
 };
 
+// act(gate) * up: silu, or GELU approximated by tanh (kernels/layers).
 struct SwiGluArgs {
   DType dtype;
+  bool gelu;
   const void* gate;  // [rows, n]
   const void* up;    // [rows, n]
   void* out;         // [rows, n], dense
@@ -82,9 +86,10 @@ struct SwiGluArgs {
 
 struct SwiGluBackwardArgs {
   DType dtype;
+  bool gelu;
   const void* gate;  // [rows, n]
   const void* up;    // [rows, n]
-  void* d_out;       // [rows, n], dense; becomes silu(gate) * up
+  void* d_out;       // [rows, n], dense; becomes act(gate) * up
   void* d_gate;      // [rows, n]; may be gate
   void* d_up;        // [rows, n]; may be up
   int64_t rows, n;

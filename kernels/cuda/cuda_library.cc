@@ -10,7 +10,7 @@
 namespace capstan::kernels::cuda {
 namespace {
 
-// The library has code for 8.0, 9.0 and PTX for later ones.
+// The library has code for 8.x to 12.x, and PTX for later ones.
 bool Supports(int device) {
   int major = 0;
   return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,

@@ -83,6 +83,17 @@ __device__ __forceinline__ void Store(const float (&x)[V], T* p) {
   Pack<T, V> pack;
 #pragma unroll
   for (int i = 0; i < V; ++i) FromFloat(x[i], pack.v[i]);
+#ifdef __CUDACC__
+  // nvcc may split an assignment, also of uint4, into as many stores.
+  if constexpr (sizeof(pack) % sizeof(uint4) == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(pack) / sizeof(uint4)); ++i) {
+      __stwb(reinterpret_cast<uint4*>(p) + i,
+             reinterpret_cast<const uint4*>(&pack)[i]);
+    }
+    return;
+  }
+#endif
   *reinterpret_cast<Pack<T, V>*>(p) = pack;
 }
 

@@ -181,19 +181,23 @@ const CudaKernels* For(const at::Tensor& x) {
 }
 
 NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
-                   const at::Tensor& weight, double eps) {
+                   const at::Tensor& weight, double eps, bool plus_one) {
   const at::Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
-  return {Normalise(cuda, x.contiguous(), weight,
-                    rstd.mutable_data_ptr<float>(), /*rstd_given=*/false, eps),
-          rstd};
+  RmsNormArgs args = {};
+  args.plus_one = plus_one;
+  return {
+      Normalise(cuda, x.contiguous(), weight, rstd.mutable_data_ptr<float>(),
+                /*rstd_given=*/false, eps, args),
+      rstd};
 }
 
 NormResult AddRmsNorm(const CudaKernels& cuda, const at::Tensor& x_any,
                       const at::Tensor& add_any, const at::Tensor& weight,
-                      double eps, at::Tensor& sum) {
+                      double eps, at::Tensor& sum, bool plus_one) {
   const at::Tensor x = x_any.contiguous(), add = add_any.contiguous();
   const at::Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   RmsNormArgs args = {};
+  args.plus_one = plus_one;
   args.add = Matrix(add, x, "what is added");
   args.sum = const_cast<void*>(Matrix(sum, x, "the sum"));
   return {Normalise(cuda, x, weight, rstd.mutable_data_ptr<float>(),
@@ -202,22 +206,27 @@ NormResult AddRmsNorm(const CudaKernels& cuda, const at::Tensor& x_any,
 }
 
 at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
-                        const at::Tensor& weight, const at::Tensor& rstd) {
+                        const at::Tensor& weight, const at::Tensor& rstd,
+                        bool plus_one) {
+  RmsNormArgs args = {};
+  args.plus_one = plus_one;
   return Normalise(cuda, x.contiguous(), weight,
                    const_cast<float*>(rstd.const_data_ptr<float>()),
-                   /*rstd_given=*/true, /*eps=*/0.0);
+                   /*rstd_given=*/true, /*eps=*/0.0, args);
 }
 
 at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
                            const at::Tensor& x_any, const at::Tensor& weight,
                            const at::Tensor& rstd,
-                           const at::Tensor& residual_any, at::Tensor dweight) {
+                           const at::Tensor& residual_any, at::Tensor dweight,
+                           bool plus_one) {
   const at::Tensor x = x_any.contiguous(), dy = dy_any.contiguous();
   const at::Tensor residual = Contiguous(residual_any);
   CheckWeight(weight, x);
   at::Tensor dx = at::empty_like(x), partial;
   RmsNormBackwardArgs args = {};
   args.dtype = TypeOf(x);
+  args.plus_one = plus_one;
   args.dy = Matrix(dy, x, "dy");
   args.x = x.const_data_ptr();
   args.weight = weight.const_data_ptr();
@@ -265,13 +274,14 @@ void Rope(const CudaKernels& cuda, const at::Tensor& table_any, double sign,
 }
 
 at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
-                  const at::Tensor& up) {
+                  const at::Tensor& up, bool gelu) {
   TORCH_CHECK(
       gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(),
       "SwiGLU's gate and up must be alike");
   at::Tensor out = at::empty(gate.sizes(), gate.options());
   const RowsOf lie = SwiGluRows(gate, up, out, out);
   SwiGluArgs args = {};
+  args.gelu = gelu;
   args.dtype = TypeOf(gate);
   args.gate = gate.const_data_ptr();
   args.up = up.const_data_ptr();
@@ -285,7 +295,7 @@ at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
 
 void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     const at::Tensor& up, at::Tensor& d_activation,
-                    at::Tensor& d_gate, at::Tensor& d_up) {
+                    at::Tensor& d_gate, at::Tensor& d_up, bool gelu) {
   for (const at::Tensor& t : {up, d_activation, d_gate, d_up}) {
     TORCH_CHECK(
         t.sizes() == gate.sizes() && t.scalar_type() == gate.scalar_type(),
@@ -295,6 +305,7 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
               "SwiGLU's d_activation must be contiguous");
   const RowsOf lie = SwiGluRows(gate, up, d_gate, d_up);
   SwiGluBackwardArgs args = {};
+  args.gelu = gelu;
   args.dtype = TypeOf(gate);
   args.gate = gate.const_data_ptr();
   args.up = up.const_data_ptr();

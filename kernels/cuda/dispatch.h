@@ -32,25 +32,27 @@ struct NormResult {
   at::Tensor y;     // [rows, n], of x's dtype
   at::Tensor rstd;  // [rows] float32
 };
-// y = rms_norm(x) * weight. x: [rows, n], weight: [n], of one dtype.
+// y = rms_norm(x) * weight. x: [rows, n], weight: [n], of one dtype. plus_one:
+// see kernels/layers/rms_norm.h.
 NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
-                   const at::Tensor& weight, double eps);
+                   const at::Tensor& weight, double eps, bool plus_one = false);
 
 // The same for x + add, which `sum` becomes, rounded; like x, but not x.
 NormResult AddRmsNorm(const CudaKernels& cuda, const at::Tensor& x,
                       const at::Tensor& add, const at::Tensor& weight,
-                      double eps, at::Tensor& sum);
+                      double eps, at::Tensor& sum, bool plus_one = false);
 
 // Recomputes y from x and rstd.
 at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
-                        const at::Tensor& weight, const at::Tensor& rstd);
+                        const at::Tensor& weight, const at::Tensor& rstd,
+                        bool plus_one = false);
 
 // Returns residual (if defined) + the gradient to x. dweight: [n], float32 or
 // of x's dtype, contiguous, overwritten; undefined: not computed.
 at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy,
                            const at::Tensor& x, const at::Tensor& weight,
                            const at::Tensor& rstd, const at::Tensor& residual,
-                           at::Tensor dweight);
+                           at::Tensor dweight, bool plus_one = false);
 
 // y = x [rows, heads * head_dim], rotated; y may be x. Rows are dense, but may
 // be apart. Row r is at position r % table.size(0). sign: 1 forward, -1
@@ -58,17 +60,18 @@ at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy,
 void Rope(const CudaKernels& cuda, const at::Tensor& table, double sign,
           const at::Tensor& x, at::Tensor& y);
 
-// silu(gate) * up. Of matrices whose dense rows are apart, alike in both, too.
+// act(gate) * up: silu, or GELU by tanh. Of matrices whose dense rows are
+// apart, alike in both, too.
 at::Tensor SwiGlu(const CudaKernels& cuda, const at::Tensor& gate,
-                  const at::Tensor& up);
+                  const at::Tensor& up, bool gelu = false);
 
-// d_activation becomes silu(gate) * up, which backward needs too. The outputs
+// d_activation becomes act(gate) * up, which backward needs too. The outputs
 // d_gate and d_up may be gate and up. All are of one shape and contiguous, or
 // matrices: then rows of gate and up may be apart, alike in both, and those of
 // d_gate and d_up.
 void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     const at::Tensor& up, at::Tensor& d_activation,
-                    at::Tensor& d_gate, at::Tensor& d_up);
+                    at::Tensor& d_gate, at::Tensor& d_up, bool gelu = false);
 
 // x [rows, n] with numbers dropped as DropoutArgs says, and the others divided
 // by 1 - rate. samples: [samples] int64, rows / samples rows each.

@@ -55,6 +55,24 @@ __device__ __forceinline__ Place PlaceIn(int64_t rows, int64_t n) {
   return {row, static_cast<int64_t>(block - row * chunks) * chunk + in_chunk};
 }
 
+// GELU by tanh, g * (1 + tanh(u)) / 2 = g * s with s = sigmoid(2 u) and u = k
+// (g + c g^3); `slope` becomes its derivative, s + 2 g s (1 - s) k (1 + 3 c
+// g^2).
+__device__ __forceinline__ float GeluTanh(float g, float& slope) {
+  constexpr float kK = 0.7978845608028654f, kC = 0.044715f;
+  const float s = 1.0f / (1.0f + expf(-2.0f * kK * (g + kC * g * g * g)));
+  slope = s + 2.0f * g * s * (1.0f - s) * kK * (1.0f + 3.0f * kC * g * g);
+  return g * s;
+}
+
+// silu'(g) = s + g * s * (1 - s) with s = sigmoid(g).
+__device__ __forceinline__ float Activated(float g, bool gelu, float& slope) {
+  if (gelu) return GeluTanh(g, slope);
+  const float s = 1.0f / (1.0f + expf(-g)), silu = g * s;
+  slope = s + silu * (1.0f - s);
+  return silu;
+}
+
 template <typename T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     SwiGluKernel(const SwiGluArgs a) {
@@ -65,12 +83,13 @@ __global__ void __launch_bounds__(kBlockThreads)
   Load<V>(static_cast<const T*>(a.gate) + at, gate);
   Load<V>(static_cast<const T*>(a.up) + at, up);
   for (int i = 0; i < V; ++i) {
-    gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+    float slope;
+    gate[i] = a.gelu ? GeluTanh(gate[i], slope) * up[i]
+                     : gate[i] / (1.0f + expf(-gate[i])) * up[i];
   }
   Store<V>(gate, static_cast<T*>(a.out) + place.row * a.n + place.column);
 }
 
-// silu'(g) = s + g * s * (1 - s) with s = sigmoid(g).
 template <typename T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     SwiGluBackwardKernel(const SwiGluBackwardArgs a) {
@@ -84,11 +103,12 @@ __global__ void __launch_bounds__(kBlockThreads)
   Load<V>(static_cast<const T*>(a.up) + at, up);
   Load<V>(d_out, d);
   for (int i = 0; i < V; ++i) {
-    const float s = 1.0f / (1.0f + expf(-gate[i])), silu = gate[i] * s;
-    gate[i] = d[i] * up[i] * (s + silu * (1.0f - s));
+    float slope;
+    const float act = Activated(gate[i], a.gelu, slope);
+    gate[i] = d[i] * up[i] * slope;
     const float u = up[i];
-    up[i] = d[i] * silu;
-    d[i] = silu * u;
+    up[i] = d[i] * act;
+    d[i] = act * u;
   }
   Store<V>(gate, static_cast<T*>(a.d_gate) + to);
   Store<V>(up, static_cast<T*>(a.d_up) + to);

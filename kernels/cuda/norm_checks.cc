@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/gelu.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
@@ -78,7 +79,23 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
                                        at::Tensor(), at::Tensor()),
                        alone))
       << "without dweight";
-  return {out.y, out.rstd, dx, dw, rounded};
+  // 1 + weight, for y and dx; dweight is the same.
+  const at::Tensor shifted = (weight.to(at::kFloat) - 1.0).to(dtype);
+  const NormResult plus = RmsNorm(subject.cuda, x, shifted, kEps, true);
+  const at::Tensor s1 = Leaf(x), w1 = Leaf(shifted);
+  const at::Tensor y1 =
+      s1 * at::rsqrt(at::mean(s1 * s1, {-1}, true) + kEps) * (w1 + 1.0);
+  ExpectClose(plus.y, y1.detach(), dtype, dtype == at::kFloat ? 6 : 2,
+              "y with 1 + weight");
+  EXPECT_TRUE(SameBits(RmsNormAgain(subject.cuda, x, shifted, plus.rstd, true),
+                       plus.y));
+  y1.backward(dy.to(at::kCPU).to(at::kDouble));
+  at::Tensor dw1 = at::empty({n}, x.options().dtype(at::kFloat));
+  const at::Tensor dx1 = RmsNormBackward(subject.cuda, dy, x, shifted,
+                                         plus.rstd, at::Tensor(), dw1, true);
+  ExpectClose(dx1, s1.grad(), dtype, 8, "dx with 1 + weight", terms);
+  ExpectClose(dw1, w1.grad(), at::kFloat, 16, "dweight with 1 + weight");
+  return {out.y, out.rstd, dx, dw, rounded, plus.y, dx1};
 }
 
 Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
@@ -176,7 +193,20 @@ Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
   EXPECT_TRUE(SameBits(gate, d_gate)) << "d_gate in place";
   EXPECT_TRUE(SameBits(up, d_up)) << "d_up in place";
   EXPECT_TRUE(SameBits(d_again, d_out));
-  return {out, d_out, d_gate, d_up};
+  // GELU, with gradients over gate and up, which are what gate and up were.
+  at::Tensor gate2 = both.narrow(1, 0, n).clone(at::MemoryFormat::Contiguous);
+  at::Tensor up2 = both.narrow(1, n, n).clone(at::MemoryFormat::Contiguous);
+  const at::Tensor g2 = Leaf(gate2), u2 = Leaf(up2);
+  const at::Tensor gelu = at::gelu(g2, "tanh") * u2;
+  const at::Tensor out2 = SwiGlu(subject.cuda, gate2, up2, true);
+  ExpectClose(out2, gelu.detach(), dtype, 4, "gelu(gate) * up");
+  gelu.backward(d.to(at::kCPU).to(at::kDouble));
+  at::Tensor d2 = d.clone();
+  SwiGluBackward(subject.cuda, gate2, up2, d2, gate2, up2, true);
+  ExpectClose(gate2, g2.grad(), dtype, 12, "d_gate of GELU");
+  ExpectClose(up2, u2.grad(), dtype, 4, "d_up of GELU");
+  ExpectClose(d2, gelu.detach(), dtype, 4, "GELU's activation again");
+  return {out, d_out, d_gate, d_up, out2, d2, gate2, up2};
 }
 
 Outputs CheckDropout(const Subject& subject, at::ScalarType dtype,

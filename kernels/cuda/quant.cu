@@ -50,14 +50,14 @@ __global__ void __launch_bounds__(kBlockThreads)
     x[2 * i + 1] = tables[two & 15] * scale;
   }
   T* out = static_cast<T*>(a.out) + at;
-  if (V == 1) {
+  if constexpr (V == 1) {
     for (int i = 0; i < kValues && at + i < a.n; ++i) FromFloat(x[i], out[i]);
-    return;
-  }
-  for (int i = 0; i < kValues; i += V) {
-    float part[V];
-    for (int j = 0; j < V; ++j) part[j] = x[i + j];
-    Store<V>(part, out + i);
+  } else {
+    for (int i = 0; i < kValues; i += V) {
+      float part[V];
+      for (int j = 0; j < V; ++j) part[j] = x[i + j];
+      Store<V>(part, out + i);
+    }
   }
 }
 

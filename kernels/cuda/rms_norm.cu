@@ -47,7 +47,10 @@ __global__ void __launch_bounds__(kBlockThreads)
     float f[V], w[V];
     Load<V>(x + c, f);
     Load<V>(weight + c, w);
-    for (int i = 0; i < V; ++i) f[i] = w[i] * Rounded<T>(f[i] * rstd);
+    for (int i = 0; i < V; ++i) {
+      const float h = f[i] * rstd;
+      f[i] = a.plus_one ? (1.0f + w[i]) * h : w[i] * Rounded<T>(h);
+    }
     Store<V>(f, static_cast<T*>(a.y) + begin + c);
   }
 }
@@ -71,6 +74,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
     }
   }
   const T* weight = static_cast<const T*>(a.weight);
+  const float one = a.plus_one ? 1.0f : 0.0f;
   for (int64_t row = first; row < last; ++row) {
     const int64_t begin = row * a.n;
     const T* x = static_cast<const T*>(a.x) + begin;
@@ -82,7 +86,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
       Load<V>(x + c, f);
       Load<V>(weight + c, w);
       Load<V>(dy + c, d);
-      for (int i = 0; i < V; ++i) dot += d[i] * w[i] * (f[i] * rstd);
+      for (int i = 0; i < V; ++i) dot += d[i] * (w[i] + one) * (f[i] * rstd);
     }
     const float mean = BlockReduce(dot, Add()) / a.n;
     for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
@@ -93,7 +97,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
       for (int i = 0; i < V; ++i) {
         const float h = f[i] * rstd;
         if (sums != nullptr) sums[c + i] += d[i] * h;
-        d[i] = rstd * (d[i] * w[i] - h * mean);
+        d[i] = rstd * (d[i] * (w[i] + one) - h * mean);
       }
       if (a.residual != nullptr) {
         Load<V>(static_cast<const T*>(a.residual) + begin + c, f);

@@ -37,7 +37,7 @@ enum BlockMatrix {
 // Of what a block's queries and keys are normalised, if at all.
 enum class QueryKeyNorm { kNone, kHead, kRow };
 
-// The properties of a transformer block that determine its memory on the CPU.
+// The properties of a transformer block that determine its memory.
 struct TransformerBlockShape {
   int64_t rows = 0;
   int64_t hidden = 0;
@@ -53,6 +53,9 @@ struct TransformerBlockShape {
   bool post_norms = false;
   QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
   bool mlp = true;  // else only attention
+  // On a GPU, where gradients of the block's own matrices are written to where
+  // they are summed.
+  bool gpu = false;
   std::array<AdapterShape, kBlockMatrices> adapters;
 
   // Bytes of [rows, width] for widths hidden, intermediate, all query heads and
@@ -101,15 +104,24 @@ at::Tensor RopeTable(int64_t positions,
 // Rotates the first table.size(1) channels of each head of x [rows, heads *
 // head_dim] in place, without autograd. Row r is at the position of table row r
 // % table.size(0): narrow the table to the positions of one sequence. Backward
-// is the inverse rotation. An undefined table rotates nothing.
+// is the inverse rotation. An undefined table rotates nothing. Rows are dense,
+// but may be apart.
 enum class RopeDirection { kForward, kBackward };
 void ApplyRope(const at::Tensor& table, RopeDirection direction,
                int64_t head_dim, at::Tensor& x);
+// The same into y, which is another matrix.
+void ApplyRopeInto(const at::Tensor& table, RopeDirection direction,
+                   int64_t head_dim, const at::Tensor& x, at::Tensor& y);
 
+// On GPUs q, k and v may be columns of one matrix, so that their rows are
+// apart.
 struct QueryKeyValue {
   at::Tensor q;  // [rows, heads * head_dim]
   at::Tensor k;  // [rows, kv_heads * head_dim]
   at::Tensor v;  // [rows, kv_heads * head_dim]
+  // x, for what is added to it: its gradient then comes to the node of q, k and
+  // v, which adds it in its last step.
+  at::Tensor x;
 };
 
 struct AttentionWeights {
@@ -206,6 +218,11 @@ at::Tensor AttentionOutput(const at::Tensor& mixed, const at::Tensor& x,
                            const TransformerBlockWeights& weights,
                            const TransformerBlockOptions& options);
 
+// The same without x and post_norm, which AttentionOutput adds.
+at::Tensor AttentionBranch(const at::Tensor& mixed,
+                           const TransformerBlockWeights& weights,
+                           const TransformerBlockOptions& options);
+
 // Adds to `ledger` what AttentionOutput leaves: its output.
 void PlanAttentionOutput(const TransformerBlockShape& s, MemoryLedger* ledger);
 // Continues from there, given the output's gradient, which is also the
@@ -214,8 +231,8 @@ void PlanAttentionOutputBackward(const TransformerBlockShape& s,
                                  MemoryLedger* ledger);
 
 // act(gate) * up, the activation of a gated MLP (Shazeer, "GLU Variants Improve
-// Transformer", 2020), without autograd. All tensors are contiguous and of one
-// shape and dtype.
+// Transformer", 2020), without autograd. All tensors are of one shape and
+// dtype, and contiguous, or columns of one matrix.
 at::Tensor Gated(Activation activation, const at::Tensor& gate,
                  const at::Tensor& up);
 
@@ -224,16 +241,21 @@ struct GatedGradients {
   at::Tensor up;
   at::Tensor activation;  // act(gate) * up, which backward needs too
 };
-// Consumes `d_activation`, whose memory a result may reuse.
+// Consumes `d_activation`, whose memory a result may reuse. into_gate, into_up:
+// where to write the first two (columns of one matrix); undefined: new tensors.
 GatedGradients GatedBackward(Activation activation, const at::Tensor& gate,
-                             const at::Tensor& up, at::Tensor d_activation);
+                             const at::Tensor& up, at::Tensor d_activation,
+                             const at::Tensor& into_gate = {},
+                             const at::Tensor& into_up = {});
 
 // x + post_norm((act(n Wgate^T) * (n Wup^T)) Wdown^T) with n = RmsNorm(x), plus
 // biases and adapters, for x [rows, hidden], with gradients to x, the weights
 // and the adapters. Keeps x and the two projections for backward, which
-// recomputes the rest.
+// recomputes the rest. With a `branch` [rows, hidden], x + branch takes the
+// place of x; there is a norm then.
 at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
-                    const TransformerBlockOptions& options);
+                    const TransformerBlockOptions& options,
+                    const at::Tensor& branch = {});
 
 // Adds to `ledger` what GatedMlp leaves: its output and what it keeps besides
 // x.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
@@ -15,13 +16,27 @@
 #include "kernels/layers/block_parts.h"
 
 namespace capstan::kernels {
+namespace {
+
+at::Tensor Like(const at::Tensor& t) {
+  return at::empty(t.sizes(), t.options());
+}
+
+// `made`, in `into` if that is defined.
+at::Tensor Moved(at::Tensor made, const at::Tensor& into) {
+  if (!into.defined()) return made;
+  at::Tensor(into).copy_(made);
+  return into;
+}
+
+}  // namespace
 
 at::Tensor Gated(Activation activation, const at::Tensor& gate,
                  const at::Tensor& up) {
   const bool silu = activation == Activation::kSilu;
   const ProfileScope profile("swiglu");
-  if (const auto* cuda = cuda::For(gate); cuda != nullptr && silu) {
-    return cuda::SwiGlu(*cuda, gate, up);
+  if (const auto* cuda = cuda::For(gate)) {
+    return cuda::SwiGlu(*cuda, gate, up, !silu);
   }
   if (!HasRowKernels(gate) || !HasRowKernels(up)) {
     return (silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
@@ -43,22 +58,27 @@ at::Tensor Gated(Activation activation, const at::Tensor& gate,
 }
 
 GatedGradients GatedBackward(Activation activation, const at::Tensor& gate,
-                             const at::Tensor& up, at::Tensor d_activation) {
+                             const at::Tensor& up, at::Tensor d_activation,
+                             const at::Tensor& into_gate,
+                             const at::Tensor& into_up) {
   const bool silu = activation == Activation::kSilu;
   const ProfileScope profile("swiglu");
-  if (const auto* cuda = cuda::For(gate); cuda != nullptr && silu) {
-    GatedGradients out{at::empty_like(gate), at::empty_like(up),
+  if (const auto* cuda = cuda::For(gate)) {
+    GatedGradients out{into_gate.defined() ? into_gate : Like(gate),
+                       into_up.defined() ? into_up : Like(up),
                        d_activation.contiguous()};
-    cuda::SwiGluBackward(*cuda, gate, up, out.activation, out.gate, out.up);
+    cuda::SwiGluBackward(*cuda, gate, up, out.activation, out.gate, out.up,
+                         !silu);
     return out;
   }
   if (!HasRowKernels(gate) || !HasRowKernels(up) ||
-      !HasRowKernels(d_activation)) {
+      !HasRowKernels(d_activation) || into_gate.defined()) {
     const at::Tensor d_inner = d_activation * up;
     const at::Tensor inner = silu ? at::silu(gate) : at::gelu(gate, "tanh");
-    return {silu ? at::silu_backward(d_inner, gate)
-                 : at::gelu_backward(d_inner, gate, "tanh"),
-            d_activation * inner, inner * up};
+    return {Moved(silu ? at::silu_backward(d_inner, gate)
+                       : at::gelu_backward(d_inner, gate, "tanh"),
+                  into_gate),
+            Moved(d_activation * inner, into_up), inner * up};
   }
   GatedGradients out{at::empty_like(gate), at::empty_like(up), d_activation};
   WithStorage(gate.scalar_type(), [&](auto storage) {

@@ -13,6 +13,7 @@
 
 #include "base/profile.h"
 #include "base/random.h"
+#include "base/wide_gradient_sink.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
@@ -52,12 +53,36 @@ bool OwnMatMul(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
   return true;
 }
 
+// A float32 `out` of 16-bit factors. Only CUDA has such products: there cuBLAS
+// sums in float32 and adds to `out` in place.
+void WideMatMul(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
+                double beta, double alpha) {
+  const bool plain = beta == 0.0 && alpha == 1.0;
+  if (a.is_cuda()) {
+    if (plain) {
+      at::mm_out(out, a, b, at::kFloat);
+    } else {
+      at::addmm_out(out, out, a, b, at::kFloat, beta, alpha);
+    }
+    return;
+  }
+  const at::Tensor x = a.to(at::kFloat), y = b.to(at::kFloat);
+  if (plain) {
+    at::mm_out(out, x, y);
+  } else {
+    at::addmm_out(out, out, x, y, beta, alpha);
+  }
+}
+
 }  // namespace
 
 void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                 double beta, double alpha) {
   const ProfileScope profile("matrix products");
   if (OwnMatMul(out, a, b, beta, alpha)) return;
+  if (out.scalar_type() != a.scalar_type()) {
+    return WideMatMul(out, a, b, beta, alpha);
+  }
   at::Tensor into = out;
   if (beta == 0.0 && alpha == 1.0) {
     at::mm_out(into, a, b);
@@ -86,6 +111,11 @@ void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
 
 GradientSink::Place WeightPlace::Open() const {
   return sink == nullptr ? GradientSink::Place() : sink->Open(parameter);
+}
+
+GradientSink::Place WeightPlace::OpenWide() const {
+  auto* const wide = dynamic_cast<WideGradientSink*>(sink);
+  return wide == nullptr ? GradientSink::Place() : wide->OpenWide(parameter);
 }
 
 // Four channels share the random bits of one counter, made of the token's

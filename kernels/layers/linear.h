@@ -86,7 +86,8 @@ at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
 std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters);
 
 // out [m, n] = alpha * a b + beta * out, without autograd; a beta of 0
-// overwrites `out`. a, b: [m, k], [k, n], with any strides.
+// overwrites `out`. a, b: [m, k], [k, n], with any strides, and of out's dtype,
+// or of 16 bits for a float32 `out`, which then isn't rounded in between.
 void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                 double beta = 0.0, double alpha = 1.0);
 
@@ -109,6 +110,8 @@ struct WeightPlace {
 
   // The sink's place; undefined without a sink.
   GradientSink::Place Open() const;
+  // Its float32 place for a 16-bit parameter (WideGradientSink), if it has one.
+  GradientSink::Place OpenWide() const;
 };
 
 }  // namespace capstan::kernels

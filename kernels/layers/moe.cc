@@ -23,6 +23,7 @@
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/gpu_path.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/stored_linear.h"
 
@@ -321,7 +322,7 @@ MoeResult MoeMlp(const at::Tensor& x, const MoeWeights& weights,
                  const MoeOptions& options) {
   auto call = std::make_shared<Call>();
   call->options = options;
-  if (!FastPath(x)) call->options.sink = nullptr;
+  if (!FastPath(x) && !OnGpuPath(x)) call->options.sink = nullptr;
   call->x = x.contiguous();
   call->norm = weights.norm;
   call->router = weights.router;

@@ -111,12 +111,12 @@ class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
 
 RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& of,
                              double eps, bool plus_one) {
-  const at::Tensor weight = Factor(of, plus_one);
   const ProfileScope profile("rms_norm");
-  if (const auto* cuda = CudaFor(x, weight)) {
-    cuda::NormResult made = cuda::RmsNorm(*cuda, x, weight, eps);
+  if (const auto* cuda = CudaFor(x, of)) {
+    cuda::NormResult made = cuda::RmsNorm(*cuda, x, of, eps, plus_one);
     return {std::move(made.y), std::move(made.rstd)};
   }
+  const at::Tensor weight = Factor(of, plus_one);
   if (!OnRows(x, weight)) {
     const at::Tensor xf = x.to(at::kFloat);
     const at::Tensor rstd = at::rsqrt(at::mean(xf * xf, {-1}) + eps);
@@ -138,13 +138,29 @@ RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& of,
   return result;
 }
 
+AddRmsNormResult AddRmsNormForward(const at::Tensor& x,
+                                   const at::Tensor& branch,
+                                   const at::Tensor& of, double eps,
+                                   bool plus_one) {
+  if (const auto* cuda = CudaFor(x, of)) {
+    const ProfileScope profile("rms_norm");
+    at::Tensor sum = at::empty(x.sizes(), x.options());
+    cuda::NormResult made =
+        cuda::AddRmsNorm(*cuda, x, branch, of, eps, sum, plus_one);
+    return {std::move(sum), {std::move(made.y), std::move(made.rstd)}};
+  }
+  at::Tensor sum = x + branch;
+  RmsNormResult norm = RmsNormForward(sum, of, eps, plus_one);
+  return {std::move(sum), std::move(norm)};
+}
+
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& of,
                         const at::Tensor& rstd, bool plus_one) {
-  const at::Tensor weight = Factor(of, plus_one);
   const ProfileScope profile("rms_norm");
-  if (const auto* cuda = CudaFor(x, weight)) {
-    return cuda::RmsNormAgain(*cuda, x, weight, rstd);
+  if (const auto* cuda = CudaFor(x, of)) {
+    return cuda::RmsNormAgain(*cuda, x, of, rstd, plus_one);
   }
+  const at::Tensor weight = Factor(of, plus_one);
   if (!OnRows(x, weight)) {
     return Times(weight, x.to(at::kFloat) * rstd.unsqueeze(-1),
                  x.scalar_type());
@@ -168,15 +184,15 @@ RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
                                  const at::Tensor& of, const at::Tensor& rstd,
                                  const at::Tensor& residual, bool want_weight,
                                  bool plus_one) {
-  const at::Tensor weight = Factor(of, plus_one);
   const ProfileScope profile("rms_norm");
   RmsNormGradients gradients;
-  if (const auto* cuda = CudaFor(x, weight)) {
-    if (want_weight) gradients.weight = at::empty_like(weight);
-    gradients.x = cuda::RmsNormBackward(*cuda, dy_any, x, weight, rstd,
-                                        residual, gradients.weight);
+  if (const auto* cuda = CudaFor(x, of)) {
+    if (want_weight) gradients.weight = at::empty(of.sizes(), of.options());
+    gradients.x = cuda::RmsNormBackward(*cuda, dy_any, x, of, rstd, residual,
+                                        gradients.weight, plus_one);
     return gradients;
   }
+  const at::Tensor weight = Factor(of, plus_one);
   if (!OnRows(x, weight) || dy_any.scalar_type() != x.scalar_type() ||
       (residual.defined() && residual.scalar_type() != x.scalar_type())) {
     gradients =

@@ -27,6 +27,16 @@ struct RmsNormResult {
 RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& weight,
                              double eps, bool plus_one = false);
 
+// The same of x + branch, rounded, which is a residual's new value.
+struct AddRmsNormResult {
+  at::Tensor sum;  // [rows, n], of x's dtype
+  RmsNormResult norm;
+};
+AddRmsNormResult AddRmsNormForward(const at::Tensor& x,
+                                   const at::Tensor& branch,
+                                   const at::Tensor& weight, double eps,
+                                   bool plus_one = false);
+
 // Recomputes y from rstd; x is the input that was normalised.
 at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& rstd, bool plus_one = false);

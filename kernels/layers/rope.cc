@@ -73,7 +73,7 @@ void ApplyRope(const at::Tensor& table, RopeDirection direction,
   const int64_t positions = table.size(0), rotated = table.size(1);
   const bool partial = rotated < head_dim;
   if (const auto* cuda = cuda::For(x); cuda != nullptr && !partial) {
-    return cuda::Rope(*cuda, table, sign, x);
+    return cuda::Rope(*cuda, table, sign, x, x);
   }
   if (!HasRowKernels(x)) return ComposedRope(table, direction, head_dim, x);
   const int64_t half = rotated / 2, width = x.size(1);
@@ -95,6 +95,19 @@ void ApplyRope(const at::Tensor& table, RopeDirection direction,
           }
         });
   });
+}
+
+void ApplyRopeInto(const at::Tensor& table, RopeDirection direction,
+                   int64_t head_dim, const at::Tensor& x, at::Tensor& y) {
+  if (table.defined() && table.size(1) == head_dim) {
+    if (const auto* cuda = cuda::For(x)) {
+      const ProfileScope profile("rope");
+      const double sign = direction == RopeDirection::kForward ? 1.0 : -1.0;
+      return cuda::Rope(*cuda, table, sign, x, y);
+    }
+  }
+  y.copy_(x);
+  ApplyRope(table, direction, head_dim, y);
 }
 
 }  // namespace capstan::kernels

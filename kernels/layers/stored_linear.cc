@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "kernels/layers/gpu_path.h"
+
 namespace capstan::kernels {
 
 using torch::autograd::variable_list;
@@ -61,7 +63,12 @@ StoredGradients::Target StoredGradients::MatrixOf(const LinearPart& part) {
   if (!Wants(ctx_, stored_.weight_input)) return {};
   if (!matrix_.gradient.defined()) {
     const at::Tensor& weight = stored_.weight.tensor;
-    matrix_ = WeightPlace{sink_, stored_.parameter}.Open();
+    const WeightPlace place = {sink_, stored_.parameter};
+    matrix_ = place.Open();
+    if (!matrix_.gradient.defined() && OnGpuPath(weight)) {
+      matrix_ = place.OpenWide();
+      wide_ = matrix_.gradient.defined();
+    }
     if (!matrix_.gradient.defined()) {
       matrix_.gradient =
           at::empty(weight.sizes(), weight.options().requires_grad(false));
@@ -115,7 +122,7 @@ void StoredGradients::MoveTo(variable_list* gradients) {
   const auto move = [&](int input, at::Tensor* gradient) {
     if (input >= 0) (*gradients)[input] = std::move(*gradient);
   };
-  move(stored_.weight_input, &matrix_.gradient);
+  if (!wide_) move(stored_.weight_input, &matrix_.gradient);
   move(stored_.bias_input, &bias_);
   move(stored_.a_input, &a_);
   move(stored_.b_input, &b_);

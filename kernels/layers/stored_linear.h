@@ -85,7 +85,8 @@ void FillRows(const at::Tensor& bias, const at::Tensor& y);
 // One backward's gradients of a stored layer, of which each part comes once.
 class StoredGradients {
  public:
-  // `stored` and `ctx` outlive this. sink: null: new tensors.
+  // `stored` and `ctx` outlive this. sink: null: new tensors. On GPUs those of
+  // 16-bit matrices go to its float32 sums (WideGradientSink).
   StoredGradients(const StoredLinear& stored,
                   torch::autograd::AutogradContext* ctx, GradientSink* sink)
       : stored_(stored), ctx_(ctx), sink_(sink) {}
@@ -93,7 +94,7 @@ class StoredGradients {
   // Where the gradient of a part's matrix goes: gradient = dy^T x + beta *
   // gradient; undefined if none is wanted.
   struct Target {
-    at::Tensor gradient;  // [rows, in]
+    at::Tensor gradient;  // [rows, in], of the matrix's dtype or float32
     double beta = 0.0;
   };
   Target MatrixOf(const LinearPart& part);
@@ -113,6 +114,7 @@ class StoredGradients {
   torch::autograd::AutogradContext* const ctx_;
   GradientSink* const sink_;
   GradientSink::Place matrix_;
+  bool wide_ = false;  // whether matrix_ is the sink's sum, not to be returned
   at::Tensor bias_, a_, b_;
 };
 

@@ -8,15 +8,23 @@
 #include "kernels/fast_path.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/fused_block.h"
+#include "kernels/layers/gpu_path.h"
 #include "kernels/layers/linear.h"
 
 namespace capstan::kernels {
 namespace {
 
-// From attention's result to the block's.
+// From attention's result to the block's, given what attention is added to.
 at::Tensor AfterAttention(const at::Tensor& mixed, const at::Tensor& x,
                           const TransformerBlockWeights& weights,
                           const TransformerBlockOptions& options) {
+  if (OnGpuPath(x) && weights.mlp.down.defined() &&
+      weights.mlp.norm.defined() && !weights.attention_post_norm.defined()) {
+    // The norm reads both, rather than a sum that a product has written on top
+    // of a copy of x.
+    return GatedMlp(x, weights.mlp, options,
+                    AttentionBranch(mixed, weights, options));
+  }
   const at::Tensor y = AttentionOutput(mixed, x, weights, options);
   return weights.mlp.down.defined() ? GatedMlp(y, weights.mlp, options) : y;
 }
@@ -24,12 +32,14 @@ at::Tensor AfterAttention(const at::Tensor& mixed, const at::Tensor& x,
 OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   MemoryLedger forward;
   PlanAttentionInput(s, &forward);
-  PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward);
+  PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward, s.gpu);
   PlanAttentionOutput(s, &forward);
   if (s.mlp) PlanGatedMlp(s, &forward);
   // Attention kept copies of k and v, and of q.
   const bool capped = s.attention.softcap != 0.0 && s.attention.batch > 1;
-  if (capped || s.attention.heads != s.attention.kv_heads) {
+  const bool repeated = s.attention.heads != s.attention.kv_heads &&
+                        !(s.gpu && s.attention.softcap == 0.0);
+  if (capped || repeated) {
     forward.Free(2 * s.kv());
   }
   if (capped) forward.Free(s.q());
@@ -37,7 +47,8 @@ OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   MemoryLedger backward(kept);
   if (s.mlp) PlanGatedMlpBackward(s, &backward);
   PlanAttentionOutputBackward(s, &backward);
-  PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward);
+  PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward,
+                        s.gpu);
   PlanAttentionInputBackward(s, &backward);
   return {kept, forward.peak() - kept, backward.peak() - kept};
 }
@@ -86,7 +97,7 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
   return AfterAttention(Attention(qkv.q, qkv.k, qkv.v, options.shape,
                                   options.packing, options.masks),
-                        x, weights, options);
+                        qkv.x, weights, options);
 }
 
 at::Tensor CachedTransformerBlock(const at::Tensor& x,
@@ -97,8 +108,8 @@ at::Tensor CachedTransformerBlock(const at::Tensor& x,
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
   const CachedKeyValue all = append(qkv.k, qkv.v);
   return AfterAttention(
-      CachedAttention(qkv.q, all.k, all.v, options.shape, first), x, weights,
-      options);
+      CachedAttention(qkv.q, all.k, all.v, options.shape, first), qkv.x,
+      weights, options);
 }
 
 bool CanFuseTransformerBlock(const at::Tensor& x) { return FastPath(x); }
@@ -109,12 +120,13 @@ LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
       {hidden, query_width()}, {intermediate, hidden}, {intermediate, hidden},
       {hidden, intermediate}};
   const auto [out, in] = out_in[matrix];
-  return PlanLinear(rows, in, out, dtype, trained, adapters[matrix]);
+  return PlanLinear(rows, in, out, dtype, trained && !gpu, adapters[matrix]);
 }
 
 OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape) {
-  return shape.dtype == c10::ScalarType::Float ? PlanFusedBlock(shape)
-                                               : PlanPlainBlock(shape);
+  return shape.dtype == c10::ScalarType::Float && !shape.gpu
+             ? PlanFusedBlock(shape)
+             : PlanPlainBlock(shape);
 }
 
 }  // namespace capstan::kernels

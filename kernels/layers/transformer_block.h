@@ -51,8 +51,9 @@ at::Tensor CachedTransformerBlock(const at::Tensor& x,
                                   const AppendKeyValue& append,
                                   const at::Tensor& first = {});
 
-// What a block allocates on the CPU: the fused one for float32, with its
-// matrices' gradients in a sink; the plain one for other types.
+// What a block allocates: on the CPU the fused one for float32, with its
+// matrices' gradients in a sink; the plain one for other types and on GPUs,
+// with SwiGLU or an activation that takes no more.
 OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape);
 
 }  // namespace capstan::kernels

@@ -25,7 +25,7 @@ at::Tensor HeadCrossEntropyRows(const at::Tensor& hidden,
                                 const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const TiedGradient& tied,
-                                int64_t logits_bytes = kLogitsBytes,
+                                int64_t logits_bytes = 0,
                                 const WeightPlace& place = {},
                                 double softcap = 0.0);
 

@@ -32,6 +32,7 @@
 #include "base/simd/tanh.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
+#include "kernels/layers/gpu_path.h"
 #include "kernels/loss/tokens.h"
 
 namespace capstan::kernels {
@@ -44,15 +45,22 @@ bool IsHalf(const at::Tensor& t) {
   return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
 }
 
+at::TensorOptions Wide(const at::Tensor& t) {
+  return t.options().dtype(at::kFloat).requires_grad(false);
+}
+
+RunDevice DeviceOf(const at::Tensor& t) {
+  return {t.is_cuda(), CurrentRunDevice().memory};
+}
+
 // The factor for the gradient of the logits, between -1 and 1, before rounding:
 // float16 would lose most of what is below 2^-14.
 double Lift(const at::Tensor& logits) {
   return logits.scalar_type() == at::kHalf ? 32768.0 : 1.0;
 }
 
-// a b in float32, for 16-bit a and b.
+// a b in float32, for 16-bit a and b, on CPUs.
 at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b) {
-  if (a.is_cuda()) return at::mm(a, b, at::kFloat);
   return at::mm(a.to(at::kFloat), b.to(at::kFloat));
 }
 
@@ -139,13 +147,38 @@ int64_t RowBytes(int64_t vocab, int64_t element, bool softcap) {
   return vocab * element + (softcap ? SoftCapBytes(vocab, element) : 0);
 }
 
-// sum += product, where an undefined sum is 0.
-void Accumulate(at::Tensor& sum, const at::Tensor& product) {
+// sum += a b in float32, where an undefined sum is 0, for 16-bit a and b.
+void AddWideProduct(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (OnGpuPath(a)) {  // by the product itself
+    const bool add = sum.defined();
+    if (!add) sum = at::empty({a.size(0), b.size(1)}, Wide(a));
+    return MatMulInto(sum, a, b, add ? 1.0 : 0.0);
+  }
+  const at::Tensor product = WideProduct(a, b);
   if (sum.defined()) {
     sum.add_(product);
   } else {
     sum = product;
   }
+}
+
+// out = a b, for a float32 `out` and 16-bit a and b.
+void WideProductInto(const at::Tensor& out, const at::Tensor& a,
+                     const at::Tensor& b) {
+  if (OnGpuPath(a)) return MatMulInto(out, a, b);
+  at::Tensor(out).copy_(WideProduct(a, b));
+}
+
+// x * factor, rounded once to `type`.
+at::Tensor Scaled(at::Tensor x, const at::Tensor& factor, at::ScalarType type) {
+  if (!OnGpuPath(x)) return x.mul_(factor).to(type);
+  at::Tensor out = at::empty(x.sizes(), x.options().dtype(type));
+  return at::mul_out(out, x, factor);  // one pass rather than two
+}
+
+// *sum += loss, where an undefined sum is 0.
+void AddTo(const at::Tensor& loss, at::Tensor* sum) {
+  *sum = sum->defined() ? sum->add_(loss) : loss;
 }
 
 // out = a b * factor, without waiting for the GPU to read the factor.
@@ -160,8 +193,27 @@ void MatMulScaled(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
 }
 
 // The place to write a gradient early, if there is one.
-GradientSink::Place OpenFor(const WeightPlace& to, const at::Tensor& like) {
-  return FastPath(like) ? to.Open() : GradientSink::Place();
+struct EarlyPlace : GradientSink::Place {
+  bool wide = false;  // a float32 sum of a 16-bit gradient, not to be returned
+};
+EarlyPlace OpenFor(const WeightPlace& to, const at::Tensor& like) {
+  EarlyPlace place;
+  if (!FastPath(like) && !OnGpuPath(like)) return place;
+  place.wide = IsHalf(like);
+  static_cast<GradientSink::Place&>(place) =
+      place.wide ? to.OpenWide() : to.Open();
+  place.wide &= place.gradient.defined();
+  return place;
+}
+
+// `sum` * scale, which uses up `sum`, in the place, if there is one, else in
+// the same memory.
+at::Tensor Finish(at::Tensor sum, const at::Tensor& scale, at::Tensor out,
+                  bool add) {
+  if (!out.defined()) return sum.mul_(scale);
+  if (!add) return at::mul_out(out, sum, scale);
+  if (OnGpuPath(sum)) return out.addcmul_(sum, scale);  // one pass
+  return out.add_(sum.mul_(scale));
 }
 
 // The whole gradient, float32 for 16-bit types; clears its parts.
@@ -172,14 +224,21 @@ at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
   at::Tensor so_far = std::move(head.so_far);
   const at::Tensor scale = std::move(head.scale);
   if (IsHalf(d_logits)) {
-    Accumulate(so_far, WideProduct(d_logits.t(), hidden));
-    return so_far.mul_(scale);
+    if (!so_far.defined() && out.defined() && !place.add) {
+      MatMulInto(out, d_logits.t(), hidden);
+      return out.mul_(scale);
+    }
+    AddWideProduct(so_far, d_logits.t(), hidden);
+    return Finish(so_far, scale, out, place.add);
+  }
+  // A product can't add a multiple that only the GPU knows.
+  if (!so_far.defined() && place.add && OnGpuPath(scale)) {
+    so_far = MatMul(d_logits.t(), hidden);
+    return Finish(so_far, scale, out, /*add=*/true);
   }
   if (so_far.defined()) {
     MatMulInto(so_far, d_logits.t(), hidden, /*beta=*/1.0);
-    if (!out.defined()) return so_far.mul_(scale);
-    if (place.add) return out.add_(so_far.mul_(scale));
-    return at::mul_out(out, so_far, scale);
+    return Finish(so_far, scale, out, place.add);
   }
   if (place.add) {
     MatMulInto(out, d_logits.t(), hidden, /*beta=*/1.0, scale.item<double>());
@@ -213,10 +272,10 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
     const at::ScalarType dtype = grads[0].scalar_type();
     const at::Tensor dy = grads[0].contiguous();
     const EmbeddingCall& call = KeptOf<EmbeddingCall>(ctx);
-    GradientSink::Place place = OpenFor(call.place, dy);
+    EarlyPlace place = OpenFor(call.place, dy);
     at::Tensor dw;
     if (call.tied && call.tied->scale.defined()) {
-      dw = TakeGradient(*call.tied, std::move(place));
+      dw = TakeGradient(*call.tied, {std::move(place.gradient), place.add});
     }
     if (!dw.defined() && place.gradient.defined()) {
       dw = std::move(place.gradient);
@@ -226,8 +285,9 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
       dw = at::zeros({call.vocab, dy.size(1)}, dy.options().dtype(at::kFloat));
     }
     AddEmbeddingGradient(dy, tokens, dw);
-    if (dw.scalar_type() != dtype) dw = dw.to(dtype);
     variable_list out(4);
+    if (place.wide) return out;
+    if (dw.scalar_type() != dtype) dw = dw.to(dtype);
     out[0] = std::move(dw);
     return out;
   }
@@ -261,7 +321,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
         UnitOf(of.weights, of.targets, hidden.scalar_type());
     const at::Tensor factors = unit.defined() ? of.weights / unit : of.weights;
     const int64_t rows = hidden.size(0);
-    at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
+    at::Tensor sum;
     const bool half = IsHalf(hidden);
     at::Tensor d_hidden =
         at::empty(hidden.sizes(),
@@ -272,8 +332,9 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       const at::Tensor h = hidden.narrow(0, r, n);
       at::Tensor logits = MatMul(h, weight.t());
       at::Tensor slope = SoftCap(logits, of.softcap);
-      sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), true,
-                             Lift(logits), RowsOf(factors, r, n));
+      AddTo(CrossEntropySum(logits, of.targets.narrow(0, r, n), true,
+                            Lift(logits), RowsOf(factors, r, n)),
+            &sum);
       SoftCapBackward(logits, std::move(slope));
       if (r + n == rows) {
         head->d_logits = logits;
@@ -282,8 +343,8 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       }
       at::Tensor dh = d_hidden.narrow(0, r, n);
       if (half) {
-        dh.copy_(WideProduct(logits, weight));
-        if (want_weight) Accumulate(head->so_far, WideProduct(logits.t(), h));
+        WideProductInto(dh, logits, weight);
+        if (want_weight) AddWideProduct(head->so_far, logits.t(), h);
         continue;
       }
       MatMulInto(dh, logits, weight);
@@ -315,8 +376,8 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     const int64_t rows = d_hidden.size(0), last = head->d_logits.size(0);
     at::Tensor dh = d_hidden.narrow(0, rows - last, last);
     if (half) {
-      dh.copy_(WideProduct(head->d_logits, weight));
-      d_hidden = d_hidden.mul_(head->scale).to(weight.scalar_type());
+      WideProductInto(dh, head->d_logits, weight);
+      d_hidden = Scaled(d_hidden, head->scale, weight.scalar_type());
     } else {
       if (last < rows) d_hidden.narrow(0, 0, rows - last).mul_(head->scale);
       MatMulScaled(dh, head->d_logits, weight, head->scale);
@@ -327,8 +388,14 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       head->d_logits.reset();
       head->hidden.reset();
     } else if (!call.tied) {
-      out[1] = TakeGradient(*head, OpenFor(call.place, weight));
-      if (half) out[1] = out[1].to(weight.scalar_type());
+      EarlyPlace place = OpenFor(call.place, weight);
+      const bool wide = place.wide;
+      out[1] = TakeGradient(*head, {std::move(place.gradient), place.add});
+      if (wide) {
+        out[1].reset();
+      } else if (half) {
+        out[1] = out[1].to(weight.scalar_type());
+      }
     }
     return out;
   }
@@ -344,9 +411,14 @@ struct LossBytes {
   }
   const TokenLossShape& s;
   const bool half = s.dtype != c10::ScalarType::Float;
+  // Whether products of 16-bit types need widened factors, and their sums are
+  // rounded for autograd.
+  const bool widens = half && !s.device.gpu;
+  // Whether the weight's gradient is written to a place.
+  const bool sunk = s.sink && !widens;
   const int64_t element = ElementBytes(s.dtype);
-  const LogitsPieces pieces =
-      PiecesOf(s.rows, RowBytes(s.vocab, element, s.softcap));
+  const LogitsPieces pieces = PiecesOf(
+      s.rows, RowBytes(s.vocab, element, s.softcap), LogitsBytes(s.device));
   const int64_t x = s.rows * s.hidden * element;
   const int64_t wide_x = s.rows * s.hidden * kFloatBytes;
   const int64_t weight = s.vocab * s.hidden * element;
@@ -363,8 +435,10 @@ struct LossBytes {
 void PlanTakeGradient(const TokenLossShape& s, const LossBytes& b,
                       MemoryLedger* ledger) {
   const int64_t so_far = b.pieces.count > 1 ? b.wide_weight : 0;
-  if (b.half) ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
-  if (!b.half && s.sink) {
+  if (b.widens) ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
+  if (b.sunk) {
+    // On a GPU all micro-steps but the first add what is in memory.
+    if (s.device.gpu) ledger->Pass(b.wide_weight - so_far);
     ledger->Free(so_far);
   } else {
     ledger->Take(b.wide_weight - so_far);
@@ -394,7 +468,7 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   const int64_t piece =
       PiecesOf(rows,
                RowBytes(weight.size(0), weight.element_size(), softcap != 0.0),
-               logits_bytes)
+               logits_bytes > 0 ? logits_bytes : LogitsBytes(DeviceOf(hidden)))
           .rows;
   if (at::GradMode::is_enabled() &&
       (hidden.requires_grad() || weight.requires_grad())) {
@@ -413,6 +487,15 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   return sum;
 }
 
+int64_t LogitsBytes(const RunDevice& device) {
+  constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
+  if (!device.gpu) return kLogitsBytes;
+  // In steps: what else is in a GPU's memory must not change a run's bits.
+  if (device.memory >= 48 * kGiB) return 2 * kGiB;
+  const bool small = device.memory > 0 && device.memory < 12 * kGiB;
+  return small ? 256 * kMiB : kGiB;
+}
+
 LogitsPieces PiecesOf(int64_t rows, int64_t row_bytes, int64_t logits_bytes) {
   const int64_t most = std::max<int64_t>(1, logits_bytes / row_bytes);
   LogitsPieces pieces;
@@ -429,7 +512,7 @@ void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
     const int64_t weight = s.trained ? b.wide_weight : 0;
     ledger->Pass(b.logits + b.slope + (b.pieces.count > 2 ? weight : 0));
     ledger->Pass(b.logits + weight);
-    if (b.half) {
+    if (b.widens) {
       // Products of widened logits: with the weight, then (besides the sum of
       // earlier ones) with the hidden rows.
       ledger->Pass(b.logits + b.Widened(b.pieces.rows) + b.wide_weight +
@@ -443,20 +526,18 @@ void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
 
 void PlanHeadBackward(const TokenLossShape& s, MemoryLedger* ledger) {
   const LossBytes b(s);
-  if (b.half) {
-    ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
-    ledger->Take(b.x);
-  }
+  if (b.widens) ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
+  if (b.half) ledger->Take(b.x);
   if (!s.trained) {
     ledger->Free(b.last_logits);
   } else if (!s.tied) {
     PlanTakeGradient(s, b, ledger);
-    if (b.half) {
+    if (b.half && !b.sunk) {
       ledger->Take(b.weight);
       ledger->Free(b.wide_weight);
     }
     // The strategy takes the weight's gradient at once.
-    ledger->Free(b.x + (b.half || !s.sink ? b.weight : 0));
+    ledger->Free(b.x + (b.sunk ? 0 : b.weight));
   }
   if (b.half) ledger->Free(b.wide_x);
 }
@@ -465,10 +546,10 @@ void PlanEmbeddingBackward(const TokenLossShape& s, MemoryLedger* ledger) {
   const LossBytes b(s);
   if (s.tied) {
     PlanTakeGradient(s, b, ledger);
-  } else if (b.half || !s.sink) {
+  } else if (!b.sunk) {
     ledger->Take(b.wide_weight);
   }
-  if (b.half) ledger->Take(b.weight);
+  if (b.half && !b.sunk) ledger->Take(b.weight);
 }
 
 }  // namespace capstan::kernels

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include "base/run_device.h"
 #include "kernels/layers/linear.h"
 #include "kernels/memory.h"
 
@@ -40,17 +41,27 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 // round once, after multiplying by the incoming gradient (the loss scale). The
 // weight's gradient goes to `place`, or stays in `tied`, which belongs to this
 // forward alone; Embedding must then be part of the same graph whenever the
-// weight needs a gradient. Logits exist for one chunk of rows at a time; on
-// CPUs, if an eighth or more of the rows has no target, only for the others.
-// With a softcap, logits become cap * tanh(logit / cap) first.
-constexpr int64_t kLogitsBytes = int64_t{64} << 20;
+// weight needs a gradient. Logits exist for one chunk of rows at a time, of at
+// most `logits_bytes` (0: LogitsBytes of the device); on CPUs, if an eighth or
+// more of the rows has no target, only for the others. With a softcap, logits
+// become cap * tanh(logit / cap) first.
+//
+// On GPUs the weight's gradient of 16-bit types is summed in float32 by the
+// products, and goes to the sink's float32 sums (WideGradientSink) unrounded.
 at::Tensor HeadCrossEntropySum(
     const at::Tensor& hidden, const at::Tensor& weight,
     const at::Tensor& targets, const TiedGradient& tied,
-    int64_t logits_bytes = kLogitsBytes, const WeightPlace& place = {},
+    int64_t logits_bytes = 0, const WeightPlace& place = {},
     const at::Tensor& row_weights = {}, double softcap = 0.0);
 
-// The properties of the two ends that determine their memory on the CPU.
+// The logits of a chunk on CPUs, which stay in the last-level cache or near it.
+constexpr int64_t kLogitsBytes = int64_t{64} << 20;
+// On `device`. A GPU's products want thousands of rows, and each chunk reads
+// and writes the sum of the weight's gradient: 2 GiB are 21,000 rows of 50,000
+// tokens in bfloat16.
+int64_t LogitsBytes(const RunDevice& device);
+
+// The properties of the two ends that determine their memory.
 struct TokenLossShape {
   int64_t rows = 0;
   int64_t hidden = 0;
@@ -60,6 +71,7 @@ struct TokenLossShape {
   bool tied = false;
   bool sink = true;  // whether float32 gradients go to a sink's places
   bool softcap = false;
+  RunDevice device = {};  // a CPU
 };
 
 // Rows of logits per chunk, and in the last chunk.
@@ -68,8 +80,7 @@ struct LogitsPieces {
   int64_t rows = 1;
   int64_t last = 1;
 };
-LogitsPieces PiecesOf(int64_t rows, int64_t row_bytes,
-                      int64_t logits_bytes = kLogitsBytes);
+LogitsPieces PiecesOf(int64_t rows, int64_t row_bytes, int64_t logits_bytes);
 
 // Adds to `ledger` what HeadCrossEntropySum, with a target in each row, keeps
 // for backward besides its input.

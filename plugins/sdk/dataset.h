@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -40,6 +41,17 @@ extern const char kTokenCounts[];
 // samples (in evaluation, its index in the dataset), as a key for random
 // numbers that don't depend on strategy or ranks.
 inline constexpr char kSamplePosition[] = "sample_position";
+
+// On GPUs, whose libraries choose kernels anew for each shape, objectives may
+// round the length of padded rows up to a multiple of this, as far as the model
+// has positions. Plans count on it.
+inline constexpr int64_t kGpuLengthMultiple = 64;
+// `length` rounded up so, but at most `most` if that is greater than `length`.
+inline int64_t LengthOnGpu(int64_t length, int64_t most) {
+  const int64_t whole = (length + kGpuLengthMultiple - 1) / kGpuLengthMultiple *
+                        kGpuLengthMultiple;
+  return std::max(length, std::min(whole, most));
+}
 
 // Throws std::invalid_argument with the existing names if there is none.
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/gradient_sink.h"
+#include "base/wide_gradient_sink.h"
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
@@ -88,6 +89,7 @@ TEST(InterfaceLayoutTest, WhatPluginsImplement) {
   ExpectSlots(&KvCache::length);
   ExpectSlots(&Collector::output, &Collector::Collect);
   ExpectSlots(&GradientSink::Open);
+  ExpectSlots(&WideGradientSink::OpenWide);
 }
 
 TEST(InterfaceLayoutTest, WhatTheCoreImplements) {

@@ -14,7 +14,8 @@
 
 namespace capstan {
 
-// Fires after autograd has written a parameter's .grad.
+// Fires after autograd has written a parameter's .grad, or all its uses in a
+// graph have returned no gradient.
 class GradientBuckets::Hook : public torch::autograd::PostAccumulateGradHook {
  public:
   Hook(GradientBuckets* owner, Slot* slot) : owner_(owner), slot_(slot) {}
@@ -65,6 +66,7 @@ void GradientBuckets::Begin(bool first, bool last) {
     // Left by a micro-step that threw.
     slot->parameter.mutable_grad().reset();
     slot->opened.reset();
+    slot->opened_wide = false;
     if (first) {
       slot->view.reset();
       slot->written = false;
@@ -144,10 +146,24 @@ GradientSink::Place GradientBuckets::Open(int parameter) {
   return place;
 }
 
+GradientSink::Place GradientBuckets::OpenWide(int parameter) {
+  Slot* const slot = slot_of_parameter_[parameter];
+  if (slot == nullptr || options_.dtype != at::kFloat ||
+      !c10::isReducedFloatingType(slot->parameter.scalar_type())) {
+    return {};
+  }
+  const at::NoGradGuard no_grad;
+  if (!StateOf(*slot).sums.defined()) MakeSums(slot->bucket);
+  const Place place = {slot->view, slot->written || slot->opened_wide};
+  slot->opened_wide = true;
+  return place;
+}
+
 void GradientBuckets::Put(Slot& slot, const at::Tensor& gradient) {
   const bool another =
       slot.opened.has_value() && slot.tied && !slot.opened->expired();
-  if (another || (slot.written && !slot.opened.has_value())) {
+  if (another || slot.opened_wide ||
+      (slot.written && !slot.opened.has_value())) {
     slot.view.add_(gradient);
   } else {
     slot.view.copy_(gradient);
@@ -161,12 +177,21 @@ void GradientBuckets::Collect(Slot& slot) {
   // With a new gradient tensor, the next backward doesn't add to this one.
   const at::Tensor gradient = std::move(slot.parameter.mutable_grad());
   slot.parameter.mutable_grad().reset();
+  if (!gradient.defined()) {  // OpenWide's callers have written it, if any
+    if (slot.opened_wide) Arrived(slot);
+    return;
+  }
   if (!state.sums.defined() && !Adopt(slot, gradient)) MakeSums(slot.bucket);
   if (gradient.data_ptr() == slot.view.data_ptr()) {
     slot.opened.reset();
   } else {
     Put(slot, gradient);
   }
+  Arrived(slot);
+}
+
+void GradientBuckets::Arrived(Slot& slot) {
+  slot.opened_wide = false;
   slot.written = true;
   if (last_ && !slot.tied) Report(slot.bucket);
 }

@@ -10,6 +10,7 @@
 
 #include "absl/types/optional.h"
 #include "base/gradient_sink.h"
+#include "base/wide_gradient_sink.h"
 #include "plugins/sdk/plan.h"
 #include "strategies/common/flat_layout.h"
 
@@ -25,8 +26,10 @@ namespace capstan {
 // dropped at once.
 //
 // Backward may also write to the slot itself (GradientSink): Open returns an
-// alias of the slot, which autograd passes to .grad without a copy. This is not
-// possible if sums are wider than gradients (float32 sums of bfloat16).
+// alias of the slot, which autograd passes to .grad without a copy. If sums are
+// wider than gradients (float32 sums of bfloat16), OpenWide returns the slot,
+// and autograd passes nothing: the node that would have accumulated .grad says
+// when all uses of a graph have written.
 //
 // A parameter used several times gets its gradients one by one (activation
 // checkpointing) or summed by autograd (uses in one graph). Two aliases of one
@@ -34,7 +37,7 @@ namespace capstan {
 // gradient's arrival. A gradient that arrives elsewhere in the meantime is a
 // sum that includes the slot's value, and replaces it, if autograd has released
 // the alias; otherwise it is a separate gradient, and is added.
-class GradientBuckets final : public GradientSink {
+class GradientBuckets final : public GradientSink, public WideGradientSink {
  public:
   // Called for buckets 0, 1, 2, .. in order on all ranks, on the autograd
   // thread during backward or by Finish: once all gradients of the bucket have
@@ -69,6 +72,7 @@ class GradientBuckets final : public GradientSink {
   // bucket if needed. After an error between Open and the gradient's arrival
   // the bucket is invalid until the next first micro-step.
   Place Open(int parameter) override;
+  Place OpenWide(int parameter) override;
 
   // The sums of a bucket [its numel], zero where no micro-step has left a
   // gradient and in padding. Without a flat buffer the caller takes ownership;
@@ -91,6 +95,8 @@ class GradientBuckets final : public GradientSink {
     bool written = false;
     // The alias from Open, until the gradient arrives.
     absl::optional<WeakTensor> opened;
+    // Whether OpenWide has been called, until its graph is through.
+    bool opened_wide = false;
     // Used by several units, each of which may add a gradient, so only the end
     // of the micro-step completes it.
     bool tied = false;
@@ -104,6 +110,7 @@ class GradientBuckets final : public GradientSink {
   class Hook;
 
   void Collect(Slot& slot);
+  void Arrived(Slot& slot);
   // Copies or adds a gradient that is elsewhere to its slot.
   void Put(Slot& slot, const at::Tensor& gradient);
   BucketState& StateOf(const Slot& slot);

@@ -38,6 +38,7 @@ struct Use {
   GradientSink* sink = nullptr;  // null: the gradient is a tensor of its own
   bool recomputed = false;       // in a graph of its own, made in backward
   bool throws = false;           // between Open and the return
+  WideGradientSink* wide = nullptr;  // instead of sink
 };
 
 struct KeptUse : public torch::CustomClassHolder {
@@ -65,6 +66,7 @@ class UseFunction : public torch::autograd::Function<UseFunction> {
     const Use& use = kept->use;
     GradientSink::Place place;
     if (use.sink != nullptr) place = use.sink->Open(use.parameter);
+    if (use.wide != nullptr) place = use.wide->OpenWide(use.parameter);
     if (use.throws) throw std::runtime_error("the test's fault");
     if (!place.gradient.defined()) {
       return {at::full_like(kept->weight, use.factor), at::Tensor()};
@@ -74,6 +76,7 @@ class UseFunction : public torch::autograd::Function<UseFunction> {
     } else {
       place.gradient.fill_(use.factor);
     }
+    if (use.wide != nullptr) return {at::Tensor(), at::Tensor()};
     return {std::move(place.gradient), at::Tensor()};
   }
 };
@@ -275,12 +278,83 @@ TEST_F(GradientSinkTest, NoPlaceForFrozenParametersAndWiderSums) {
   Make(/*flat=*/true);
   gradients_->Begin(true, true);
   EXPECT_FALSE(gradients_->Open(2).gradient.defined());
+  EXPECT_FALSE(gradients_->OpenWide(1).gradient.defined()) << "not wider";
   Make(/*flat=*/true, /*one_bucket=*/false, at::kBFloat16);
   gradients_->Begin(true, true);
   EXPECT_FALSE(gradients_->Open(1).gradient.defined());
+  EXPECT_FALSE(gradients_->OpenWide(2).gradient.defined()) << "frozen";
   Backward({{1, 3.0, gradients_.get()}});
   gradients_->Finish();
   ExpectGradient(1, 3.0, "b");
+}
+
+// Float32 sums of bfloat16 parameters, to which backward writes numbers that
+// bfloat16 hasn't.
+TEST_F(GradientSinkTest, WideSumsAreWrittenInPlace) {
+  Make(/*flat=*/true, /*one_bucket=*/true, at::kBFloat16);
+  WideGradientSink* const wide = gradients_.get();
+  for (int step = 0; step < 2; ++step) {
+    ready_.clear();
+    for (int i = 0; i < 3; ++i) {
+      gradients_->Begin(i == 0, i == 2);
+      const OperatorLog log;
+      Backward({{1, 1.0 + 0x1p-20, nullptr, false, false, wide},
+                {3, 5.0, nullptr, /*recomputed=*/true, false, wide}});
+      for (const char* name : {"aten::copy_ 64", "aten::clone 64"}) {
+        EXPECT_EQ(log.names().count(name), 0) << name;
+      }
+      EXPECT_EQ(log.names().count("aten::fill_ 64"), i == 0);
+      EXPECT_EQ(log.names().count("aten::add_ 64"), i > 0);
+      EXPECT_FALSE(parameters_[1].grad().defined());
+      EXPECT_EQ(ready_.size(), 0) << "one parameter got nothing";
+    }
+    gradients_->Finish();
+    EXPECT_EQ(ready_, std::vector<int>({0}));
+    ExpectGradient(1, 3.0 + 3 * 0x1p-20, "3 * 1.000001");
+    ExpectGradient(3, 15.0, "3 * 5");
+    ExpectGradient(0, 0.0, "no gradient came");
+  }
+}
+
+TEST_F(GradientSinkTest, ABucketOfWideSumsIsReadyBeforeTheEnd) {
+  Make(/*flat=*/false, /*one_bucket=*/false, at::kBFloat16);
+  gradients_->Begin(true, false);
+  Backward({{1, 2.0, nullptr, false, false, gradients_.get()}});
+  EXPECT_EQ(ready_, std::vector<int>());
+  gradients_->Begin(false, true);
+  Backward({{1, 2.0, nullptr, false, false, gradients_.get()},
+            {3, 3.0, nullptr, false, false, gradients_.get()}});
+  EXPECT_EQ(ready_, std::vector<int>({0, 1}));
+  EXPECT_THROW(gradients_->OpenWide(1), c10::Error) << "it was taken";
+  gradients_->Finish();
+  ExpectGradient(1, 4.0, "b");
+  ExpectGradient(3, 3.0, "c");
+}
+
+// Uses of one parameter that write it, and others that return a gradient, in
+// one graph and in graphs of their own.
+TEST_F(GradientSinkTest, WideAndReturnedGradientsAdd) {
+  for (const int parameter : {0, 1}) {
+    for (int ways = 0; ways < 4 * 4; ++ways) {
+      // A parameter of one unit isn't used by two graphs.
+      if (parameter == 1 && (ways & 0b1010) != 0) continue;
+      Make(/*flat=*/ways % 3 == 0, /*one_bucket=*/false, at::kBFloat16);
+      for (int i = 0; i < 3; ++i) {
+        gradients_->Begin(i == 0, i == 2);
+        std::vector<Use> uses;
+        for (int u = 0; u < 2; ++u) {
+          const int way = ways >> (2 * u) & 3;
+          uses.push_back({parameter, (1 << u) * (1.0 + 8 * i), nullptr,
+                          /*recomputed=*/(way & 2) != 0, false,
+                          (way & 1) != 0 ? gradients_.get() : nullptr});
+        }
+        Backward(uses);
+      }
+      gradients_->Finish();
+      EXPECT_EQ(ready_, std::vector<int>({0, 1, 2}));
+      ExpectGradient(parameter, 3 * (1 + 9 + 17), std::to_string(ways));
+    }
+  }
 }
 
 // The step fails, and leaves no trace in the next one.

@@ -301,6 +301,28 @@ TEST(PlanCommandTest, FindsWhatFits) {
                  {"--fit needs --gpu_memory"});
 }
 
+// What isn't here isn't asked, and the global batch stays what it is.
+TEST(PlanCommandTest, ForGpusThatArentHere) {
+  const RunText run = Layers().Set("launch", "processes: 4").Batch(8, 0);
+  const std::string config = "--config=" + run.File();
+  const TrainerResult by_config =
+      RunTrainer({"plan", "--gpu_memory=24GiB", config});
+  EXPECT_EQ(by_config.exit_code, 0) << by_config.err;
+  EXPECT_THAT(by_config.out, HasSubstr("Each of 4 GPUs of 24.0 GiB\n"));
+  EXPECT_THAT(by_config.out, ContainsRegex("\n  NCCL's buffers +[1-9]"));
+  const TrainerResult by_flag = RunTrainer({"plan", "--gpus=2", config});
+  EXPECT_EQ(by_flag.exit_code, 0) << by_flag.err;
+  EXPECT_THAT(by_flag.out, HasSubstr("2 x GPU\n"));
+  const TrainerResult fit =
+      RunTrainer({"plan", "--fit", "--gpu_memory=24GiB", "--gpus=2", config});
+  EXPECT_EQ(fit.exit_code, 0) << fit.err;
+  EXPECT_THAT(fit.out, ContainsRegex("\n  global batch +16 x "));
+  EXPECT_THAT(fit.out,
+              HasSubstr("batch { micro_batch_size: 8 global_batch_size: 16 }"));
+  ExpectOneError(RunTrainer({"plan", "--gpus=-1", config}),
+                 {"--gpus is -1: must be at least 1"});
+}
+
 // Only a base that isn't in few bits yet is quantised.
 TEST(PlanCommandTest, FitsABaseInFewBits) {
   RunText run = Layers()

@@ -44,6 +44,8 @@ const Rooms& TheRooms() {
       {"kernels", {"base"}},
       {"text", {"base", kSdk}},
       {"packaging", {}},
+      // Devices that aren't there: for tests, and nobody below knows of them.
+      {"testing/standin", {"base", "kernels"}},
       // Plugins: what they share lies in their category's folder, or in their
       // field's.
       {kAd, {"base", kSdk}},

@@ -13,6 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
+#include "base/gpus.h"
+#include "base/run_device.h"
 #include "base/status.h"
 #include "plugins/sdk/packed_parameters.h"
 #include "trainer/commands/command.h"
@@ -70,7 +72,8 @@ Plans PlanAll(const Prepared& prepared) {
   return plans;
 }
 
-std::string Heading(const Prepared& prepared) {
+// `fit`: the micro-batch is still to be chosen.
+std::string Heading(const Prepared& prepared, bool fit) {
   const TrainJob& job = prepared.job;
   int64_t parameters = 0;
   for (const ParameterSpec& spec : job.parts.model->parameters()) {
@@ -82,13 +85,19 @@ std::string Heading(const Prepared& prepared) {
        absl::StrCat(prepared.processes, job.gpus > 0 ? " x GPU" : " x CPU")},
       {"precision", job.parts.precision_name},
       {"parameters", ShortCount(static_cast<double>(parameters))},
-      {"micro-batch",
-       absl::StrCat(job.batch.micro_batch_size,
-                    job.batch.automatic ? " (AUTO)" : "",
-                    length > 0 ? absl::StrCat(" x ", length, " tokens")
-                               : std::string())},
-      {"accumulation", absl::StrCat(job.batch.accumulation)},
   };
+  const std::string tokens =
+      length > 0 ? absl::StrCat(" x ", length, " tokens") : std::string();
+  if (fit) {
+    rows.emplace_back("global batch",
+                      absl::StrCat(job.batch.global_batch_size, tokens));
+  } else {
+    rows.emplace_back(
+        "micro-batch",
+        absl::StrCat(job.batch.micro_batch_size,
+                     job.batch.automatic ? " (AUTO)" : "", tokens));
+    rows.emplace_back("accumulation", absl::StrCat(job.batch.accumulation));
+  }
   return absl::StrCat("Capstan plan: ", job.loaded.config.name(), "\n",
                       TableText(rows), "\n");
 }
@@ -140,6 +149,7 @@ FitLimits LimitsOf(const Prepared& prepared) {
   const RunConfig& config = job.loaded.config;
   FitLimits limits;
   limits.gpus = prepared.processes;
+  limits.global_batch = job.batch.global_batch_size;
   for (const int64_t size :
        MicroBatchSizes(job.batch.global_batch_size, prepared.processes)) {
     if (size <= 64) limits.micro_batches.push_back(size);
@@ -235,32 +245,64 @@ absl::StatusOr<int> PrintFit(const RunOptions& options,
   return 0;
 }
 
+// Has `options` plan for `gpus` GPUs, which needn't be here; 0: for as many as
+// the config has ranks or, if it doesn't say, as there are here, at least one.
+// With `fit` the choices that are to be made are not in the way, and the global
+// batch stays what it is.
+absl::Status PlanForGpus(int gpus, bool fit, RunOptions* options) {
+  PluginHost host(AllFromCaller(options->plugin_path));
+  CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                           LoadConfig(options->configs, options->overrides,
+                                      DefaultConfigContext(&host)));
+  const Launch& launch = loaded.config.launch();
+  if (gpus == 0) gpus = std::max(1, launch.nodes()) * launch.processes();
+  if (gpus == 0) gpus = std::max(1, CountGpus());
+  options->planned_gpus = gpus;
+  // This machine isn't asked.
+  std::vector<std::string>& sets = options->overrides;
+  for (const char* set : {"launch.processes=AUTO", "launch.gpu_ids="}) {
+    sets.push_back(set);
+  }
+  if (!fit) return absl::OkStatus();
+  const Batching& batch = loaded.config.batch();
+  int64_t global = batch.global_batch_size();
+  if (global == 0 && batch.micro_batch_size() != Batching::AUTO) {
+    global = std::max<int64_t>(1, batch.micro_batch_size()) * gpus;
+  }
+  for (const std::string& set :
+       {std::string("batch.micro_batch_size=1"),
+        absl::StrCat("batch.global_batch_size=", global),
+        std::string("strategy=capstan.fsdp")}) {
+    sets.push_back(set);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> Plan(const PlanOptions& given) {
   RunOptions options = given.run;
-  options.planned_gpus = given.gpus;
-  GpuRoom room;
-  if (given.fit || !given.gpu_memory.empty()) {
-    if (given.gpu_memory.empty()) {
-      return absl::InvalidArgumentError(
-          "--fit needs --gpu_memory: what a GPU has, 24GiB");
-    }
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t bytes,
-                             BytesFromText(given.gpu_memory));
-    options.planned_gpus = std::max(1, given.gpus);
-    room = RoomOfGpu(bytes, options.planned_gpus);
+  int64_t memory = 0;
+  if (!given.gpu_memory.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(memory, BytesFromText(given.gpu_memory));
+  } else if (given.fit) {
+    return absl::InvalidArgumentError(
+        "--fit needs --gpu_memory: what a GPU has, 24GiB");
   }
+  if (given.gpus < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--gpus is ", given.gpus, ": must be at least 1"));
+  }
+  if (memory > 0) SetRunDevice({true, memory});
   RunOptions preparing = options;
-  if (given.fit) {
-    // What it chooses must not be in the way.
-    for (const char* set :
-         {"batch.micro_batch_size=1", "strategy=capstan.fsdp"}) {
-      preparing.overrides.push_back(set);
-    }
+  if ((given.gpus > 0 || memory > 0) && !options.configs.empty()) {
+    CAPSTAN_RETURN_IF_ERROR(PlanForGpus(given.gpus, given.fit, &preparing));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            Prepare(preparing));
   if (prepared == nullptr) return 0;
-  std::cout << Heading(*prepared);
+  std::cout << Heading(*prepared, given.fit);
+  const Nccl& nccl = prepared->job.loaded.config.launch().nccl();
+  const GpuRoom room = RoomOfGpu(memory, prepared->processes,
+                                 {nccl.buffer_mib() << 20, nccl.max_ctas()});
   if (given.fit) return PrintFit(options, *prepared, room);
   const Plans plans = PlanAll(*prepared);
   std::cout << PlanTable(plans.planned, plans.refused);
@@ -278,7 +320,8 @@ void AddPlanOptions(Flags& flags, PlanOptions* options) {
   AddRunOptions(flags, &options->run);
   flags
       .Add("--gpus", &options->gpus,
-           "Plan for this many GPUs, which needn't be here")
+           "Plan for this many GPUs, which needn't be here; default: this "
+           "machine's or, with --gpu_memory, launch.processes of them")
       .Type("NUMBER");
   flags
       .Add("--gpu_memory", &options->gpu_memory,

@@ -38,7 +38,8 @@ LaunchSettings SettingsOf(const Launch& launch) {
 
 absl::StatusOr<Place> PlaceOf(const LoadedConfig& loaded, int gpus) {
   absl::StatusOr<Place> place =
-      FindPlace(SettingsOf(loaded.config.launch()), gpus);
+      FindPlace(SettingsOf(loaded.config.launch()), gpus,
+                gpus > 0 ? Gpus().on_machine : 0);
   // Others are about the environment.
   if (FieldOf(place.status()).has_value()) {
     return loaded.Locate(place.status(), "launch");

@@ -16,6 +16,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "base/gpus.h"
 #include "trainer/launcher/environment.h"
 
 namespace capstan {
@@ -277,7 +278,8 @@ void KeepDevices(hwloc_topology_t topology) {
 // it: only it knows what CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of the
 // machine's. "" if it doesn't.
 std::string BusIdOfGpu(int index) {
-  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  std::string unused;
+  void* const driver = OpenDriverLibrary(/*root=*/"", &unused);
   if (driver == nullptr) return "";
   const auto init =
       reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));

@@ -123,6 +123,20 @@ absl::Status CheckGpuIds(const PlaceRequest& request) {
   return absl::OkStatus();
 }
 
+// Whether the launcher shows each of a host's ranks one GPU, its own: srun
+// --gpus-per-task=1. By a variable, or by a control group, in which a GPU that
+// isn't the rank's just isn't there: Slurm's own variables, or /proc, which
+// shows them all, say so then. torchrun shows all ranks the same ones.
+bool EachSeesItsOwn(const PlaceRequest& request, const RankInfo& info) {
+  return request.gpus == 1 && info.local_world_size > 1 &&
+         !Variable("TORCHELASTIC_RUN_ID").has_value() &&
+         (Variable("CUDA_VISIBLE_DEVICES").has_value() ||
+          Variable("SLURM_GPUS_PER_TASK").has_value() ||
+          absl::StrContains(Variable("SLURM_TRES_PER_TASK").value_or(""),
+                            "gres/gpu") ||
+          request.gpus_on_machine >= info.local_world_size);
+}
+
 // Which GPU is whose.
 absl::Status AssignGpus(const PlaceRequest& request, Place* place) {
   const std::vector<int>& ids = request.settings.gpu_ids;
@@ -137,11 +151,7 @@ absl::Status AssignGpus(const PlaceRequest& request, Place* place) {
     place->gpu_ids = ids;
   } else if (!ids.empty()) {
     info.gpu = ids[info.local_rank];
-  } else if (request.gpus == 1 && info.local_world_size > 1 &&
-             Variable("CUDA_VISIBLE_DEVICES").has_value() &&
-             !Variable("TORCHELASTIC_RUN_ID").has_value()) {
-    // The launcher shows each rank its own GPU only (srun --gpus-per-task=1);
-    // torchrun shows all of a host's ranks the same ones.
+  } else if (EachSeesItsOwn(request, info)) {
     info.gpu = 0;
   }
   return absl::OkStatus();
@@ -187,8 +197,9 @@ absl::StatusOr<Place> ByTheFirst(const PlaceRequest& request) {
 
 }  // namespace
 
-absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus) {
-  const PlaceRequest request = {settings, gpus};
+absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus,
+                                int gpus_on_machine) {
+  const PlaceRequest request = {settings, gpus, gpus_on_machine};
   CAPSTAN_RETURN_IF_ERROR(CheckSettings(request));
   CAPSTAN_RETURN_IF_ERROR(CheckGpuIds(request));
   CAPSTAN_ASSIGN_OR_RETURN(Place place, ByTheFirst(request));

@@ -90,10 +90,12 @@ struct Place {
   bool Alone() const { return forks && info.nodes == 1; }
 };
 
-// Reads settings and environment, on a host with `gpus` usable GPUs.
+// Reads settings and environment, on a host with `gpus` GPUs that this process
+// can use, of `gpus_on_machine`; 0: unknown.
 // INVALID_ARGUMENT if they are incomplete or contradict each other: a
 // FieldError about a field of `launch`, or a sentence that names the variables.
-absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus);
+absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus,
+                                int gpus_on_machine = 0);
 
 // Adds what the environment doesn't say and the launcher can be asked: under
 // MPICH and Intel MPI, the hosts, a key and a token. Collective over the

@@ -50,9 +50,9 @@ class ReplayedEnvironment {
 
 inline absl::StatusOr<Place> PlaceIn(const Environment& environment,
                                      const LaunchSettings& settings = {},
-                                     int gpus = 0) {
+                                     int gpus = 0, int gpus_on_machine = 0) {
   const ReplayedEnvironment replayed(environment);
-  return FindPlace(settings, gpus);
+  return FindPlace(settings, gpus, gpus_on_machine);
 }
 
 // "launch.FIELD MESSAGE" for a FieldError, else the message; "" if OK.

@@ -280,8 +280,25 @@ TEST(RankVariables, RanksThatSeeOneGpuEach) {
                              {"MASTER_PORT", "29500"}};
   EXPECT_EQ(PlaceIn(environment, {}, 2)->info.GpuIndex(), 1);
   EXPECT_EQ(PlaceIn(environment, {}, 1)->info.GpuIndex(), 1);  // refused later
-  environment["CUDA_VISIBLE_DEVICES"] = "1";
-  EXPECT_EQ(PlaceIn(environment, {}, 1)->info.GpuIndex(), 0);
+  // Both may mean the same one, if that is all there is.
+  EXPECT_EQ(PlaceIn(environment, {}, 1, 1)->info.GpuIndex(), 1);
+  EXPECT_EQ(PlaceIn(environment, {}, 1, 2)->info.GpuIndex(), 0);
+  for (const auto& [name, value] :
+       std::vector<std::pair<const char*, const char*>>{
+           {"CUDA_VISIBLE_DEVICES", "1"},
+           {"CUDA_VISIBLE_DEVICES", "MIG-1"},
+           {"SLURM_GPUS_PER_TASK", "1"},
+           {"SLURM_TRES_PER_TASK", "cpu=4,gres/gpu=1"}}) {
+    EXPECT_EQ(
+        PlaceIn(With(environment, {{name, value}}), {}, 1)->info.GpuIndex(), 0)
+        << name;
+    EXPECT_EQ(PlaceIn(With(environment,
+                           {{name, value}, {"TORCHELASTIC_RUN_ID", "x"}}),
+                      {}, 1)
+                  ->info.GpuIndex(),
+              1)
+        << name;
+  }
 }
 
 }  // namespace

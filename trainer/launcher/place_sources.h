@@ -22,6 +22,7 @@ constexpr int kMostRanksOfANode = 10000;
 struct PlaceRequest {
   const LaunchSettings& settings;
   int gpus = 0;
+  int gpus_on_machine = 0;
 };
 
 using MaybePlace = absl::StatusOr<absl::optional<Place>>;

@@ -67,6 +67,10 @@ struct RankInfo {
   // What it is bound to (cores.h), "0-7 (NUMA 0, near GPU 3)"; empty: nothing.
   std::string cores;
 
+  // The others aren't there: the GPU is a stand-in that only notes what it is
+  // asked for (`trainer roofline`).
+  bool on_paper = false;
+
   // How often our launcher has started the ranks anew.
   int restart = 0;
   // Of several hosts: a rank that leaves before all have met may come again, as

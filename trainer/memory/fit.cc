@@ -111,7 +111,8 @@ std::string FitChoice::ConfigText() const {
     absl::StrAppend(&text, "optimizer { [plugin/capstan.adamw.Config] { ",
                     FieldsOf(optimizer_sets), "} }\n");
   }
-  absl::StrAppend(&text, "batch { micro_batch_size: ", micro_batch, " }\n");
+  absl::StrAppend(&text, "batch { micro_batch_size: ", micro_batch,
+                  " global_batch_size: ", global_batch, " }\n");
   absl::StrAppend(&text, "train {\n  activation_checkpointing: ",
                   checkpoint_every == 0   ? "NONE"
                   : checkpoint_every == 1 ? "EVERY_UNIT"
@@ -142,6 +143,7 @@ std::vector<FitChoice> FitChoices(const FitLimits& limits) {
           for (const int64_t micro_batch : limits.micro_batches) {
             FitChoice choice;
             choice.micro_batch = micro_batch;
+            choice.global_batch = limits.global_batch;
             // Small products and many launches.
             choice.cost = weights.cost * strategy.cost * state.cost *
                           checkpointing.cost *

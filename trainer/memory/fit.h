@@ -14,6 +14,7 @@ namespace capstan {
 struct FitLimits {
   int gpus = 1;
   std::vector<int64_t> micro_batches;  // that divide the global batch
+  int64_t global_batch = 0;            // which stays as it is
   bool adamw = false;                  // the optimizer is capstan.adamw
   // A frozen base under an adapter, which may be quantised.
   bool quantizable = false;
@@ -24,6 +25,7 @@ struct FitLimits {
 struct FitChoice {
   std::string strategy;  // package: "capstan.zero2"
   int64_t micro_batch = 1;
+  int64_t global_batch = 0;
   int64_t checkpoint_every = 0;  // 0: none; 1, 2: every n-th unit
   bool offload_activations = false;
   bool paged_state = false;
@@ -31,8 +33,8 @@ struct FitChoice {
   // Fields of the strategy and the optimizer: "state=EIGHT_BIT".
   std::vector<std::string> strategy_sets;
   std::vector<std::string> optimizer_sets;
-  // The estimated time of a step relative to the fastest choice's. Made to
-  // order choices; not measured.
+  // The estimated time of a step, which has as many samples with each choice,
+  // relative to the fastest choice's. Made to order choices; not measured.
   double cost = 1.0;
 
   // For LoadConfig: those that make plugins of their own.

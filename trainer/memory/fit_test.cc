@@ -23,6 +23,7 @@ FitLimits Limits(int gpus) {
   FitLimits limits;
   limits.gpus = gpus;
   limits.micro_batches = {1, 4};
+  limits.global_batch = 64;
   limits.adamw = true;
   return limits;
 }
@@ -118,6 +119,7 @@ TEST(FitTest, AllLinesAreAConfig) {
                 set->config.adapter().SerializeAsString())
           << text;
       EXPECT_EQ(config.batch().micro_batch_size(), choice.micro_batch);
+      EXPECT_EQ(config.batch().global_batch_size(), 64);
       EXPECT_EQ(config.train().offload().activations(),
                 choice.offload_activations);
       EXPECT_EQ(config.train().offload().optimizer_state(), choice.paged_state);
@@ -135,6 +137,21 @@ TEST(FitTest, AmountsOfMemory) {
   }
 }
 
+TEST(FitTest, RoomOfAGpu) {
+  const int64_t mib = 1 << 20;
+  const GpuRoom alone = RoomOfGpu(int64_t{24} << 30, 1);
+  EXPECT_EQ(alone.nccl, 0);
+  EXPECT_EQ(alone.for_tensors() + alone.context + alone.workspaces +
+                alone.fragmentation,
+            int64_t{24} << 30);
+  // 24 channels of 10 MiB and 2 MiB, for one neighbour or two.
+  EXPECT_EQ(RoomOfGpu(int64_t{24} << 30, 2).nccl, 24 * 12 * mib);
+  EXPECT_EQ(RoomOfGpu(int64_t{24} << 30, 3).nccl, 2 * 24 * 12 * mib);
+  EXPECT_EQ(RoomOfGpu(int64_t{24} << 30, 64).nccl, 2 * 24 * 12 * mib);
+  EXPECT_EQ(RoomOfGpu(int64_t{24} << 30, 8, {1 * mib, 4}).nccl,
+            2 * 4 * 10 * mib);
+}
+
 TEST(FitTest, ATableForEachGpu) {
   MemoryPlan plan;
   plan.at_peak[1] = int64_t{20} << 30;
@@ -143,6 +160,7 @@ TEST(FitTest, ATableForEachGpu) {
       DeviceTable(plan, RoomOfGpu(int64_t{24} << 30, 2), 2);
   EXPECT_THAT(fits, HasSubstr("Each of 2 GPUs of 24.0 GiB\n"));
   EXPECT_THAT(fits, ::testing::ContainsRegex("\n  tensors +20.0 GiB\n"));
+  EXPECT_THAT(fits, ::testing::ContainsRegex("\n  NCCL's buffers +288 MiB\n"));
   EXPECT_THAT(fits, ::testing::ContainsRegex("\n  left +"));
   EXPECT_THAT(fits, ::testing::ContainsRegex("copies being saved +6.00 GiB\n"));
   EXPECT_THAT(DeviceTable(plan, RoomOfGpu(int64_t{16} << 30, 1), 1),

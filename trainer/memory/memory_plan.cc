@@ -414,16 +414,50 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
   return text;
 }
 
-GpuRoom RoomOfGpu(int64_t bytes, int ranks) {
-  // LibTorch's CUDA libraries load some 500 MiB of kernels and the context,
-  // cuBLAS and cuDNN take workspaces.
-  constexpr int64_t kContext = int64_t{640} << 20;
-  constexpr int64_t kNccl = int64_t{384} << 20;
+namespace {
+
+// What NCCL takes on a GPU: for each channel and each neighbour (in a ring two,
+// which are a tree's within a machine) a buffer to receive for each of its
+// protocols, and room to send, both mapped in pieces of 2 MiB. NCCL 2.28: 8
+// steps of 640 threads with 8 lines of 16 bytes (LL) or 120 numbers of 8 bytes
+// (LL128), and NCCL_BUFFSIZE, 4 MiB; its issue 1685 shows pieces of 10,485,760
+// and 2,097,152 bytes. 24 channels are those of A100s by NVLink; machines
+// without have fewer.
+int64_t NcclBytes(int ranks, const NcclSizes& sizes) {
+  constexpr int64_t kPiece = int64_t{2} << 20;
+  constexpr int64_t kLowLatency = 8 * 640 * (8 * 16 + 120 * 8);
+  constexpr int64_t kSimple = int64_t{4} << 20;
+  constexpr int kChannels = 24;
+  if (ranks < 2) return 0;
+  const int64_t buffers =
+      kLowLatency + (sizes.buffer > 0 ? sizes.buffer : kSimple);
+  const int64_t connection = (buffers + kPiece - 1) / kPiece * kPiece + kPiece;
+  const int64_t channels =
+      sizes.max_ctas > 0 ? std::min(kChannels, sizes.max_ctas) : kChannels;
+  return channels * std::min(ranks - 1, 2) * connection;
+}
+
+}  // namespace
+
+GpuRoom RoomOfGpu(int64_t bytes, int ranks, const NcclSizes& nccl) {
+  // nvidia-smi's figure for a process of PyTorch 2.10 with CUDA 13.0 and no
+  // tensor is 426 MiB on an RTX 6000 Ada (unslothai/unsloth-zoo, pull request
+  // 1053); kernels are loaded when they are first used, ours, cuBLAS's and
+  // cuDNN's some 100 MiB.
+  constexpr int64_t kContext = int64_t{544} << 20;
+  // On compute capability 9.0 and 10.0 32 MiB for the stream that multiplies,
+  // on others 8.1 (LibTorch 2.11, ATen/cuda/CublasHandlePool.cpp); the
+  // allocator counts it among tensors.
+  constexpr int64_t kWorkspaces = int64_t{32} << 20;
+  // The allocator takes memory in pieces of 2 MiB for tensors below 1 MiB, of
+  // 20 MiB below 10 MiB, and in multiples of 2 MiB above; a part of each piece
+  // and between them stays free.
   constexpr double kFragmentation = 0.05;
   GpuRoom room;
   room.bytes = bytes;
   room.context = kContext;
-  room.nccl = ranks > 1 ? kNccl : 0;
+  room.workspaces = kWorkspaces;
+  room.nccl = NcclBytes(ranks, nccl);
   room.fragmentation =
       static_cast<int64_t>(kFragmentation * static_cast<double>(bytes));
   return room;
@@ -462,9 +496,10 @@ std::string DeviceTable(const MemoryPlan& plan, const GpuRoom& room,
   };
   const int64_t tensors = Total(plan.at_peak);
   row("tensors", tensors);
-  row("CUDA context, kernels, workspaces", room.context);
-  if (room.nccl > 0) row("NCCL", room.nccl);
-  row("fragmentation", room.fragmentation);
+  row("CUDA's context and kernels", room.context);
+  row("cuBLAS's workspace", room.workspaces);
+  if (room.nccl > 0) row("NCCL's buffers", room.nccl);
+  row("rounding and fragmentation", room.fragmentation);
   const int64_t left = room.for_tensors() - tensors;
   row(left >= 0 ? "left" : "missing", left >= 0 ? left : -left);
   absl::StrAppend(&text, "Their machine's memory\n");

@@ -118,17 +118,25 @@ int64_t UpdateWorkspace(const Optimizer& optimizer, const Model& model,
 // bytes a trainable parameter for all ranks together with AdamW in float32.
 int64_t SavedBytes(const MemoryRequest& request);
 
-// What a GPU of `bytes` has for tensors: without the CUDA context and loaded
-// kernels, NCCL's buffers and fragmentation. Estimates, never compared with a
-// card.
+// NCCL's settings that its memory depends on; 0: its own.
+struct NcclSizes {
+  int64_t buffer = 0;  // bytes of a channel's buffer
+  int max_ctas = 0;    // the most channels
+};
+
+// What a GPU of `bytes` has for a run's tensors: without what else takes its
+// memory, in bytes. Estimates, never compared with a card.
 struct GpuRoom {
   int64_t bytes = 0;
-  int64_t context = 0;
-  int64_t nccl = 0;
-  int64_t fragmentation = 0;
-  int64_t for_tensors() const { return bytes - context - nccl - fragmentation; }
+  int64_t context = 0;        // CUDA's context and the kernels that are loaded
+  int64_t workspaces = 0;     // of cuBLAS
+  int64_t nccl = 0;           // buffers between GPUs
+  int64_t fragmentation = 0;  // of LibTorch's allocator, with its rounding
+  int64_t for_tensors() const {
+    return bytes - context - workspaces - nccl - fragmentation;
+  }
 };
-GpuRoom RoomOfGpu(int64_t bytes, int ranks);
+GpuRoom RoomOfGpu(int64_t bytes, int ranks, const NcclSizes& nccl = {});
 
 // "24GiB", "80 GB", "512MiB" or a number of bytes.
 absl::StatusOr<int64_t> BytesFromText(absl::string_view text);

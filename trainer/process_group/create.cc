@@ -3,7 +3,6 @@
 
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
-#include <link.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -17,28 +16,24 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
+#include "base/gpus.h"
 #include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
 #include "trainer/launcher/environment.h"
 #include "trainer/process_group/backend_group.h"
+#include "trainer/process_group/cuda_libraries.h"
 #include "trainer/process_group/hosts/hosts_group.h"
 #include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
+#include "trainer/process_group/paper_group.h"
 #include "trainer/process_group/rendezvous.h"
 #include "trainer/process_group/single_group.h"
 #include "trainer/watch/ledger.h"
 
 namespace capstan {
 namespace {
-
-std::string LibTorchFolder() {
-  void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
-  link_map* map = nullptr;
-  if (torch == nullptr || dlinfo(torch, RTLD_DI_LINKMAP, &map) != 0) return "";
-  return RealFolderOf(map->l_name);
-}
 
 absl::Status NoGpu(absl::string_view problem) {
   return absl::FailedPreconditionError(
@@ -49,20 +44,6 @@ absl::Status NoGpu(absl::string_view problem) {
 std::string LoadError() {
   const char* error = dlerror();
   return error == nullptr ? "unknown error of the dynamic loader" : error;
-}
-
-// Loads LibTorch's CUDA library by its real path, relative to which it finds
-// NVIDIA's libraries. libcapstan_nccl.so depends on it being loaded.
-absl::Status LoadLibTorchCuda() {
-  constexpr char kName[] = "libtorch_cuda.so";
-  const std::string beside = absl::StrCat(LibTorchFolder(), "/", kName);
-  const bool there = access(beside.c_str(), R_OK) == 0;
-  if (dlopen(there ? beside.c_str() : kName, RTLD_NOW | RTLD_GLOBAL) ==
-      nullptr) {
-    return NoGpu(
-        absl::StrCat("LibTorch's CUDA library does not load: ", LoadError()));
-  }
-  return absl::OkStatus();
 }
 
 std::vector<std::string> NcclFolders() {
@@ -78,7 +59,14 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
   for (const std::string& folder : folders) {
     const std::string path = absl::StrCat(folder, "/", kNcclLibrary);
     if (access(path.c_str(), R_OK) != 0) continue;
-    CAPSTAN_RETURN_IF_ERROR(LoadLibTorchCuda());
+    // CUDA's runtime asks for it by name, and says less if it isn't there.
+    std::string problem;
+    if (OpenDriverLibrary(/*root=*/"", &problem) == nullptr) {
+      return NoGpu(
+          absl::StrCat("the driver's library does not load: ", problem));
+    }
+    const absl::Status loaded = LoadLibTorchCuda();
+    if (!loaded.ok()) return NoGpu(loaded.message());
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == nullptr) {
       return NoGpu(absl::StrCat(path, " does not load: ", LoadError()));
@@ -92,7 +80,7 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
   }
   return NoGpu(absl::StrCat(
       "there is no ", kNcclLibrary, " in ", absl::StrJoin(folders, ", "),
-      "; it is built where the CUDA Toolkit and NCCL are installed"));
+      "; build the trainer with --repo_env=CAPSTAN_GPU=on"));
 }
 
 using c10d::ProcessGroupGloo;
@@ -219,7 +207,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info,
   }
   CAPSTAN_ASSIGN_OR_RETURN(const NcclEntry* entry, LoadNccl());
   SetGpuTools(entry->tools);
-  return entry->create(info);
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
+                           entry->create(info));
+  return info.on_paper ? CreatePaperGroup(std::move(group)) : std::move(group);
 }
 
 }  // namespace

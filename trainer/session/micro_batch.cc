@@ -9,6 +9,7 @@
 #include "base/gpus.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "plugins/sdk/token_model.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/process_group/agree.h"
@@ -71,6 +72,10 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.checkpointing =
       CheckpointingOf(job.loaded.config.train(), *job.parts.model);
   request.on_gpu = job.gpus > 0;
+  const TokenModel* const tokens = job.parts.model->token_model();
+  if (request.on_gpu && tokens != nullptr && request.length > 0) {
+    request.length = LengthOnGpu(request.length, tokens->max_positions());
+  }
   const Train& train = job.loaded.config.train();
   request.paged_state = train.offload().optimizer_state();
   request.snapshot =

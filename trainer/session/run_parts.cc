@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/gpus.h"
+#include "base/run_device.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/packed_parameters.h"
@@ -302,6 +303,16 @@ absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
   return absl::OkStatus();
 }
 
+// Of the GPUs that are planned for, or else of those that are here; 0: unknown.
+int64_t LeastGpuMemory() {
+  int64_t least = CurrentRunDevice().memory;
+  if (least > 0) return least;
+  for (const Gpu& gpu : Gpus().gpus) {
+    least = least == 0 ? gpu.memory : std::min(least, gpu.memory);
+  }
+  return least;
+}
+
 }  // namespace
 
 ActivationCheckpointing CheckpointingOf(const Train& train,
@@ -440,6 +451,10 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                PluginCategory::kOptimizer, &parts.optimizer));
   parts.strategy_name = PackageIn(config.strategy());
   parts.device = DeviceOf(*parts.precision, gpus);
+  // `plan --gpu_memory` has said it before.
+  if (CurrentRunDevice().memory == 0) {
+    SetRunDevice({gpus > 0, gpus > 0 ? LeastGpuMemory() : 0});
+  }
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* const model,

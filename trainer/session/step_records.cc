@@ -36,8 +36,7 @@ void StepMedians::Add(const Step& step) {
   kept_.push_back(step);
 }
 
-void StepMedians::Summarize(bool timed, double peak,
-                            RunSummary* summary) const {
+void StepMedians::Summarize(double peak, RunSummary* summary) const {
   const auto median = [this](auto value) {
     std::vector<double> values;
     for (const Step& step : kept_) values.push_back(value(step));
@@ -62,7 +61,6 @@ void StepMedians::Summarize(bool timed, double peak,
     summary->mfu = utilisation(false);
     if (utilisation(true) > *summary->mfu) summary->hfu = utilisation(true);
   }
-  if (!timed) return;
   summary->communication_seconds =
       median([](const Step& step) { return step.communication.busy_seconds; });
   summary->exposed_communication_seconds = median(
@@ -139,10 +137,8 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
   metrics.step_seconds = seconds;
   metrics.tokens_per_second = sums.tokens / std::max(seconds, 1e-9);
   metrics.bytes_sent = step.communication.bytes_sent;
-  if (!session_.group->device().is_cuda()) {
-    metrics.communication_seconds = step.communication.busy_seconds;
-    metrics.exposed_seconds = step.communication.exposed_seconds;
-  }
+  metrics.communication_seconds = step.communication.busy_seconds;
+  metrics.exposed_seconds = step.communication.exposed_seconds;
   if (peak_ > 0.0) metrics.mfu = flops / std::max(seconds, 1e-9) / peak_;
   metrics.gpu_memory = step.memory;
   metrics.skipped = outcome.skipped;
@@ -180,7 +176,7 @@ TaggedNumbers StepRecords::SumMetrics(const IssuedStep& issued) {
 RunSummary StepRecords::Summary() {
   RunSummary summary = session_.Progress();
   summary.ready_seconds = ready_seconds_;
-  medians_.Summarize(!session_.group->device().is_cuda(), peak_, &summary);
+  medians_.Summarize(peak_, &summary);
   AddMemory(&summary);
   return summary;
 }

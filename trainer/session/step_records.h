@@ -32,10 +32,9 @@ class StepMedians {
   };
 
   void Add(const Step& step);
-  // Sets the summary's medians, communication seconds only if `timed`. 0
-  // without steps.
-  // `peak`: the GPUs' FLOP/s; 0: unknown.
-  void Summarize(bool timed, double peak, RunSummary* summary) const;
+  // Sets the summary's medians. 0 without steps. `peak`: the GPUs' FLOP/s; 0:
+  // unknown.
+  void Summarize(double peak, RunSummary* summary) const;
   size_t kept() const { return kept_.size(); }
 
  private:

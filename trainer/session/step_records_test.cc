@@ -24,7 +24,7 @@ RunSummary SummaryOf(const std::vector<double>& seconds) {
   StepMedians medians;
   for (const double value : seconds) medians.Add(StepOf(value));
   RunSummary summary;
-  medians.Summarize(/*timed=*/true, /*peak=*/0.0, &summary);
+  medians.Summarize(/*peak=*/0.0, &summary);
   return summary;
 }
 
@@ -46,10 +46,9 @@ TEST(StepMediansTest, OfAllNumbers) {
   EXPECT_EQ(summary.exposed_communication_seconds, 0.5);
   StepMedians medians;
   medians.Add(StepOf(3));
-  RunSummary untimed;
-  medians.Summarize(/*timed=*/false, /*peak=*/0.0, &untimed);
-  EXPECT_EQ(untimed.bytes_sent_per_step, 3000);
-  EXPECT_FALSE(untimed.communication_seconds.has_value());
+  RunSummary one;
+  medians.Summarize(/*peak=*/0.0, &one);
+  EXPECT_EQ(one.bytes_sent_per_step, 3000);
 }
 
 TEST(StepMediansTest, Utilisation) {
@@ -60,7 +59,7 @@ TEST(StepMediansTest, Utilisation) {
     medians.Add(step);
   }
   RunSummary summary;
-  medians.Summarize(/*timed=*/true, /*peak=*/200.0, &summary);
+  medians.Summarize(/*peak=*/200.0, &summary);
   EXPECT_EQ(summary.mfu, 0.25);
   EXPECT_FALSE(summary.hfu.has_value()) << "nothing is recomputed";
   StepMedians again;
@@ -68,7 +67,7 @@ TEST(StepMediansTest, Utilisation) {
   step.flops = 100.0;
   step.recomputed = 20.0;
   again.Add(step);
-  again.Summarize(/*timed=*/true, /*peak=*/200.0, &summary);
+  again.Summarize(/*peak=*/200.0, &summary);
   EXPECT_EQ(summary.mfu, 0.25);
   EXPECT_EQ(summary.hfu, 0.3);
   EXPECT_FALSE(SummaryOf({1, 2, 3}).mfu.has_value()) << "the peak is unknown";
@@ -98,7 +97,7 @@ TEST(StepMediansTest, TakeConstantMemory) {
   EXPECT_LE(most, 8192u);
   EXPECT_GE(medians.kept(), 4096u);
   RunSummary summary;
-  medians.Summarize(/*timed=*/true, /*peak=*/0.0, &summary);
+  medians.Summarize(/*peak=*/0.0, &summary);
   EXPECT_NEAR(summary.step_seconds_median, kSteps / 2, 0.001 * kSteps);
 }
 

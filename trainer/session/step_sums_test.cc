@@ -194,7 +194,7 @@ TEST(StepSumsMemoryTest, LargestOfAllRanks) {
   EXPECT_EQ(sums.count, 55.0);
   EXPECT_EQ(sums.loss_sum, 80.0);
 
-  DeferredSums deferred(at::kCPU, 2);
+  DeferredSums deferred(at::kCPU, /*ranks=*/2);
   deferred.set_memory(mine);
   deferred.Reduce(MakeSums(80.0, 50.0, 4.0), at::Tensor(), at::Tensor(),
                   GradientRule(), group);

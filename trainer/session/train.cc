@@ -7,7 +7,6 @@
 #include <ATen/Parallel.h>
 #include <malloc.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -46,6 +45,7 @@
 #include "trainer/profile/profiler.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/compare_ranks.h"
+#include "trainer/session/deterministic.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/exit_guard.h"
 #include "trainer/session/micro_batch.h"
@@ -161,12 +161,7 @@ void PrepareProcess(const Session& session) {
     at::globalContext().setAllowTF32CuBLAS(session.config.train().tf32());
     at::globalContext().setAllowTF32CuDNN(session.config.train().tf32());
   }
-  if (session.config.train().deterministic()) {
-    // Read when cuBLAS creates its first handle (CUDA's documentation, "cuBLAS,
-    // results reproducibility").
-    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  }
+  if (session.config.train().deterministic()) ComputeDeterministically();
 }
 
 absl::Status JoinRanks(Session* session) {
@@ -313,6 +308,7 @@ class Training {
 
   // All of it. An error ends the others' collectives, too.
   absl::Status Run();
+  absl::Status RunFirst(int64_t steps);
 
  private:
   // As the watchdog and profiling tools know it, while it lives.
@@ -364,6 +360,16 @@ absl::Status Training::Run() {
   // What the others have done is worth keeping.
   if (!status.ok()) session_.background_save.CompleteAlone(kSaveGrace);
   return status;
+}
+
+absl::Status Training::RunFirst(int64_t steps) {
+  return CatchAll([&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(SetUp());
+    for (int64_t i = 0; i < steps && session_.GoesOn(); ++i) {
+      CAPSTAN_RETURN_IF_ERROR(Step());
+    }
+    return step_.CatchUp();
+  });
 }
 
 absl::Status Training::RunPhases() {
@@ -591,6 +597,11 @@ absl::Status RunTraining(TrainJob* job, const RankInfo& rank, ReadSums read) {
                       : BindToCores(rank, job->gpus),
                   read)
       .Run();
+}
+
+absl::Status RunFirstSteps(TrainJob* job, const RankInfo& rank,
+                           int64_t steps) {
+  return Training(job, rank, ReadSums::kAuto).RunFirst(steps);
 }
 
 }  // namespace capstan

@@ -2,6 +2,8 @@
 #ifndef CAPSTAN_TRAINER_SESSION_TRAIN_H_
 #define CAPSTAN_TRAINER_SESSION_TRAIN_H_
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/session/run_parts.h"
@@ -16,6 +18,11 @@ namespace capstan {
 // rank failed, and its error is the cause.
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank,
                          ReadSums read = ReadSums::kAuto);
+
+// The first `steps` steps of that run, and nothing after them: neither
+// evaluations nor files but those that a run begins with. For what a step asks
+// of a device; the process should end then.
+absl::Status RunFirstSteps(TrainJob* job, const RankInfo& rank, int64_t steps);
 
 }  // namespace capstan
 

@@ -475,7 +475,7 @@ at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
                       const MemoryScope scope(MemoryCategory::kLogits);
                       return kernels::HeadCrossEntropyRows(
                           kernels::RmsNorm(x, norm, eps, plus_one), head,
-                          targets, tied, kernels::kLogitsBytes, place, softcap);
+                          targets, tied, /*logits_bytes=*/0, place, softcap);
                     });
 }
 
@@ -506,7 +506,7 @@ at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
                    const MemoryScope scope(MemoryCategory::kLogits);
                    return kernels::HeadCrossEntropySum(
                        kernels::RmsNorm(x, norm, eps, plus_one), head, flat,
-                       tied, kernels::kLogitsBytes, place, factors, softcap);
+                       tied, /*logits_bytes=*/0, place, factors, softcap);
                  });
   if (router_loss == nullptr) return sum;
   return router_loss->AddTo(sum, (flat >= 0).sum().to(sum.device()));

@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "base/run_device.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/moe.h"
 #include "kernels/layers/rms_norm.h"
@@ -82,6 +83,7 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
                                   c.vocab_size,     compute,
                                   trained,          c.tie_word_embeddings};
   ends.softcap = c.logit_softcap != 0.0;
+  ends.device = CurrentRunDevice();
   kernels::TransformerBlockShape block;
   block.rows = ends.rows;
   block.hidden = c.hidden_size;
@@ -92,6 +94,7 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
   block.dtype = compute;
   block.packed = !c.causal;
   block.trained = trained;
+  block.gpu = CurrentRunDevice().gpu;
   block.input_norms = c.norm_before;
   block.post_norms = c.norm_after;
   block.query_key_norm = c.query_key_norm;

@@ -28,6 +28,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/random.h"
+#include "base/run_device.h"
 #include "base/status.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/linear.h"
@@ -324,9 +325,10 @@ UnitMemory PlanLayer(const Config& c, const Bytes& b,
 
 UnitMemory PlanHead(const Config& c, const Bytes& b) {
   // The bias is a column of the weight (CrossEntropySum).
-  const kernels::TokenLossShape shape = {
+  kernels::TokenLossShape shape = {
       b.rows,           c.hidden_size() + 1, c.vocab_size(), b.dtype,
       /*trained=*/true, /*tied=*/false,      /*sink=*/false};
+  shape.device = CurrentRunDevice();
   const int64_t rows = b.rows * shape.hidden * b.element;
   // The rows and the weight with that column, then what the kernel holds.
   kernels::MemoryLedger forward(rows + shape.vocab * shape.hidden * b.element);
@@ -445,7 +447,7 @@ class LladaScratch final : public Model, public TokenModel {
           return kernels::HeadCrossEntropySum(
               at::cat({n, ones}, 1),
               at::cat({head[kHead], head[kHeadBias].unsqueeze(1)}, 1), flat,
-              nullptr, kernels::kLogitsBytes, {}, factors);
+              nullptr, /*logits_bytes=*/0, {}, factors);
         });
   }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -211,6 +212,18 @@ constexpr int64_t kDefaultFinalEpisodes = 500;
 
 int64_t Rows(const Batch& batch) {
   return RequiredTensor(batch, "lengths").numel();
+}
+
+// On a GPU lengthens histories by padding to a multiple of kGpuLengthMultiple,
+// but to at most `most` tokens.
+void RoundUpLength(int64_t most, HistoryInput* input) {
+  if (!input->kinds.is_cuda()) return;
+  const int64_t length = input->kinds.size(1);
+  const int64_t more = LengthOnGpu(length, most) - length;
+  if (more == 0) return;
+  input->kinds = at::constant_pad_nd(input->kinds, {0, more},
+                                     static_cast<int>(HistoryToken::kPadding));
+  input->transitions = at::constant_pad_nd(input->transitions, {0, 0, 0, more});
 }
 
 // One of the two losses, over the targets that aren't kIgnoredTarget.
@@ -444,8 +457,9 @@ LossSum AlgorithmDistillation::Compute(Model& model, const Batch& batch,
   // Dropout only in training.
   if (info.training)
     input.sample_positions = RequiredTensor(batch, kSamplePosition);
-  const at::Tensor logits = histories->LastLogits(input, runner);
   const HistorySpec spec = histories->history_spec();
+  RoundUpLength(spec.max_length, &input);
+  const at::Tensor logits = histories->LastLogits(input, runner);
 
   const double smoothing = config_.label_smoothing();
   const Part action = PartOf(logits.narrow(1, 0, spec.actions),

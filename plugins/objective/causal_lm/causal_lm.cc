@@ -99,9 +99,8 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   const at::Tensor& ids = RequiredTensor(batch, kInputIds);
   const at::Tensor labels = Optional(batch, kLabels);
   const at::Tensor positions = Optional(batch, kPositions);
-  const at::Tensor targets =
-      at::full(ids.sizes(), kIgnoredTarget, ids.options());
-  targets.narrow(1, 0, ids.size(1) - 1)
+  TokenTargets targets = {at::full(ids.sizes(), kIgnoredTarget, ids.options())};
+  targets.tokens.narrow(1, 0, ids.size(1) - 1)
       .copy_(NextLabels(labels.defined() ? labels : ids, positions));
   LossSum loss;
   TokenInput input;
@@ -112,14 +111,16 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   if (info.training) {
     input.sample_positions = Optional(batch, kSamplePosition);
   }
-  loss.sum = tokens->CrossEntropySum(input, {targets}, runner);
+  const int64_t more = TokensToAdd(batch, tokens->max_positions());
+  AddPadding(*tokens, more, &input, &targets);
+  loss.sum = tokens->CrossEntropySum(input, targets, runner);
   if (info.thorough) {
-    loss.metrics = CountCorrect(*tokens, input, targets, runner);
+    loss.metrics = CountCorrect(*tokens, input, targets.tokens, runner);
   }
   loss.count = CountTargets(batch, info);
   const TokenTotals totals = CountTokens(batch);
   loss.tokens = totals.tokens;
-  loss.padding = totals.padding;
+  loss.padding = totals.padding + more * ids.size(0);
   return loss;
 }
 

@@ -2,7 +2,12 @@
 #include "plugins/objective/common/token_objective.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 
@@ -38,6 +43,39 @@ absl::Status CheckPrompt(const TokenModel& model,
     }
   }
   return absl::OkStatus();
+}
+
+int64_t TokensToAdd(const Batch& batch, int64_t most) {
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
+  if (!ids.is_cuda() || batch.count(kTokenCounts) == 0 ||
+      batch.count(kPositions) != 0) {
+    return 0;
+  }
+  const int64_t length = ids.size(1);
+  return LengthOnGpu(length, most) - length;
+}
+
+void AddPadding(const TokenModel& model, int64_t tokens, TokenInput* input,
+                TokenTargets* targets) {
+  if (tokens == 0) return;
+  const int64_t rows = input->tokens.size(0), length = input->tokens.size(1);
+  // Tokens see others behind them, unless these are another document.
+  if (input->positions.defined() || !model.causal()) {
+    const at::Tensor own =
+        input->positions.defined()
+            ? input->positions
+            : at::arange(length, at::kLong).expand({rows, length});
+    input->positions = at::cat(
+        {own, at::arange(tokens, own.options()).expand({rows, tokens})}, 1);
+  }
+  const auto lengthen = [tokens](const at::Tensor& t, double value) {
+    return at::constant_pad_nd(t, {0, tokens}, value);
+  };
+  input->tokens = lengthen(input->tokens, 0);
+  targets->tokens = lengthen(targets->tokens, kIgnoredTarget);
+  if (targets->weights.defined()) {
+    targets->weights = lengthen(targets->weights, 0);
+  }
 }
 
 at::Tensor CountCorrect(TokenModel& model, const TokenInput& input,

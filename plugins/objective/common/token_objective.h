@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/token_model.h"
 
 namespace capstan {
 
@@ -22,6 +23,16 @@ absl::Status CheckVocabulary(const TokenModel& model,
 // Checks that the model can continue `prompt`.
 absl::Status CheckPrompt(const TokenModel& model,
                          absl::Span<const int64_t> prompt);
+
+// By how many tokens to lengthen the rows of a batch: on a GPU to a multiple of
+// kGpuLengthMultiple, but to at most `most`; 0 if rows don't vary in length,
+// i.e. the batch has no kTokenCounts, or packs documents.
+int64_t TokensToAdd(const Batch& batch, int64_t most);
+
+// Lengthens each row by `tokens` positions of padding: without targets, and
+// seen by none of the others.
+void AddPadding(const TokenModel& model, int64_t tokens, TokenInput* input,
+                TokenTargets* targets);
 
 // LossSum::metrics with one row, [1, 2] float64: at how many of `targets` ([B,
 // T] int64, negative: none) the likeliest token is the target, and the number

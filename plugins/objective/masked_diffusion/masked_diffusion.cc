@@ -397,6 +397,8 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
   if (info.training) {
     hidden.input.sample_positions = RequiredTensor(batch, kSamplePosition);
   }
+  const int64_t more = TokensToAdd(batch, tokens->max_positions());
+  AddPadding(*tokens, more, &hidden.input, &hidden.targets);
   LossSum loss;
   loss.sum = tokens->CrossEntropySum(hidden.input, hidden.targets, runner);
   if (info.thorough) {
@@ -409,7 +411,7 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
   loss.trained = CountOf(drawn.layout, drawn.noise, Config::MASKED_MEAN);
   const TokenTotals totals = CountTokens(batch);
   loss.tokens = totals.tokens;
-  loss.padding = totals.padding;
+  loss.padding = totals.padding + more * drawn.layout.batch;
   return loss;
 }
 

@@ -23,6 +23,11 @@ int64_t Bytes(DType dtype) {
 
 constexpr int64_t kFloat = 4, kIndex = 8, kDouble = 8;
 
+// From the first to the last byte of rows that are `stride` elements apart.
+int64_t RowsSpan(int64_t rows, int64_t n, int64_t stride, DType dtype) {
+  return rows == 0 ? 0 : ((rows - 1) * stride + n) * Bytes(dtype);
+}
+
 }  // namespace
 
 void Launch::Name(const char* name, double operations, int launches) {
@@ -47,6 +52,8 @@ void Launch::Describe(kernels::cuda::RmsNormArgs& a) {
   const int64_t matrix = a.rows * a.n * Bytes(a.dtype);
   Name("capstan::rms_norm", 4.0 * a.rows * a.n, 1);
   Read(a.x, matrix);
+  Read(a.add, matrix);
+  Write(a.sum, matrix);
   Read(a.weight, a.n * Bytes(a.dtype));
   Write(a.y, matrix);
   if (a.rstd_given) {
@@ -67,34 +74,44 @@ void Launch::Describe(kernels::cuda::RmsNormBackwardArgs& a) {
   Read(a.residual, matrix);
   Write(a.dx, matrix);
   if (!weight) return;
-  Update(a.partial,
-         kernels::cuda::RmsNormPartials(a.rows, a.n) * a.n * kFloat);
+  Update(a.partial, kernels::cuda::RmsNormPartials(a.rows, a.n) * a.n * kFloat);
   Write(a.dweight, a.n * Bytes(a.dweight_dtype));
 }
 
 void Launch::Describe(kernels::cuda::RopeArgs& a) {
   const int64_t channels = a.heads * a.head_dim;
   Name("capstan::rope", 3.0 * a.rows * channels, 1);
-  Update(a.x, a.rows * channels * Bytes(a.dtype));
+  Touch(a.x, RowsSpan(a.rows, channels, a.x_stride, a.dtype), true, false,
+        false);
+  Touch(a.y, RowsSpan(a.rows, channels, a.y_stride, a.dtype), false, true,
+        false);
+  work_->cost.bytes_read += a.rows * channels * Bytes(a.dtype);
+  work_->cost.bytes_written += a.rows * channels * Bytes(a.dtype);
   Read(a.table, std::min(a.rows, a.positions) * a.head_dim * kFloat);
 }
 
 void Launch::Describe(kernels::cuda::SwiGluArgs& a) {
-  const int64_t bytes = a.n * Bytes(a.dtype);
-  Name("capstan::swiglu", 5.0 * a.n, 1);
-  Read(a.gate, bytes);
-  Read(a.up, bytes);
+  const int64_t bytes = a.rows * a.n * Bytes(a.dtype);
+  const int64_t span = RowsSpan(a.rows, a.n, a.stride, a.dtype);
+  Name("capstan::swiglu", 5.0 * a.rows * a.n, 1);
+  Touch(a.gate, span, true, false, false);
+  Touch(a.up, span, true, false, false);
+  work_->cost.bytes_read += 2 * bytes;
   Write(a.out, bytes);
 }
 
 void Launch::Describe(kernels::cuda::SwiGluBackwardArgs& a) {
-  const int64_t bytes = a.n * Bytes(a.dtype);
-  Name("capstan::swiglu_backward", 12.0 * a.n, 1);
-  Read(a.gate, bytes);
-  Read(a.up, bytes);
+  const int64_t bytes = a.rows * a.n * Bytes(a.dtype);
+  const int64_t span = RowsSpan(a.rows, a.n, a.stride, a.dtype);
+  const int64_t d_span = RowsSpan(a.rows, a.n, a.d_stride, a.dtype);
+  Name("capstan::swiglu_backward", 12.0 * a.rows * a.n, 1);
+  Touch(a.gate, span, true, false, false);
+  Touch(a.up, span, true, false, false);
   Update(a.d_out, bytes);
-  Write(a.d_gate, bytes);
-  Write(a.d_up, bytes);
+  Touch(a.d_gate, d_span, false, true, false);
+  Touch(a.d_up, d_span, false, true, false);
+  work_->cost.bytes_read += 2 * bytes;
+  work_->cost.bytes_written += 2 * bytes;
 }
 
 void Launch::Describe(kernels::cuda::DropoutArgs& a) {

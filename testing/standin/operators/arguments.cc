@@ -2,6 +2,7 @@
 #include "testing/standin/operators/arguments.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAException.h>
@@ -28,6 +29,23 @@ bool IsGenerator(const c10::Argument& argument) {
   return type->kind() == c10::TypeKind::GeneratorType;
 }
 
+extern "C" {
+void omp_set_num_threads(int threads);
+int MKL_Set_Num_Threads_Local(int threads);
+}
+
+// A thread each for devices and ranks: those of OpenMP wait by spinning, which
+// takes the cores from the other ranks.
+void UseOneThread() {
+  static thread_local const bool done = [] {
+    at::get_num_threads();  // ATen's own setting, now rather than later
+    omp_set_num_threads(1);
+    MKL_Set_Num_Threads_Local(1);
+    return true;
+  }();
+  (void)done;
+}
+
 // For sizes or strides of which the elements lie apart: the number of elements
 // from the first to the last.
 int64_t Extent(const at::Tensor& t) {
@@ -39,40 +57,6 @@ int64_t Extent(const at::Tensor& t) {
 }
 
 }  // namespace
-
-bool Written(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
-
-void ForEachTensor(const c10::IValue& value,
-                   const std::function<void(const at::Tensor&)>& f) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) f(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& one : value.toListRef()) ForEachTensor(one, f);
-  }
-}
-
-c10::IValue MapTensors(const c10::IValue& value,
-                       const std::function<at::Tensor(const at::Tensor&)>& f) {
-  if (value.isTensor()) return f(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(f(t));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& t :
-         value.toOptionalTensorVector()) {
-      list.push_back(t.has_value() && t->defined()
-                         ? std::optional<at::Tensor>(f(*t))
-                         : std::nullopt);
-    }
-    return list;
-  }
-  return value;
-}
 
 Span SpanOf(const at::Tensor& t) {
   if (!t.defined() || t.numel() == 0) return {};
@@ -97,8 +81,9 @@ at::Tensor HostAlias(const at::Tensor& t) {
 
 at::Tensor WithoutData(const at::Tensor& t, c10::DeviceType type) {
   if (!t.defined()) return t;
-  at::Tensor made = at::empty_strided(
-      t.sizes(), t.strides(), at::TensorOptions().dtype(t.dtype()).device(type));
+  at::Tensor made =
+      at::empty_strided(t.sizes(), t.strides(),
+                        at::TensorOptions().dtype(t.dtype()).device(type));
   if (type == at::kCPU) made.zero_();
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
     made.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -152,13 +137,17 @@ void AddSpans(const c10::FunctionSchema& schema,
     });
   };
   for (size_t i = 0; i < arguments.size(); ++i) {
-    add(arguments[i], Written(schema.arguments()[i]) ? &work->writes
-                                                     : &work->reads);
+    add(arguments[i],
+        Written(schema.arguments()[i]) ? &work->writes : &work->reads);
   }
   for (const c10::IValue& result : results) add(result, &work->writes);
 }
 
 void EnqueueOn(c10::DeviceIndex device, Work work) {
+  work.run = [run = std::move(work.run)] {
+    UseOneThread();
+    return run();
+  };
   void* stream = c10::cuda::getCurrentCUDAStream(device).stream();
   C10_CUDA_CHECK(static_cast<cudaError_t>(Enqueue(stream, std::move(work))));
 }

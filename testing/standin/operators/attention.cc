@@ -132,9 +132,10 @@ void CheckFlash(const FlashCall& call) {
               "query");
   if (!call.packed()) return;
   for (const Tensor& ends : {call.ends_q, call.ends_k}) {
-    TORCH_CHECK(ends.scalar_type() == at::kInt && ends.is_cuda() &&
-                    ends.is_contiguous() && ends.dim() == 1,
-                "cu_seqlens must be contiguous int32 [documents + 1] on the GPU");
+    TORCH_CHECK(
+        ends.scalar_type() == at::kInt && ends.is_cuda() &&
+            ends.is_contiguous() && ends.dim() == 1,
+        "cu_seqlens must be contiguous int32 [documents + 1] on the GPU");
   }
   TORCH_CHECK(call.ends_q.numel() == call.ends_k.numel(),
               "cu_seqlens_q and cu_seqlens_k differ in size");
@@ -174,17 +175,18 @@ void ForEachPart(const FlashCall& host,
     part.k_begin = k_ends[i];
     part.k_length = k_ends[i + 1] - k_ends[i];
     if (part.q_length == 0) continue;
-    TORCH_CHECK(part.q_length > 0 && part.q_length <= host.max_q &&
-                    part.k_length >= 0 && part.k_length <= host.max_k &&
-                    q_ends[i + 1] <= host.q.size(0) &&
-                    k_ends[i + 1] <= host.k.size(0),
-                "cu_seqlens [", part.q_begin, ", ", q_ends[i + 1],
-                ") of document ", i, " don't fit max_q ", host.max_q,
-                " or the tensors");
+    TORCH_CHECK(
+        part.q_length > 0 && part.q_length <= host.max_q &&
+            part.k_length >= 0 && part.k_length <= host.max_k &&
+            q_ends[i + 1] <= host.q.size(0) && k_ends[i + 1] <= host.k.size(0),
+        "cu_seqlens [", part.q_begin, ", ", q_ends[i + 1], ") of document ", i,
+        " don't fit max_q ", host.max_q, " or the tensors");
     part.inputs = {Cut(host.q, part.q_begin, part.q_length),
                    Cut(host.k, part.k_begin, part.k_length),
-                   Cut(host.v, part.k_begin, part.k_length), Tensor(),
-                   visible(part.q_length, part.k_length), host.scale};
+                   Cut(host.v, part.k_begin, part.k_length),
+                   Tensor(),
+                   visible(part.q_length, part.k_length),
+                   host.scale};
     f(part);
   }
 }
@@ -233,9 +235,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> FlashForward(
   TORCH_CHECK(!Of(used_k).defined() && !Of(slopes).defined(),
               "the stand-in CUDA device has neither seqused_k nor ALiBi");
   const c10::cuda::CUDAGuard on_device(q.device());
-  const FlashCall call =
-      MakeFlashCall(q, k, v, Of(ends_q), Of(ends_k), max_q, max_k, causal,
-                    scale, left, right);
+  const FlashCall call = MakeFlashCall(q, k, v, Of(ends_q), Of(ends_k), max_q,
+                                       max_k, causal, scale, left, right);
   Tensor out = at::empty_like(q);
   Tensor sums = at::empty(
       call.packed() ? std::vector<int64_t>{q.size(1), q.size(0)}
@@ -294,11 +295,11 @@ std::tuple<Tensor, Tensor, Tensor> FlashBackward(
           for (Tensor t : {dq, dk, dv}) t.zero_();
         }
         ForEachPart(host, [&](const Part& part) {
-          AttentionBackward(
-              part.inputs, QueryPart(d_out, host, part),
-              QueryPart(out, host, part), SumsPart(sums, host, part),
-              QueryPart(dq, host, part), KeyPart(dk, host, part),
-              KeyPart(dv, host, part), Tensor());
+          AttentionBackward(part.inputs, QueryPart(d_out, host, part),
+                            QueryPart(out, host, part),
+                            SumsPart(sums, host, part),
+                            QueryPart(dq, host, part), KeyPart(dk, host, part),
+                            KeyPart(dv, host, part), Tensor());
         });
       });
   return {dq, dk, dv};
@@ -313,8 +314,8 @@ AttentionInputs EfficientInputs(const Tensor& q, const Tensor& k,
                                 const Tensor& v, const Tensor& bias,
                                 int64_t mask_type, std::optional<double> scale,
                                 std::optional<int64_t> window) {
-  AttentionInputs in = {HeadsFirst(q), HeadsFirst(k), HeadsFirst(v), bias,
-                        Visible(), ScaleOf(q, scale)};
+  AttentionInputs in = {HeadsFirst(q), HeadsFirst(k), HeadsFirst(v),
+                        bias,          Visible(),     ScaleOf(q, scale)};
   if (mask_type == kCausalFromBottomRight) {
     in.visible.shift = k.size(1) - q.size(1);
   }
@@ -325,8 +326,8 @@ AttentionInputs EfficientInputs(const Tensor& q, const Tensor& k,
 
 AttentionSizes EfficientSizes(const Tensor& q, const Tensor& k,
                               int64_t mask_type) {
-  return {q.size(0), q.size(2), q.size(1), k.size(1), q.size(3), mask_type != 0,
-          0};
+  return {q.size(0), q.size(2),      q.size(1), k.size(1),
+          q.size(3), mask_type != 0, 0};
 }
 
 void CheckEfficient(const Tensor& q, const Tensor& k, const Tensor& bias,
@@ -341,9 +342,9 @@ void CheckEfficient(const Tensor& q, const Tensor& k, const Tensor& bias,
               "invalid dtype for bias - should match query's dtype");
   // Vector loads of 16 bytes (kernel_forward.h, check_supported).
   const int64_t aligned = 16 / q.element_size();
-  TORCH_CHECK(bias.stride(1) % aligned == 0 || bias.size(1) <= 1 ||
-                  bias.stride(1) == 0,
-              "attn_bias is not correctly aligned (strideH)");
+  TORCH_CHECK(
+      bias.stride(1) % aligned == 0 || bias.size(1) <= 1 || bias.stride(1) == 0,
+      "attn_bias is not correctly aligned (strideH)");
   TORCH_CHECK(bias.stride(2) % aligned == 0 || bias.size(2) <= 1,
               "attn_bias is not correctly aligned (strideM)");
 }
@@ -364,9 +365,9 @@ EfficientForward(const Tensor& q, const Tensor& k, const Tensor& v,
   const int64_t queries = q.size(1);
   Tensor out =
       at::empty({q.size(0), queries, q.size(2), v.size(3)}, q.options());
-  Tensor sums = at::empty({q.size(0), q.size(2),
-                           want_sums ? RoundUp(queries, kAlignedSums) : 0},
-                          q.options().dtype(at::kFloat));
+  Tensor sums = at::empty(
+      {q.size(0), q.size(2), want_sums ? RoundUp(queries, kAlignedSums) : 0},
+      q.options().dtype(at::kFloat));
   EnqueueAttention(
       "aten::_efficient_attention_forward", {q, k, v, bias}, {out, sums},
       AttentionFlops(EfficientSizes(q, k, mask_type)), /*launches=*/1,
@@ -434,7 +435,8 @@ AttentionSizes CudnnSizes(const Tensor& q, const Tensor& k, bool causal) {
 
 // Laid out like the query: its dimensions in the same order.
 Tensor LikeQuery(const Tensor& q, int64_t channels) {
-  std::vector<int64_t> order = {0, 1, 2, 3}, sizes = q.sizes().vec(), strides(4);
+  std::vector<int64_t> order = {0, 1, 2, 3}, sizes = q.sizes().vec(),
+                       strides(4);
   sizes[3] = channels;
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     return q.stride(a) < q.stride(b);
@@ -472,7 +474,7 @@ CudnnForward(const Tensor& q, const Tensor& k, const Tensor& v,
        out = HostAlias(out), sums = HostAlias(sums)] {
         AttentionForward(in, out, sums.defined() ? sums.squeeze(3) : sums);
       });
-  return {out,   sums,  Tensor(),    Tensor(),   max_q,
+  return {out,   sums,        Tensor(),    Tensor(), max_q,
           max_k, Seed(q, {}), Seed(q, {}), Tensor()};
 }
 

@@ -28,8 +28,7 @@ at::Tensor OfGroups(const at::Tensor& x, int64_t groups) {
 
 at::Tensor Hidden(const Visible& visible, int64_t queries, int64_t keys) {
   const at::Tensor key = at::arange(keys).unsqueeze(0);
-  const at::Tensor middle =
-      at::arange(queries).unsqueeze(1) + visible.shift;
+  const at::Tensor middle = at::arange(queries).unsqueeze(1) + visible.shift;
   at::Tensor hidden = at::ones({queries, keys}, at::kBool).logical_not_();
   if (visible.right >= 0) hidden.logical_or_(key > middle + visible.right);
   if (visible.left >= 0) hidden.logical_or_(key < middle - visible.left);
@@ -50,8 +49,8 @@ at::Tensor Scores(const AttentionInputs& in, const at::Tensor& q,
 // exp(scores - log_sums), 0 in rows that see nothing.
 at::Tensor Probabilities(const at::Tensor& scores, const at::Tensor& log_sums) {
   const at::Tensor sums = log_sums.unsqueeze(-1);
-  return at::exp(scores - sums).masked_fill_(
-      sums == -std::numeric_limits<float>::infinity(), 0.0);
+  return at::exp(scores - sums)
+      .masked_fill_(sums == -std::numeric_limits<float>::infinity(), 0.0);
 }
 
 }  // namespace
@@ -80,8 +79,7 @@ void AttentionBackward(const AttentionInputs& in, const at::Tensor& d_out_any,
     dv.copy_(OfGroups(at::matmul(p.transpose(2, 3), d_out), groups));
   }
   const at::Tensor dot = (d_out * out.to(at::kFloat)).sum(-1, true);
-  at::Tensor d_scores =
-      at::matmul(d_out, v.transpose(2, 3)).sub_(dot).mul_(p);
+  at::Tensor d_scores = at::matmul(d_out, v.transpose(2, 3)).sub_(dot).mul_(p);
   if (d_bias.defined()) d_bias.copy_(d_scores);
   d_scores.mul_(in.scale);
   if (dq.defined()) dq.copy_(at::matmul(d_scores, k));

@@ -28,8 +28,8 @@ struct AttentionInputs {
 };
 
 // Writes softmax(q k^T * scale + bias) v to out [B, H, M, E], rounded once, and
-// the logarithms of the rows' sums to log_sums [B, H, M] float32 (undefined: not
-// wanted). A query that sees no key gets 0 and -infinity.
+// the logarithms of the rows' sums to log_sums [B, H, M] float32 (undefined:
+// not wanted). A query that sees no key gets 0 and -infinity.
 void AttentionForward(const AttentionInputs& inputs, at::Tensor out,
                       at::Tensor log_sums);
 

@@ -26,8 +26,9 @@ std::string NameOf(const c10::OperatorHandle& op) {
 // round once; CPU kernels differ in that.
 bool InFloat32(const std::string& name) {
   static const std::set<std::string>* const kNames = new std::set<std::string>{
-      "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm",
-      "aten::baddbmm_", "aten::mv", "aten::addmv", "aten::addmv_", "aten::dot"};
+      "aten::mm",      "aten::addmm",    "aten::addmm_", "aten::bmm",
+      "aten::baddbmm", "aten::baddbmm_", "aten::mv",     "aten::addmv",
+      "aten::addmv_",  "aten::dot"};
   return kNames->count(name) > 0;
 }
 
@@ -52,11 +53,12 @@ void CheckDevices(const c10::OperatorHandle& op,
     const c10::Argument& argument = op.schema().arguments()[i];
     ForEachTensor(arguments[i], [&](const at::Tensor& t) {
       const bool scalar = t.dim() == 0 && !Written(argument);
-      TORCH_CHECK(t.is_cuda() ? t.get_device() == device
-                              : (t.is_cpu() && (scalar || host_allowed)),
-                  "Expected all tensors to be on the same device, but argument ",
-                  argument.name(), " of ", name, " is on ", t.device(),
-                  ", others are on cuda:", static_cast<int>(device));
+      TORCH_CHECK(
+          t.is_cuda() ? t.get_device() == device
+                      : (t.is_cpu() && (scalar || host_allowed)),
+          "Expected all tensors to be on the same device, but argument ",
+          argument.name(), " of ", name, " is on ", t.device(),
+          ", others are on cuda:", static_cast<int>(device));
     });
   }
 }

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "testing/standin/operators/arguments.h"
+#include "testing/standin/operators/operands.h"
 
 namespace capstan::standin {
 namespace {
@@ -50,7 +50,7 @@ bool Gathers(const std::string& name) {
 bool Scatters(const std::string& name) {
   static const std::set<std::string>* const kNames = new std::set<std::string>{
       "aten::_index_put_impl_", "aten::index_add_", "aten::scatter_",
-      "aten::scatter_add_",     "aten::index_copy_"};
+      "aten::scatter_add_", "aten::index_copy_"};
   return kNames->count(name) > 0;
 }
 
@@ -79,8 +79,8 @@ int ForeachLaunches(const std::vector<c10::IValue>& arguments) {
     }
   }
   const int64_t each = kTensors[std::clamp(lists, 1, 5) - 1];
-  return static_cast<int>(
-      std::max<int64_t>({1, (tensors + each - 1) / each, (chunks + 319) / 320}));
+  return static_cast<int>(std::max<int64_t>(
+      {1, (tensors + each - 1) / each, (chunks + 319) / 320}));
 }
 
 // Kernels of one call. Reductions, softmax, elementwise operators and cuBLAS's

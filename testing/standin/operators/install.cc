@@ -73,9 +73,9 @@ void Install() {
         KeepsItsKernel(*op)) {
       continue;
     }
-    const std::string full =
-        name.overload_name.empty() ? name.name
-                                   : name.name + "." + name.overload_name;
+    const std::string full = name.overload_name.empty()
+                                 ? name.name
+                                 : name.name + "." + name.overload_name;
     library->impl(
         full.c_str(),
         RunsOnCpu(*op)

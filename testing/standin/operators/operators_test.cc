@@ -64,11 +64,16 @@ TEST_F(OnStandIn, ElementwiseReductionsAndProducts) {
   const Tensor a = at::randn({5, 7}), b = at::randn({7, 3}),
                c = at::randn({5, 3});
   Compare({a, b, c}, [](Tensors& x) -> Tensors {
-    return {at::mm(x[0], x[1]),       at::addmm(x[2], x[0], x[1], 0.5, 2.0),
-            x[0].sum(),               x[0].sum(1),
-            x[0].mul(2.5).add_(x[0]), at::softmax(x[0], -1),
-            x[0].t().contiguous(),    at::cat({x[0], x[0]}, 1),
-            x[0].gt(0.0),             x[0].to(at::kBFloat16),
+    return {at::mm(x[0], x[1]),
+            at::addmm(x[2], x[0], x[1], 0.5, 2.0),
+            x[0].sum(),
+            x[0].sum(1),
+            x[0].mul(2.5).add_(x[0]),
+            at::softmax(x[0], -1),
+            x[0].t().contiguous(),
+            at::cat({x[0], x[0]}, 1),
+            x[0].gt(0.0),
+            x[0].to(at::kBFloat16),
             at::linalg_vector_norm(x[0])};
   });
 }

@@ -32,8 +32,8 @@ void CheckDtypes(const Tensor& self, const Tensor& a, const Tensor& b,
               a.scalar_type(), " != ", b.scalar_type());
   TORCH_CHECK(
       out_dtype == a.scalar_type() ||
-          (out_dtype == at::kFloat && (a.scalar_type() == at::kHalf ||
-                                       a.scalar_type() == at::kBFloat16)),
+          (out_dtype == at::kFloat &&
+           (a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16)),
       "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs");
   TORCH_CHECK(!self.defined() || self.scalar_type() == out_dtype ||
                   self.scalar_type() == a.scalar_type(),
@@ -66,8 +66,8 @@ void Enqueue(const std::string& name, const Tensor& self, const Tensor& a,
   }
   work.writes.push_back(SpanOf(out));
   work.cost.bytes_written = BytesOf(out);
-  work.cost.flops = 2.0 * static_cast<double>(a.numel()) *
-                    static_cast<double>(b.size(-1));
+  work.cost.flops =
+      2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(-1));
   work.cost.unit = UnitOfProducts(a.scalar_type());
   // What is added is copied into the result first.
   work.cost.launches = adds && !in_place ? 2 : 1;
@@ -104,8 +104,8 @@ Tensor Product(const char* name, const Tensor& self, const Tensor& a,
                double beta, double alpha) {
   CheckDtypes(self, a, b, dtype);
   const c10::cuda::CUDAGuard on_device(a.device());
-  Tensor out = at::empty(ProductSizes(a, b, dimensions),
-                         a.options().dtype(dtype));
+  Tensor out =
+      at::empty(ProductSizes(a, b, dimensions), a.options().dtype(dtype));
   return ProductInto(name, self, a, b, dtype, dimensions, beta, alpha, out);
 }
 

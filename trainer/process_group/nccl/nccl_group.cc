@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -67,9 +68,15 @@ void ChooseErrorHandling() {
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
                                                         at::Device device) {
-  CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
-  JoinLedgers(info.rank, info.world_size, meeting.store);
-  ChooseInterfaceOfNccl(info, meeting);
+  Meeting meeting;
+  if (info.on_paper) {
+    // There is nobody to meet.
+    meeting.store = c10::make_intrusive<c10d::HashStore>();
+  } else {
+    CAPSTAN_ASSIGN_OR_RETURN(meeting, Meet(info));
+    JoinLedgers(info.rank, info.world_size, meeting.store);
+    ChooseInterfaceOfNccl(info, meeting);
+  }
   ChooseErrorHandling();
   if (info.nccl.buffer_mib > 0) {
     setenv("NCCL_BUFFSIZE", absl::StrCat(info.nccl.buffer_mib << 20).c_str(),
@@ -88,7 +95,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
   };
   auto group = std::make_unique<BackendGroup>(
       connect, "nccl", device, info.rank, info.world_size, NewEventTimes());
-  MayLeave(meeting);
+  if (!info.on_paper) MayLeave(meeting);
   return group;
 }
 

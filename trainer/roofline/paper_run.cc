@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/roofline/paper_run.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "plugins/sdk/packed_parameters.h"
+#include "trainer/launcher/rank_info.h"
+#include "trainer/session/train.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kFolderVariable[] = "CAPSTAN_ROOFLINE_FOLDER";
+
+class PaperModel : public Model, public ParameterRoles {
+ public:
+  explicit PaperModel(std::unique_ptr<Model> model)
+      : model_(std::move(model)) {}
+
+  const std::vector<ParameterSpec>& parameters() const override {
+    return model_->parameters();
+  }
+  const std::vector<std::string>& units() const override {
+    return model_->units();
+  }
+  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
+                            float*) const override {
+    return absl::OkStatus();
+  }
+  void Bind(std::vector<at::Tensor> parameters) override {
+    model_->Bind(std::move(parameters));
+  }
+  void BindGradients(GradientSink* sink) override {
+    model_->BindGradients(sink);
+  }
+  absl::Status SaveConfig(const std::string& folder,
+                          c10::ScalarType dtype) const override {
+    return model_->SaveConfig(folder, dtype);
+  }
+  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
+                                    c10::ScalarType compute) const override {
+    return model_->PlanUnits(samples, length, compute);
+  }
+  absl::Status AddLora(const LoraSpec& spec) override {
+    return model_->AddLora(spec);
+  }
+  TokenModel* token_model() override { return model_->token_model(); }
+  ParameterRole role(int parameter) const override {
+    return RoleOf(*model_, parameter);
+  }
+
+ private:
+  const std::unique_ptr<Model> model_;
+};
+
+absl::StatusOr<std::string> TemporaryFolder() {
+  std::string folder = (fs::temp_directory_path() / "roofline.XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) {
+    return absl::UnavailableError(absl::StrCat(
+        "no folder for the trace can be made: ", std::strerror(errno)));
+  }
+  return folder;
+}
+
+// Removes a folder at its end.
+class FolderRemover {
+ public:
+  explicit FolderRemover(std::string folder) : folder_(std::move(folder)) {}
+  ~FolderRemover() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+
+ private:
+  const std::string folder_;
+};
+
+// Runs the command with its output in a file; returns waitpid's status.
+absl::StatusOr<int> RunCommand(const std::vector<std::string>& command,
+                               const std::vector<std::string>& variables,
+                               const std::string& output) {
+  std::vector<char*> arguments;
+  for (const std::string& word : command) {
+    arguments.push_back(const_cast<char*>(word.c_str()));
+  }
+  arguments.push_back(nullptr);
+  const pid_t child = fork();
+  if (child < 0) {
+    return absl::UnavailableError(
+        absl::StrCat("fork fails: ", std::strerror(errno)));
+  }
+  if (child == 0) {
+    for (const std::string& variable : variables) {
+      putenv(const_cast<char*>(variable.c_str()));
+    }
+    const int file =
+        open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (file >= 0) {
+      dup2(file, STDOUT_FILENO);
+      dup2(file, STDERR_FILENO);
+    }
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) {
+      return absl::UnavailableError(
+          absl::StrCat("waitpid fails: ", std::strerror(errno)));
+    }
+  }
+  return status;
+}
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+absl::StatusOr<std::vector<TracedStep>> StepsIn(const std::string& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!absl::EndsWith(name, ".trace.jsonl")) continue;
+    std::ifstream file(entry.path());
+    CAPSTAN_ASSIGN_OR_RETURN(std::vector<TracedStep> steps, ReadTrace(file));
+    if (!steps.empty()) return steps;
+  }
+  return absl::InternalError(
+      "the run on paper has traced no step: the stand-in devices and the "
+      "trainer may be of other builds");
+}
+
+}  // namespace
+
+std::unique_ptr<Model> WithoutInitialValues(std::unique_ptr<Model> model) {
+  if (model->token_model() == nullptr) return model;
+  for (size_t i = 0; i < model->parameters().size(); ++i) {
+    if (PackedBytesOf(*model, static_cast<int>(i)) > 0) return model;
+  }
+  return std::make_unique<PaperModel>(std::move(model));
+}
+
+absl::Status RunOnPaper(TrainJob* job, int ranks, const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat(folder, " can't be made: ", error.message()));
+  }
+  job->parts.model = WithoutInitialValues(std::move(job->parts.model));
+  job->output_dir = folder;
+  RankInfo rank;
+  rank.world_size = rank.local_world_size = ranks;
+  rank.on_paper = true;
+  return RunFirstSteps(job, rank, kPaperSteps);
+}
+
+std::string PaperFolder() {
+  const char* folder = getenv(kFolderVariable);
+  return folder == nullptr ? "" : folder;
+}
+
+absl::StatusOr<std::string> FindStandIn() {
+  if (const char* path = getenv("CAPSTAN_STANDIN_RUN")) return path;
+  const std::string program = ExecutableFolder();
+  // Runfiles and Bazel's output tree, where trainer/ and testing/ are
+  // neighbours; the working tree, for `bazel-bin/trainer/trainer`.
+  const std::vector<std::string> folders = {
+      program + "/../testing/standin",
+      program + "/trainer.runfiles/capstan/testing/standin", "testing/standin"};
+  for (const std::string& folder : folders) {
+    const std::string script = folder + "/run.sh";
+    if (access(script.c_str(), X_OK) != 0) continue;
+    if (access((folder + "/lib/libcudart.so.13").c_str(), R_OK) == 0 ||
+        getenv("CAPSTAN_STANDIN_LIBRARIES") != nullptr) {
+      return script;
+    }
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "roofline runs steps on stand-in devices, which aren't in ",
+      absl::StrJoin(folders, ", "),
+      ": build //testing/standin:libraries and run it from the source tree, or "
+      "set CAPSTAN_STANDIN_RUN to testing/standin/run.sh and "
+      "CAPSTAN_STANDIN_LIBRARIES to the folder of the libraries"));
+}
+
+absl::StatusOr<std::vector<TracedStep>> TraceRun(
+    const std::vector<std::string>& command, const std::string& gpu, int gpus) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string script, FindStandIn());
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, TemporaryFolder());
+  const FolderRemover remover(folder);
+  std::vector<std::string> words = {script};
+  words.insert(words.end(), command.begin(), command.end());
+  const std::string output = folder + "/output.txt";
+  // What doesn't fit must still be traced; the plan says that it doesn't.
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const int status,
+      RunCommand(words,
+                 {absl::StrCat("CAPSTAN_STANDIN=paper,memory=2048G,gpus=", gpus,
+                               ",gpu=", gpu, ",trace=", folder),
+                  absl::StrCat(kFolderVariable, "=", folder)},
+                 output));
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    std::cerr << Contents(output);
+    return absl::InternalError(
+        WIFSIGNALED(status)
+            ? absl::StrCat("the run on paper died of signal ", WTERMSIG(status),
+                           "; its output is above")
+            : "the run on paper failed; its output is above");
+  }
+  return StepsIn(folder);
+}
+
+}  // namespace capstan

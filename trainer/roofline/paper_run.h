@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The first steps of a run on a stand-in GPU that notes what it is asked for
+// and does nothing (testing/standin/README.md, the setting `paper`), by one
+// rank, whose others aren't there.
+#ifndef CAPSTAN_TRAINER_ROOFLINE_PAPER_RUN_H_
+#define CAPSTAN_TRAINER_ROOFLINE_PAPER_RUN_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plugins/sdk/model.h"
+#include "trainer/roofline/trace.h"
+#include "trainer/session/run_parts.h"
+
+namespace capstan {
+
+// How many steps are traced: those after the first are alike, once the caching
+// allocator has its memory.
+constexpr int64_t kPaperSteps = 3;
+
+// `model`, whose parameters begin with what their memory holds: on paper nobody
+// reads them. Returned as it is if it has no tokens or packed parameters, which
+// are found by other interfaces of its own.
+std::unique_ptr<Model> WithoutInitialValues(std::unique_ptr<Model> model);
+
+// Trains as rank 0 of `ranks` for kPaperSteps, in this process, which must run
+// on stand-in devices (PaperFolder) and should end then. `folder`: for the
+// run's files.
+absl::Status RunOnPaper(TrainJob* job, int ranks, const std::string& folder);
+
+// In a process started by TraceRun: the folder for its trace; else "".
+std::string PaperFolder();
+
+// Where the stand-in devices are, relative to this program; an error says how
+// to build them.
+absl::StatusOr<std::string> FindStandIn();
+
+// Runs `command` (a program and its arguments), which calls RunOnPaper, on
+// `gpus` stand-in devices of the kind `gpu` ("h100"), and returns the steps
+// that it has traced. Blocks. What the program writes goes to stderr if it
+// fails.
+absl::StatusOr<std::vector<TracedStep>> TraceRun(
+    const std::vector<std::string>& command, const std::string& gpu, int gpus);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_ROOFLINE_PAPER_RUN_H_

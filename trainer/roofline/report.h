@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `trainer roofline` prints.
+#ifndef CAPSTAN_TRAINER_ROOFLINE_REPORT_H_
+#define CAPSTAN_TRAINER_ROOFLINE_REPORT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trainer/profile/gpu_specs.h"
+#include "trainer/roofline/simulate.h"
+
+namespace capstan {
+
+// What was traced.
+struct RooflineRun {
+  std::string name;
+  int gpus = 1;
+  std::string strategy;
+  std::string precision;
+  int64_t parameters = 0;
+  double tokens = 0;       // of a rank's step, padding included
+  double model_flops = 0;  // of a rank's step (ModelFlops); 0: unknown
+  // Predictions of a GPU's memory at its peak, in bytes: by the plan, and by
+  // what the trace allocates.
+  int64_t planned_bytes = 0;
+  int64_t traced_bytes = 0;
+};
+
+// A prediction for one kind of GPU.
+struct RooflineRow {
+  const GpuSpecs* gpu = nullptr;
+  PredictedStep step;
+  StepTotals totals;
+  // What of its memory tensors may take.
+  int64_t room_bytes = 0;
+
+  double TokensPerSecond(const RooflineRun& run) const;  // of all GPUs
+  // Model FLOPs over the GPU's bfloat16 peak; 0: unknown.
+  double Mfu(const RooflineRun& run) const;
+  bool Fits(const RooflineRun& run) const {
+    return run.planned_bytes <= room_bytes;
+  }
+};
+
+// The kernels of the first row, then a line for each GPU. Plain text.
+std::string RooflineText(const RooflineRun& run,
+                         const std::vector<RooflineRow>& rows);
+
+// An object with the run, and for each GPU what was predicted.
+std::string RooflineJson(const RooflineRun& run,
+                         const std::vector<RooflineRow>& rows);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_ROOFLINE_REPORT_H_
