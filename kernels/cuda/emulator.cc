@@ -15,6 +15,7 @@
 namespace capstan::kernels::cuda::emulator {
 
 Index thread_index, block_index, block_size, grid_size;
+Slots slots[1024];
 
 namespace {
 
@@ -27,8 +28,6 @@ enum class State { kReady, kAtWarp, kAtBlock, kDone };
 struct Fiber {
   Context context;
   State state = State::kDone;
-  int exchange = 0;  // counts up
-  unsigned char slots[2][8];
 };
 
 Context scheduler;
@@ -65,19 +64,23 @@ bool Release(State waiting, int begin, int end) {
   return true;
 }
 
-// Runs every runnable thread to its next barrier. Returns whether all are done.
-bool RunReady() {
-  const int threads = block_size.x;
-  bool done = true;
-  for (int i = 0; i < threads; ++i) {
-    thread_index.x = backwards_order ? threads - 1 - i : i;
-    Fiber& fiber = Current();
-    if (fiber.state == State::kReady) {
-      Switch(&scheduler, &fiber.context);
+// Runs a warp's threads until each waits for the block or is done.
+void RunWarp(int first) {
+  const int last = first + 32;
+  do {
+    for (int i = first; i < last; ++i) {
+      thread_index.x = backwards_order ? first + last - 1 - i : i;
+      Fiber& fiber = Current();
+      if (fiber.state == State::kReady) Switch(&scheduler, &fiber.context);
     }
-    done = done && fiber.state == State::kDone;
+  } while (Release(State::kAtWarp, first, last));
+}
+
+bool AllAre(State state, int threads) {
+  for (int i = 0; i < threads; ++i) {
+    if (fibers[i].state != state) return false;
   }
-  return done;
+  return true;
 }
 
 void RunBlock() {
@@ -88,15 +91,15 @@ void RunBlock() {
     Prepare(&fiber.context, stacks.get() + i * (kStackBytes + kStackShift),
             kStackBytes, Body);
     fiber.state = State::kReady;
-    fiber.exchange = 0;
+    slots[i].turn = 0;
   }
-  while (!RunReady()) {
-    bool released = Release(State::kAtBlock, 0, threads);
+  do {
     for (int w = 0; w < threads; w += 32) {
-      if (Release(State::kAtWarp, w, w + 32)) released = true;
+      RunWarp(backwards_order ? threads - 32 - w : w);
     }
-    if (!released) Stuck();
-  }
+    if (AllAre(State::kDone, threads)) return;
+  } while (Release(State::kAtBlock, 0, threads));
+  Stuck();
 }
 
 }  // namespace
@@ -132,15 +135,6 @@ void Await(Wait what) {
   fiber.state = what == Wait::kWarp ? State::kAtWarp : State::kAtBlock;
   Switch(&fiber.context, &scheduler);
 }
-
-unsigned char* MySlot() { return Current().slots[Current().exchange % 2]; }
-
-const unsigned char* SlotOf(int lane) {
-  const int first = thread_index.x / 32 * 32;
-  return fibers[first + lane].slots[Current().exchange % 2];
-}
-
-void NextSlots() { ++Current().exchange; }
 
 float FromBFloat16(uint16_t bits) {
   return c10::BFloat16(bits, c10::BFloat16::from_bits());

@@ -44,19 +44,23 @@ enum class Wait { kWarp, kBlock };
 // Blocks until all threads of the warp or block wait, too.
 void Await(Wait what);
 
-// An 8-byte slot that this thread shows its warp, and the slot of `lane`.
-// Double-buffered, so that an exchange needs only one barrier.
-unsigned char* MySlot();
-const unsigned char* SlotOf(int lane);
-void NextSlots();
+// What a thread shows its warp: 8 bytes, double-buffered, so that an exchange
+// needs only one barrier.
+struct Slots {
+  unsigned char bytes[2][8];
+  int turn = 0;
+};
+extern Slots slots[1024];  // by thread
 
 template <typename T>
 T Exchange(T value, int from_lane) {
   static_assert(sizeof(T) <= 8, "CUDA shuffles 4 and 8 bytes");
-  std::memcpy(MySlot(), &value, sizeof(T));
+  const int thread = thread_index.x, turn = slots[thread].turn;
+  std::memcpy(slots[thread].bytes[turn], &value, sizeof(T));
   Await(Wait::kWarp);
-  std::memcpy(&value, SlotOf(from_lane), sizeof(T));
-  NextSlots();
+  slots[thread].turn = 1 - turn;
+  std::memcpy(&value, slots[thread / 32 * 32 + from_lane].bytes[turn],
+              sizeof(T));
   return value;
 }
 

@@ -14,19 +14,9 @@
 #include <vector>
 
 #include "testing/standin/device.h"
+#include "testing/standin/operators/operands.h"
 
 namespace capstan::standin {
-
-// Whether an argument or result is written: `Tensor(a!)`.
-bool Written(const c10::Argument& argument);
-
-// Calls f for each defined tensor in a value: a tensor, a list, or none.
-void ForEachTensor(const c10::IValue& value,
-                   const std::function<void(const at::Tensor&)>& f);
-
-// The value with each of its tensors, undefined ones too, replaced by f(it).
-c10::IValue MapTensors(const c10::IValue& value,
-                       const std::function<at::Tensor(const at::Tensor&)>& f);
 
 // The bytes between a tensor's first and its last element; none if it is empty.
 Span SpanOf(const at::Tensor& t);

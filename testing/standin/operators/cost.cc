@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "testing/standin/operators/arguments.h"
+#include "testing/standin/operators/operands.h"
 
 namespace capstan::standin {
 namespace {

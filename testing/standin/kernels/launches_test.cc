@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "testing/standin/kernels/launches.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace capstan::standin {
+
+// Stands in for the device's: memory lies 64 bytes further for works.
+void* HostView(const void* p) {
+  return const_cast<char*>(static_cast<const char*>(p)) + 64;
+}
+
+namespace {
+
+using kernels::cuda::DType;
+
+TEST(LaunchesTest, TranslatesPointersAndCountsBytes) {
+  std::vector<char> memory(4096);
+  kernels::cuda::RmsNormArgs args = {};
+  args.dtype = DType::kBFloat16;
+  args.x = memory.data();
+  args.weight = memory.data() + 1024;
+  args.y = memory.data() + 2048;
+  args.rstd = reinterpret_cast<float*>(memory.data() + 3072);
+  args.rows = 4;
+  args.n = 8;
+  Work work;
+  Launch(&work).Describe(args);
+  EXPECT_EQ(args.x, memory.data() + 64);
+  EXPECT_EQ(args.y, memory.data() + 2048 + 64);
+  ASSERT_EQ(work.reads.size(), 2);
+  EXPECT_EQ(work.reads[0].begin, memory.data());
+  EXPECT_EQ(work.reads[0].bytes, 64);
+  ASSERT_EQ(work.writes.size(), 2);
+  EXPECT_EQ(work.writes[1].bytes, 16);
+  EXPECT_EQ(work.cost.bytes_read, 64 + 16);
+  EXPECT_EQ(work.cost.bytes_written, 64 + 16);
+  EXPECT_EQ(work.cost.launches, 1);
+}
+
+TEST(LaunchesTest, NullPointersStayNullAndNothingIsNoLaunch) {
+  kernels::cuda::AdamWArgs args = {};
+  args.gradient_dtype = DType::kFloat32;
+  Work work;
+  Launch(&work).Describe(args);
+  EXPECT_EQ(args.working, nullptr);
+  EXPECT_EQ(args.device_scale, nullptr);
+  EXPECT_EQ(work.cost.launches, 0);
+  EXPECT_TRUE(work.writes.empty());
+}
+
+}  // namespace
+}  // namespace capstan::standin
