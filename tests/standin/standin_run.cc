@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/standin/standin_run.h"
+
+#include <filesystem>
+#include <fstream>
+
+namespace capstan {
+
+std::vector<std::string> ShortRun(int ranks,
+                                  const std::vector<std::string>& more) {
+  std::vector<std::string> args = {"--config=" +
+                                   Runfile("configs/run_distributed.pbtxt")};
+  for (const char* field :
+       {"train.max_steps=2", "train.eval_every=0", "train.eval_batches=1",
+        "train.sample_prompts=", "schedule.warmup_steps=1",
+        "batch.micro_batch_size=2", "batch.global_batch_size=8"}) {
+    args.insert(args.end(), {"--set", field});
+  }
+  args.insert(args.end(),
+              {"--set", "launch.processes=" + std::to_string(ranks)});
+  for (const std::string& field : more) {
+    args.insert(args.end(), {"--set", field});
+  }
+  return args;
+}
+
+StandinRun RunOn(int gpus, const std::vector<std::string>& args,
+                 const std::string& settings) {
+  const std::string folder = NewTestFolder("standin");
+  const std::string out = folder + "/out", report = folder + "/report";
+  std::filesystem::create_directory(report);
+  std::vector<std::string> all = args;
+  all.insert(all.end(), {"--set", "output_dir=" + out});
+  TrainerOptions options;
+  options.timeout = 120;
+  if (gpus > 0) {
+    all.insert(all.begin(), Runfile("trainer/trainer"));
+    options.binary = Runfile("testing/standin/run.sh");
+    options.environment["CAPSTAN_STANDIN"] =
+        "gpus=" + std::to_string(gpus) + ",report=" + report +
+        (settings.empty() ? "" : "," + settings);
+  } else {
+    options.environment["CUDA_VISIBLE_DEVICES"] = "";
+  }
+  StandinRun run;
+  run.result = RunTrainer(all, options);
+  if (std::filesystem::exists(out + "/metrics.jsonl")) {
+    run.metrics = ReadMetrics(out);
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(report)) {
+    std::ifstream file(entry.path());
+    for (std::string line; std::getline(file, line);) {
+      // A process that was killed may leave half a line.
+      const nlohmann::json one = nlohmann::json::parse(line, nullptr, false);
+      if (one.is_discarded()) continue;
+      run.report.push_back(one);
+      if (one.contains("finding")) run.findings.push_back(one);
+    }
+  }
+  return run;
+}
+
+}  // namespace capstan

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Short runs of the trainer on stand-in CUDA devices.
+#ifndef CAPSTAN_TESTS_STANDIN_STANDIN_RUN_H_
+#define CAPSTAN_TESTS_STANDIN_STANDIN_RUN_H_
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/testing/run_folder.h"
+#include "tests/testing/trainer_process.h"
+
+namespace capstan {
+
+struct StandinRun {
+  TrainerResult result;
+  Metrics metrics;  // empty if the run wrote none
+  // Lines of all ranks' reports (testing/standin/README.md), and those of them
+  // that are findings.
+  std::vector<nlohmann::json> report, findings;
+};
+
+// Two optimizer steps of configs/run_distributed.pbtxt, eight rows each,
+// without evaluations and samples, with more arguments.
+std::vector<std::string> ShortRun(int ranks,
+                                  const std::vector<std::string>& more = {});
+
+// On `gpus` devices, with more settings of CAPSTAN_STANDIN ("fault=malloc:3");
+// 0: on the CPU.
+StandinRun RunOn(int gpus, const std::vector<std::string>& args,
+                 const std::string& settings = "");
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TESTS_STANDIN_STANDIN_RUN_H_
