@@ -205,11 +205,6 @@ absl::Status CheckTrain(const Train& train) {
     if (value >= 0) continue;
     return FieldError(field, absl::StrCat("must not be negative, is ", value));
   }
-  if (train.cuda_graphs()) {
-    return FieldError("cuda_graphs",
-                      "isn't built yet: micro-batches are launched kernel by "
-                      "kernel; leave it out");
-  }
   CAPSTAN_RETURN_IF_ERROR(CheckHangs(train));
   CAPSTAN_RETURN_IF_ERROR(LossSpikeJudge::Check(train.loss_spikes()));
   if (train.loss_spikes().action() == LossSpikes::GO_BACK &&
