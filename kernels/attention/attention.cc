@@ -429,11 +429,12 @@ void PlanGpuBackward(const AttentionBytes& b, MemoryLedger* ledger) {
     ledger->Take(3 * b.q);
     ledger->Free(3 * b.q + scores);  // what was kept
     ledger->Free(2 * (b.q - b.kv));  // summed over each group
-  } else {
-    ledger->Take(b.q + 2 * b.kv);
-    const int64_t floats = b.own ? b.q : 2 * b.q;
-    ledger->Pass(floats + b.log_sum_exp + (b.grouped ? 2 * b.q : 0));
+    ledger->Free(2 * b.q);           // the output and its gradient
+    return;
   }
+  ledger->Take(b.q + 2 * b.kv);
+  const int64_t floats = b.own ? b.q : 2 * b.q;
+  ledger->Pass(floats + b.log_sum_exp + (b.grouped ? 2 * b.q : 0));
   // q, k, v, the output and its gradient.
   ledger->Free(3 * b.q + 2 * b.kv + b.log_sum_exp);
 }
@@ -569,12 +570,12 @@ void PlanAttention(const AttentionShape& shape, int64_t rows,
                    bool gpu) {
   const AttentionBytes b(shape, rows, dtype);
   if (gpu && !b.capped) {
-    if (b.ComposedOnGpu()) {
-      // Scaled, and repeated for each head of a group; probabilities.
-      ledger->Take(3 * b.q + b.scores * kFloatBytes);
-      ledger->Pass(b.scores * kFloatBytes);  // scores
-    }
-    return ledger->Take(b.q + b.log_sum_exp);
+    if (!b.ComposedOnGpu()) return ledger->Take(b.q + b.log_sum_exp);
+    // Scaled, and repeated for each head of a group; probabilities.
+    ledger->Take(3 * b.q + b.scores * kFloatBytes);
+    ledger->Pass(b.scores * kFloatBytes);  // scores
+    ledger->Take(b.q);
+    return ledger->Pass(b.q);  // per head, then in rows' order
   }
   if (b.own) return ledger->Take(b.q + b.log_sum_exp);
   if (b.capped) {

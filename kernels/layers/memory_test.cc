@@ -367,14 +367,13 @@ TEST(GpuPlanTest, Keeps) {
   const int64_t norms = 2 * s.norm_gradient();
   s.trained = false;
   EXPECT_EQ(PlanTransformerBlock(s).backward + norms, plan.backward);
-  // No fused kernel has float32 and groups: q and, for each of its heads, k and
-  // v once more, and all probabilities.
+  // No fused kernel has float32 and groups: q, scaled, and for each of its
+  // heads k and v take the place of q, k and v, and all probabilities stay.
   s.trained = true;
   s.dtype = at::kFloat;
   plan = PlanTransformerBlock(s);
   const int64_t probabilities = s.rows * 8 * 128 * kFloatBytes;
-  EXPECT_EQ(plan.kept, s.q() + 2 * s.kv() + s.rstd() + 3 * s.q() +
-                           probabilities + s.q() + log_sum_exp + s.x() +
+  EXPECT_EQ(plan.kept, s.rstd() + 3 * s.q() + probabilities + s.q() + s.x() +
                            s.rstd() + 2 * s.inner() + s.x());
   s.gpu = false;
   EXPECT_LT(PlanTransformerBlock(s).kept, plan.kept);
