@@ -146,6 +146,8 @@ def _cuda_impl(ctx):
         # Another version would be at the same path: this makes it another command.
         nvcc = "CAPSTAN_NVCC=%s %s/bin/nvcc" % (version, cu13)
         ctx.symlink(ctx.path("%s/include" % cu13), "include")
+        ctx.symlink(_site(ctx, "nvidia", "cu13/include"), "libraries")
+        folders.append("libraries")
     if not nccl:
         ctx.symlink(_site(ctx, "nvidia", "nccl/include"), "nccl")
         folders.append("nccl")

@@ -19,6 +19,8 @@ NVIDIA_WHEELS = {
 
 NVIDIA_FILES = [
     "nvidia/*/lib/*",
+    # LibTorch's headers include those of cuBLAS, cuSPARSE and cuSOLVER.
+    "nvidia/cu13/include/*",
     "nvidia/nccl/include/*",
 ]
 

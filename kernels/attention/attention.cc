@@ -36,7 +36,6 @@
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/keep.h"
-#include "kernels/to_device.h"
 
 namespace capstan::kernels {
 namespace {
@@ -430,11 +429,12 @@ void PlanGpuBackward(const AttentionBytes& b, MemoryLedger* ledger) {
     ledger->Take(3 * b.q);
     ledger->Free(3 * b.q + scores);  // what was kept
     ledger->Free(2 * (b.q - b.kv));  // summed over each group
-  } else {
-    ledger->Take(b.q + 2 * b.kv);
-    const int64_t floats = b.own ? b.q : 2 * b.q;
-    ledger->Pass(floats + b.log_sum_exp + (b.grouped ? 2 * b.q : 0));
+    ledger->Free(2 * b.q);           // the output and its gradient
+    return;
   }
+  ledger->Take(b.q + 2 * b.kv);
+  const int64_t floats = b.own ? b.q : 2 * b.q;
+  ledger->Pass(floats + b.log_sum_exp + (b.grouped ? 2 * b.q : 0));
   // q, k, v, the output and its gradient.
   ledger->Free(3 * b.q + 2 * b.kv + b.log_sum_exp);
 }
@@ -570,12 +570,12 @@ void PlanAttention(const AttentionShape& shape, int64_t rows,
                    bool gpu) {
   const AttentionBytes b(shape, rows, dtype);
   if (gpu && !b.capped) {
-    if (b.ComposedOnGpu()) {
-      // Scaled, and repeated for each head of a group; probabilities.
-      ledger->Take(3 * b.q + b.scores * kFloatBytes);
-      ledger->Pass(b.scores * kFloatBytes);  // scores
-    }
-    return ledger->Take(b.q + b.log_sum_exp);
+    if (!b.ComposedOnGpu()) return ledger->Take(b.q + b.log_sum_exp);
+    // Scaled, and repeated for each head of a group; probabilities.
+    ledger->Take(3 * b.q + b.scores * kFloatBytes);
+    ledger->Pass(b.scores * kFloatBytes);  // scores
+    ledger->Take(b.q);
+    return ledger->Pass(b.q);  // per head, then in rows' order
   }
   if (b.own) return ledger->Take(b.q + b.log_sum_exp);
   if (b.capped) {
@@ -673,70 +673,6 @@ at::Tensor AttentionMasks::Get(const AttentionShape& shape, int64_t length,
   }
   made_.push_back({shape.window, shape.causal, Additive(seen, dtype)});
   return made_.back().mask;
-}
-
-PackedRows::PackedRows(const at::Tensor& positions)
-    : positions_(positions.contiguous()) {
-  TORCH_CHECK(positions.dim() == 2 && positions.scalar_type() == at::kLong,
-              "positions must be [rows, T] int64");
-  if (positions.is_cpu()) FindDocuments(positions_);
-}
-
-PackedRows::PackedRows(const at::Tensor& host, const at::Tensor& positions)
-    : PackedRows(positions) {
-  TORCH_CHECK(host.is_cpu() && host.scalar_type() == at::kLong &&
-                  host.sizes() == positions.sizes(),
-              "the positions on the host must be those on the device");
-  if (!knows_documents()) FindDocuments(host.contiguous());
-}
-
-void PackedRows::FindDocuments(const at::Tensor& positions) {
-  if (positions.numel() == 0) return;
-  const int64_t length = positions.size(1);
-  const int64_t* p = positions.const_data_ptr<int64_t>();
-  for (int64_t row = 0; row < positions.size(0); ++row, p += length) {
-    for (int64_t t = 0; t < length; ++t) {
-      if (p[t] == 0) {
-        documents_.push_back({t, 0});
-      } else {
-        TORCH_CHECK(t > 0 && p[t] == p[t - 1] + 1, "the positions of row ", row,
-                    " must begin at 0 and rise by 1 within a document; at ", t,
-                    " stands ", p[t]);
-      }
-      longest_ = std::max(longest_, ++documents_.back().length);
-    }
-    row_ends_.push_back(static_cast<int64_t>(documents_.size()));
-  }
-}
-
-const at::Tensor& PackedRows::offsets() const {
-  if (!offsets_.defined()) {
-    TORCH_CHECK(knows_documents(), "the documents' lengths are on the device");
-    const auto count = static_cast<int64_t>(documents_.size());
-    const at::Tensor host = at::empty({count + 1}, at::kInt);
-    int32_t* const out = host.mutable_data_ptr<int32_t>();
-    out[0] = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      out[i + 1] = out[i] + static_cast<int32_t>(documents_[i].length);
-    }
-    offsets_ = ToDevice(host, positions_.device());
-  }
-  return offsets_;
-}
-
-const at::Tensor& PackedRows::mask(bool causal) const {
-  at::Tensor& mask = masks_[causal ? 1 : 0];
-  if (!mask.defined()) {
-    const at::AutoGradMode no_gradients(false);
-    const at::Tensor keys =
-        at::arange(positions_.size(1), positions_.options());
-    // The start of each token's document, which identifies it within a row.
-    const at::Tensor first = keys - positions_;
-    mask = first.unsqueeze(1).eq(first.unsqueeze(2));
-    if (causal) mask &= keys <= keys.unsqueeze(1);
-    mask.unsqueeze_(1);
-  }
-  return mask;
 }
 
 }  // namespace capstan::kernels

@@ -17,11 +17,13 @@
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "base/profile.h"
 #include "kernels/encoder/encoder_block_pass.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
+#include "kernels/layers/gpu_path.h"
 
 namespace capstan::kernels {
 namespace {
@@ -222,8 +224,20 @@ at::Tensor Attention(const at::Tensor& x, const at::Tensor& x_query,
                             w[kInBias].narrow(0, part * width, width)),
                  batch, options.heads);
   };
-  const at::Tensor q = project(x_query, 0), k = project(x, 1);
-  const at::Tensor v = project(x, 2);
+  at::Tensor q, k, v;
+  if (OnGpuPath(x) && x_query.is_same(x)) {
+    // One product, and one gradient of the weights, which are one below the
+    // other.
+    const std::vector<at::Tensor> parts =
+        at::linear(x, w[kInWeight], w[kInBias]).split(width, 1);
+    q = Heads(parts[0], batch, options.heads);
+    k = Heads(parts[1], batch, options.heads);
+    v = Heads(parts[2], batch, options.heads);
+  } else {
+    q = project(x_query, 0);
+    k = project(x, 1);
+    v = project(x, 2);
+  }
   const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
   const at::Tensor scores = at::matmul(q, k.transpose(2, 3)).mul(scale);
   const at::Tensor places = at::arange(length, options.rows->last.options());
@@ -307,7 +321,8 @@ at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
 }
 
 bool EncoderBlockShape::fused() const {
-  return dtype == c10::ScalarType::Float && HasFusedWidths(width, feed_forward);
+  return !gpu && dtype == c10::ScalarType::Float &&
+         HasFusedWidths(width, feed_forward);
 }
 
 OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s) {

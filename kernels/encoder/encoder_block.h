@@ -82,7 +82,7 @@ at::Tensor FusedEncoderBlock(const at::Tensor& x,
                              const EncoderBlockWeights& weights,
                              const EncoderBlockOptions& options);
 
-// The properties of a block that determine its memory on the CPU: `batch`
+// The properties of a block that determine its memory: `batch`
 // sequences of `length`.
 struct EncoderBlockShape {
   int64_t batch = 0;
@@ -93,6 +93,7 @@ struct EncoderBlockShape {
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool last_only = false;
   bool dropout = false;
+  bool gpu = false;
 
   bool fused() const;
   int64_t rows() const { return batch * length; }

@@ -15,6 +15,8 @@
 
 #include <algorithm>
 
+#include "kernels/layers/gpu_path.h"
+
 namespace capstan::kernels {
 namespace {
 
@@ -111,6 +113,28 @@ TEST_P(EncoderBlockTest, FusedIsPlainOnEachSequence) {
     EXPECT_LT((got[i] - wanted[i]).abs().max().item<double>(),
               2e-5 * (1.0 + size))
         << (i == 0 ? "x" : "weight ") << static_cast<int>(i) - 1;
+  }
+}
+
+// There q, k and v are one product.
+TEST_P(EncoderBlockTest, OnGpusTheSame) {
+  const auto plain = [&] {
+    std::vector<at::Tensor> parts;
+    for (int64_t b = 0; b < options_.rows->batch(); ++b) {
+      parts.push_back(PlainEncoderBlock(RowsAt(x_, b), weights_, Alone(b)));
+    }
+    return at::cat(parts);
+  };
+  const at::Tensor out = plain();
+  const std::vector<at::Tensor> wanted = Gradients(out);
+  const GpuPathForTest gpu;
+  const at::Tensor there = plain();
+  EXPECT_LT((there - out).abs().max().item<double>(), 2e-5);
+  const std::vector<at::Tensor> got = Gradients(there);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LT((got[i] - wanted[i]).abs().max().item<double>(),
+              2e-5 * (1.0 + wanted[i].abs().max().item<double>()))
+        << i;
   }
 }
 

@@ -347,5 +347,37 @@ TEST(MoeMemoryTest, IsPlanned) {
 INSTANTIATE_TEST_SUITE_P(Cases, LayersMemoryTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
+// What the nodes save, by hand.
+TEST(GpuPlanTest, Keeps) {
+  TransformerBlockShape s;
+  s.rows = 8 * 128;
+  s.hidden = 256;
+  s.intermediate = 688;
+  s.attention = {8, 8, 4, 32, true};
+  s.dtype = at::kBFloat16;
+  s.gpu = true;
+  const int64_t log_sum_exp = s.rows * 8 * kFloatBytes;
+  const int64_t projections = s.q() + 2 * s.kv() + s.rstd();
+  const int64_t mlp = s.x() + s.rstd() + 2 * s.inner();
+  OperatorMemory plan = PlanTransformerBlock(s);
+  EXPECT_EQ(plan.kept,
+            projections + s.q() + log_sum_exp + mlp + /*output=*/s.x());
+  // The gradients of the block's own matrices are written to their sums; those
+  // of the norms are tensors.
+  const int64_t norms = 2 * s.norm_gradient();
+  s.trained = false;
+  EXPECT_EQ(PlanTransformerBlock(s).backward + norms, plan.backward);
+  // No fused kernel has float32 and groups: q, scaled, and for each of its
+  // heads k and v take the place of q, k and v, and all probabilities stay.
+  s.trained = true;
+  s.dtype = at::kFloat;
+  plan = PlanTransformerBlock(s);
+  const int64_t probabilities = s.rows * 8 * 128 * kFloatBytes;
+  EXPECT_EQ(plan.kept, s.rstd() + 3 * s.q() + probabilities + s.q() + s.x() +
+                           s.rstd() + 2 * s.inner() + s.x());
+  s.gpu = false;
+  EXPECT_LT(PlanTransformerBlock(s).kept, plan.kept);
+}
+
 }  // namespace
 }  // namespace capstan::kernels

@@ -36,9 +36,12 @@ OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
   PlanAttentionOutput(s, &forward);
   if (s.mlp) PlanGatedMlp(s, &forward);
   // Attention kept copies of k and v, and of q.
-  const bool capped = s.attention.softcap != 0.0 && s.attention.batch > 1;
-  const bool repeated = s.attention.heads != s.attention.kv_heads &&
-                        !(s.gpu && s.attention.softcap == 0.0);
+  const bool grouped = s.attention.heads != s.attention.kv_heads;
+  const bool scaled = s.gpu && s.attention.softcap == 0.0 && grouped &&
+                      s.dtype == c10::ScalarType::Float;
+  const bool capped =
+      scaled || (s.attention.softcap != 0.0 && s.attention.batch > 1);
+  const bool repeated = grouped && !(s.gpu && s.attention.softcap == 0.0);
   if (capped || repeated) {
     forward.Free(2 * s.kv());
   }

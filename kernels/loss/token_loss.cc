@@ -371,7 +371,8 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     const bool half = IsHalf(weight);
     at::Tensor d_hidden = saved[1];
     const at::Tensor &unit = saved[2], &seen = saved[3];
-    head->scale = half ? grads[0] / Lift(weight) : grads[0];
+    const double lift = half ? Lift(weight) : 1.0;
+    head->scale = lift == 1.0 ? grads[0] : grads[0] / lift;
     if (unit.defined()) head->scale = head->scale * unit;
     const int64_t rows = d_hidden.size(0), last = head->d_logits.size(0);
     at::Tensor dh = d_hidden.narrow(0, rows - last, last);

@@ -43,13 +43,14 @@ extern const char kTokenCounts[];
 inline constexpr char kSamplePosition[] = "sample_position";
 
 // On GPUs, whose libraries choose kernels anew for each shape, objectives may
-// round the length of padded rows up to a multiple of this, as far as the model
-// has positions. Plans count on it.
-inline constexpr int64_t kGpuLengthMultiple = 64;
-// `length` rounded up so, but at most `most` if that is greater than `length`.
+// lengthen padded rows of `length` tokens to this many, so that there are few
+// lengths: up to the next multiple of a power of two, which is 64 from 512
+// tokens on, and at least 8, so that an eighth is added at most from 64 on; but
+// to at most `most` if that is greater than `length`. Plans count on it.
 inline int64_t LengthOnGpu(int64_t length, int64_t most) {
-  const int64_t whole = (length + kGpuLengthMultiple - 1) / kGpuLengthMultiple *
-                        kGpuLengthMultiple;
+  int64_t multiple = 64;
+  while (multiple > 8 && 8 * multiple > length) multiple /= 2;
+  const int64_t whole = (length + multiple - 1) / multiple * multiple;
   return std::max(length, std::min(whole, most));
 }
 

@@ -76,7 +76,8 @@ int WaitFor(void* stream, const char* why);
 // Whether p is an address of device memory.
 bool OnDevice(const void* p);
 
-// Where works find what programs see at p; p itself if it isn't device memory.
+// Where works find what programs see at p, in device memory or in pinned memory
+// (which may be protected from the host meanwhile); else p itself.
 void* HostView(const void* p);
 
 // Whether works are only noted and never run: what the host reads is zeros.

@@ -303,7 +303,7 @@ TEST(PlanCommandTest, FindsWhatFits) {
 
 // What isn't here isn't asked, and the global batch stays what it is.
 TEST(PlanCommandTest, ForGpusThatArentHere) {
-  const RunText run = Layers().Set("launch", "processes: 4").Batch(8, 0);
+  const RunText run = Layers().Ddp(4).Batch(8, 0);
   const std::string config = "--config=" + run.File();
   const TrainerResult by_config =
       RunTrainer({"plan", "--gpu_memory=24GiB", config});

@@ -80,6 +80,10 @@ const Rooms& TheRooms() {
         "trainer/config", "trainer/data", "trainer/launcher", "trainer/memory",
         "trainer/metrics", "trainer/optimizer", "trainer/plugin_host",
         "trainer/process_group", "trainer/profile", "trainer/watch"}},
+      {"trainer/roofline",
+       {"base", kSdk, "trainer", "trainer/config", "trainer/launcher",
+        "trainer/memory", "trainer/metrics", "trainer/profile",
+        "trainer/session"}},
       {"trainer/evaluate",
        {"base", "text", kSdk, kLib, "trainer/process_group"}},
       {"trainer/compare",
@@ -92,7 +96,7 @@ const Rooms& TheRooms() {
         "trainer/compare", "trainer/config", "trainer/data", "trainer/evaluate",
         "trainer/launcher", "trainer/memory", "trainer/metrics",
         "trainer/plugin_host", "trainer/process_group", "trainer/profile",
-        "trainer/session", "trainer/watch"}},
+        "trainer/roofline", "trainer/session", "trainer/watch"}},
   };
   return *rooms;
 }

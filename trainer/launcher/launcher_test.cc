@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/lost_peer.h"
+#include "base/status.h"
 #include "trainer/launcher/launch_for_test.h"
 
 namespace capstan {

@@ -64,12 +64,13 @@ TEST(FitTest, LinesOfAConfig) {
   choice.strategy_sets = {"offload_optimizer.device=CPU"};
   choice.optimizer_sets = {"state=EIGHT_BIT"};
   choice.micro_batch = 2;
+  choice.global_batch = 16;
   choice.checkpoint_every = 2;
   EXPECT_EQ(choice.ConfigText(),
             "strategy { [plugin/capstan.zero2.Config] { offload_optimizer { "
             "device: CPU } } }\n"
             "optimizer { [plugin/capstan.adamw.Config] { state: EIGHT_BIT } }\n"
-            "batch { micro_batch_size: 2 }\n"
+            "batch { micro_batch_size: 2 global_batch_size: 16 }\n"
             "train {\n"
             "  activation_checkpointing: EVERY_N\n"
             "  activation_checkpointing_n: 2\n"

@@ -5,6 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/strip.h"
 
 namespace capstan {
 
@@ -17,7 +18,11 @@ std::string BackendMessage(absl::string_view what) {
     if (end != absl::string_view::npos) what.remove_prefix(end + 2);
   }
   // ".. [10.0.0.2]:4711. This is typically caused by .."
-  return std::string(what.substr(0, what.find(". This is typically")));
+  what = what.substr(0, what.find(". This is typically"));
+  // NCCL's "was aborted on rank 1. " may be followed by a reason.
+  what = absl::StripTrailingAsciiWhitespace(what);
+  absl::ConsumeSuffix(&what, ".");
+  return std::string(what);
 }
 
 bool IsTimeout(absl::string_view message) {

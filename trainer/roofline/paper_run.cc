@@ -30,6 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kFolderVariable[] = "CAPSTAN_ROOFLINE_FOLDER";
+constexpr char kLibrariesVariable[] = "CAPSTAN_STANDIN_LIBRARIES";
 
 class PaperModel : public Model, public ParameterRoles {
  public:
@@ -181,36 +182,45 @@ std::string PaperFolder() {
   return folder == nullptr ? "" : folder;
 }
 
-absl::StatusOr<std::string> FindStandIn() {
-  if (const char* path = getenv("CAPSTAN_STANDIN_RUN")) return path;
-  const std::string program = ExecutableFolder();
+absl::StatusOr<StandIn> FindStandIn() {
+  const auto set = [](const char* variable) -> std::string {
+    const char* value = getenv(variable);
+    return value == nullptr ? "" : value;
+  };
+  StandIn found = {set("CAPSTAN_STANDIN_RUN"), set(kLibrariesVariable)};
   // Runfiles and Bazel's output tree, where trainer/ and testing/ are
   // neighbours; the working tree, for `bazel-bin/trainer/trainer`.
   const std::vector<std::string> folders = {
-      program + "/../testing/standin",
-      program + "/trainer.runfiles/capstan/testing/standin", "testing/standin"};
+      ExecutableFolder() + "/../testing/standin",
+      ExecutableFolder() + "/trainer.runfiles/capstan/testing/standin",
+      "testing/standin"};
   for (const std::string& folder : folders) {
-    const std::string script = folder + "/run.sh";
-    if (access(script.c_str(), X_OK) != 0) continue;
-    if (access((folder + "/lib/libcudart.so.13").c_str(), R_OK) == 0 ||
-        getenv("CAPSTAN_STANDIN_LIBRARIES") != nullptr) {
-      return script;
+    const std::string script = folder + "/run.sh", libraries = folder + "/lib";
+    if (found.script.empty() && access(script.c_str(), X_OK) == 0) {
+      found.script = script;
+    }
+    if (found.libraries.empty() &&
+        access((libraries + "/libcudart.so.13").c_str(), R_OK) == 0) {
+      found.libraries = libraries;
     }
   }
+  if (!found.script.empty() && !found.libraries.empty()) return found;
   return absl::FailedPreconditionError(absl::StrCat(
-      "roofline runs steps on stand-in devices, which aren't in ",
+      "roofline runs steps on stand-in devices, of which ",
+      found.script.empty() ? "run.sh" : "lib/", " isn't in ",
       absl::StrJoin(folders, ", "),
-      ": build //testing/standin:libraries and run it from the source tree, or "
-      "set CAPSTAN_STANDIN_RUN to testing/standin/run.sh and "
-      "CAPSTAN_STANDIN_LIBRARIES to the folder of the libraries"));
+      ": build //testing/standin:libraries (with the CUDA Toolkit) and call "
+      "the trainer from the source tree, or set CAPSTAN_STANDIN_RUN to "
+      "testing/standin/run.sh and CAPSTAN_STANDIN_LIBRARIES to the libraries' "
+      "folder"));
 }
 
 absl::StatusOr<std::vector<TracedStep>> TraceRun(
     const std::vector<std::string>& command, const std::string& gpu, int gpus) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string script, FindStandIn());
+  CAPSTAN_ASSIGN_OR_RETURN(const StandIn stand_in, FindStandIn());
   CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, TemporaryFolder());
   const FolderRemover remover(folder);
-  std::vector<std::string> words = {script};
+  std::vector<std::string> words = {stand_in.script};
   words.insert(words.end(), command.begin(), command.end());
   const std::string output = folder + "/output.txt";
   // What doesn't fit must still be traced; the plan says that it doesn't.
@@ -219,6 +229,7 @@ absl::StatusOr<std::vector<TracedStep>> TraceRun(
       RunCommand(words,
                  {absl::StrCat("CAPSTAN_STANDIN=paper,memory=2048G,gpus=", gpus,
                                ",gpu=", gpu, ",trace=", folder),
+                  absl::StrCat(kLibrariesVariable, "=", stand_in.libraries),
                   absl::StrCat(kFolderVariable, "=", folder)},
                  output));
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {

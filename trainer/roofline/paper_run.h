@@ -36,9 +36,14 @@ absl::Status RunOnPaper(TrainJob* job, int ranks, const std::string& folder);
 // In a process started by TraceRun: the folder for its trace; else "".
 std::string PaperFolder();
 
-// Where the stand-in devices are, relative to this program; an error says how
-// to build them.
-absl::StatusOr<std::string> FindStandIn();
+struct StandIn {
+  std::string script;     // testing/standin/run.sh
+  std::string libraries;  // their folder
+};
+// Where the stand-in devices are: where CAPSTAN_STANDIN_RUN and
+// CAPSTAN_STANDIN_LIBRARIES say, else relative to this program and to the
+// working directory; an error says how to build them.
+absl::StatusOr<StandIn> FindStandIn();
 
 // Runs `command` (a program and its arguments), which calls RunOnPaper, on
 // `gpus` stand-in devices of the kind `gpu` ("h100"), and returns the steps

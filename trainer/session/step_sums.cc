@@ -9,10 +9,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -90,6 +92,14 @@ at::Tensor DeviceScale(const at::Tensor& sums, const GradientRule& rule) {
   return at::where(good, scale, nan).to(at::kFloat);
 }
 
+// Waits without occupying a core, unlike Event::synchronize, which would keep
+// the loader's thread from its work. The event is a step old, and the device
+// has the next step's micro-batches to go on with: the pause isn't missed.
+void AwaitEvent(const c10::Event& event) {
+  constexpr std::chrono::microseconds kPause{50};
+  while (!event.query()) std::this_thread::sleep_for(kPause);
+}
+
 }  // namespace
 
 void Reduce(ProcessGroup& group, StepSums* sums, GpuMemory* memory) {
@@ -165,7 +175,7 @@ void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
 
 StepSums DeferredSums::Read() {
   pending_ = false;
-  if (read_.has_value()) read_->synchronize();
+  if (read_.has_value()) AwaitEvent(*read_);
   StepSums sums;
   const double* const host = host_.const_data_ptr<double>();
   std::memcpy(static_cast<void*>(&sums), host, sizeof(sums));

@@ -2,6 +2,7 @@
 #include "trainer/session/step_sums.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,6 +81,22 @@ TEST_F(StepSumsTest, SkipsWhatIsNotFiniteOrEmpty) {
   EXPECT_TRUE(OutcomeOf(MakeSums(0, 0, 0), rule).finite);
   EXPECT_TRUE(OutcomeOf(MakeSums(0, 0, 0), rule).skipped);
   EXPECT_FALSE(std::isfinite(Scale(MakeSums(0, 0, 0), rule)));
+}
+
+// An objective's metrics are reduced and read with the sums.
+TEST_F(StepSumsTest, MetricsComeWithTheSums) {
+  DeferredSums deferred(at::kCPU, /*ranks=*/0, /*metrics=*/2);
+  const StepSums mine = MakeSums(80.0, 50.0, 1.0);
+  const at::Tensor metrics =
+      at::tensor({1.5, 2.0, 3.0, 4.0}, at::kDouble).view({2, 2});
+  deferred.Reduce(mine, at::Tensor(), at::Tensor(), GradientRule(), *group_,
+                  metrics);
+  EXPECT_DOUBLE_EQ(deferred.Read().loss_sum, 80.0);
+  EXPECT_EQ(deferred.metrics(), std::vector<double>({1.5, 2.0, 3.0, 4.0}));
+  // None in this step, or a rank that failed.
+  deferred.Reduce(mine, at::Tensor(), at::Tensor(), GradientRule(), *group_);
+  EXPECT_DOUBLE_EQ(deferred.Read().count, 50.0);
+  EXPECT_EQ(deferred.metrics(), std::vector<double>(4, 0.0));
 }
 
 TEST_F(StepSumsTest, TheDevicesScaleIsTheHostsBitByBit) {

@@ -18,6 +18,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/random.h"
+#include "base/run_device.h"
 #include "base/status.h"
 #include "plugins/model/ad_transformer/history_layers.h"
 #include "plugins/model/common/config.h"
@@ -411,7 +412,8 @@ std::vector<UnitMemory> AdTransformer::PlanUnits(
                                       sizes_.heads,
                                       compute,
                                       /*last_only=*/false,
-                                      sizes_.dropout > 0.0};
+                                      sizes_.dropout > 0.0,
+                                      CurrentRunDevice().gpu};
   int64_t embedding = 0, head = 0;  // bytes of gradients
   for (const ParameterSpec& spec : specs_) {
     const int64_t bytes = spec.numel() * kernels::ElementBytes(compute);

@@ -159,12 +159,12 @@ at::Tensor DecoderModel::RopeOf(size_t rope, int64_t length,
   }
   // longrope has two; of dynamic's, only the latest are of use.
   if (found == known.end() && known.size() == 2) known.erase(known.begin());
-  return known[decisive] =
+  return known[decisive] = kernels::ToDevice(
              kernels::RopeTable(
                  RopePositions(length),
                  InverseFrequencies(kind, config_.head_dim, text_length),
-                 kind.attention_factor)
-                 .to(parameters_[kEmbedding].device());
+                 kind.attention_factor),
+             parameters_[kEmbedding].device());
 }
 
 DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,

@@ -307,7 +307,8 @@ UnitMemory PlanEmbedding(const Config& c, const Bytes& b) {
 UnitMemory PlanLayer(const Config& c, const Bytes& b,
                      const kernels::AttentionShape& shape) {
   kernels::MemoryLedger attention;
-  kernels::PlanAttention(shape, b.rows, b.dtype, /*packed=*/false, &attention);
+  kernels::PlanAttention(shape, b.rows, b.dtype, /*packed=*/false, &attention,
+                         CurrentRunDevice().gpu);
   UnitMemory unit;
   unit.output = b.x;
   // The attention's input, q, k, v and what it keeps, the sum, the MLP's input

@@ -214,8 +214,7 @@ int64_t Rows(const Batch& batch) {
   return RequiredTensor(batch, "lengths").numel();
 }
 
-// On a GPU lengthens histories by padding to a multiple of kGpuLengthMultiple,
-// but to at most `most` tokens.
+// On a GPU lengthens histories by padding to LengthOnGpu.
 void RoundUpLength(int64_t most, HistoryInput* input) {
   if (!input->kinds.is_cuda()) return;
   const int64_t length = input->kinds.size(1);

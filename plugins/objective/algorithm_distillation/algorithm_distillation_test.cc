@@ -106,6 +106,13 @@ TEST(AlgorithmDistillationTest, ABatchWithoutHistoriesIsAnError) {
   EXPECT_THROW((*made)->StepTotals({}, {}), std::invalid_argument);
 }
 
+// On a GPU, reading the actions would wait for it: their copy is counted.
+TEST(AlgorithmDistillationTest, TotalsAreCountedOnTheHost) {
+  Batch batch = Rows({3, -100, 0, 1}, {0, 2, 0, 0});
+  batch[HostCopyName("action")] = Rows({3, -100, -100, 1}, {}).at("action");
+  EXPECT_THAT(Made()->StepTotals(batch, {}), ElementsAre(4.0, 2.0));
+}
+
 TEST(AlgorithmDistillationTest, TheLossIsTwoMeans) {
   const auto objective = Made();
   FakeHistoryModel model(true);

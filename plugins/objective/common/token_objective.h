@@ -24,9 +24,9 @@ absl::Status CheckVocabulary(const TokenModel& model,
 absl::Status CheckPrompt(const TokenModel& model,
                          absl::Span<const int64_t> prompt);
 
-// By how many tokens to lengthen the rows of a batch: on a GPU to a multiple of
-// kGpuLengthMultiple, but to at most `most`; 0 if rows don't vary in length,
-// i.e. the batch has no kTokenCounts, or packs documents.
+// By how many tokens to lengthen the rows of a batch: on a GPU to LengthOnGpu;
+// 0 if rows don't vary in length, i.e. the batch has no kTokenCounts, or packs
+// documents.
 int64_t TokensToAdd(const Batch& batch, int64_t most);
 
 // Lengthens each row by `tokens` positions of padding: without targets, and

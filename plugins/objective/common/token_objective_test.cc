@@ -87,12 +87,17 @@ TEST(TokensToAddTest, OnlyOnGpus) {
   EXPECT_EQ(TokensToAdd(batch, 100), 0);
 }
 
-TEST(LengthenedTest, ToAMultipleOrTheMost) {
-  EXPECT_EQ(LengthOnGpu(1, 1000), 64);
-  EXPECT_EQ(LengthOnGpu(64, 1000), 64);
-  EXPECT_EQ(LengthOnGpu(65, 1000), 128);
-  EXPECT_EQ(LengthOnGpu(65, 100), 100);
-  EXPECT_EQ(LengthOnGpu(101, 100), 101);
+TEST(LengthOnGpuTest, AFewLengthsAndLittleMore) {
+  EXPECT_EQ(LengthOnGpu(1, 1000), 8);
+  EXPECT_EQ(LengthOnGpu(33, 1000), 40);
+  EXPECT_EQ(LengthOnGpu(130, 1000), 144);
+  EXPECT_EQ(LengthOnGpu(512, 1000), 512);
+  EXPECT_EQ(LengthOnGpu(513, 1000), 576);
+  EXPECT_EQ(LengthOnGpu(999, 1000), 1000) << "the most";
+  EXPECT_EQ(LengthOnGpu(1001, 1000), 1001);
+  for (int64_t length = 64; length < 5000; ++length) {
+    EXPECT_LE(LengthOnGpu(length, 1 << 20), length + length / 8) << length;
+  }
 }
 
 }  // namespace

@@ -41,12 +41,33 @@ bool IsCapturing(void* stream) {
 
 Communicator::Communicator() { cudaGetDevice(&device_); }
 
+void Communicator::FreeBuffers() {
+  cudaFree(buffers_);
+  buffers_ = nullptr;
+}
+
+bool Communicator::MakeBuffers() {
+  constexpr int kChannels = 4;
+  constexpr int64_t kDefault = int64_t{4} << 20;
+  const char* const variable = getenv("NCCL_BUFFSIZE");
+  const int64_t bytes = variable == nullptr ? kDefault : atoll(variable);
+  if (cudaMalloc(&buffers_, kChannels * bytes) == cudaSuccess) return true;
+  // Told by the result, not found by the next call.
+  (void)cudaGetLastError();
+  buffers_ = nullptr;
+  return false;
+}
+
 std::shared_ptr<Communicator> Communicator::Join(const std::string& board,
                                                  int rank, int size,
                                                  std::string* error) {
   std::shared_ptr<Communicator> made(new Communicator);
   made->rank_ = rank;
   made->size_ = size;
+  if (!made->MakeBuffers()) {
+    *error = kOutOfMemory;
+    return nullptr;
+  }
   made->board_ = Board::Open(board, rank, size, error);
   return made->board_ == nullptr ? nullptr : made;
 }
@@ -89,6 +110,10 @@ ncclResult_t Communicator::Poll() {
       if (members[i].second == from.rank()) rank_ = static_cast<int>(i);
     }
     size_ = static_cast<int>(members.size());
+    if (!MakeBuffers()) {
+      error_ = ncclUnhandledCudaError;
+      return ncclUnhandledCudaError;
+    }
     std::string error;
     board_ = Board::Open(from.name() + "-" + std::to_string(split_) + "." +
                              std::to_string(color_),

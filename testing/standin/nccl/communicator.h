@@ -18,6 +18,8 @@
 
 namespace capstan::standin {
 
+constexpr char kOutOfMemory[] = "Cuda failure 2 'out of memory'";
+
 // A collective's arguments.
 struct Arguments {
   Call call;
@@ -45,7 +47,8 @@ class Operation;
 // device's thread does the work.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // Joins without waiting for the others. Null and *error if that can't be.
+  // Joins without waiting for the others. Null and *error if that can't be:
+  // "Cuda failure 2 'out of memory'", if there is no memory for its buffers.
   static std::shared_ptr<Communicator> Join(const std::string& board, int rank,
                                             int size, std::string* error);
   // This rank's part of the parent's next split; null if color is negative.
@@ -77,15 +80,23 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // ncclSuccess, ncclInProgress while joining, or what has failed.
   ncclResult_t AsyncError();
+  ncclResult_t error() const {
+    return static_cast<ncclResult_t>(error_.load());
+  }
   // Works end without a result from now on.
   void Abort() { aborted_ = true; }
   // No call follows.
   void Leave();
+  // Waits for the device. Not after Abort, as other communicators may hang.
+  void FreeBuffers();
 
  private:
   friend class Operation;
 
   Communicator();
+  // As NCCL has them in the device's memory: of NCCL_BUFFSIZE bytes. Nothing is
+  // in them here.
+  bool MakeBuffers();
   ncclResult_t Enqueue(const std::shared_ptr<Operation>& operation,
                        void* stream);
 
@@ -94,6 +105,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int rank_ = 0;
   int size_ = 1;
   int device_ = 0;
+  void* buffers_ = nullptr;
   // While this is to be split from it.
   std::shared_ptr<Communicator> parent_;
   int split_ = 0;

@@ -266,7 +266,11 @@ CAPSTAN_NCCL ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size,
   auto communicator = Communicator::Join(
       std::string(id.internal, strnlen(id.internal, sizeof(id.internal))), rank,
       size, &error);
-  if (communicator == nullptr) return Fail(ncclSystemError, error);
+  if (communicator == nullptr) {
+    return Fail(error == capstan::standin::kOutOfMemory ? ncclUnhandledCudaError
+                                                        : ncclSystemError,
+                error);
+  }
   return Joined(std::move(communicator), config, comm);
 }
 
@@ -334,6 +338,9 @@ CAPSTAN_NCCL ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 CAPSTAN_NCCL ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   comm->communicator->Leave();
+  if (comm->communicator->error() == ncclSuccess) {
+    comm->communicator->FreeBuffers();
+  }
   delete comm;
   return ncclSuccess;
 }

@@ -67,16 +67,16 @@ class Rank {
                      std::chrono::duration<double>(seconds);
     while (std::chrono::steady_clock::now() < end) {
       if (cudaStreamQuery(stream) == cudaSuccess) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     return false;
   }
   // Waits for the communicator to have failed.
   ncclResult_t Error() const {
     ncclResult_t error = ncclSuccess;
-    for (int i = 0; i < 2000 && error == ncclSuccess; ++i) {
+    for (int i = 0; i < 200 && error == ncclSuccess; ++i) {
       cudaStreamQuery(stream);
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
       REQUIRE(ncclCommGetAsyncError(comm, &error) == ncclSuccess);
     }
     return error;
@@ -457,6 +457,25 @@ TEST(StandinNccl, RefusesWhatNcclRefuses) {
                           "can reach"),
             std::string::npos)
       << findings;
+}
+
+TEST(StandinNccl, TellsThatThereIsNoMemory) {
+  const auto rank = [](Rank& self) {
+    setenv("NCCL_BUFFSIZE", "1073741824", 1);
+    ncclUniqueId id;
+    ncclComm_t other = nullptr;
+    REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
+    REQUIRE(ncclCommInitRank(&other, 1, id, 0) == ncclUnhandledCudaError);
+    REQUIRE(std::string(ncclGetLastError(nullptr)) ==
+            "Cuda failure 2 'out of memory'");
+    REQUIRE(cudaGetLastError() == cudaSuccess);
+    // What there was goes on.
+    float* const p = self.ToDevice<float>({3.0f});
+    REQUIRE(ncclAllReduce(p, p, 1, ncclFloat, ncclSum, self.comm,
+                          self.stream) == ncclSuccess);
+    REQUIRE(self.ToHost(p, 1)[0] == 3.0f);
+  };
+  EXPECT_EQ(RunRanks(1, "memory=1G", rank), "");
 }
 
 // A collective that a graph captures happens at each launch.

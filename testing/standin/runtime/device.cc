@@ -17,6 +17,7 @@ namespace capstan::standin {
 namespace {
 
 thread_local int current_device = 0;
+std::atomic<int> last_set{0};
 std::atomic<uint32_t> contexts{0};  // a bit for each device
 
 std::set<std::pair<int, int>>& Peers() {  // under the machine's mutex
@@ -85,6 +86,8 @@ cudaError_t EnablePeer(int peer) {
 
 int CurrentDevice() { return current_device; }
 
+int LastDeviceSet() { return last_set; }
+
 bool HasContext(int device) { return (contexts >> device & 1) != 0; }
 
 }  // namespace capstan::standin
@@ -97,7 +100,9 @@ using capstan::standin::Result;
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
-  if (const cudaError_t error = Begin()) return error;
+  if (const cudaError_t error = capstan::standin::BeginThoughLost()) {
+    return error;
+  }
   *count = static_cast<int>(capstan::standin::VisibleDevices().size());
   return *count == 0 ? Result(cudaErrorNoDevice) : cudaSuccess;
 }
@@ -105,6 +110,9 @@ cudaError_t cudaGetDeviceCount(int* count) {
 // Says nothing of a lost device: LibTorch asks from destructors, which would end
 // the process, as no failed kernel does on a real one.
 cudaError_t cudaGetDevice(int* device) {
+  if (const cudaError_t error = capstan::standin::BeginThoughLost()) {
+    return error;
+  }
   *device = capstan::standin::current_device;
   return cudaSuccess;
 }
@@ -113,6 +121,7 @@ cudaError_t cudaSetDevice(int device) {
   if (const cudaError_t error = Begin()) return error;
   if (!Exists(device)) return Result(cudaErrorInvalidDevice);
   capstan::standin::current_device = device;
+  capstan::standin::last_set = device;
   capstan::standin::contexts |= 1u << device;
   return cudaSuccess;
 }

@@ -103,7 +103,7 @@ void LoseDevice(cudaError_t error) {
   lost.compare_exchange_strong(expected, error);
 }
 
-cudaError_t Begin() {
+cudaError_t BeginThoughLost() {
   if (forked) {
     ReportOnce("fork", "",
                "a process uses CUDA that was forked by one that had used it");
@@ -113,6 +113,11 @@ cudaError_t Begin() {
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
   }
   LoadOperators();
+  return cudaSuccess;
+}
+
+cudaError_t Begin() {
+  if (const cudaError_t error = BeginThoughLost()) return error;
   return Result(LostWith());
 }
 

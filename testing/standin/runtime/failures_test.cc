@@ -49,6 +49,10 @@ TEST_P(LostTest, AnExceptionInAWorkLosesTheDevice) {
     CAPSTAN_CHECK_ERROR(cudaMemsetAsync(a, 0, 4, nullptr),
                         cudaErrorLaunchFailure);
     CAPSTAN_CHECK_ERROR(cudaFree(a), cudaErrorLaunchFailure);
+    CAPSTAN_CHECK_ERROR(cudaSetDevice(0), cudaErrorLaunchFailure);
+    int device = 1;
+    CAPSTAN_CHECK_CUDA(cudaGetDevice(&device));
+    CAPSTAN_CHECK(device == 0);
   });
   ExpectWell(outcome);
   EXPECT_EQ(outcome.Findings(), "failed_work");

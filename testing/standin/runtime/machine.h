@@ -105,6 +105,11 @@ int64_t NowNs();
 // device; a child of a process that has used CUDA).
 cudaError_t Begin();
 
+// The same of the calls that go on after the device is lost: which device is
+// current, and how many there are. (LibTorch's guards ask while an exception
+// unwinds the stack.)
+cudaError_t BeginThoughLost();
+
 // Keeps the error for cudaGetLastError of this thread, and returns it.
 cudaError_t Result(cudaError_t error);
 
@@ -117,6 +122,9 @@ bool HasContext(int device);
 
 // The calling thread's device, among the visible ones.
 int CurrentDevice();
+
+// The device that some thread has set last, by which the process is known.
+int LastDeviceSet();
 
 // Null if it is none.
 Stream* FindStream(Machine* machine, void* handle);

@@ -40,14 +40,19 @@ Pendings& ThePendings() {
 // What the pages of [begin, end) must be, by what is pending on each.
 void SetProtection(const Pendings& pendings, uintptr_t begin, uintptr_t end) {
   begin &= ~(kPage - 1);
+  const uintptr_t last = (end + kPage - 1) & ~(kPage - 1);
+  std::vector<const Pending*> near;
+  for (const Pending& pending : pendings.all) {
+    if (pending.end > begin && pending.begin < last) near.push_back(&pending);
+  }
   // Runs of pages with the same protection are set at once.
   uintptr_t run = begin;
   int of_run = -1;
   for (uintptr_t page = begin; page < end; page += kPage) {
     int protection = PROT_READ | PROT_WRITE;
-    for (const Pending& pending : pendings.all) {
-      if (pending.end <= page || pending.begin >= page + kPage) continue;
-      if (pending.writes) {
+    for (const Pending* pending : near) {
+      if (pending->end <= page || pending->begin >= page + kPage) continue;
+      if (pending->writes) {
         protection = PROT_NONE;
       } else {
         protection &= ~PROT_WRITE;
@@ -60,7 +65,6 @@ void SetProtection(const Pendings& pendings, uintptr_t begin, uintptr_t end) {
     of_run = protection;
   }
   if (of_run >= 0) {
-    const uintptr_t last = (end + kPage - 1) & ~(kPage - 1);
     mprotect(reinterpret_cast<void*>(run), last - run, of_run);
   }
 }

@@ -2,6 +2,7 @@
 #include "testing/standin/runtime/report.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +35,9 @@ struct Output {
   int64_t blocks = 0;  // of the caching allocator
   int64_t blocks_peak = 0;
   bool blocks_watched = false;
+  // The innermost range of the thread that has begun the step: that of works
+  // of threads without any, as autograd's.
+  std::string range_of_step;
   std::set<std::string> reported;  // keys of ReportOnce
 };
 
@@ -42,7 +46,7 @@ Output& TheOutput() {
   return *output;
 }
 
-// The names of ranges that this thread is in.
+// The names of the ranges that this thread is in.
 std::vector<std::string>& Ranges() {
   thread_local std::vector<std::string> ranges;
   return ranges;
@@ -51,8 +55,8 @@ std::vector<std::string>& Ranges() {
 int Open(const std::string& folder, const char* ending) {
   if (folder.empty()) return -2;
   const auto& devices = VisibleDevices();
-  const size_t current = CurrentDevice();
-  const int device = current < devices.size() ? devices[current] : 0;
+  const size_t last = LastDeviceSet();
+  const int device = last < devices.size() ? devices[last] : 0;
   const std::string path = folder + "/gpu" + std::to_string(device) + "-" +
                            std::to_string(getpid()) + ending;
   const int file =
@@ -122,6 +126,12 @@ const char* UnitName(Unit unit) {
   return "vector";
 }
 
+std::string ThreadName() {
+  char name[32] = "";
+  pthread_getname_np(pthread_self(), name, sizeof(name));
+  return name;
+}
+
 // "step 12" is 12; -1 for other ranges.
 int64_t StepOf(const std::string& range) {
   if (range.rfind("step ", 0) != 0) return -1;
@@ -189,10 +199,11 @@ void NoteWork(const Work& work, int stream, int64_t graph) {
   output.total.bytes_sent += cost.bytes_sent;
   if (!Tracing()) return;
   const auto& ranges = Ranges();
+  const std::string& range =
+      ranges.empty() ? output.range_of_step : ranges.back();
   Trace(&output,
         "{\"work\": " + JsonString(work.name) + Field("stream", stream) +
-            Field("step", output.step) +
-            ", \"range\": " + JsonString(ranges.empty() ? "" : ranges.back()) +
+            Field("step", output.step) + ", \"range\": " + JsonString(range) +
             ", \"flops\": " + Number(cost.flops) + ", \"unit\": \"" +
             UnitName(cost.unit) + "\"" + Field("read", cost.bytes_read) +
             Field("written", cost.bytes_written) +
@@ -247,7 +258,7 @@ void NoteHostWait(const char* kind, const char* what, int64_t number) {
   ++output.total.waits;
   Report(&output, std::string("{\"wait\": \"") + kind + "\"" +
                       Field("step", output.step) + ", \"where\": [" + where +
-                      "]}");
+                      "], \"thread\": " + JsonString(ThreadName()) + "}");
   Trace(&output, std::string("{\"host_wait\": \"") + kind + "\"" +
                      (number < 0 ? "" : Field(what, number)) + "}");
 }
@@ -281,13 +292,23 @@ void NoteBlocks(int64_t bytes_more) {
   output.blocks_peak = std::max(output.blocks_peak, output.blocks);
 }
 
+namespace {
+
+// How many ranges this thread is in up to the one that is a step; 0: in none.
+thread_local size_t step_depth = 0;
+
+}  // namespace
+
 void PushRange(const std::string& name) {
-  Ranges().push_back(name);
-  const int64_t step = StepOf(name);
-  if (step < 0) return;
+  auto& ranges = Ranges();
+  ranges.push_back(name);
+  const bool begins = step_depth == 0 && StepOf(name) >= 0;
+  if (begins) step_depth = ranges.size();
+  if (step_depth == 0) return;
   Output& output = TheOutput();
   std::lock_guard lock(output.mutex);
-  BeginStep(&output, step);
+  if (begins) BeginStep(&output, StepOf(name));
+  output.range_of_step = name;
 }
 
 void PopRange() {
@@ -295,10 +316,13 @@ void PopRange() {
   if (ranges.empty()) return;
   const int64_t step = StepOf(ranges.back());
   ranges.pop_back();
-  if (step < 0) return;
+  if (step_depth == 0) return;
+  const bool ends = ranges.size() < step_depth;
+  if (ends) step_depth = 0;
   Output& output = TheOutput();
   std::lock_guard lock(output.mutex);
-  EndStep(&output, step);
+  output.range_of_step = ends ? "" : ranges.back();
+  if (ends) EndStep(&output, step);
 }
 
 void ReportFinding(const std::string& kind, const std::string& text) {

@@ -10,6 +10,10 @@
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <torch/csrc/profiler/stubs/base.h>
+#include <unistd.h>
+
+#include <string>
 
 #include "testing/standin/runtime/standin_testing.h"
 
@@ -166,6 +170,34 @@ TEST_P(TorchTest, Graphs) {
       CAPSTAN_CHECK(output.eq(4 * i).all().item<bool>());
     }
   }));
+}
+
+// The trainer's ranges are LibTorch's NVTX.
+TEST_P(TorchTest, RangesOfNvtxAreSteps) {
+  const Outcome outcome = Run([] {
+    const Tensor a = at::ones({8}, kOnGpu);
+    const auto* const ranges = torch::profiler::impl::cudaStubs();
+    for (const char* step : {"step 1", "step 2"}) {
+      ranges->rangePush(step);
+      ranges->rangePush("forward");
+      const Tensor b = a.add(1);
+      ranges->rangePop();
+      if (std::string(step) == "step 2") CAPSTAN_CHECK(b[0].item<float>() == 2);
+      ranges->rangePop();
+    }
+  });
+  ExpectClean(outcome);
+  EXPECT_EQ(outcome.Count("{\"step\": 1, \"works\": 1, \"launches\": 1, "
+                          "\"waits\": 0, "),
+            1)
+      << outcome.report;
+  EXPECT_EQ(outcome.Count("{\"step\": 2, "), 1);
+  EXPECT_EQ(outcome.Count("\"step\": 2, \"where\": [\""),
+            outcome.Count("\"wait\""))
+      << outcome.report;
+  EXPECT_NE(outcome.trace.find("\"step\": 1, \"range\": \"forward\""),
+            std::string::npos)
+      << outcome.trace;
 }
 
 // What PyTorch's users know: a wait within a capture ends it.

@@ -54,6 +54,18 @@ c10::intrusive_ptr<ProcessGroupNCCL::Options> OptionsOf(
   return options;
 }
 
+// What LibTorch does when a collective fails; a user's variables win.
+void ChooseErrorHandling() {
+  constexpr int kKeep = 0;
+  // Communicators are aborted, so that the next collective throws, and the rank
+  // ends with an error of its own; by default LibTorch's thread ends the
+  // process, which says SIGABRT.
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", kKeep);
+  // Else the abort comes a minute later, after a dump that nobody asked for:
+  // trainer/watch knows what each rank did.
+  setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", kKeep);
+}
+
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
                                                         at::Device device) {
   Meeting meeting;
@@ -65,6 +77,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
     JoinLedgers(info.rank, info.world_size, meeting.store);
     ChooseInterfaceOfNccl(info, meeting);
   }
+  ChooseErrorHandling();
   if (info.nccl.buffer_mib > 0) {
     setenv("NCCL_BUFFSIZE", absl::StrCat(info.nccl.buffer_mib << 20).c_str(),
            /*overwrite=*/1);

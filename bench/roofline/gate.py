@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Holds what a step of a small run asks of a GPU: launches, bytes and FLOPs a
+token, bytes sent, waits of the host and allocations, on stand-in devices.
+
+    python3 bench/roofline/gate.py TRAINER [--renew]
+
+expected.json has the numbers. More than TOLERANCE above one of them is an error;
+so is as much below, which calls for --renew, as does any change on purpose.
+"""
+import json
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+EXPECTED = os.path.join(HERE, "expected.json")
+TOLERANCE = 0.02
+# Of these any more is an error.
+EXACT = ("waits", "allocations")
+RUNS = {
+    "ddp, 1 GPU": ("ddp", 1),
+    "zero2, 4 GPUs": ("zero2", 4),
+    "fsdp, 4 GPUs": ("fsdp", 4),
+}
+
+
+def measure(trainer, strategy, gpus):
+    done = subprocess.run(
+        [trainer, "roofline", "--config=" + os.path.join(HERE, "small.pbtxt"),
+         "--json", "--gpu=h100", f"--gpus={gpus}", "--set",
+         f"strategy=capstan.{strategy}"],
+        capture_output=True, text=True, timeout=200)
+    if done.returncode != 0:
+        sys.exit(f"roofline fails:\n{done.stderr}")
+    answer = json.loads(done.stdout)
+    tokens = answer["tokens_per_rank"]
+    return {
+        "launches_per_1000_tokens": 1000 * answer["launches"] / tokens,
+        "bytes_per_token": answer["bytes"] / tokens,
+        "flops_per_token": answer["flops"] / tokens,
+        "bytes_sent_per_token": answer["bytes_sent"] / tokens,
+        "waits": answer["waits"],
+        "allocations": answer["allocations"],
+    }
+
+
+def problems(name, expected, measured):
+    """Lines about numbers that aren't what they should be."""
+    lines = []
+    for what, number in measured.items():
+        before = expected.get(what)
+        if before is None:
+            lines.append(f"{name}: {what} isn't in expected.json")
+        elif what in EXACT:
+            if number != before:
+                lines.append(f"{name}: {what} {number}, expected {before}")
+        elif abs(number - before) > TOLERANCE * before:
+            lines.append(f"{name}: {what} {number:.6g}, expected {before:.6g} "
+                         f"({100 * (number / before - 1) if before else 100:+.1f} %)")
+    return lines
+
+
+def main():
+    trainer = os.path.abspath(sys.argv[1])
+    measured = {name: measure(trainer, *run) for name, run in RUNS.items()}
+    if "--renew" in sys.argv[2:]:
+        with open(EXPECTED, "w", encoding="utf-8") as file:
+            json.dump(measured, file, indent=1)
+            file.write("\n")
+        return
+    with open(EXPECTED, encoding="utf-8") as file:
+        expected = json.load(file)
+    lines = []
+    for name, numbers in measured.items():
+        print(name, numbers)
+        lines += problems(name, expected.get(name, {}), numbers)
+    if lines:
+        sys.exit("\n".join(lines) + "\nIf it is meant: python3 "
+                 "bench/roofline/gate.py bazel-bin/trainer/trainer --renew")
+
+
+if __name__ == "__main__":
+    main()

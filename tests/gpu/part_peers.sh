@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+# PyTorch and Transformers side by side, at the same shapes.
+. tests/gpu/common.sh
+python3 -c 'import torch, transformers, matplotlib' 2>/dev/null ||
+  skip "python3 lacks torch, transformers or matplotlib"
+python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+  skip "python3's torch sees no GPU"
+exec bash bench/gpu.sh --shapes smollm2-135m --repeats 1 \
+  --output "$FOLDER/peers"

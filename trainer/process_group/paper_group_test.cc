@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/process_group/paper_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+// Rank 1 of 4, to whom nobody says anything: what it reads is zeros.
+class LoneGroup : public ProcessGroup {
+ public:
+  int rank() const override { return 1; }
+  int size() const override { return 4; }
+  at::Device device() const override { return at::kCPU; }
+  std::string backend() const override { return "nccl"; }
+  std::unique_ptr<Work> AllReduce(const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor&,
+                                      const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> AllGather(const at::Tensor&,
+                                  const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
+    return nullptr;
+  }
+  void AllReduceHost(absl::Span<double> values) override {
+    std::fill(values.begin(), values.end(), 0.0);
+  }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
+    return absl::UnimplementedError("");
+  }
+  CommunicationStats stats() const override { return {}; }
+};
+
+TEST(PaperGroup, OthersSayTheSame) {
+  const auto group = CreatePaperGroup(std::make_unique<LoneGroup>());
+  EXPECT_THAT(FromAllRanks(*group, 7.0), ElementsAre(7, 7, 7, 7));
+  EXPECT_THAT(FromAllRanks(*group, std::string("words")), Each("words"));
+  std::vector<double> sums = {1.5, 2.0, 3.0};
+  group->AllReduceHost(absl::MakeSpan(sums));
+  EXPECT_THAT(sums, ElementsAre(6, 8, 12));
+  const auto any = AnyRank(*group, true);
+  ASSERT_TRUE(any.ok());
+  EXPECT_TRUE(*any);
+  EXPECT_TRUE(Agree(*group, absl::OkStatus(), "start").ok());
+}
+
+}  // namespace
+}  // namespace capstan
