@@ -346,12 +346,11 @@ at::Tensor ComposedAttention(const at::Tensor& q, const at::Tensor& k,
 // What a GPU computes by the flash kernels: all that LibTorch would need a mask
 // for, and, so that the choice of kernels doesn't depend on its heuristics, all
 // if results are to be the same in each run.
-bool UseFlash(const at::Tensor& q, int64_t keys, const AttentionShape& shape,
+bool UseFlash(const at::Tensor& q, const AttentionShape& shape,
               const PackedRows* packing) {
-  const int64_t queries = q.size(0) / shape.batch;
-  const bool masked = packing != nullptr ||
-                      (shape.window > 0 && keys > shape.window) ||
-                      (shape.causal && queries > 1 && queries != keys);
+  const int64_t length = q.size(0) / shape.batch;
+  const bool masked =
+      packing != nullptr || (shape.window > 0 && length > shape.window);
   return (masked || at::globalContext().deterministicAlgorithms()) &&
          CanUseFlash(q, shape, packing);
 }
@@ -556,7 +555,7 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
     return AttentionFunction::apply(q.contiguous(), k.contiguous(),
                                     v.contiguous(), shape, packing);
   }
-  if (UseFlash(q, k.size(0) / shape.batch, shape, packing.get())) {
+  if (UseFlash(q, shape, packing.get())) {
     return FlashAttention(q, k, v, shape, packing.get());
   }
   AttentionMasks unshared;
@@ -632,7 +631,8 @@ at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& first) {
   TORCH_CHECK(shape.causal, "a cache of keys is for causal attention");
   if (!FastPath(q)) {
-    if (!first.defined() && UseFlash(q, k.size(1), shape, nullptr)) {
+    // Not LibTorch's choice: cuDNN would plan anew for each length.
+    if (!first.defined() && CanUseFlash(q, shape, nullptr)) {
       return FlashAttention(q, k, v, shape, nullptr);
     }
     AttentionMasks unshared;
