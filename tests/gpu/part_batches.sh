@@ -3,7 +3,7 @@
 . tests/gpu/common.sh
 done_one=0
 for batch in ${BATCHES:-1 2 4 8 16 32 64}; do
-  if ! train_for "batch_$batch" 12 --set batch.micro_batch_size="$batch"; then
+  if ! train_for "batch_$batch" "${STEPS:-12}" --set batch.micro_batch_size="$batch"; then
     echo "micro-batch $batch fails; see above"
     break
   fi

@@ -10,11 +10,11 @@ for collective in all_reduce reduce_scatter all_gather; do
   result nccl "{\"collective\": \"$collective\", \"bus_gb_per_second\": $bus}"
 done
 # What the trainer's own steps say: bytes sent over the time of collectives.
-train_for nccl 20 --set strategy=capstan.ddp || exit 1
+train_for nccl "${STEPS:-20}" --set strategy=capstan.ddp || exit 1
 python3 - "$FOLDER/runs/nccl/metrics.jsonl" >"$FOLDER/nccl.json" <<'PYTHON' || exit 1
 import json, sys
 steps = [json.loads(line) for line in open(sys.argv[1])]
-steps = [s for s in steps if s.get("communication_seconds")][5:]
+steps = [s for s in steps if s.get("communication_seconds")][3:]
 sent = sum(s["bytes_sent"] for s in steps)
 busy = sum(s["communication_seconds"] for s in steps)
 exposed = sum(s.get("exposed_seconds", 0) for s in steps)

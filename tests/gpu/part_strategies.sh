@@ -3,7 +3,7 @@
 . tests/gpu/common.sh
 failed=0
 for strategy in ddp zero2 fsdp; do
-  if ! train_for "strategy_$strategy" "${CURVE_STEPS:-100}" \
+  if ! train_for "strategy_$strategy" "${STEPS:-100}" \
     --set strategy="capstan.$strategy"; then
     failed=1
     continue

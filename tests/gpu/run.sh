@@ -10,7 +10,7 @@
 # the trainer's path, by default bazel-bin/trainer/trainer; BUILD its tree, by
 # default bazel-bin. GPUS is how many GPUs to use, by default those of the
 # driver: 0 ends with "skipped". On stand-in devices (testing/standin) only the
-# scripts are tried: CAPSTAN_STANDIN=gpus=2 TRAINER=.. GPUS=2 tests/gpu/run.sh
+# scripts are tried: STEPS=3 CONFIG=bench/roofline/small.pbtxt TRAINER=.. GPUS=2
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 folder=${1:-gpu_report}
