@@ -2,7 +2,8 @@
 //
 // The emulator's fibers: a stack each, switched by hand. swapcontext would
 // serve, but asks the kernel for the signal mask, which costs twenty times as
-// much; other processors and the sanitizers, which must know of stacks, have it.
+// much; other processors and the sanitizers, which must know of stacks, have
+// it.
 #ifndef CAPSTAN_KERNELS_CUDA_FIBER_H_
 #define CAPSTAN_KERNELS_CUDA_FIBER_H_
 

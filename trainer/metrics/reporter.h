@@ -55,8 +55,8 @@ struct StepMetrics {
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;  // this step, all ranks, in the same unit
   // Rank 0's collectives in this step: bytes sent, seconds with a collective
-  // under way, and seconds that training waited for one; on GPUs by CUDA events,
-  // which are read without waiting and so tell of up to a step before.
+  // under way, and seconds that training waited for one; on GPUs by CUDA
+  // events, which are read without waiting and so tell of up to a step before.
   int64_t bytes_sent = 0;
   absl::optional<double> communication_seconds;
   absl::optional<double> exposed_seconds;

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "base/lost_peer.h"
 #include "base/gpus.h"
+#include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/token_model.h"

@@ -101,8 +101,8 @@ class DeferredSums {
   const int ranks_;
   GpuMemory memory_;
   GpuMemory largest_memory_;
-  // StepSums as float64, then each rank's memory, then the metrics; pinned for a
-  // GPU.
+  // StepSums as float64, then each rank's memory, then the metrics; pinned for
+  // a GPU.
   at::Tensor host_;
   at::Tensor sums_;  // the same on the device
   at::Tensor scale_;

@@ -107,8 +107,8 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return *count == 0 ? Result(cudaErrorNoDevice) : cudaSuccess;
 }
 
-// Says nothing of a lost device: LibTorch asks from destructors, which would end
-// the process, as no failed kernel does on a real one.
+// Says nothing of a lost device: LibTorch asks from destructors, which would
+// end the process, as no failed kernel does on a real one.
 cudaError_t cudaGetDevice(int* device) {
   if (const cudaError_t error = capstan::standin::BeginThoughLost()) {
     return error;
