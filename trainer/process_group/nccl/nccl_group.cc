@@ -61,9 +61,10 @@ void ChooseErrorHandling() {
   // ends with an error of its own; by default LibTorch's thread ends the
   // process, which says SIGABRT.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", kKeep);
-  // Else the abort comes a minute later, after a dump that nobody asked for:
-  // trainer/watch knows what each rank did.
+  // Else the abort comes a minute later: without a dump, which nobody asked for
+  // (trainer/watch knows what each rank did), LibTorch still waits for its end.
   setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", kKeep);
+  setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", kKeep);
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
