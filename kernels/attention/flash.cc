@@ -15,6 +15,8 @@ namespace {
 
 // The kernels' limits.
 constexpr int64_t kMostHeadDim = 256;
+// Between these backward runs on compute capability 8.0 and 9.0 alone.
+constexpr int64_t kRareHeadDims[] = {193, 224};
 constexpr int64_t kHeadDimMultiple = 8;
 
 // [batch, length, heads, head_dim] of [batch * length, heads * head_dim], or of
@@ -30,6 +32,8 @@ at::Tensor ByHead(const at::Tensor& x, const AttentionShape& shape) {
 bool IsFlashShape(const AttentionShape& shape, const PackedRows* packing) {
   return shape.softcap == 0.0 && shape.head_dim <= kMostHeadDim &&
          shape.head_dim % kHeadDimMultiple == 0 &&
+         (shape.head_dim < kRareHeadDims[0] ||
+          shape.head_dim > kRareHeadDims[1]) &&
          (packing == nullptr || packing->knows_documents());
 }
 

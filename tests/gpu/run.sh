@@ -45,6 +45,8 @@ mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 export FOLDER=$folder
 : >"$folder/parts.tsv"
+: >"$folder/results.jsonl"
+rm -rf "$folder/runs"
 
 # Name and seconds; tests/gpu/part_NAME.sh is the part.
 all_parts="machine:30 correctness:540 kernels:120 nccl:180 step:240 \

@@ -22,14 +22,16 @@
 namespace capstan {
 namespace {
 
-// Throws CommunicationError with `what`, from an exception of c10d; what NCCL
-// says of memory, as LibTorch's own.
+// Throws CommunicationError with `what`, from an exception of c10d. So, too,
+// where NCCL has no memory: its communicators can't be used again, so that no
+// smaller batch can be tried.
 [[noreturn]] void Fail(int rank, absl::string_view collective,
                        absl::string_view what) {
   if (IsOutOfMemory(what)) {
-    C10_THROW_ERROR(OutOfMemoryError,
-                    absl::StrCat("rank ", rank, ": out of memory of the GPU, ",
-                                 "in NCCL, during ", collective));
+    throw CommunicationError(absl::StrCat(
+        "rank ", rank, ": out of memory of the GPU, in NCCL, during ",
+        collective, ": use a smaller micro-batch, or smaller buffers ",
+        "(launch.nccl.buffer_mib)"));
   }
   const std::string message = BackendMessage(what);
   const bool timed_out = IsTimeout(message);
