@@ -41,12 +41,14 @@ if [ ! -x "$TRAINER" ]; then
   echo "no trainer at $TRAINER: run ./bazelw build //... first" >&2
   exit 1
 fi
+if [ -e "$folder/parts.tsv" ] || [ -e "$folder/runs" ]; then
+  echo "$folder holds another report or runs: name a new folder" >&2
+  exit 1
+fi
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 export FOLDER=$folder
 : >"$folder/parts.tsv"
-: >"$folder/results.jsonl"
-rm -rf "$folder/runs"
 
 # Name and seconds; tests/gpu/part_NAME.sh is the part.
 all_parts="machine:30 correctness:540 kernels:120 nccl:180 step:240 \
