@@ -98,7 +98,8 @@ std::vector<std::string> CommandOf(const RooflineOptions& options) {
   std::vector<std::string> words = {ExecutableFolder() + "/trainer",
                                     "roofline"};
   for (const std::string& config : options.run.configs) {
-    words.push_back("--config=" + FromCaller(config));
+    // In the same folder, with the same environment.
+    words.push_back("--config=" + config);
   }
   for (const std::string& set : options.run.overrides) {
     words.push_back("--set");

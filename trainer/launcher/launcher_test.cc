@@ -35,6 +35,7 @@ TEST(PlaceTest, ChecksSettingsOfNccl) {
   EXPECT_EQ(WrongNcclField({60.0, 8, 4, 4}), "");
   EXPECT_EQ(WrongNcclField({60.0, 1024, 64, 0}), "");
   EXPECT_EQ(WrongNcclField({-1.0, 0, 0, 0}), "nccl.timeout_seconds");
+  EXPECT_EQ(WrongNcclField({1e300, 0, 0, 0}), "nccl.timeout_seconds");
   EXPECT_EQ(WrongNcclField({0.0, -1, 0, 0}), "nccl.buffer_mib");
   EXPECT_EQ(WrongNcclField({0.0, 1025, 0, 0}), "nccl.buffer_mib");
   EXPECT_EQ(WrongNcclField({0.0, 0, -1, 0}), "nccl.min_ctas");

@@ -28,10 +28,13 @@ absl::Status CheckNccl(const NcclSettings& nccl) {
   // NCCL counts a buffer's bytes in an int, and has 64 channels.
   constexpr int64_t kMostBufferMib = 1024;
   constexpr int kMostCtas = 64;
-  if (!(nccl.timeout_seconds >= 0)) {
-    return FieldError(
-        "nccl.timeout_seconds",
-        absl::StrCat("must not be negative, is ", nccl.timeout_seconds));
+  // A year: LibTorch counts in nanoseconds of 64 bits.
+  constexpr double kMostSeconds = 365.0 * 24 * 3600;
+  if (!(nccl.timeout_seconds >= 0 && nccl.timeout_seconds <= kMostSeconds)) {
+    return FieldError("nccl.timeout_seconds",
+                      absl::StrCat("must be from 0 (no limit) to a year of "
+                                   "seconds, is ",
+                                   nccl.timeout_seconds));
   }
   if (nccl.buffer_mib < 0 || nccl.buffer_mib > kMostBufferMib) {
     return FieldError("nccl.buffer_mib",

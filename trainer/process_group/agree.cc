@@ -148,10 +148,13 @@ absl::StatusOr<std::string> FromRank0(ProcessGroup& group,
     group.Broadcast(bytes, 0)->Wait();
     if (group.rank() == 0) {
       received = text;
-      return absl::OkStatus();
+    } else {
+      bytes = bytes.cpu();
+      std::memcpy(&received[0], bytes.const_data_ptr(), received.size());
     }
-    bytes = bytes.cpu();
-    std::memcpy(&received[0], bytes.const_data_ptr(), received.size());
+    // NCCL ends an aborted broadcast as if it had succeeded; the next
+    // collective tells.
+    if (group.device().is_cuda()) FromAllRanks(group, 0.0);
     return absl::OkStatus();
   }));
   return received;

@@ -110,6 +110,8 @@ absl::StatusOr<int> RunCommand(const std::vector<std::string>& command,
         absl::StrCat("fork fails: ", std::strerror(errno)));
   }
   if (child == 0) {
+    // It chooses among real GPUs.
+    unsetenv("CUDA_VISIBLE_DEVICES");
     for (const std::string& variable : variables) {
       putenv(const_cast<char*>(variable.c_str()));
     }

@@ -60,9 +60,11 @@ at::Tensor PromptTargets(const Batch& batch, int64_t pairs) {
   at::Tensor is_prompt = batch.at(kLabels).lt(0);
   const auto counts = batch.find(kTokenCounts);
   if (counts != batch.end()) {
-    is_prompt = is_prompt & at::arange(ids.size(1), ids.options())
-                                .unsqueeze(0)
-                                .lt(counts->second.unsqueeze(1));
+    is_prompt = is_prompt &
+                at::arange(ids.size(1), ids.options())
+                    .unsqueeze(0)
+                    .lt(counts->second.to(ids.device(), /*non_blocking=*/true)
+                            .unsqueeze(1));
   }
   const at::Tensor labels = ids.masked_fill(~is_prompt, kIgnoredTarget);
   labels.narrow(0, pairs, pairs).fill_(kIgnoredTarget);
