@@ -91,7 +91,8 @@ lost() {
   fi
 }
 kill_host() {
-  ip netns pids "${hosts[$1]}" | xargs -r kill -KILL
+  # Some end by themselves when the first is gone.
+  ip netns pids "${hosts[$1]}" | xargs -r kill -KILL 2>/dev/null || true
   ip link set "$net.$1" down
 }
 

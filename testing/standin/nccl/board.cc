@@ -22,7 +22,7 @@ namespace capstan::standin {
 namespace {
 
 constexpr char kFolder[] = "/dev/shm/";
-constexpr char kPrefix[] = "capstan-standin-nccl-";
+constexpr char kPrefix[] = "standin-nccl-";
 
 int64_t RoundUp(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
