@@ -589,10 +589,6 @@ absl::Status Training::WriteProfile() {
                      ProfileJson(profile));
 }
 
-}  // namespace
-
-namespace {
-
 // Whether this process's current GPU, if it uses one, refuses all work since
 // some has failed. Doesn't wait for it.
 bool GpuIsLost() {

@@ -9,15 +9,7 @@
 namespace capstan::standin {
 namespace {
 
-class GraphsTest : public ::testing::TestWithParam<std::string> {
- protected:
-  Outcome RunWell(const std::function<void()>& body) {
-    Outcome outcome = RunOnStandin(GetParam() + ",memory=64M", body);
-    EXPECT_EQ(outcome.status, 0) << outcome.output;
-    EXPECT_EQ(outcome.Findings(), "") << outcome.report;
-    return outcome;
-  }
-};
+using GraphsTest = InAllOrders;
 
 INSTANTIATE_TEST_SUITE_P(Orders, GraphsTest, ::testing::ValuesIn(Orders()));
 

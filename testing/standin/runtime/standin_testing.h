@@ -6,6 +6,7 @@
 #define CAPSTAN_TESTING_STANDIN_RUNTIME_STANDIN_TESTING_H_
 
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <functional>
@@ -61,6 +62,18 @@ void Add(const char* name, float* to, const float* from, int64_t n, float more,
 
 // p[0] of the device's memory, by a copy that waits for the stream.
 float Value(const float* p, cudaStream_t stream);
+
+// In each order of works.
+class InAllOrders : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Runs the body, which must end well and without findings.
+  Outcome RunWell(const std::function<void()>& body) {
+    Outcome outcome = RunOnStandin(GetParam() + ",memory=64M", body);
+    EXPECT_EQ(outcome.status, 0) << outcome.output;
+    EXPECT_EQ(outcome.Findings(), "") << outcome.report;
+    return outcome;
+  }
+};
 
 }  // namespace capstan::standin
 

@@ -16,17 +16,6 @@
 namespace capstan::standin {
 namespace {
 
-class InAllOrders : public ::testing::TestWithParam<std::string> {
- protected:
-  // Runs the body, which must end well and without findings.
-  Outcome RunWell(const std::function<void()>& body) {
-    Outcome outcome = RunOnStandin(GetParam() + ",memory=64M", body);
-    EXPECT_EQ(outcome.status, 0) << outcome.output;
-    EXPECT_EQ(outcome.Findings(), "") << outcome.report;
-    return outcome;
-  }
-};
-
 INSTANTIATE_TEST_SUITE_P(Orders, InAllOrders, ::testing::ValuesIn(Orders()));
 
 TEST_P(InAllOrders, AStreamKeepsItsOrder) {
